@@ -70,7 +70,7 @@ def check(
 
     target = os.fspath(script)
     if bool(target) == bool(command):
-        raise UsageError("either a script or a launch command is to be examined")
+        raise UsageError("pass either a script or a launch command")
     if command and (args or module):
         raise UsageError("the script's arguments are part of the launch command")
     if static and rehearsal_only:
@@ -171,15 +171,15 @@ def _refuse_bounds(
 ) -> None:
     """Refuse numbers that the command line would not take either; raises UsageError."""
     if not FEWEST_RANKS <= nproc <= MOST_RANKS:
-        raise UsageError(f"nproc is a number of ranks from {FEWEST_RANKS} to {MOST_RANKS}, not {nproc!r}")
+        raise UsageError(f"nproc must be a number of ranks from {FEWEST_RANKS} to {MOST_RANKS}, not {nproc!r}")
     if batches < 1:
-        raise UsageError(f"batches is the number of batches that a pass yields, at least 1, not {batches!r}")
+        raise UsageError(f"batches must be the number of batches that a pass yields, at least 1, not {batches!r}")
     if batch_size < 0:
-        raise UsageError(f"batch_size is a number of samples, `auto` or `keep`, not {batch_size!r}")
+        raise UsageError(f"batch_size must be a number of samples, `auto` or `keep`, not {batch_size!r}")
     if time_limit_s is not None and not time_limit_s > 0:
-        raise UsageError(f"time_limit_s is a number of seconds above 0, not {time_limit_s!r}")
+        raise UsageError(f"time_limit_s must be a number of seconds above 0, not {time_limit_s!r}")
     if not stall_after_s >= 1:
-        raise UsageError(f"stall_after_s is a number of seconds from 1 on, not {stall_after_s!r}")
+        raise UsageError(f"stall_after_s must be a number of seconds, at least 1, not {stall_after_s!r}")
 
 
 def _refuse_others(option: str, values: Iterable[str], known: Sequence[str]) -> None:

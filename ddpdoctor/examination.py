@@ -74,7 +74,7 @@ class RehearsalSection(msgspec.Struct, frozen=True, kw_only=True):
     def all_notes(self) -> tuple[str, ...]:
         """The notes, with what was not held back as a sentence before them: for reports that have no first line."""
         pretended = (f"pretended: {what}" for what in self.pretended)
-        return (*(f"not held back: the script {done}" for done in self.not_held_back), *pretended, *self.notes)
+        return (*(f"not isolated: the script {done}" for done in self.not_held_back), *pretended, *self.notes)
 
 
 class AutopsySection(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,4 +142,4 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
 
 def not_rehearsed() -> RehearsalSection:
     """Return the section of an examination that was asked for the source only."""
-    return RehearsalSection(status="skipped", reason="the source only was asked for (`--static`)")
+    return RehearsalSection(status="skipped", reason="only the source was requested (`--static`)")

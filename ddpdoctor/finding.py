@@ -146,9 +146,9 @@ class Gain(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """``1.45 times as fast, if this alone is mended (1.30 to 1.55)``."""
+        """``1.45 times as fast, if only this is fixed (1.30 to 1.55)``."""
         most = f"to {self.high:.2f}" if self.high < MOST_TIMES else "or more"
-        return f"{self.speedup:.2f} times as fast, if this alone is mended ({self.low:.2f} {most})"
+        return f"{self.speedup:.2f} times as fast, if only this is fixed ({self.low:.2f} {most})"
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,8 +170,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     remedy: str
     """What to do, in one or two sentences."""
     unconfirmed: str = ""
-    """What a rehearsal that did not confirm a suspicion of the source says of it, as in ``not rehearsed: no rank came
-    to train.py:88``; empty when it confirmed it or cannot speak of it."""
+    """What a rehearsal that did not confirm a suspicion of the source says of it, as in ``not rehearsed: no rank
+    reached train.py:88``; empty when it confirmed it or cannot speak of it.
+    """
     stress: str = ""
     """The injected cause under which it was seen; empty when it happens by itself."""
     what_if: tuple[str, ...] = ()

@@ -112,13 +112,13 @@ class DoctorApp(App[ScreenEnd]):
         stall = message.snapshot.stall
         disturbing = self._timeline.paused or self._question is not None
         if self.where.heed_stall(stall.since_ns if stall is not None else None, disturbing=disturbing):
-            self.say("a standstill was proved: 6 shows it")
+            self.say("a hang is proved: press 6")
         self.repaint()
         self._watcher.taken()
 
     def on_failed(self, message: Failed) -> None:
         """Say what went wrong; what was shown stays and ages."""
-        self.say(f"no news: {message.reason}")
+        self.say(f"no updates: {message.reason}")
         self._watcher.taken()
 
     def _notice_time(self) -> None:
@@ -236,7 +236,7 @@ class DoctorApp(App[ScreenEnd]):
         """Move the time of a recording."""
         player = self._player
         if player is None:
-            self.say("only a recording can be moved; , and . step through what was seen")
+            self.say("only a recording can be moved; use , and . to step through the display")
         else:
             self._watcher.request(lambda: player.seek(max(0, player.playback().elapsed_ns + by_ns)))
 
@@ -259,11 +259,11 @@ class DoctorApp(App[ScreenEnd]):
             return
         snapshot = self._timeline.newest
         if snapshot is not None and snapshot.source == "attached":
-            self.say("only looked at from here: a stack is taken where the job is watched")
+            self.say("attached read-only: stacks can be taken only where the job is watched")
         else:
             rank = int(self.where.opened)
             self._watcher.request(lambda: self._source.ask_for_stacks(rank))
-            self.say(f"asked rank {rank} for its stack")
+            self.say(f"requested the stack of rank {rank}")
 
     def export(self) -> None:
         """Write what is shown to a file."""
@@ -319,19 +319,19 @@ class DoctorApp(App[ScreenEnd]):
         if not self._owns_job():
             self.say("the job was not started here: end it where it was started")
             return
-        question = Question("End the job?", (("y", "yes, end all its ranks"), ("n", "no, leave it")))
+        question = Question("End the job?", (("y", "yes, end all its ranks"), ("n", "no, keep it running")))
         self._question = question, {"y": self._end_job}
 
     def _end_job(self) -> None:
         self._watcher.request(self._source.end_job)
-        self.say("the job is told to end; the second time it is killed")
+        self.say("the job was asked to end; once more kills it")
 
     def leave(self) -> None:
         """Quit; asks first where that would end a job."""
         if not self._owns_job():
             self.exit("quit")
             return
-        answers = (("y", "end the job and quit"), ("l", "leave the screen, the job goes on"), ("n", "stay"))
+        answers = (("y", "end the job and quit"), ("l", "leave the screen, the job continues"), ("n", "stay"))
         question = Question("The job was started here and is running.", answers)
         self._question = question, {"y": lambda: self.exit("end_job"), "l": lambda: self.exit("leave")}
 
@@ -365,10 +365,12 @@ class DoctorApp(App[ScreenEnd]):
         for tab in TABS:
             yield SystemCommand(tab.title, f"Show the page (key {tab.key})", lambda page=tab.page: self._show(page))
         yield SystemCommand("Export", "Write what is shown to a JSON file (key e)", self.export)
-        yield SystemCommand("Pause the display", "Hold it, or follow again (key space)", lambda: self.do(self.hold))
+        yield SystemCommand(
+            "Pause the display", "Pause the display or resume it (key space)", lambda: self.do(self.hold)
+        )
         yield SystemCommand("Dark or light", "Change the colours (key b)", lambda: self.do(self.turn_tone))
         yield SystemCommand("Keys", "Show all keys (key ?)", lambda: self._show("help"))
-        yield SystemCommand("Quit", "Leave; an attached job is left alone (key q)", lambda: self.do(self.leave))
+        yield SystemCommand("Quit", "Quit; an attached job continues (key q)", lambda: self.do(self.leave))
 
     def _show(self, page: str) -> None:
         self.where.go(page)

@@ -1,11 +1,11 @@
-"""One rank left while the others wait for it.
+"""One rank exited while the others wait for it.
 
 What it finds
     A rank that ended (its script returned, called sys.exit, or was killed by a signal) while other ranks wait in a
     collective that it never entered.
 
 Why it is bad
-    The others hang until the timeout, or fail with "Connection closed by peer", which hides who left first.
+    The others hang until the timeout, or fail with "Connection closed by peer", which hides which rank left first.
 
 Example
     if not torch.isfinite(loss):
@@ -72,6 +72,6 @@ def in_log(record: RunRecord) -> Iterator[Finding]:
     yield from from_log(
         CHECK,
         record,
-        "Look at what that rank did last: a script that leaves by sys.exit, returns early, or has fewer batches than "
-        "the others. Let all ranks leave together.",
+        "Look at what that rank did last: it may leave by sys.exit, return early, or have fewer batches than the "
+        "others. Let all ranks leave together.",
     )

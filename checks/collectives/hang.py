@@ -1,14 +1,14 @@
-"""The job stands still although the ranks did not part.
+"""The job hangs although the ranks did not diverge.
 
 What it finds
-    A rank that others wait for and that does nothing: a lock, a read that never returns, a call stuck in C, a process
-    that a signal has stopped; ranks that all receive from each other first. A `time.sleep` that ends within the
-    rehearsal is left alone; one that ends later, but before the group's timeout, is a warning. So is a loop that asks
-    for a file and always gets the same answer, once no rank has done anything else for the stall time.
-    In a live run the rank is named after the stall time too, as a warning: it becomes an error once the rank has stood
-    at one place for a minute. A rank that sleeps, or asks again and again, is none, as long as its own clock will wake
-    it before the timeout. A rank that works in one function for twenty of the job's longest pauses (a minute at least)
-    while others wait is suspected of an endless loop. So is a process found whose script is over, but not a thread.
+    A rank that others wait for and that is idle: a lock, a read that never returns, a call stuck in C, a process
+    stopped by a signal; ranks that all receive from each other first. A `time.sleep` that ends within the rehearsal is
+    left alone; one that ends later, but before the group's timeout, is a warning. So is a loop that polls for a file
+    without change, once no rank has done anything else for the stall time. In a live run the rank is named after the
+    stall time too, as a warning: it becomes an error once the rank has been at one place for a minute. A rank that
+    sleeps or polls is not reported as long as its own timer wakes it before the timeout. A rank that works in one
+    function for twenty of the job's longest pauses (a minute at least) while others wait is suspected of an endless
+    loop. A process whose script has finished, but not one of its threads, is found, too.
 
 Why it is bad
     The other ranks wait in a collective until its timeout, and the error then blames the ranks that waited.
@@ -19,12 +19,12 @@ Example
     dist.barrier()
 
 Remedy
-    Look at the stack of the rank that is named: what it waits for is outside the collectives. Put time limits on locks,
-    queues and network reads.
+    Look at the stack of the named rank: what it waits for is outside the collectives. Put time limits on locks, queues
+    and network reads.
 
 When it is wrong
-    Where what the rank stands in would have gone on by itself, later than after the stall time; in a live run, later
-    than after a minute (a checkpoint on a disk that stalls).
+    If the rank would have continued by itself after more than the stall time; in a live run, after more than a minute
+    (a checkpoint on a stalling disk).
 
 References
     https://docs.pytorch.org/docs/stable/distributed.html
@@ -83,7 +83,7 @@ def of_world(divergence: Divergence, record: RunRecord) -> str:
     if not waits[-1].ended_ns:
         return ""
     return (
-        "Torch may stand so when the DDP model is freed after its process group: free it before "
+        "Torch can hang like this when the DDP model is freed after its process group: free it before "
         "(`del model` in front of `dist.destroy_process_group()`)."
     )
 
@@ -93,45 +93,45 @@ def _remedy(divergence: Divergence) -> str:
 
     if divergence.form == "standstill":
         return (
-            "Let one of two ranks send first and the other receive first, or post both with batch_isend_irecv, which "
-            "waits for neither."
+            "Let one of the two ranks send first and the other receive first, or post both with batch_isend_irecv, "
+            "which does not wait."
         )
     turn = next((turn for turn in divergence.turns if turn.rank == divergence.culprit), None)
     if turn is not None and turn.kept_by.startswith("exit handler"):
-        return f"Give what the {turn.kept_by} waits for a time limit: the process ends only after it."
+        return f"Put a time limit on what the {turn.kept_by} waits for: the process ends only after it."
     if turn is not None and turn.kept_by:
         return (
-            f"End the {turn.kept_by} before the script ends, or make it a daemon: Python waits at its end for "
-            "every other thread."
+            f"End the {turn.kept_by} before the script ends, or make it a daemon: Python waits for every other "
+            "thread at exit."
         )
     if turn is not None and any(os.path.basename(frame.file) == "bdb.py" for frame in turn.stack):
         return (
-            f"Rank {turn.rank} stands at the prompt of a debugger: take the breakpoint out, or debug a run of one "
-            "rank, which has a terminal of its own."
+            f"Rank {turn.rank} is at a debugger prompt: remove the breakpoint, or debug a run with one rank, which "
+            "has its own terminal."
         )
     if turn is not None and turn.loops:
         return (
-            "See in both stacks what the loop waits for or counts: where it needs another rank, that one waits for "
-            "this rank. If the work only takes so long, divide it between the ranks."
+            "Check in both stacks what the loop waits for or counts: if it needs another rank, that rank is "
+            "waiting for this one. If the work just takes long, divide it between the ranks."
         )
     if turn is not None and turn.stopped:
-        return f"Let rank {turn.rank} go on (`kill -CONT`), and find out who sent the signal: a debugger, a scheduler."
+        return f"Continue rank {turn.rank} (`kill -CONT`), and find out who sent the signal: a debugger, a scheduler."
     if turn is not None and turn.polls_for:
         return (
-            f"Nothing in this job moves any more: what another rank makes or removes, it must before it waits in a "
-            f"collective that rank {turn.rank} comes to later. Let all ranks wait in the same collective instead of a "
-            "loop. Where another program is meant to do it, it did not in the rehearsal."
+            "Nothing in this job can progress: a rank that creates or removes the file must do so before it waits "
+            f"in a collective that rank {turn.rank} reaches later. Let all ranks wait in the same collective instead "
+            "of a loop. If another program should do it, it did not in the rehearsal."
         )
     if turn is not None and turn.sleeps_ns:
         if turn.sleeps_ns < POLLING_NS:
             return (
-                "See what the loop around this sleep waits for: where it comes from a rank that waits in a collective "
-                "before providing it, no rank can go on. Let all ranks wait in that collective instead."
+                "Check what the loop around this sleep waits for: if a rank provides it only after a collective, "
+                "no rank can continue. Let all ranks wait in that collective instead."
             )
-        return "Sleep less: the others wait all that time, and give up when the timeout of their group is over."
+        return "Sleep less: the others wait all that time, and fail when the timeout of their group is reached."
     if divergence.culprit is None:
-        return "See in their stacks what the ranks stand in; give that lock, queue or read a time limit."
-    return f"See in its stack what rank {divergence.culprit} stands in; give that lock, queue or read a time limit."
+        return "Check in their stacks where the ranks are stuck; put a time limit on that lock, queue or read."
+    return f"Check in its stack where rank {divergence.culprit} is stuck; put a time limit on that lock, queue or read."
 
 
 def in_log(record: RunRecord) -> Iterator[Finding]:
@@ -141,7 +141,7 @@ def in_log(record: RunRecord) -> Iterator[Finding]:
     def remedy(divergence: Divergence) -> str:
         if all(turn.line is None for turn in divergence.turns if not turn.waiting):
             return (
-                "Dumps do not hold where a rank stood outside of a collective: see its log, or take its stack while it "
+                "Dumps do not show where a rank is outside a collective: read its log, or take its stack while it "
                 "hangs (`ddpdoctor autopsy --live`)."
             )
         return _remedy(divergence)

@@ -1,12 +1,12 @@
-"""The timeout of a process group is shorter than the ranks' honest waits.
+"""The timeout of a process group is shorter than the ranks' normal waits.
 
 What it finds
     In a live run: a wait for a busy rank that ended well, and that was longer than the timeout of another process group
     which the busy rank is in.
 
 Why it is bad
-    Nothing went wrong, because the ranks met in a group with a longer timeout. The same work at a moment when they meet
-    in the other group ends the job; more data, a slower disk or one more batch of validation can bring that about.
+    Nothing went wrong, because the ranks waited in a group with a longer timeout. The same work before a collective of
+    the other group ends the job; more data, a slower disk or one more batch of validation can cause that.
 
 Example
     fast = dist.new_group(timeout=timedelta(seconds=30))
@@ -15,7 +15,7 @@ Example
     dist.barrier()                          # the default group: 30 minutes
 
 Remedy
-    Give that group a timeout well above the longest honest wait.
+    Give that group a timeout well above the longest normal wait.
 
 When it is wrong
     Where the group is never used after work that takes so long.
@@ -54,7 +54,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         name = group_name(group, record.job.world_size)
         yield CHECK.finding(
             "run",
-            f"{told(wait)}, and {name} would have given up after {duration_text(group.timeout_ns)}",
+            f"{told(wait)}, and {name} would have timed out after {duration_text(group.timeout_ns)}",
             remedy=f"Give {name} a timeout well above {duration_text(wait.waited_ns)}.",
             locations=() if place is None else (place,),
             ranks=wait.late,

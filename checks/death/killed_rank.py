@@ -1,9 +1,9 @@
 """The process of one rank was killed.
 
 What it finds
-    The first rank whose process ended without an exception and without an exit while the others went on: by SIGKILL,
-    SIGSEGV, SIGABRT, SIGBUS, or by a signal that nobody was told of. Processes that ended all together were ended by
-    their launcher or the user, which is no finding.
+    The first rank whose process ended without an exception and without an exit while the others continued: by SIGKILL,
+    SIGSEGV, SIGABRT, SIGBUS, or by an unreported signal. Processes that all ended together were ended by their launcher
+    or the user, which is not a finding.
 
 Why it is bad
     The other ranks report a lost connection or a timeout, and the launcher often names one of them as the root cause.
@@ -16,7 +16,7 @@ Remedy
     container or the Slurm job. After SIGSEGV or SIGABRT: the last lines that the rank printed, and its core dump.
 
 When it is wrong
-    Where somebody killed that process on purpose.
+    If that process was killed on purpose.
 
 References
     https://docs.pytorch.org/docs/stable/elastic/errors.html
@@ -82,7 +82,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
 def _told(killed: Killed) -> str:
     if killed.signal is None:
-        return f"the process of rank {killed.rank} was gone without an exception or an exit"
+        return f"the process of rank {killed.rank} ended without an exception or an exit code"
     try:
         name = signal.Signals(killed.signal).name
     except ValueError:
@@ -98,14 +98,15 @@ def _remedy(killed: Killed) -> str:
         )
     if killed.within is not None and killed.signal is None:
         return (
-            "See who ended that process: the log of the scheduler or of the container, or somebody's `kill`. It was "
+            "Find out what ended that process: the log of the scheduler or of the container, or a manual `kill`. It "
+            "was "
             "waiting for the others in a collective."
         )
     if killed.signal in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE):
         return "Read the last lines that this rank printed, and look for the native call in its core dump."
     return (
-        "See whether the kernel killed it for want of memory (`dmesg -T | grep -i 'killed process'`), and what memory "
-        "the container or the Slurm job may use."
+        "Check whether the kernel killed it because memory ran out (`dmesg -T | grep -i 'killed process'`), and "
+        "the memory limit of the container or the Slurm job."
     )
 
 

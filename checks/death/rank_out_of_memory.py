@@ -15,7 +15,7 @@ Remedy
     0 keeps). Where all do: smaller batches with accumulation, checkpointing of activations, mixed precision.
 
 When it is wrong
-    Never: the allocator says it.
+    Never: the allocator reports it.
 
 References
     https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management

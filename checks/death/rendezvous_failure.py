@@ -1,8 +1,8 @@
-"""The ranks could not meet.
+"""The rendezvous failed.
 
 What it finds
-    An address of the rendezvous that was in use, a store that could not be reached, or ranks that did not come: told by
-    the exception of a rank or of the launcher, and in a live run by a minute in init_process_group.
+    A rendezvous address that was in use, a store that could not be reached, or ranks that did not arrive: shown by the
+    exception of a rank or of the launcher, and in a live run by a minute in init_process_group.
 
 Why it is bad
     The job does not start. Until the timeout (15 to 30 minutes) it looks as if it were loading.
@@ -11,11 +11,10 @@ Example
     torchrun --nnodes=2 --node-rank=0 ...       # and on the second node --node-rank=0 as well
 
 Remedy
-    The same MASTER_ADDR, MASTER_PORT and WORLD_SIZE on all nodes, a node rank of its own for each, a port that nobody
-    else uses.
+    The same MASTER_ADDR, MASTER_PORT and WORLD_SIZE on all nodes, a different node rank for each, and a free port.
 
 When it is wrong
-    Where nodes are still being booted.
+    If nodes are still booting.
 
 References
     https://docs.pytorch.org/docs/stable/elastic/rendezvous.html
@@ -64,6 +63,6 @@ def in_log(record: RunRecord) -> Iterator[Finding]:
     yield from from_log(
         CHECK,
         record,
-        "Give all nodes the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE and each a node rank of its own, on a port "
-        "that nobody else uses; see that the rank that holds the store lives and can be reached.",
+        "Give all nodes the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE and each its own node rank, on a free port; "
+        "check that the rank that holds the store is alive and reachable.",
     )

@@ -7,8 +7,8 @@ What it finds
 
 Why it is bad
     DDP reduces each parameter once a backward. A parameter that is used by several reentrant checkpoints, or by two
-    forwards whose losses are sent back one after the other, comes a second time. The job ends with an error; or what
-    comes second is not averaged, and every rank trains a model of its own.
+    forwards with separate backwards, arrives a second time. The job ends with an error; or the second gradient is not
+    averaged, and every rank trains its own model.
 
 Example
     def forward(self, x):
@@ -59,7 +59,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         if silent.why == "twice":
             yield CHECK.finding(
                 record.job.kind,
-                f"in this backward gradients of {silent.model} came twice, and DDP averaged what came first: "
+                f"in this backward gradients of {silent.model} arrived twice, and DDP averaged what arrived first: "
                 f"{', '.join(silent.names)}",
                 remedy=_CHECKPOINTS,
                 locations=() if silent.location is None else (silent.location,),
@@ -73,7 +73,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     places = (found.location, found.wrap_location)
     yield CHECK.finding(
         record.job.kind,
-        f"{what} came twice in one backward"
+        f"{what} arrived twice in one backward"
         + (": reentrant checkpoints share it" if found.reentrant else ", and DDP reduces it once"),
         remedy=_CHECKPOINTS
         if found.reentrant

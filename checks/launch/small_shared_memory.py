@@ -1,11 +1,11 @@
-"""The shared memory of the machine or container is too small for the loaders' workers.
+"""The shared memory of the machine or container is too small for the loader workers.
 
 What it finds
-    A worker of a DataLoader that died of a bus error, or torch's own word that shared memory is insufficient. In a live
-    run, before that: ranks that hold something in a /dev/shm of which less than a tenth and less than 256 MiB is free.
+    A worker of a DataLoader that died of a bus error, or torch's message that shared memory is insufficient. In a live
+    run, before that: ranks that use a /dev/shm of which less than a tenth and less than 256 MiB is free.
 
 Why it is bad
-    Workers hand their batches over through /dev/shm, which holds 64 MB in a Docker container unless told otherwise. A
+    Workers pass their batches through /dev/shm, which has 64 MB in a Docker container by default. A
     worker that cannot write there is killed in the middle of an epoch; the other ranks then wait for its rank.
 
 Example
@@ -50,7 +50,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     for failure in named_failures(record, CHECK.stands_for):
         yield CHECK.finding(
             record.job.kind,
-            f"the loader's workers of {rank_list(failure.ranks)} ran out of shared memory (/dev/shm)",
+            f"the loader workers of {rank_list(failure.ranks)} ran out of shared memory (/dev/shm)",
             remedy="Start the container with --ipc=host or a larger --shm-size, or use fewer workers.",
             locations=() if failure.location is None else (failure.location,),
             ranks=failure.ranks,

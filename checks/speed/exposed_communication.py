@@ -1,13 +1,13 @@
 """Steps wait for communication that nothing hides.
 
 What it finds
-    In a live run: gradients that are on their way for more than 10 % of the step while backward has nothing left to
-    compute, and explicit collectives (buffers, SyncBatchNorm, the user's own) that take as much. The time in which the
-    ranks wait for one that comes late is not counted: that is a straggler (DDP403). Ranks that take turns in being late
-    are reported where they wait for each other for more than 20 % of the step.
+    In a live run: gradients that are in transfer for more than 10 % of the step after backward has finished computing,
+    and explicit collectives (buffers, SyncBatchNorm, the user's own) that take as much. The time in which the ranks
+    wait for a late one is not counted: that is a straggler (DDP403). Ranks that take turns being late are reported if
+    they wait for each other for more than 20 % of the step.
 
 Why it is bad
-    Every rank stands still for that time, and with more ranks or a slower network it grows.
+    Every rank is idle for that time, and it grows with more ranks or a slower network.
 
 Example
     model = DDP(Wide())                 # 400 MB of gradients
@@ -19,7 +19,7 @@ Remedy
     (bf16_compress_hook). Where batches differ in length, group them by length, so that ranks have equal work.
 
 When it is wrong
-    Where the job is small on purpose; a toy model shows 30 % and more.
+    If the job is small on purpose; a toy model shows 30 % and more.
 
 References
     https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design
@@ -81,9 +81,9 @@ def _told(exposure: Exposure) -> str:
     part = f"{exposure.share:.0%} of the step ({milliseconds_text(exposure.exposed_ns)} of "
     part += f"{milliseconds_text(exposure.step_ns)})"
     if exposure.kind == "uneven":
-        return f"the ranks wait for each other for {part}, and take turns in being late"
+        return f"the ranks wait for each other for {part}, taking turns being late"
     if exposure.kind == "transfer":
-        return f"backward waits for gradients on their way for {part}"
+        return f"backward waits for gradient transfer for {part}"
     names = list(dict.fromkeys(entry.kind for entry in exposure.traffic))
     return f"collectives outside of backward ({', '.join(names[:3])}) take {part}"
 

@@ -1,8 +1,8 @@
-"""The ranks together are much less than so many times one rank.
+"""Throughput scales poorly with the number of ranks.
 
 What it finds
     In a live run that has a run on one rank to compare with: throughput below 90 % of that of one rank times the number
-    of ranks. `ddpdoctor profile --nproc 1 train.py` records the run on one rank, and says where; `ddpdoctor profile
+    of ranks. `ddpdoctor profile --nproc 1 train.py` records the run on one rank, and prints where; `ddpdoctor profile
     --one-rank RUN train.py` compares with it.
 
 Why it is bad
@@ -12,11 +12,11 @@ Example
     1 rank: 410 samples/s; 8 ranks: 2,100 samples/s, which is 64 % of 3,280
 
 Remedy
-    What takes the time is in the figures beside it: exposed communication, waiting for a straggler, waiting for data
+    The other figures show what takes the time: exposed communication, waiting for a straggler, waiting for data
     (one disk, or one set of cores, that all ranks share).
 
 When it is wrong
-    Where the one rank had another batch size, other data or another GPU.
+    If the single rank had a different batch size, other data or a different GPU.
 
 References
     https://docs.pytorch.org/docs/stable/notes/ddp.html
@@ -52,7 +52,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         "run",
         f"{lost.ranks} ranks train {lost.samples_per_s:,.0f} samples/s, {lost.efficiency:.0%} of {lost.ranks} times "
         f"the {lost.one_rank_samples_per_s:,.0f} samples/s of one rank",
-        remedy="See which phase of the step grew: exposed communication, waiting, or data.",
+        remedy="Check which phase of the step grew: exposed communication, waiting, or data.",
         evidence=(
             Fact(
                 text=f"100% would be {lost.ranks * lost.one_rank_samples_per_s:,.0f} samples/s",

@@ -1,12 +1,12 @@
-"""Backward is long enough to hide the communication, and does not.
+"""Backward is long enough to hide the communication, but does not.
 
 What it finds
     In a live run: gradients whose transfer is exposed for more than 10 % of the step although the computation of
     backward takes longer than all of their communication, less than half of which it hides.
 
 Why it is bad
-    DDP sends a bucket of gradients as soon as it is full, while backward goes on with the layers before it. Where that
-    does not happen the transfer comes on top of the computation instead of beside it.
+    DDP sends a bucket of gradients as soon as it is full, while backward goes on with the layers before it. Otherwise
+    the transfer follows the computation instead of overlapping with it.
 
 Example
     model = DDP(net, bucket_cap_mb=500)         # one bucket: it is full when backward is over
@@ -56,12 +56,12 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     buckets = max(1.0, sent.calls_per_step)
     yield CHECK.finding(
         "run",
-        f"{hidden:.0%} of the communication of gradients is hidden, though backward computes for "
+        f"{hidden:.0%} of the communication of gradients is hidden, although backward computes for "
         f"{milliseconds_text(exposure.backward_compute_ns)} a step and {milliseconds_text(exposure.exposed_ns)} of "
-        "transfer come on top",
-        remedy="Pass a smaller bucket_cap_mb to DDP, so that the first bucket leaves while backward computes."
+        "transfer are exposed",
+        remedy="Pass a smaller bucket_cap_mb to DDP, so that the first bucket is sent while backward computes."
         if buckets <= _FEW_BUCKETS
-        else "Define layers in the order of their use, leave out find_unused_parameters, and try static_graph=True.",
+        else "Define layers in the order of their use, omit find_unused_parameters, and try static_graph=True.",
         what_if=("communication=hidden",),
         evidence=(
             Fact(

@@ -1,10 +1,10 @@
 """One rank keeps the others waiting.
 
 What it finds
-    In a live run: ranks for which the others wait 5 % of the step or more where they meet, in the reduction of
-    gradients or in an explicit collective, while they hardly wait themselves; in most of the run, not once. With the
-    phase that makes them late; as advice where no phase explains most of it, as on a machine that others share. Where
-    less than 10 s were measured it takes 15 % of the step.
+    In a live run: ranks for which the others wait 5 % of the step or more, in the reduction of gradients or in an
+    explicit collective, while they hardly wait themselves; in most of the run, not once. With the phase that makes them
+    late; as advice where no phase explains most of it, as on a machine that others share. If less than 10 s were
+    measured, the limit is 15 % of the step.
 
 Why it is bad
     Every step takes as long as on its slowest rank: the time of all the others is lost.
@@ -13,12 +13,12 @@ Example
     sampler.num_samples += 100 * (rank == 3)        # one rank augments, logs or loads more than the others
 
 Remedy
-    Look for what that rank alone does in the phase that is named: work for rank 0, longer samples, a slower disk, other
+    Look for what only that rank does in the named phase: work for rank 0, longer samples, a slower disk, other
     programs on its cores, a slower GPU.
 
 When it is wrong
-    On machines that are shared with other jobs. The clocks of several machines need not agree: there the rank that is
-    held up least is the one that came last.
+    On machines that are shared with other jobs. The clocks of several machines need not agree: there the rank that
+    waits least is the one that arrived last.
 
 References
     https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design
@@ -43,18 +43,21 @@ CHECK = Check(
     needs=frozenset({"step_tracks", "call_tracks"}),
 )
 _PHASES = {
-    "data_wait": ("its loader", "See what its loader does: longer samples, a slower disk, fewer workers or cores."),
-    "forward": ("its forward", "See what it computes in forward that the others do not: longer samples, other layers."),
-    "backward": ("its backward", "See what slows its backward: longer samples, hooks, a busy or throttled device."),
+    "data_wait": ("its loader", "Check its loader: longer samples, a slower disk, fewer workers or cores."),
+    "forward": (
+        "its forward",
+        "Check what it computes in forward that the others do not: longer samples, other layers.",
+    ),
+    "backward": ("its backward", "Check what slows its backward: longer samples, hooks, a busy or throttled device."),
     "computation": (
         "its forward and backward",
-        "See what it computes that the others do not: longer samples, other layers; or a busy or throttled device.",
+        "Check what it computes that the others do not: longer samples, other layers; or a busy or throttled device.",
     ),
-    "optimizer": ("its optimizer step", "See what its optimizer step does that the others' do not."),
-    "explicit": ("collectives of its own", "See which collectives it runs that the others do not."),
+    "optimizer": ("its optimizer step", "Check what its optimizer step does that the others' do not."),
+    "explicit": ("its own collectives", "Check which collectives it runs that the others do not."),
     "other": (
         "code between the phases",
-        "See what it does between the steps: printing, metrics, checkpoints, work that only one rank has.",
+        "Check what it does between the steps: printing, metrics, checkpoints, work that only one rank does.",
     ),
 }
 
@@ -67,10 +70,12 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     late = straggler(record)
     if late is None:
         return
-    cause, remedy = _PHASES.get(late.phase, ("", "Look for other programs on its cores or its device, and its clocks."))
+    cause, remedy = _PHASES.get(
+        late.phase, ("", "Check for other programs on its cores or device, and its clock rates.")
+    )
     several = len(late.ranks) > 1
     others = rank_list(late.waiting) if len(late.waiting) == 1 else "the others"
-    because = f", for {cause.replace('its', 'their') if several else cause}" if cause else ", slower in all it does"
+    because = f", for {cause.replace('its', 'their') if several else cause}" if cause else ", slower in every phase"
     facts = [
         Fact(
             text=f"{rank_list(late.waiting)} {verb(late.waiting, 'waits', 'wait')} "

@@ -39,8 +39,8 @@ def autopsy(request: AutopsyRequest, stdin: BinaryIO | None = None) -> Examinati
     absent = [name for name in request.paths if name != "-" and not Path(name).exists()]
     if len(absent) == len(request.paths):
         raise UsageError(
-            f"there is no {absent[0]}" if absent else "nothing was named that could be read",
-            "Name logs, directories of logs or of flight-recorder dumps, or `-` for what comes in on stdin.",
+            f"there is no {absent[0]}" if absent else "nothing readable was given",
+            "Give logs, directories of logs or of flight-recorder dumps, or `-` for stdin.",
         )
     started = time.perf_counter()
     runs = RecordedRuns()
@@ -134,7 +134,7 @@ def _other_nodes(read: Postmortem) -> Sequence[str]:
     world, known = read.record.job.world_size, len(read.record.ranks)
     if not read.runs or known >= world:
         return ()
-    return (f"{known} of the job's {world} ranks are known: name the run directories of its other nodes, too",)
+    return (f"{known} of the job's {world} ranks are known: give the run directories of its other nodes, too",)
 
 
 def _of_runs(read: Postmortem) -> Sequence[str]:

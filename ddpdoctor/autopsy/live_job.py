@@ -60,17 +60,17 @@ def live_autopsy(
     refused = {one.look.problem for one in seen if one.look.problem}
     if all(one.look.problem for one in seen):
         raise UsageError(f"no stack of the {len(seen)} ranks could be taken: {min(refused)}")
-    notes += [f"rank {one.rank.rank} could not be looked at: {one.look.problem}" for one in seen if one.look.problem]
+    notes += [f"rank {one.rank.rank} could not be examined: {one.look.problem}" for one in seen if one.look.problem]
     unread = sorted({one.look.native_problem for one in seen if one.look.native_problem})
     notes += [f"C++ stacks could not be read: {problem}" for problem in unread]
     record, recorded = with_recordings(record_of(seen), seen)
     notes += recorded
     if record.job.world_size > len(seen):
-        notes.append(f"{len(seen)} of {record.job.world_size} ranks were looked at: `--hosts` names the other nodes")
+        notes.append(f"{len(seen)} of {record.job.world_size} ranks were examined: pass the other nodes with `--hosts`")
     read = Postmortem(record=record, processes=len(seen), dumps=len(record.collectives), notes=tuple(notes))
     examination = concluded(request, read, time.perf_counter() - started)
     if not any(finding.role == "cause" for finding in examination.findings):
-        places = (*examination.notes, "no rank waits in a collective now", *whereabouts(record))
+        places = (*examination.notes, "no rank is waiting in a collective now", *whereabouts(record))
         examination = msgspec.structs.replace(examination, notes=places)
     return examination
 
@@ -116,7 +116,7 @@ def with_recordings(record: RunRecord, seen: Sequence[Seen]) -> tuple[RunRecord,
             try:
                 book.add(one.rank.rank, dumps.read(one.recording.content)[0])
             except DumpError as error:
-                problem = f"what its flight recorder says cannot be used: {error}"
+                problem = f"its flight recorder cannot be used: {error}"
         if problem:
             notes.append(f"rank {one.rank.rank}: {problem}")
     if not book.ranks:
@@ -131,7 +131,7 @@ def with_recordings(record: RunRecord, seen: Sequence[Seen]) -> tuple[RunRecord,
 def _on_host(host: str, *, native: bool) -> tuple[list[Seen], str]:
     """What the ddpdoctor of another machine sees there, and what went wrong."""
     if host.startswith("-"):
-        raise UsageError(f"{host!r} is no host")
+        raise UsageError(f"{host!r} is not a host name")
     command = shlex.join(("ddpdoctor", "autopsy", "--live", "--raw", *(("--native",) if native else ())))
     try:
         done = subprocess.run(

@@ -186,7 +186,7 @@ _BESIDE = {
 }
 _BESIDE_THE_CATALOGUE = tuple(_BESIDE)
 """What is selected, ignored and explained like a check, but looks at what the checks said, or at two runs."""
-_REINSTALL = "The installation is damaged: reinstall ddpdoctor."
+_REINSTALL = "The installation is broken: reinstall ddpdoctor."
 
 
 def _beside_the_catalogue(code: str, name: str) -> CatalogueEntry:

@@ -151,7 +151,11 @@ def _unused_in(file: str, comments: Comments, used: frozenset[Used]) -> Iterator
     judged = comments.judged.get(file)
     for comment in comments.by_file[file] if judged is not None else ():
         if not comment.words:
-            yield unused(comment.location, "this comment", f"it names no check, as in {comment.kind}[DDP101]")
+            yield unused(
+                comment.location,
+                "this comment",
+                f"it does not name a check; write for example {comment.kind}[DDP101]",
+            )
         for word in comment.words:
             code = code_of(word, comments.codes)
             if not code and word.upper() != UNUSED_SUPPRESSION:

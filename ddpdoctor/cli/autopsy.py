@@ -19,17 +19,23 @@ from ddpdoctor.report import streams
 
 @click.command(add_help_option=False)
 @paths_argument("paths", "[PATH...]")
-@click.option("--live", is_flag=True, help="Look at a job that hangs now; PATH is the pid of a launcher or a rank.")
-@click.option("--hosts", multiple=True, metavar="HOSTS", help="With --live: look at the ranks there, over ssh.")
-@click.option("--native", is_flag=True, help="With --live: the C++ stacks, too; each rank stops for about 0.5 s.")
-@click.option("--raw", is_flag=True, hidden=True, help="With --live: print what was seen, for another ddpdoctor.")
-@click.option("--tui", is_flag=True, help="Show it on a screen, as a run that stands is shown.")
+@click.option(
+    "--live", is_flag=True, help="Examine a job that is hanging now; PATH is the pid of a launcher or a rank."
+)
+@click.option(
+    "--hosts", multiple=True, metavar="HOSTS", help="With --live: examine the ranks on these hosts, over ssh."
+)
+@click.option("--native", is_flag=True, help="With --live: take C++ stacks, too; each rank pauses for about 0.5 s.")
+@click.option(
+    "--raw", is_flag=True, hidden=True, help="With --live: print the raw observations for another ddpdoctor to read."
+)
+@click.option("--tui", is_flag=True, help="Show the result on the screen, like a stalled run.")
 @click.option(
     "--fail-on",
     type=click.Choice([severity.value for severity in Severity]),
     default="warning",
     show_default=True,
-    help="The mildest severity that makes the exit code 1.",
+    help="The lowest severity that sets exit code 1.",
 )
 @output_options
 @help_option()
@@ -49,11 +55,11 @@ def autopsy(
     force: bool,
     no_color: bool,
 ) -> None:
-    """Explain a job that died, by what it left: logs of any launcher, error files, flight-recorder dumps.
+    """Explain why a job died, from its logs (any launcher), error files and flight-recorder dumps.
 
-    PATH is a file, a directory, or `-` for stdin, in any mix. What is read is not changed, and nothing of it is run.
-    With --live, explain a job that hangs now and was not started with ddpdoctor: py-spy reads the stacks of its ranks,
-    and the job goes on.
+    PATH is a file, a directory, or `-` for stdin, in any mix. Input is never modified or executed.
+    With --live, explain a job that is hanging now and was not started with ddpdoctor: py-spy reads the stacks of its
+    ranks, and the job continues.
 
     Exit code: 0 no finding at --fail-on, 1 the cause was found, 2 wrong usage, 3 inconclusive, 130 interrupted.
     """
@@ -64,7 +70,7 @@ def autopsy(
         return
     if not paths and not live:
         raise UsageError(
-            "no log and no dump was named", "`ddpdoctor autopsy slurm-123.out dumps/` reads a log and a directory."
+            "no log or dump was given", "`ddpdoctor autopsy slurm-123.out dumps/` reads a log and a directory."
         )
     wanted = ExaminationOutput(output_format, output, reports, force=force, no_color=no_color, sources=map(Path, paths))
     wanted.refuse()
@@ -86,5 +92,7 @@ def autopsy(
 def _pids(words: tuple[str, ...]) -> tuple[int, ...]:
     for word in words:
         if not word.isdecimal():
-            raise UsageError(f"{word} is no pid", "With `--live`, name the pid of a launcher or of ranks, or nothing.")
+            raise UsageError(
+                f"{word} is not a pid", "With `--live`, pass the pid of a launcher or of ranks, or nothing."
+            )
     return tuple(map(int, words))

@@ -29,19 +29,21 @@ STDIN = "-"
 
 @click.command(cls=ScriptCommand, add_help_option=False)
 @paths_argument("paths", "[PATH...]")
-@click.option("-m", "--module", metavar="NAME", help="Examine what `python -m NAME` runs, instead of a script.")
-@click.option("--static", is_flag=True, help="Read the source only; run nothing and need no torch.")
-@click.option("--fix", is_flag=True, help="Make the fixes that are safe, and report what is left. Implies --static.")
-@click.option("--diff", is_flag=True, help="Show what --fix would do, and change nothing. Implies --static.")
+@click.option(
+    "-m", "--module", metavar="NAME", help="Examine a module as `python -m NAME` runs it, instead of a script."
+)
+@click.option("--static", is_flag=True, help="Read the source only: run nothing, torch is not needed.")
+@click.option("--fix", is_flag=True, help="Apply the safe fixes and report what is left. Implies --static.")
+@click.option("--diff", is_flag=True, help="Show what --fix would change, without changing it. Implies --static.")
 @rehearsal_options
 @click.option(
     "--stress",
     type=click.Choice((*STRESSES, "all")),
     multiple=True,
-    help="After a clean rehearsal another one, in which one rank meets this.",
+    help="After a clean rehearsal, run another in which one rank is put under this stress.",
 )
-@click.option("--thorough", is_flag=True, help="After a clean rehearsal: one as 2x1, and every --stress.")
-@click.option("--full", is_flag=True, help="Cut no pass: rehearse the script as it is, to its end.")
+@click.option("--thorough", is_flag=True, help="After a clean rehearsal, run one as 2x1 and one for each --stress.")
+@click.option("--full", is_flag=True, help="Do not shorten passes: rehearse the whole script.")
 @click.option(
     "--time-limit",
     type=Seconds(0, least_open=True),
@@ -54,13 +56,13 @@ STDIN = "-"
     default=5.0,
     show_default=True,
     metavar="SECONDS",
-    help="Call a rank stuck that others wait for and that has shown no sign of life for this time.",
+    help="Report a rank as stuck once others wait for it and it has been inactive for this long.",
 )
-@click.option("--keep", is_flag=True, help="Keep the files that the rehearsal makes, and say where they are.")
+@click.option("--keep", is_flag=True, help="Keep the files that the rehearsal writes, and print where they are.")
 @judging_options
-@click.option("--exclude", multiple=True, metavar="PATTERN", help="Leave these out of the directories to examine.")
-@click.option("--force-exclude", is_flag=True, help="Leave excluded files out even where they are named.")
-@click.option("--stdin-filename", metavar="FILE", help="The file that the source on stdin (`-`) stands for.")
+@click.option("--exclude", multiple=True, metavar="PATTERN", help="Exclude these from the directories to examine.")
+@click.option("--force-exclude", is_flag=True, help="Apply --exclude even to files that are named explicitly.")
+@click.option("--stdin-filename", metavar="FILE", help="The file name to use for the source on stdin (`-`).")
 @click.option(
     "-j",
     "--jobs",
@@ -68,7 +70,7 @@ STDIN = "-"
     default=1,
     show_default=True,
     metavar="N",
-    help="Processes that read sources; 0 for one a core.",
+    help="Number of processes that read sources; 0 means one per core.",
 )
 @output_options
 @help_option()
@@ -100,12 +102,11 @@ def check(
     force: bool,
     no_color: bool,
 ) -> None:
-    """Examine a script: read its source, rehearse it on a few ranks for a few batches, and say what is wrong.
+    """Examine a script: read its source, rehearse it on a few ranks for a few batches, and report what is wrong.
 
-    What stands behind `--` goes to the script; with neither PATH nor --module it is the command that launches the job,
+    Arguments after `--` go to the script; with neither PATH nor --module they are the command that launches the job,
     as in `ddpdoctor check -- torchrun --nproc-per-node 8 train.py`. With --static also several scripts, directories
-    (their entry scripts are found), or stdin (`-`). Files that were there before are changed by --fix and
-    --allow-writes only.
+    (their entry scripts are found), or stdin (`-`). Existing files are changed only with --fix and --allow-writes.
 
     Exit code: 0 nothing found, 1 findings, 2 wrong usage, 3 inconclusive, 130 interrupted.
     """
@@ -113,11 +114,11 @@ def check(
     if fix and diff:
         raise UsageError("either --fix or --diff, not both")
     if fix and STDIN in paths:
-        raise UsageError("`--fix` has no file to write stdin to", "`--diff` shows what it would do.")
+        raise UsageError("`--fix` cannot write to stdin", "`--diff` shows what it would do.")
     sources = (*map(Path, paths), script_path(line)) if output or reports or output_format == "github" else ()
     wanted = ExaminationOutput(output_format, output, reports, force=force, no_color=no_color, sources=sources)
     if diff and reports:
-        raise UsageError("`--diff` writes no report", "Leave `--report` out.")
+        raise UsageError("`--diff` writes no report", "Omit `--report`.")
     wanted.refuse()
     threshold = Severity(fail_on) if fail_on else None
     selected, ignored = words(select), words(ignore)
@@ -179,7 +180,7 @@ def _is_survey(paths: Sequence[str], *, force_exclude: bool, static: bool) -> bo
         what = "several paths" if len(paths) > 1 else "stdin" if paths[0] == STDIN else f"{paths[0]} is a directory: it"
         raise UsageError(
             f"{what} can only be examined with `--static`",
-            "A rehearsal runs one script: name the one that torchrun is given.",
+            "A rehearsal runs one script: pass the one that you give to torchrun.",
         )
     return many or (static and force_exclude)
 

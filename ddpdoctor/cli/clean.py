@@ -17,28 +17,30 @@ SHOWN = 200
 
 
 @click.command(add_help_option=False)
-@click.option("--yes", "-y", is_flag=True, help="Remove without asking.")
+@click.option("--yes", "-y", is_flag=True, help="Remove without confirmation.")
 @help_option()
 @click.pass_context
 def clean(ctx: click.Context, yes: bool) -> None:
-    """Show what rehearsals that were killed left in your directories, and remove it after a question.
+    """Show what killed rehearsals left in your directories, and remove it after confirmation.
 
-    Removed is only what a rehearsal certainly made and what nobody has changed since; all else stays, and is shown with
+    Only files that a rehearsal certainly created, unchanged since, are removed; everything else stays and is shown with
     the reason.
 
-    Exit code: 0 nothing is left, or you were asked; 2 something is left and nobody could be asked, or it could not be
-    removed.
+    Exit code: 0 nothing is left, or you were asked; 2 something is left and there was no terminal to ask on, or it
+    could not be removed.
     """
     found = leftovers()
     if not found:
-        streams.write_result("No rehearsal has left anything behind.\n")
+        streams.write_result("There are no leftovers of killed rehearsals.\n")
         return
     streams.write_result("\n".join(line for leftover in found for line in _lines(leftover)) + "\n")
     ours = [leftover for leftover in found if not leftover.foreign]
     number = sum(len(leftover.files.made) for leftover in ours)
     if number and not yes:
         if not streams.is_interactive():
-            raise UsageError("nothing was removed: nobody can be asked here", "`ddpdoctor clean --yes` removes it.")
+            raise UsageError(
+                "nothing was removed: there is no terminal to confirm on", "`ddpdoctor clean --yes` removes it."
+            )
         if not click.confirm(f"Remove {_count(number)}?", err=True):
             return
     done = [clean_up(leftover) for leftover in ours]
@@ -56,11 +58,11 @@ def _lines(leftover: Leftover) -> Iterator[str]:
     what = f"A rehearsal of {one_line(leftover.script)}" if leftover.script else "A rehearsal"
     if leftover.foreign:
         whose = (
-            "nobody knows which process made it"
+            "the process that made it is unknown"
             if leftover.owner is None
             else (
-                f"it was started on {one_line(leftover.owner.host)}, and only there can be told whether it still runs: "
-                "`ddpdoctor clean` there"
+                f"it was started on {one_line(leftover.owner.host)}, and only that host can tell whether it is still "
+                "running: run `ddpdoctor clean` there"
             )
         )
         yield f"{what} is not touched: {whose}. Its record is {leftover.run_directory}."
@@ -71,7 +73,7 @@ def _lines(leftover: Leftover) -> Iterator[str]:
     else:
         yield f"{what} was killed."
     if leftover.files.left:
-        yield "Left in place, whatever you answer:"
+        yield "Always left in place:"
         yield from _some(f"{one_line(left.path)}: {left.reason}" for left in leftover.files.left)
 
 

@@ -19,7 +19,7 @@ from ddpdoctor.report import streams
     default=0.05,
     show_default=True,
     metavar="SHARE",
-    help="By what share of itself the step may become longer.",
+    help="Share by which the step may become longer.",
 )
 @click.option(
     "--output-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Text or JSON."
@@ -30,9 +30,9 @@ from ddpdoctor.report import streams
 def compare(ctx: click.Context, before: str, after: str, allow: float, output_format: str, no_color: bool) -> None:
     """Compare two recorded runs of a job, BEFORE and AFTER: run directories, or names of kept runs.
 
-    Step time and phases come with a bootstrap interval, so that noise is told from change; then bytes, findings come
-    and gone, and what was set differently: versions, environment, DDP's options, the script's git commit. Exits with 1
-    when the step became longer by more than --allow, noise excluded, and with 3 when too little was measured.
+    Step time and phases come with a bootstrap interval, which separates change from noise; then bytes, new and resolved
+    findings, and different settings: versions, environment, DDP's options, the script's git commit. Exits with 1 when
+    the step is longer by more than --allow beyond noise, and with 3 when too little was measured.
     """
     from ddpdoctor.diagnosis.performance import run_comparison
     from ddpdoctor.report.run import compare_text
@@ -44,8 +44,8 @@ def compare(ctx: click.Context, before: str, after: str, allow: float, output_fo
     except run_comparison.TooShort as gap:
         error = DdpDoctorError(
             f"{(before, after)[gap.position]} is too short: {gap.steps} steps were measured on all ranks after the "
-            f"warm-up, and it takes {run_comparison.FEWEST_STEPS}",
-            "Profile a longer run of the same job.",
+            f"warm-up, and at least {run_comparison.FEWEST_STEPS} are needed",
+            "Profile a longer run of the job.",
         )
         error.exit_code = ExitCode.INCONCLUSIVE
         raise error from gap

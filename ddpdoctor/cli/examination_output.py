@@ -32,7 +32,7 @@ def output_options(function: Decorated) -> Decorated:
     """Return the options that make an ``ExaminationOutput``."""
     for option in (
         click.option("--no-color", is_flag=True, help="No colours; NO_COLOR in the environment does the same."),
-        click.option("--force", is_flag=True, help="Let files be overwritten that are no reports of ddpdoctor."),
+        click.option("--force", is_flag=True, help="Overwrite files even if they are not ddpdoctor reports."),
         report_option(KINDS),
         click.option("-o", "--output", metavar="FILE", help="Write the report to a file instead of stdout."),
         click.option(
@@ -40,7 +40,7 @@ def output_options(function: Decorated) -> Decorated:
             type=click.Choice(FORMATS),
             default="full",
             show_default=True,
-            help="Text for people, one line a finding, JSON, a page of HTML, or what CI servers read.",
+            help="Text, one line per finding, JSON, an HTML page, or a format for CI servers.",
         ),
     ):
         function = option(function)

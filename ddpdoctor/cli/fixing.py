@@ -45,7 +45,7 @@ def _say_not_made(fixes: Sequence[Fix], found: Survey, held: dict[str, bytes] | 
 
     for fix in fixes:
         where = f"{shown_path(fix.location.file, found.examination.root)}:{fix.location.line}"
-        why = "it does not fit with the other fixes" if fix.safe else "it may change what else the script does"
+        why = "it conflicts with the other fixes" if fix.safe else "it may change what else the script does"
         files, _ = rewrite([fix], held)
         changes = "".join(difference(file, shown_path(file.file, found.examination.root)) for file in files)
         streams.say(f"{where}: {fix.code}: not made, since {why}: {fix.description}\n" + changes.replace("\r\n", "\n"))

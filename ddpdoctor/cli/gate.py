@@ -35,25 +35,27 @@ def share(value: str | None) -> float | None:
         return None
     match = _SHARE.fullmatch(value)
     if match is None:
-        raise click.BadParameter(f"{value} is no share: write it as 5% or 0.05")
+        raise click.BadParameter(f"{value} is not a share: write it as 5% or 0.05")
     return float(match[1]) / (100 if match[2] else 1)
 
 
 @click.command(cls=ScriptCommand, add_help_option=False)
 @paths_argument("scripts", "[SCRIPT...]")
-@click.option("-m", "--module", metavar="NAME", help="Examine what `python -m NAME` runs, instead of a script.")
-@click.option("--watch", is_flag=True, help="Run the COMMAND behind `--` itself, and end it as soon as it hangs.")
 @click.option(
-    "--baseline", metavar="FILE", help=f"What was agreed on; committed with the project.  [default: {DEFAULT_FILE}]"
+    "-m", "--module", metavar="NAME", help="Examine a module as `python -m NAME` runs it, instead of a script."
 )
-@click.option("--update", is_flag=True, help="Write the baseline: agree on what is found and needed now.")
-@click.option("--prune", is_flag=True, help="Take out of the baseline what is found or needed no more; add nothing.")
+@click.option("--watch", is_flag=True, help="Run the COMMAND after `--` itself, and end it as soon as it hangs.")
+@click.option(
+    "--baseline", metavar="FILE", help=f"The baseline file; commit it with the project.  [default: {DEFAULT_FILE}]"
+)
+@click.option("--update", is_flag=True, help="Write the baseline: accept the current findings and budget.")
+@click.option("--prune", is_flag=True, help="Remove from the baseline what is no longer found or needed; add nothing.")
 @click.option("--against", metavar="REV", help="Compare with another git revision instead of a baseline.")
 @click.option(
     "--time-budget",
     metavar="SHARE",
     callback=lambda ctx, parameter, value: share(value),
-    help="With --against: by what share a step may become slower, such as 5%; timed in pairs of rehearsals.",
+    help="With --against: the share by which a step may become slower, such as 5%; timed in pairs of rehearsals.",
 )
 @click.option(
     "--pairs",
@@ -67,13 +69,13 @@ def share(value: str | None) -> float | None:
     "--allowed-growth",
     metavar="SHARE",
     callback=lambda ctx, parameter, value: share(value),
-    help="By what share each figure of the budget may grow.  [default: 0]",
+    help="The share by which each figure of the budget may grow.  [default: 0]",
 )
 @click.option(
     "--time-limit",
     type=Seconds(0, least_open=True),
     metavar="SECONDS",
-    help="End everything after this time, and report.  [default: 600; with --watch none]",
+    help="Stop everything after this time, and report.  [default: 600; with --watch none]",
 )
 @rehearsal_options
 @judging_options
@@ -105,11 +107,11 @@ def gate(
 ) -> None:
     """Examine scripts as `check` does, and compare with a committed baseline: for CI.
 
-    Red is what the baseline lacks: a new finding, a step that makes more collectives, sends more bytes, synchronises
-    or waits for the GPU more often, more batches or samples a rank, a larger model state, code that the rehearsal no
-    longer reaches; and always a hang, a mismatch, and a rehearsal that does not come to its end.
+    The gate fails on what the baseline lacks: a new finding, a step with more collectives, bytes, synchronised
+    backwards or host synchronisations, more batches or samples per rank, a larger model state, code that the rehearsal
+    no longer reaches; and always on a hang, a mismatch, or a rehearsal that does not run to its end.
 
-    What stands behind `--` goes to the script; without SCRIPT it is a command that launches the job. Without either,
+    Arguments after `--` go to the script; without SCRIPT they are the command that launches the job. Without either,
     the `targets` in [tool.ddpdoctor.gate] are examined.
 
     Exit code: 0 as agreed on, 1 red, 2 wrong usage, 3 inconclusive, 130 interrupted.
@@ -174,7 +176,7 @@ def _watched(
     words: tuple[str, ...] = ctx.meta[SCRIPT_ARGUMENTS]
     if named or not words:
         raise UsageError(
-            "`--watch` takes the whole command behind `--`",
+            "`--watch` takes the whole command after `--`",
             "As in `ddpdoctor gate --watch -- torchrun --nproc-per-node 2 train.py` or `-- pytest tests`.",
         )
     wanted.refuse()
@@ -193,7 +195,7 @@ def _targets(
     behind: tuple[str, ...] = ctx.meta[SCRIPT_ARGUMENTS]
     if len(scripts) > 1 and behind:
         raise UsageError(
-            "arguments behind `--` go to one script, and several are named",
+            "arguments after `--` apply to one script, but several are named",
             "Give each its command line in `targets` of [tool.ddpdoctor.gate].",
         )
     if len(scripts) > 1:
@@ -202,9 +204,7 @@ def _targets(
         line = launch_line(ctx, scripts, module)
         return (target_of(line, () if scripts or module is not None else behind),)
     if not settings.gate.targets:
-        raise click.UsageError(
-            "name a script, a launch command behind `--`, or `targets` in [tool.ddpdoctor.gate]", ctx
-        )
+        raise click.UsageError("give a script, a launch command after `--`, or `targets` in [tool.ddpdoctor.gate]", ctx)
     if settings.directory.resolve() != Path.cwd().resolve():
         raise UsageError(
             f"the targets in {settings.file} are relative to its directory", f"Run it there: `cd {settings.directory}`."
@@ -218,7 +218,7 @@ def _read_target(text: str, file: str) -> GateTarget:
     try:
         split = tuple(shlex.split(text))
     except ValueError as error:
-        raise ConfigurationError(f"{file}: the target {text!r} is no command line: {error}") from error
+        raise ConfigurationError(f"{file}: the target {text!r} is not a command line: {error}") from error
     if not split:
         raise ConfigurationError(f"{file}: a target is empty", 'As in `targets = ["train.py --epochs 2"]`.')
     if split[0].endswith(".py"):

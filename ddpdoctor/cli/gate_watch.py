@@ -88,7 +88,7 @@ def _look(source: RunSource, lines: RunLines) -> bool | None:
         return snapshot.stall is not None and not snapshot.stall.may_go_on
     except Exception as error:
         said = error.message if isinstance(error, DdpDoctorError) else f"{type(error).__name__}: {error}"
-        streams.say(f"ddpdoctor: the observation failed ({said}); the job is not harmed")
+        streams.say(f"ddpdoctor: observation failed ({said}); the job is unaffected")
         return None
 
 
@@ -119,7 +119,7 @@ def _examination(snapshot: Snapshot, ended: Ended, words: tuple[str, ...], fail_
         verdict, code, reason = "inconclusive", ExitCode.INCONCLUSIVE, "the observation failed"
     elif not snapshot.ranks:
         verdict, code = "inconclusive", ExitCode.INCONCLUSIVE
-        reason = "no process of it made a process group, so nothing was watched"
+        reason = "none of its processes created a process group, so nothing was watched"
     elif ended.code:
         verdict, code, reason = "inconclusive", ExitCode.INCONCLUSIVE, f"its exit code is {ended.code}"
     return Examination(
@@ -132,7 +132,7 @@ def _examination(snapshot: Snapshot, ended: Ended, words: tuple[str, ...], fail_
         source=SourceSection(status="read", files=0, seconds=0.0),
         rehearsal=RehearsalSection(
             status="failed" if reason else "skipped",
-            reason=reason or "the command itself was run, under the live watch",
+            reason=reason or "the command itself was run and watched live",
             ranks=len(snapshot.ranks),
             steps=snapshot.steps or 0,
             seconds=((snapshot.ended_at_ns or snapshot.now_ns) - snapshot.started_at_ns) / 1e9,

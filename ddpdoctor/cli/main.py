@@ -98,7 +98,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         streams.say("interrupted")
         return ExitCode.INTERRUPTED
     except MemoryError:
-        return _said(DdpDoctorError("there is not enough memory for this"))
+        return _said(DdpDoctorError("out of memory"))
     except OSError as error:
         if error.filename is None:
             return _say_defect()
@@ -125,7 +125,8 @@ def _demand_working_directory() -> None:
         os.getcwd()
     except OSError as error:
         raise UsageError(
-            f"the working directory cannot be used: {error.strerror}", "It was deleted or moved: `cd` into one that is."
+            f"the working directory cannot be used: {error.strerror}",
+            "It was deleted or moved: `cd` into an existing directory.",
         ) from error
 
 
@@ -140,6 +141,6 @@ def _say_usage(error: click.ClickException) -> int:
     if context is not None:
         lines += [context.get_usage(), f"hint:  `{context.command_path} --help` lists the options."]
         if isinstance(context.command, ScriptCommand):
-            lines.append("       Arguments of the script itself go behind `--`.")
+            lines.append("       Arguments of the script itself go after `--`.")
     streams.say("\n".join(lines))
     return ExitCode.ERROR

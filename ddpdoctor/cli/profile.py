@@ -25,58 +25,61 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=JobCommand, add_help_option=False)
-@click.option("-m", "--module", metavar="NAME", help="Start what `python -m NAME` runs, instead of a script.")
+@click.option("-m", "--module", metavar="NAME", help="Run a module as `python -m NAME` does, instead of a script.")
 @click.option(
     "--nproc",
     type=click.IntRange(min=1, max=MOST_PROCESSES),
     metavar="N",
-    help="Ranks to start.  [default: one a GPU, or 2]",
+    help="Ranks to start.  [default: one per GPU, or 2]",
 )
-@click.option("--python", metavar="PATH", help="Interpreter of the ranks; by default one that has torch is looked for.")
+@click.option("--python", metavar="PATH", help="Python interpreter of the ranks; by default, one that has torch.")
 @click.option(
     "--run-dir",
     metavar="DIR",
     envvar=layout.RUN_VARIABLE,
-    help="Directory for the record, instead of a new one; without a job: the run to attach to.",
+    help="Directory for the record; without a job: the run to attach to.",
 )
 @click.option("--no-tui", is_flag=True, help="Plain lines on stderr instead of the screen.")
 @click.option(
     "--one-rank",
     metavar="RUN",
-    help="A recorded run of the same training on one rank, to measure what more ranks bring: its directory or name.",
+    help="A recorded run of the same training on one rank, to measure scaling against: its directory or name.",
 )
-@click.option("--demo", is_flag=True, help="Show the screen of a job of 8 ranks that never ran, and exit.")
-@click.option("--replay", metavar="RUN", help="Show a recorded run on the screen again: its directory or name.")
+@click.option("--demo", is_flag=True, help="Show the screen of a simulated job of 8 ranks, and exit.")
+@click.option("--replay", metavar="RUN", help="Replay a recorded run on the screen: its directory or name.")
 @click.option(
     "--env",
     "print_environment",
     is_flag=True,
-    help="Print the two variables that let a job be watched that another launcher starts, and exit.",
+    help="Print the two variables that let ddpdoctor watch a job started by another launcher, and exit.",
 )
 @click.option(
     "--head",
     "head",
     metavar="HOST:PORT",
-    help="Where the node of rank 0 listens, and the others send what they see; by default that is found out.",
+    help="Where the node of rank 0 listens for the other nodes; found automatically by default.",
 )
 @click.option(
     "--attach",
     "attached",
     metavar="HOST:PORT",
-    help="Show the screen of another monitor here, read only: where it listens, or a run of yours, or its key file.",
+    help="Show the screen of another monitor, read-only: its address, one of your runs, or its key file.",
 )
 @click.option(
-    "--key", "key_file", metavar="FILE", help="For --attach: a copy of `attach.key` of the run's directory there."
+    "--key",
+    "key_file",
+    metavar="FILE",
+    help="With --attach: a copy of `attach.key` from the run's directory on that machine.",
 )
 @click.option(
     "--metrics",
     metavar="[HOST:]PORT",
-    help="Serve the figures to Prometheus; on this machine alone where no address is named.",
+    help="Serve metrics to Prometheus; only on this machine if no address is given.",
 )
 @click.option(
     "--on-hang",
     metavar="COMMAND",
-    help="Run this once when it is proved that the job hangs, with the finding as JSON on its stdin.",
+    help="Run this command once when the job is proved to hang, with the finding as JSON on stdin.",
 )
 @run_output_options
 @help_option()
@@ -104,23 +107,23 @@ def profile(
     force: bool,
     no_color: bool,
 ) -> None:
-    """Run a job under observation, or attach to one that runs.
+    """Run a job under observation, or attach to a running one.
 
-    SCRIPT is started by torchrun on all GPUs of this machine, or on 2 CPU ranks; behind `--` stands any command that
-    launches a job, as in `ddpdoctor profile -- torchrun --nproc-per-node 8 train.py`. Without either, the newest
-    watched job of this user is attached to; it goes on when ddpdoctor ends.
+    SCRIPT is started by torchrun on all GPUs of this machine, or on 2 CPU ranks; or give any command that launches a
+    job after `--`, as in `ddpdoctor profile -- torchrun --nproc-per-node 8 train.py`. Without either, ddpdoctor
+    attaches to your newest watched job, which continues when ddpdoctor ends.
 
-    On a terminal a screen shows the run; what the job prints goes to a file then, and it has nothing to read. Without
-    one, or with --no-tui, the job keeps its stdin, stdout and stderr; what ddpdoctor says goes to stderr, the report at
-    the end included. For JSON without a file the job's stdout goes to stderr, so that stdout holds the JSON alone. The
-    exit code is the job's.
+    On a terminal a screen shows the run; the job's output then goes to a file, and its stdin is empty. Without
+    one, or with --no-tui, the job keeps its stdin, stdout and stderr; ddpdoctor writes to stderr, including the final
+    report. For JSON without -o the job's stdout goes to stderr, so that stdout holds only the JSON. The exit code is
+    the job's.
 
-    Where the job has several nodes, start its part on each of them so: the node of rank 0 then tells of all ranks, and
-    the others forward what they see to it. `ddpdoctor profile --attach` shows the same screen on a further machine, and
-    touches nothing; a job on one node can be seen so, too, where --head names a port.
+    For a job on several nodes, start its part on each node this way: the node of rank 0 then reports all ranks, and the
+    others forward their data to it. `ddpdoctor profile --attach` shows the same screen on another machine, read-only;
+    this works for a job on one node, too, if --head gives a port.
 
-    What more ranks bring is measured against a run on one: `ddpdoctor profile --nproc 1 train.py` says at its end where
-    it is recorded, and `ddpdoctor profile --one-rank RUN train.py` compares with it.
+    Scaling is measured against a run on one rank: `ddpdoctor profile --nproc 1 train.py` prints at its end where it is
+    recorded, and `ddpdoctor profile --one-rank RUN train.py` compares with it.
     """
     from ddpdoctor.cli.live import screen, watching
     from ddpdoctor.cli.live.outlets import Outlets
@@ -129,15 +132,15 @@ def profile(
     if demo or replay is not None or print_environment or attached is not None:
         name = "--demo" if demo else "--replay" if replay is not None else "--env" if print_environment else "--attach"
         if ctx.meta.get(SCRIPT) or ctx.meta[SCRIPT_ARGUMENTS]:
-            raise UsageError(f"{name} starts no job", "Leave the script or the command out.")
+            raise UsageError(f"{name} does not start a job", "Omit the script or the command.")
         if one_rank is not None:
-            raise UsageError(f"{name} measures no job", "Leave --one-rank out.")
+            raise UsageError(f"{name} does not measure a job", "Omit --one-rank.")
         others = {"-m": module, "--nproc": nproc, "--metrics": metrics, "--on-hang": on_hang, "--head": head}
         for option, value in others.items():
             if value is not None:
-                raise UsageError(f"{name} watches no job of its own", f"Leave {option} out.")
+                raise UsageError(f"{name} does not watch a job itself", f"Omit {option}.")
     if key_file is not None and attached is None:
-        raise UsageError("--key is for --attach", "Name what to look at with `--attach HOST:PORT`.")
+        raise UsageError("--key requires --attach", "Give the monitor with `--attach HOST:PORT`.")
     if demo or replay is not None:
         screen.show_demo() if replay is None else screen.show_replay(replay)
         ctx.exit()
@@ -146,7 +149,8 @@ def profile(
         ctx.exit()
     if nproc is not None and ctx.meta[SCRIPT_ARGUMENTS] and ctx.meta.get(SCRIPT) is None and module is None:
         raise UsageError(
-            "--nproc does not reach the command behind `--`", "Give the number of ranks to the launcher there."
+            "--nproc does not apply to the command after `--`",
+            "Pass the number of ranks to the launcher in the command.",
         )
     wanted = RunOutput(
         format=output_format, file=output, reports=reports, export=export, force=force, no_color=no_color
@@ -158,9 +162,9 @@ def profile(
         from ddpdoctor.cli.live.elsewhere import look_on
 
         if run_dir is not None and ctx.get_parameter_source("run_dir") is ParameterSource.COMMANDLINE:
-            raise UsageError("--attach writes no record", "Leave --run-dir out.")
+            raise UsageError("--attach writes no record", "Omit --run-dir.")
         if export is not None:
-            raise UsageError("--attach has no record to make a trace of", "Leave --export out.")
+            raise UsageError("--attach has no record to export", "Omit --export.")
         ctx.exit(look_on(attached, key_file, wanted, on_screen=on_screen))
     alone = _one_rank_samples_per_s(one_rank)
     head_at = None if head is None else host_and_port(head, "--head")

@@ -24,7 +24,7 @@ def report(
 ) -> None:
     """Show what was recorded of RUN: a run directory, or the name of a kept run; by default the newest.
 
-    Several runs are those that the nodes of one job have recorded, each on its own disk: they are put together.
+    Several runs, recorded by the nodes of one job on their own disks, are joined.
     """
     from ddpdoctor.profile.recorded_run import recorded
 

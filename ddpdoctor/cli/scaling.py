@@ -21,9 +21,9 @@ from ddpdoctor.report import streams
     "--steps",
     type=click.IntRange(min=30),
     metavar="N",
-    help="End each run with SIGTERM once all ranks made so many steps; by default they run to their end.",
+    help="End each run with SIGTERM after this many steps on all ranks; by default, runs go to their end.",
 )
-@click.option("--python", metavar="PATH", help="Interpreter of the ranks; by default one that has torch is looked for.")
+@click.option("--python", metavar="PATH", help="Python interpreter of the ranks; by default, one that has torch.")
 @click.option("--no-links", is_flag=True, help="Do not measure the links.")
 @click.option("--export", metavar="FILE", help="Write the plot as SVG.")
 @click.option("--force", is_flag=True, help="Let --export overwrite a file that is not of ddpdoctor.")
@@ -44,10 +44,10 @@ def scaling(
     output_format: str,
     no_color: bool,
 ) -> None:
-    """Run SCRIPT on several numbers of ranks of this machine, and say what more of them bring.
+    """Run SCRIPT on several numbers of ranks on this machine, and report how it scales.
 
-    The runs follow each other, each observed as by `ddpdoctor profile` and kept; what they print goes to a file. Then
-    the links are measured: a barrier, and all-reduces by size. Exits with 3 where a run did not tell its speed.
+    The runs follow one another, each observed as by `ddpdoctor profile` and kept; their output goes to a file. Then the
+    links are measured: a barrier, and all-reduces by size. Exits with 3 if the speed of a run is unknown.
     """
     from ddpdoctor.cli.live.scaling_runs import run_on
     from ddpdoctor.launch.devices import visible_gpus
@@ -60,7 +60,7 @@ def scaling(
 
     script: str | None = ctx.meta.get(SCRIPT)
     if script is None:
-        raise UsageError("name a script", "`ddpdoctor scaling train.py --ranks 1,2,4` starts it by torch's launcher.")
+        raise UsageError("give a script", "`ddpdoctor scaling train.py --ranks 1,2,4` starts it by torch's launcher.")
     if not Path(script).is_file():
         raise UsageError(f"{script} is a directory" if Path(script).is_dir() else f"{script} does not exist")
     wanted = _numbers(numbers, visible_gpus(os.environ))
@@ -84,7 +84,7 @@ def scaling(
             notes.append(error.message)
     cores = len(os.sched_getaffinity(0))
     if not visible_gpus(os.environ) and max(wanted) > cores:
-        notes.append(f"{max(wanted)} ranks share {cores} cores: what they lose to each other there is in the figures")
+        notes.append(f"{max(wanted)} ranks share {cores} cores: the figures include what they lose to each other")
     result = MeasuredScaling(name=Path(script).name, points=points_of(runs), sweeps=tuple(sweeps), notes=tuple(notes))
     if export is not None:
         OutputFile(export, force=force).write_text(scaling_text.as_svg(result), "html")
@@ -105,9 +105,11 @@ def _numbers(words: str | None, gpus: int) -> list[int]:
     try:
         found = sorted({int(word) for word in words.split(",")})
     except ValueError:
-        raise UsageError(f"--ranks {words}: it takes whole numbers with commas between", example) from None
+        raise UsageError(f"--ranks {words}: expected whole numbers separated by commas", example) from None
     if found[0] < 1 or found[-1] > MOST_PROCESSES:
-        raise UsageError(f"--ranks {words}: it takes numbers from 1 to {MOST_PROCESSES:,}", example)
+        raise UsageError(f"--ranks {words}: expected numbers from 1 to {MOST_PROCESSES:,}", example)
     if gpus and found[-1] > gpus:
-        raise UsageError(f"--ranks {words}: this machine has {gpus} GPUs", "More ranks than GPUs would share one.")
+        raise UsageError(
+            f"--ranks {words}: this machine has {gpus} GPUs", "With more ranks than GPUs, ranks would share a GPU."
+        )
     return found

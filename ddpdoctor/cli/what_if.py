@@ -18,8 +18,8 @@ from ddpdoctor.report import streams
     "settings",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Ask about this change only, such as bucket_cap_mb=100, workers=4, accumulation=4, hook=bf16_compress, "
-    "link_speed=2, ranks=64; several make one.",
+    help="Predict only this change, such as bucket_cap_mb=100, workers=4, accumulation=4, hook=bf16_compress, "
+    "link_speed=2, ranks=64; repeat the option to combine changes.",
 )
 @click.option(
     "--output-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Text or JSON."
@@ -27,10 +27,10 @@ from ddpdoctor.report import streams
 @click.option("--no-color", is_flag=True, help="No colours; NO_COLOR in the environment does the same.")
 @help_option()
 def what_if(run: str | None, settings: tuple[str, ...], output_format: str, no_color: bool) -> None:
-    """Predict what changes would gain in RUN: a run directory, or the name of a kept run; by default the newest.
+    """Predict the gain of changes to RUN: a run directory, or the name of a kept run; by default the newest.
 
-    The steps of the run are replayed on paper: every rank's computation, its buckets on one stream, its waits. Each
-    change comes with the interval in which the truth is expected, what it costs, and the line to change.
+    The steps of the run are simulated: every rank's computation, its buckets on one stream, its waits. Each change
+    comes with a prediction interval, its costs, and the line to change.
     """
     from ddpdoctor.what_if.answer import what_if as predict
     from ddpdoctor.what_if.settings import parse

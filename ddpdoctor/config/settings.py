@@ -130,7 +130,7 @@ def _read(file: Path) -> bytes | None:
         if not file.is_file():
             return None
         if file.stat().st_size > LARGEST_BYTES:
-            raise ConfigurationError(f"{file} has more than {LARGEST_BYTES:,} bytes, which no settings have")
+            raise ConfigurationError(f"{file} has more than {LARGEST_BYTES:,} bytes, too many for a settings file")
         return file.read_bytes()
     except OSError as error:
         raise ConfigurationError(f"{file} cannot be read: {error.strerror or error}") from error
@@ -174,7 +174,7 @@ def _meant(key: str, names: Collection[str]) -> str:
 
 def _strings(file: Path, key: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise ConfigurationError(f"{file}: {key} has to be a list of strings", f'As in `{key} = ["..."]`.')
+        raise ConfigurationError(f"{file}: {key} must be a list of strings", f'As in `{key} = ["..."]`.')
     return tuple(value)
 
 
@@ -185,13 +185,13 @@ def _patterns(file: Path, key: str, value: Any) -> tuple[Pattern, ...]:
 def _severity(file: Path, key: str, value: Any) -> Severity:
     names = [severity.value for severity in Severity]
     if value not in names:
-        raise ConfigurationError(f"{file}: {key} has to be one of {', '.join(names)}, not {_shown(value)}")
+        raise ConfigurationError(f"{file}: {key} must be one of {', '.join(names)}, not {_shown(value)}")
     return Severity(value)
 
 
 def _by_pattern(file: Path, key: str, value: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:
     if not isinstance(value, dict):
-        raise ConfigurationError(f"{file}: {key} has to be a table", 'As in `"examples/" = ["DDP605"]` below its head.')
+        raise ConfigurationError(f"{file}: {key} must be a table", 'As in `"examples/" = ["DDP605"]` below its head.')
     return tuple((pattern, _strings(file, f'{key}."{pattern}"', words)) for pattern, words in value.items())
 
 
@@ -199,26 +199,26 @@ def _thresholds(file: Path, key: str, value: Any) -> Mapping[str, float]:
     from ddpdoctor.diagnosis.performance.thresholds import DEFAULTS
 
     if not isinstance(value, dict):
-        raise ConfigurationError(f"{file}: {key} has to be a table", "As in `straggler = 0.10` below its head.")
+        raise ConfigurationError(f"{file}: {key} must be a table", "As in `straggler = 0.10` below its head.")
     for name, number in value.items():
         if name not in DEFAULTS:
             raise ConfigurationError(
                 f"{file}: {key}: there is no threshold called {name!r}", f"There are {', '.join(sorted(DEFAULTS))}."
             )
         if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number <= 1:
-            raise ConfigurationError(f"{file}: {key}: {name} has to be a number from 0 to 1, not {_shown(number)}")
+            raise ConfigurationError(f"{file}: {key}: {name} must be a number from 0 to 1, not {_shown(number)}")
     return {name: float(number) for name, number in value.items()}
 
 
 def _machine(file: Path, key: str, value: Any) -> JobMachine:
     if not isinstance(value, dict):
-        raise ConfigurationError(f"{file}: {key} has to be a table", "As in `device-memory-gib = 80` below its head.")
+        raise ConfigurationError(f"{file}: {key} must be a table", "As in `device-memory-gib = 80` below its head.")
     for name, number in value.items():
         if name not in _OF_A_NODE:
             raise ConfigurationError(f"{file}: {key}: there is no setting called {name!r}", _meant(name, _OF_A_NODE))
         kind, most, what = _OF_A_NODE[name]
         if isinstance(number, bool) or not isinstance(number, kind) or not 0 < number <= most:
-            raise ConfigurationError(f"{file}: {key}: {name} has to be {what}, not {_shown(number)}")
+            raise ConfigurationError(f"{file}: {key}: {name} must be {what}, not {_shown(number)}")
     return JobMachine(
         device_memory_bytes=int(value.get("device-memory-gib", 0) * 2**30),
         cores=value.get("cores", 0),
@@ -228,17 +228,17 @@ def _machine(file: Path, key: str, value: Any) -> JobMachine:
 
 def _gate(file: Path, key: str, value: Any) -> GateSettings:
     if not isinstance(value, dict):
-        raise ConfigurationError(f"{file}: {key} has to be a table", 'As in `targets = ["train.py"]` below its head.')
+        raise ConfigurationError(f"{file}: {key} must be a table", 'As in `targets = ["train.py"]` below its head.')
     for name in value:
         if name not in _OF_A_GATE:
             raise ConfigurationError(f"{file}: {key}: there is no setting called {name!r}", _meant(name, _OF_A_GATE))
     baseline = value.get("baseline", "")
     if not isinstance(baseline, str):
-        raise ConfigurationError(f"{file}: {key}: baseline has to be the name of a file, not {_shown(baseline)}")
+        raise ConfigurationError(f"{file}: {key}: baseline must be a file name, not {_shown(baseline)}")
     for name, most in (("allowed-growth", 100.0), ("time-limit", 604_800.0)):
         number = value.get(name, 1)
         if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number <= most:
-            raise ConfigurationError(f"{file}: {key}: {name} has to be a number up to {most:g}, not {_shown(number)}")
+            raise ConfigurationError(f"{file}: {key}: {name} must be a number up to {most:g}, not {_shown(number)}")
     return GateSettings(
         targets=_strings(file, f"{key}.targets", value.get("targets", [])),
         baseline=baseline,

@@ -83,7 +83,7 @@ def rehearse_until_shown(
         too_slow = record.job.stop_reason in ("time-limit", "slow", "memory") and section.steps <= before[1].steps
         if request.batch_size == 0 and too_slow:
             record, section = before
-            notes = (*notes[:-1], f"{found.why}, which this machine is too small for")
+            notes = (*notes[:-1], f"{found.why}, and this machine is too small for it")
             break
     if lacking is not None and _fails_without(record, section, lacking[1].steps):
         why = _what_stopped(record, section)
@@ -142,7 +142,10 @@ def _with_pretended_gpus(request: RehearsalRequest, record: RunRecord, section: 
     left = request.may_use_gpus and not record.wraps and not any(rank.exit_code == USAGE for rank in record.ranks)
     if not (any(map(_is_about_gpus, raised)) if raised else left):
         return None
-    why = f"without a GPU the script came to no step: {section.reason}; rehearsed again with the CPU in a GPU's place"
+    why = (
+        f"without a GPU the script reached no step: {section.reason}; rehearsed again with the CPU standing in for "
+        "a GPU"
+    )
     return Try(msgspec.structs.replace(request, device="stand-in"), why)
 
 
@@ -181,7 +184,7 @@ def _with_random_weights(request: RehearsalRequest, record: RunRecord) -> Try | 
         loads = raised.type == "FileNotFoundError" and _OF_TORCH_LOAD in raised.traceback.replace("\\", "/")
         if not request.pretend or not loads or path is None or path[1] in request.absent_weights:
             continue
-        why = f"{path[1]} is not here; rehearsed again with the weights that the model was made with"
+        why = f"{path[1]} does not exist; rehearsed again with the model's initial weights"
         absent = (*request.absent_weights, path[1])
         return Try(msgspec.structs.replace(request, absent_weights=absent), why, "which do not do for this script")
     return None
@@ -200,7 +203,7 @@ def _with_empty_directories(request: RehearsalRequest, record: RunRecord) -> Try
             continue
         if any(re.search(rf"(?<![\w/.]){re.escape(path)}(?![\w/-]|\.\w)", text) for text in lacks):
             absent = (*request.absent_directories, path)
-            why = f"{path} is not here; rehearsed again with an empty directory in its place"
+            why = f"{path} does not exist; rehearsed again with an empty directory in its place"
             changed = msgspec.structs.replace(request, absent_directories=absent)
             return Try(changed, why, "which does not do for this script")
     return None

@@ -13,18 +13,16 @@ ARGUMENTS_HINT = (
     "Pass the script's own arguments after `--`, as in `ddpdoctor check train.py -- --data DIR`, or the whole command"
     " that launches it; `--static` reads the source only."
 )
-_ELSEWHERE = "name another Python with `--python`, or run this where the job is launched from"
-_INPUT_HINT = (
-    "Ranks have no terminal to read from: let the script take this from its arguments, which stand after `--`."
-)
+_ELSEWHERE = "give another Python with `--python`, or run this in the environment that launches the job"
+_INPUT_HINT = "Ranks cannot read from a terminal: let the script take this from its arguments, after `--`."
 _PORT_HINT = (
-    "Another program listens on the port that the script names: end it, or let the system choose one (torchrun "
+    "Another program listens on the script's port: stop it, or let the system choose a port (torchrun "
     "`--standalone`, or port 0)."
 )
 _DATA_HINT = f"This machine lacks the data. {ARGUMENTS_HINT}"
 _NETWORK_HINT = (
-    "The script asks the network for this: put the data where the script looks before it downloads, or rehearse where"
-    " there is a network; `--static` reads the source only."
+    "The script fetches this from the network: put the data where the script looks before it downloads, or rehearse "
+    "with a network; `--static` reads the source only."
 )
 _VARIABLE = re.compile(r"'([A-Z][A-Z0-9_]+)'")
 """The message of a KeyError for what must be the name of an environment variable."""
@@ -47,7 +45,7 @@ def hint_for(raised: RankException | None) -> str:
     if lack is not None and lack.kind == "package":
         return _module_hint(lack.name)
     if lack is not None and lack.kind == "version":
-        wanted = f"Install the version of {lack.name} that the script's README names for the Python of the ranks"
+        wanted = f"Install the version of {lack.name} named in the script's README for the Python of the ranks"
         return f"{wanted}, or {_ELSEWHERE}; `--static` reads the source only."
     if raised.type == "EOFError" and "reading a line" in raised.message:
         return _INPUT_HINT
@@ -55,14 +53,18 @@ def hint_for(raised: RankException | None) -> str:
         return _NETWORK_HINT
     variable = _VARIABLE.fullmatch(raised.message)
     if raised.type == "KeyError" and variable and "environ" in raised.traceback:
-        return f"Set {variable[1]} for this command: the ranks get its environment; `--static` reads the source only."
+        return (
+            f"Set {variable[1]} for this command: the ranks inherit its environment; `--static` reads the source only."
+        )
     if _STARTS_A_PROGRAM in raised.traceback and (program := _PROGRAM.search(raised.message)):
-        return f"The script starts {program[1]}, which this machine lacks: let it go on without, or rehearse elsewhere."
+        return (
+            f"The script starts {program[1]}, which this machine lacks: let it continue without, or rehearse elsewhere."
+        )
     if lack is not None and lack.kind == "program":
-        return "The script starts a program that fails on this machine: let it go on without, or rehearse elsewhere."
+        return "The script starts a program that fails on this machine: let it continue without, or rehearse elsewhere."
     if (gpus := gpus_of_the_node(raised)) is not None:
         many = f"{gpus} GPU" + ("s" if gpus > 1 else "")
-        return f"A node of this rehearsal has {many}: let the script's arguments ask for no more, or raise `--nproc`."
+        return f"A node of this rehearsal has {many}: let the script ask for no more, or raise `--nproc`."
     return ARGUMENTS_HINT if lack is None else _DATA_HINT
 
 
@@ -82,12 +84,12 @@ def _module_hint(module: str) -> str:
 
     top = module.partition(".")[0]
     if (sources := _built_from(module)) is not None:
-        how = "as the project's README says (`python setup.py build_ext --inplace` in most)"
+        how = "as described in the project's README (usually `python setup.py build_ext --inplace`)"
         return f"{module} is compiled from {sources} of this project: build it for the Python of the ranks, {how}."
     if module != top and any(Path(place, f"{top}.py").exists() for place in (".", "src")):
-        return f"{top}.py of this project has no part {module}: the script asks for a file that the project lacks."
+        return f"{top}.py of this project has no submodule {module}: a file is missing from the project."
     if any(Path(place, name).exists() for place in (".", "src") for name in (top, f"{top}.py")):
-        return f"{top} is in this project: start from the directory, or with the PYTHONPATH, that its README names."
+        return f"{top} is in this project: start from the directory, or with the PYTHONPATH, given in its README."
     line = install_line(module)
     how = f"`{line}` for the Python of the ranks" if line else f"build and install {top} for the Python of the ranks"
     return f"{how[0].upper()}{how[1:]}, {_ELSEWHERE}; `--static` reads the source only."

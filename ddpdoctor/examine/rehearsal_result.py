@@ -28,32 +28,32 @@ MESSAGE_CHARACTERS = 160
 LONG_MESSAGE = 240
 """How much of an exception's first line is kept, and of one that is all there is: torch's go on for paragraphs."""
 
-_NO_WRAP_HINT = "The checks of a run are about models that DDP wraps; `--static` reads the source only."
+_NO_WRAP_HINT = "The checks of a run examine models wrapped in DDP; `--static` reads the source only."
 _NO_RANK_HINT = (
-    "A script that starts as many ranks as there are GPUs starts none here: let it start at least two."
+    "The script starts one rank per GPU, and there are none here: let it start at least two."
     " `--static` reads the source only."
 )
 _HINTS = {
     "time-limit": (
-        "Give it longer with `--time-limit`, fewer batches with `--batches`, or smaller ones with `--batch-size`."
+        "Give it more time with `--time-limit`, fewer batches with `--batches`, or smaller ones with `--batch-size`."
     ),
-    "cut": "Let a pass yield more with `--batches`, or all of them with `--full`.",
-    "slow": "Give it longer with `--time-limit`, or smaller batches with `--batch-size 2`.",
+    "cut": "Let a pass yield more batches with `--batches`, or all with `--full`.",
+    "slow": "Give it more time with `--time-limit`, or smaller batches with `--batch-size 2`.",
     "memory": "Rehearse a smaller configuration of the model, on a larger machine, or with `--static`.",
     "stand-in": "Rehearse on GPUs with `--device cuda`, or without this part; `--static` reads the source only.",
     "no-touch": "Rehearse in a copy of the directory, or allow it with `--allow-writes`.",
-    "overlay": "Rehearse in a copy of the directory that is your own, or without the overlay: `--no-overlay`.",
+    "overlay": "Rehearse in a copy of the directory that you own, or without the overlay: `--no-overlay`.",
     "rendezvous": (
         "Start every rank of the job with one command on this machine, as by arguments that name one node and two GPUs;"
         " `--static` reads the source only."
     ),
-    "no-ranks": "`python -E`, `-I`, `-S` and a PYTHONPATH that is reset drop the probe; `--static` does without it.",
+    "no-ranks": "`python -E`, `-I`, `-S` and a reset PYTHONPATH drop the probe; `--static` does not need it.",
     "launch-failed": ARGUMENTS_HINT,
 }
 _TOO_LONG = frozenset({"time-limit", "slow"})
 _OWN_BATCHES_HINT = (
-    "The script trains without a DataLoader, whose batches would be cut: ask for a smaller model or batch by its own"
-    " arguments, or give it longer with `--time-limit`."
+    "The script trains without a DataLoader, whose batches would be cut: choose a smaller model or "
+    "batch with its own arguments, or give it more time with `--time-limit`."
 )
 _PARTINGS: frozenset[Trouble] = DIVERGENCES | SUSPECTED | {"hang"}
 _ENDED_BY_US = frozenset(
@@ -61,10 +61,10 @@ _ENDED_BY_US = frozenset(
 )
 _NO_WRAP: frozenset[Trouble] = frozenset({"no-wrap"})
 _SENTENCES = {
-    "proof": "stopped at a proof",
+    "proof": "stopped at a proven defect",
     "time-limit": "the time limit was reached",
     "interrupted": "interrupted",
-    "no-touch": "the script would have changed a file that was there before",
+    "no-touch": "the script would have changed an existing file",
     "no-ranks": "no rank reported",
     "launch-failed": "the ranks could not be started",
 }
@@ -118,9 +118,9 @@ def _cut_to(record: RunRecord) -> int | None:
 def _led(record: RunRecord) -> Iterator[str]:
     """Say where and for whom the ranks did not meet, as the script asked for it."""
     for address in sorted({wait.led_from for wait in record.waits if wait.led_from}):
-        yield f"the ranks met on this machine in the place of {address}"
+        yield f"the rendezvous took place on this machine instead of {address}"
     for asked in sorted({wait.ranks_asked for wait in record.waits if wait.ranks_asked}):
-        yield f"the script makes its group for {asked} ranks; it was made for the {record.job.world_size} here"
+        yield f"the script creates its group for {asked} ranks; here it was created for {record.job.world_size}"
 
 
 def _unknown_gaps(record: RunRecord) -> Iterator[str]:
@@ -128,10 +128,10 @@ def _unknown_gaps(record: RunRecord) -> Iterator[str]:
     from ddpdoctor.diagnosis.training.replicas import trained_by_hand
 
     if trained_by_hand(record):
-        yield "no model was wrapped in DistributedDataParallel: the script averages by collectives of its own"
+        yield "no model was wrapped in DistributedDataParallel: the script averages with its own collectives"
     lines = record.stream("lines")
     if lines.state == "truncated" and _ended_by_us(record):
-        yield f"the rehearsal ended the script, and the lines that it did not reach are not known: {lines.reason}"
+        yield f"the rehearsal ended the script, and the lines that it did not reach are unknown: {lines.reason}"
 
 
 def could_not_rehearse(error: DdpDoctorError) -> RehearsalSection:
@@ -167,26 +167,26 @@ def _judgement(record: RunRecord, root: str) -> _Judgement:
     if unseen and not job.ranks_reported and _ended_without_torch(record):
         reason = "the script never imported torch"
         return _Judgement(
-            "failed", reason, "Name the script that trains; `--static` reads the source only.", _any_output(record)
+            "failed", reason, "Give the script that trains; `--static` reads the source only.", _any_output(record)
         )
     if unseen:
         reason = f"{len(job.ranks_reported)} of {job.ranks_expected} ranks reported"
         reason += f"; {failure.reason}" if failure is not None else ""
         return _Judgement("failed", reason, _HINTS["no-ranks"], _any_output(record))
     if not _ended_by_us(record) and (unknown := [rank.rank for rank in record.ranks if _end_is_unknown(rank)]):
-        return _Judgement("failed", f"it is not known how {named_ranks(unknown)} ended", "", _any_output(record))
+        return _Judgement("failed", f"how {named_ranks(unknown)} ended is unknown", "", _any_output(record))
     if not record.wraps and record.stream("wraps").state == "truncated":
-        return _Judgement("failed", f"it is not known what the script wrapped: {record.stream('wraps').reason}")
+        return _Judgement("failed", f"what the script wrapped is unknown: {record.stream('wraps').reason}")
     if not job.world_size:
-        reason = "the script ended without making a process group, so nothing was checked"
+        reason = "the script ended without creating a process group, so nothing was checked"
         return _Judgement("failed", reason, ARGUMENTS_HINT, _any_output(record))
     if job.world_size == 1:
-        reason = "the process group has 1 rank, with which there is nothing to compare"
+        reason = "the process group has 1 rank, so there is nothing to compare"
         return _Judgement("failed", reason, _NO_RANK_HINT, _any_output(record))
     if not record.wraps and not trained_by_hand(record):
         return _no_wrap(record)
     if record.steps() == 0:
-        reason = "the script ended before every rank had made an optimizer step"
+        reason = "the script ended before every rank made an optimizer step"
         return _Judgement("failed", reason, ARGUMENTS_HINT, _any_output(record))
     return _Judgement("completed")
 
@@ -203,7 +203,7 @@ def _lacking(record: RunRecord, root: str) -> _Judgement | None:
 
 def _no_wrap(record: RunRecord) -> _Judgement:
     if _ended_by_us(record):
-        reason = "until the rehearsal ended it, the script went on without wrapping a model in DistributedDataParallel"
+        reason = "until the rehearsal ended it, the script ran without wrapping a model in DistributedDataParallel"
         return _Judgement("failed", reason, _NO_WRAP_HINT, told_by=_NO_WRAP)
     reason = "the script ended without wrapping a model in DistributedDataParallel"
     return _Judgement("failed", reason, ARGUMENTS_HINT, _any_output(record), _NO_WRAP)
@@ -221,7 +221,7 @@ def _no_rank(record: RunRecord, root: str) -> _Judgement:
         return _Judgement("failed", "the script started no rank", _NO_RANK_HINT, _any_output(record))
     hint = hint_for(raised)
     message = _shortened(headline(raised), LONG_MESSAGE)
-    reason = f"before there was a rank, {raised.type} was raised{_at(raised, root)}"
+    reason = f"{raised.type} was raised before a rank started{_at(raised, root)}"
     return _Judgement("failed", f"{reason}: {message}" if message else reason, hint, _any_output(record))
 
 
@@ -240,7 +240,7 @@ def _failure(record: RunRecord, root: str) -> _Judgement | None:
         reason += f": {message}" if message else ""
         told_by |= _PARTINGS if len(same) < len(record.ranks) else frozenset()
     elif first.signal:
-        reason = f"rank {first.rank} was ended by {_signal_name(first.signal)}"
+        reason = f"rank {first.rank} was killed by {_signal_name(first.signal)}"
     else:
         same = sorted(rank.rank for rank in failed if not rank.exceptions and rank.exit_code == first.exit_code)
         reason = f"{named_ranks(same)} left with exit code {first.exit_code}"

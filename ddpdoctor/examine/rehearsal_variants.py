@@ -26,9 +26,9 @@ _CAUSES = {
     "slow-rank0": "if rank 0 is slow between two steps",
 }
 _DONE = {
-    "nan": "the output of rank 1's model was made NaN in its third training forward",
-    "short-batch": "training passes ended with the few samples that their loader leaves for the last batch",
-    "slow-rank0": "rank 0's clocks were put forward by the timeout of its group after the second step",
+    "nan": "the output of rank 1's model was set to NaN in its third training forward",
+    "short-batch": "training passes ended with the small last batch of their loader",
+    "slow-rank0": "rank 0's clocks were advanced by the timeout of its group after the second step",
 }
 _BY_STRESS = DIVERGENCES | {"hang", "long-wait"}
 """What an injected cause may be blamed for: ranks that part, not numbers that are no numbers."""

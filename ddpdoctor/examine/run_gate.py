@@ -71,7 +71,7 @@ class GateRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimeIsUp(BaseException):
-    """Raised when the time limit is over, wherever we are; no handler of ``Exception`` may swallow it."""
+    """Raised when the timeout has passed, wherever we are; no handler of ``Exception`` may swallow it."""
 
 
 def target_of(line: LaunchLine, words: Sequence[str] = ()) -> GateTarget:
@@ -189,7 +189,7 @@ def _against(
 ) -> Wanted:
     """What the other revision says, instead of a baseline."""
     before, gap = other.entry(request, target, clock.share_s(rehearsals), on_progress)
-    note = f"{wanted.against} could not be rehearsed to its end, so that no budget was compared: {gap}"
+    note = f"{wanted.against} could not be rehearsed to its end, so no budget was compared: {gap}"
     return msgspec.structs.replace(wanted, before=before, notes=(note,) if gap else ())
 
 
@@ -208,7 +208,7 @@ class _Clock:
     @property
     def sentence(self) -> str:
         """Why something was not done."""
-        return f"the time limit of the gate, {self._limit_s:g} s, was over; `--time-limit` gives it more"
+        return f"the time limit of the gate, {self._limit_s:g} s, was reached; raise it with `--time-limit`"
 
     def share_s(self, rehearsals: int) -> float:
         """Seconds that the next of so many rehearsals may take; raises TimeIsUp when it is not worth starting."""
@@ -253,7 +253,7 @@ def _baseline(request: GateRequest) -> dict[str, Entry]:
             known = ", ".join(f"`{name}`" for name in entries) or "none"
             raise UsageError(
                 f"{shown} has no entry for `{target.name}`, only for {known}",
-                "`--update` adds one; a target is known by its command line, arguments included.",
+                "`--update` adds one; a target is identified by its command line, including arguments.",
             )
     return entries
 
@@ -307,7 +307,7 @@ def _one(
 
 def _updated(examination: Examination, now: Entry | None, wanted: Wanted) -> _Result:
     if now is None or not may_be_agreed_on(examination):
-        why = "nothing was written: a baseline takes a rehearsal that comes to its end, without hang or mismatch"
+        why = "nothing was written: a baseline needs a rehearsal that runs to its end, without hang or mismatch"
         return _Result(judged(examination, now, msgspec.structs.replace(wanted, before=None, notes=(why,))))
     accepted = tuple(f"accepted: {one.code} {one.shown}" for one in now.findings)
     kept = msgspec.structs.replace(wanted, before=now, notes=accepted)

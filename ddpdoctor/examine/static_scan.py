@@ -242,9 +242,9 @@ def _remarks(request: SurveyRequest, targets: Sequence[Target], readings: Sequen
     if readings:
         return
     if not targets:
-        yield "nothing was examined: no Python file is left of what was named"
+        yield "nothing was examined: the given paths hold no Python file to examine"
     else:
         yield (
-            f"nothing was examined: none of {len(targets)} Python files starts or joins a distributed job when it is"
-            " run; name a script to have it examined all the same"
+            f"nothing was examined: none of {len(targets)} Python files starts or joins a distributed job; pass a "
+            "script explicitly to examine it anyway"
         )

@@ -65,15 +65,15 @@ def _sentence(
 ) -> str:
     place = finding.location
     if place is not None and _was_missed(place, rehearsal, reached):
-        return f"not rehearsed: no rank came to {shown_path(place.file, root)}:{place.line}"
+        return f"not rehearsed: no rank reached {shown_path(place.file, root)}:{place.line}"
     if nodes_wanted and (rehearsal.status == "completed" or reached is not None):
-        return f"not confirmed: one node cannot show it, `--layout {nodes_wanted}x1` does"
+        return f"not confirmed: it cannot occur on one node; use `--layout {nodes_wanted}x1`"
     if rehearsal.status == "completed":
         shortened = ", on the first batches of each pass" if rehearsal.passes_cut else ""
-        return f"not confirmed: the rehearsal came to its end without it{shortened}"
+        return f"not confirmed: it did not occur in the rehearsal{shortened}"
     if reached is None and not rehearsal.steps:
         return "not rehearsed: no training step was made"
-    return "not confirmed: the rehearsal ended before it could show"
+    return "not confirmed: the rehearsal ended before it could occur"
 
 
 def _was_missed(place: Location, rehearsal: RehearsalSection, reached: Reached | None) -> bool:

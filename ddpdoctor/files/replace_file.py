@@ -75,7 +75,7 @@ def _put(temporary: str, path: str, before: os.stat_result | None) -> None:
 def _refuse_a_change(path: str, before: os.stat_result) -> None:
     now = os.lstat(path)
     if _identity(now) != _identity(before):
-        raise FileExistsError(errno.EEXIST, "it was changed meanwhile", path)
+        raise FileExistsError(errno.EEXIST, "it was changed in the meantime", path)
 
 
 def _identity(status: os.stat_result) -> tuple[int, ...]:

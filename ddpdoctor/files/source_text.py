@@ -28,7 +28,7 @@ def decoded(raw: bytes) -> tuple[str, str]:
     try:
         return raw.decode(encoding), encoding
     except LookupError as error:
-        raise SyntaxError(f"{encoding} is no encoding of text") from error
+        raise SyntaxError(f"{encoding} is not a text encoding") from error
 
 
 def line_of(file: str, line: int) -> str:

@@ -113,7 +113,7 @@ def write(rewritten: Rewritten) -> None:
     Raises UsageError when the file was changed meanwhile or cannot be written.
     """
     path = os.path.realpath(rewritten.file)
-    changed = f"{rewritten.file} was changed while it was examined; it was left as it is"
+    changed = f"{rewritten.file} was changed during the examination; it was not edited"
     try:
         before = os.stat(path)
         if Path(path).read_bytes() != rewritten.before:

@@ -25,7 +25,7 @@ from ddpdoctor.gate.reach import Reach
 DEFAULT_FILE = "ddpdoctor-baseline.json"
 FORMAT = 1
 LARGEST_BYTES = 50_000_000
-_UPDATE = "`ddpdoctor gate --update` writes it anew."
+_UPDATE = "`ddpdoctor gate --update` rewrites it."
 Decoded = TypeVar("Decoded", bound=msgspec.Struct)
 
 
@@ -97,7 +97,7 @@ def read_baseline(file: Path) -> dict[str, Entry] | None:
 def _document(file: Path) -> _File | None:
     try:
         if file.stat().st_size > LARGEST_BYTES:
-            raise UsageError(f"{file} has more than {LARGEST_BYTES:,} bytes, which no baseline has", _UPDATE)
+            raise UsageError(f"{file} has more than {LARGEST_BYTES:,} bytes, too many for a baseline", _UPDATE)
         content = file.read_bytes()
     except FileNotFoundError:
         return None
@@ -107,11 +107,11 @@ def _document(file: Path) -> _File | None:
         raise UsageError(f"{file} holds a merge conflict", f"Take either side, then: {_UPDATE}")
     head = _decoded(content, _Head, file)
     if head.tool.name != "ddpdoctor":
-        raise UsageError(f"{file} is no baseline of ddpdoctor", "Name another file with `--baseline`.")
+        raise UsageError(f"{file} is not a ddpdoctor baseline", "Choose another file with `--baseline`.")
     if head.format != FORMAT:
-        whose = "a newer" if head.format > FORMAT else "an older"
+        age = "a newer" if head.format > FORMAT else "an older"
         raise UsageError(
-            f"{file} was written by {whose} ddpdoctor, {head.tool.version}: its format is {head.format}, not {FORMAT}",
+            f"{file} was written by {age} ddpdoctor, {head.tool.version}: its format is {head.format}, not {FORMAT}",
             f"Use the same version, or: {_UPDATE}",
         )
     return _decoded(content, _File, file)
@@ -145,12 +145,12 @@ def refuse_unwritable(file: Path) -> None:
             raise UsageError(f"cannot write {file}: the directory {parent} is read-only")
         return
     if not file.is_file():
-        raise UsageError(f"cannot write {file}: it is no regular file")
+        raise UsageError(f"cannot write {file}: it is not a regular file")
     if not os.access(file, os.W_OK):
         raise UsageError(f"cannot write {file}: it is read-only")
     if file.stat().st_size and b'"ddpdoctor"' not in file.read_bytes()[:200]:
         raise UsageError(
-            f"cannot write {file}: it exists, and is no baseline of ddpdoctor", "Name another one with `--baseline`."
+            f"cannot write {file}: it exists, and is not a ddpdoctor baseline", "Choose another one with `--baseline`."
         )
 
 
@@ -206,7 +206,7 @@ def _decoded(content: bytes, kind: type[Decoded], file: Path) -> Decoded:
     try:
         return msgspec.json.decode(content, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"{file} is no baseline that can be read: {error}", _UPDATE) from error
+        raise UsageError(f"{file} is not a readable baseline: {error}", _UPDATE) from error
 
 
 @contextmanager

@@ -65,7 +65,7 @@ def _finding(brought: Sequence[tuple[Figure, Difference]], against: str) -> Find
         facts += [_line(figure, one) for one in figure.differences]
     return CHECK.finding(
         "rehearsal",
-        f"{'; '.join(clauses)}, brought by {brought[0][1].shown}",
+        f"{'; '.join(clauses)}, caused by {brought[0][1].shown}",
         remedy="Take it out of the step, or accept it: `ddpdoctor gate --update`, and commit the baseline.",
         locations=(place,) if place is not None else (),
         evidence=tuple(facts),

@@ -144,8 +144,8 @@ def _incomparable(before: Entry | None, now: Entry, against: str) -> str:
     differ = [f"{name.replace('_', ' ')} {old[name] or 'kept'}" for name in old if old[name] != new[name]]
     here = [f"{new[name] or 'kept'}" for name in old if old[name] != new[name]]
     return (
-        f"{against} was written of a rehearsal with {', '.join(differ)}, and this one has {', '.join(here)}: rehearse"
-        " alike, or write it anew with `--update`"
+        f"{against} was written by a rehearsal with {', '.join(differ)}, and this one has {', '.join(here)}: rehearse "
+        "the same way, or rewrite it with `--update`"
     )
 
 
@@ -155,7 +155,9 @@ def _notes(before: Entry | None, now: Entry | None, figures: Iterable[Figure], g
     if shrunk or gone:
         what = [f"less than before: {', '.join(shrunk)}"] if shrunk else []
         what += [f"no longer found: {', '.join(gone)}"] if gone else []
-        notes.append(f"{'; '.join(what)}. `ddpdoctor gate --update` keeps it so")
+        notes.append(f"{'; '.join(what)}. `ddpdoctor gate --update` locks this in")
     if before is not None and now is not None and before.torch != now.torch:
-        notes.append(f"before it was torch {before.torch}, now it is {now.torch}, which may group gradients otherwise")
+        notes.append(
+            f"before it was torch {before.torch}, now it is {now.torch}, which may bucket gradients differently"
+        )
     return notes

@@ -45,7 +45,7 @@ def findings(lost: Iterable[Lost], against: str, root: str) -> Iterator[Finding]
         yield CHECK.finding(
             "rehearsal",
             f"the rehearsal no longer reaches {lines}{where}, from {place} on",
-            remedy="Give the script arguments or `--batches` with which it comes there, or accept it with `--update`.",
+            remedy="Use script arguments or `--batches` with which it gets there, or accept it with `--update`.",
             locations=(one.location,),
             evidence=(
                 Fact(text=f"{against} has {lines}{where} as reached", basis="rehearsal", numbers={"lines": one.count}),

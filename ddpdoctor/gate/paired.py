@@ -39,7 +39,7 @@ def compare_times(pairs: Sequence[tuple[Sequence[float], Sequence[float]]], allo
     steps = sum(len(now) for _, now in usable)
     before_ms, now_ms = (median(befores), median(nows)) if usable else (0.0, 0.0)
     if len(logs) < FEWEST_PAIRS:
-        note = f"{len(logs)} pairs were timed, and it takes {FEWEST_PAIRS} to tell a change from noise"
+        note = f"{len(logs)} pairs were timed, and {FEWEST_PAIRS} are needed to tell a change from noise"
         return TimeComparison(
             pairs=len(logs), steps=steps, before_ms=before_ms, now_ms=now_ms, change=0.0, low=-1.0, high=math.inf,
             allowed=allowed, slower=False, note=note,

@@ -42,6 +42,6 @@ def finding(times: TimeComparison, against: str) -> Finding:
     return CHECK.finding(
         "rehearsal",
         f"a step takes {100 * times.change:.1f} % longer than in {against}",
-        remedy="Look at what changed in the step; `ddpdoctor profile` says where its time goes.",
+        remedy="Look at what changed in the step; `ddpdoctor profile` shows where its time goes.",
         evidence=(fact,),
     )

@@ -50,8 +50,8 @@ def chosen_device(asked: Device, gpus: int, ranks: int, *, asks_cuda: bool) -> D
     """
     if asked == "cuda" and gpus < ranks:
         raise UsageError(
-            f"`--device cuda` needs a GPU for each of the {ranks} ranks; this machine offers {gpus}",
-            "`--device stand-in` serves CUDA from the CPU.",
+            f"`--device cuda` needs a GPU for each of the {ranks} ranks; this machine has {gpus}",
+            "`--device stand-in` emulates CUDA on the CPU.",
         )
     if asked != "auto":
         return asked

@@ -37,8 +37,8 @@ def other_revision(revision: str) -> Iterator[Path]:
 
     Raises UsageError outside of a git repository and for a revision that it does not have.
     """
-    top = _git("rev-parse", "--show-toplevel", why="the working directory is in no git repository")
-    prefix = _git("rev-parse", "--show-prefix", why="the working directory is in no git repository")
+    top = _git("rev-parse", "--show-toplevel", why="the working directory is not in a git repository")
+    prefix = _git("rev-parse", "--show-prefix", why="the working directory is not in a git repository")
     commit = _git(
         "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}", why=f"there is no revision {revision}",
         hint="In a shallow clone fetch it first: `git fetch --depth 1 origin REVISION`.",

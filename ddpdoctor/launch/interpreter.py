@@ -63,7 +63,7 @@ def find_interpreter(named: str | None, launch: Launch = _NOTHING_SAID) -> Inter
             return Interpreter(path=candidate, torch_version=answer[2])
     raise TorchMissing(
         "torch is not installed in this environment, so no rank can be started",
-        "install torch (pip install torch), activate the training environment, or name its Python with --python",
+        "install torch (pip install torch), activate the training environment, or give its Python with --python",
     )
 
 
@@ -89,12 +89,12 @@ def search_path(python: str) -> tuple[str, ...]:
 
 
 def _named(named: str, option: str) -> Interpreter:
-    hint = "name the Python of the training environment"
+    hint = "give the Python of the training environment"
     path = shutil.which(named)
     if path is None and Path(named).is_dir():
         path = _of_environment(Path(named))
         if path is None:
-            raise UsageError(f"{option}{named}: a directory without bin/python, so no environment", hint)
+            raise UsageError(f"{option}{named}: a directory without bin/python, so not an environment", hint)
     if path is None:
         raise UsageError(f"{option}{named}: no such program", hint)
     path = os.path.abspath(path)
@@ -102,7 +102,7 @@ def _named(named: str, option: str) -> Interpreter:
     if answer is None:
         raise UsageError(f"{option}{named}: does not run Python code", hint)
     if not answer[1]:
-        raise UsageError(f"{option}{named}: has no torch", "name a Python that has torch, or install torch there")
+        raise UsageError(f"{option}{named}: has no torch", "give a Python that has torch, or install torch there")
     return Interpreter(path=path, torch_version=answer[2])
 
 

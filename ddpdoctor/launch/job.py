@@ -132,12 +132,12 @@ class LaunchedJob:
             if lasted_s < _SETTLES_S:
                 pass
             elif not ranks:
-                say(f"of the job this goes on: {_told(left)}")
+                say(f"of the job, these are still running: {_told(left)}")
                 return
             elif not is_said:
                 is_said = True
                 say(
-                    f"the launcher has ended, and ranks of the job have not: {_told(ranks)}; they are told to end in "
+                    f"the launcher has ended, but ranks of the job have not: {_told(ranks)}; they are asked to stop in "
                     f"{RANKS_GET_S:.0f} s, and the next Ctrl-C or SIGTERM kills them"
                 )
             elif lasted_s >= 2 * RANKS_GET_S:

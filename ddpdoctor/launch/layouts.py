@@ -33,11 +33,13 @@ def parse_layout(text: str) -> Layout:
     """Read ``NODESxRANKS``; raises UsageError for what is none, and for too few or too many ranks."""
     match = _SHAPE.fullmatch(text.strip().lower())
     if match is None or not int(match[1]) * int(match[2]):
-        raise UsageError(f"`{text}` is no layout", "Write NODESxRANKS, such as 2x1 for two nodes with one rank each.")
+        raise UsageError(
+            f"`{text}` is not a layout", "Write NODESxRANKS, such as 2x1 for two nodes with one rank each."
+        )
     layout = Layout(int(match[1]), int(match[2]))
     if not FEWEST_RANKS <= layout.ranks <= MOST_RANKS:
         raise UsageError(
-            f"the layout {layout} has {layout.ranks} rank{'' if layout.ranks == 1 else 's'}; a rehearsal takes"
-            f" {FEWEST_RANKS} to {MOST_RANKS}"
+            f"the layout {layout} has {layout.ranks} rank{'' if layout.ranks == 1 else 's'}; a rehearsal runs "
+            f"{FEWEST_RANKS} to {MOST_RANKS}"
         )
     return layout

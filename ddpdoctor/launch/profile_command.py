@@ -69,7 +69,7 @@ def launch_command(words: Sequence[str]) -> ObservedCommand:
     program = wrapped.words[0]
     if shutil.which(program) is None:
         where = "no such program" if os.sep in program else "no such program on the PATH"
-        raise UsageError(f"{program}: {where}", "Write the launch command behind `--` as you would write it alone.")
+        raise UsageError(f"{program}: {where}", "Write the launch command after `--` as you would write it alone.")
     index = next((number for number, word in enumerate(wrapped.words) if word.endswith(".py")), None)
     return ObservedCommand(
         words=wrapped.words,

@@ -38,10 +38,10 @@ def refuse_layout(layout: Layout, launch: Launch, target: str, *, spawns_ranks: 
     if spawns_ranks:
         problem = f"{target} starts its ranks itself, on the node it runs on"
     elif launch.starter == "torch.distributed.launch":
-        problem = "`torch.distributed.launch` tells each rank its local rank as an argument"
+        problem = "`torch.distributed.launch` passes each rank its local rank as an argument"
     else:
         return
-    hint = "Launch it by torchrun, or leave out `--layout`."
+    hint = "Launch it with torchrun, or omit `--layout`."
     raise UsageError(f"the layout {layout} cannot be pretended: {problem}", hint)
 
 
@@ -108,23 +108,21 @@ def notes_before(request: RehearsalRequest, device: str) -> Iterator[str]:
     """Yield what a rehearsal on ``device`` does otherwise than the command, in sentences."""
     launch = request.launch
     if launch.starter == "python" and not request.spawns_ranks:
-        yield (
-            f"`python` alone starts one process; the script was started as torchrun starts it, on {request.nproc} ranks"
-        )
+        yield f"`python` alone starts one process; the script was started as by torchrun, on {request.nproc} ranks"
     if numbered_arguments(request) != request.arguments:
-        yield f"the arguments name one rank ({', '.join(request.rank_options)}); each rank got its own number"
+        yield f"the arguments name one rank ({', '.join(request.rank_options)}); each rank got its own"
     if given_local_rank(request):
         option = request.local_rank_option
         does = "takes" if launch.starter == "torch.distributed.launch" else "requires"
         yield f"the script {does} {option}, which torch's launcher does not pass; each rank got its own"
     precision = launch.environment.get("ACCELERATE_MIXED_PRECISION", "no")
     if device == "cpu" and precision != on_cpu(launch.environment).get("ACCELERATE_MIXED_PRECISION", precision):
-        yield f"mixed precision {precision} needs a GPU; it was rehearsed in full precision"
+        yield f"mixed precision {precision} needs a GPU; rehearsed in full precision"
     if launch.ranks == 1:
-        yield f"the command starts 1 rank, and with one there is nothing to compare: {request.nproc} were rehearsed"
+        yield f"the command starts 1 rank, which leaves nothing to compare: rehearsed on {request.nproc}"
 
 
 def notes_after(request: RehearsalRequest, world_size: int) -> Iterator[str]:
     """Yield the same, of what is known only when the ranks have started."""
     if request.spawns_ranks and world_size and request.nproc not in (FEWEST_RANKS, world_size):
-        yield f"the script starts its {world_size} ranks itself, so `--nproc {request.nproc}` did not count"
+        yield f"the script starts its {world_size} ranks itself, so `--nproc {request.nproc}` was ignored"

@@ -63,7 +63,7 @@ class RehearsalOptions(msgspec.Struct, frozen=True, kw_only=True):
     nproc: int = 2
     """Ranks of all nodes; fewer when the job has fewer."""
     batches: int = 4
-    """Batches that a pass over a loader yields before it is cut."""
+    """Batches that a pass over a loader yields before it is cut short."""
     full: bool = False
     """Nothing is cut: every pass yields all its batches, and the script ends by itself."""
     batch_size: int | None = None

@@ -65,14 +65,16 @@ def running_ranks(pids: Sequence[int]) -> tuple[RunningRank, ...]:
         found = {"spawned": dict(enumerate(_spawned(pids)))}
     if not any(found.values()):
         raise UsageError(
-            f"no rank is among process {pids[0]} and its children" if pids else "no rank of yours runs on this machine",
-            "Ranks are known by RANK, SLURM_PROCID or OMPI_COMM_WORLD_RANK in their environment; name the pid of the "
-            "launcher, or run this as the user who runs the job.",
+            f"neither process {pids[0]} nor its children are ranks"
+            if pids
+            else "none of your ranks runs on this machine",
+            "Ranks are recognised by RANK, SLURM_PROCID or OMPI_COMM_WORLD_RANK in their environment; pass the pid of "
+            "the launcher, or run this as the user who runs the job.",
         )
     if len(found) > 1:
         jobs = [list(ranks.values()) for ranks in found.values()]
         named = "; ".join(f"{len(ranks)} ranks, pid {min(rank.pid for rank in ranks)}" for ranks in jobs)
-        raise UsageError(f"{len(jobs)} jobs run on this machine: {named}", "Name one by the pid of its launcher.")
+        raise UsageError(f"{len(jobs)} jobs run on this machine: {named}", "Choose one by the pid of its launcher.")
     (ranks,) = found.values()
     return tuple(ranks[number] for number in sorted(ranks))
 
@@ -98,7 +100,7 @@ def _processes(pids: Sequence[int]) -> list[psutil.Process]:
         except psutil.NoSuchProcess as error:
             raise UsageError(f"there is no process {pid}", "`ps -ef | grep torchrun` lists launchers.") from error
         except psutil.Error as error:
-            raise UsageError(f"process {pid} may not be looked at: {error}") from error
+            raise UsageError(f"process {pid} may not be inspected: {error}") from error
         named |= {one.pid: one for one in family}
     return _oldest_first(list(named.values()))
 

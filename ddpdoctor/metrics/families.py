@@ -193,31 +193,33 @@ def _family(
 FAMILIES = (
     _family(
         "run_info",
-        "What is watched; always 1",
+        "The watched job; always 1",
         _run,
         ("run", "run_directory", "backend", "device", "torch_version", "version"),
     ),
-    _family("run_state", "1 for the state that the run is in, 0 for the others", _state, ("state",)),
-    _family("verdict", "1 for the verdict that holds, 0 for the others", _verdict, ("verdict",)),
+    _family("run_state", "1 for the current state of the run, 0 for the others", _state, ("state",)),
+    _family("verdict", "1 for the current verdict, 0 for the others", _verdict, ("verdict",)),
     _family(
         "finding",
-        "1 for each finding that holds; rank is the one that it names, if it names one alone",
+        "1 for each current finding; rank is set if it names a single rank",
         _findings,
         ("code", "name", "severity", "rank"),
     ),
-    _family("hang", "1 when it is proved that the job stands for good", _hang),
-    _family("hang_culprit", "1 for each rank that a standstill is put down to", _hang_culprits, _OF_A_RANK),
-    _family("standstill_seconds", "How long the ranks have stood; 0 while they do not", _standstill, unit="seconds"),
+    _family("hang", "1 when the job is proved to hang", _hang),
+    _family("hang_culprit", "1 for each rank that causes a stall", _hang_culprits, _OF_A_RANK),
+    _family(
+        "standstill_seconds", "How long the ranks have been stalled; 0 while they run", _standstill, unit="seconds"
+    ),
     _family(
         "wait_seconds",
-        "How long ranks have waited for this one, which is at work",
+        "How long ranks have waited for this busy rank",
         _wait_for_rank,
         _OF_A_RANK,
         "seconds",
     ),
     _family(
         "step_overdue_seconds",
-        "For how long some rank has made no step, where the next is overdue; else 0",
+        "For how long some rank has completed no step although one is overdue; else 0",
         _job(lambda snapshot: snapshot.overdue_ns or 0, 1 / _SECOND_NS),
         unit="seconds",
     ),
@@ -240,7 +242,7 @@ FAMILIES = (
     _family("samples_per_second", "Throughput of the job", _job(lambda snapshot: snapshot.samples_per_s)),
     _family(
         "exposed_communication_ratio",
-        "Share of the step in which the reduction of gradients is hidden by nothing",
+        "Share of the step in which nothing hides the reduction of gradients",
         _job(lambda snapshot: snapshot.exposed_share),
         unit="ratio",
     ),
@@ -258,7 +260,7 @@ FAMILIES = (
     ),
     _family(
         "traffic_bytes_per_step",
-        "Bytes that a rank gives to communication of this kind, in all groups of these ranks",
+        "Bytes that a rank passes to communication of this kind, in all groups of these ranks",
         _traffic(lambda traffic: traffic.bytes_per_step, sum),
         _OF_TRAFFIC,
     ),
@@ -283,7 +285,7 @@ FAMILIES = (
     _family("rank_alive", "1 while the rank's process runs", _ranks(lambda rank: rank.alive), _OF_A_RANK),
     _family(
         "rank_failed",
-        "1 when the rank's process has ended other than well: by an exception, a signal, or another code than 0",
+        "1 when the rank's process has failed: by an exception, a signal, or an exit code other than 0",
         _ranks(lambda rank: rank.failed),
         _OF_A_RANK,
     ),
@@ -297,7 +299,7 @@ FAMILIES = (
     ),
     _family(
         "rank_phase_seconds",
-        "Mean per step; not told of more than 512 ranks",
+        "Mean per step; omitted beyond 512 ranks",
         _rank_phases,
         (*_OF_A_RANK, "phase"),
         "seconds",
@@ -318,7 +320,7 @@ FAMILIES = (
     ),
     _family(
         "gpu_utilisation_ratio",
-        "As NVML tells it; a GPU that spins in a communication kernel reads 1",
+        "As NVML reports it; a GPU that spins in a communication kernel reads 1",
         _gpus(lambda sample: sample.utilisation_percent, 0.01),
         _OF_A_GPU,
         "ratio",
@@ -346,13 +348,13 @@ FAMILIES = (
         _OF_A_GPU,
         "hertz",
     ),
-    _family("gpu_throttled", "1 for each reason why it runs slower now", _throttled, (*_OF_A_GPU, "reason")),
+    _family("gpu_throttled", "1 for each reason why it is throttled now", _throttled, (*_OF_A_GPU, "reason")),
     _family(
         "gpu_ecc_errors_total",
         "Uncorrected errors since the driver was loaded",
         _gpus(lambda sample: sample.ecc_errors),
         _OF_A_GPU,
     ),
-    _family("gpu_lost", "1 when the driver cannot reach it any more", _gpus(lambda sample: sample.lost), _OF_A_GPU),
+    _family("gpu_lost", "1 when the driver can no longer reach it", _gpus(lambda sample: sample.lost), _OF_A_GPU),
 )
 """Every name, in the order in which they are served."""

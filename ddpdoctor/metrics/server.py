@@ -50,9 +50,9 @@ def read_address(text: str) -> Address:
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:
-        raise UsageError(f"--metrics {text}: an IPv6 address stands in brackets", _FORM)
+        raise UsageError(f"--metrics {text}: an IPv6 address needs brackets", _FORM)
     if not port.isdecimal() or not port.isascii() or int(port) > 65_535 or (colon and not host):
-        raise UsageError(f"--metrics {text}: that is no port", _FORM)
+        raise UsageError(f"--metrics {text}: not a port", _FORM)
     return Address(host or LOOPBACK, int(port))
 
 
@@ -159,15 +159,15 @@ def _reason(error: OSError) -> str:
     if isinstance(error, socket.gaierror):
         return "that name does not resolve"
     if error.errno == errno.EADDRINUSE:
-        return "the port is taken by another program"
+        return "the port is used by another program"
     if error.errno == errno.EADDRNOTAVAIL:
         return "this machine does not have that address"
     if error.errno in (errno.EACCES, errno.EPERM):
-        return "you may not listen on that port"
+        return "you are not permitted to listen on that port"
     return error.strerror or str(error)
 
 
 def _hint(error: OSError) -> str:
     if error.errno in (errno.EADDRINUSE, errno.EACCES, errno.EPERM):
-        return "Give another port; each job that is watched on a machine needs one of its own, above 1023."
+        return "Give another port; each watched job on a machine needs its own port, above 1023."
     return _FORM

@@ -116,7 +116,7 @@ class HistoryWriter:
 
     def _give_up(self, error: sqlite3.Error) -> None:
         why = f"another program has damaged {FILE} ({error})" if _is_damage(error) else str(error)
-        self.fault = f"the history is not written any more: {why}"
+        self.fault = f"the history is no longer written: {why}"
         self.close()
 
 
@@ -143,7 +143,7 @@ def recorded_snapshot(directory: Path, at_ns: int) -> Snapshot:
             or connection.execute("select content from snapshots order by at_ns limit 1").fetchone()
         )
     if row is None:
-        raise RecordError(f"{directory / FILE} holds no snapshot: the run was never watched")
+        raise RecordError(f"{directory / FILE} holds no snapshots: the run was never watched")
     try:
         return msgspec.json.decode(zlib.decompress(row[0]), type=Snapshot)
     except (zlib.error, msgspec.DecodeError, TypeError) as error:

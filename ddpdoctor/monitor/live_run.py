@@ -306,7 +306,7 @@ class LiveRun:
     def why_nothing(self, record: RunRecord, *, ended: bool) -> str:
         """Return why no step was measured, as a sentence; empty while that may yet change, and where some were."""
         if ended and self._assembly.live.mute() and not any(map(len, record.step_tracks)):
-            return f"the ranks could not write down what they did: see whether the disk of {self._directory} is full"
+            return f"the ranks could not write their events: check whether the disk of {self._directory} is full"
         return self._silence.reason(self._assembly.book, record, ended=ended)
 
     def faults(self, record: RunRecord) -> tuple[str, ...]:
@@ -327,7 +327,7 @@ class LiveRun:
         if files.shortened:
             notes.append("events are missing: another program truncated the record")
         if self._assembly.has_gaps:
-            notes.append("where the ranks part cannot be told: part of the record is missing")
+            notes.append("where the ranks diverge is unknown: part of the record is missing")
         if files.damaged_lines:
             lines = count(files.damaged_lines, "line")
             notes.append(f"of the record {lines} could not be read")

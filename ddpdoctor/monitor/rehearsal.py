@@ -158,7 +158,7 @@ class _Rehearsal:
         self._ranks.close()
         if processes.left:
             left = listed(map(str, processes.left))
-            record = _with_notes(record, (f"processes held by a disk or a driver could not be ended: {left}",))
+            record = _with_notes(record, (f"processes blocked on a disk or a driver could not be killed: {left}",))
         if self._box is not None and self._request.keep:
             record = _with_notes(record, (keep_overlay(self._box, self._directory.name),))
         return record
@@ -186,8 +186,8 @@ class _Rehearsal:
                 self._refusal = refused.message
         if not self._request.network:
             reason = f": {self._refusal}" if self._refusal else ""
-            hint = "Leave out `--no-network`; the report then says whom the script spoke to."
-            raise ConfigurationError(f"the script cannot be kept from the network here{reason}", hint)
+            hint = "Omit `--no-network`; the report then lists the hosts that the script contacted."
+            raise ConfigurationError(f"the network cannot be blocked here{reason}", hint)
         self._job = msgspec.structs.replace(self._job, overlay=False)
         self._write_plan()
         return start_plainly(self._command, self._environment, Path.cwd(), sink)
@@ -244,14 +244,14 @@ class _Rehearsal:
             if over:
                 return self._assembly.ending
             if self._ranks.shows_proof(record):
-                return "proof", "the ranks can no longer go on together"
+                return "proof", "the ranks can no longer continue together"
             if self._since_our_ending_s() > AFTER_OUR_ENDING_S * crowd:
                 return self._assembly.ending
             if self._since_failure_s(record) > AFTER_A_FAILURE_S * crowd:
                 return "rank-failed", "a rank failed and the others did not end"
             limit_s = time_limit_s(self._request, ranks)
             if seconds > limit_s:
-                return "time-limit", f"the script had not ended after {limit_s:g} s"
+                return "time-limit", f"the script had not finished after {limit_s:g} s"
             if seconds - told >= PROGRESS_EVERY_S:
                 told = seconds
                 self._on_progress(Progress(phase=self._phase(record), steps=record.steps(), seconds=seconds))
@@ -317,7 +317,7 @@ class _Rehearsal:
         if children and not self._job.overlay:
             done.append(f"ran {programs(children)}")
         if hosts := list(self._assembly.hosts):
-            done.append(f"spoke to {listed(hosts)} over the network")
+            done.append(f"contacted {listed(hosts)} over the network")
         return tuple(done)
 
     def _notes(self, record: RunRecord) -> tuple[str, ...]:

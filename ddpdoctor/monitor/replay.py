@@ -35,7 +35,7 @@ def recorded_run(directory: Path) -> Replay:
     read_plan(directory)
     moments = recorded_moments(directory)
     if not moments:
-        raise RecordError(f"{directory} holds no snapshot: the run was never watched")
+        raise RecordError(f"{directory} holds no snapshots: the run was never watched")
     return Replay(moments, partial(recorded_snapshot, directory))
 
 

@@ -19,7 +19,7 @@ def read_error_file(found: Found, stream: BinaryIO, positions: count[int]) -> Lo
     try:
         loaded: Any = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise OSError(f"it is no error file of torchelastic ({type(error).__name__})") from error
+        raise OSError(f"it is not a torchelastic error file ({type(error).__name__})") from error
     message = loaded.get("message") if isinstance(loaded, dict) else None
     extra: Any = {}
     if isinstance(message, dict):

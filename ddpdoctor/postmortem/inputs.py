@@ -88,7 +88,7 @@ def find_inputs(paths: tuple[str, ...]) -> Inputs:
         elif stat.S_ISREG(mode) or stat.S_ISFIFO(mode):
             _add_file(path, name, inputs, named=True)
         else:
-            inputs.notes.append(f"{name} is neither a file nor a directory nor a pipe: it was left out")
+            inputs.notes.append(f"{name} is not a file, directory or pipe: skipped")
     return inputs
 
 
@@ -101,7 +101,7 @@ def _add_directory(directory: Path, name: str, inputs: Inputs) -> None:
         number += 1
         if number > MOST_FILES:
             inputs.notes.append(
-                f"{name} holds more than {MOST_FILES:,} files: the rest was left out; name the directory of one job"
+                f"{name} holds more than {MOST_FILES:,} files: the rest was skipped; give the directory of one job"
             )
             return
         if path.name == JOB_FILE:
@@ -155,7 +155,7 @@ def _add_file(path: Path, name: str, inputs: Inputs, *, named: bool) -> None:
     kind = _kind_of(found.sample, path)
     if kind is None:
         if named:
-            inputs.notes.append(f"{name} is neither text nor a flight-recorder dump: it was left out")
+            inputs.notes.append(f"{name} is neither text nor a flight-recorder dump: skipped")
         return
     found.kind = kind
     inputs.found.append(found)
@@ -241,7 +241,7 @@ class _Bounded(io.RawIOBase):
         piece = self._stream.read(len(buffer))
         self._read += len(piece)
         if self._read > self._bound:
-            raise OSError(f"it unpacks to more than {self._bound >> 20:,} MiB, which no log does")
+            raise OSError(f"it unpacks to more than {self._bound >> 20:,} MiB, too large for a log")
         buffer[: len(piece)] = piece
         return len(piece)
 
@@ -273,7 +273,7 @@ def _open_pipe(path: Path) -> io.RawIOBase:
     ready = poll.poll(PIPE_PATIENCE_S * 1_000)
     if not ready or not ready[0][1] & select.POLLIN:
         os.close(descriptor)
-        raise OSError("it is a pipe that nobody writes to")
+        raise OSError("it is a pipe without a writer")
     os.set_blocking(descriptor, True)
     return os.fdopen(descriptor, "rb", buffering=0)
 

@@ -61,9 +61,9 @@ def read_postmortem(
             notes.append(f"{found.name} cannot be read to its end: {getattr(error, 'strerror', None) or error}")
             continue
         if told.is_cut:
-            notes.append(f"{found.name} was read up to line {told.lines:,}: too many of its lines tell of failures")
+            notes.append(f"{found.name} was read up to line {told.lines:,}: too many of its lines report failures")
         if told.dropped:
-            notes.append(f"{found.name} tells of {told.dropped:,} failures more than were looked at")
+            notes.append(f"{found.name} reports {told.dropped:,} more failures than were examined")
         read.append(told)
     runs = [found for found in inputs.found if found.kind == "run"]
     if read_run is not None:

@@ -39,7 +39,7 @@ def sweep(python: str, ranks: int, environment: Mapping[str, str] = os.environ) 
         finally:
             _end(process)
         if not told.exists():
-            last = (said.decode(errors="replace").strip().splitlines() or ["nothing was said"])[-1]
+            last = (said.decode(errors="replace").strip().splitlines() or ["no output"])[-1]
             raise DdpDoctorError(f"the links of {ranks} ranks could not be measured: {last}")
         return _read(msgspec.json.decode(told.read_bytes()))
 

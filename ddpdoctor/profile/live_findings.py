@@ -122,12 +122,12 @@ class LiveChecks:
 
 
 _WAIT_REMEDY = (
-    "See whether that work may take so long: divide it between the ranks or do it before the job, or give the group a "
-    "timeout that covers it. If it has no end, see what the loop there waits for."
+    "Check whether that work should take so long: divide it between the ranks or do it before the job, or give the "
+    "group a timeout that covers it. If it never ends, check what its loop waits for."
 )
-_UNSEEN_REMEDY = f"See what these ranks did where they run. {SEE_ALL}"
-_MISSING_REMEDY = "See whether that rank was started at all, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE."
-_REMEDY = "Compare what the ranks do at the lines that are named: all of them have to come to the same collectives."
+_UNSEEN_REMEDY = f"Check these ranks on the nodes where they run. {SEE_ALL}"
+_MISSING_REMEDY = "Check that this rank was started at all, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE."
+_REMEDY = "Compare what the ranks do at these lines: all of them must reach the same collectives."
 
 
 def _judges_speed(entry: CatalogueEntry) -> bool:

@@ -47,7 +47,7 @@ def recorded(directory: Path) -> tuple[Snapshot, RunRecord]:
             snapshot = msgspec.structs.replace(snapshot, gpus=shown.gpus, gpus_note=shown.gpus_note)
         host = kept_elsewhere(plan.clock)
         if host and (shown is None or shown.state != "ended") and written_ago_s(directory) < QUIET_FOR_S:
-            may_go_on = f"the run was started on {host}: if it goes on there, this is not its end"
+            may_go_on = f"the run was started on {host}; if it is still running there, this report is not final"
             snapshot = msgspec.structs.replace(snapshot, notes=(may_go_on, *snapshot.notes))
         return snapshot, msgspec.structs.replace(source.record(), gpus=snapshot.gpus)
     finally:
@@ -99,7 +99,7 @@ def _ended_in(shown: Snapshot, cause: Finding, now: Snapshot) -> Snapshot:
     )
 
 
-_HOW = "`ddpdoctor profile --nproc 1 train.py` records one, and says at its end where."
+_HOW = "`ddpdoctor profile --nproc 1 train.py` records one and prints its path at the end."
 
 
 def one_rank_samples_per_s(name: str) -> float:
@@ -110,16 +110,20 @@ def one_rank_samples_per_s(name: str) -> float:
     """
     directory = named_run(name)
     if live_processes(directory):
-        raise UsageError(f"the run in {name} goes on", "Wait for its end: it would share this machine with the other.")
+        raise UsageError(f"the run in {name} is still going on", "Wait until it ends: both would share this machine.")
     snapshot, _ = recorded(directory)
     if (snapshot.world_size or 0) > 1:
-        raise UsageError(f"the run in {name} is one of {snapshot.world_size} ranks, and it takes one of one rank", _HOW)
+        raise UsageError(
+            f"the run in {name} has {snapshot.world_size} ranks, and one with a single rank is needed", _HOW
+        )
     measured = min((rank.measured_steps for rank in snapshot.ranks), default=0)
     if measured < FEWEST_STEPS:
-        raise UsageError(f"{measured} steps of the run in {name} were measured, and it takes {FEWEST_STEPS}", _HOW)
+        raise UsageError(
+            f"{measured} steps of the run in {name} were measured, and at least {FEWEST_STEPS} are needed", _HOW
+        )
     if not snapshot.samples_per_s:
         raise UsageError(
-            f"nothing tells how many samples the run in {name} trained a second",
+            f"the samples per second of the run in {name} are unknown",
             "Samples are counted where batches come from a DataLoader.",
         )
     return snapshot.samples_per_s

@@ -32,10 +32,10 @@ def recorded_together(directories: Sequence[Path]) -> tuple[Snapshot, RunRecord]
     found = []
     for directory in directories:
         if live_processes(directory):
-            raise UsageError(f"the run in {directory} goes on", "Wait for its end.")
+            raise UsageError(f"the run in {directory} is still going on", "Wait until it ends.")
         snapshot, record = recorded(directory)
         if not record.ranks:
-            raise UsageError(f"{directory} holds no rank of a job", "Leave it out.")
+            raise UsageError(f"{directory} holds no rank", "Omit it.")
         found.append((directory, snapshot, record))
     found.sort(key=lambda entry: entry[2].rank_numbers())
     first, _, first_record = found[0]
@@ -44,7 +44,7 @@ def recorded_together(directories: Sequence[Path]) -> tuple[Snapshot, RunRecord]
     for (one, _, record), (other, _, next_record) in pairwise(found):
         if twice := set(record.rank_numbers()) & set(next_record.rank_numbers()):
             raise UsageError(
-                f"{one} and {other} both have {rank_list(twice)}", "Name runs of different nodes of one job."
+                f"{one} and {other} both have {rank_list(twice)}", "Give runs of different nodes of one job."
             )
     codes = [snapshot.exit_code for _, snapshot, _ in found if snapshot.exit_code]
     parts = [
@@ -78,18 +78,18 @@ def _refuse_others(first: Path, record: RunRecord, other: Path, other_record: Ru
     ended, other_ended = record.job.ended_ns, other_record.job.ended_ns
     if sizes[0] != sizes[1]:
         raise UsageError(
-            f"{first} is of a job of {sizes[0]} ranks, and {other} of one of {sizes[1]}",
-            "Name runs of different nodes of one job.",
+            f"{first} belongs to a job of {sizes[0]} ranks, {other} to one of {sizes[1]}",
+            "Give runs of different nodes of one job.",
         )
     met, other_met = _meeting_place(record), _meeting_place(other_record)
     if _are_of_two_jobs(record, other_record):
         raise UsageError(
-            f"{first} and {other} are of two jobs: the ranks of one met at {met}, those of the other at {other_met}",
-            "Name runs of different nodes of one job.",
+            f"{first} and {other} belong to two jobs: one has its rendezvous at {met}, the other at {other_met}",
+            "Give runs of different nodes of one job.",
         )
     if (began > other_ended or other_began > ended) and not (other / layout.CLOCK_FILE).exists():
         raise UsageError(
-            f"{first} and {other} were recorded at different times", "Name runs of different nodes of one job."
+            f"{first} and {other} were recorded at different times", "Give runs of different nodes of one job."
         )
 
 

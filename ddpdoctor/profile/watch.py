@@ -66,7 +66,7 @@ TIMED_OUT = "timeout"
 _FAILED = ("raised", "signalled", "left-by-exit")
 _SIGNALS = 128
 """A higher exit code is that of a shell for a process that a signal has killed."""
-_NO_VERDICT = RunVerdict(state="unknown", text="nothing was looked at yet")
+_NO_VERDICT = RunVerdict(state="unknown", text="no data yet")
 
 
 def live_source(
@@ -313,10 +313,10 @@ class RunSource:
         if not code or not self._is_excused(record):
             return ""
         if self._job is not None and self._job.told_to_end:
-            return "the job was told to end"
+            return "the job was asked to stop"
         return (
-            f"the scripts of all ranks had finished; the exit code {code} comes from the end of a process after that, "
-            "where torch with gloo sometimes aborts"
+            f"the scripts of all ranks had finished; the exit code {code} comes from the shutdown after that, in "
+            "which torch with gloo sometimes aborts"
         )
 
     def _findings(self, record: RunRecord, now_ns: int, *, whole: bool) -> tuple[FindingView, ...]:
@@ -403,7 +403,7 @@ def _judged_ns(step_ns: float, ranks: int) -> int:
 
 def _without_collectives(record: RunRecord) -> RunRecord:
     """Keep from the checks what ranks told of their collectives at different moments, unless it proves something."""
-    absent = StreamState("absent", "the job goes on, so nobody asked the ranks for their collectives")
+    absent = StreamState("absent", "the job continues, so the flight recorders of the ranks were not read")
     return msgspec.structs.replace(record, collectives=(), streams={**record.streams, "collectives": absent})
 
 

@@ -47,7 +47,7 @@ def read_plan(directory: Path) -> RunPlan:
     except (FileNotFoundError, NotADirectoryError) as error:
         if not directory.is_dir():
             raise RecordError(f"there is no run directory {directory}") from error
-        raise RecordError(f"{directory} is no run directory: it holds no {layout.JOB_FILE}") from error
+        raise RecordError(f"{directory} is not a run directory: it has no {layout.JOB_FILE}") from error
     except PermissionError as error:
         raise _of_another_user(directory) from error
     except OSError as error:

@@ -12,7 +12,7 @@ from ddpdoctor.report.finding_text import finding_lines, label
 from ddpdoctor.report.layout import paragraph, to_string
 
 ECHOES = 6
-"""How many echoes are shown; the JSON has them all."""
+"""How many echoes are shown; all are in the JSON."""
 
 
 def render(examination: Examination, section: AutopsySection, width: int, *, colour: bool) -> str:
@@ -29,9 +29,9 @@ def render(examination: Examination, section: AutopsySection, width: int, *, col
         for finding in echoes[:ECHOES]:
             lines += paragraph(Text(_echo(finding, examination.root)), width, Text("  -"), indent=4)
         if len(echoes) > ECHOES:
-            lines.append(Text(f"  - and {len(echoes) - ECHOES} more, all of them in the JSON"))
+            lines.append(Text(f"  - and {len(echoes) - ECHOES} more, listed in the JSON"))
     if section.missing:
-        lines += [Text(), Text("what is missing, for the next time", "bold")]
+        lines += [Text(), Text("missing evidence; to have it next time", "bold")]
         for sentence in section.missing:
             lines += paragraph(Text(one_line(sentence)), width, Text("  -"), indent=4)
     notes = [
@@ -67,9 +67,9 @@ def what_was_read(section: AutopsySection) -> str:
 def _summary(causes: list[Finding], section: AutopsySection) -> Text:
     first = next((finding for finding in causes if finding.role == "cause"), None)
     if first is None:
-        told = "nothing that was read tells how the job died"
+        told = "nothing in the input shows how the job died"
         if section.processes:
-            told = "no rank was seen to wait for another"
+            told = "no rank was waiting for another"
         return Text(f"Inconclusive: {told}.", "bold yellow")
     certain = "First cause" if section.certain else "Probable first cause"
     return Text(f"{certain}: {one_line(first.title)}.", "bold red" if section.certain else "bold yellow")

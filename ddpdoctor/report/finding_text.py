@@ -19,7 +19,7 @@ from ddpdoctor.report.layout import GAP, cut, cut_left, paragraph, side_by_side
 EXCERPT_LINES = 4
 STACK_FRAMES = 6
 FACTS = 8
-"""How many of the facts, of the frames of a stack, and of the lines of an excerpt are shown; the JSON has them all."""
+"""How many of the facts, of the frames of a stack, and of the lines of an excerpt are shown; all are in the JSON."""
 COLUMNS = 2
 NARROWEST_COLUMN = 32
 
@@ -114,14 +114,14 @@ def _seen(finding: Finding, stacks: Sequence[Fact], root: str, width: int, seen:
         if basis not in finding.basis:
             continue
         in_columns = {fact.basis for fact in stacks} - {fact.basis for fact in shown}
-        where = ", as the columns show" if basis in in_columns else ""
+        where = ", see the columns" if basis in in_columns else ""
         lines.append(Text.assemble("  ", (f"seen {words}", "bold"), where))
         for fact in shown:
             if fact.basis == basis:
                 sentence = one_line(fact.text) + _aside(fact, finding, root)
                 lines += paragraph(Text(sentence), width, Text("    -"), indent=6)
     if len(facts) > FACTS:
-        lines.append(Text(f"    - and {len(facts) - FACTS} more facts, all of them in the JSON"))
+        lines.append(Text(f"    - and {len(facts) - FACTS} more facts, listed in the JSON"))
     return lines
 
 

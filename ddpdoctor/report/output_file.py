@@ -62,7 +62,7 @@ class OutputFile:
             else:
                 self._write_file(content)
         except FileExistsError as error:
-            raise UsageError(f"cannot write {self._name}: it came or was changed while we were at work") from error
+            raise UsageError(f"cannot write {self._name}: it was created or changed in the meantime") from error
         except OSError as error:
             raise _cannot(self._name, error) from error
 
@@ -116,8 +116,8 @@ class OutputFile:
             return
         if status.st_size > LARGEST_BYTES or not is_own_report(_content(self._name)):
             raise UsageError(
-                f"cannot write {self._name}: it exists, and it is not a report of ddpdoctor as ddpdoctor wrote it",
-                "Name another file; `--force` overwrites it.",
+                f"cannot write {self._name}: it exists and is not an unmodified ddpdoctor report",
+                "Choose another file, or overwrite it with `--force`.",
             )
 
 
@@ -131,20 +131,22 @@ def refuse_step_summary(name: str, sources: Iterable[Path]) -> None:
     """Raise UsageError when Markdown must not, or cannot, be appended to ``name``, which the environment names."""
     try:
         if _is_no_markdown(name):
-            raise UsageError(f"{STEP_SUMMARY} names {name}, which is not appended to: {_NO_MARKDOWN}", _SUMMARY_HINT)
+            raise UsageError(
+                f"{STEP_SUMMARY} names {name}, to which nothing is appended: {_NO_MARKDOWN}", _SUMMARY_HINT
+            )
         status = os.stat(name)
     except FileNotFoundError:
         parent = os.path.dirname(os.path.realpath(name))
         if os.path.isdir(parent) and os.access(parent, os.W_OK | os.X_OK):
             return
-        raise UsageError(f"{STEP_SUMMARY} names {name}, which cannot be made in {parent}", _SUMMARY_HINT) from None
+        raise UsageError(f"{STEP_SUMMARY} names {name}, which cannot be created in {parent}", _SUMMARY_HINT) from None
     except (OSError, ValueError) as error:
         raise UsageError(f"{STEP_SUMMARY} names {name}: {_reason(error)}", _SUMMARY_HINT) from error
     if stat.S_ISCHR(status.st_mode):
         return
     problem = _is_code(name, status, sources) or _is_no_summary(name, status)
     if problem:
-        raise UsageError(f"{STEP_SUMMARY} names {name}, which is not appended to: {problem}", _SUMMARY_HINT)
+        raise UsageError(f"{STEP_SUMMARY} names {name}, to which nothing is appended: {problem}", _SUMMARY_HINT)
 
 
 def append_step_summary(name: str, content: bytes, sources: Iterable[Path]) -> None:
@@ -157,10 +159,10 @@ def append_step_summary(name: str, content: bytes, sources: Iterable[Path]) -> N
         os.close(descriptor)
 
 
-_SUMMARY_HINT = f"Unset {STEP_SUMMARY}, or let it name the file that the runner made."
+_SUMMARY_HINT = f"Unset {STEP_SUMMARY}, or point it to the file that the runner created."
 
 
-_NO_MARKDOWN = "it is no Markdown by its name"
+_NO_MARKDOWN = "its name is not that of a Markdown file"
 
 
 def _is_no_markdown(name: str) -> bool:
@@ -180,7 +182,7 @@ def _is_no_summary(name: str, status: os.stat_result) -> str:
         return ""
     content = _content(name) if status.st_size <= LARGEST_BYTES else b"\0"
     if status.st_mode & 0o111 or content.startswith(b"#!") or b"\0" in content or _holds_code(content):
-        return "it holds a program or data, and no Markdown"
+        return "it holds a program or data, not Markdown"
     return ""
 
 
@@ -208,7 +210,7 @@ def _is_code(name: str, status: os.stat_result, sources: Iterable[Path]) -> str:
     for source in sources:
         try:
             if os.path.samestat(os.stat(source), status):
-                return "it is the script to be examined"
+                return "it is the script under examination"
         except (OSError, ValueError):
             continue
     real = Path(os.path.realpath(name))
@@ -224,7 +226,7 @@ def _kind(mode: int) -> str:
         return "a block device"
     if stat.S_ISSOCK(mode):
         return "a socket"
-    return "a pipe" if stat.S_ISFIFO(mode) else "no regular file"
+    return "a pipe" if stat.S_ISFIFO(mode) else "not a regular file"
 
 
 def _content(name: str) -> bytes:
@@ -278,7 +280,7 @@ def _opened(name: str, *, pipe: bool) -> int:
             if error.errno != errno.ENXIO:
                 raise
             if time.monotonic() > until_s:
-                raise OSError(errno.ENXIO, "nobody reads from this pipe", name) from error
+                raise OSError(errno.ENXIO, "the pipe has no reader", name) from error
         time.sleep(0.05)
 
 

@@ -35,7 +35,9 @@ def write_result(text: str) -> None:
 def demand_stdout() -> None:
     """Raise UsageError when a result could not be written to stdout."""
     if sys.stdout is None:
-        raise UsageError("cannot write to the standard output: it is closed", "`-o FILE` writes the report to a file.")
+        raise UsageError(
+            "cannot write to the standard output: it is closed", "`-o FILE` writes the report to a file instead."
+        )
 
 
 def occupy_closed() -> None:
@@ -59,7 +61,7 @@ def read_stdin(at_most_bytes: int) -> bytes:
     except (OSError, ValueError) as error:
         raise UsageError(f"the standard input cannot be read: {error}") from error
     if len(content) > at_most_bytes:
-        raise UsageError(f"the standard input has more than {at_most_bytes:,} bytes, which no script has")
+        raise UsageError(f"the standard input has more than {at_most_bytes:,} bytes, too many for a script")
     return content
 
 

@@ -35,9 +35,9 @@ def mark_of(item: pytest.Item) -> DdpMark:
         pytest.fail(f"the mark `ddp` takes nproc, timeout, device and init: {error}", pytrace=False)
     asked = DdpMark(*given.args, **given.kwargs)
     if type(asked.nproc) is not int or not 1 <= asked.nproc <= MOST_RANKS:
-        pytest.fail(f"the mark `ddp` wants 1 to {MOST_RANKS} ranks, not {asked.nproc!r}", pytrace=False)
+        pytest.fail(f"the mark `ddp` needs 1 to {MOST_RANKS} ranks, not {asked.nproc!r}", pytrace=False)
     if not isinstance(asked.timeout, (int, float)) or not 0 < asked.timeout < math.inf:
-        pytest.fail(f"the mark `ddp` wants a timeout in seconds, not {asked.timeout!r}", pytrace=False)
+        pytest.fail(f"the mark `ddp` needs a timeout in seconds, not {asked.timeout!r}", pytrace=False)
     if asked.device not in get_args(Device):
         known = ", ".join(get_args(Device))
         pytest.fail(f"the mark `ddp` knows the devices {known}, not {asked.device!r}", pytrace=False)

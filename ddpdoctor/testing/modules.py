@@ -26,7 +26,7 @@ def _import(name: str, path: str, *, rewrite: bool) -> ModuleType:
     parent = _parent(name.rpartition(".")[0], Path(path).parent)
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None:
-        raise ImportError(f"{path} is no Python file")
+        raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     source = Path(path).read_bytes()
     tree = ast.parse(source, filename=path)

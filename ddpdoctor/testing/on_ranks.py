@@ -54,7 +54,7 @@ def refuse(item: pytest.Item) -> None:
     if not sys.platform.startswith("linux"):
         pytest.fail(f"the mark `ddp` needs Linux, and this is {sys.platform}", False)
     if not isinstance(item, pytest.Function) or not hasattr(item, "funcargs") or _is_unittest(item):
-        pytest.fail("the mark `ddp` is for test functions, and for methods of classes that are no TestCase", False)
+        pytest.fail("the mark `ddp` is for test functions, and for methods of classes other than TestCase", False)
     if inspect.iscoroutinefunction(item.obj) or inspect.isasyncgenfunction(item.obj):
         pytest.fail("the mark `ddp` cannot run a coroutine: write `asyncio.run(...)` in the test's body", False)
     if mark.device == "cuda" and (there := _gpus()) < mark.nproc:
@@ -129,7 +129,7 @@ def _pickled(item: pytest.Function) -> bytes:
             lines.append(f"{what} cannot be sent to the ranks: {type(value).__name__}: {error}")
     raise RanksFailed(
         "; ".join(lines) + "\nFixtures and parameters are made in pytest's own process and pickled for the ranks: make"
-        " what does not pickle in the test's body, or hand over what it is made of.",
+        " what does not pickle in the test's body, or pass its ingredients.",
         pytrace=False,
     )
 

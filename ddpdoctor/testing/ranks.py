@@ -44,7 +44,7 @@ class NotYetKnown:
 
 _EARLY = (
     "ddp_rank is known on the ranks only: fixtures are made once, in pytest's own process. "
-    "Hand it on as it is, or use it in the body of a test that is marked with `ddp`."
+    "Pass it on as it is, or use it in the body of a test that is marked with `ddp`."
 )
 _here: list[DdpRank] = []
 

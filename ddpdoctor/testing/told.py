@@ -33,7 +33,7 @@ def _first_line(end: TestEnd, outcomes: Sequence[str], mark: DdpMark) -> str:
         return f"{_ranks(own, mark.nproc)} failed: {next(iter(own.values()))}{aside}"
     if end.stopped == "time-limit":
         where = f": {end.verdict}" if end.verdict else ""
-        return f"the ranks had not ended after {mark.timeout:g} s{where}"
+        return f"the ranks had not finished after {mark.timeout:g} s{where}"
     if end.verdict:
         return end.verdict
     if gone:

@@ -163,17 +163,19 @@ def _notes(observed: Observed, model: Model) -> list[str]:
     if abs(model.error) > 0.05:
         notes.append(
             f"the replay of the run itself is {abs(model.error):.0%} off ({milliseconds_text(model.unchanged.mean_ns)} "
-            f"for {milliseconds_text(observed.step_ns)}): the intervals are wider for it"
+            f"for {milliseconds_text(observed.step_ns)}): the intervals are wider for that"
         )
     if len(observed.gradients.layout_bytes) < 2:
         notes.append(
-            "the run had one bucket of gradients, so it does not tell how they get ready in backward: in proportion to "
+            "the run had one bucket of gradients, so when they become ready in backward is unknown: in proportion to "
             "their bytes is assumed"
         )
     if any(wrap.communication_hook for wrap in observed.record.wraps):
-        notes.append("a communication hook of the script reduces the gradients: its cost is part of the links'")
+        notes.append(
+            "a communication hook of the script reduces the gradients: its cost is counted as part of the links"
+        )
     if observed.on_device and observed.nodes == 1:
-        notes.append("on GPUs the model has not been compared with changed runs yet")
+        notes.append("on GPUs, the model has not been validated against changed runs yet")
     return notes
 
 

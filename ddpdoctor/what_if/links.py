@@ -97,11 +97,11 @@ def fit(
     else:
         spread = (link(0.0), link(UNSURE * assumed_ns))
         ground = (
-            f"the run has no small all-reduce, so latency ({best.latency_ns / 1e6:.2f} ms taken) and bandwidth are "
-            "not told apart and the intervals are wider"
+            f"the run has no small all-reduce, so latency ({best.latency_ns / 1e6:.2f} ms taken) and bandwidth cannot "
+            "be separated, and the intervals are wider"
         )
     speed = f"bandwidth of {best.bytes_per_s / 1e6:,.0f} MB/s from what was exposed" if best.ns_per_byte else ""
-    ground = f"{ground}; {speed}" if speed else f"{ground}; the bytes themselves cost nothing that can be seen"
+    ground = f"{ground}; {speed}" if speed else f"{ground}; the bytes themselves have no measurable cost"
     return Fit(best=best, likely=(best, *spread), ground=ground, splits=small_ns is not None)
 
 

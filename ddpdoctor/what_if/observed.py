@@ -90,9 +90,9 @@ def _observe(key: ByIdentity[RunRecord]) -> Observed:
     common = len(places[0])
     if common < FEWEST_STEPS:
         raise NoGround(
-            f"the run is too short: {common} steps were measured on all ranks after the warm-up, and it takes "
-            f"{FEWEST_STEPS}",
-            "Profile a longer run of the same job.",
+            f"the run is too short: {common} steps were measured on all ranks after the warm-up, and at least "
+            f"{FEWEST_STEPS} are needed",
+            "Profile a longer run of the job.",
         )
     tracks = {track.rank: track for track in record.step_tracks}
     first = measured[0].rank
@@ -102,8 +102,8 @@ def _observe(key: ByIdentity[RunRecord]) -> Observed:
     )
     if gradients is None or not any(tracks[first].buckets):
         raise NoGround(
-            "the run reduced no gradients in buckets: nothing was wrapped in DistributedDataParallel, or no backward "
-            "of it synchronised",
+            "the run reduced no gradients in buckets: no model was wrapped in DistributedDataParallel, or no backward "
+            "was synchronised",
             "A prediction replays DDP's buckets; profile a job whose model is wrapped in it.",
         )
     sampled = [
@@ -113,8 +113,9 @@ def _observe(key: ByIdentity[RunRecord]) -> Observed:
     ]
     if len(sampled) < FEWEST_SAMPLED:
         raise NoGround(
-            f"DDP's logger measured the communication of {len(sampled)} steps, and it takes {FEWEST_SAMPLED}",
-            "Steps shorter than 25 ms are sampled once in ten: profile a longer run of the same job.",
+            f"DDP's logger measured the communication of {len(sampled)} steps, and at least {FEWEST_SAMPLED} are "
+            "needed",
+            "Of steps shorter than 25 ms, one in ten is sampled: profile a longer run of the same job.",
         )
     meetings = explicit_meetings(record)
     held = _held_in_meetings(meetings)
@@ -178,22 +179,22 @@ def _demand_ranks(record: RunRecord, measured: Sequence[RankSteps]) -> None:
     world_size = record.job.world_size or len(record.ranks)
     if not measured:
         raise NoGround(
-            "no step of the run was measured", "Profile a job that trains; `ddpdoctor report` says what was recorded."
+            "no step of the run was measured", "Profile a job that trains; `ddpdoctor report` shows what was recorded."
         )
     if world_size < 2:
         raise NoGround(
-            "the run is of one rank, which has nobody to send gradients to: nothing in it tells what more would cost",
+            "the run has one rank, which sends no gradients: it does not show what more ranks would cost",
             "Profile it on two ranks or more; `ddpdoctor scaling` compares numbers of ranks.",
         )
     missing = sorted(set(range(world_size)) - {steps.rank for steps in measured})
     if missing:
         raise NoGround(
-            f"{rank_list(missing)} of {world_size} left no measured steps, and the slowest rank makes the step",
-            "Profile all ranks: PYTHONPATH and DDPDOCTOR_RUN have to reach each of them.",
+            f"{rank_list(missing)} of {world_size} left no measured steps, and the slowest rank determines the step",
+            "Profile all ranks: PYTHONPATH and DDPDOCTOR_RUN must reach each of them.",
         )
     if len(replica_sets(record)) > 1:
         raise NoGround(
-            f"the ranks average gradients in {len(replica_sets(record))} groups, and a replay knows one",
+            f"the ranks average gradients in {len(replica_sets(record))} groups, and a replay models one",
             "Predictions are made for jobs whose ranks all hold the same model.",
         )
 

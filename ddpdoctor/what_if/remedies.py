@@ -110,8 +110,8 @@ def _straggler(observed: Observed, settings: Settings) -> Remedy:
     return Remedy(
         settings=settings,
         title=f"{rank_list(late)} no slower than the others" if late else "no straggler",
-        do="find what makes it late: `ddpdoctor report` names the phase",
-        note="the rank in the middle stands for all",
+        do="find what makes it late: `ddpdoctor report` shows the phase",
+        note="the median rank represents all",
     )
 
 
@@ -120,7 +120,7 @@ def _workers(observed: Observed, settings: Settings) -> Remedy:
     return Remedy(
         settings=settings,
         title=f"num_workers={settings.workers}",
-        memory=f"{count(settings.workers or 0, 'process', 'processes')} a rank, with the batches that they prefetch",
+        memory=f"{count(settings.workers or 0, 'process', 'processes')} per rank, plus the batches that they prefetch",
         do=f"DataLoader(..., num_workers={settings.workers}, persistent_workers=True)",
         location=_site(observed, -1 if loader is None else loader.site),
         note="as long as there are cores and disk for them",
@@ -146,8 +146,10 @@ def _accumulation(observed: Observed, settings: Settings) -> Remedy:
         title=f"accumulation={settings.accumulation}: micro-batches under no_sync",
         semantics=""
         if same
-        else f"{(settings.accumulation or 1) / observed.micro_batches:.3g} times as large a batch: learning rate and "
-        "schedule have to follow",
+        else (
+            f"{(settings.accumulation or 1) / observed.micro_batches:.3g} times as large a batch: adjust learning "
+            "rate and schedule"
+        ),
         do="`with model.no_sync():` around forward and backward of all micro-batches but the last",
         location=_site(observed, next((f.site for f in forwards if f.gradients and f.training), -1)),
         note="explicit collectives and code between the phases are taken to run for each micro-batch",
@@ -180,7 +182,7 @@ def _unused(observed: Observed, settings: Settings) -> Remedy:
     static = bool(settings.static_graph)
     return Remedy(
         settings=settings,
-        semantics="the graph has to be the same in every step" if static else "each step has to use all parameters",
+        semantics="the graph must be the same in every step" if static else "each step must use all parameters",
         do=f"DistributedDataParallel(..., {'static_graph=True' if static else 'find_unused_parameters=False'})",
         location=_wrap_line(observed),
         note="at least: the search through the graph is saved as well, and was not measured",

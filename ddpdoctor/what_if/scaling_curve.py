@@ -78,7 +78,7 @@ def _serial(model: Model) -> str:
     shrinking = fmean(fmean(times.data_wait) + fmean(times.forward) + fmean(times.backward) for times in ranks)
     share = fixed / (fixed + shrinking) if fixed + shrinking else 0.0
     if share < 0.001:
-        return "nothing of a rank's own step stays when its batch shrinks, as far as the run tells"
+        return "nothing of a rank's own step stays when its batch shrinks, as far as the run shows"
     return (
         f"{share:.1%} of a rank's own step (optimizer and code between the phases) stays when its batch shrinks: one "
         f"batch is trained at most {1 / share:,.0f} times as fast as by one rank, however many there are (Amdahl)"

@@ -64,7 +64,7 @@ def scenario(observed: Observed, settings: Settings, assumption: Assumption) -> 
     if settings.host_syncs == "dropped":
         saved = dict(zip([times.rank for times in ranks], host_sync_ns(observed), strict=True))
         if not any(saved.values()):
-            raise NoGround("no reads of results from a GPU were seen in the run", "They are looked for on GPUs only.")
+            raise NoGround("no reads of results from a GPU were seen in the run", "They are recorded on GPUs only.")
         ranks = tuple(_less_other(times, assumption.syncs * saved[times.rank]) for times in ranks)
     link, ranks, samples = _on_ranks(observed, settings, assumption.link, ranks)
     link = _faster(link, settings)
@@ -170,9 +170,7 @@ def _supply(observed: Observed, settings: Settings, ranks: Sequence[RankTimes], 
     assert settings.workers is not None
     seen = _workers_seen(observed)
     if seen is None:
-        raise NoGround(
-            "no DataLoader was seen in the run, so nothing tells what its workers do", "Leave `workers` out."
-        )
+        raise NoGround("no DataLoader was seen in the run, so what its workers do is unknown", "Omit `workers`.")
     found = []
     for times in ranks:
         waited = fmean(times.data_wait)
@@ -215,13 +213,13 @@ def _on_ranks(
     if nodes > wanted or wanted % nodes:
         raise UsageError(
             f"{wanted} ranks cannot be divided evenly among {nodes} nodes",
-            f"The run had {per_node} on a node; `--set nodes=N` says how many nodes there shall be.",
+            f"The run had {per_node} on a node; `--set nodes=N` sets the number of nodes.",
         )
     between = settings.internode_gbit_per_s
     if nodes > 1 and observed.nodes < 2 and between is None:
         raise NoGround(
-            f"the run was on one node and tells nothing of the links between {nodes} nodes",
-            "Say what they carry: `--set internode_gbit_per_s=100`; or `--set nodes=1`.",
+            f"the run was on one node and does not show the links between {nodes} nodes",
+            "Set their bandwidth: `--set internode_gbit_per_s=100`; or `--set nodes=1`.",
         )
     latency_us = settings.internode_latency_us
     link = links.on_other_ranks(
@@ -292,9 +290,7 @@ def _layout(observed: Observed, settings: Settings, assumption: Assumption) -> t
 def rebuilt(gradients: Gradients, cap_mb: float, *, first_bytes: int = 0) -> tuple[int, ...]:
     """Return the buckets under another cap; raises NoGround where the parameters were not recorded."""
     if not gradients.sizes_bytes:
-        raise NoGround(
-            "the sizes of the parameters were not recorded, so nothing tells what buckets another cap would make"
-        )
+        raise NoGround("the sizes of the parameters were not recorded, so the buckets of another cap are unknown")
     return layout_with(gradients.sizes_bytes, cap_mb, first_bytes=first_bytes)
 
 

@@ -47,7 +47,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     internode_gbit_per_s: float | None = None
     internode_latency_us: float | None = None
     scaling: Scaling | None = None
-    """With other ``ranks``: the same batch on each rank (weak), or the same batch in all (strong)."""
+    """With other ``ranks``: the same batch on each rank (weak), or the same global batch (strong)."""
 
     def named(self) -> dict[str, Any]:
         """Return the settings that are set, by name."""
@@ -81,7 +81,8 @@ def parse(words: Iterable[str]) -> Settings:
             found[name] = _READERS[name](value.strip().lower())
         except ValueError as error:
             raise UsageError(
-                f"--set {word}: {error if str(error) else 'that cannot be'}", f"Write `--set {name}={_EXAMPLES[name]}`."
+                f"--set {word}: {error if str(error) else 'that is not possible'}",
+                f"Write `--set {name}={_EXAMPLES[name]}`.",
             ) from error
     settings = Settings(**found)
     if settings.nodes is not None and settings.ranks is not None and settings.ranks % settings.nodes:
@@ -100,9 +101,9 @@ def _whole(least: int, most: int) -> Callable[[str], int]:
         try:
             value = int(text)
         except ValueError as error:
-            raise ValueError("it takes a whole number") from error
+            raise ValueError("expected a whole number") from error
         if not least <= value <= most:
-            raise ValueError(f"it takes a whole number from {least:,} to {most:,}")
+            raise ValueError(f"expected a whole number from {least:,} to {most:,}")
         return value
 
     return read
@@ -113,9 +114,9 @@ def _number(least: float, most: float) -> Callable[[str], float]:
         try:
             value = float(text)
         except ValueError as error:
-            raise ValueError("it takes a number") from error
+            raise ValueError("expected a number") from error
         if not least <= value <= most:
-            raise ValueError(f"it takes a number from {least:g} to {most:g}")
+            raise ValueError(f"expected a number from {least:g} to {most:g}")
         return value
 
     return read
@@ -123,14 +124,14 @@ def _number(least: float, most: float) -> Callable[[str], float]:
 
 def _flag(text: str) -> bool:
     if text not in ("true", "false"):
-        raise ValueError("it takes true or false")
+        raise ValueError("expected true or false")
     return text == "true"
 
 
 def _word(*words: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text not in words:
-            raise ValueError(f"it takes {' or '.join(words)}")
+            raise ValueError(f"expected {' or '.join(words)}")
         return text
 
     return read

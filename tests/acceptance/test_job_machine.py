@@ -102,7 +102,7 @@ def test_a_job_that_is_too_large_for_its_machines_is_told_so_before_launch(tmp_p
     steps = report["rehearsal"]["steps"]
     assert hot["evidence"][0]["numbers"] == {"calls": steps, "steps": steps, "bytes_per_call": 4}
     assert (unseen["basis"], unseen["locations"][0]["line"]) == (["source"], line_of("# never reached"))
-    assert unseen["unconfirmed"].startswith("not rehearsed: no rank came to")
+    assert unseen["unconfirmed"].startswith("not rehearsed: no rank reached")
 
 
 def test_a_job_that_fits_its_machines_is_clean(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_an_interpreter_that_drops_the_probe_leaves_the_rehearsal_inconclusive(t
     assert code == 3
     assert report["rehearsal"]["reason"].startswith("0 of 2 ranks reported")
     assert "-I" in report["rehearsal"]["hint"]
-    assert any("as torchrun starts it" in note for note in report["rehearsal"]["notes"])
+    assert any("as by torchrun" in note for note in report["rehearsal"]["notes"])
 
 
 SPAWN = """

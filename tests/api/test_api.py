@@ -89,12 +89,12 @@ def test_what_cannot_be_examined_is_a_usage_error(script: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"nproc": 0}, "nproc is a number of ranks from"),
-        ({"batches": 0}, "batches is the number"),
-        ({"batch_size": -1}, "batch_size is a number of samples"),
+        ({"nproc": 0}, "nproc must be a number of ranks from"),
+        ({"batches": 0}, "batches must be the number"),
+        ({"batch_size": -1}, "batch_size must be a number of samples"),
         ({"batch_size": "big"}, "batch_size is one of auto, keep, not 'big'"),
-        ({"time_limit_s": float("nan")}, "time_limit_s is a number of seconds above 0, not nan"),
-        ({"stall_after_s": 0.1}, "stall_after_s is a number of seconds from 1 on"),
+        ({"time_limit_s": float("nan")}, "time_limit_s must be a number of seconds above 0, not nan"),
+        ({"stall_after_s": 0.1}, "stall_after_s must be a number of seconds, at least 1"),
         ({"device": "tpu"}, "device is one of auto, cpu, cuda, stand-in, not 'tpu'"),
         ({"stress": ["heat"]}, "stress is one of .*, not 'heat'"),
         ({"fail_on": "typo"}, "fail_on is one of error, warning, advice, not 'typo'"),

@@ -151,7 +151,7 @@ def test_a_pipe_is_read_and_one_that_nobody_writes_to_is_not_waited_for(
     monkeypatch.setattr(inputs, "PIPE_PATIENCE_S", 0.2)
     examination = examined(pipe)
     assert examination.exit_code is ExitCode.INCONCLUSIVE
-    assert "a pipe that nobody writes to" in examination.notes[0]
+    assert "a pipe without a writer" in examination.notes[0]
 
 
 def test_stdin_is_read_as_a_file_is(good: Path) -> None:
@@ -197,7 +197,7 @@ def test_an_error_file_that_is_no_json_costs_a_sentence(tmp_path: Path, good: Pa
     bad = tmp_path / "error.json"
     bad.write_text('{"message": {"py_callstack"' + "[" * 200_000)
     examination = examined(bad, good)
-    assert "no error file" in examination.notes[0]
+    assert "not a torchelastic error file" in examination.notes[0]
     assert examination.findings[0].ranks == (1,)
 
 
@@ -213,7 +213,7 @@ def test_the_json_has_the_first_cause_first_and_says_what_is_an_echo(
 
 def test_without_a_path_the_command_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["autopsy"]) == ExitCode.ERROR
-    assert "no log and no dump was named" in capsys.readouterr().err
+    assert "no log or dump was given" in capsys.readouterr().err
 
 
 def test_an_autopsy_needs_no_torch_and_no_screen(good: Path) -> None:

@@ -151,7 +151,7 @@ def test_a_damaged_dump_costs_a_sentence_and_a_doubt(damage: str, tmp_path: Path
     broken = {"cut": whole[:87], "empty": b"\x80\x02.", "bits": whole[:60] + b"\xff\xfe" + whole[62:]}[damage]
     (tmp_path / "dump_rank_3").write_bytes(broken)
     examination = examined(tmp_path)
-    assert "dump_rank_3 is no usable dump" in examination.notes[0]
+    assert "dump_rank_3 is not a usable dump" in examination.notes[0]
     assert (examination.findings[0].ranks, bool(examination.findings[0].doubt)) == ((3,), True)
 
 
@@ -188,7 +188,7 @@ def test_a_dump_larger_than_any_recorder_writes_is_not_read(tmp_path: Path, monk
     monkeypatch.setattr("ddpdoctor.postmortem.dumps.dump_files.LARGEST_BYTES", 100)
     monkeypatch.setattr(dumps, "LARGEST_BYTES", 100)
     of_job(tmp_path, {0: [called(1)]})
-    assert "no usable dump" in examined(tmp_path).notes[0]
+    assert "not a usable dump" in examined(tmp_path).notes[0]
 
 
 def test_time_stamps_that_look_like_marks_do_not_make_equal_dumps_differ() -> None:
@@ -216,4 +216,4 @@ def test_equal_dumps_of_many_ranks_are_unpickled_once(tmp_path: Path, monkeypatc
 
 def test_a_file_whose_name_tells_no_rank_is_told(tmp_path: Path) -> None:
     (tmp_path / "trace.pkl").write_bytes(pickle.dumps(dump_of(0, 2, 50, "size", 1, __import__("random").Random(0))))
-    assert "whose dump it is" in examined(tmp_path).notes[0]
+    assert "a name without a rank" in examined(tmp_path).notes[0]

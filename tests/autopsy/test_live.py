@@ -54,7 +54,7 @@ def test_one_rank_outside_is_the_one_that_the_others_wait_for() -> None:
 
 def test_a_rank_at_work_leaves_a_doubt() -> None:
     parted = parted_stacks(record_of(seen(BARRIER, at(5), moving=(1,))))
-    assert parted is not None and "at work" in parted[2]
+    assert parted is not None and "busy" in parted[2]
 
 
 def test_a_backward_that_computes_is_no_wait() -> None:
@@ -83,7 +83,7 @@ def test_sixty_three_alike_read_as_one(capsys: pytest.CaptureFixture[str], monke
     monkeypatch.setattr("ddpdoctor.autopsy.live_job.look", lambda pids, *, native: seen(*[BARRIER] * 63, at(5)))
     assert main(["autopsy", "--live"]) == ExitCode.FINDINGS
     shown = capsys.readouterr().out
-    assert "rank 63 stands at train.py:5 while ranks 0-62 wait in barrier at train.py:9" in " ".join(shown.split())
+    assert "rank 63 is stuck at train.py:5 while ranks 0-62 wait in barrier at train.py:9" in " ".join(shown.split())
     assert len(shown.splitlines()) < 60
 
 
@@ -116,7 +116,7 @@ def test_where_the_kernel_refuses_the_way_out_is_named(tmp_path: Path, monkeypat
     ("words", "sentence"),
     [
         (["--live", "999999999"], "there is no process"),
-        (["--live", "train.py"], "is no pid"),
+        (["--live", "train.py"], "is not a pid"),
         (["--hosts", "a", "x.log"], "`--hosts` goes with `--live`"),
         (["--native", "x.log"], "`--native` goes with `--live`"),
         (["--live", str(os.getpid())], "no rank is among"),
@@ -140,7 +140,7 @@ def test_several_hosts_are_asked_over_ssh_and_one_that_is_down_costs_a_sentence(
     examination = live_autopsy(AutopsyRequest(paths=()), (), ("node1", "node2", "node3"))
     assert examination.findings[0].ranks == (1,)
     assert "node3 did not answer" in examination.notes[0]
-    assert "2 of 3 ranks were looked at" in examination.notes[1]
+    assert "2 of 3 ranks were examined" in examination.notes[1]
 
 
 @pytest.mark.parametrize("job", HANGS[:1], ids=lambda job: job.name)

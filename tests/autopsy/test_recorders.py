@@ -151,7 +151,7 @@ def test_what_a_server_says_is_hostile_input(content: bytes) -> None:
     seen = [Seen(RunningRank(rank=0, pid=1, world_size=1), Look(frames=BARRIER), Recording(content=content))]
     record, notes = with_recordings(record_of(seen), seen)
     assert not record.collectives
-    assert len(notes) == 1 and "rank 0: what its flight recorder says cannot be used" in notes[0]
+    assert len(notes) == 1 and "rank 0: its flight recorder cannot be used" in notes[0]
 
 
 def test_the_cpp_stack_is_told_where_it_is_asked_for(tmp_path: Path) -> None:

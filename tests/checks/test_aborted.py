@@ -174,7 +174,7 @@ def test_one_line_with_other_sizes_is_a_mismatch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "advice", "not_advice"), [(None, "who ended that process", "dmesg"), (9, "dmesg", "x")]
+    ("number", "advice", "not_advice"), [(None, "what ended that process", "dmesg"), (9, "dmesg", "x")]
 )
 def test_a_rank_killed_in_a_call_that_fits_was_killed(number: int | None, advice: str, not_advice: str) -> None:
     matching = job()

@@ -47,7 +47,7 @@ def accumulated(micro_steps: int, steps: int = 3, *, cleared: bool = True, late:
 def test_every_reduction_but_the_last_of_a_step_is_in_vain() -> None:
     finding = one(missing_no_sync.in_run(accumulated(4).seen()))
     assert (finding.severity, finding.locations[0].line) == (Severity.WARNING, BACKWARD_LINE)
-    assert finding.title.endswith("all gradients of Net: 12.0 kB a step are sent in vain")
+    assert finding.title.endswith("all gradients of Net: 12.0 kB a step are sent for nothing")
     assert finding.evidence[0].numbers["reductions_per_step"] == 4
 
 
@@ -103,7 +103,7 @@ def with_tail(end: str, then: str, left: int = 1, batches: int = 8) -> RunRecord
     return job.seen()
 
 
-@pytest.mark.parametrize(("then", "fate"), [("clears", "away"), ("adds", "next pass"), ("finishes", "away")])
+@pytest.mark.parametrize(("then", "fate"), [("clears", "discarded"), ("adds", "next pass"), ("finishes", "discarded")])
 def test_the_end_of_a_whole_pass_without_a_step_is_advice(then: str, fate: str) -> None:
     finding = one(accumulation_tail.in_run(with_tail("exhausted", then, left=2)))
     assert (finding.severity, finding.locations[0].line) == (Severity.ADVICE, STEP_LINE)
@@ -185,7 +185,7 @@ def test_batch_norms_that_were_converted_late_are_an_error() -> None:
     job = Replicas()
     changes = tuple(WrapChange(rank=rank, wrap=0, site=job.site(40), late_batch_norms=2) for rank in job.ranks)
     finding = one(syncbn_after_wrap.in_run(job.seen(wrap_changes=changes)))
-    assert finding.title == "2 SyncBatchNorm layers came into Net after DDP had taken note of it"
+    assert finding.title == "2 SyncBatchNorm layers came into Net after DDP had wrapped it"
 
 
 def failed(message: str, **fields: Any) -> RunRecord:
@@ -203,7 +203,7 @@ def test_a_parameter_marked_twice_is_named_by_its_index_and_takes_the_place_of_t
     message = "Expected to mark a variable ready only once. … Parameter at index 1 has been marked as ready twice."
     record = failed(message, traceback='File "/x/torch/utils/checkpoint.py", line 3, in backward')
     finding = one(parameter_ready_twice.in_run(record))
-    assert finding.title == "the gradient of head.weight came twice in one backward: reentrant checkpoints share it"
+    assert finding.title == "the gradient of head.weight arrived twice in one backward: reentrant checkpoints share it"
     assert ([place.line for place in finding.locations], finding.ranks) == ([66, WRAP_LINE], (1,))
     assert "use_reentrant=False" in finding.remedy
     assert list(root_exception.in_run(record)) == []

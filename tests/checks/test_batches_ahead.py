@@ -46,8 +46,8 @@ def test_a_rank_that_passes_over_a_batch_is_told_while_the_job_goes_on() -> None
     (finding,) = said(job_with(r1_s20=2))
     assert (finding.code, finding.severity, finding.ranks) == ("DDP312", Severity.WARNING, (1,))
     assert finding.title == (
-        "rank 1 drew 2 batches for step 20, the others 1: it trains on other batches than the others from there on, "
-        "and in the end it will be a step short, unless they pass over as many"
+        "rank 1 drew 2 batches for step 20, the others 1: from there on it trains on different batches than the "
+        "others, and it will be a step short at the end unless they skip as many"
     )
     assert [place.line for place in finding.locations] == [12]
 

@@ -50,8 +50,8 @@ def hot(steps: int, barriers: tuple[int, ...], loader: int = -1) -> JobBuilder:
 def test_a_barrier_in_every_step_is_told_with_its_number() -> None:
     finding = only(barrier_in_hot_loop.in_run(hot(6, (1, 2, 3, 4, 5, 6)).record()))
     assert finding.title == (
-        "every training step waits in barrier at train.py:70: 6 calls in 6 steps of each rank, though backward "
-        "synchronises the ranks already"
+        "every training step waits in barrier at train.py:70: 6 calls in 6 steps of each rank, although backward "
+        "already synchronises the ranks"
     )
 
 
@@ -142,7 +142,7 @@ def test_a_sleep_is_as_bad_as_it_is_long(sleep_s: int, severity: Severity) -> No
     assert finding.title.startswith("rank 1 sleeps at an unknown line for another")
 
 
-@pytest.mark.parametrize(("sleep_ms", "remedy"), [(400, "See what the loop around"), (60_000, "Sleep less")])
+@pytest.mark.parametrize(("sleep_ms", "remedy"), [(400, "Check what the loop around"), (60_000, "Sleep less")])
 def test_a_short_sleep_of_a_rank_that_stood_long_is_taken_for_a_loop_that_waits(sleep_ms: int, remedy: str) -> None:
     job = healthy_job()
     job.groups[0] = Group(ranks=(0, 1), timeout_ns=1_800_000_000_000)
@@ -161,8 +161,8 @@ def test_a_rank_that_asks_for_a_file_while_nothing_moves_is_a_warning_that_names
     job.of_rank[1] |= {"stuck": True, "polls_for": "/data/cache/READY"}
     finding = only(hang.in_run(job.record()))
     assert finding.severity == Severity.WARNING
-    assert finding.title.startswith("rank 1 asks again and again at an unknown line whether READY is there while rank")
-    assert "it must before it waits in a collective that rank 1 comes to later" in finding.remedy
+    assert finding.title.startswith("rank 1 polls at an unknown line for READY while rank")
+    assert "must do so before it waits in a collective that rank 1 reaches later" in finding.remedy
 
 
 def test_a_stopped_rank_is_told_to_be_stopped() -> None:
@@ -198,8 +198,8 @@ def test_a_wait_says_who_waited_for_whom_and_against_which_timeout() -> None:
         ),
         (
             "params[2] in this process with sizes [8, 8] appears not to match sizes of the same param in process 0.",
-            "the ranks build DDP from different models: parameter 2 has the shape [8, 8] on rank 1 and another one on "
-            "rank 0",
+            "the ranks build DDP from different models: parameter 2 has the shape [8, 8] on rank 1 and a different "
+            "one on rank 0",
         ),
         (DIFFER.format(0), ""),
         (DIFFER.format(139730345984), ""),
@@ -221,4 +221,4 @@ def test_a_reduced_loss_and_a_call_of_an_outsider_are_told_by_line() -> None:
     calls = (OutsiderCall(rank=1, operation="all_reduce", site=job.site(55)),)
     finding = only(subset_new_group.in_run(job.record(outsider_calls=calls)))
     assert (finding.severity, finding.ranks) == (Severity.WARNING, (1,))
-    assert finding.title == "rank 1 calls all_reduce at train.py:55 on a group without it, which does nothing there"
+    assert finding.title == "rank 1 calls all_reduce at train.py:55 on a group without it, which has no effect there"

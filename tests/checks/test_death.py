@@ -67,7 +67,7 @@ def lose_peer(job: JobBuilder, *ranks: int) -> JobBuilder:
     [
         (signal.SIGKILL, "rank 1 was killed by SIGKILL", "dmesg"),
         (signal.SIGSEGV, "rank 1 was killed by SIGSEGV", "core dump"),
-        (None, "the process of rank 1 was gone without an exception or an exit", "dmesg"),
+        (None, "the process of rank 1 ended without an exception or an exit code", "dmesg"),
     ],
 )
 def test_the_rank_that_was_killed_is_named_and_not_those_that_lost_it(
@@ -162,8 +162,8 @@ def test_a_timeout_names_the_rank_that_did_not_come_by_the_calls() -> None:
     )
     (finding,) = collective_timeout.in_run(measured.record(ranks=ranks))
     assert isinstance(finding, Finding)
-    assert finding.title == "ranks 0 and 2 gave up on barrier #5 after 60 s: rank 1 did not come"
-    assert finding.evidence[1].text == "the last collective that all ranks came to is number 4"
+    assert finding.title == "ranks 0 and 2 timed out in barrier #5 after 60 s: rank 1 did not arrive"
+    assert finding.evidence[1].text == "the last collective that all ranks reached is number 4"
 
 
 def test_a_timeout_of_nccl_names_the_rank_that_is_behind() -> None:
@@ -173,10 +173,10 @@ def test_a_timeout_of_nccl_names_the_rank_that_is_behind() -> None:
         Pulse(rank=rank, beat_at_ns=1, enqueued=enqueued, completed=25) for rank, enqueued in enumerate((26, 26, 25))
     )
     finding = only(failed, pulses=beats)
-    assert finding.title == "rank 0 gave up on allreduce #26 at train.py:50 after 10 min: rank 2 did not come"
+    assert finding.title == "rank 0 timed out in allreduce #26 at train.py:50 after 10 min: rank 2 did not arrive"
     monitored = job(2)
     monitored.fail(0, "RuntimeError", 50, "Rank 1 failed to pass monitoredBarrier in 2000 ms", communication=True)
-    assert only(monitored).title == "rank 0 gave up on a collective at train.py:50 after 2.0 s: rank 1 did not come"
+    assert only(monitored).title == "rank 0 timed out in a collective at train.py:50 after 2.0 s: rank 1 did not arrive"
 
 
 def test_a_timeout_behind_another_failure_is_an_echo() -> None:
@@ -206,8 +206,11 @@ def test_an_exception_of_all_ranks_is_told_once_in_a_live_run_only() -> None:
     ("message", "title"),
     [
         ("EADDRINUSE: The server socket has failed to listen on any local network address. port: 29500", "is in use"),
-        ("Timed out after 901 seconds waiting for clients. 1/2 clients joined.", "in time: 1 of 2 ranks came"),
-        ("The client socket has failed to connect to any network address of (node1, 29500).", "cannot reach the store"),
+        ("Timed out after 901 seconds waiting for clients. 1/2 clients joined.", "in time: 1 of 2 ranks arrived"),
+        (
+            "The client socket has failed to connect to any network address of (node1, 29500).",
+            "cannot reach the rendezvous store",
+        ),
         (
             "Gloo connectFullMesh failed with [pair.cc:152] timed out connecting: SO_ERROR: Connection refused",
             "cannot connect",

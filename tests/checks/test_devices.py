@@ -42,7 +42,7 @@ def test_ranks_of_one_node_on_one_gpu_are_a_warning() -> None:
     (finding,) = said(missing_set_device, job, device_uses=tuple(use(job, rank, 0) for rank in job.ranks))
     assert isinstance(finding, Finding)
     assert (finding.severity, finding.ranks) == (Severity.WARNING, (0, 1))
-    assert finding.title == "ranks 0 and 1 of one node all use GPU 0: no process chooses its own"
+    assert finding.title == "ranks 0 and 1 of one node all use GPU 0: no process selects its own"
 
 
 def test_a_gpu_for_each_rank_refutes_it_and_other_layouts_say_nothing() -> None:
@@ -95,7 +95,7 @@ def test_a_checkpoint_of_one_gpu_that_all_ranks_load_is_a_warning() -> None:
     job = JobBuilder(2)
     (finding,) = said(load_without_map_location, job, checkpoint_loads=tuple(load(job, rank) for rank in job.ranks))
     assert isinstance(finding, Finding)
-    assert finding.title == "ranks 0 and 1 load old.pt onto the GPU that it was saved from"
+    assert finding.title == "ranks 0 and 1 load old.pt onto the GPU from which it was saved"
     job.fail(1, "RuntimeError", 45, "Attempting to deserialize object on a CUDA device but ... is False.")
     (finding,) = said(load_without_map_location, job)
     assert isinstance(finding, Finding) and finding.ranks == (1,)
@@ -131,7 +131,7 @@ def test_names_that_differ_by_the_prefix_are_advice() -> None:
     assert finding.severity is Severity.ADVICE
     assert finding.title == (
         'a bare model (Net) loads what was saved from the DDP wrapper: the names differ by the prefix "module.", '
-        "and strict=False leaves out 6 of 6 names"
+        "and strict=False skips 6 of 6 names"
     )
 
 

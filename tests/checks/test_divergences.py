@@ -94,7 +94,7 @@ def test_a_rank_at_the_prompt_of_a_debugger_is_told_so() -> None:
     record = job.record(stacks=(StackDump(rank=1, thread="MainThread", main=True, time_ns=job.tick(), frames=frames),))
     (finding,) = hang.in_run(record)
     assert isinstance(finding, Finding)
-    assert finding.remedy.startswith("Rank 1 stands at the prompt of a debugger")
+    assert finding.remedy.startswith("Rank 1 is at a debugger prompt")
 
 
 @pytest.mark.parametrize(
@@ -164,11 +164,11 @@ def raised() -> JobBuilder:
         (different_sizes, "DDP304", Severity.ERROR, "Make the number of elements the same on every rank"),
         (different_keys, "DDP304", Severity.ERROR, "losses has 3 keys on rank 0 and 4 keys on rank 1"),
         (only_one_has_a_dict, "DDP304", Severity.ERROR, "Make the number of elements the same on every rank"),
-        (stuck, "DDP305", Severity.ERROR, "See in its stack what rank 1 stands in"),
+        (stuck, "DDP305", Severity.ERROR, "Check in its stack where rank 1 is stuck"),
         (left, "DDP306", Severity.ERROR, "Let all ranks leave together"),
         (other_steps, "DDP312", Severity.ERROR, "Let all ranks skip a step together"),
         (crossed, "DDP312", Severity.WARNING, "Call the two collectives in the same order"),
-        (swapped, "DDP312", Severity.ERROR, "Go over the same order on every rank"),
+        (swapped, "DDP312", Severity.ERROR, "Iterate in the same order on every rank"),
         (raised, "DDP706", Severity.ERROR, "Fix the exception on rank 1"),
     ],
 )

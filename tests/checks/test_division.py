@@ -54,7 +54,9 @@ def test_generators_in_the_same_state_are_advice_at_the_seed() -> None:
     )
     assert isinstance(finding, Finding)
     assert finding.severity is Severity.ADVICE
-    assert finding.title.startswith("ranks 0 and 1 augment alike: torch's and numpy's generators, which the samples")
+    assert finding.title.startswith(
+        "ranks 0 and 1 apply the same augmentation: torch's and numpy's generators, which the samples"
+    )
     assert [(place.line, place.end_line) for place in finding.locations] == [(12, 0), (8, 9)]
 
 
@@ -167,7 +169,7 @@ def test_the_same_rows_in_another_order_are_a_warning() -> None:
     (finding,) = varying(job, streams, holdings=(held(0, "a"), held(1, "b")))
     assert isinstance(finding, Finding)
     assert finding.severity is Severity.WARNING
-    assert "has its samples in another order on each rank" in finding.title
+    assert "whose order of samples differs between ranks" in finding.title
     assert varying(job, streams, holdings=(held(0, "a", "x"), held(1, "b", "y"))) == [], "made up on each rank"
     assert varying(job, sharded(job), holdings=(held(0, "a"), held(1, "b"))) == [], "the samples are the same"
     refuted = varying(job, sharded(job), holdings=(held(0, "a"), held(1, "a")))
@@ -195,9 +197,9 @@ def test_samplers_that_were_told_the_same_rank_lose_a_shard() -> None:
     assert isinstance(finding, Finding)
     assert finding.severity is Severity.ERROR
     assert finding.title == (
-        "DistributedSampler was told the wrong rank: nobody draws the shard of rank 1, 1/2 of the 100 samples"
+        "DistributedSampler was given the wrong rank: no rank draws the shard of rank 1, 1/2 of the 100 samples"
     )
-    assert [fact.text for fact in finding.evidence] == ["ranks 0 and 1 were told rank 0"]
+    assert [fact.text for fact in finding.evidence] == ["ranks 0 and 1 were given rank 0"]
     assert list(missing_distributed_sampler.in_run(record)) == []
 
 

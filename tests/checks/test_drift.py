@@ -35,7 +35,7 @@ def test_a_backward_that_one_rank_leaves_out_is_a_warning_while_the_job_goes_on(
     assert finding.severity is Severity.WARNING
     assert finding.title == (
         "in a pass of 50 batches for each rank 0 averaged gradients 50 times, rank 1 49: "
-        "gradients of different steps are averaged from there on"
+        "from there on, gradients of different steps are averaged"
     )
     assert [place.line for place in finding.locations] == [20]
     assert len(finding.evidence) == 2

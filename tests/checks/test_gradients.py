@@ -133,7 +133,7 @@ def test_a_large_constant_buffer_is_a_warning_with_bytes_and_broadcasts() -> Non
     assert isinstance(finding, Finding)
     assert finding.severity is Severity.WARNING
     assert finding.title == (
-        "4.2 MB of buffers of Net are broadcast in every step and are the same on all ranks anyway: mask"
+        "4.2 MB of buffers of Net are broadcast in every step and are already the same on all ranks: mask"
     )
     assert finding.evidence[0].numbers["bytes_per_step"] == 4_194_304
     assert finding.evidence[0].numbers["broadcasts_per_step"] == 1.0

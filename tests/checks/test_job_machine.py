@@ -71,12 +71,12 @@ def test_a_state_that_takes_most_of_the_stated_memory_is_a_warning_with_its_part
         "gradients: 12.0 GiB of 80 GiB",
         "DDP's buckets: 12.0 GiB of 80 GiB",
         "the state of AdamW: 24.0 GiB of 80 GiB",
-        "the activations of a batch come on top: 19.5 GiB are left for them",
+        "19.5 GiB are left for the activations of a batch",
         "`device-memory-gib` in [tool.ddpdoctor.job] gives a GPU 80 GiB",
     ]
     over = found(model_state_too_large, state(H100, 20))
     assert over is not None
-    assert over.evidence[-2].text == "it does not fit: 20.5 GiB are missing, and the activations of a batch come on top"
+    assert over.evidence[-2].text == "it does not fit: 20.5 GiB are missing, not counting the activations of a batch"
 
 
 def test_weights_that_no_optimizer_steps_count() -> None:
@@ -98,7 +98,7 @@ def test_a_state_that_is_divided_counts_by_the_ranks_of_the_job() -> None:
     two = JobMachine(device_memory_bytes=80 * GIB, ranks_per_node=2, may_use_gpus=True)
     finding = found(model_state_too_large, state(two, shares_state=True))
     assert finding is not None
-    assert finding.remedy == "Share the weights and gradients out, too: with FSDP."
+    assert finding.remedy == "Shard the weights and gradients, too: with FSDP."
     assert found(model_state_too_large, state(two, ranks_of_job=16, shares_state=True)) is None
     unknown = JobMachine(device_memory_bytes=80 * GIB, may_use_gpus=True)
     assert found(model_state_too_large, state(unknown, shares_state=True)) is None
@@ -130,7 +130,7 @@ def test_more_than_two_threads_a_core_are_advice_with_the_sum() -> None:
     assert finding.title == "a node with 8 ranks runs 136 threads on 64 cores"
     assert finding.remedy == "Use fewer workers or threads per rank: there are 8 cores for each."
     assert finding.evidence[0].text == (
-        "each rank has 1 thread on which torch computes and 16 workers of the training loader"
+        "each rank has 1 thread for torch's computation and 16 workers of the training loader"
     )
     assert found(cpu_oversubscription, node(H100, workers=15)) is None, "two a core"
 
@@ -142,7 +142,7 @@ def test_threads_count_that_were_chosen_and_those_that_nobody_chose_on_a_cpu() -
     assert finding is not None
     assert finding.title == "a node with 8 ranks runs at least 64 threads on 16 cores"
     assert finding.evidence[0].text == (
-        "each rank has at least 8 threads on which torch computes: nobody sets OMP_NUM_THREADS, as torchrun would"
+        "each rank has at least 8 threads for torch's computation: OMP_NUM_THREADS is not set, as torchrun would"
     )
     assert finding.locations == ()
     assert found(cpu_oversubscription, node(spawned, chosen=True)) is None

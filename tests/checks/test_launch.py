@@ -58,7 +58,7 @@ def test_a_port_over_the_launchers_is_a_warning_that_says_what_followed() -> Non
     assert isinstance(finding, Finding)
     assert (finding.severity, [place.line for place in finding.locations]) == (Severity.WARNING, [5])
     assert finding.title == "MASTER_PORT is set to '29500' over the launcher's '41234'"
-    assert finding.evidence[0].text == "init_process_group never came back: nobody listens there"
+    assert finding.evidence[0].text == "init_process_group never returned: nothing listens there"
 
 
 @pytest.mark.parametrize(("host", "misleads"), [("localhost", False), ("10.0.0.7", True)])
@@ -86,11 +86,11 @@ def test_settings_that_mislead_nobody_are_left_alone(fields: dict[str, Any]) -> 
 def test_an_address_of_the_scripts_own_and_a_port_in_use_are_named() -> None:
     (own,) = said(hard_coded_rendezvous, joined(JobBuilder(2), meets_elsewhere="tcp://127.0.0.1:29500"))
     assert isinstance(own, Finding)
-    assert own.title.startswith("the ranks of a launcher meet at tcp://127.0.0.1:29500")
+    assert own.title.startswith("the launcher's ranks have their rendezvous at tcp://127.0.0.1:29500")
     error = "DistNetworkError: failed to listen. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE"
     (taken,) = said(hard_coded_rendezvous, joined(JobBuilder(2), error=error))
     assert isinstance(taken, Finding)
-    assert taken.title == "port 29500 is in use: the ranks cannot meet there"
+    assert taken.title == "port 29500 is in use: the rendezvous fails"
 
 
 NO_NCCL = {"backend": "nccl", "error": "RuntimeError: Distributed package doesn't have NCCL built in"}
@@ -103,7 +103,7 @@ def test_ranks_that_join_under_the_numbers_of_others_are_one_finding(taken: tupl
         job.waits.append(Wait(rank=rank, kind="init_process_group", site=job.site(INIT_LINE), rank_taken=rank))
     (finding,) = said(hard_coded_rendezvous, job)
     assert isinstance(finding, Finding) and finding.ranks == taken
-    assert finding.title == f"several ranks join the group {named}, whatever the launcher calls them"
+    assert finding.title == f"several ranks join the group {named}, whatever rank the launcher gave them"
 
 
 def test_nccl_without_a_gpu_is_an_error_only_where_the_script_uses_none() -> None:

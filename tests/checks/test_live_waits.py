@@ -97,8 +97,8 @@ def test_a_group_that_would_have_given_up_has_an_unfit_timeout() -> None:
     job.groups.append(Group(ranks=(1, 2), backend="gloo", timeout_ns=MINUTE_NS // 2))
     (finding,) = said(timeout_unfit, job)
     assert finding.title == (
-        "ranks 1 and 2 waited 50 s in barrier at train.py:70 for rank 0, and the 1st group made of ranks 0 and 1 would "
-        "have given up after 30 s"
+        "ranks 1 and 2 waited 50 s in barrier at train.py:70 for rank 0, and the 1st group made of ranks 0 and 1 "
+        "would have timed out after 30 s"
     )
     assert finding.severity is Severity.ADVICE
     assert said(timeout_unfit, with_timeout(evaluating_on_rank_zero(50.0), 10 * MINUTE_NS)) == []
@@ -115,8 +115,9 @@ def test_a_barrier_in_every_step_says_what_it_costs(cost_ms: float, severity: Se
     (finding,) = said(barrier_in_hot_loop, job)
     blocked = milliseconds_text((cost_ms + 0.5) * MILLISECOND_NS)
     assert finding.title == (
-        f"every training step waits in barrier at train.py:70 ({blocked}, 0.50 ms of it for the last rank), though "
-        "backward synchronises the ranks already"
+        f"every training step waits in barrier at train.py:70 ({blocked}, 0.50 ms of it waiting for the last rank), "
+        "although "
+        "backward already synchronises the ranks"
     )
     assert finding.severity is severity
     assert finding.evidence[0].text == "each rank called it 37 times"

@@ -173,7 +173,7 @@ def test_replicas_that_differ_before_the_first_step_were_changed_after_the_wrap(
     [
         ((), (0.1, 0.2), "Give the optimizer the same learning rate on every rank."),
         (NAMES, (0.1, 0.1), "Change gradients after backward (clipping, noise, skipped values)"),
-        ((), (0.1, 0.1), "Look for what sets parameters or optimizer state on some ranks only."),
+        ((), (0.1, 0.1), "Look for code that sets parameters or optimizer state on some ranks only."),
     ],
 )
 def test_the_remedy_of_diverged_replicas_follows_the_cause(

@@ -44,7 +44,7 @@ def test_help_goes_to_stdout(arguments: list[str], capsys: Output) -> None:
         (["check", "--fix", ""], "a path is empty"),
         (["autopsy", ""], "a path is empty"),
         (["gate", "train.py", ""], "a path is empty"),
-        (["check"], "name a script, `-m MODULE`, or a launch command behind `--`"),
+        (["check"], "give a script, `-m MODULE`, or a launch command after `--`"),
         (["check", "train.py", "-m", "train"], "either train.py or --module train, not both"),
         (["check", "train.py", "--", "torchrun", "train.py"], "both train.py and a launch command are given"),
         (["check", "-m", "nowhere.train"], "-m nowhere.train: there is no such module in"),
@@ -57,12 +57,12 @@ def test_help_goes_to_stdout(arguments: list[str], capsys: Output) -> None:
         (["check", "--static", "--", "srun", "train.py"], "srun is not started"),
         (["check", "train.py", "--python", "nowhere"], "--python nowhere: no such program"),
         (["check", "train.py", "--python", "package"], "a directory without bin/python"),
-        (["check", "train.py", "--lr", "3"], "Arguments of the script itself go behind `--`."),
+        (["check", "train.py", "--lr", "3"], "Arguments of the script itself go after `--`."),
         (["check", "train.py", "more.py"], "several paths can only be examined with `--static`"),
         (["check", "."], ". is a directory: it can only be examined with `--static`"),
         (["check", "-"], "stdin can only be examined with `--static`"),
         (["check", "train.py", "--fix", "--diff"], "either --fix or --diff, not both"),
-        (["check", "-", "--fix"], "no file to write stdin to"),
+        (["check", "-", "--fix"], "cannot write to stdin"),
         (["check", "train.py", "nowhere.py", "--static"], "nowhere.py does not exist"),
         (["check", "--static", "-j", "-1", "."], "--jobs"),
         (["check", "train.py", "--nproc", "1"], "--nproc"),
@@ -86,7 +86,7 @@ def test_help_goes_to_stdout(arguments: list[str], capsys: Output) -> None:
         (["check", "nowhere.py", "--static"], "nowhere.py does not exist"),
         (["check", "train.py", "-o", "."], "it is a directory"),
         (["check", "train.py", "-o", "nowhere/report.json"], "there is no directory"),
-        (["check", "train.py", "-o", "train.py"], "the script to be examined"),
+        (["check", "train.py", "-o", "train.py"], "the script under examination"),
         (["explain", "DDP999"], "there is no check called 'DDP999'"),
         (["explain", "DDP101", "--all"], "not both"),
     ],
@@ -109,8 +109,8 @@ def test_wrong_usage_is_said_on_stderr_and_exits_with_2(
         ("notes.txt", b"hello\n", "not a Python file"),
         ("null.py", b"x = 1\0\n", "NUL"),
         ("latin.py", b"x = '\xe4'\n", "latin.py"),
-        ("turned.py", b"# coding: rot13\n", "rot13 is no encoding of text"),
-        ("hex.py", b"# coding: hex\n", "hex is no encoding of text"),
+        ("turned.py", b"# coding: rot13\n", "rot13 is not a text encoding"),
+        ("hex.py", b"# coding: hex\n", "hex is not a text encoding"),
     ],
 )
 def test_a_script_that_cannot_be_read_exits_with_2(
@@ -130,10 +130,10 @@ def test_a_report_that_must_not_be_written_is_refused_before_the_rehearsal(
     requests = examined()
     (project / "conf.yaml").write_text("lr: 1\n")
     assert main(["check", "train.py", "-o", "conf.yaml"]) == ExitCode.ERROR
-    assert "not a report of ddpdoctor" in capsys.readouterr().err
+    assert "not an unmodified ddpdoctor report" in capsys.readouterr().err
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "train.py")
     assert main(["check", "train.py", "--output-format", "github"]) == ExitCode.ERROR
-    assert "it is no Markdown by its name" in capsys.readouterr().err
+    assert "its name is not that of a Markdown file" in capsys.readouterr().err
     assert requests == []
     assert main(["check", "train.py", "-o", "conf.yaml", "--force"]) == ExitCode.CLEAN
     assert len(requests) == 1

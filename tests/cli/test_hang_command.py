@@ -91,7 +91,7 @@ def test_a_hang_that_lasts_is_told_once(tmp_path: Path) -> None:
     (culprit,) = told["culprits"]
     assert [side["ranks"] for side in told["sides"] if side["culprit"]] == [[culprit["rank"]]]
     assert told["finding"]["code"] == HANGS.verdict.code and told["finding"]["remedy"]
-    assert command.note.endswith("s") and "was told of the hang and ended" in command.note
+    assert command.note.endswith("s") and "was notified of the hang and finished" in command.note
 
 
 @pytest.mark.parametrize("before", ["it goes on", "it is not proved"])
@@ -174,7 +174,7 @@ def test_what_it_leaves_in_the_background_lives_on(tmp_path: Path) -> None:
     _ended(command)
     pid = int((tmp_path / "pid").read_text())
     try:
-        assert "was told of the hang and ended" in command.note and not _is_gone(pid)
+        assert "was notified of the hang and finished" in command.note and not _is_gone(pid)
     finally:
         os.kill(pid, signal.SIGKILL)
 
@@ -207,12 +207,12 @@ def test_the_report_does_not_wait_for_a_long_command_which_ctrl_c_kills(
     began_s = time.monotonic()
     with signals.kept():
         told.close(ended=True)
-        assert "`sleep` was told of the hang and still runs" in command.note
+        assert "`sleep` was notified of the hang and is still running" in command.note
         # To this thread: other threads of the process that runs the tests may not keep it.
         signal.pthread_kill(threading.get_ident(), signal.SIGINT)
         told.finish()
     assert time.monotonic() - began_s < 20
-    assert "Ctrl-C kills it" in said[0] and "`sleep` was killed when you asked to end" in said[1]
+    assert "Ctrl-C kills it" in said[0] and "`sleep` was killed by your interrupt" in said[1]
 
 
 def test_more_than_a_pipe_holds_is_given_to_one_that_reads_late(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_a_command_that_fails_is_said_in_one_line(tmp_path: Path) -> None:
     command.take(HANGS)
     command.take(_later(HANGS, HELD_NS))
     _ended(command)
-    assert "failed with exit code 7; what it printed is in" in command.note and "\n" not in command.note
+    assert "failed with exit code 7; its output is in" in command.note and "\n" not in command.note
     assert (tmp_path / OUTPUT_FILE).read_text() == "no network\n"
 
 
@@ -256,7 +256,7 @@ def test_a_command_that_is_gone_by_then_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "names no command"),
+        ("", "has no command"),
         ("no-such-program --now", "no-such-program: no such program on the PATH"),
         (f"{os.sep}nowhere{os.sep}notify", "no such program"),
         ("sh 'unclosed", "no closing quotation"),

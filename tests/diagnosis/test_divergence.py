@@ -57,7 +57,7 @@ def test_with_two_ranks_and_no_history_nobody_is_blamed() -> None:
     divergence, trouble = diagnose(job.record())
     assert (trouble, divergence.culprit) == ("rank-branch", None)
     assert describe.title(divergence) == (
-        "the ranks part: rank 0 calls all_reduce at train.py:20; rank 1 calls broadcast at train.py:30"
+        "the ranks diverge: rank 0 calls all_reduce at train.py:20; rank 1 calls broadcast at train.py:30"
     )
     assert describe.ranks(divergence) == (0, 1)
 
@@ -419,7 +419,7 @@ def test_a_stuck_rank_is_a_hang_and_a_busy_one_is_not() -> None:
     divergence, trouble = diagnose(job.record(stacks=stacks))
     assert (trouble, divergence.culprit, divergence.form) == ("hang", 1, "stuck")
     assert describe.title(divergence) == (
-        "rank 1 stands at train.py:66 while ranks 0 and 2 wait in barrier at train.py:70"
+        "rank 1 is stuck at train.py:66 while ranks 0 and 2 wait in barrier at train.py:70"
     )
 
 

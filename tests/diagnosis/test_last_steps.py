@@ -20,7 +20,7 @@ SECOND_NS = 1_000_000_000
 @pytest.mark.parametrize(
     ("lived_s", "usual_s", "said"),
     [
-        (80, 0.1, "no step was made in the last 80 s of the job: ranks 0 and 1 at train.py:10"),
+        (80, 0.1, "no step was completed in the last 80 s of the job: ranks 0 and 1 at train.py:10"),
         (8, 0.1, ""),
         (80, 5, ""),
     ],
@@ -34,7 +34,7 @@ def test_what_scripts_did_that_ran_to_their_ends_belongs_to_them() -> None:
 
 
 SLOW = RunVerdict(state="slow", code="DDP401", text="backward waits for gradients", why=("a fact",), next="send less")
-STOOD = "no step was made in the last 80 s of the job: ranks 0 and 1 at train.py:10"
+STOOD = "no step was completed in the last 80 s of the job: ranks 0 and 1 at train.py:10"
 
 
 @pytest.mark.parametrize(("steps", "leads"), [(50, True), (2_000, False)])

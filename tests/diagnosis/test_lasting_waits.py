@@ -35,7 +35,7 @@ def said(*inside: Frame, restless: bool = False) -> str:
 
 def test_a_rank_whose_process_does_a_little_beside_it_is_not_called_busy() -> None:
     told = said(restless=True)
-    assert told.endswith("which stands in `train` at train.py:60 (its process still reads, writes or runs)")
+    assert told.endswith("which is stuck in `train` at train.py:60 (its process still has some activity)")
     in_queue = Frame(f"{LIBRARY}/queue.py", 171, "Queue.get")
     assert said(in_queue, restless=True).endswith("which waits in `train` at train.py:60 for a queue")
 
@@ -90,7 +90,7 @@ def told_from(*seen: int, store: bool = False) -> str:
 
 
 def test_of_ranks_that_are_not_seen_nobody_is_accused() -> None:
-    assert told_from(0, 2) == "ranks 0 and 2 have waited 14 s for some of ranks 1 and 3, which nobody sees from here"
+    assert told_from(0, 2) == "ranks 0 and 2 have waited 14 s for some of ranks 1 and 3, which cannot be seen from here"
 
 
 def test_a_rank_that_is_seen_not_to_have_come_goes_before_those_that_may_have() -> None:
@@ -98,4 +98,4 @@ def test_a_rank_that_is_seen_not_to_have_come_goes_before_those_that_may_have() 
 
 
 def test_a_rank_that_never_joined_is_missing() -> None:
-    assert told_from(0, 2, store=True) == "ranks 0 and 2 have waited 14 s for rank 1, of which nothing was heard"
+    assert told_from(0, 2, store=True) == "ranks 0 and 2 have waited 14 s for rank 1, which has not reported"

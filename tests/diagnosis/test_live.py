@@ -196,7 +196,7 @@ def test_a_rank_that_stands_in_a_collective_which_all_have_reached_is_the_one_th
 def test_a_rank_whose_exit_handler_stands_keeps_its_process() -> None:
     handler, module = Frame(SCRIPT, 12, "upload"), Frame(SCRIPT, 90, "<module>")
     keeps = "the script of rank 1 is over, but its exit handler `upload` at train.py:12 keeps the process"
-    stands = "rank 1 stands at train.py:12; rank 0 ran to its end and left"
+    stands = "rank 1 is stuck at train.py:12; rank 0 ran to its end and left"
     for frames, said in (((handler,), keeps), ((handler, module), stands)):
         job = _standing_job({1: frames})
         job.leave(0, "finished", main_finished=True)
@@ -209,7 +209,7 @@ def test_ranks_that_all_stand_outside_of_collectives_hang() -> None:
     read = Frame(SCRIPT, 10, "load"), Frame(SCRIPT, 90, "<module>")
     found = look_for(VerdictMemory(), _standing_job({0: read, 1: read}), 2)
     assert found is not None and (found.form, found.culprit) == ("stuck", None)
-    assert title(found) == "ranks 0 and 1 stand at train.py:10"
+    assert title(found) == "ranks 0 and 1 are stuck at train.py:10"
 
 
 def test_ranks_that_stand_in_two_places_are_told_apart() -> None:
@@ -217,7 +217,7 @@ def test_ranks_that_stand_in_two_places_are_told_apart() -> None:
     stacks = {0: (Frame(SCRIPT, 10, "load"), module), 1: (Frame(SCRIPT, 20, "save"), module)}
     found = look_for(VerdictMemory(), _standing_job(stacks), 2)
     assert found is not None
-    assert title(found) == "rank 0 stands at train.py:10; rank 1 stands at train.py:20"
+    assert title(found) == "rank 0 is stuck at train.py:10; rank 1 is stuck at train.py:20"
 
 
 def test_a_rank_that_waits_in_a_collective_which_is_not_known_yet_is_not_said_to_stand() -> None:

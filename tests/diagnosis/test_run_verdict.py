@@ -47,7 +47,7 @@ def test_a_step_that_is_mostly_code_between_the_phases_is_not_praised_for_its_co
     verdict = run_verdict(summarise(MeasuredJob(2).run(60, mostly_other, None, transfer=1.0).record()), ())
     assert verdict.state == "healthy"
     assert verdict.text.endswith("92% of the step is code between the phases")
-    assert verdict.next.startswith("See what the loop does outside the model")
+    assert verdict.next.startswith("Check what the loop does outside the model")
 
 
 def test_a_step_that_is_mostly_waiting_is_not_healthy_though_no_check_speaks() -> None:
@@ -57,7 +57,7 @@ def test_a_step_that_is_mostly_waiting_is_not_healthy_though_no_check_speaks() -
 
 
 def test_advice_on_what_a_step_mostly_is_becomes_the_verdict() -> None:
-    said = finding("DDP403", Severity.ADVICE, "rank 1 keeps rank 0 waiting, slower in all it does")
+    said = finding("DDP403", Severity.ADVICE, "rank 1 keeps rank 0 waiting, slower in every phase")
     small = finding("DDP404", Severity.ADVICE)
     verdict = run_verdict(summary(slower={1: {"forward": 900.0}}), (small, said))
     assert (verdict.state, verdict.code, verdict.text) == ("slow", "DDP403", said.title)
@@ -66,7 +66,7 @@ def test_advice_on_what_a_step_mostly_is_becomes_the_verdict() -> None:
 
 def test_a_rank_that_waits_for_half_of_its_step_is_not_healthy_though_the_ranks_mostly_compute() -> None:
     slower = {1: {"forward": 40.0, "backward": 40.0, "optimizer": 40.0}}
-    said = finding("DDP403", Severity.ADVICE, "rank 1 keeps rank 0 waiting, slower in all it does")
+    said = finding("DDP403", Severity.ADVICE, "rank 1 keeps rank 0 waiting, slower in every phase")
     verdict = run_verdict(summary(slower=slower), (said,))
     assert (verdict.state, verdict.code) == ("slow", "DDP403")
 
@@ -74,7 +74,7 @@ def test_a_rank_that_waits_for_half_of_its_step_is_not_healthy_though_the_ranks_
 def test_nothing_is_healthy_that_was_not_measured() -> None:
     assert run_verdict(RunSummary(), ()).text == "no training step has been measured"
     early = run_verdict(summary(15), ())
-    assert early.text == "too early to tell: 12 steps of the 20 that it takes were measured"
+    assert early.text == "too early to tell: 12 steps of the 20 needed were measured"
     unmeasured = run_verdict(summary(sampled=1_000), ())
     assert "communication of gradients could not be measured" in unmeasured.text
     assert {early.state, unmeasured.state, run_verdict(RunSummary(), ()).state} == {"unknown"}
@@ -114,7 +114,7 @@ def test_a_standstill_that_may_go_on_is_slow_and_says_when_it_is_called_hung() -
     stall = StallView(title="rank 1 stands", since_ns=5, sides=(), may_go_on=True)
     verdict = run_verdict(summary(), (finding("DDP305", Severity.WARNING, "rank 1 stands"),), stall=stall)
     assert (verdict.state, verdict.code) == ("slow", "DDP305")
-    assert verdict.why[:2] == ("it may go on by itself; a rank that does nothing for 60 s is called hung", "fact 0")
+    assert verdict.why[:2] == ("it may recover; a rank that is idle for 60 s is reported as hung", "fact 0")
 
 
 def test_a_job_that_failed_for_an_unknown_reason_is_broken() -> None:

@@ -43,7 +43,7 @@ def stragglers(record: RunRecord) -> list[Finding]:
 @pytest.mark.parametrize("check", [exposed_communication, poor_overlap])
 def test_waiting_for_ranks_that_are_not_seen_is_not_laid_to_the_network(check: Any, barrier: bool) -> None:
     record = part((0, 1), {3: {"forward": 50.0}}, transfer=1.0, barrier=barrier)
-    with pytest.raises(TooLittleEvidence, match=r"^2 of 4 ranks are not seen here, and may have been waited for$"):
+    with pytest.raises(TooLittleEvidence, match=r"^2 of 4 ranks are not visible here and may have been the late ones$"):
         list(check.in_run(record))
     assert list(slow_link.in_run(record)) == []
     assert stragglers(record) == []
@@ -54,7 +54,7 @@ def test_such_a_run_is_neither_healthy_nor_slow() -> None:
     for late in ({}, {3: {"forward": 50.0}}):
         verdict = run_verdict(summarise(part((0, 1), late, transfer=1.0)), ())
         assert (verdict.state, verdict.code) == ("unknown", "")
-        assert verdict.text == "2 of 4 ranks are seen here, and nothing slow was found of these"
+        assert verdict.text == "2 of 4 ranks are visible here, and nothing slow was found on these"
         assert "ddpdoctor profile --" in verdict.next
         assert any("of the step (51.0 ms) they wait for" in why for why in verdict.why) is bool(late)
 

@@ -47,14 +47,14 @@ def test_a_script_that_asks_for_its_directory_of_data_first_gets_an_empty_one(re
     code, report = check("--time-limit", "240", "train.py", "--", f"--data={absent}", cwd=tmp_path)
     rehearsal = report["rehearsal"]
     (note,) = (note for note in rehearsal["notes"] if "rehearsed again" in note)
-    assert note.startswith(f"{absent} is not here; rehearsed again with an empty directory in its place")
+    assert note.startswith(f"{absent} does not exist; rehearsed again with an empty directory in its place")
     if "memmap" in reads:
         assert (rehearsal["status"], rehearsal["steps"]) == ("completed", 2), rehearsal
         assert f"pretended: the directory {absent} (empty)" in rehearsal["notes"]
     else:
         assert (code, rehearsal["status"], report["findings"]) == (3, "failed", [])
         assert absent[:60] in rehearsal["reason"] and "lacks the data" in rehearsal["hint"]
-        assert ", which does not do for this script: rank" in note and "IndexError" in note
+        assert ", which does not work for this script: rank" in note and "IndexError" in note
     assert not Path(absent).exists()
 
 

@@ -38,7 +38,7 @@ def test_ranks_that_wrapped_nothing_have_to_average_by_hand(line: int | None, st
     section = judge(job.record(optimizer_steps=tuple(steps)), ROOT)
     assert section.status == status
     assert section.notes == (
-        ("no model was wrapped in DistributedDataParallel: the script averages by collectives of its own",)
+        ("no model was wrapped in DistributedDataParallel: the script averages with its own collectives",)
         if line is not None
         else ()
     )
@@ -50,7 +50,7 @@ def test_ranks_that_the_rehearsal_ended_are_completed() -> None:
     assert (judge(run, ROOT).status, judge(run, ROOT).notes) == ("completed", ())
     lost = {**run.streams, "lines": StreamState("truncated", "another tool traces the script")}
     (note,) = judge(msgspec.structs.replace(run, streams=lost), ROOT).notes
-    assert note.endswith("the lines that it did not reach are not known: another tool traces the script")
+    assert note.endswith("the lines that it did not reach are unknown: another tool traces the script")
 
 
 def test_a_rank_that_still_works_when_its_peer_was_ended_by_us_goes_with_it() -> None:
@@ -71,10 +71,10 @@ def test_an_abort_after_the_script_had_finished_is_no_failure() -> None:
         ({"ranks_reported": (0,)}, "1 of 2 ranks reported"),
         ({"ranks_reported": ()}, "0 of 2 ranks reported"),
         ({"ranks_reported": (), "expected": 0}, "the script started no rank"),
-        ({"wraps": False, "world_size": 0}, "without making a process group"),
+        ({"wraps": False, "world_size": 0}, "without creating a process group"),
         ({"world_size": 1, "expected": 1}, "the process group has 1 rank"),
         ({"wraps": False}, "without wrapping a model in DistributedDataParallel"),
-        ({"steps": 0}, "before every rank had made an optimizer step"),
+        ({"steps": 0}, "before every rank made an optimizer step"),
         ({"stop_reason": "no-ranks", "stop_text": "no rank reported within 30 s"}, "no rank reported within 30 s"),
         ({"stop_reason": "launch-failed"}, "the ranks could not be started"),
         ({"stop_reason": "rank-failed"}, "a rank failed"),
@@ -199,7 +199,7 @@ def test_an_error_before_the_start_keeps_its_sentence_and_hint() -> None:
 def test_what_was_raised_before_there_was_a_rank_is_the_reason_and_a_taken_port_has_its_own_hint() -> None:
     taken = _raised("DistNetworkError", "cannot listen, name: EADDRINUSE", 15, time_ns=1)
     section = judge(record(expected=0, ranks_reported=(), early_exceptions=(taken,)), ROOT)
-    expected = "before there was a rank, DistNetworkError was raised at train.py:15: cannot listen, name: EADDRINUSE"
+    expected = "DistNetworkError was raised at train.py:15 before a rank started: cannot listen, name: EADDRINUSE"
     assert section.reason == expected
     assert "listens on the port" in section.hint
     assert judge(record(expected=0, ranks_reported=()), ROOT).reason == "the script started no rank"
@@ -215,7 +215,12 @@ def test_what_was_raised_before_there_was_a_rank_is_the_reason_and_a_taken_port_
             "Build and install apex for the Python of the ranks",
         ),
         ("ImportError", "cannot import name 'x'", "", "Pass the script's own arguments"),
-        ("URLError", "<urlopen error [Errno -2] Name or service not known>", "", "The script asks the network"),
+        (
+            "URLError",
+            "<urlopen error [Errno -2] Name or service not known>",
+            "",
+            "The script fetches this from the network",
+        ),
         ("KeyError", "'WANDB_API_KEY'", 'os.environ["WANDB_API_KEY"]', "Set WANDB_API_KEY for this command"),
         ("KeyError", "'WEIGHT'", 'state["WEIGHT"]', "Pass the script's own arguments"),
         (
@@ -231,7 +236,7 @@ def test_what_was_raised_before_there_was_a_rank_is_the_reason_and_a_taken_port_
             "This machine lacks the data. Pass the script's",
         ),
         ("ModuleNotFoundError", "No module named 'timm'", "", "`pip install timm` for the Python of the ranks"),
-        ("EOFError", "EOF when reading a line", "", "Ranks have no terminal"),
+        ("EOFError", "EOF when reading a line", "", "Ranks cannot read from a terminal"),
         ("EOFError", "Ran out of input", "", "Pass the script's own arguments"),
         (
             "AcceleratorError",

@@ -18,7 +18,9 @@ from ddpdoctor.report.formats import concise, full, github, gitlab, junit, markd
 from ddpdoctor.report.formats import json as json_report
 from tests.report.examples import COMPLETED, SAMPLE, SKIPPED, SOURCE, TRAIN, at, finding, unsharded, unsharded_seen
 
-STOPPED = RehearsalSection(status="stopped", reason="stopped at a proof", ranks=2, steps=3, seconds=1.0, device="cpu")
+STOPPED = RehearsalSection(
+    status="stopped", reason="stopped at a proven defect", ranks=2, steps=3, seconds=1.0, device="cpu"
+)
 FAILED = RehearsalSection(status="failed", reason="it raised", ranks=2, seconds=1.0, device="cpu")
 SUSPECTED = CheckResult(
     code="DDP101", name="missing-distributed-sampler", from_source=(unsharded(),), looked_at_run=True
@@ -34,16 +36,16 @@ def concluded(
 @pytest.mark.parametrize(
     ("rehearsal", "reached", "expected"),
     [
-        (COMPLETED, {TRAIN: frozenset({1, 2})}, "not rehearsed: no rank came to train.py:14"),
-        (COMPLETED, {TRAIN: frozenset({16})}, "not confirmed: the rehearsal came to its end without it"),
-        (COMPLETED, None, "not confirmed: the rehearsal came to its end without it"),
+        (COMPLETED, {TRAIN: frozenset({1, 2})}, "not rehearsed: no rank reached train.py:14"),
+        (COMPLETED, {TRAIN: frozenset({16})}, "not confirmed: it did not occur in the rehearsal"),
+        (COMPLETED, None, "not confirmed: it did not occur in the rehearsal"),
         (
             msgspec.structs.replace(COMPLETED, passes_cut=True),
             None,
-            "not confirmed: the rehearsal came to its end without it, on the first batches of each pass",
+            "not confirmed: it did not occur in the rehearsal, on the first batches of each pass",
         ),
-        (STOPPED, {TRAIN: frozenset({16})}, "not confirmed: the rehearsal ended before it could show"),
-        (STOPPED, {}, "not rehearsed: no rank came to train.py:14"),
+        (STOPPED, {TRAIN: frozenset({16})}, "not confirmed: the rehearsal ended before it could occur"),
+        (STOPPED, {}, "not rehearsed: no rank reached train.py:14"),
         (FAILED, None, "not rehearsed: no training step was made"),
         (SKIPPED, None, ""),
     ],
@@ -55,7 +57,9 @@ def test_a_suspicion_that_the_run_did_not_confirm_says_so(
     assert found.unconfirmed == expected
 
 
-@pytest.mark.parametrize(("nodes_wanted", "expected"), [(2, "`--layout 2x1` does"), (0, "to its end without it")])
+@pytest.mark.parametrize(
+    ("nodes_wanted", "expected"), [(2, "`--layout 2x1` does"), (0, "it did not occur in the rehearsal")]
+)
 def test_a_suspicion_that_one_node_cannot_show_says_which_layout_does(nodes_wanted: int, expected: str) -> None:
     suspected = msgspec.structs.replace(SUSPECTED, nodes_wanted=nodes_wanted)
     (found,) = concluded(suspected, reached={TRAIN: frozenset({16})}).findings
@@ -121,9 +125,9 @@ def test_every_format_says_what_was_not_rehearsed() -> None:
         "sarif": sarif.render(examination, ()),
     }
     assert [name for name, text in one_line.items() if f"{unsharded().title} (not rehearsed)" not in text] == []
-    assert "  not rehearsed  no rank came to train.py:14\n" in full.render(examination, 80, colour=False)
+    assert "  not rehearsed  no rank reached train.py:14\n" in full.render(examination, 80, colour=False)
     (found,) = json.loads(json_report.render(examination))["findings"]
-    assert found["unconfirmed"] == "not rehearsed: no rank came to train.py:14"
+    assert found["unconfirmed"] == "not rehearsed: no rank reached train.py:14"
 
 
 def test_what_the_run_cleared_is_counted_and_kept_for_machines() -> None:
@@ -137,7 +141,7 @@ def test_what_the_run_cleared_is_counted_and_kept_for_machines() -> None:
     examination = concluded(cleared)
     assert examination.findings == ()
     text = full.render(examination, 200, colour=False)
-    assert text.endswith("No finding; 1 check passed; the rehearsal cleared 1 suspicion of the source.\n")
+    assert text.endswith("No finding; 1 check passed; the rehearsal refuted 1 suspicion of the source.\n")
     (refuted,) = json.loads(json_report.render(examination))["refuted"]
     assert (refuted["code"], refuted["location"]["line"]) == ("DDP101", 14)
     assert refuted["reason"] == "the ranks draw different samples"
@@ -159,7 +163,7 @@ def test_lines_before_training_are_not_called_unreached_where_they_are_not_known
     record = RunRecord(job=Job(kind="rehearsal"), lines=late, streams={"lines": StreamState("complete")})
     assert reached_lines(record) is None
     (found,) = concluded(SUSPECTED, reached=None).findings
-    assert found.unconfirmed == "not confirmed: the rehearsal came to its end without it"
+    assert found.unconfirmed == "not confirmed: it did not occur in the rehearsal"
     section = msgspec.structs.replace(COMPLETED, unreached=(Unreached(file=TRAIN, first_line=13, last_line=15),))
     (found,) = concluded(SUSPECTED, rehearsal=section).findings
-    assert found.unconfirmed == "not rehearsed: no rank came to train.py:14"
+    assert found.unconfirmed == "not rehearsed: no rank reached train.py:14"

@@ -37,7 +37,10 @@ main()
         ("import nobodys_package.parts", "`pip install nobodys_package` for the Python of the ranks"),
         ("open('/data/nobody/has/this/labels.txt')", "This machine lacks the data"),
         ("import subprocess; subprocess.run(['false'], check=True)", "a program that fails on this machine"),
-        ("import urllib.request; urllib.request.urlopen('http://nowhere.invalid/w.pt')", "asks the network"),
+        (
+            "import urllib.request; urllib.request.urlopen('http://nowhere.invalid/w.pt')",
+            "fetches this from the network",
+        ),
     ],
 )
 def test_a_rank_that_lacks_something_is_inconclusive_and_says_what_to_do(tmp_path: Path, lacks: str, hint: str) -> None:
@@ -92,7 +95,7 @@ def test_a_missing_module_is_named_with_its_package() -> None:
     [
         ("align.core", ("align/core.pyx", "align/__init__.py"), "core is compiled from align of this project"),
         ("align.core", ("align/__init__.py",), "align is in this project: start from the directory"),
-        ("settings.small", ("settings.py",), "settings.py of this project has no part settings.small"),
+        ("settings.small", ("settings.py",), "settings.py of this project has no submodule settings.small"),
         ("nobodys.part", (), "`pip install nobodys`"),
     ],
 )

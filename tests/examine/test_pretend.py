@@ -408,7 +408,7 @@ def test_a_script_that_reads_more_of_an_absent_checkpoint_than_weights_is_not_bl
     assert (code, rehearsal["status"], rehearsal["steps"]) == (3, "failed", 0), report["findings"]
     assert "out/last.pth" in rehearsal["reason"] and "lacks the data" in rehearsal["hint"]
     (note,) = (note for note in rehearsal["notes"] if "last.pth" in note)
-    why = "rehearsed again with the weights that the model was made with, which do not do for this script: rank"
+    why = "rehearsed again with the model's initial weights, which do not work for this script: rank"
     assert why in note and " raised " in note.partition(why)[2]
 
 
@@ -441,5 +441,5 @@ def test_of_tries_without_weights_only_one_counts_that_came_further(runs: list[A
     record, section = rehearse_until_shown(RehearsalRequest(script=Path("t.py")), lambda request: next(again))
     assert next(again, None) is None and record is made[counts][0]
     assert msgspec.structs.replace(section, notes=()) == made[counts][1]
-    kind, why = runs[-1][0], ", which do not do for this script: "
+    kind, why = runs[-1][0], ", which do not work for this script: "
     assert section.notes[0].endswith(f"{why}rank 0 raised {kind}: {made[-1][1].reason}") == (counts == 0)

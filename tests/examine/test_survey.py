@@ -131,7 +131,7 @@ def test_nothing_to_examine_is_said(project: Path) -> None:
     (project / "empty").mkdir()
     empty = _survey("empty")
     assert (empty.exit_code, empty.scripts) == (ExitCode.CLEAN, ())
-    assert empty.notes[0].startswith("nothing was examined: no Python file")
+    assert empty.notes[0].startswith("nothing was examined: the given paths hold no Python file")
     (project / "empty" / "a.py").write_text("import torch\n")
     assert "none of 1 Python files" in _survey("empty").notes[0]
 

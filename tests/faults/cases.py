@@ -331,7 +331,7 @@ FAULTS: dict[str, Fault] = {
         severity="warning",
         culprit=1,
         basis="strong",
-        says="asks again and again",
+        says="polls",
         quick=True,
     ),
     "an infinite loop": Fault(

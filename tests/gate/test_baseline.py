@@ -47,12 +47,12 @@ def _edited(content: str) -> str:
     [
         (_edited, "the entry of `train.py` was edited by hand"),
         (lambda content: content.replace('"format": 1', '"format": 7'), "was written by a newer ddpdoctor"),
-        (lambda content: content.replace('"ddpdoctor"', '"another"'), "is no baseline of ddpdoctor"),
+        (lambda content: content.replace('"ddpdoctor"', '"another"'), "is not a ddpdoctor baseline"),
         (lambda content: f"<<<<<<< HEAD\n{content}>>>>>>> theirs\n", "holds a merge conflict"),
-        (lambda content: content[:-30], "is no baseline that can be read"),
-        (lambda content: "[]", "is no baseline that can be read"),
-        (lambda content: "", "is no baseline that can be read"),
-        (lambda content: content.replace('"collectives"', '"conviviality"'), "is no baseline that can be read"),
+        (lambda content: content[:-30], "is not a readable baseline"),
+        (lambda content: "[]", "is not a readable baseline"),
+        (lambda content: "", "is not a readable baseline"),
+        (lambda content: content.replace('"collectives"', '"conviviality"'), "is not a readable baseline"),
     ],
 )
 def test_what_is_not_as_it_was_written_is_refused(tmp_path: Path, change: object, told: str) -> None:
@@ -77,7 +77,7 @@ def test_updating_an_edited_file_keeps_the_entries_that_are_whole(tmp_path: Path
 def test_a_file_of_somebody_else_is_never_replaced(tmp_path: Path) -> None:
     file = tmp_path / "package.json"
     file.write_text(json.dumps({"name": "theirs"}))
-    with pytest.raises(UsageError, match="is no baseline of ddpdoctor"):
+    with pytest.raises(UsageError, match="is not a ddpdoctor baseline"):
         write_entries(file, {"train.py": entry()})
     assert json.loads(file.read_text()) == {"name": "theirs"}
 

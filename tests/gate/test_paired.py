@@ -65,7 +65,7 @@ def test_too_few_pairs_say_nothing() -> None:
     times = compare_times([*few, ([], [1.0]), ([1.0], [])], ALLOWED)
     assert not times.slower
     assert (times.low, times.high) == (-1.0, math.inf)
-    assert times.note == "2 pairs were timed, and it takes 3 to tell a change from noise"
+    assert times.note == "2 pairs were timed, and 3 are needed to tell a change from noise"
 
 
 def test_the_finding_names_both_times_the_interval_and_the_budget() -> None:

@@ -98,7 +98,7 @@ def test_a_gpu_that_is_slower_than_its_peers_is_throttled() -> None:
         "the GPU of rank 2 is slowed down (clocks set by an administrator)"
     ]
     assert titles(gpu_throttled, record([*peers, gpu(2, looks(clock=1200))])) == [
-        "the GPU of rank 2 runs at a low clock"
+        "the GPU of rank 2 runs at a low clock rate"
     ]
 
 
@@ -138,7 +138,9 @@ def test_a_project_sets_its_own_limits_for_idle_and_for_slow_gpus() -> None:
     assert titles(idle_gpu, with_limit(most, idle_gpu=0.9)) == ["the GPU of rank 0 computes for 85% of the training"]
     slower = record([*(gpu(index, looks(clock=1900)) for index in range(3)), gpu(3, looks(clock=1700))])
     assert titles(gpu_throttled, slower) == []
-    assert titles(gpu_throttled, with_limit(slower, gpu_throttled=0.95)) == ["the GPU of rank 3 runs at a low clock"]
+    assert titles(gpu_throttled, with_limit(slower, gpu_throttled=0.95)) == [
+        "the GPU of rank 3 runs at a low clock rate"
+    ]
 
 
 def test_reasons_of_the_driver_in_words() -> None:
@@ -151,7 +153,7 @@ def test_faults_of_gpus_are_errors() -> None:
     fell = looks(10) + looks(5, first_s=12, utilisation=None, xid=79, lost=True)
     (finding,) = gpu_fault.in_run(record([gpu(0, looks()), gpu(1, fell)]))
     assert isinstance(finding, Finding)
-    assert finding.title == "the GPU of rank 1 is lost: its driver cannot reach it any more"
+    assert finding.title == "the GPU of rank 1 is lost: the driver can no longer reach it"
     assert finding.evidence[0].text == "GPU 1 (H100): the driver reported Xid 79: it fell off the bus"
     memory = looks(10, ecc_errors=2) + looks(5, first_s=12, ecc_errors=3)
     assert titles(gpu_fault, record([gpu(0, memory)])) == ["the GPU of rank 0 has uncorrected memory errors"]

@@ -38,7 +38,7 @@ def test_a_state_that_takes_most_of_the_memory_is_reported() -> None:
         "gradients: 12.0 GiB of 80 GiB",
         "DDP's buckets: 12.0 GiB of 80 GiB",
         "the state of AdamW: 24.0 GiB of 80 GiB",
-        "the activations of a batch come on top: 20.0 GiB are left for them",
+        "20.0 GiB are left for the activations of a batch",
     ]
 
 

@@ -105,7 +105,7 @@ def test_a_gpu_that_was_lost_before_we_came_is_said_beside_the_others(library: P
     with machine(library, tmp_path, HEALTHY | {"gpu1.handle": "!15"}) as asked:
         look = asked.sampled()
     assert [gpu.index for gpu in look.gpus] == [0]
-    assert look.note == "the NVIDIA driver counts GPU 1 too, and cannot reach it"
+    assert look.note == "the NVIDIA driver also counts GPU 1, but cannot reach it"
 
 
 @pytest.mark.parametrize(
@@ -113,9 +113,9 @@ def test_a_gpu_that_was_lost_before_we_came_is_said_beside_the_others(library: P
     [
         ({"count": "0"}, "the NVIDIA driver shows no GPU to this user"),
         ({"init": "9"}, "the NVIDIA driver is installed but not loaded"),
-        ({"init": "4"}, "the NVIDIA driver does not permit this user to ask for its GPUs"),
-        ({"init": "18"}, "the NVIDIA driver was updated while it was loaded: a reboot is due"),
-        ({"init": "999"}, "the NVIDIA driver could not be asked: "),
+        ({"init": "4"}, "the NVIDIA driver does not permit this user to query its GPUs"),
+        ({"init": "18"}, "the NVIDIA driver was updated while loaded: reboot"),
+        ({"init": "999"}, "the NVIDIA driver could not be queried: "),
     ],
 )
 def test_a_driver_that_has_nothing_to_tell_says_why(

@@ -140,7 +140,7 @@ def test_a_run_that_lives_is_not_even_shown(killed: Callable[..., Path]) -> None
 
 def test_the_command_shows_asks_for_leave_and_removes(killed: Callable[..., Path]) -> None:
     runner = CliRunner()
-    assert runner.invoke(ddpdoctor, ["clean"]).output == "No rehearsal has left anything behind.\n"
+    assert runner.invoke(ddpdoctor, ["clean"]).output == "There are no leftovers of killed rehearsals.\n"
     project = killed()
     done = runner.invoke(ddpdoctor, ["clean"])
     assert f"  {project}/ckpt.pt\n" in done.output

@@ -67,7 +67,7 @@ def test_batches_are_cut_where_a_cpu_does_what_gpus_are_meant_for(
             Launch(),
             "cpu",
             {"rank_options": ("--rank", "-r"), "arguments": ("-r", "0", "--world-size", "2")},
-            ["the arguments name one rank", "each rank got its own number"],
+            ["the arguments name one rank", "each rank got its own"],
         ),
         (Launch(starter="torchrun"), "cpu", {"rank_options": ("--rank",), "arguments": ("--rank=0",)}, []),
         (Launch(starter="torch.distributed.launch"), "cpu", {"local_rank_option": "--local-rank"}, []),
@@ -93,7 +93,7 @@ def test_what_differs_from_the_command_is_said(
 
 def test_a_script_that_starts_other_ranks_than_were_asked_for_is_said_to() -> None:
     assert list(rehearsal_plan.notes_after(request(spawns_ranks=True, nproc=4), 8)) == [
-        "the script starts its 8 ranks itself, so `--nproc 4` did not count"
+        "the script starts its 8 ranks itself, so `--nproc 4` was ignored"
     ]
     for spawns, nproc, world in ((True, 2, 8), (True, 4, 4), (True, 4, 0), (False, 4, 2)):
         assert not list(rehearsal_plan.notes_after(request(spawns_ranks=spawns, nproc=nproc), world))

@@ -319,7 +319,7 @@ def _is_verdict(text: str, hang: Hang) -> bool:
 def _title(text: str) -> str:
     found = _FINDING.match(text)
     title = found["title"] if found is not None else text.partition(": ")[2]
-    return title.removesuffix(" (it may go on by itself)")
+    return title.removesuffix(" (it may recover)")
 
 
 def _wrong_live(hang: Hang, after_s: float | None, live: str) -> Iterator[str]:

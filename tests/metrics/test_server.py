@@ -51,7 +51,7 @@ def test_a_port_that_is_taken_is_said() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        with pytest.raises(UsageError, match="the port is taken by another program"):
+        with pytest.raises(UsageError, match="the port is used by another program"):
             MetricsServer(Address("127.0.0.1", other.getsockname()[1]))
 
 

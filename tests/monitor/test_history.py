@@ -116,7 +116,7 @@ def test_a_history_that_another_program_empties_goes_on_and_one_that_it_damages_
     assert not writer.fault and recorded_moments(tmp_path) == [2 * SECOND_NS]
     (tmp_path / FILE).write_bytes(b"no database at all, but long enough to be taken for one" * 400)
     writer.write(_snapshot(3 * SECOND_NS))
-    assert writer.fault.startswith("the history is not written any more: another program has damaged history.sqlite (")
+    assert writer.fault.startswith("the history is no longer written: another program has damaged history.sqlite (")
 
 
 @pytest.mark.parametrize("content", [b"", b"no database at all, but long enough to be taken for one" * 40])

@@ -13,7 +13,7 @@ from ddpdoctor.monitor.snapshot import FindingView, StallView
 from ddpdoctor.record.model import Job, Rank, RankException, RunRecord
 from ddpdoctor.record.streams.measured import Pulse
 
-STALL = StallView(title="rank 1 stands at train.py:3 while rank 0 waits", since_ns=5, sides=(), may_go_on=True)
+STALL = StallView(title="rank 1 is stuck at train.py:3 while rank 0 waits", since_ns=5, sides=(), may_go_on=True)
 STUCK = Divergence(
     form="stuck",
     turns=(NextCall(rank=0, action="collective", waiting=True), NextCall(rank=1, action="elsewhere")),

@@ -169,7 +169,7 @@ def test_what_a_rank_leaves_on_purpose_goes_on_and_is_told(tmp_path: Path, start
     _wait_for(tmp_path / "trains")
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
-    told = re.search(r"of the job this goes on: (\d+) \(", err.decode())
+    told = re.search(r"of the job, these are still running: (\d+) \(", err.decode())
     assert told is not None, err.decode()
     assert psutil.pid_exists(int(told[1]))
     (tmp_path / "go").touch()
@@ -264,7 +264,7 @@ def test_a_signal_to_save_reaches_the_uppermost_process_that_handles_it(
     process.send_signal(signal.SIGUSR1)
     out, err = process.communicate(timeout=60)
     assert (out, process.returncode) == (b"1 saved\n", 0 if launched == "alone" else 5)
-    assert b"SIGUSR1 was passed on to 1 process of the job" in err
+    assert b"SIGUSR1 was forwarded to 1 process of the job" in err
 
 
 def test_a_signal_that_nobody_handles_ends_neither_the_job_nor_the_watching(tmp_path: Path, started: Started) -> None:
@@ -343,7 +343,7 @@ def test_a_look_that_fails_is_said_once_and_costs_no_report(
     watcher.look()
     watcher.report(wanted)
     assert written == ["the last page", "the record"]
-    assert capsys.readouterr().err.count("the observation failed (StopIteration: ); the job is not harmed") == 1
+    assert capsys.readouterr().err.count("observation failed (StopIteration: ); the job is unaffected") == 1
 
 
 def test_the_run_is_written_down_before_the_job_starts(tmp_path: Path, started: Started) -> None:
@@ -374,13 +374,13 @@ def test_a_file_is_no_record_of_a_run(tmp_path: Path, started: Started) -> None:
     words = (sys.executable, "-m", "ddpdoctor", "report", "train.py")
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2
-    assert "train.py is a file, and no record of a run, which is a directory" in done.stderr
-    assert "`ddpdoctor profile train.py` makes one." in done.stderr
+    assert "train.py is a file, but the record of a run is a directory" in done.stderr
+    assert "`ddpdoctor profile train.py` creates one." in done.stderr
 
 
 def test_there_is_nothing_to_attach_to_when_no_process_names_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "process_iter", lambda: iter(()))
-    with pytest.raises(UsageError, match="no watched job of yours runs on this machine"):
+    with pytest.raises(UsageError, match="none of your watched jobs runs on this machine"):
         find_run(None)
 
 
@@ -393,13 +393,13 @@ def test_there_is_nothing_to_attach_to_when_no_process_names_a_run(monkeypatch: 
         (("torchrun", "train.py"), "Write `ddpdoctor profile -- torchrun train.py`."),
         (("--no-tiu", "train.py"), "No such option"),
         (("--run-dir", "nowhere"), "there is no run directory"),
-        (("--run-dir", "."), "is no run directory: it holds no job.json"),
+        (("--run-dir", "."), "is not a run directory: it has no job.json"),
         (("--run-dir", "newer"), "was recorded by a newer ddpdoctor (format 99;"),
         (("--run-dir", "damaged"), "is damaged"),
         (("--run-dir", "over"), "the run in over is over"),
         (("--run-dir", "away"), "the run in away was started on node7, and cannot be watched from here"),
-        (("--run-dir", "over", "--", "true"), "over holds a run already"),
-        (("--nproc", "4", "--", "true"), "--nproc does not reach the command behind `--`"),
+        (("--run-dir", "over", "--", "true"), "over already holds a run"),
+        (("--nproc", "4", "--", "true"), "--nproc does not apply to the command after `--`"),
         (("--env", "train.py"), "--env starts no job"),
     ],
 )

@@ -78,7 +78,7 @@ def test_a_standstill_outlives_the_monitor_that_has_seen_it(folder: Path) -> Non
     assert snapshot.state == "ended" and snapshot.verdict.state == "broken"
     assert snapshot.verdict.text == stood.stall.title
     assert re.match(
-        r"rank 1 stands at train.py:\d+ while rank 0 waits in barrier at train.py:\d+", snapshot.verdict.text
+        r"rank 1 is stuck at train.py:\d+ while rank 0 waits in barrier at train.py:\d+", snapshot.verdict.text
     )
     assert snapshot.stall == msgspec.structs.replace(stood.stall, may_go_on=False, cut_short=stood.stall.may_go_on)
     (cause, *_) = snapshot.findings

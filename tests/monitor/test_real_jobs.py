@@ -115,12 +115,12 @@ def test_a_second_terminal_attaches_to_a_job_of_plain_torchrun_and_leaves_it_alo
     told = _until(attached.stderr, "steps/s")
     assert "attached to " in told[0][1]
     attached.send_signal(signal.SIGUSR1)
-    _until(attached.stderr, "SIGUSR1 was not passed on, for the job was not started here")
+    _until(attached.stderr, "SIGUSR1 was not forwarded: the job was not started here")
     attached.send_signal(signal.SIGSTOP)
     attached.send_signal(signal.SIGCONT)
     attached.send_signal(signal.SIGINT)
     out, err = attached.communicate(timeout=60)
-    assert b"detached; the job goes on" in err
+    assert b"detached; the job continues" in err
     assert out.startswith(b"SLOW: rank 1 keeps rank 0 waiting for "), out.decode()
     reached = _until(job.stdout, "epoch ")[-1][1]
     _until(job.stdout, "epoch ")
@@ -142,7 +142,7 @@ def _steps_in(report: bytes) -> int:
     [
         ("healthy", 2, "HEALTHY: "),
         ("slow_loader", 1, "SLOW: training waits for data for "),
-        ("comm_bound", 1, "SLOW: backward waits for gradients on their way for "),
+        ("comm_bound", 1, "SLOW: backward waits for gradient transfer for "),
         ("straggler", 1, "SLOW: rank 1 keeps rank 0 waiting for "),
     ],
 )

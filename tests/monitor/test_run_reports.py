@@ -118,10 +118,10 @@ def test_a_stall_is_said_once_with_culprit_line_and_remedy_and_its_end_too() -> 
     assert not any("goes on" in line for line in lines.news(_snapshot(record, 51 * SECOND_NS)))
     assert lines.news(_snapshot(record, 52 * SECOND_NS, stall=stall, state="stalled")) == []
     moved = msgspec.structs.replace(_snapshot(record, 53 * SECOND_NS), steps=41)
-    assert lines.news(moved)[0] == "ddpdoctor: the job goes on; it stood still for 52 s"
+    assert lines.news(moved)[0] == "ddpdoctor: the job continues; it stalled for 52 s"
     again = msgspec.structs.replace(stall, since_ns=60 * SECOND_NS, may_go_on=True)
     assert lines.news(_snapshot(record, 66 * SECOND_NS, stall=again, state="stalled"))[0] == (
-        "ddpdoctor: STALLED: rank 1 does not come (it may go on by itself)"
+        "ddpdoctor: STALLED: rank 1 does not come (it may recover)"
     )
     hung = msgspec.structs.replace(again, may_go_on=False)
     assert lines.news(_snapshot(record, 140 * SECOND_NS, stall=hung, state="stalled"))[0] == (
@@ -260,6 +260,6 @@ def test_a_run_that_is_longer_than_its_rings_says_which_steps_its_figures_are_of
     short = _snapshot(_record())
     assert "40 steps, " in run_text.what_was_seen(short)
     begun = msgspec.structs.replace(short, started_at_ns=short.now_ns - 60 * SECOND_NS, ended_at_ns=None)
-    assert "60 s in all (about 1.8 s of them in steps), " in run_text.what_was_seen(begun)
+    assert "60 s in all (about 1.8 s of it in steps), " in run_text.what_was_seen(begun)
     long = msgspec.structs.replace(short, steps=10_000)
     assert "10,000 steps (figures of the newest 37), " in run_text.what_was_seen(long)

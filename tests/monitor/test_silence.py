@@ -65,7 +65,7 @@ def test_a_launcher_that_drops_a_variable_is_told_which_and_how_to_pass_it_on(
         "(MPICH)"
     )
     assert "mpirun changes the variable PYTHONPATH" in _complaint(processes, whole | {"PYTHONPATH": "/elsewhere"})
-    assert "Python is started with -I, which keeps the probe out" in _complaint(processes, whole, "-I")
+    assert "Python is started with -I, which disables the probe" in _complaint(processes, whole, "-I")
 
 
 def test_nothing_is_said_of_a_young_job_and_nothing_of_one_that_was_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,15 +77,16 @@ def test_nothing_is_said_of_a_young_job_and_nothing_of_one_that_was_heard_of(mon
         RankBook(), young, ended=True
     )
     assert Silence(None, ("python3", "train.py")).reason(RankBook(), young, ended=True) == (
-        "no process of the job made a process group: it trains without DDP, ended before, or starts its ranks without "
+        "no process of the job created a process group: it trains without DDP, ended before, or starts its ranks "
+        "without "
         "the variables DDPDOCTOR_RUN and PYTHONPATH"
     )
     book = _book((0, 10, 1))
     assert silence.reason(book, young, ended=False) == ""
-    assert silence.reason(book, young, ended=True).startswith("no process of the job made a process group")
+    assert silence.reason(book, young, ended=True).startswith("no process of the job created a process group")
     finished = tuple(Rank(rank=rank, main_finished=True) for rank in (0, 1))
     alone = msgspec.structs.replace(young, ranks=finished)
-    assert silence.reason(book, alone, ended=True).startswith("none of the ranks made a process group: each worked for")
+    assert silence.reason(book, alone, ended=True).startswith("none of the ranks created a process group: each ran on")
     book.worlds[10] = (1, "gloo")
     assert silence.reason(book, young, ended=True) == "no rank wrapped a model in DistributedDataParallel"
 
@@ -110,7 +111,7 @@ def test_a_python_without_torch_is_told_by_its_exception() -> None:
 
 def test_two_runs_in_one_directory_are_told_from_ranks_that_were_started_again() -> None:
     assert two_runs(_book((0, 10, 1), (1, 11, 1), (0, 20, 1), (1, 21, 1))) == ""
-    assert two_runs(_book((0, 10, 1), (1, 11, 1), (0, 20, 2))).startswith("a further job has begun here")
+    assert two_runs(_book((0, 10, 1), (1, 11, 1), (0, 20, 2))).startswith("another job has started here")
 
 
 def test_a_process_that_has_its_rank_s_work_done_by_another_is_no_launcher_of_a_further_job() -> None:

@@ -73,12 +73,12 @@ def test_the_monitor_of_rank_0_tells_of_all_ranks_and_the_other_one_says_where_t
     assert [rank["rank"] for rank in head["ranks"]] == [0, 1, 2, 3]
     assert not any("ranks reported" in note for note in head["notes"])
     assert agent["verdict"]["text"].startswith("rank 3 keeps rank 2 waiting for ")
-    assert any("the verdict on all ranks is given on" in note for note in agent["notes"])
+    assert any("the verdict on all ranks is on" in note for note in agent["notes"])
 
 
 def test_a_node_that_only_loses_its_peers_out_of_sight_says_that_the_cause_is_there(tmp_path: Path) -> None:
     (report,) = _reports(tmp_path, ("0",), "killed")
     assert report["verdict"]["state"] == "broken"
     assert "lost the connection to a rank on another node, where the cause is" in report["verdict"]["text"]
-    assert "(2 of 4 ranks are seen here)" in report["verdict"]["text"]
+    assert "(2 of 4 ranks are visible here)" in report["verdict"]["text"]
     assert any("2 of 4 ranks reported" in note for note in report["notes"])

@@ -78,7 +78,7 @@ def test_a_run_directory_that_the_job_deletes_takes_nothing_of_its_end(folder: P
 def test_a_disk_that_is_full_before_the_first_step_makes_no_killed_rank_of_one_that_ended_well(folder: Path) -> None:
     verdict, told = _profiled(folder, HEAD.replace("dist.init", NO_ROOM, 1) + TRAIN + FULL)
     assert verdict["state"] == "unknown", (verdict, told)
-    assert str(verdict["text"]).startswith("the ranks could not write down what they did")
+    assert str(verdict["text"]).startswith("the ranks could not write their events")
     report = subprocess.run(
         (sys.executable, "-m", "ddpdoctor", "report", "run", "--output-format", "json"),
         cwd=folder, capture_output=True, check=True,

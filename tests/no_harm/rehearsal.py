@@ -23,7 +23,7 @@ from tests.no_harm.world import World, changes, furnish, helper, slug, world
 Mode = Literal["overlay", "no overlay"]
 Verdict = Literal["held", "said", "lost"]
 AT_MOST_S = 400
-IN_AN_OVERLAY = "In an overlay: nothing it wrote stays"
+IN_AN_OVERLAY = "In an overlay: everything it wrote was discarded"
 _OPTIONS = ("--stall-after", "100", "--time-limit", "300")
 """Rows take time, more than a step does, on a machine that does other things."""
 

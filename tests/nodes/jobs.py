@@ -114,7 +114,7 @@ CASES: Mapping[str, Case] = {
     "straggler": Case("straggler", 150, "slow", ("DDP403",), "rank 3 on node1 keeps", never=(), agent_may=("DDP403",)),
     "slow link": Case("healthy", 60, "slow", COMMUNICATION, delay_ms=20.0),
     "narrow link": Case("narrow", 60, "slow", COMMUNICATION, rate="50mbit"),
-    "hang": Case("hang", 60, "broken", ("DDP305",), "rank 3 on node1 stands at", agent_may=("DDP305",)),
+    "hang": Case("hang", 60, "broken", ("DDP305",), "rank 3 on node1 is stuck at", agent_may=("DDP305",)),
     "killed": Case("killed", 60, "broken", ("DDP703",), "the process of rank 3 on node1", agent_may=("DDP703",)),
     "comm-bound": Case("comm-bound", 300, "slow", COMMUNICATION),
     "input-bound": Case(

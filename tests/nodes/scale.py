@@ -37,7 +37,7 @@ SAID = {
     "straggler": f"rank {STRAGGLER} on node{STRAGGLER // RANKS_OF_A_NODE} keeps",
     "slow node": f"ranks {SLOW_NODE * RANKS_OF_A_NODE}-{SLOW_NODE * RANKS_OF_A_NODE + RANKS_OF_A_NODE - 1} on "
     f"node{SLOW_NODE} keep",
-    "slow link": "backward waits for gradients on their way",
+    "slow link": "backward waits for gradient transfer",
 }
 """How the verdict begins."""
 HANG_WITHIN_S = 10.0

@@ -169,7 +169,7 @@ def test_a_head_that_is_lost_is_told_and_one_in_its_place_is_shown(monkeypatch: 
     with showing() as first, looking(first.keys.screens) as run:
         first.close()
         monkeypatch.setattr(attached, "SILENT_AFTER_S", 0.5)
-        with pytest.raises(RecordError, match="nothing was heard of "):
+        with pytest.raises(RecordError, match="no message from "):
             until(lambda: run.snapshot().now_ns < 0)
         second = Head(keys=first.keys)
         try:
@@ -194,16 +194,16 @@ def test_with_the_key_of_a_screen_nothing_can_be_told_and_with_another_nothing_s
             until(lambda: head.strange > 0)
         assert not head.nodes
         for wrong in (head.meeting, msgspec.structs.replace(head.keys.screens, client_key="a" * 40)):
-            with pytest.raises(UsageError, match="gives no answer to the run's key"):
+            with pytest.raises(UsageError, match="does not answer to the run's key"):
                 AttachedRun(wrong)
 
 
 def test_a_screen_of_another_version_is_told_so_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
     with showing() as head:
         monkeypatch.setattr(attached, "PROTOCOL", "6.0+def")
-        with pytest.raises(UsageError, match=r"shows nothing here: it runs ddpdoctor .* and this machine 6\.0"):
+        with pytest.raises(UsageError, match=r"does not serve this screen: it runs ddpdoctor .* and this machine 6\.0"):
             AttachedRun(head.keys.screens)
-        assert "is of another ddpdoctor" in head.screens.others
+        assert "runs another version of ddpdoctor" in head.screens.others
 
 
 def test_no_screen_slows_down_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,11 +310,11 @@ def test_what_cannot_be_attached_to_is_said(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "bad.key").write_bytes(b"\xff" * 100)
     told: Any
     for where, key, told in (
-        ("no-run", None, "no HOST:PORT, and no run or key file"),
-        ("node0:0", None, "no HOST:PORT"),
-        (str(tmp_path / "run"), None, "listens nowhere"),
-        ("127.0.0.1:9", None, "no run of yours on this machine has a key for port 9"),
-        ("127.0.0.1:9", str(tmp_path / "bad.key"), "holds no key of a run"),
+        ("no-run", None, "not HOST:PORT, and there is no run or key file"),
+        ("node0:0", None, "not HOST:PORT"),
+        (str(tmp_path / "run"), None, "does not listen"),
+        ("127.0.0.1:9", None, "none of your runs on this machine has a key for port 9"),
+        ("127.0.0.1:9", str(tmp_path / "bad.key"), "does not hold the key of a run"),
         ("127.0.0.1:9", str(tmp_path / "none"), "cannot read "),
     ):
         with pytest.raises(UsageError, match=told):

@@ -189,7 +189,7 @@ def test_a_head_that_is_lost_on_the_screen_is_no_clean_end(
         monkeypatch.setattr(screen, "show", show)
         code = elsewhere.look_on(str(tmp_path / layout.ATTACH_FILE), None, wanted, on_screen=True)
     assert code == ExitCode.INCONCLUSIVE
-    assert "is reported: nothing was heard of " in capfd.readouterr().err
+    assert "reporting what was last shown: no message from " in capfd.readouterr().err
     assert len(wanted.reported) == 1
 
 
@@ -198,7 +198,7 @@ def test_who_is_refused_later_keeps_what_was_shown(monkeypatch: pytest.MonkeyPat
         assert run.snapshot().now_ns == 1_000
         refusal = pack_answer(Shown(number=1, host="node0", refused="16 screens are attached already"))
         monkeypatch.setattr(screens.Screens, "take", lambda *arguments: refusal)
-        with pytest.raises(HeadLeft, match="shows nothing here any more: 16 screens are attached already"):
+        with pytest.raises(HeadLeft, match="no longer serves this screen: 16 screens are attached already"):
             until(lambda: run.snapshot().now_ns < 0)
         assert run.last_snapshot().now_ns == 1_000
         assert run.trouble

@@ -35,7 +35,7 @@ def test_a_job_that_loses_the_machine_of_its_head_gets_another_one(tmp_path: Pat
             machine.start(elastic(machine, third, tmp_path / "train.py", 2, 3), own_store)
             for machine in (first, second, third)
         ]
-        told = "the verdict on all ranks is given on node0"
+        told = "the verdict on all ranks is on node0"
         until(lambda: told in second.text() and told in third.text())
         # Its network goes on: of a machine that is silent gloo notices nothing for half an hour.
         first.end(signal.SIGKILL)
@@ -46,4 +46,4 @@ def test_a_job_that_loses_the_machine_of_its_head_gets_another_one(tmp_path: Pat
         assert {rank["rank"]: rank["host"] for rank in head["ranks"]} == {0: "node1", 1: "node2"}
         assert head["verdict"]["text"].startswith("rank 1 on node2 keeps rank 0 waiting")
         assert not any("node0" in note or "reported" in note for note in (*head["notes"], *agent["notes"]))
-        assert any("the verdict on all ranks is given on node1" in note for note in agent["notes"])
+        assert any("the verdict on all ranks is on node1" in note for note in agent["notes"])

@@ -41,21 +41,21 @@ def test_monitors_that_never_hear_of_each_other_say_so_once(tmp_path: Path) -> N
         for process in started(both, tmp_path / "train.py", 200):
             assert process.wait(timeout=PATIENCE_S) == 0
         seen_apart(both)
-        (told,) = (note for note in report(both[0])["notes"] if f"has come to port {PORT} of this machine" in note)
-        assert "a firewall or a wrong name keeps them away" in told
-        (told,) = (note for note in report(both[1])["notes"] if "cannot be told" in note)
-        assert f" of this node's ranks (node0: no answer, at port {PORT}); this node's record is whole" in told
+        (told,) = (note for note in report(both[0])["notes"] if f"has connected to port {PORT} of this machine" in note)
+        assert "a firewall or a wrong host name blocks them" in told
+        (told,) = (note for note in report(both[1])["notes"] if "cannot receive" in note)
+        assert f" of this node's ranks (node0: no answer, at port {PORT}); this node's record is complete" in told
 
 
 def test_monitors_that_hear_nothing_of_each_other_any_more_judge_what_they_see(tmp_path: Path) -> None:
     with machines(tmp_path) as both:
         first, second = both
         jobs = started(both, tmp_path / "train.py", 300)
-        until(lambda: "the verdict on all ranks is given on node0" in second.text(), PATIENCE_S)
+        until(lambda: "the verdict on all ranks is on node0" in second.text(), PATIENCE_S)
         until(lambda: "steps/s" in first.text(), PATIENCE_S)
         first.silence(PORT)
-        until(lambda: "nothing was heard of node1 (ranks 2 and 3) for " in first.text(), PATIENCE_S)
-        unheard = f"node0 cannot be told of this node's ranks (node0:{PORT}: it has not answered"
+        until(lambda: "no message from node1 (ranks 2 and 3) for " in first.text(), PATIENCE_S)
+        unheard = f"node0 cannot receive this node's ranks (node0:{PORT}: it has not answered"
         until(lambda: unheard in second.text(), PATIENCE_S)
         for process in jobs:
             assert process.wait(timeout=PATIENCE_S) == 0

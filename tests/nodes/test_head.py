@@ -189,7 +189,7 @@ def test_agents_of_another_version_are_told_so_on_both_sides(monkeypatch: pytest
         monkeypatch.setattr("ddpdoctor.monitor.nodes.agent.PROTOCOL", "6.0+def")
         with forwarding(meeting) as agent:
             until(lambda: "it runs ddpdoctor 7.1, and this machine " in agent.trouble)
-            until(lambda: "is of another ddpdoctor" in head.others)
+            until(lambda: "runs another version of ddpdoctor" in head.others)
         assert not head.nodes
 
 
@@ -220,7 +220,7 @@ def test_somebody_else_on_the_port_gets_nothing_and_is_told_of(monkeypatch: pyte
     with listening() as head, listening() as other:
         mixed = msgspec.structs.replace(head.meeting, port=other.meeting.port)
         with forwarding(mixed) as agent:
-            until(lambda: "no answer to the job's key" in agent.trouble)
+            until(lambda: "not answer to the job's key" in agent.trouble)
             assert not other.nodes and not other.strange
 
 

@@ -58,7 +58,7 @@ def test_a_port_that_is_taken_is_told_of_and_taken_once_it_is_free(tmp_path: Pat
         for now_ns in (1, 1 + SETTLED_AFTER_NS):
             nodes.look(book(0, 1), "", now_ns)
         (note,) = nodes.notes(1)
-        assert f"cannot listen on port {port}: Address already in use; each has its own record" in note
+        assert f"cannot listen on port {port}: Address already in use; each keeps its own record" in note
     try:
         nodes.look(book(0, 1), "", RETRIED_AFTER_NS)
         assert nodes.notes(1) == (note,)
@@ -75,9 +75,9 @@ def test_a_node_that_nobody_reaches_and_one_that_is_told_nothing_say_so(tmp_path
         assert first._head is not None
         assert not first.notes(soon_ns) and not second.notes(UNHEARD_AFTER_NS)
         (note,) = first.notes(later_ns)
-        assert note.startswith(f"no monitor of another node has come to port {first._head.meeting.port} of this ")
+        assert note.startswith(f"no monitor of another node has connected to port {first._head.meeting.port} of this ")
         (note,) = second.notes(later_ns)
-        assert note.startswith("the node of rank 0 has not said yet where its monitor listens")
+        assert note.startswith("the node of rank 0 has not announced its monitor's address yet")
         with forwarding(first._head.meeting) as agent:
             until(lambda: bool(agent.answered_s))
         # Its farewell may still be on its way.
@@ -104,8 +104,8 @@ def test_a_verdict_that_becomes_unknown_is_passed_on(tmp_path: Path) -> None:
         nodes.tell(verdict("unknown", "no steps yet"))
         assert nodes._head.verdict == ""
         nodes.tell(verdict("healthy", "all is well"))
-        nodes.tell(verdict("unknown", "2 of 4 ranks are seen"))
-        assert nodes._head.verdict == "UNKNOWN: 2 of 4 ranks are seen"
+        nodes.tell(verdict("unknown", "2 of 4 ranks are visible"))
+        assert nodes._head.verdict == "UNKNOWN: 2 of 4 ranks are visible"
 
 
 def test_nodes_are_joined_once_their_clock_is_known_and_lost_ones_count_for_nothing(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def met_at(address: str, port: str) -> RunRecord:
     ],
 )
 def test_runs_whose_ranks_met_elsewhere_are_of_two_jobs(one: tuple[str, str], other: tuple[str, str]) -> None:
-    with pytest.raises(UsageError, match="are of two jobs: the ranks of one met at "):
+    with pytest.raises(UsageError, match="belong to two jobs: one has its rendezvous at "):
         _refuse_others(Path("a"), met_at(*one), Path("b"), met_at(*other))
 
 
@@ -56,7 +56,7 @@ def test_the_launchers_number_of_the_job_decides_where_there_is_one() -> None:
 
     # An elastic job that has lost its first node meets elsewhere in the next round.
     _refuse_others(Path("a"), of_job("7", "29500"), Path("b"), of_job("7", "29501"))
-    with pytest.raises(UsageError, match="are of two jobs"):
+    with pytest.raises(UsageError, match="belong to two jobs"):
         _refuse_others(Path("a"), of_job("7", "29500"), Path("b"), of_job("8", "29500"))
-    with pytest.raises(UsageError, match="are of two jobs"):
+    with pytest.raises(UsageError, match="belong to two jobs"):
         _refuse_others(Path("a"), of_job("none", "29500"), Path("b"), of_job("none", "29501"))

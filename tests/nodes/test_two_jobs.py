@@ -31,7 +31,7 @@ def started(both: list[Machine], name: str, script: Path, port: int) -> list[sub
 
 
 def is_told(machine: Machine, name: str) -> bool:
-    return "the verdict on all ranks is given on node0" in machine.text(f"{name}.txt")
+    return "the verdict on all ranks is on node0" in machine.text(f"{name}.txt")
 
 
 def test_two_jobs_on_the_same_machines_are_told_apart(tmp_path: Path) -> None:
@@ -52,6 +52,6 @@ def test_two_jobs_on_the_same_machines_are_told_apart(tmp_path: Path) -> None:
             head, agent = (json.loads((machine.home / f"{name}.json").read_text()) for machine in both)
             assert {rank["rank"]: rank["host"] for rank in head["ranks"]} == {0: "node0", 1: "node1"}
             assert [rank["rank"] for rank in agent["ranks"]] == [1]
-            assert any("the verdict on all ranks is given on node0" in note for note in agent["notes"])
+            assert any("the verdict on all ranks is on node0" in note for note in agent["notes"])
             is_slow = head["verdict"]["text"].startswith("rank 1 on node1 keeps rank 0 waiting")
             assert is_slow == (FAULTS[name] == "straggler"), head["verdict"]

@@ -32,7 +32,7 @@ def runs(*nodes: Machine) -> list[str]:
 def test_a_straggler_on_the_other_machine_is_named_with_nothing_given(tmp_path: Path) -> None:
     outcome = run(CASES["straggler"], tmp_path, ahead_s=5 if HAS_COMPILER else 0)
     assert wrong(CASES["straggler"], outcome) == []
-    assert any("the verdict on all ranks is given on node0" in note for note in outcome.agent["notes"])
+    assert any("the verdict on all ranks is on node0" in note for note in outcome.agent["notes"])
     hosts = {rank["rank"]: rank["host"] for rank in outcome.head["ranks"]}
     assert hosts == {0: "node0", 1: "node0", 2: "node1", 3: "node1"}
 
@@ -79,7 +79,7 @@ def test_machines_whose_monitors_cannot_talk_are_put_together_afterwards(tmp_pat
         for process in started:
             assert process.wait(timeout=240) == 0
         assert any("2 of 4 ranks reported" in note for note in report(first)["notes"])
-        assert any("cannot be told of this node's ranks (192.0.2.1: " in note for note in report(second)["notes"])
+        assert any("cannot receive this node's ranks (192.0.2.1: " in note for note in report(second)["notes"])
         together = told(first, "report", *reversed(runs(first, second)))
         assert together.returncode == 0, together.stderr
         assert "rank 3 on node1 keeps the others waiting for " in " ".join(together.stdout.split())
@@ -99,7 +99,7 @@ def test_a_monitor_that_dies_leaves_the_training_and_the_other_record_alone_and_
     with machines(tmp_path) as both:
         first, second = both
         head, agent = straggling(both, 250)
-        until(lambda: "the verdict on all ranks is given on node0" in second.text())
+        until(lambda: "the verdict on all ranks is on node0" in second.text())
         head.send_signal(signal.SIGKILL)
         head.wait()
         (directory,) = runs(first)
@@ -118,14 +118,14 @@ def test_a_machine_whose_monitor_dies_is_not_judged_any_more(tmp_path: Path, str
     with machines(tmp_path) as both:
         first, second = both
         head, agent = straggling(both, 250)
-        until(lambda: "the verdict on all ranks is given on node0" in second.text())
+        until(lambda: "the verdict on all ranks is on node0" in second.text())
         agent.send_signal(signal.SIGKILL)
         agent.wait()
         assert head.wait(timeout=240) == 0
         ended = report(first)
-        assert any("nothing was heard of node1 (ranks 2 and 3) for " in note for note in ended["notes"])
+        assert any("no message from node1 (ranks 2 and 3) for " in note for note in ended["notes"])
         assert ended["verdict"]["state"] == "unknown"
-        assert ended["verdict"]["text"] == "2 of 4 ranks are seen here, and nothing slow was found of these"
+        assert ended["verdict"]["text"] == "2 of 4 ranks are visible here, and nothing slow was found on these"
 
 
 @pytest.mark.full
@@ -134,7 +134,7 @@ def test_machines_that_have_ipv6_alone_are_joined(tmp_path: Path, straggling: An
         for process in straggling(both, 120):
             assert process.wait(timeout=240) == 0
         assert report(both[0])["verdict"]["text"].startswith("rank 3 on node1 keeps the others waiting for ")
-        assert any("the verdict on all ranks is given on node0" in note for note in report(both[1])["notes"])
+        assert any("the verdict on all ranks is on node0" in note for note in report(both[1])["notes"])
 
 
 @pytest.mark.full
@@ -142,12 +142,12 @@ def test_a_link_that_is_cut_for_a_minute_ends_nothing_and_is_told(tmp_path: Path
     with machines(tmp_path) as both:
         first, second = both
         started = straggling(both, 250)
-        until(lambda: "the verdict on all ranks is given on node0" in second.text())
+        until(lambda: "the verdict on all ranks is on node0" in second.text())
         until(lambda: "steps/s" in first.text())
         second.cut()
         cut_s = time.monotonic()
-        until(lambda: "nothing was heard of node1 (ranks 2 and 3) for " in first.text())
-        until(lambda: "node0 cannot be told of this node's ranks" in second.text())
+        until(lambda: "no message from node1 (ranks 2 and 3) for " in first.text())
+        until(lambda: "node0 cannot receive this node's ranks" in second.text())
         time.sleep(max(0.0, cut_s + 60 - time.monotonic()))
         assert "STALLED" not in first.text() + second.text()
         second.cut(down=False)
@@ -156,4 +156,4 @@ def test_a_link_that_is_cut_for_a_minute_ends_nothing_and_is_told(tmp_path: Path
         ended = report(first)
         assert [rank["rank"] for rank in ended["ranks"]] == [0, 1, 2, 3]
         assert ended["verdict"]["text"].startswith("rank 3 on node1 keeps the others waiting for ")
-        assert not any("nothing was heard" in note for note in ended["notes"])
+        assert not any("no message from" in note for note in ended["notes"])

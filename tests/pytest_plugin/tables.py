@@ -76,7 +76,7 @@ def _wrong(name: str, fault: Fault, script: Path, outcome: str, text: str) -> st
     if outcome != "failed":
         return f"the test {outcome}"
     if not fault.code:
-        return "" if "had not ended after" in text else "no word of the time limit"
+        return "" if "had not finished after" in text else "no word of the time limit"
     if f"({fault.code}" not in text and f"({ALSO.get(name)}" not in text:
         return f"no {fault.code}"
     if fault.says and fault.says.replace("train.py", script.name) not in " ".join(text.split()):

@@ -168,9 +168,9 @@ def test_the_rehearsal_is_the_public_function(ddp_rehearsal):
 
 
 BAD = {
-    "no_rank": ("nproc=0", "def {}(): pass", "wants 1 to 64 ranks, not 0"),
-    "ranks_as_text": ("nproc='2'", "def {}(): pass", "wants 1 to 64 ranks, not '2'"),
-    "no_time": ("timeout=-1", "def {}(): pass", "wants a timeout in seconds, not -1"),
+    "no_rank": ("nproc=0", "def {}(): pass", "needs 1 to 64 ranks, not 0"),
+    "ranks_as_text": ("nproc='2'", "def {}(): pass", "needs 1 to 64 ranks, not '2'"),
+    "no_time": ("timeout=-1", "def {}(): pass", "needs a timeout in seconds, not -1"),
     "no_device": ("device='gpu'", "def {}(): pass", "knows the devices cpu, stand-in, cuda, not 'gpu'"),
     "no_option": ("ranks=2", "def {}(): pass", "takes nproc, timeout, device and init"),
     "coroutine": ("", "async def {}(): pass", "cannot run a coroutine"),

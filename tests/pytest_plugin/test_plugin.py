@@ -150,7 +150,7 @@ def test_a_rank_that_leaves_is_the_culprit(session: Session) -> None:
 
 def test_what_nothing_proves_ends_at_the_time_limit_with_its_stacks(session: Session, directory: Path) -> None:
     text = session.messages["test_spins"]
-    assert "had not ended after 3 s" in text
+    assert "had not finished after 3 s" in text
     assert f"rank 1 is at {line_of(directory, 'for ever')}" in text
 
 

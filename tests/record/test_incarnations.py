@@ -107,7 +107,7 @@ def test_two_runs_in_one_directory_give_each_rank_once_with_the_figures_of_the_n
     live.close()
     assert ([rank.rank for rank in first.ranks], [len(track) for track in first.step_tracks]) == ([0, 1], [7, 7])
     assert ([rank.rank for rank in second.ranks], [len(track) for track in second.step_tracks]) == ([0, 1], [3, 3])
-    assert said[0].startswith("a further job has begun here, and these are its figures")
+    assert said[0].startswith("another job has started here, and these are its figures")
 
 
 REBORN = """

@@ -17,7 +17,7 @@ SAMPLE = Path(__file__).parent / "sample"
 TRAIN = str(SAMPLE / "train.py")
 SOURCE = SourceSection(status="read", files=1, seconds=0.012)
 COMPLETED = RehearsalSection(status="completed", ranks=2, steps=8, seconds=3.14, device="cpu")
-SKIPPED = RehearsalSection(status="skipped", reason="the source only was asked for (`--static`)")
+SKIPPED = RehearsalSection(status="skipped", reason="only the source was requested (`--static`)")
 
 
 def at(line: int, end_line: int = 0, *, column: int = 1, function: str = "", file: str = TRAIN) -> Location:

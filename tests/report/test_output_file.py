@@ -64,7 +64,7 @@ def test_a_report_of_ours_is_replaced_until_somebody_writes_in_it(
     _write(file, EXAMPLES[example](), output_format)
     file.write_bytes(file.read_bytes() + b"my own thoughts\n")
     before = file.read_bytes()
-    with pytest.raises(UsageError, match="not a report of ddpdoctor"):
+    with pytest.raises(UsageError, match="not an unmodified ddpdoctor report"):
         _write(file, EXAMPLES[example](), output_format)
     assert file.read_bytes() == before
 
@@ -92,9 +92,9 @@ def test_prose_of_other_commands_is_sealed(output_format: str, tmp_path: Path) -
 def test_what_is_not_ours_stays_unless_the_user_insists(name: str, tmp_path: Path) -> None:
     file = tmp_path / name
     file.write_bytes(NOT_OURS[name])
-    with pytest.raises(UsageError, match="not a report of ddpdoctor"):
+    with pytest.raises(UsageError, match="not an unmodified ddpdoctor report"):
         OutputFile(str(file)).refuse()
-    with pytest.raises(UsageError, match="not a report of ddpdoctor"):
+    with pytest.raises(UsageError, match="not an unmodified ddpdoctor report"):
         OutputFile(str(file)).write_text("text", "full")
     assert file.read_bytes() == NOT_OURS[name]
     OutputFile(str(file), force=True).write_text("text", "json")
@@ -106,7 +106,7 @@ def test_a_script_stays_even_when_the_user_insists(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("train")
     (tmp_path / "other.py").write_text("import torch\n")
     for name in ("train", "link", "other.py"):
-        with pytest.raises(UsageError, match=r"the script to be examined|a Python file"):
+        with pytest.raises(UsageError, match=r"the script under examination|a Python file"):
             OutputFile(str(tmp_path / name), force=True, sources=(tmp_path / "train",)).refuse()
 
 
@@ -172,7 +172,7 @@ def test_a_named_pipe_gets_the_report_and_stays_one(tmp_path: Path) -> None:
 def test_a_named_pipe_that_nobody_reads_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddpdoctor.report.output_file.READER_WITHIN_S", 0.1)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UsageError, match="nobody reads from this pipe"):
+    with pytest.raises(UsageError, match="the pipe has no reader"):
         OutputFile(str(tmp_path / "pipe")).write_text("text", "json")
 
 
@@ -240,10 +240,10 @@ def test_a_step_summary_is_appended_to(
 def test_what_is_no_summary_is_not_appended_to(name: str, content: bytes, tmp_path: Path) -> None:
     file = tmp_path / name
     file.write_bytes(content)
-    with pytest.raises(UsageError, match="not appended to"):
+    with pytest.raises(UsageError, match="nothing is appended"):
         append_step_summary(str(file), b"ours\n", ())
     assert file.read_bytes() == content
-    with pytest.raises(UsageError, match="cannot be made"):
+    with pytest.raises(UsageError, match="cannot be created"):
         refuse_step_summary(str(tmp_path / "nowhere" / "file"), ())
     with pytest.raises(UsageError, match="a directory"):
         refuse_step_summary(str(tmp_path), ())

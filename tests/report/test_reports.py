@@ -147,7 +147,7 @@ def test_ranks_that_did_the_same_share_a_column() -> None:
     text = full.render(report, 80, colour=False)
     assert text.count("ranks 1 and 2") == 1
     assert text.count("waits") == 1
-    assert "  seen in the rehearsal, as the columns show\n  do " in text
+    assert "  seen in the rehearsal, see the columns\n  do " in text
 
 
 @pytest.mark.parametrize(
@@ -169,8 +169,8 @@ def test_a_column_says_what_a_library_waits_in_below_the_users_line(innermost: F
 
 
 def test_what_was_not_held_back_is_said_in_the_first_line() -> None:
-    assert "Not held back: it ran `nvidia-smi`." in full.what_was_done(failed())
+    assert "Not isolated: it ran `nvidia-smi`." in full.what_was_done(failed())
     assert json.loads(json_report.render(failed()))["rehearsal"]["notes"] == [
-        "not held back: the script ran `nvidia-smi`",
+        "not isolated: the script ran `nvidia-smi`",
         "part of the observation failed: KeyError",
     ]

@@ -95,7 +95,7 @@ def test_what_nobody_has_said_of_the_job_leaves_a_check_out_and_the_examination_
         (OutcomeState.PASSED, ""),
     ]
     text = full.render(report, 120, colour=False)
-    assert "1 check passed, 1 not evaluated for want of settings in [tool.ddpdoctor.job]." in text
+    assert "1 check passed, 1 not evaluated because [tool.ddpdoctor.job] does not set them." in text
     crashed = CheckResult(code="DDP600", name="x", gap="the check failed: KeyError: 1", crashed=True)
     assert "x was not evaluated: the check failed" in concise.render(examination(unstated, crashed))
 

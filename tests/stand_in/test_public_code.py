@@ -92,7 +92,7 @@ def test_a_script_that_counts_gpus_first_gets_them_pretended(tmp_path: Path) -> 
     code, report = check("train.py", cwd=tmp_path)
     rehearsal = report["rehearsal"]
     assert (code, rehearsal["device"], rehearsal["status"]) == (0, "stand-in", "completed"), rehearsal
-    assert any("rehearsed again with the CPU in a GPU's place" in note for note in rehearsal["notes"])
+    assert any("rehearsed again with the CPU standing in for a GPU" in note for note in rehearsal["notes"])
 
 
 NAMES_GPUS = "assert torch.cuda.is_available() and torch.cuda.device_count() >= 4, 'invalid CUDA device requested'"
@@ -147,7 +147,7 @@ def test_only_what_speaks_of_gpus_asks_for_pretended_ones(kind: str, message: st
 def test_a_rank_that_others_wait_for_fails_like_one_that_nobody_does() -> None:
     raised = RankException(time_ns=1, type="AssertionError", message="Torch not compiled with CUDA enabled")
     ranks = (Rank(rank=0, end="raised", exceptions=(raised,)), Rank(rank=1, end="running"))
-    stopped = RehearsalSection(status="stopped", reason="the ranks can no longer go on together")
+    stopped = RehearsalSection(status="stopped", reason="the ranks can no longer continue together")
     request = RehearsalRequest(script=Path("t.py"), may_use_gpus=True)
     reasons: dict[StopReason, bool] = {"proof": True, "time-limit": False}
     for reason, again in reasons.items():
@@ -191,7 +191,7 @@ def test_whole_batches_that_a_cpu_cannot_train_leave_what_cut_ones_showed() -> N
     runs = iter([sized("shape '[8, -1]' is invalid for input of size 4"), sized("", "time-limit")])
     _, section = rehearse_until_shown(RehearsalRequest(script=Path("t.py")), lambda request: next(runs))
     assert section.reason.startswith("shape '[8, -1]'")
-    assert section.notes[0].endswith("rehearsed again with whole batches, which this machine is too small for")
+    assert section.notes[0].endswith("rehearsed again with whole batches, and this machine is too small for it")
 
 
 @pytest.mark.parametrize(("first_s", "left_s"), [(10.0, 90.0), (80.0, 50.0)])

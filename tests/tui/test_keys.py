@@ -47,8 +47,8 @@ def ranks_in_order(app: DoctorApp) -> list[str]:
         ("3", "Communication, per step"),
         ("4", "GPUs of this node"),
         ("5", "The selected finding"),
-        ("6", "no standstill: the ranks go on"),
-        ("question_mark", "hold the display; the run goes on"),
+        ("6", "no stall: the ranks are running"),
+        ("question_mark", "pause the display; the run continues"),
     ],
 )
 def test_a_digit_shows_a_page(key: str, title: str) -> None:
@@ -207,7 +207,7 @@ def test_a_standstill_comes_up_by_itself_and_goes_when_it_is_over() -> None:
         await pilot.press("3")
         source.shown = runs.stalled()
         await until(pilot, lambda: "STALLED" in text_of(app))
-        assert "the culprit" in text_of(app) and "gives up in 9 min 46 s" in text_of(app)
+        assert "the culprit" in text_of(app) and "times out in 9 min 46 s" in text_of(app)
         source.shown = runs.snapshot()
         await until(pilot, lambda: "Communication, per step" in text_of(app))
 
@@ -220,7 +220,7 @@ def test_a_standstill_does_not_disturb_who_types_or_looks_back_but_is_said() -> 
     async def deed(app: DoctorApp, pilot: Pilot[ScreenEnd]) -> None:
         await pilot.press("2", "space")
         source.shown = runs.stalled()
-        await until(pilot, lambda: "a standstill was proved: 6 shows it" in text_of(app))
+        await until(pilot, lambda: "a hang is proved: press 6" in text_of(app))
         assert app.where.page == "ranks"
 
     with_app(deed, source)
@@ -264,7 +264,7 @@ def test_a_job_that_was_launched_here_is_killed_after_a_question() -> None:
         await pilot.press("n")
         assert "End the job?" not in text_of(app)
         await pilot.press("k", "y")
-        assert "the job is told to end" in text_of(app)
+        assert "the job was asked to end" in text_of(app)
         await until(pilot, lambda: source.asked == ["end"])
 
     with_app(deed, source)
@@ -352,7 +352,7 @@ def test_a_source_that_fails_is_said_and_asked_again() -> None:
     source = runs.Still(None)
 
     async def deed(app: DoctorApp, pilot: Pilot[ScreenEnd]) -> None:
-        assert "no news: OSError: the record cannot be read" in text_of(app)
+        assert "no updates: OSError: the record cannot be read" in text_of(app)
         source.shown = runs.snapshot()
         await until(pilot, lambda: "HEALTHY" in text_of(app))
 
@@ -369,7 +369,7 @@ def test_a_page_that_cannot_be_drawn_leaves_the_others(monkeypatch: pytest.Monke
 
     async def deed(app: DoctorApp, pilot: Pilot[ScreenEnd]) -> None:
         await pilot.press("4")
-        assert "a defect of ddpdoctor: ValueError: a bad figure" in text_of(app)
+        assert "because of a defect in ddpdoctor: ValueError: a bad figure" in text_of(app)
         await pilot.press("2")
         assert "Ranks (8)" in text_of(app)
 

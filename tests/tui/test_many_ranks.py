@@ -41,7 +41,7 @@ def test_the_worst_come_first_and_nodes_that_are_alike_are_one_line(big: Snapsho
 
 def test_every_rank_has_its_sign_on_the_map_where_there_is_room(big: Snapshot) -> None:
     lines = _lines(View(snapshot=big, page="ranks"))
-    first = next(number for number, text in enumerate(lines) if "How late each rank comes" in text)
+    first = next(number for number, text in enumerate(lines) if "How late each rank is" in text)
     signs = [text[13:] for text in lines[first + 1 :] if text.strip()]
     assert sum(len(text.rstrip()) for text in signs) == 4096
     drawn = "".join(text.rstrip() for text in signs)
@@ -51,7 +51,7 @@ def test_every_rank_has_its_sign_on_the_map_where_there_is_room(big: Snapshot) -
 
 def test_a_small_screen_has_a_sign_for_each_node(big: Snapshot) -> None:
     lines = _lines(View(snapshot=big, page="ranks"), 80, 22)
-    first = next(number for number, text in enumerate(lines) if "How late each node comes" in text)
+    first = next(number for number, text in enumerate(lines) if "How late each node is" in text)
     drawn = "".join(text[13:].rstrip() for text in lines[first + 1 :])
     assert len(drawn) == 512 and drawn[320] == "◀" and drawn[30] == "■" and drawn[3] == "▄"
 

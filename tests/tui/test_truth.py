@@ -67,14 +67,14 @@ def test_figures_of_a_job_that_has_ended_stay_and_are_called_final() -> None:
 
 def test_a_standstill_is_called_final_only_where_that_is_proved() -> None:
     proved = runs.stalled()
-    assert any("and it will not go on" in line for line in painted(proved, "stall"))
+    assert any("and it will not recover" in line for line in painted(proved, "stall"))
     asleep = msgspec.structs.replace(proved, verdict=msgspec.structs.replace(proved.verdict, code="DDP305"))
     lines = painted(asleep, "stall")
     assert any("stands   for 14 s" in line for line in lines)
     assert not any("will not go on" in line for line in lines)
     assert proved.stall is not None
     saving = msgspec.structs.replace(proved, stall=msgspec.structs.replace(proved.stall, may_go_on=True))
-    assert any("stands   for 14 s, and may go on" in line for line in painted(saving, "stall"))
+    assert any("stands   for 14 s, and may recover" in line for line in painted(saving, "stall"))
     assert "stalled for 14 s of 12 min 34 s" in painted(saving, "stall")[0]
 
 
@@ -93,7 +93,7 @@ def test_every_page_carries_the_age_of_its_figures() -> None:
 
 def test_a_silent_source_is_told_apart_from_a_silent_job() -> None:
     lines = painted(runs.snapshot(), "overview", silent_ns=14 * runs.S)
-    assert "no news for 14 s" in lines[0]
+    assert "no updates for 14 s" in lines[0]
     assert any("14 s old ─" in line for line in lines)
 
 

@@ -109,7 +109,7 @@ def test_the_bandwidth_is_fitted_to_what_was_exposed() -> None:
 def test_without_small_all_reduces_the_interval_holds_both_splits() -> None:
     model = model_of(bucketed(2, 60))
     assert not model.observed.fit.splits
-    assert "not told apart" in model.observed.fit.ground
+    assert "cannot be separated" in model.observed.fit.ground
     narrow = predicted(model, "link_speed=2").step_ns
     assert narrow.low < step_ms(model, "link_speed=2") * MS < narrow.high
 

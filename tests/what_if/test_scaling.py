@@ -49,9 +49,9 @@ def test_table_plot_and_svg_show_what_failed_and_what_did_not() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "name a script"),
+        ((), "give a script"),
         (("nowhere.py",), "nowhere.py does not exist"),
-        ((str(SCRIPT), "--ranks", "1,two"), "whole numbers with commas"),
+        ((str(SCRIPT), "--ranks", "1,two"), "whole numbers separated by commas"),
         ((str(SCRIPT), "--ranks", "0,2"), "numbers from 1"),
         ((str(SCRIPT), "--export", str(SCRIPT)), "training.py"),
     ],

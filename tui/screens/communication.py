@@ -21,13 +21,13 @@ def paint_communication(view: View, width: int, height: int) -> Painting:
         lines = _plain_table(snapshot.traffic, _traffic_columns(view), width, view)
         traffic = as_fresh(lines, view, snapshot.measured_at_ns)
     else:
-        traffic = [line(Cell("  no communication was measured yet", "dim"))]
+        traffic = [line(Cell("  no communication measured yet", "dim"))]
     notes = [
         *paragraph(
             "time of gradients: from the first bucket launched to the last finished", width - 4, "dim", Cell("  ")
         ),
         *paragraph(
-            "bus bandwidth: what each link carries at least, beside what it should", width - 4, "dim", Cell("  ")
+            "bus bandwidth: a lower bound of what each link carries, and what it should", width - 4, "dim", Cell("  ")
         ),
     ]
     buckets = _buckets(snapshot.buckets, view, width, height - len(traffic) - 5)
@@ -101,7 +101,7 @@ def _buckets(buckets: tuple[BucketView, ...], view: View, width: int, room: int)
     """The buckets in the order in which they became ready, with bars in proportion."""
     total = sum(bucket.size_bytes for bucket in buckets)
     remark = f"{len(buckets)} of {size(total)} together" if buckets else ""
-    head = heading("Gradient buckets, first ready first", width, view.glyphs, remark)
+    head = heading("Gradient buckets, in order of readiness", width, view.glyphs, remark)
     if not buckets:
         return [head, line(Cell("  not known yet", "dim"))]
     biggest = max(bucket.size_bytes for bucket in buckets) or 1

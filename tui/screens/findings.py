@@ -27,7 +27,7 @@ def paint_findings(view: View, width: int, height: int) -> Painting:
     remark = f"filtered by {shown(view.filter)}" if view.filter else ""
     head = heading(f"Findings ({len(rows)})", width, view.glyphs, remark)
     if not rows:
-        text = "no finding has what the filter asks for" if view.filter else "nothing found so far"
+        text = "no finding matches the filter" if view.filter else "nothing found so far"
         return stacked(height, [head, line(Cell(f"  {view.glyphs.good} ", "good"), Cell(text, "dim"))])
     room = max(3, min(len(rows) + 1, height // 2))
     table = paint_table(rows, _columns(view), key_of, view.cursor, width, room, view.glyphs)
@@ -112,7 +112,7 @@ def _grounds(finding: Finding, view: View, width: int) -> list[Line]:
     for number, fact in enumerate(finding.evidence[:FACTS]):
         lines += paragraph(fact.text, width - 2, "", Cell("  seen   " if number == 0 else "         ", "dim"))
     if len(finding.evidence) > FACTS:
-        lines.append(line(Cell(f"         and {len(finding.evidence) - FACTS} more facts, all in the export", "dim")))
+        lines.append(line(Cell(f"         and {len(finding.evidence) - FACTS} more facts in the export", "dim")))
     return lines
 
 
@@ -120,7 +120,7 @@ def paint_finding(view: View, width: int, height: int) -> Painting:
     """Draw one finding in full: evidence, stacks, remedy, and what its check looks for."""
     found = next((found for found in view.snapshot.findings if key_of(found) == view.opened), None)
     if found is None:
-        return stacked(height, [line(Cell("  this finding is not in the run any more", "dim"))])
+        return stacked(height, [line(Cell("  this finding is no longer in the run", "dim"))])
     finding = found.finding
     role = SEVERITY_ROLES[finding.severity]
     head = f"{finding.severity.value}: {shown(finding.name)}"

@@ -75,7 +75,7 @@ def _how_long(snapshot: Snapshot) -> str:
 def _age(view: View) -> Cell:
     """How old the figures are, always in the same width; in words when the source itself is silent."""
     if view.silent_ns > 3_000_000_000:
-        return Cell(f"no news for {span(view.silent_ns)} ", "warning")
+        return Cell(f"no updates for {span(view.silent_ns)} ", "warning")
     if view.snapshot.source == "autopsy":
         return Cell("")
     at_ns = view.snapshot.measured_at_ns

@@ -16,23 +16,23 @@ _EVERYWHERE = (
     ("up down", "move; Page Up, Page Down, Home, End"),
     ("/", "filter the rows by words"),
     ("s  r", "sort by the next column; reverse"),
-    ("space", "hold the display; the run goes on"),
+    ("space", "pause the display; the run continues"),
     (",  .", "one second back, forward"),
     ("e", "export what is shown to a file"),
     ("b", "dark, light"),
-    ("Ctrl+P", "all commands by name"),
-    ("q", "quit; an attached job is left alone"),
+    ("Ctrl+P", "all commands"),
+    ("q", "quit; an attached job continues"),
 )
 _SPECIAL = (
     ("t", "take the stack of the opened rank"),
     ("d", "dump the stacks of all ranks to a file"),
-    ("c", "copy the standstill to the clipboard"),
-    ("k", "kill the job, if it was started here; asks"),
+    ("c", "copy the stall to the clipboard"),
+    ("k", "kill the job if it was started here; asks first"),
 )
 _PLAYBACK = (
     ("left right", "10 s back, forward"),
     ("+  -", "faster, slower"),
-    ("space", "hold, go on"),
+    ("space", "pause, resume"),
 )
 SIDE_BY_SIDE = 110
 NAME_WIDTH = 12
@@ -43,7 +43,7 @@ def paint_help(tabs: Sequence[Tab], view: View, width: int, height: int) -> Pain
     pages = (f"{tabs[0].key}-{tabs[-1].key}", ", ".join(tab.title for tab in tabs))
     half = (width - 3) // 2 if width >= SIDE_BY_SIDE else width
     keys = [heading("Keys", half, view.glyphs), *_listed((pages, *_EVERYWHERE))]
-    more = [heading("On a rank, on a standstill", half, view.glyphs), *_listed(_SPECIAL)]
+    more = [heading("On a rank, on a stall", half, view.glyphs), *_listed(_SPECIAL)]
     if view.playback is not None:
         more += [EMPTY, heading("In a recording", half, view.glyphs), *_listed(_PLAYBACK)]
     more += [EMPTY, heading("How to read it", half, view.glyphs), *_reading(view)]
@@ -59,7 +59,7 @@ def _listed(keys: tuple[tuple[str, str], ...]) -> list[Line]:
 def _reading(view: View) -> list[Line]:
     return [
         line(Cell(f"  {view.glyphs.unknown:<{NAME_WIDTH}}", "key"), "not known"),
-        line(Cell(f"  {'dimmed':<{NAME_WIDTH}}", "key"), "older than 3 s; from 10 s on the age is said"),
+        line(Cell(f"  {'dimmed':<{NAME_WIDTH}}", "key"), "older than 3 s; from 10 s on the age is shown"),
         line(Cell(f"  {view.glyphs.culprit:<{NAME_WIDTH}}", "key"), "the rank that the others wait for"),
         line(Cell(f"  {'exposed':<{NAME_WIDTH}}", "key"), "communication that no computation hides"),
         line(Cell(f"  {'overlap':<{NAME_WIDTH}}", "key"), "the share of communication that is hidden"),

@@ -188,7 +188,7 @@ def _map(nodes: Sequence[Node], view: View, width: int, height: int) -> list[Lin
         indices = range(len(node.ranks)) if by_rank else (node.worst,)
         signs += [_sign(node, index, view) for index in indices]
         labels += [f"rank {node.ranks[index].rank}" if named else node.name for index in indices]
-    lines = [heading(f"How late each {what} comes", width, view.glyphs, _legend(view))]
+    lines = [heading(f"How late each {what} is", width, view.glyphs, _legend(view))]
     for first in range(0, len(signs), room):
         if len(lines) == height - 1 and first + room < len(signs):
             lines.append(line(Cell(f"  and {len(signs) - first} more {what}s", "dim")))

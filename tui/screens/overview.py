@@ -148,7 +148,7 @@ def step_phases(view: View, width: int) -> list[Line]:
     remark = "" if phases is None else f"{duration(phases.step_ns)}, mean of all ranks"
     head = aged_heading("Where a step goes", view, snapshot.measured_at_ns, width, remark)
     if phases is None:
-        return [head, line(Cell("  no step was measured yet", "dim"))]
+        return [head, line(Cell("  no step measured yet", "dim"))]
     bar = line("  ", *phase_bar(phases, width - 4, view.glyphs, view.coloured))
     legend = [line("  ", *cells) for cells in flowing(phase_legend(phases, view.glyphs, view.coloured), width - 4)]
     return [head, *as_fresh([bar, *legend], view, snapshot.measured_at_ns)]
@@ -157,7 +157,7 @@ def step_phases(view: View, width: int) -> list[Line]:
 def _findings(view: View, width: int, most: int) -> list[Line]:
     """Those that hold; what is over is on a page of its own."""
     holding = [found for found in view.snapshot.findings if found.until_ns is None]
-    remark = "" if not holding else "5 shows what to do"
+    remark = "" if not holding else "press 5 for what to do"
     head = heading(f"Findings ({len(holding)})" if holding else "Findings", width, view.glyphs, remark)
     if not holding and view.snapshot.verdict.state == "unknown" and view.snapshot.state != "ended":
         return [head, line(Cell(f"  {view.glyphs.advice} nothing found yet", "dim"))]
@@ -187,7 +187,7 @@ def _ranks(view: View, width: int, room: int) -> list[Line]:
     digits = max(len(str(rank.rank)) for rank in ranks)
     state_width = min(40, max(24, width // 3))
     strip = width - digits - state_width - 14
-    lines = [heading("Ranks", width, view.glyphs, "how late each comes, over time")]
+    lines = [heading("Ranks", width, view.glyphs, "how late each is, over time")]
     for rank in shown_ranks:
         role = "bad" if rank.culprit else "" if rank.alive else "dim"
         sign = view.glyphs.culprit if rank.culprit else " "

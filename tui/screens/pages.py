@@ -94,8 +94,8 @@ def paint_screen(view: View, width: int, height: int) -> Painting:
 def paint_defect(view: View, width: int, height: int, error: Exception) -> Painting:
     """Draw the frame of a page that cannot be drawn, and say so."""
     lines = paragraph(
-        f"This page cannot be drawn, which is a defect of ddpdoctor: {type(error).__name__}: {error}. The run is not"
-        " touched, and the other pages go on.",
+        f"This page cannot be drawn because of a defect in ddpdoctor: {type(error).__name__}: {error}. The run is "
+        "unaffected, and the other pages work.",
         width - 4,
         "warning",
         Cell("  "),

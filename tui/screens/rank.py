@@ -20,7 +20,7 @@ def paint_rank(view: View, width: int, height: int) -> Painting:
     """Draw the rank that was opened."""
     rank = view.rank(view.opened)
     if rank is None:
-        return stacked(height, [line(Cell(f"  rank {shown(view.opened)} is not in this run any more", "dim"))])
+        return stacked(height, [line(Cell(f"  rank {shown(view.opened)} is no longer in this run", "dim"))])
     parts = [_now(rank, view, width), _steps(rank, view, width)]
     if rank.gauges:
         parts.append(_gauges(rank, view, width))
@@ -45,7 +45,7 @@ def _now(rank: RankView, view: View, width: int) -> list[Line]:
         line(Cell("  now        ", "dim"), Cell(shown(rank.state), role), Cell(since if rank.alive else "", "dim")),
     ]
     if rank.culprit:
-        lines.append(line("             ", Cell("it is the one that the others wait for", "bad")))
+        lines.append(line("             ", Cell("the others wait for this rank", "bad")))
     if rank.where is not None:
         place = view.place(rank.where.file, rank.where.line)
         lines.append(line(Cell("  at         ", "dim"), Cell(cut(place, width - 14, view.glyphs.dots), "code")))
@@ -71,7 +71,7 @@ def _steps(rank: RankView, view: View, width: int) -> list[Line]:
     head = aged_heading("Where its step goes", view, rank.measured_at_ns, width)
     times = rank.step_times
     if rank.phases is None or times is None:
-        return [head, line(Cell("  no step was measured yet", "dim"))]
+        return [head, line(Cell("  no step measured yet", "dim"))]
     figures = [
         ("step", count(rank.step)),
         ("median", duration(times.p50_ns)),
@@ -117,7 +117,7 @@ def _stack(rank: RankView, view: View, width: int) -> list[Line]:
 def _calls(rank: RankView, view: View, width: int) -> list[Line]:
     head = heading("Its last collectives", width, view.glyphs, "newest first")
     if not rank.calls:
-        return [head, line(Cell("  none besides those of DDP", "dim"))]
+        return [head, line(Cell("  none other than DDP's", "dim"))]
     lines = [_call(call, view, width) for call in reversed(rank.calls[-CALLS:])]
     return [head, *lines]
 

@@ -43,7 +43,7 @@ def paint_ranks(view: View, width: int, height: int) -> Painting:
     remark = f"{len(rows)} of {len(snapshot.ranks)}, filtered by {shown(view.filter)}" if view.filter else ""
     head = aged_heading(f"Ranks ({len(rows)})", view, snapshot.measured_at_ns, width, remark)
     if not rows:
-        text = "no rank has what the filter asks for" if view.filter else "no rank has reported yet"
+        text = "no rank matches the filter" if view.filter else "no rank has reported yet"
         return stacked(height, [head, line(Cell(f"  {text}", "dim"))])
     hosts = len({rank.host for rank in snapshot.ranks}) > 1
     apart = height - 3 - len(rows) >= len(rows) + 3
@@ -58,7 +58,7 @@ def paint_ranks(view: View, width: int, height: int) -> Painting:
 def _strips(rows: list[RankRow], view: View, width: int) -> list[Line]:
     """The lateness of every rank once more, over all the width."""
     digits = max(len(str(row.rank.rank)) for row in rows)
-    lines = [heading("How late each rank comes", width, view.glyphs, "as a share of the step, newest at the right")]
+    lines = [heading("How late each rank is", width, view.glyphs, "as a share of the step, newest at the right")]
     for row in sorted(rows, key=lambda row: row.rank.rank):
         times = row.rank.step_times
         strip = heat_strip(row.rank.lateness_ns, times.p50_ns if times else None, width - digits - 11, view.glyphs)

@@ -87,12 +87,12 @@ def _standing(stall: StallView, view: View) -> list[Line]:
     limit: Cell | str = Cell(f"{view.glyphs.unknown} not known", "dim")
     if stall.timeout_at_ns is not None:
         left_ns = stall.timeout_at_ns - now_ns
-        limit = f"the process group gives up in {span(left_ns)}" if left_ns > 0 else "the time limit is over"
+        limit = f"the process group times out in {span(left_ns)}" if left_ns > 0 else "the timeout has passed"
     told = [lasting(view.snapshot, stall.since_ns)]
     if stall.may_go_on:
-        told.append("and may go on" if told[0] else "it may go on")
+        told.append("and may recover" if told[0] else "it may recover")
     elif view.snapshot.verdict.code != _HANG:
-        told.append("and it will not go on" if told[0] else "it will not go on")
+        told.append("and it will not recover" if told[0] else "it will not recover")
     stands = ", ".join(filter(None, told))
     lines = [line(Cell("stands   ", "dim"), Cell(stands, "bad"))] if stands else []
     return [*lines, line(Cell("timeout  ", "dim"), limit)]
@@ -135,8 +135,8 @@ def _moving(view: View, width: int) -> list[Line]:
         line(Cell(f"  {view.glyphs.good} ", "good"), Cell(_said(snapshot), "")),
         EMPTY,
         *paragraph(
-            "This page comes up by itself when ranks wait for each other and cannot go on: it shows who waits for whom,"
-            " their stacks beside each other, and what to do.",
+            "This page opens when ranks wait for each other and cannot continue: it shows who waits for whom, their "
+            "stacks side by side, and what to do.",
             width - 4,
             "dim",
             Cell("  "),
@@ -149,4 +149,4 @@ def _said(snapshot: Snapshot) -> str:
         return "no rank has trained a step yet"
     if snapshot.state == "ended":
         return "the job has ended"
-    return "no standstill: the ranks go on"
+    return "no stall: the ranks are running"

@@ -1,14 +1,15 @@
-"""The ranks wait for each other in every step, for nothing.
+"""The ranks wait for each other in every step without need.
 
 What it finds
     A barrier that every training step runs; in a live run it is advice as long as it takes less than 1 % of the step,
     not counting the wait for the last rank. As advice: a loss or metric that every step all-reduces only to log it.
-    What a sum is for, only the source tells; a rehearsal counts how often it runs, and clears it where that is rare.
+    Only the source shows what a sum is for; a rehearsal counts how often it runs, and refutes the finding where that is
+    rare.
 
 Why it is bad
-    DDP synchronises the ranks in backward already. A barrier more keeps the fastest rank from running ahead and makes
+    Backward already synchronises the ranks. An additional barrier keeps the fastest rank from running ahead and makes
     the CPU wait for the GPU, so that kernels are no longer queued in advance; a reduction for the log costs a round of
-    latency a step.
+    latency per step.
 
 Example
     for batch in loader:
@@ -53,7 +54,7 @@ CHECK = Check(
     advice_in_run=True,
     triggers=("barrier", "wait_for_everyone", "reduce"),
 )
-_REMEDY = "Remove it: DDP's backward makes the ranks meet in every step."
+_REMEDY = "Remove it: DDP's backward synchronises the ranks in every step."
 
 
 def _remedy(meeting: str) -> str:
@@ -68,12 +69,12 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             f"every training step waits in {event.name}, though {found.meeting} synchronises the ranks already"
             if found.is_barrier
-            else f"every training step runs {event.name} for a number that is only looked at",
+            else f"every training step runs {event.name} for a number that is only displayed",
             remedy=_remedy(found.meeting)
             if found.is_barrier
-            else "Reduce it only in the steps that log it, or once an epoch.",
+            else "Reduce it only in steps that log it, or once per epoch.",
             locations=(event.module.location(event.node),),
-            evidence=(Fact(text="this backward runs in the same turn of the loop", basis="source", location=beside),),
+            evidence=(Fact(text="this backward runs in the same iteration", basis="source", location=beside),),
             severity=None if found.is_barrier else Severity.ADVICE,
         )
 
@@ -98,7 +99,7 @@ def _in_live_run(record: RunRecord) -> Iterator[Finding]:
 
     for hot in live_barriers(record):
         at = f" at {place(hot.site.innermost)}" if hot.site.frames else ""
-        waiting = f", {milliseconds_text(hot.waiting_ns)} of it for the last rank" if hot.waiting_ns else ""
+        waiting = f", {milliseconds_text(hot.waiting_ns)} of it waiting for the last rank" if hot.waiting_ns else ""
         numbers = {"calls": hot.calls, "steps": hot.steps, "blocked_ns_per_step": hot.blocked_ns}
         found = _finding(record, hot.kind, hot.site, f"{at} ({milliseconds_text(hot.blocked_ns)}{waiting})", numbers)
         yield found if hot.costly else msgspec.structs.replace(found, severity=Severity.ADVICE)
@@ -110,7 +111,7 @@ def _finding(record: RunRecord, kind: str, site: Site, told: str, numbers: Mappi
     location = site_location(site)
     return CHECK.finding(
         record.job.kind,
-        f"every training step waits in {kind}{told}, though backward synchronises the ranks already",
+        f"every training step waits in {kind}{told}, although backward already synchronises the ranks",
         remedy=_REMEDY,
         locations=() if location is None else (location,),
         evidence=(

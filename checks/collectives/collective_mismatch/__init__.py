@@ -63,10 +63,12 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         yield CHECK.finding(
             record.job.kind,
             models.sentence,
-            remedy="Build the same model on every rank: no rank test may decide over layers, sizes or what is frozen.",
+            remedy=(
+                "Build the same model on every rank: layers, sizes and frozen parameters must not depend on the rank."
+            ),
             locations=() if models.location is None else (models.location,),
             ranks=models.ranks,
-            evidence=(Fact(text=f"DDP's constructor said: {models.message}", basis=record.job.kind),),
+            evidence=(Fact(text=f"message of DDP's constructor: {models.message}", basis=record.job.kind),),
         )
 
 
@@ -87,8 +89,8 @@ def _of_keys(divergence: Divergence) -> str:
         by_count.setdefault(0 if signature is None else sum(signature.numels), []).append(rank)
     counts = " and ".join(f"{count:,} keys on {rank_list(ranks)}" for count, ranks in by_count.items())
     return (
-        f"{names.pop()} has {counts}: give it the same keys whatever is in a rank's batch, with 0 for what is not "
-        "there, before its values are reduced."
+        f"{names.pop()} has {counts}: give it the same keys on every rank whatever is in its batch, with 0 for "
+        "missing ones, before its values are reduced."
     )
 
 

@@ -51,7 +51,7 @@ def find_model_mismatch(record: RunRecord) -> ModelMismatch | None:
             said[rank.rank] = f"rank {found[1]} has {own:,} parameters where another rank has {other:,}"
         elif found := _SIZES.search(raised.message):
             said[rank.rank] = (
-                f"parameter {found[1]} has the shape [{found[2]}] on rank {rank.rank} and another one on rank 0"
+                f"parameter {found[1]} has the shape [{found[2]}] on rank {rank.rank} and a different one on rank 0"
             )
         else:
             continue

@@ -1,12 +1,12 @@
-"""A collective timed out and took the job with it.
+"""A collective timed out and ended the job.
 
 What it finds
-    The timeout of NCCL's watchdog or of gloo as the first thing that went wrong: which collective it struck, and which
-    ranks did not come to it. Where the ranks' collectives show why they did not come, that is reported instead.
+    The timeout of NCCL's watchdog or of gloo as the first failure: which collective timed out, and which ranks did not
+    reach it. If the ranks' collectives show why they did not, that is reported instead.
 
 Why it is bad
-    The error names the ranks that waited. The one that did not come has often printed nothing, and a longer timeout
-    makes the next wait longer.
+    The error names the ranks that waited. The rank that did not arrive has often printed nothing, and a longer timeout
+    only makes the next wait longer.
 
 Example
     if rank == 0:
@@ -14,11 +14,11 @@ Example
     loss.backward()
 
 Remedy
-    Look at what the absent rank did at that time. If it was honest work, divide it or give the group a longer timeout;
-    if it was stuck, its stack says where.
+    Look at what the absent rank did at that time. If it was legitimate work, divide it or give the group a longer
+    timeout; if it was stuck, its stack shows where.
 
 When it is wrong
-    Where the network failed, all ranks came, and none could reach another: then no absent rank is named.
+    If the network failed, all ranks arrived and none could reach another: then no absent rank is named.
 
 References
     https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html
@@ -60,7 +60,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         numbers["sequence"] = struck.sequence
     facts = [Fact(text=f"rank {struck.ranks[0]}: {struck.message}", basis=record.job.kind, numbers=numbers)]
     if struck.agreed is not None:
-        text = f"the last collective that all ranks came to is number {struck.agreed:,}"
+        text = f"the last collective that all ranks reached is number {struck.agreed:,}"
         facts.append(Fact(text=text, basis=record.job.kind, numbers={"sequence": struck.agreed}))
     yield CHECK.finding(
         record.job.kind,
@@ -82,10 +82,10 @@ def _told(struck: TimedOut) -> str:
     number = f" #{struck.sequence:,}" if struck.sequence is not None else ""
     at = f" at {place(struck.frame)}" if struck.frame is not None else ""
     after = f" after {duration_text(struck.timeout_ns)}" if struck.timeout_ns else ""
-    waited = f"{rank_list(struck.ranks)} gave up on {what}{number}{at}{after}"
+    waited = f"{rank_list(struck.ranks)} timed out in {what}{number}{at}{after}"
     if not struck.absent:
         return waited
-    return f"{waited}: {rank_list(struck.absent)} did not come"
+    return f"{waited}: {rank_list(struck.absent)} did not arrive"
 
 
 def in_log(record: RunRecord) -> Iterator[Finding]:

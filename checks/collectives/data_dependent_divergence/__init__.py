@@ -1,15 +1,15 @@
-"""A rank decides by its own data, files or clock whether it joins in.
+"""A rank decides from its own data, files or clock whether to take part in a collective.
 
 What it finds
-    A condition that each rank decides by something of its own (its batch, a loss that was not reduced, the clock, files
+    A condition that each rank decides from something local (its batch, a loss that was not reduced, the clock, files
     on its machine, unseeded random numbers, a number drawn from the store) with a collective, or a forward or backward
     of the DDP model, that only one of its outcomes runs: a skipped batch, early stopping, a time limit, a loop over the
     keys of a loss dict. Or collectives for each string of a set. As advice: leaving because its own loss is not finite.
-    In a run: ranks that part at lines which each had run before, and batches that only some ranks trained on.
+    In a run: ranks that diverge at lines which each had run before, and batches that only some ranks trained on.
 
 Why it is bad
-    The ranks agree until the data makes them disagree, hours into the run. Then one skips a collective that the others
-    wait in: the job hangs, or averages gradients of different steps from then on.
+    The ranks agree until the data makes them disagree, hours into the run. Then one skips a collective in which the
+    others wait: the job hangs, or averages gradients of different steps from then on.
 
 Example
     for batch in loader:
@@ -22,7 +22,7 @@ Remedy
     the backward on every rank and multiply the loss by 0 where it should not count.
 
 When it is wrong
-    Where the ranks' data is alike by construction: all read one shared file, or draw the same samples.
+    If the ranks' data is identical by construction: all read one shared file, or draw the same samples.
 
 References
     https://docs.pytorch.org/docs/stable/notes/ddp.html
@@ -52,14 +52,14 @@ CHECK = Check(
     triggers=("distributed", "Distributed", "ccelerat", "horovod", "ightning"),
 )
 _TOGETHER = (
-    "All-reduce or broadcast the condition and branch on the result, so that all ranks take the same way; or run the "
-    "collective on every rank and let its result count for nothing."
+    "All-reduce or broadcast the condition and branch on the result, so that all ranks take the same path; or "
+    "run the collective on every rank and ignore its result where it should not count."
 )
 _REMEDIES = {
     "raise": "All-reduce the check first, so that all ranks leave together, with a message.",
-    "loop": "Go over something that is the same on every rank, such as a sorted, fixed list of names.",
-    "files": "Let rank 0 look and broadcast the answer, then branch on it.",
-    "store": "Give every rank as many pieces, or end together: all-reduce whether any rank is left without one.",
+    "loop": "Iterate over something that is the same on every rank, such as a sorted, fixed list of names.",
+    "files": "Let rank 0 look and broadcast the result, then branch on it.",
+    "store": "Give every rank the same number of pieces, or stop together: all-reduce whether any rank has run out.",
 }
 
 
@@ -74,7 +74,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             same.append(parting)
     for parting, *others in decisions:
         also = [
-            Fact(text=f"`{other.condition}` asks it as well", basis="source", location=other.location)
+            Fact(text=f"`{other.condition}` depends on it as well", basis="source", location=other.location)
             for other in others
         ]
         yield CHECK.finding(
@@ -88,8 +88,8 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 
 def _evidence(parting: OwnParting) -> tuple[Fact, ...]:
-    asked = f"`{parting.condition}` {'is' if parting.kind == 'order' else 'asks'} {WORDS[parting.kind]}"
-    needed = f"every rank has to come to this {parting.collective} together"
+    asked = f"`{parting.condition}` {'is' if parting.kind == 'order' else 'depends on'} {WORDS[parting.kind]}"
+    needed = f"every rank must reach this {parting.collective} together"
     first = Fact(text=asked, basis="source", location=parting.location, stack=parting.chain)
     return first, Fact(text=needed, basis="source", location=parting.collective_location)
 
@@ -112,7 +112,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         facts = describe.facts(divergence, basis)
         yield CHECK.finding(basis, title, remedy=_TOGETHER, locations=places, ranks=ranks, evidence=facts)
     elif find_divergence(record) is None and (skip := next(skipped_batches(record), None)) is not None:
-        luck = f"{skip.sentence}, and nothing hung only because as many were passed over elsewhere"
+        luck = f"{skip.sentence}, and nothing hung only because other ranks skipped as many"
         yield CHECK.finding(
             basis, luck, remedy=_TOGETHER, locations=skip.locations, ranks=skip.named, severity=Severity.WARNING
         )
@@ -121,12 +121,12 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 def _title(parting: OwnParting) -> str:
     line = f"{parting.collective} at line {parting.collective_location.line}"
     if parting.how == "raise":
-        return f"one rank can end the job alone: `{parting.condition}` asks {WORDS[parting.kind]}"
+        return f"one rank can end the job alone: `{parting.condition}` depends on {WORDS[parting.kind]}"
     if parting.kind == "order":
         return f"ranks run {line} in different orders: `{parting.condition}` is {WORDS[parting.kind]}"
     if parting.how == "loop":
         return f"ranks may run {line} a different number of times: {WORDS[parting.kind]} decides how often"
-    return f"`{parting.condition}` asks {WORDS[parting.kind]} and decides whether this rank runs {line}"
+    return f"`{parting.condition}` depends on {WORDS[parting.kind]} and decides whether this rank runs {line}"
 
 
 def _remedy(parting: OwnParting) -> str:

@@ -74,9 +74,9 @@ WORDS: Mapping[OwnKind, str] = {
     "clock": "the rank's own clock",
     "files": "the rank's own view of the file system",
     "random": "random numbers that the ranks do not share",
-    "store": "the number that this rank drew from the store",
-    "state": "what the rank decided by its own data before",
-    "order": "a set, which has another order in every process",
+    "store": "the number that this rank got from the store",
+    "state": "what the rank decided from its own data before",
+    "order": "a set, whose order differs between processes",
 }
 """What a condition asks, for titles."""
 _ASKS_FINITE = re.compile(r"isnan|isfinite|isinf|is_nan|is_finite|nan_")

@@ -1,4 +1,4 @@
-"""DDP is built by some ranks only.
+"""DDP is constructed on some ranks only.
 
 What it finds
     A construction of DistributedDataParallel on the default group that a rank test keeps from some ranks.
@@ -16,7 +16,7 @@ Remedy
     process_group.
 
 When it is wrong
-    Where the other ranks build theirs in code that the source does not show.
+    If the other ranks construct theirs in code that the source does not show.
 
 References
     https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html

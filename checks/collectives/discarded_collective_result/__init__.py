@@ -1,4 +1,4 @@
-"""The result of a collective is thrown away.
+"""The result of a collective is discarded.
 
 What it finds
     A collective that returns its result (Horovod's `allreduce`, functional collectives, those of
@@ -17,7 +17,7 @@ Remedy
     Assign the result (loss = hvd.allreduce(loss)), or call the in-place form (hvd.allreduce_, dist.all_reduce).
 
 When it is wrong
-    Where the call is only there to make the ranks meet.
+    If the call only serves to synchronise the ranks.
 
 References
     https://horovod.readthedocs.io/en/stable/api.html#module-horovod.torch
@@ -47,8 +47,8 @@ def in_source(script: Script) -> Iterator[Finding]:
     for discarded in discarded_results(project(script)):
         yield CHECK.finding(
             "source",
-            f"{discarded.collective} returns its result and leaves `{discarded.name}` as it was; the result is thrown "
-            "away",
+            f"{discarded.collective} returns its result and leaves `{discarded.name}` unchanged; the result is "
+            "discarded",
             remedy=f"Assign it: {discarded.name} = {discarded.call}.",
             locations=(discarded.location,),
             evidence=(

@@ -1,12 +1,12 @@
-"""A rank catches a failure and goes on without its peers.
+"""A rank catches a failure and continues without its peers.
 
 What it finds
     A handler of failures that can hit one rank alone (out of memory, a corrupt sample, a bare except) around a
-    collective or a backward of the DDP model, or in a loop with one, that does not end the rank: it goes on to later
-    collectives, or leaves a loop in which the others go on.
+    collective or a backward of the DDP model, or in a loop with one, that does not end the rank: it continues to later
+    collectives, or leaves a loop in which the others continue.
 
 Why it is bad
-    The rank that failed skipped collectives which the others still wait in. From there on it is one behind: the job
+    The failed rank skipped collectives in which the others still wait. From there on it is one behind: the job
     hangs, or pairs its next gradients with those of another step. The log shows a harmless "skipping batch".
 
 Example
@@ -52,19 +52,19 @@ def in_source(script: Script) -> Iterator[Finding]:
     for found in swallowed(whole_projection(script)):
         yield CHECK.finding(
             "source",
-            f"a rank that fails here skips {found.collective} at line {found.collective_location.line} and goes on, "
+            f"a rank that fails here skips {found.collective} at line {found.collective_location.line} and continues, "
             "while the others wait for it",
             remedy="Let the exception end the rank, or all-reduce whether every rank succeeded and let all of them "
             "skip the step.",
             locations=(found.location, found.collective_location),
             evidence=(
                 Fact(
-                    text=f"this handler catches {found.caught} and can go on as if nothing had happened",
+                    text=f"this handler catches {found.caught} and can continue as if nothing had happened",
                     basis="source",
                     location=found.location,
                 ),
                 Fact(
-                    text=f"every rank has to come to this {found.collective}",
+                    text=f"every rank must reach this {found.collective}",
                     basis="source",
                     location=found.collective_location,
                 ),

@@ -1,14 +1,15 @@
-"""The ranks wait for one that is busy with something long.
+"""The ranks wait for one that is busy with long work.
 
 What it finds
     Preprocessing of a data set (`dataset.map`) or generation in a loop (`model.generate`) that only the first rank
-    does, while the others go on to their next collective, in a script that keeps the default timeout. In a run: a wait
-    of half the group's timeout or more; in a rehearsal an error when the timeout struck (in a live run that is DDP308).
+    does, while the others proceed to their next collective, in a script that keeps the default timeout. In a run: a
+    wait of half the group's timeout or more; in a rehearsal an error when the timeout was reached (in a live run that
+    is DDP308).
 
 Why it is bad
-    The others stand in that collective until the first rank comes: all but one GPU idle. Once the work takes longer
-    than the timeout of the group (10 minutes with NCCL, 30 with gloo), the job is ended, and that happens with all of
-    the data, not in a test with a little of it.
+    The others wait in that collective until the first rank arrives: all GPUs but one are idle. Once the work takes
+    longer than the timeout of the group (10 minutes with NCCL, 30 with gloo), the job is ended, and that happens with
+    the full data, not in a test with a small part of it.
 
 Example
     if rank == 0:
@@ -61,13 +62,13 @@ def in_source(script: Script) -> Iterator[Finding]:
         yield CHECK.finding(
             "source",
             f"the first rank {wait.what} here while the others wait in {wait.collective} at line "
-            f"{wait.collective_location.line}, for no longer than the default timeout",
+            f"{wait.collective_location.line}, with the default timeout",
             remedy="Divide the work between the ranks or do it before the job; or give init_process_group a timeout "
             "that covers it.",
             locations=(wait.location, wait.collective_location, wait.condition_location),
             evidence=(
                 Fact(
-                    text=f"`{wait.condition}` lets the first rank through",
+                    text=f"`{wait.condition}` selects the first rank",
                     basis="source",
                     location=wait.condition_location,
                 ),

@@ -3,8 +3,8 @@
 What it finds
     A collective, or a backward of the DDP model, that a rank test keeps from some ranks: by a branch, by leaving a
     function or a loop early, by an exception that is caught, by a loop's bound. In a run: the first place where the
-    ranks' next collectives come from different lines and do not fit. Building DDP, making a group and a forward on some
-    ranks only have checks of their own.
+    ranks' next collectives come from different lines and do not fit. Constructing DDP, creating a group and running a
+    forward on some ranks only have their own checks.
 
 Why it is bad
     A collective waits for every rank of its group. A rank that never calls it leaves the others waiting until the
@@ -83,7 +83,7 @@ def _remedy(divergence: Divergence) -> str:
     if divergence.form == "standstill" and len({turn.group for turn in divergence.turns}) > 1:
         return "Use the groups in the same order on every rank."
     if divergence.form == "standstill" and all(turn.row is not None for turn in divergence.turns):
-        return "Let the ranks come to these calls in the same order."
+        return "Let the ranks make these calls in the same order."
     return (
         f"Make every rank call {describe.disputed_call(divergence)}, or none: move it out of the branch that only some "
         "ranks take."

@@ -1,13 +1,13 @@
-"""One rank alone runs the DDP model, whose forward talks to the others.
+"""One rank alone runs the DDP model, whose forward communicates.
 
 What it finds
     A forward through the DDP module of a model with buffers (BatchNorm's statistics, for instance) that only some ranks
     run. An error when it records gradients, a warning under `no_grad`.
 
 Why it is bad
-    Such a forward broadcasts the buffers from rank 0, and the other ranks are not there: it hangs. Under `no_grad` it
-    works by luck: DDP broadcasts in the first forward after a training step only, so rank 0's broadcast of validation
-    is taken for its next one of training. A collective in between ends the luck.
+    Such a forward broadcasts the buffers from rank 0, and the other ranks do not take part: it hangs. Under `no_grad`
+    it works by luck: DDP broadcasts in the first forward after a training step only, so rank 0's broadcast in
+    validation is paired with the others' next one in training. A collective in between breaks that.
 
 Example
     if rank == 0:
@@ -16,10 +16,10 @@ Example
             validate(model)             # model is the DDP module
 
 Remedy
-    Validate with model.module on that rank (it holds the same weights and talks to nobody), or on all ranks.
+    Validate with model.module on that rank (it holds the same weights and does not communicate), or on all ranks.
 
 When it is wrong
-    Under `no_grad`, where nothing else than training steps follows.
+    Under `no_grad`, if only training steps follow.
 
 References
     https://github.com/pytorch/pytorch/issues/54059
@@ -64,7 +64,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         yield CHECK.finding(
             "source",
             f"this forward of a DDP model with buffers is run by {spoken(lone.ranks)} of 4 only: without gradients it "
-            "works as long as its broadcast of buffers is taken for the next one of training",
+            "works only as long as its buffer broadcast is paired with the next one of training",
             remedy=_REMEDY,
             locations=(lone.location,) if lone.condition_location is None else (lone.location, lone.condition_location),
             evidence=(

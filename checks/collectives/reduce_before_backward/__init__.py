@@ -4,7 +4,7 @@ What it finds
     An in-place `all_reduce` or `reduce` of a loss on which `backward` is called afterwards.
 
 Why it is bad
-    The collective changes the number and not the graph behind it: autograd does not know of it. The gradients are those
+    The collective changes the value but not the graph behind it: autograd is not aware of it. The gradients are those
     of the local loss at best; where a later operation needs the old value, backward fails. DDP averages the gradients
     in backward anyway.
 
@@ -53,7 +53,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         yield CHECK.finding(
             "source",
             f"{reduced.collective.name} changes `{reduced.name}` in place before its backward at line {place.line}, "
-            "which knows nothing of it",
+            "which is not aware of it",
             remedy=f"Call backward on the local `{reduced.name}`; DDP averages the gradients. Reduce a detached copy "
             "for the log.",
             locations=(reduced.collective.module.location(reduced.collective.node), place),
@@ -74,7 +74,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         yield CHECK.finding(
             record.job.kind,
             f"the loss is changed in place by the collective at {place(site.innermost)} before its backward at "
-            f"{place(backward.innermost)}, which knows nothing of it",
+            f"{place(backward.innermost)}, which is not aware of it",
             remedy="Call backward on the local loss; DDP averages the gradients. Reduce a detached copy for the log.",
             locations=tuple(places),
             evidence=(

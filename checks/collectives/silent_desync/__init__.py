@@ -1,18 +1,17 @@
-"""Nothing hangs, but ranks exchange numbers that do not belong together.
+"""Nothing hangs, but ranks combine values that do not belong together.
 
 What it finds
     Ranks whose step counters differ when DDP averages their gradients: one of them skipped or repeated a backward, and
-    from then on gradients of different steps are averaged. Ranks that go through one loop in different orders, so that
-    a collective mixes up two tensors of one shape, told apart by the key, variable or parameter that the turn is about.
-    In a live run: passes over a loader in which the ranks drew the same number of batches and averaged gradients
-    different numbers of times, and ranks that draw more batches for as many steps, as warnings while the job goes on;
-    and a backward that a rank left out which ends while
-    the others wait in one. As a warning, too: two lines whose collectives are paired crosswise (A with B, then B with
-    A).
+    from then on gradients of different steps are averaged. Ranks that run one loop in different orders, so that a
+    collective mixes up two tensors of one shape, distinguished by the key, variable or parameter of the iteration. In a
+    live run: passes over a loader in which the ranks drew the same number of batches and averaged gradients different
+    numbers of times, and ranks that draw more batches for as many steps, as warnings while the job goes on; and a
+    backward that a rank skipped if it ends while the others wait in one. As a warning, too: two lines whose collectives
+    are paired crosswise (A with B, then B with A).
 
 Why it is bad
-    No error, exit code 0, wrong gradients from that step on. Often it sticks only at the end of training, when one rank
-    has a step more than the others, far from the cause.
+    No error, exit code 0, wrong gradients from that step on. Often the job hangs only at the end of training, when one
+    rank has one step more than the others, far from the cause.
 
 Example
     if loss > 100:                      # true on one rank only
@@ -21,11 +20,11 @@ Example
 
 Remedy
     Decide together: all-reduce the condition so that all ranks skip, or keep the backward and multiply the loss by 0.
-    Go over sorted names, not over a set or a dict that each rank fills in its own order.
+    Iterate over sorted names, not over a set or a dict that each rank fills in its own order.
 
 When it is wrong
-    The warnings: where a rank chooses by itself between two branches that reduce the same quantity; and in a live run
-    where training ends after a number of steps that each rank counts without the batches that it leaves out.
+    The warnings: where a rank chooses by itself between two branches that reduce the same quantity; and in a live run,
+    if training ends after a number of steps that each rank counts without the batches that it skips.
 
 References
     https://docs.pytorch.org/docs/stable/notes/ddp.html
@@ -53,7 +52,7 @@ CHECK = Check(
 )
 _REMEDIES = {
     "crossed": "Call the two collectives in the same order on every rank.",
-    "swapped": "Go over the same order on every rank, such as sorted names.",
+    "swapped": "Iterate in the same order on every rank, for example over sorted names.",
 }
 _SKIP_TOGETHER = (
     "Let all ranks skip a step together (all-reduce the condition first), or run backward on every rank and multiply "
@@ -82,7 +81,7 @@ def _drifts(record: RunRecord, divergence: Divergence | None) -> Iterator[Findin
 
     basis = record.job.kind
     blocked = frozenset() if divergence is None else blocked_in_backward(divergence, record)
-    consequence = "gradients of different steps are averaged from there on"
+    consequence = "from there on, gradients of different steps are averaged"
     if divergence is not None:
         consequence = f"in the end {describe.title(divergence)}"
     at_end = () if divergence is None else describe.locations(divergence)
@@ -90,8 +89,10 @@ def _drifts(record: RunRecord, divergence: Divergence | None) -> Iterator[Findin
     for drift in found:
         facts = tuple(
             Fact(
-                text=f"rank {rank} averaged gradients {count(averaged, 'time', 'times')} in pass {drift.ordinal} of "
-                f"this loader, which gave it {count(drift.batches, 'batch', 'batches')}",
+                text=(
+                    f"rank {rank} averaged gradients {count(averaged, 'time', 'times')} in pass {drift.ordinal} of "
+                    f"this loader, which yielded {count(drift.batches, 'batch', 'batches')}"
+                ),
                 basis=basis,
                 numbers={"averaged": averaged, "batches": drift.batches},
                 rank=rank,
@@ -131,8 +132,8 @@ def _ahead(record: RunRecord) -> Iterator[Finding]:
     for ahead in batches_ahead(record):
         yield CHECK.finding(
             basis,
-            f"{ahead.sentence}: it trains on other batches than the others from there on, and in the end it will be a "
-            "step short, unless they pass over as many",
+            f"{ahead.sentence}: from there on it trains on different batches than the others, and it will be a step "
+            "short at the end unless they skip as many",
             remedy=_SKIP_TOGETHER,
             locations=() if ahead.location is None else (ahead.location,),
             ranks=(ahead.rank,),

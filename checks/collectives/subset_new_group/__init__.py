@@ -1,14 +1,14 @@
-"""A process group is made by some ranks only.
+"""A process group is created on some ranks only.
 
 What it finds
     A call of `new_group` that a rank test keeps from some ranks. As a warning: a collective that a rank calls on a
-    group which it is no member of.
+    group of which it is not a member.
 
 Why it is bad
     Every rank of the job has to call `new_group`, members or not, and in the same order: the ranks agree on the new
     group through the store. The ranks that call it wait there, in no collective, so that neither the flight recorder
-    nor the watchdog of NCCL names it. A collective on a group that the caller is no member of only warns: the tensor of
-    that rank stays as it was.
+    nor the watchdog of NCCL names it. A collective on a group of which the caller is not a member only warns: the
+    tensor of that rank stays unchanged.
 
 Example
     if rank in (0, 1):
@@ -16,7 +16,7 @@ Example
 
 Remedy
     Call new_group on every rank and use the group on its members only; or pass use_local_synchronization=True, with
-    which only the members take part.
+    which only members take part.
 
 When it is wrong
     The warning, where the rank does not use the result.
@@ -58,7 +58,7 @@ def in_source(script: Script) -> Iterator[Finding]:
     for made in repeated_groups(whole_projection(script)):
         yield CHECK.finding(
             "source",
-            "every turn of this loop makes a new process group of the same ranks, and none is ever destroyed",
+            "every iteration of this loop creates a new process group of the same ranks, and none is ever destroyed",
             remedy="Make the group once, before the loop.",
             locations=(made.module.location(made.node),),
             severity=Severity.WARNING,
@@ -83,7 +83,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         yield CHECK.finding(
             record.job.kind,
             f"{rank_list(ranks)} {verb(ranks, 'calls', 'call')} {operation} at {place(site.innermost)} on a group "
-            f"without {verb(ranks, 'it', 'them')}, which does nothing there",
+            f"without {verb(ranks, 'it', 'them')}, which has no effect there",
             remedy="Call it on members of the group only, or on a group that holds every rank that needs the result.",
             locations=() if location is None else (location,),
             ranks=tuple(sorted(ranks)),

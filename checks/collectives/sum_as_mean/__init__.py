@@ -2,13 +2,13 @@
 
 What it finds
     A number that is all-reduced with SUM (the default), then printed or logged as a loss, an accuracy or a mean (by its
-    own name or the text beside it), with no division anywhere: in the same function, or by those that it returns it to.
+    own name or the text beside it), without any division, in the same function or in callers that receive it.
     Also two tensors that are both summed and then compared item by item, as predicted and true classes are.
 
 Why it is bad
     The number grows with the number of ranks: the loss of 8 ranks looks eight times as bad as that of one, an accuracy
-    goes above 100 %, and runs of different sizes cannot be compared. Sums of the ranks' class numbers are no classes:
-    whether they are equal says nothing of any sample.
+    goes above 100 %, and runs of different sizes cannot be compared. Sums of the ranks' class numbers are not classes:
+    whether they are equal says nothing about any sample.
 
 Example
     dist.all_reduce(loss)
@@ -19,7 +19,7 @@ Remedy
     reduce sum and count and divide them. Of classes, compare them on each rank, then sum how many are right.
 
 When it is wrong
-    Where the sum is what is meant; a name such as total_loss says so.
+    If the sum is intended; a name such as total_loss indicates that.
 
 References
     https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.ReduceOp
@@ -54,7 +54,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         place = event.module.location(compared)
         yield CHECK.finding(
             "source",
-            f"`{event.module.excerpt(compared, 60)}` compares sums over the ranks, which are no labels",
+            f"`{event.module.excerpt(compared, 60)}` compares sums over the ranks, which are not labels",
             remedy="Compare on every rank, then all-reduce the number of samples that are right, and that of all.",
             locations=(event.module.location(event.node), place),
             evidence=(Fact(text="both sides were summed over the ranks before", basis="source", location=place),),

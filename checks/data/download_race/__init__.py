@@ -6,8 +6,8 @@ What it finds
     read, with no collective between one rank's write and what the other does.
 
 Why it is bad
-    The ranks write over each other: a rank reads a file that another is still writing, checksums fail now and then, an
-    archive is extracted while it is being replaced. It also asks the server as many times as there are ranks.
+    The ranks overwrite each other's files: a rank reads a file that another is still writing, checksums fail now and
+    then, an archive is extracted while it is being replaced. It also sends the server one request per rank.
 
 Example
     dataset = torchvision.datasets.CIFAR10("data", download=True)
@@ -17,7 +17,7 @@ Remedy
     open what is there: if rank == 0: CIFAR10("data", download=True), dist.barrier(), CIFAR10("data").
 
 When it is wrong
-    Where the files are in place before the job starts, or every rank has a disk of its own.
+    If the files are in place before the job starts, or every rank has its own disk.
 
 References
     https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.barrier
@@ -60,7 +60,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             locations=tuple(one.event.module.location(one.event.node) for one in downloads),
             evidence=(
                 Fact(
-                    text="no rank test and no barrier lets one rank go first",
+                    text="no rank test or barrier lets one rank go first",
                     basis="source",
                     location=place,
                     stack=event.chain,

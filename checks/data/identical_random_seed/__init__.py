@@ -19,7 +19,7 @@ Remedy
     torch.manual_seed(seed + rank).
 
 When it is wrong
-    Where ranks are meant to augment alike. A common seed for initialisation alone is fine and is not reported.
+    If ranks should augment identically. A common seed for initialisation alone is fine and is not reported.
 
 References
     https://docs.pytorch.org/docs/stable/notes/randomness.html
@@ -55,10 +55,10 @@ def in_source(script: Script) -> Iterator[Finding]:
         seed = shared.seed
         yield CHECK.finding(
             "source",
-            "every rank has this seed, and the data set's items draw from it: all ranks augment alike",
+            "every rank has this seed, and the data set's items draw from it: all ranks apply the same augmentation",
             remedy=REMEDY,
             locations=(seed.module.location(seed.node),),
-            evidence=(Fact(text=f"a draw from {shared.library} for each item", basis="source", location=shared.draw),),
+            evidence=(Fact(text=f"a draw from {shared.library} per item", basis="source", location=shared.draw),),
         )
 
 

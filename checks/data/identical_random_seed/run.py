@@ -56,7 +56,8 @@ def judge_randomness(record: RunRecord) -> Iterator[SharedRandomness]:
         names = " and ".join(_GENERATORS[library] for library in libraries)
         yield SharedRandomness(
             shared=True,
-            sentence=f"{rank_list(ranks)} augment alike: {names} generator{'s' if len(libraries) > 1 else ''}, which "
+            sentence=f"{rank_list(ranks)} apply the same augmentation: {names} "
+            f"generator{'s' if len(libraries) > 1 else ''}, which "
             "the samples draw from, had the same state on all of them at the first training batch",
             locations=tuple(place for library in libraries for place in _seed_lines(record, library)[:1]),
             draw=draw,

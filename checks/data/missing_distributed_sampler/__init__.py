@@ -7,7 +7,7 @@ What it finds
 
 Why it is bad
     Every rank trains on the whole data set: an epoch costs as many times the work as there are ranks, and the averaged
-    gradient is that of nearly the same samples. Nothing fails, so it is found late or never.
+    gradient is that of nearly the same samples. Nothing fails, so it is noticed late or never.
 
 Example
     loader = DataLoader(dataset, batch_size=32, shuffle=True)

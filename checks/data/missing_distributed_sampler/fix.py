@@ -16,7 +16,7 @@ from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER
 
 
 def divide(feeding: Feeding, finding: Finding) -> Iterator[Fix]:
-    """Give the loader a ``DistributedSampler`` in place of its own order, and tell it the epoch.
+    """Give the loader a ``DistributedSampler`` in place of its own order, and set its epoch.
 
     It is never safe: the batches of a step become others, and an epoch is as many times shorter as there are ranks.
     """
@@ -36,7 +36,7 @@ def divide(feeding: Feeding, finding: Finding) -> Iterator[Fix]:
     told = tell_epoch_through(module, call, epochs, "sampler") if shuffles and epochs is not None else None
     yield Fix(
         code=finding.code,
-        description=f"give the loader sampler={sampler}" + (", and tell it the epoch" if told else ""),
+        description=f"give the loader sampler={sampler}" + (", and set its epoch" if told else ""),
         location=finding.location,
         edits=(*edits, *name[1], *((told,) if told else ())),
         safe=False,

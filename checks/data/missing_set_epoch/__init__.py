@@ -17,7 +17,7 @@ Remedy
     Call sampler.set_epoch(epoch) at the start of each epoch.
 
 When it is wrong
-    Where a fixed order is wanted, for instance to overfit a few batches on purpose; shuffle=False says so.
+    If a fixed order is intended, for instance to overfit a few batches; shuffle=False states that.
 
 References
     https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
@@ -54,16 +54,18 @@ def in_source(script: Script) -> Iterator[Finding]:
         loader, sampler, epochs = forgotten.loader, forgotten.sampler, forgotten.epochs
         yield CHECK.finding(
             "source",
-            "this DataLoader is shuffled by a DistributedSampler that is never told the epoch, so every epoch has the "
+            "this DataLoader is shuffled by a DistributedSampler whose epoch is never set, so every epoch has the "
             "same order"
             if not forgotten.told
-            else "this DataLoader is shuffled by a DistributedSampler that is told the same epoch every time, so every "
-            "epoch has the same order",
+            else (
+                "this DataLoader is shuffled by a DistributedSampler that is given the same epoch every time, so "
+                "every epoch has the same order"
+            ),
             remedy="Call sampler.set_epoch(epoch) at the start of every epoch, before the loop over the loader.",
             locations=(loader.module.location(loader.node), sampler.module.location(sampler.node)),
             evidence=(
                 Fact(
-                    text="this loop goes over the loader several times, and nothing in it tells the sampler the epoch",
+                    text="this loop iterates over the loader several times and never sets the sampler's epoch",
                     basis="source",
                     location=epochs.module.head_location(epochs.node),
                 ),

@@ -2,10 +2,11 @@
 
 What it finds
     A DistributedSampler over a subset whose indices depend on the rank, or over a data set whose constructor shuffles
-    without a common seed. In a run: data sets of different lengths, other subsets, or the same rows in another order.
+    without a common seed. In a run: data sets of different lengths, different subsets, or the same rows in different
+    orders.
 
 Why it is bad
-    The sampler gives each rank its part of the *indices*, in the belief that an index means the same sample everywhere.
+    The sampler gives each rank its part of the *indices*, assuming that an index means the same sample everywhere.
     Over a subset that is already divided each rank sees a part of its part, and most samples are never used. Over data
     in a different order on each rank some samples are seen several times and others never.
 
@@ -14,10 +15,10 @@ Example
     loader = DataLoader(part, sampler=DistributedSampler(part))
 
 Remedy
-    Divide once: either by the rank and with shuffle=True, or the whole data set by the sampler. Seed what shuffles.
+    Divide once: either by rank and with shuffle=True, or the whole data set with the sampler. Seed the shuffle.
 
 When it is wrong
-    Where the sampler is told another number of replicas than there are ranks; that is recognised.
+    If the sampler is given a number of replicas other than the number of ranks; that is recognised.
 
 References
     https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
@@ -55,7 +56,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             "this sampler divides a subset that is already one rank's part"
             if found.draw is None
-            else "this sampler divides a data set that every rank puts in another order",
+            else "this sampler divides a data set whose order differs between ranks",
             remedy="Give the sampler the whole data set, or leave it out and use shuffle=True."
             if found.draw is None
             else "Seed every rank with the same number before the data set is built.",

@@ -60,7 +60,7 @@ def _lengths(record: RunRecord, loader: LoaderOnRanks) -> RankData | None:
     kind = loader.loaders[0].dataset_type
     return RankData(
         varies=True,
-        sentence=f"{loader.loaders[0].sampler_type} divides a {kind} that has another length on each rank",
+        sentence=f"{loader.loaders[0].sampler_type} divides a {kind} whose length differs between ranks",
         locations=_places(record, loader),
         ranks=loader.ranks,
         facts=tuple(f"on rank {rank} it has {length:,} samples" for rank, length in lengths.items()),
@@ -89,8 +89,8 @@ def _divided_before(record: RunRecord, loader: LoaderOnRanks) -> RankData | None
         locations=_places(record, loader),
         ranks=loader.ranks,
         facts=tuple(
-            f"the subset of rank {part.rank} holds {part.count:,} of {total:,} samples, other ones than that of rank "
-            f"{known[0].rank}"
+            f"the subset of rank {part.rank} holds {part.count:,} of {total:,} samples, different ones from those of "
+            f"rank {known[0].rank}"
             for part in known[1:3]
             if part.digest != known[0].digest
         ),
@@ -117,8 +117,9 @@ def _order(record: RunRecord, loader: LoaderOnRanks) -> RankData | None:
             kind = loader.loaders[0].dataset_type
             return RankData(
                 varies=True,
-                sentence=f"{loader.loaders[0].sampler_type} divides a {kind} that has its samples in another order on "
-                "each rank",
+                sentence=(
+                    f"{loader.loaders[0].sampler_type} divides a {kind} whose order of samples differs between ranks"
+                ),
                 locations=_places(record, loader),
                 ranks=loader.ranks,
                 facts=(f"`{name}` holds the same rows on {rank_list(loader.ranks)}, in different orders",),

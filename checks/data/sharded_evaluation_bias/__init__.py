@@ -15,7 +15,7 @@ Example
 
 Remedy
     Divide the data set with DistributedSampler(shuffle=False), and all-reduce counts and sums, not averages. The
-    sampler repeats some samples to give all ranks as many; leave them out where the exact number matters.
+    sampler repeats some samples to give all ranks the same number; drop them where the exact number matters.
 
 When it is wrong
     Where the evaluation is short, or every rank needs the exact result without communication.
@@ -57,7 +57,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         loop, loader = repeated.loop, repeated.loader
         yield CHECK.finding(
             "source",
-            "every rank evaluates the whole data set, and all of them get the same result",
+            "every rank evaluates the whole data set and gets the same result",
             remedy=REMEDIES["repeated"],
             locations=(loop.module.head_location(loop.node),),
             evidence=(

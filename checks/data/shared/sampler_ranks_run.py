@@ -43,11 +43,11 @@ def wrong_sampler_ranks(record: RunRecord) -> Iterator[WrongSamplerRanks]:
         samples = loader.loaders[0].dataset_length or 0
         yield WrongSamplerRanks(
             loader=loader,
-            sentence=f"{kind} was told the wrong rank: nobody draws the shard of {rank_list(missing)}, "
+            sentence=f"{kind} was given the wrong rank: no rank draws the shard of {rank_list(missing)}, "
             f"{len(missing)}/{len(told)} of the {samples:,} samples",
             locations=tuple(dict.fromkeys(place for place in (sampler, loader.location) if place is not None)),
             facts=tuple(
-                f"{rank_list(ranks)} {verb(ranks, 'was', 'were')} told rank {number}"
+                f"{rank_list(ranks)} {verb(ranks, 'was', 'were')} given rank {number}"
                 for number in sorted({number for number in told.values() if number is not None})
                 for ranks in [[rank for rank, own in told.items() if own == number]]
             ),

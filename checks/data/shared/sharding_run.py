@@ -97,8 +97,10 @@ def _judge_indices(loader: LoaderOnRanks) -> Sharding | None:
             f"common on all ranks; the sampler is {sampler}, which {divides}",
             "the samples behind equal indices were fetched on every rank and are equal",
         ),
-        remedy=f"Give {sampler} the rank and the number of ranks of the process group; DistributedSampler takes them "
-        "by itself when they are left out."
+        remedy=(
+            f"Give {sampler} the rank and the number of ranks of the process group; DistributedSampler takes them "
+            "from the process group by default."
+        )
         if shards
         else "Give the loader sampler=DistributedSampler(dataset, shuffle=…) instead of shuffle=…, and call "
         "sampler.set_epoch(epoch) before every epoch.",

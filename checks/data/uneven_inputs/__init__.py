@@ -8,9 +8,9 @@ What it finds
 
 Why it is bad
     Every backward of a DDP model waits for all ranks. A rank with one batch more waits in its last step for ranks that
-    have gone on to something else: the job hangs at the end of the epoch, or pairs gradients with collectives that are
-    not theirs. One sample more is a batch more when it begins a new batch: it happens with one size of the data set
-    and not with the next.
+    have moved on: the job hangs at the end of the epoch, or pairs gradients with collectives that are not theirs. One
+    sample more is a batch more when it begins a new batch: it happens with one size of the data set and not with the
+    next.
 
 Example
     part = Subset(dataset, range(rank, len(dataset), world_size))
@@ -24,8 +24,8 @@ Remedy
 When it is wrong
     Where the data is known to divide evenly by the number of ranks, whatever its size, and in loops bounded by a
     number of steps that start the loader anew when it is exhausted. Loops that the script leaves by itself, endless
-    data, and parts that are padded or cut to one length are recognised. A rehearsal takes a suspicion of the source
-    back where the samples divide evenly by 2, 4 and 8 ranks.
+    data, and parts that are padded or cut to one length are recognised. A rehearsal refutes a suspicion of the source
+    where the samples divide evenly by 2, 4 and 8 ranks.
 
 References
     https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html#torch.nn.parallel.DistributedDataParallel.join
@@ -67,8 +67,8 @@ def in_source(script: Script) -> Iterator[Finding]:
         divided = part.module.location(part.node)
         yield CHECK.finding(
             "source",
-            "the data of this training loop is divided by rank in parts that may differ in length: a rank with a batch "
-            "more than others waits for them in its last step",
+            "the data of this training loop is divided by rank in parts that may differ in length: a rank with one "
+            "batch more waits for the others in its last step",
             remedy=_REMEDY,
             locations=(divided if loader is None else loader.module.location(loader.node),),
             evidence=(

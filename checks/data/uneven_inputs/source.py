@@ -49,7 +49,7 @@ class UnevenFeed(msgspec.Struct, frozen=True, eq=False):
     def division(self) -> str:
         """What makes the parts differ, in words."""
         if self.part.with_rest:
-            return "the last rank takes what is left over here: another number of items than each of the others"
+            return "the last rank takes the remainder here: a different number of items than the others"
         if self.batches is None:
             return "some ranks get one item more here, unless the number of items is a multiple of the world size"
         ranks, first, last = self.batches

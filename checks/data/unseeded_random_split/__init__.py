@@ -19,7 +19,7 @@ Remedy
     random with the same number on every rank before it.
 
 When it is wrong
-    Where something that cannot be read seeds the generators, or the samples of the ranks are disjoint before the split.
+    If unread code seeds the generators, or the samples of the ranks are disjoint before the split.
 
 References
     https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.random_split
@@ -59,7 +59,7 @@ def in_source(script: Script) -> Iterator[Finding]:
     for draw in unshared_splits(projection):
         yield CHECK.finding(
             "source",
-            f"every rank draws its own {_last(draw)}: what one rank holds out, others train on",
+            f"every rank draws its own {_last(draw)}: what one rank holds out, other ranks train on",
             remedy=REMEDY,
             locations=(draw.event.module.location(draw.event.node),),
             evidence=(_why_it_differs(draw),),
@@ -67,7 +67,7 @@ def in_source(script: Script) -> Iterator[Finding]:
     for draw in unshared_parts(projection):
         yield CHECK.finding(
             "source",
-            f"every rank makes its own random order ({_last(draw)}) before it takes its part of it by rank: the parts "
+            f"every rank makes its own random order ({_last(draw)}) before it takes its part by rank: the parts "
             "overlap, and some samples are in none",
             remedy="Draw the same order on every rank, from a generator with a fixed seed (and the epoch added).",
             locations=(draw.event.module.location(draw.event.node),),
@@ -86,7 +86,7 @@ def _why_it_differs(draw: Draw) -> Fact:
         location = seed.module.location(seed.node)
         return Fact(text="this seed depends on the rank", basis="source", location=location)
     return Fact(
-        text="no call before this one gives the ranks a common seed, and each process starts with its own",
+        text="no earlier call gives the ranks a common seed, and each process starts with its own",
         basis="source",
         location=event.module.location(event.node),
         stack=event.chain,

@@ -11,7 +11,7 @@ from ddpdoctor.record.streams.measured import Gpu, GpuSample
 
 _OF_THE_PROGRAM = {
     13: "a kernel raised an exception",
-    31: "a kernel read or wrote memory that is not its own",
+    31: "a kernel read or wrote memory that does not belong to it",
     43: "the GPU stopped the program",
 }
 _OF_THE_GPU = {
@@ -54,7 +54,7 @@ def _fault(gpu: Gpu, first: GpuSample, last: GpuSample) -> GpuFault | None:
     if new_errors > 0:
         facts.append(f"{new_errors:,} uncorrected memory {'errors' if new_errors > 1 else 'error'} during the run")
     if last.lost:
-        return GpuFault(gpu=gpu, what="is lost: its driver cannot reach it any more", facts=tuple(facts), hardware=True)
+        return GpuFault(gpu=gpu, what="is lost: the driver can no longer reach it", facts=tuple(facts), hardware=True)
     if xid is not None:
         return GpuFault(gpu=gpu, what=f"failed with Xid {xid}", facts=tuple(facts), hardware=xid not in _OF_THE_PROGRAM)
     if new_errors > 0:

@@ -1,11 +1,11 @@
 """NCCL failed.
 
 What it finds
-    An error of NCCL's own that ended a rank: its class, the first rank that met it, and what is mostly behind it. A
-    lost peer is reported only where no rank ended by something else.
+    An error of NCCL's own that ended a rank: its class, the first rank that raised it, and its usual cause. A lost peer
+    is reported only if no rank ended for another reason.
 
 Why it is bad
-    Every rank prints pages of the same words, and the one line that says why stands on one rank only.
+    Every rank prints pages of the same text, and the one line that gives the reason is on one rank only.
 
 Example
     RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:1269, unhandled system error, NCCL version 2.21.5

@@ -34,8 +34,8 @@ _CLASSES = {
 }
 _BEHIND: Mapping[str, tuple[str, str]] = {
     "unhandled CUDA error": (
-        "a CUDA call inside of NCCL failed, mostly after a fault of a kernel before it on this rank",
-        "Run with CUDA_LAUNCH_BLOCKING=1 to see whether a kernel before it fails; compare driver and NCCL versions.",
+        "a CUDA call inside of NCCL failed, usually after the fault of an earlier kernel on this rank",
+        "Run with CUDA_LAUNCH_BLOCKING=1 to see whether an earlier kernel fails; compare driver and NCCL versions.",
     ),
     "system error": (
         "a call of the operating system failed: a network interface, a socket, or shared memory",
@@ -43,20 +43,20 @@ _BEHIND: Mapping[str, tuple[str, str]] = {
         "/dev/shm.",
     ),
     "internal error": (
-        "NCCL found itself in an impossible state, mostly because the ranks run different versions of it",
+        "NCCL found itself in an impossible state, usually because the ranks run different versions of it",
         "Compare `torch.cuda.nccl.version()` and the drivers of all nodes; set NCCL_DEBUG=WARN.",
     ),
     "invalid argument": (
-        "NCCL was given an argument that it refuses",
+        "NCCL was given an invalid argument",
         "Set NCCL_DEBUG=WARN, which prints the argument.",
     ),
     "invalid usage": (
-        "the ranks use NCCL in a way that it forbids",
-        "Set NCCL_DEBUG=WARN, which prints the reason; give every rank a GPU of its own.",
+        "the ranks use NCCL in an invalid way",
+        "Set NCCL_DEBUG=WARN, which prints the reason; give every rank its own GPU.",
     ),
     "remote error": (
-        "another process or the network to it was gone",
-        "Look at the node of the rank that fell silent first.",
+        "another process, or the network to it, failed",
+        "Look at the node of the rank that stopped reporting first.",
     ),
 }
 

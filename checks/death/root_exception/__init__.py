@@ -1,8 +1,8 @@
 """One rank's exception brought the job down.
 
 What it finds
-    The first exception in time among the ranks that is not an echo of another rank's end ("Connection closed by peer"),
-    where the other ranks went on or failed because of it; of a live or dead job also one that all its ranks raised.
+    The first exception in time among the ranks that is not an echo of another rank's end "Connection closed by peer",
+    where the other ranks continued or failed because of it; of a live or dead job also one that all its ranks raised.
 
 Why it is bad
     The launcher and the other ranks report their lost connections, often louder and under another rank's name; the
@@ -12,7 +12,7 @@ Example
     batch = collate(samples)            # KeyError on the one rank whose shard holds a bad sample
 
 Remedy
-    Fix the exception on that rank; everything that the other ranks printed follows from it.
+    Fix the exception on that rank; the errors of the other ranks follow from it.
 
 When it is wrong
     Where the ranks' clocks differ by more than the time between two exceptions.
@@ -54,7 +54,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             CHECK,
             record,
             divergence,
-            f"Fix the exception on rank {divergence.culprit}; what the other ranks report follows from it.",
+            f"Fix the exception on rank {divergence.culprit}; the errors of the other ranks follow from it.",
         )
         return
     common = common_exception(record)
@@ -81,5 +81,5 @@ def in_log(record: RunRecord) -> Iterator[Finding]:
     yield from from_log(
         CHECK,
         record,
-        "Fix this exception; what the other ranks report follows from it.",
+        "Fix this exception; the errors of the other ranks follow from it.",
     )

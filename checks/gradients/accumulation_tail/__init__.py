@@ -6,7 +6,7 @@ What it finds
     rehearsal cut says nothing.
 
 Why it is bad
-    Unless n divides the number of batches, the gradients of the last ones are thrown away or added to the first step of
+    Unless n divides the number of batches, the gradients of the last ones are discarded or added to the first step of
     the next epoch. With no_sync() those were never averaged: they differ between ranks.
 
 Example
@@ -17,8 +17,8 @@ Example
             optimizer.zero_grad()
 
 Remedy
-    Step at the end too: if (i + 1) % 8 == 0 or i + 1 == len(loader); or cut every pass to a multiple of n batches, and
-    lose the rest knowingly.
+    Step at the end too: if (i + 1) % 8 == 0 or i + 1 == len(loader); or cut every pass to a multiple of n batches,
+    deliberately dropping the rest.
 
 When it is wrong
     Where n divides the number of batches, or losing a few batches an epoch is accepted.
@@ -76,11 +76,11 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     from ddpdoctor.checks.gradients.shared.accumulation_run import tails
 
     for tail in tails(record):
-        fate = "added to the first step of the next pass" if tail.leaks else "thrown away"
+        fate = "added to the first step of the next pass" if tail.leaks else "discarded"
         last = f"last {tail.left} of {tail.batches} batches" if tail.left > 1 else f"last of {tail.batches} batches"
         yield CHECK.finding(
             record.job.kind,
-            f"no optimizer step follows the {last} of a pass: what they add to the gradients is {fate}",
+            f"no optimizer step follows the {last} of a pass: their gradients are {fate}",
             remedy="Step after the last batch as well: `or i + 1 == len(loader)`.",
             locations=() if tail.step_location is None else (tail.step_location,),
             evidence=(

@@ -18,7 +18,7 @@ Remedy
     Call loss.backward(), once for the sum of all losses of a forward; or all-reduce the gradients by hand.
 
 When it is wrong
-    Where the result is only looked at. autograd.grad for inputs (gradient penalties) is not reported: it is right as
+    If the result is only inspected. autograd.grad for inputs (gradient penalties) is not reported: it is right as
     long as the penalty is part of one loss that uses every parameter; a backward of the penalty alone leaves out the
     last bias, and DDP's reduction with it.
 

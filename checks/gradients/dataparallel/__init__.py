@@ -1,4 +1,4 @@
-"""nn.DataParallel is used where DistributedDataParallel serves.
+"""nn.DataParallel is used instead of DistributedDataParallel.
 
 What it finds
     A model wrapped in torch.nn.DataParallel in a script that never wraps one in DistributedDataParallel.

@@ -1,15 +1,15 @@
-"""The ranks' copies of one model are no longer the same.
+"""The ranks' replicas of one model are no longer the same.
 
 What it finds
     Parameters that DDP manages and that differ between ranks, although their gradients were averaged: after a
-    synchronised optimizer step, or before the first one. The first parameter and step are named. What DDP was told to
-    ignore, wraps with a communication hook, steps under no_sync() and models averaged by hand are left out, and where a
-    more specific check knows the reason, it speaks alone. In the source: a ReduceLROnPlateau that every rank steps with
-    its own loss, which leads there in some epoch that a rehearsal does not reach.
+    synchronised optimizer step, or before the first one. The first parameter and step are named. Parameters that DDP
+    ignores, wraps with a communication hook, steps under no_sync() and manually averaged models are excluded, and where
+    a more specific check knows the reason, only that one reports. In the source: a ReduceLROnPlateau that every rank
+    steps with its own loss, which leads there in some epoch that a rehearsal does not reach.
 
 Why it is bad
-    DDP averages gradients and never compares weights. From equal gradients different models make different losses, and
-    the average is a step of none of them: training degrades, and rank 0 saves a model that nobody trained.
+    DDP averages gradients and never compares weights. With different weights, the averaged gradient fits none of the
+    replicas: training degrades, and rank 0 saves a model that was never trained as such.
 
 Example
     model = DistributedDataParallel(net)
@@ -21,7 +21,7 @@ Remedy
     that a scheduler is stepped with, and change gradients after backward in the same way everywhere.
 
 When it is wrong
-    Where the ranks are meant to part for a while (local SGD) in a way that was not recognised.
+    If the ranks are meant to diverge for a while (local SGD) in a way that was not recognised.
 
 References
     https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design
@@ -54,7 +54,7 @@ REMEDIES = {
     "after-the-wrap": "Change or load the parameters before the wrap, or in the same way on every rank.",
     "learning-rates": "Give the optimizer the same learning rate on every rank.",
     "gradients": "Change gradients after backward (clipping, noise, skipped values) in the same way on every rank.",
-    "unknown": "Look for what sets parameters or optimizer state on some ranks only.",
+    "unknown": "Look for code that sets parameters or optimizer state on some ranks only.",
 }
 
 
@@ -64,9 +64,12 @@ def in_source(script: Script) -> Iterator[Finding]:
         place = event.module.location(event.node)
         yield CHECK.finding(
             "source",
-            "each rank lowers its learning rate by its own loss: once they differ, equal gradients make different "
-            "models",
-            remedy="Average the value over the ranks with dist.all_reduce, on all ranks, before the scheduler gets it.",
+            "each rank lowers its learning rate by its own loss: once the rates differ, equal gradients lead to "
+            "different models",
+            remedy=(
+                "Average the value over the ranks with dist.all_reduce, on all ranks, before passing it to the "
+                "scheduler."
+            ),
             locations=(place,),
             evidence=(
                 Fact(

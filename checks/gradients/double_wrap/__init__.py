@@ -50,7 +50,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         again = wrap is first
         yield CHECK.finding(
             "source",
-            "every turn of this loop wraps the model again"
+            "every iteration of this loop wraps the model again"
             if again
             else "this model is a DDP object already: every gradient is all-reduced twice",
             remedy="Wrap the model once" + (", before the loop." if again else "."),

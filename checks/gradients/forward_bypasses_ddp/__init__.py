@@ -1,4 +1,4 @@
-"""The training forward goes past DistributedDataParallel.
+"""The training forward bypasses DistributedDataParallel.
 
 What it finds
     A backward whose loss comes from `model.module(...)`, from a method of the wrapped model, or from the model as it
@@ -15,8 +15,8 @@ Example
     loss.backward()
 
 Remedy
-    Call the wrapper: loss = model(batch). Where the loss needs another method, let forward call it and say by an
-    argument which one.
+    Call the wrapper: loss = model(batch). Where the loss needs another method, let forward call it, selected by an
+    argument.
 
 When it is wrong
     Where the gradients are averaged by hand in a way that was not recognised. model.module is right for state_dict,
@@ -56,8 +56,8 @@ def in_source(script: Script) -> Iterator[Finding]:
         forward, backward, wrap = bypass.forward, bypass.backward, bypass.wrap
         yield CHECK.finding(
             "source",
-            "this training forward goes past DistributedDataParallel: the gradients of its backward are not averaged",
-            remedy="Call the DDP object itself; where another method than forward is needed, call it from forward.",
+            "this training forward bypasses DistributedDataParallel: the gradients of its backward are not averaged",
+            remedy="Call the DDP object itself; if another method than forward is needed, call it from forward.",
             locations=(forward.module.location(forward.node),),
             evidence=(
                 Fact(
@@ -79,9 +79,9 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         if found.why == "bypass":
             yield CHECK.finding(
                 record.job.kind,
-                f"the forward of this backward goes past DistributedDataParallel: the gradients of {found.model} are "
+                f"the forward of this backward bypasses DistributedDataParallel: the gradients of {found.model} are "
                 f"not averaged, and differ between ranks in {found.steps_affected} of {found.steps_compared} steps",
-                remedy="Call the DDP object itself; where another method than forward is needed, call it from forward.",
+                remedy="Call the DDP object itself; if another method than forward is needed, call it from forward.",
                 locations=() if found.location is None else (found.location,),
                 evidence=found.facts(record.job.kind),
             )

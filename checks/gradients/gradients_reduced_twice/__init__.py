@@ -45,8 +45,8 @@ def in_source(script: Script) -> Iterator[Finding]:
         event, backward = second.event, second.backward
         yield CHECK.finding(
             "source",
-            "these gradients are reduced by hand, though backward through the DDP model has averaged them",
-            remedy="Leave this out: DDP averages gradients during backward.",
+            "these gradients are reduced by hand, although backward through the DDP model has already averaged them",
+            remedy="Remove this: DDP averages gradients during backward.",
             locations=(event.module.location(event.node),),
             evidence=(
                 Fact(

@@ -1,4 +1,4 @@
-"""no_sync() stands in the wrong place.
+"""no_sync() is in the wrong place.
 
 What it finds
     `no_sync()` around every training forward, or around the very micro-step after which the optimizer steps: the
@@ -8,7 +8,7 @@ What it finds
 Why it is bad
     DDP decides in its forward whether the next backward synchronises. A step on gradients that were not averaged makes
     the ranks' weights drift apart, silently. Around backward alone the context does nothing: all the traffic that it
-    was to save is sent.
+    should save is sent.
 
 Example
     loss = model(batch)
@@ -50,7 +50,7 @@ CHECK = Check(
     triggers=("no_sync", "require_backward_grad_sync"),
 )
 REMEDY = (
-    "Switch synchronisation off, by no_sync() around forward and backward or by require_backward_grad_sync, for all "
+    "Disable synchronisation, by no_sync() around forward and backward or by require_backward_grad_sync, for all "
     "micro-steps but the last of each step."
 )
 TITLES = {
@@ -111,7 +111,7 @@ def _late(record: RunRecord, late: LateNoSync) -> Finding:
         locations=() if late.location is None else (late.location,),
         evidence=(
             Fact(
-                text=f"{late.backwards} backwards of {late.model} under no_sync() were synchronised all the same",
+                text=f"{late.backwards} backwards of {late.model} under no_sync() were synchronised nevertheless",
                 basis=record.job.kind,
                 numbers={"backwards": late.backwards},
             ),

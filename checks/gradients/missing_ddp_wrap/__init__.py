@@ -5,7 +5,7 @@ What it finds
     DistributedDataParallel and has nothing else that averages gradients.
 
 Why it is bad
-    Every rank trains a model of its own on its part of the data. The losses fall, the job ends, and rank 0 saves a
+    Every rank trains its own model on its part of the data. The losses fall, the job ends, and rank 0 saves a
     model that has seen one part only; the other ranks' work is thrown away.
 
 Example
@@ -18,7 +18,7 @@ Remedy
     training loop.
 
 When it is wrong
-    Where independent models are wanted, one a rank. FSDP, DeepSpeed, Horovod, Accelerate, Lightning and averaging by
+    If independent models are intended, one per rank. FSDP, DeepSpeed, Horovod, Accelerate, Lightning and averaging by
     hand are recognised.
 
 References

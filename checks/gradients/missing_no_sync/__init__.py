@@ -97,7 +97,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             yield CHECK.finding(
                 record.job.kind,
                 f"{found.per_step} backward passes before each optimizer step synchronise all gradients of "
-                f"{found.model}: {bytes_text(found.wasted_bytes)} a step are sent in vain",
+                f"{found.model}: {bytes_text(found.wasted_bytes)} a step are sent for nothing",
                 remedy="Run forward and backward of all micro-steps but the last under model.no_sync().",
                 locations=places,
                 evidence=(

@@ -7,19 +7,19 @@ What it finds
     (`device-memory-gib` in `[tool.ddpdoctor.job]`) and judges nothing without.
 
 Why it is bad
-    DDP keeps all of it on every GPU; with Adam in mixed precision that is 16 bytes a parameter or more. What is left
+    DDP keeps all of it on every GPU; with Adam in mixed precision that is 16 bytes a parameter or more. The remainder
     for activations allows small batches only, so that the GPU computes little for each gradient that it sends, and a
-    long sample or a larger evaluation batch ends the job for want of memory.
+    long sample or a larger evaluation batch ends the job because memory runs out.
 
 Example
     model = DDP(GPT2XL().to(device))            # 6 GB of weights, 6 of gradients, 12 of Adam on a GPU of 40 GB
 
 Remedy
-    FSDP or ZeroRedundancyOptimizer, which share the state out over the ranks; gradient_as_bucket_view=True, which
+    FSDP or ZeroRedundancyOptimizer, which shard the state over the ranks; gradient_as_bucket_view=True, which
     stores the gradients once; a smaller optimizer state (8-bit Adam, Adafactor).
 
 When it is wrong
-    Where the batch that fits is all that is wanted. Where the script chooses another model on a GPU than on a CPU.
+    If the batch that fits is large enough. Where the script chooses another model on a GPU than on a CPU.
 
 References
     https://docs.pytorch.org/docs/stable/fsdp.html
@@ -73,9 +73,9 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     yield CHECK.finding(
         record.job.kind,
         f"weights, gradients and optimizer take {worst.total_bytes / worst.memory_bytes:.0%} of the GPU's memory",
-        remedy="Share the weights and gradients out, too: with FSDP."
+        remedy="Shard the weights and gradients, too: with FSDP."
         if worst.shared
-        else "Share the state out with FSDP or ZeroRedundancyOptimizer.",
+        else "Shard the state with FSDP or ZeroRedundancyOptimizer.",
         ranks=() if ranks == record.rank_numbers() else ranks,
         locations=() if location is None else (location,),
         evidence=(
@@ -94,8 +94,8 @@ def _left(state: ModelState) -> str:
     """Say what is left for the activations."""
     left = state.memory_bytes - state.total_bytes
     if left <= 0:
-        return f"it does not fit: {_size(-left)} are missing, and the activations of a batch come on top"
-    return f"the activations of a batch come on top: {_size(left)} are left for them"
+        return f"it does not fit: {_size(-left)} are missing, not counting the activations of a batch"
+    return f"{_size(left)} are left for the activations of a batch"
 
 
 def _size(size_bytes: int) -> str:

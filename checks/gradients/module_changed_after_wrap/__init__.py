@@ -6,7 +6,7 @@ What it finds
     none for parameters that it waits for.
 
 Why it is bad
-    DDP lists the parameters that need a gradient when it is built, and never again. One that is unfrozen or added later
+    DDP collects the parameters that need a gradient once, in its constructor. One that is unfrozen or added later
     is not averaged: its values drift apart between ranks, silently. One that is frozen later is still waited for, and
     the next forward raises "Expected to have finished reduction in the prior iteration".
 
@@ -57,7 +57,8 @@ def in_source(script: Script) -> Iterator[Finding]:
         place = change.event.module.location(change.node)
         yield CHECK.finding(
             "source",
-            f"{change.what} after the model was wrapped: DDP listed what it averages when it was built",
+            f"{change.what} after the model was wrapped: DDP fixed the list of parameters that it averages when it "
+            "was built",
             remedy=REMEDY,
             locations=(place,),
             evidence=(

@@ -1,20 +1,20 @@
 """find_unused_parameters is on, and every parameter is used.
 
 What it finds
-    `find_unused_parameters=True` for a module that could be read completely: its forward has no branches and comes to
-    everything that has parameters. In a run: every parameter got a gradient on every rank in all the steps seen;
-    advice where a framework set the option.
+    `find_unused_parameters=True` for a module that could be read completely: its forward has no branches and reaches
+    everything that has parameters. In a run: every parameter got a gradient on every rank in all the steps seen; advice
+    where a framework set the option.
 
 Why it is bad
-    After every forward DDP walks the whole autograd graph in search of parameters that it does not find, and its
-    buckets wait for a bitmap that is all-reduced as well. It costs time in every step, and it hides the error that a
-    really unused parameter would raise.
+    After every forward DDP walks the whole autograd graph in search of unused parameters, although there are none, and
+    its buckets wait for a bitmap that is all-reduced as well. It costs time in every step, and it hides the error that
+    a really unused parameter would raise.
 
 Example
     model = DistributedDataParallel(model, device_ids=[local_rank], find_unused_parameters=True)
 
 Remedy
-    Leave find_unused_parameters out, and run once to see that no error about unused parameters is raised.
+    Omit find_unused_parameters, and run once to confirm that no error about unused parameters is raised.
 
 When it is wrong
     Where the loss uses only a part of what forward returns, or hooks change which parameters are used.
@@ -47,11 +47,9 @@ CHECK = Check(
     needs_live=frozenset({"wraps", "unused_searches"}),
     triggers=("find_unused_parameters",),
 )
-REMEDY = (
-    "Leave find_unused_parameters out if no input makes forward skip a layer: an unused parameter would raise an error."
-)
+REMEDY = "Omit find_unused_parameters if no input makes forward skip a layer: an unused parameter would raise an error."
 FRAMEWORK_REMEDY = (
-    "Turn it off in the framework that wraps the model if no input makes forward skip a layer: "
+    "Disable it in the framework that wraps the model if no input makes forward skip a layer: "
     "ddp_find_unused_parameters=False for the Trainer, DDPStrategy or DistributedDataParallelKwargs elsewhere."
 )
 
@@ -64,7 +62,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         yield CHECK.finding(
             "source",
             f"DDP searches for unused parameters in every step, and forward uses {used} with parameters",
-            remedy="Leave find_unused_parameters out, and run once: an unused parameter would raise an error.",
+            remedy="Omit find_unused_parameters and run once: an unused parameter would raise an error.",
             locations=(wrap.module.location(wrap.node),),
         )
 

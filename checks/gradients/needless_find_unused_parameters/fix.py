@@ -23,7 +23,7 @@ def stop_searching(script: Script, finding: Finding) -> Iterator[Fix]:
                 if edit is not None:
                     yield Fix(
                         code=finding.code,
-                        description=f"leave {_OPTION} out",
+                        description=f"omit {_OPTION}",
                         location=finding.location,
                         edits=(edit,),
                         safe=False,

@@ -65,7 +65,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             locations=(place,),
             evidence=(
                 Fact(
-                    text=f"the layers whose sizes are in the source hold {size_bytes:,} bytes of float32 gradients",
+                    text=f"the layers with sizes in the source hold {size_bytes:,} bytes of float32 gradients",
                     basis="source",
                     numbers={"bytes": size_bytes},
                     location=place,

@@ -1,4 +1,4 @@
-"""The optimizer is made in the wrong place.
+"""The optimizer is created in the wrong place.
 
 What it finds
     An optimizer that is constructed in the loop in which it steps, or one whose model is given a new layer after it was
@@ -19,8 +19,8 @@ Remedy
     Build the optimizer once, before the loop and after the last change of the model.
 
 When it is wrong
-    Where the state is meant to be forgotten in every step. A model of which only a part is trained on purpose, layers
-    that are handed on by add_param_group, and optimizers built later for what came later are recognised in a run.
+    If the state should be reset in every step. A model of which only a part is trained on purpose, layers that are
+    added by add_param_group, and optimizers built later for what came later are recognised in a run.
 
 References
     https://docs.pytorch.org/docs/stable/optim.html#constructing-it
@@ -58,14 +58,14 @@ def in_source(script: Script) -> Iterator[Finding]:
         name = optimizer.name.rpartition(".")[2]
         yield CHECK.finding(
             "source",
-            f"this {name} holds the parameters that the model had before a layer of it was replaced"
+            f"this {name} holds the parameters from before one of the model's layers was replaced"
             if misplaced.replaced
-            else f"a new {name} is made for every step, so its state is lost each time",
+            else f"a new {name} is created for every step, so its state is lost each time",
             remedy=_AFTER_CHANGE if misplaced.replaced else "Build the optimizer once, before the loop.",
             locations=(optimizer.module.location(optimizer.node),),
             evidence=(
                 Fact(
-                    text="the new layer, of which it knows nothing" if misplaced.replaced else "its only step",
+                    text="the new layer, which it does not hold" if misplaced.replaced else "its only step",
                     basis="source",
                     location=cause.module.location(cause.node),
                 ),
@@ -84,7 +84,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             basis,
             f"{found.count:,} {are.format(found.model)} in no optimizer and never trained: this {found.optimizer_type} "
             f"was built before {'it was' if found.count == 1 else 'they were'} there: {', '.join(found.names)}",
-            remedy=f"{_AFTER_CHANGE} Or give it what is new by add_param_group.",
+            remedy=f"{_AFTER_CHANGE} Or add the new parameters with add_param_group.",
             locations=tuple(place for place in (found.optimizer_location, found.wrap_location) if place is not None),
             ranks=found.ranks,
             evidence=(

@@ -1,16 +1,16 @@
 """Optimizer, scheduler or scaler state is loaded on rank 0 only.
 
 What it finds
-    `load_state_dict` of an optimizer, a learning-rate scheduler or a gradient scaler that only rank 0 comes to.
+    `load_state_dict` of an optimizer, a learning-rate scheduler or a gradient scaler that only rank 0 reaches.
 
 Why it is bad
     DDP broadcasts rank 0's weights and buffers when it is built, never the optimizer's state. After a resume rank 0
-    steps with its momentum and the others with none: from equal gradients they make different weights, silently.
+    steps with its momentum and the others with none: equal gradients silently lead to different weights.
 
 Example
     if rank == 0:
-        model.load_state_dict(state["model"])           # DDP shares this with the others
-        optimizer.load_state_dict(state["optimizer"])   # and not this
+        model.load_state_dict(state["model"])           # DDP broadcasts this
+        optimizer.load_state_dict(state["optimizer"])   # but not this
 
 Remedy
     Load on every rank, with map_location set to the rank's own device.
@@ -53,7 +53,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         first = "rank 0" if event.ranks == 1 else "the first rank of each node"
         yield CHECK.finding(
             "source",
-            f"only {first} loads the state of this {load.what}, and DDP does not share it",
+            f"only {first} loads the state of this {load.what}, and DDP does not broadcast it",
             remedy="Load it on every rank, with map_location set to the rank's own device.",
             locations=(event.module.location(event.node),),
             ranks=(0,) if event.ranks == 1 else (),
@@ -78,7 +78,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             who = f"only {rank_list(load.loaded)} {verb(load.loaded, 'loads', 'load')}"
             yield CHECK.finding(
                 basis,
-                f"{who} the state of this {load.kind}, and DDP does not share it",
+                f"{who} the state of this {load.kind}, and DDP does not broadcast it",
                 remedy="Load it on every rank, with map_location set to the rank's own device.",
                 locations=() if load.location is None else (load.location,),
                 ranks=load.loaded,
@@ -95,6 +95,6 @@ def _proof(load: Load) -> str:
     if load.late:
         return "the parameters were the same on all ranks after the first optimizer step, and differ after a later one"
     return (
-        f"at the first optimizer step the {load.type} of {rank_list(load.others)} holds another state than that of "
+        f"at the first optimizer step the {load.type} of {rank_list(load.others)} holds a different state than that of "
         f"{rank_list(load.loaded)}"
     )

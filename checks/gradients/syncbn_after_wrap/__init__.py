@@ -4,9 +4,9 @@ What it finds
     `convert_sync_batchnorm` on a DDP object, or on the model inside of one, after the wrap.
 
 Why it is bad
-    The conversion replaces the BatchNorm layers inside a model that DDP has already taken note of, with its parameters,
-    buffers and hooks. torch asks for the conversion before the wrap; what happens otherwise depends on the version: it
-    may work, fail in the first forward, or leave layers unsynchronised that were captured before.
+    The conversion replaces the BatchNorm layers inside a model whose parameters, buffers and hooks DDP has already
+    registered. torch asks for the conversion before the wrap; what happens otherwise depends on the version: it may
+    work, fail in the first forward, or leave layers unsynchronised that were captured before.
 
 Example
     model = DistributedDataParallel(model)
@@ -50,7 +50,7 @@ def in_source(script: Script) -> Iterator[Finding]:
     for conversion, wrap in late_conversions(whole_projection(script)):
         yield CHECK.finding(
             "source",
-            "SyncBatchNorm is converted inside a model that DDP has already taken note of",
+            "SyncBatchNorm is converted inside a model that DDP has already wrapped",
             remedy="Call convert_sync_batchnorm first, and wrap its result.",
             locations=(conversion.module.location(conversion.node),),
             evidence=(
@@ -67,12 +67,12 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         yield CHECK.finding(
             record.job.kind,
             f"{late.layers} SyncBatchNorm layer{'s' if late.layers > 1 else ''} came into {late.model} after DDP had "
-            "taken note of it",
+            "wrapped it",
             remedy="Call convert_sync_batchnorm first, and wrap its result.",
             locations=() if late.wrap_location is None else (late.wrap_location,),
             evidence=(
                 Fact(
-                    text="they are there in this forward",
+                    text="they are present in this forward",
                     basis=record.job.kind,
                     numbers={"layers": late.layers},
                     location=late.forward_location,

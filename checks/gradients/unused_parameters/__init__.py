@@ -3,7 +3,7 @@
 What it finds
     Parameters that require a gradient and got none in a synchronised backward although others of the same model did,
     where neither `find_unused_parameters=True` nor `static_graph=True` serves it. In the source: attributes of a
-    wrapped module that have parameters, and that nothing which forward leads to mentions.
+    wrapped module that have parameters and are not used by any code that forward reaches.
 
 Why it is bad
     DDP waits for a gradient of every parameter before it finishes its reduction. The next forward raises "Expected to
@@ -57,14 +57,14 @@ def in_source(script: Script) -> Iterator[Finding]:
         names = ", ".join(f"self.{name}" for name in unused.names)
         yield CHECK.finding(
             "source",
-            f"forward of {unused.owner} never comes to {names}, so DDP waits in vain for "
+            f"forward of {unused.owner} never reaches {names}, so DDP waits in vain for "
             + ("its gradients" if len(unused.names) == 1 else "their gradients"),
             remedy="Remove it, freeze it with requires_grad_(False) before the wrap, or pass "
             "find_unused_parameters=True.",
             locations=unused.places,
             evidence=(
                 Fact(
-                    text="DDP is told neither find_unused_parameters=True nor static_graph=True",
+                    text="DDP has neither find_unused_parameters=True nor static_graph=True",
                     basis="source",
                     location=unused.wrap.module.location(unused.wrap.node),
                 ),

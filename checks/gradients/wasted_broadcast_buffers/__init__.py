@@ -5,7 +5,7 @@ What it finds
     they never change, or although every rank already holds the same values. Warning from 1 MB a step, advice below.
 
 Why it is bad
-    The broadcast stands before the forward, so nothing hides it: its whole time is added to every step.
+    The broadcast comes before the forward, so nothing hides it: its whole time is added to every step.
 
 Example
     self.register_buffer("mask", torch.tril(torch.ones(4096, 4096)))     # 64 MiB in every step

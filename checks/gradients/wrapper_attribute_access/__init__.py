@@ -1,10 +1,10 @@
-"""An attribute of the model is asked of the DDP wrapper.
+"""An attribute of the model is accessed on the DDP wrapper.
 
 What it finds
     `model.name` on a DistributedDataParallel object, where the wrapped model's class defines `name` and DDP does not.
 
 Why it is bad
-    DDP does not pass attributes on: AttributeError, often in the code at the end of an epoch, after hours of training.
+    DDP does not forward attributes: AttributeError, often in the code at the end of an epoch, after hours of training.
     In a run on one process, without the wrap, the same line works.
 
 Example
@@ -12,10 +12,10 @@ Example
     model.freeze_backbone()
 
 Remedy
-    Ask the model inside: model.module.freeze_backbone(). For a forward that trains, go through the wrapper instead.
+    Use the inner model: model.module.freeze_backbone(). For a training forward, call the wrapper instead.
 
 When it is wrong
-    Where the class of the wrapper passes attributes on by a __getattr__ set from outside.
+    If the wrapper's class forwards attributes by a __getattr__ set elsewhere.
 
 References
     https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html

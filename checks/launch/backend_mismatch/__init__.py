@@ -1,13 +1,13 @@
-"""The backend of the process group does not fit the device that the job works on.
+"""The backend of the process group does not fit the job's device.
 
 What it finds
     The nccl backend in a script that never mentions a GPU, or whose ranks, which it starts itself, all choose the same
     GPU; and the gloo backend in a script that trains a DDP model on GPUs and mentions no other backend. Ranks of one
-    group that ask for different backends are an error. In a run: an initialisation that failed for want of a GPU, which
-    is advice where the script is written for GPUs.
+    group that request different backends are an error. In a run: an initialisation that failed because there is no GPU,
+    which is advice where the script is written for GPUs.
 
 Why it is bad
-    NCCL only knows CUDA tensors: with a model on the CPU the first collective fails with "No backend type associated
+    NCCL only handles CUDA tensors: with a model on the CPU the first collective fails with "No backend type associated
     with device type cpu", and two ranks on one GPU are refused ("Duplicate GPU detected") or hang. Gloo does work with
     CUDA tensors, but it copies every gradient through the host's memory, many times slower than NCCL over NVLink. And
     ranks of different backends wait for each other until the timeout.
@@ -18,10 +18,10 @@ Example
     model = DDP(Net().cuda(), device_ids=[local_rank])
 
 Remedy
-    "nccl" for CUDA, "gloo" for the CPU; or leave the backend out and let torch take the one for each device.
+    "nccl" for CUDA, "gloo" for the CPU; or omit the backend and let torch choose one for each device.
 
 When it is wrong
-    Where gloo is taken on purpose, for a machine on which NCCL does not run. A mention of nccl anywhere in the script
+    If gloo is used on purpose, for a machine on which NCCL does not run. A mention of nccl anywhere in the script
     is taken as a sign of that.
 
 References
@@ -53,14 +53,14 @@ CHECK = Check(
 )
 _TITLES = {
     "nccl-without-gpu": "NCCL needs CUDA tensors, and nothing in the script uses a GPU",
-    "shared-gpu": "all ranks that this script starts choose the same GPU, and NCCL takes one rank a GPU",
-    "gloo-for-cuda": "the model trains on GPUs, and gloo takes every gradient through the host's memory",
-    "mixed": "ranks of one group ask for different backends, and wait for each other",
+    "shared-gpu": "all ranks that this script starts choose the same GPU, and NCCL needs one GPU per rank",
+    "gloo-for-cuda": "the model trains on GPUs, and gloo copies every gradient through host memory",
+    "mixed": "ranks of one group request different backends and wait for each other",
 }
 _REMEDIES = {
-    "shared-gpu": "Give each process the GPU of its number: torch.cuda.set_device(rank).",
+    "shared-gpu": "Give each process its own GPU: torch.cuda.set_device(rank).",
     "nccl-without-gpu": 'Use "gloo" for a job on the CPU.',
-    "gloo-for-cuda": 'Use "nccl", or leave the backend out: torch then takes NCCL for CUDA tensors.',
+    "gloo-for-cuda": 'Use "nccl", or omit the backend: torch then uses NCCL for CUDA tensors.',
     "mixed": 'Give all ranks the same backend; "cpu:gloo,cuda:nccl" serves tensors on either device.',
 }
 
@@ -107,6 +107,6 @@ def in_log(record: RunRecord) -> Iterator[Finding]:
     yield from from_log(
         CHECK,
         record,
-        "Use gloo where there is no GPU, and nccl for CUDA tensors only; see that the job gets its GPUs "
+        "Use gloo where there is no GPU, and nccl for CUDA tensors only; check that the job gets its GPUs "
         "(CUDA_VISIBLE_DEVICES, the container's runtime).",
     )

@@ -1,19 +1,20 @@
 """A collective is called before init_process_group.
 
 What it finds
-    A collective, or the construction of DistributedDataParallel, that the script certainly comes to before the call of
-    init_process_group that makes the group for it.
+    A collective, or the construction of DistributedDataParallel, that the script certainly reaches before the call of
+    init_process_group that creates its group.
 
 Why it is bad
     It raises "Default process group has not been initialized" on every rank, and the job ends before it began. Often
-    the collective was to find the very address that the group needs: only the launcher or the environment can tell it.
+    the collective was meant to exchange the address that the group needs: only the launcher or the environment can
+    provide it.
 
 Example
     dist.broadcast(address, src=0)
     dist.init_process_group("nccl", init_method=f"tcp://{decode(address)}:29500")
 
 Remedy
-    Call init_process_group first. Let torchrun hand out MASTER_ADDR and MASTER_PORT, or read them from the environment.
+    Call init_process_group first. Let torchrun provide MASTER_ADDR and MASTER_PORT, or read them from the environment.
 
 When it is wrong
     Where something that was not read makes the group before.
@@ -44,8 +45,8 @@ def in_source(script: Script) -> Iterator[Finding]:
         what = "DistributedDataParallel is built" if event.kind == "wrap" else f"{event.name} is called"
         yield CHECK.finding(
             "source",
-            f"{what} before init_process_group has made a process group",
-            remedy="Call init_process_group first; torchrun hands every rank the address that it needs.",
+            f"{what} before init_process_group has created a process group",
+            remedy="Call init_process_group first; torchrun gives every rank the address that it needs.",
             locations=(event.module.location(event.node),),
             evidence=(
                 Fact(text="the group is made here", basis="source", location=later.module.location(later.node)),

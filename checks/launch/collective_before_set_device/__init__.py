@@ -1,11 +1,11 @@
-"""A collective runs before the process has chosen its GPU.
+"""A collective runs before the process has selected its GPU.
 
 What it finds
     A barrier, or a collective of Python objects, in an NCCL job before torch.cuda.set_device, with neither device_ids
     nor a device_id at the initialisation.
 
 Why it is bad
-    These collectives bring no tensor that says where they run, so NCCL takes the current GPU, which is GPU 0 in every
+    These collectives have no tensor that determines their device, so NCCL uses the current GPU, which is GPU 0 in every
     process, or guesses one from the rank. It then holds memory on a GPU that is not the rank's own, and with several
     ranks on one GPU it can hang.
 
@@ -55,7 +55,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         event, choice = early.collective, early.choice
         yield CHECK.finding(
             "source",
-            f"{event.name} runs on the current GPU, and the process chooses its GPU only afterwards",
+            f"{event.name} runs on the current GPU, and the process selects its GPU only afterwards",
             remedy=REMEDY,
             locations=(event.module.location(event.node),),
             evidence=(

@@ -1,17 +1,17 @@
 """The job runs more threads than its machine has cores.
 
 What it finds
-    In a live run: ranks whose main thread could have run, and found no free core, for a fifth of the time or more,
+    In a live run: ranks whose main thread was runnable but found no free core for a fifth of the time or more,
     while the busy threads of the ranks and their loaders' workers were more than one and a half per core. In a
-    rehearsal: ranks of a node whose threads and workers will be more than two per core. How many ranks there are, the
-    launch command says or the settings (`ranks-per-node` in `[tool.ddpdoctor.job]`); the cores, the settings (`cores`),
-    or this machine where it has the job's GPUs. torchrun lets torch compute on one thread a rank, unless
-    OMP_NUM_THREADS says otherwise; where a script starts its ranks itself, each takes one for each core, which counts
-    where it trains on the CPU.
+    rehearsal: ranks of a node whose threads and workers will be more than two per core. The number of ranks comes from
+    the launch command or the settings (`ranks-per-node` in `[tool.ddpdoctor.job]`); that of cores from the settings
+    (`cores`), or from this machine if it has the job's GPUs. torchrun sets one compute thread per rank, unless
+    OMP_NUM_THREADS is set; if a script starts its ranks itself, each uses one thread per core, which matters if it
+    trains on the CPU.
 
 Why it is bad
     A rank that waits for a core launches its kernels late and answers its peers late, and all ranks wait for the one
-    that waits longest. It looks like slow data, slow communication, or a straggler that changes all the time.
+    that waits longest. It looks like slow data, slow communication, or a straggler that keeps changing.
 
 Example
     torchrun --nproc-per-node=8 train.py        # num_workers=16 per rank on 32 cores: 136 processes
@@ -21,7 +21,7 @@ Remedy
     GPU, or fewer ranks on a machine without one.
 
 When it is wrong
-    Where the wait falls into a part of the job whose speed does not matter, and where the workers of a rehearsal's
+    If the wait is in a part of the job whose speed does not matter, and where the workers of a rehearsal's
     loader would mostly wait, for a disk or the network.
 
 References
@@ -81,7 +81,7 @@ def _in_rehearsal(record: RunRecord) -> Iterator[Finding]:
         return
     least = "at least " if node.by_default else ""
     workers = f" and {count(node.workers, 'worker')} of the training loader" if node.workers else ""
-    unset = ": nobody sets OMP_NUM_THREADS, as torchrun would" if node.by_default else ""
+    unset = ": OMP_NUM_THREADS is not set, as torchrun would" if node.by_default else ""
     location = site_location(record.site(node.site))
     yield CHECK.finding(
         "rehearsal",
@@ -90,7 +90,7 @@ def _in_rehearsal(record: RunRecord) -> Iterator[Finding]:
         locations=() if location is None else (location,),
         evidence=(
             Fact(
-                text=f"each rank has {least}{count(node.threads, 'thread')} on which torch computes{workers}{unset}",
+                text=f"each rank has {least}{count(node.threads, 'thread')} for torch's computation{workers}{unset}",
                 basis="rehearsal",
                 numbers={"threads": node.threads, "workers": node.workers, "ranks": node.ranks, "cores": node.cores},
                 location=location,

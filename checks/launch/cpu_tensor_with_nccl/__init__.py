@@ -1,4 +1,4 @@
-"""A tensor in the host's memory goes into a collective of NCCL.
+"""A CPU tensor is passed to an NCCL collective.
 
 What it finds
     A collective of a process group that has NCCL only, on a tensor which was made without a device in the same function
@@ -15,8 +15,8 @@ Example
     dist.all_reduce(total)
 
 Remedy
-    Make the tensor on the rank's GPU (`device=device`), or leave the backend out of init_process_group: torch then has
-    gloo for CPU tensors beside NCCL.
+    Make the tensor on the rank's GPU (`device=device`), or omit the backend of init_process_group: torch then has gloo
+    for CPU tensors besides NCCL.
 
 When it is wrong
     Where the default device was changed outside of what was read.

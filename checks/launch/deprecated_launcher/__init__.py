@@ -6,7 +6,7 @@ What it finds
 
 Why it is bad
     torchrun passes the local rank in the environment and never on the command line: the argument keeps its default on
-    every rank, so all of them take GPU 0 or believe that they run alone; a required one ends every rank. Newer versions
+    every rank, so all of them use GPU 0 or behave as a single process; a required one ends every rank. Newer versions
     of the old launcher write the option as --local-rank, which a parser for --local_rank refuses. Without `type=int`
     the number arrives as text, and "0" is not 0.
 
@@ -46,13 +46,15 @@ CHECK = Check(
 )
 _TITLES = {
     "argument": "the local rank is read from the command line only: under torchrun it keeps its default on every rank",
-    "required": "the local rank is a required argument, which torchrun passes to no rank: each ends with a usage error",
+    "required": (
+        "the local rank is a required argument, which torchrun does not pass: each rank ends with a usage error"
+    ),
     "text": "this argument has no type=int: a local rank from the command line arrives as text",
-    "module": "torch.distributed.launch is the launcher that torchrun has replaced",
+    "module": "torch.distributed.launch has been replaced by torchrun",
 }
 _REMEDIES = {
     "argument": 'Read int(os.environ["LOCAL_RANK"]), which torchrun and newer launchers set.',
-    "required": 'Read int(os.environ["LOCAL_RANK"]), which torchrun and newer launchers set, and drop the argument.',
+    "required": 'Read int(os.environ["LOCAL_RANK"]), which torchrun and newer launchers set, and remove the argument.',
     "text": 'Add type=int, or read int(os.environ["LOCAL_RANK"]).',
     "module": "Start the job with torchrun, or call torch.distributed.run.",
 }

@@ -74,8 +74,8 @@ def in_source(script: Script) -> Iterator[Finding]:
         yield CHECK.finding(
             "source",
             "this rank is forked from a process that has initialised CUDA, and uses CUDA itself",
-            remedy='Start the ranks by spawn: torch.multiprocessing.spawn, or set_start_method("spawn"); or leave CUDA '
-            "alone before they are started.",
+            remedy='Start the ranks by spawn: torch.multiprocessing.spawn, or set_start_method("spawn"); or do not '
+            "use CUDA before they are started.",
             locations=(rank.use.module.location(rank.use.node),),
             evidence=(
                 Fact(

@@ -41,7 +41,7 @@ def broken_forks(record: RunRecord) -> Iterator[BrokenFork]:
             sentence=f"a forked process of {rank_list(ranks)} uses CUDA, which its parent has initialised",
             location=site_location(record.site(site)),
             ranks=ranks,
-            fact="the forked process put a tensor on a GPU here, and so had its parent before the fork",
+            fact="the forked process put a tensor on a GPU here, as had its parent before the fork",
         )
     for site in sorted({use.site for use in record.forked_uses}):
         uses = [use for use in record.forked_uses if use.site == site]
@@ -52,5 +52,5 @@ def broken_forks(record: RunRecord) -> Iterator[BrokenFork]:
             "survive a fork",
             location=site_location(record.site(site)),
             ranks=ranks,
-            fact="the forked process came to this call",
+            fact="the forked process reached this call",
         )

@@ -5,7 +5,7 @@ What it finds
     to the end of the script without it.
 
 Why it is bad
-    At the end of the program NCCL's threads and sockets are torn down in no certain order: torch warns about leaked
+    At the end of the program NCCL's threads and sockets are torn down in no particular order: torch warns about leaked
     resources, and a rank that leaves early can make the others report an error or hang in their own exit. In notebooks
     and tests a second init_process_group fails.
 

@@ -1,13 +1,13 @@
-"""An address, a port or a number of ranks in the code overrides what the launcher says.
+"""An address, a port or a number of ranks in the code overrides the launcher's.
 
 What it finds
     Constants assigned to MASTER_ADDR, MASTER_PORT, WORLD_SIZE or RANK, and a constant tcp:// address, in a script that
-    takes its rank from a launcher's environment. In a run: another value than the launcher's, and a port in use.
+    takes its rank from a launcher's environment. In a run: a value other than the launcher's, and a port in use.
 
 Why it is bad
-    torchrun chooses address and port and tells all ranks. A port of the script's own is one at which nobody listens, so
-    init_process_group waits for its timeout; localhost is another machine on each node; and two jobs on one machine
-    fight for the same port.
+    torchrun chooses address and port and passes them to all ranks. Nothing listens on a port that the script chooses,
+    so init_process_group waits until its timeout; localhost is a different machine on each node; and two jobs on one
+    machine compete for the same port.
 
 Example
     os.environ["MASTER_PORT"] = "29500"
@@ -18,8 +18,8 @@ Remedy
     os.environ.setdefault(...), which keeps what is there.
 
 When it is wrong
-    Where the launcher is your own and leaves these variables to the script. Scripts that start their ranks with
-    mp.spawn need them and are left out, as are scripts for Slurm or MPI.
+    If your own launcher leaves these variables to the script. Scripts that start their ranks with
+    mp.spawn need them and are excluded, as are scripts for Slurm or MPI.
 
 References
     https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
@@ -53,13 +53,13 @@ def in_source(script: Script) -> Iterator[Finding]:
     """Report constants over the launcher's variables."""
     for fixed in fixed_rendezvous(whole_projection(script)):
         if fixed.what == "init_method":
-            title = f"the ranks of a launcher meet at {fixed.value}, an address of the script's own"
-            remedy = "Leave init_method out: the launcher's MASTER_ADDR and MASTER_PORT are used then."
+            title = f"the launcher's ranks have their rendezvous at {fixed.value}, an address of the script"
+            remedy = "Omit init_method: the launcher's MASTER_ADDR and MASTER_PORT are then used."
         elif fixed.what == "world_size":
-            title = f"the group is made for {fixed.value} ranks, however many the launcher starts"
-            remedy = "Leave world_size out, or take it from the launcher's environment."
+            title = f"the group is created for {fixed.value} ranks, however many the launcher starts"
+            remedy = "Omit world_size, or take it from the launcher's environment."
         else:
-            title = f"{fixed.what} is set to {fixed.value!r} in the code, over what the launcher says"
+            title = f"{fixed.what} is set to {fixed.value!r} in the code, overriding the launcher"
             remedy = f'Remove the line, or write os.environ.setdefault("{fixed.what}", "{fixed.value}").'
         way = Fact(text="this call chain leads to it", basis="source", location=fixed.location, stack=fixed.chain)
         yield CHECK.finding(

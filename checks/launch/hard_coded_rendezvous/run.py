@@ -55,11 +55,11 @@ def misled_ranks(record: RunRecord) -> Iterator[Misled]:
             elsewhere.setdefault((wait.meets_elsewhere, wait.site), []).append(wait)
     for (method, site), waits in elsewhere.items():
         yield Misled(
-            sentence=f"the ranks of a launcher meet at {method}, an address of the script's own",
+            sentence=f"the launcher's ranks have their rendezvous at {method}, an address of the script",
             location=site_location(record.site(site)),
             ranks=_ranks(waits),
             followed=followed,
-            remedy="Leave init_method out: the launcher's MASTER_ADDR and MASTER_PORT are used then.",
+            remedy="Omit init_method: the launcher's MASTER_ADDR and MASTER_PORT are then used.",
         )
     yield from _taken(record)
     yield from _too_many(record)
@@ -81,11 +81,11 @@ def _taken(record: RunRecord) -> Iterator[Misled]:
         numbers = sorted({wait.rank_taken for wait in waits})
         taken = f"each of {named_ranks(numbers)}" if len(numbers) > 1 else named_ranks(numbers)
         yield Misled(
-            sentence=f"several ranks join the group as {taken}, whatever the launcher calls them",
+            sentence=f"several ranks join the group as {taken}, whatever rank the launcher gave them",
             location=site_location(record.site(site)),
             ranks=_ranks(waits),
-            followed="no other rank comes for the numbers that are left: init_process_group waits for its timeout",
-            remedy='Leave rank and world_size out, or take them from the environment: int(os.environ["RANK"]).',
+            followed="no other rank joins as the remaining ones: init_process_group waits until its timeout",
+            remedy='Omit rank and world_size, or take them from the environment: int(os.environ["RANK"]).',
         )
 
 
@@ -100,11 +100,13 @@ def _too_many(record: RunRecord) -> Iterator[Misled]:
     for (asked, site), waits in places.items():
         missing = f"rank {started}" if asked == started + 1 else f"ranks {started} to {asked - 1}"
         yield Misled(
-            sentence=f"the group is made for {asked} ranks and the launcher starts {started}: {missing} never come",
+            sentence=(
+                f"the group is created for {asked} ranks and the launcher starts {started}: {missing} never arrive"
+            ),
             location=site_location(record.site(site)),
             ranks=_ranks(waits),
-            followed="init_process_group would wait for them for its timeout; it was made for those who are there",
-            remedy="Leave world_size out, or take it from the launcher's environment.",
+            followed="init_process_group would wait for them until its timeout; here it was created for those present",
+            remedy="Omit world_size, or take it from the launcher's environment.",
         )
 
 
@@ -116,14 +118,14 @@ def _what_followed(record: RunRecord) -> str:
     waits = [wait for wait in record.waits if wait.kind == "init_process_group"]
     if any(wait.led_from for wait in waits):
         return (
-            "no rank of a launcher opens a store of its own: init_process_group would wait there for its timeout; the "
-            "rehearsal led the ranks to the launcher's store"
+            "no rank of a launcher opens a store itself: init_process_group would wait there until its timeout; "
+            "the rehearsal redirected the ranks to the launcher's store"
         )
     if any(wait.error for wait in waits):
         return "init_process_group failed"
     if waits and not any(wait.ended_ns for wait in waits):
-        return "init_process_group never came back: nobody listens there"
-    return "init_process_group came back here; with another launcher, or on another machine, nobody listens there"
+        return "init_process_group never returned: nothing listens there"
+    return "init_process_group returned here; with another launcher, or on another machine, nothing listens there"
 
 
 def _ports_in_use(record: RunRecord) -> Iterator[Misled]:
@@ -135,14 +137,16 @@ def _ports_in_use(record: RunRecord) -> Iterator[Misled]:
         places.setdefault(failure.location, (failure.message, failure.ranks))
     for place, (message, ranks) in places.items():
         found = _PORT.search(message)
-        port = f"port {found[1] or found[2]}" if found else "the port of the rendezvous"
+        port = f"port {found[1] or found[2]}" if found else "the rendezvous port"
         yield Misled(
-            sentence=f"{port} is in use: the ranks cannot meet there",
+            sentence=f"{port} is in use: the rendezvous fails",
             location=place,
             ranks=ranks,
             followed=f"the initialisation failed: {message[:160]}",
-            remedy="Take a free port for each job: leave the choice to torchrun, or bind to port 0 and pass on what "
-            "the system gives.",
+            remedy=(
+                "Take a free port for each job: leave the choice to torchrun, or bind to port 0 and pass on the "
+                "port that the system assigns."
+            ),
         )
 
 

@@ -47,7 +47,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         earlier = late.initialised
         yield CHECK.finding(
             "source",
-            "CUDA_VISIBLE_DEVICES is set after this process initialised CUDA, and has no effect any more",
+            "CUDA_VISIBLE_DEVICES is set after this process initialised CUDA, and no longer has an effect",
             remedy="Move the assignment before the first use of CUDA, or choose the GPU with torch.cuda.set_device.",
             locations=(late.setting.module.location(late.setting.node),),
             evidence=(

@@ -89,4 +89,4 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     if not failed:
         met = {wait.site for wait in record.waits if wait.kind == "init_process_group" and wait.ended_ns}
         for place in filter(None, (site_location(record.site(site)) for site in sorted(met))):
-            yield Refuted(location=place, reason="init_process_group came back: the ranks had what it needs")
+            yield Refuted(location=place, reason="init_process_group returned: the ranks had what it needs")

@@ -1,9 +1,9 @@
-"""Tensors go to the current GPU, and no process ever chooses its own.
+"""Tensors go to the current GPU, and no process ever selects its own.
 
 What it finds
     `.cuda()` without an index, or `.to("cuda")`, on all ranks of a job that joins a process group and in which nothing
-    chooses a GPU for the process: no set_device, no CUDA_VISIBLE_DEVICES, no framework that does it. Of Accelerate's
-    scripts, what stands before the Accelerator is made.
+    selects a GPU for the process: no set_device, no CUDA_VISIBLE_DEVICES, no framework that does it. In Accelerate
+    scripts, code before the Accelerator is created.
 
 Why it is bad
     The current GPU of a new process is GPU 0. All ranks of a node put their model and their batches there: it runs out
@@ -63,7 +63,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         return
     yield CHECK.finding(
         "source",
-        "every rank moves this to the current GPU, which is GPU 0 in all of them: no process chooses its own",
+        "every rank moves this to the current GPU, which is GPU 0 in all of them: no process selects its own",
         remedy=REMEDY,
         locations=tuple(move.module.location(move.node) for move in moves[:MAXIMUM_PLACES]),
         evidence=(
@@ -84,8 +84,8 @@ def _before_accelerator(script: Script) -> Iterator[Finding]:
     if moves:
         yield CHECK.finding(
             "source",
-            "every rank moves this to GPU 0: the Accelerator chooses the GPU of a process, and is not made yet",
-            remedy="Make the Accelerator first, and leave moving the model and the batches to prepare().",
+            "every rank moves this to GPU 0: the Accelerator selects the GPU of a process, and is not created yet",
+            remedy="Create the Accelerator first, and let prepare() move the model and the batches.",
             locations=tuple(move.module.location(move.node) for move in moves[:MAXIMUM_PLACES]),
         )
 
@@ -95,7 +95,7 @@ def _left_to_torch(script: Script) -> Iterator[Finding]:
     for joined in unchosen_devices_of_collectives(whole_projection(script)):
         yield CHECK.finding(
             "source",
-            "no process chooses its GPU: barriers, collectives of objects and pinned memory use GPU 0 from every rank",
+            "no process selects its GPU: barriers, collectives of objects and pinned memory use GPU 0 from every rank",
             remedy=REMEDY,
             locations=(joined.module.location(joined.node),),
             severity=Severity.ADVICE,

@@ -47,7 +47,7 @@ def shared_first_gpu(record: RunRecord) -> Iterator[DeviceVerdict]:
         if on_first and all(use.how == "current" for use in first):
             yield DeviceVerdict(
                 wrong=True,
-                sentence=f"{rank_list(ranks)} of one node all use GPU 0: no process chooses its own",
+                sentence=f"{rank_list(ranks)} of one node all use GPU 0: no process selects its own",
                 location=location,
                 ranks=tuple(ranks),
                 facts=tuple(f"rank {use.rank} put its first tensor on the current GPU, {use.index}" for use in first),
@@ -69,7 +69,7 @@ def barriers_before_choice(record: RunRecord) -> Iterator[DeviceVerdict]:
     for site, ranks in early.items():
         yield DeviceVerdict(
             wrong=True,
-            sentence="this barrier runs on the current GPU, and the process chooses its GPU only afterwards",
+            sentence="this barrier runs on the current GPU, and the process selects its GPU only afterwards",
             location=site_location(record.site(site)),
             ranks=tuple(sorted(set(ranks))),
         )

@@ -1,4 +1,4 @@
-"""A condition tests a function about ranks instead of calling it.
+"""A condition tests a rank function instead of calling it.
 
 What it finds
     The name of a function such as is_main_process, dist.is_initialized or get_rank in a condition, without the
@@ -6,8 +6,8 @@ What it finds
     project calls elsewhere.
 
 Why it is bad
-    A function is always true, and never equal to 0. `if is_main_process:` lets every rank through, so all of them save,
-    print and log; `if get_rank == 0:` lets none through, so nothing is ever saved. Python says nothing about it.
+    A function is always true, and never equal to 0. `if is_main_process:` selects every rank, so all of them save,
+    print and log; `if get_rank == 0:` selects none, so nothing is ever saved. Python does not warn.
 
 Example
     if is_main_process:
@@ -17,8 +17,8 @@ Remedy
     Call it: `if is_main_process():`.
 
 When it is wrong
-    Where the test asks on purpose whether a hook was set. Names that are assigned anywhere else in the module are left
-    out for that reason.
+    If the test intentionally checks whether a hook was set. Names that are assigned anywhere else in the module are
+    excluded for that reason.
 
 References
     https://docs.python.org/3/library/stdtypes.html#truth-value-testing
@@ -52,7 +52,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             facts = (Fact(text="the function is defined here", basis="source", location=guard.definition),)
         yield CHECK.finding(
             "source",
-            f"{guard.text} is a function that is not called here, and a function is {outcome}",
+            f"{guard.text} is a function that is not called here, so the condition is {outcome}",
             remedy=f"Call it: {guard.text}().",
             locations=(guard.location,),
             evidence=facts,

@@ -1,4 +1,4 @@
-"""A variable of the environment harms the job.
+"""An environment variable harms the job.
 
 What it finds
     Debug settings that crash or slow the job (TORCH_DISTRIBUTED_DEBUG=DETAIL with gloo on torch 2.13,
@@ -6,8 +6,8 @@ What it finds
     with blocking waits, and a network interface that this machine does not have. Set outside or by the script.
 
 Why it is bad
-    Such variables outlive the debugging that they were set for, in a shell profile or a job template. Nothing in the
-    script shows them, and the job is slow, hangs where it should fail, or crashes before its first step.
+    Such variables outlive the debugging session that they were set for, in a shell profile or a job template. Nothing
+    in the script shows them, and the job is slow, hangs where it should fail, or crashes before its first step.
 
 Example
     export TORCH_NCCL_ASYNC_ERROR_HANDLING=0
@@ -16,7 +16,7 @@ Remedy
     Remove the variable from the job's environment.
 
 When it is wrong
-    Where it was set on purpose for this run. NCCL's variables are looked at only where a group has NCCL.
+    If it was set on purpose for this run. NCCL's variables are checked only if a group uses NCCL.
 
 References
     https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html
@@ -71,4 +71,6 @@ def _how(variable: UnsafeVariable) -> str:
         return "the script sets it here"
     if variable.inherited:
         return "it was set before the job was started"
-    return "it was set after the job was started, before this rank was: by the launcher, or a process of the script"
+    return (
+        "it was set between the start of the job and that of this rank: by the launcher, or by a process of the script"
+    )

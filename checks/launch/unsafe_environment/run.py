@@ -15,9 +15,9 @@ _OFF = frozenset({"0", "false", "off", "no", "n", ""})
 _READ_AT_IMPORT = frozenset({"TORCH_DISTRIBUTED_DEBUG"})
 """Setting them once torch is imported changes nothing."""
 _LEFTOVERS = {
-    "NCCL_P2P_DISABLE": "it turns off direct traffic between the GPUs of a node",
-    "NCCL_SHM_DISABLE": "it turns off shared memory between the ranks of a node",
-    "CUDA_LAUNCH_BLOCKING": "it makes every kernel wait for the one before, and hides races between streams",
+    "NCCL_P2P_DISABLE": "it disables direct traffic between the GPUs of a node",
+    "NCCL_SHM_DISABLE": "it disables shared memory between the ranks of a node",
+    "CUDA_LAUNCH_BLOCKING": "it serialises kernels and hides races between streams",
 }
 
 
@@ -78,7 +78,7 @@ def _effects(record: RunRecord, values: Mapping[str, str], backends: str) -> Ite
     nccl = "nccl" in backends
     detail = values.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL"
     if detail and "gloo" in backends and record.job.torch_version.startswith(_SEGFAULTING_TORCH):
-        yield "TORCH_DISTRIBUTED_DEBUG", "DDP on gloo crashes with it when it is constructed (torch 2.13)"
+        yield "TORCH_DISTRIBUTED_DEBUG", "with it, constructing DDP on gloo crashes (torch 2.13)"
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         if name[:4].lower() not in backends:
             continue
@@ -93,9 +93,9 @@ def _effects(record: RunRecord, values: Mapping[str, str], backends: str) -> Ite
     for prefix in ("TORCH_NCCL", "NCCL"):
         handling, blocking = f"{prefix}_ASYNC_ERROR_HANDLING", f"{prefix}_BLOCKING_WAIT"
         if handling in values and values[handling].lower() in _OFF:
-            yield handling, "a failed collective is not noticed with it: the ranks hang instead of ending"
+            yield handling, "with it, a failed collective goes unnoticed: the ranks hang instead of ending"
         elif _is_on(values, blocking) and values.get(handling, "1").lower() not in _OFF:
-            yield blocking, "only one of it and the handling of errors may be on: it blocks the CPU in each collective"
+            yield blocking, "it excludes error handling: it blocks the CPU in each collective"
     for name, effect in _LEFTOVERS.items():
         if _is_on(values, name):
             yield name, f"{effect}, which is for debugging"

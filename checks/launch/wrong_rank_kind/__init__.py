@@ -1,13 +1,13 @@
-"""A global rank stands where a local one belongs, or the reverse.
+"""A global rank is used where a local one belongs, or the reverse.
 
 What it finds
-    The global rank used as a GPU index; given to init_process_group the local rank, the number of ranks of one node, or
-    the number of a cluster's tasks of which each spawns several ranks; and a test of the local rank that decides which
-    rank saves for the whole job. The script is read as a job of two nodes, and `--layout 2x1` rehearses it as one.
+    The global rank used as a GPU index; init_process_group given the local rank, the number of ranks of one node, or
+    the number of cluster tasks that each spawn several ranks; and a test of the local rank that decides which rank
+    saves for the whole job. The script is read as a job of two nodes, and `--layout 2x1` rehearses it as one.
 
 Why it is bad
     On one node both numbers are the same, so everything works until the first job on two nodes. There a global rank
-    asks for GPUs that the node does not have, a local rank makes two processes claim the same place in the group, and
+    requests GPUs that the node does not have, a local rank makes two processes claim the same rank in the group, and
     the first rank of every node writes the checkpoint at the same time.
 
 Example
@@ -16,10 +16,10 @@ Example
         torch.save(model.state_dict(), "checkpoint.pt")
 
 Remedy
-    GPUs are chosen by LOCAL_RANK; what is done once for the job is decided by RANK, as dist.get_rank() gives it.
+    Choose GPUs by LOCAL_RANK; decide what is done once per job by RANK, as returned by dist.get_rank().
 
 When it is wrong
-    For a save: where every node is meant to keep its own copy on a disk of its own.
+    For a save: if every node should keep its own copy on its own disk.
 
 References
     https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
@@ -83,7 +83,8 @@ def in_source(script: Script) -> Iterator[Finding]:
         guard, more = saves[0].guard, f" and {len(saves) - 1} more" if len(saves) > 1 else ""
         yield CHECK.finding(
             "source",
-            f"the local rank decides who saves {saves[0].path}{more}: on two nodes the first rank of each writes it",
+            f"the local rank decides which rank saves {saves[0].path}{more}: on two nodes the first rank of each "
+            "writes it",
             remedy="Decide by the global rank: `if dist.get_rank() == 0:`.",
             locations=(guard.module.location(guard.node), *written) if guard is not None else written,
             ranks=(0, 2),
@@ -107,7 +108,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         ranks=(wrong.rank,),
         evidence=(
             Fact(
-                text=f"rank {wrong.rank} asked node {wrong.node} for GPU {wrong.rank}; its local rank is"
+                text=f"rank {wrong.rank} requested GPU {wrong.rank} on node {wrong.node}; its local rank is"
                 f" {wrong.local_rank}, and the node has {wrong.gpus} GPU{'' if wrong.gpus == 1 else 's'}",
                 basis=record.job.kind,
                 location=wrong.location,

@@ -1,21 +1,22 @@
-"""A DistributedSampler is told a rank or a number of ranks that the job does not have.
+"""A DistributedSampler is given a rank or a number of ranks that the job does not have.
 
 What it finds
     DistributedSampler(rank=..., num_replicas=...) given the local rank, the constant 0, the number of GPUs of one node
     or a fixed number, in a job whose ranks come from a launcher. The script is read as a job of two nodes. In a run:
-    samplers for all ranks, several of which were told the same rank.
+    samplers for all ranks, several of which were given the same rank.
 
 Why it is bad
-    The sampler gives each process the shard of the rank that it is told. With the local rank the two nodes draw the
+    The sampler gives each process the shard of the rank that it is given. With the local rank the two nodes draw the
     same shards, with rank 0 all processes draw the same one: the rest of the data is never seen, and the loss looks
-    fine. A number of replicas that is too small is refused by the sampler on the higher ranks only, and the others
+    fine. A number of replicas that is too small is rejected by the sampler on the higher ranks only, and the others
     wait.
 
 Example
     sampler = DistributedSampler(dataset, num_replicas=world_size, rank=local_rank)
 
 Remedy
-    Leave both arguments out: the sampler asks the process group. Or give dist.get_rank() and dist.get_world_size().
+    Omit both arguments: the sampler gets them from the process group. Or give dist.get_rank() and
+    dist.get_world_size().
 
 When it is wrong
     Where each node holds its own part of the data on its own disk; give the local rank and the local world size then.
@@ -78,7 +79,8 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         yield CHECK.finding(
             record.job.kind,
             wrong.sentence,
-            remedy="Leave rank= and num_replicas= out: the sampler asks the process group. Or give dist.get_rank() and "
+            remedy="Omit rank= and num_replicas=: the sampler gets them from the process group. Or give "
+            "dist.get_rank() and "
             "dist.get_world_size().",
             locations=wrong.locations,
             ranks=wrong.loader.ranks,

@@ -57,9 +57,9 @@ def _judge(projection: Projection, sampler: Event) -> WrongSamplerRank | None:
     if rank is not None and constant(rank) == 0 and type(constant(rank)) is int:
         return WrongSamplerRank(
             sampler,
-            "rank 0 as its rank, whatever the process is",
+            "rank 0 as its rank in every process",
             "every rank draws the samples of rank 0, and the rest of the data set is never used",
-            "Leave rank= out: the sampler asks the process group. Or give it dist.get_rank().",
+            "Omit rank=: the sampler gets it from the process group. Or give it dist.get_rank().",
         )
     if may_spawn(projection.machine.script):
         return None
@@ -67,16 +67,16 @@ def _judge(projection: Projection, sampler: Event) -> WrongSamplerRank | None:
         return WrongSamplerRank(
             sampler,
             "the local rank as its rank",
-            "on two nodes the local ranks are 0, 1, 0, 1: both nodes draw the same shards, the others are lost",
-            "Give it the global rank (dist.get_rank()), or leave rank= out.",
+            "on two nodes the local ranks are 0, 1, 0, 1: both nodes draw the same shards, the others are never used",
+            "Give it the global rank (dist.get_rank()), or omit rank=.",
             on_two_nodes=True,
         )
     if one_node and not (rank is not None and _is_local_rank(projection, rank)):
         return WrongSamplerRank(
             sampler,
             "the number of GPUs or ranks of one node as its number of replicas",
-            "on two nodes there are more ranks than shards, and the sampler refuses the higher ranks",
-            "Give it dist.get_world_size(), or leave num_replicas= out.",
+            "on two nodes there are more ranks than shards, and the sampler rejects the higher ranks",
+            "Give it dist.get_world_size(), or omit num_replicas=.",
             on_two_nodes=True,
         )
     fixed = constant(replicas) if replicas is not None else None
@@ -84,8 +84,8 @@ def _judge(projection: Projection, sampler: Event) -> WrongSamplerRank | None:
         return WrongSamplerRank(
             sampler,
             f"a fixed number of {fixed} replicas",
-            f"launched with another number of ranks than {fixed}, part of the data is never used or ranks are refused",
-            "Give it dist.get_world_size(), or leave num_replicas= out.",
+            f"launched with another number of ranks than {fixed}, part of the data is never used or ranks are rejected",
+            "Give it dist.get_world_size(), or omit num_replicas=.",
         )
     return None
 

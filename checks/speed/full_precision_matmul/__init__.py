@@ -7,8 +7,8 @@ What it finds
 
 Why it is bad
     By default torch multiplies float32 matrices in full float32, without the tensor cores that every NVIDIA data-centre
-    GPU since Volta has (TF32 and bfloat16 since Ampere). They do the same work several times faster, and gradients in
-    half the bytes also shorten the all-reduce.
+    GPU since Volta has (TF32 and bfloat16 since Ampere). They do the same work several times faster, and gradients of
+    half the size also shorten the all-reduce.
 
 Example
     loss = criterion(model(inputs), targets)
@@ -54,7 +54,7 @@ def in_source(script: Script) -> Iterator[Finding]:
     for wrap in full_precision_wraps(whole_projection(script)):
         yield CHECK.finding(
             "source",
-            "this model trains in full float32: the tensor cores of the GPU stay unused",
+            "this model trains in full float32: the GPU's tensor cores are not used",
             remedy=_REMEDY,
             locations=(wrap.module.location(wrap.node),),
         )
@@ -67,7 +67,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     for model in full_precision_models(record):
         yield CHECK.finding(
             "run",
-            f"{model.module} is multiplied in full float32: the tensor cores of the GPU stay unused",
+            f"{model.module} is multiplied in full float32: the GPU's tensor cores are not used",
             remedy=_REMEDY,
             locations=() if model.location is None else (model.location,),
             ranks=model.ranks,

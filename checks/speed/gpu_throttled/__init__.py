@@ -1,10 +1,10 @@
 """A rank's GPU runs slower than it could.
 
 What it finds
-    In a live run: a GPU that is slowed down because it is too hot or its power supply gives way, in at least a quarter
-    of the looks at it while it was at work; and one whose clock is more than 15 % below that of the other ranks' GPUs
-    of the same model (for 5 %, `gpu-throttled = 0.95` under `[tool.ddpdoctor.thresholds]`). As advice: GPUs whose power
-    limit somebody has lowered, where that costs a fifth of the clock.
+    In a live run: a GPU that is slowed down because it is too hot or its power supply is insufficient, in at least a
+    quarter of the samples while it was busy; and one whose clock is more than 15 % below that of the other ranks' GPUs
+    of the same model (for 5 %, `gpu-throttled = 0.95` under `[tool.ddpdoctor.thresholds]`). As advice: GPUs with a
+    lowered power limit, if that costs a fifth of the clock rate.
 
 Why it is bad
     Every step ends when its slowest rank ends: one GPU at two thirds of its clock slows down all of them, and the
@@ -18,8 +18,8 @@ Remedy
     shows the same figures. For a lowered limit: `nvidia-smi -pl`.
 
 When it is wrong
-    Where clocks or power limits were set on purpose. A power limit that is reached is no finding by itself: every GPU
-    that multiplies large matrices reaches it.
+    Where clocks or power limits were set on purpose. A power limit that is reached is not a finding by itself: every
+    GPU that multiplies large matrices reaches it.
 
 References
     https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html
@@ -54,9 +54,9 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         yield CHECK.finding(
             "run",
             f"{subject} {cause}",
-            remedy="Look at the cooling and power of the machine, or leave the GPU out."
+            remedy="Look at the cooling and power of the machine, or exclude the GPU."
             if harmful
-            else "Raise the limit with `nvidia-smi -pl`, if nobody needs it.",
+            else "Raise the limit with `nvidia-smi -pl`, if the limit is not needed.",
             what_if=("straggler=none",),
             ranks=ranks,
             evidence=tuple(Fact(text=_figures(slow), basis="run") for slow in group[:4]),

@@ -99,7 +99,7 @@ def _usual_cause(gpu: Gpu, looks: Sequence[GpuSample]) -> str:
     """What the driver mostly gives as reason."""
     reasons = [reason for look in looks for reason in look.throttle_reasons]
     if not reasons:
-        return "runs at a low clock"
+        return "runs at a low clock rate"
     reason = max(dict.fromkeys(reasons), key=reasons.count)
     if reason == POWER_LIMIT and _is_lowered(gpu):
         return (

@@ -6,8 +6,8 @@ What it finds
     ten sampled steps, where they wait for at least 1 % of the step. All places of a file become one finding.
 
 Why it is bad
-    The read waits until the GPU has done everything that was asked of it. Python cannot run ahead any more: the next
-    step is prepared only when this one is over, and the GPU idles in between, most of all with small models.
+    The read waits until the GPU has finished all queued work. Python can no longer run ahead: the next step is prepared
+    only when this one is finished, and the GPU idles in between, especially with small models.
 
 Example
     for batch in loader:
@@ -19,7 +19,7 @@ Remedy
     Add up detached tensors on the GPU (`total += loss.detach()`) and read them every 50 steps or once an epoch.
 
 When it is wrong
-    Where a step takes so long that the wait does not count, or the script has to know the value to go on.
+    If a step takes so long that the wait does not matter, or the script needs the value to continue.
 
 References
     https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html#avoid-unnecessary-cpu-gpu-synchronization
@@ -89,7 +89,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             evidence=tuple(
                 Fact(
                     text=f"{read.name} in {read.steps_with} of {read.steps} sampled steps, "
-                    f"{read.calls_per_step:.1f} times a step, which waits {milliseconds_text(read.wait_ns)} of it",
+                    f"{read.calls_per_step:.1f} times per step, waiting {milliseconds_text(read.wait_ns)} of it",
                     basis="run",
                     numbers={"steps_with": read.steps_with, "steps": read.steps, "wait_ns": read.wait_ns},
                     location=read.location,

@@ -2,11 +2,11 @@
 
 What it finds
     In a live run: GPUs whose utilisation, without the time in which only communication kernels ran, is below 50 % over
-    at least 20 s of training steps, where neither waiting for data nor exposed communication is the reason. Another
-    limit than 50 % is set with `idle-gpu = 0.3` under `[tool.ddpdoctor.thresholds]`.
+    at least 20 s of training steps, where neither waiting for data nor exposed communication is the reason. Set a limit
+    other than 50 % with `idle-gpu = 0.3` under `[tool.ddpdoctor.thresholds]`.
 
 Why it is bad
-    The job pays for hardware that stands still. Mostly the GPU waits for Python: many small kernels that are launched
+    The job pays for idle hardware. Usually the GPU waits for Python: many small kernels that are launched
     one by one, results that are read back in every step (.item(), printing), work on the CPU between the phases, or
     explicit collectives. A GPU that waits for other ranks in a kernel of NCCL still reads as 100 % busy, so that figure
     alone says nothing.

@@ -1,11 +1,11 @@
 """Gradients move far slower than the link between the GPUs should carry them.
 
 What it finds
-    In a live run on the GPUs of one node: gradients of 10 MB a step or more whose bandwidth on the bus is below 15 % of
-    what NVLink or PCIe carries by its standard, measured where nothing hides the transfer. NCCL reaches 30 to 80 %.
+    In a live run on the GPUs of one node: gradients of 10 MB a step or more whose bus bandwidth is below 15 % of the
+    nominal bandwidth of NVLink or PCIe, measured where nothing hides the transfer. NCCL reaches 30 to 80 %.
 
 Why it is bad
-    A link that fell back (PCIe in the place of NVLink, half the lanes, traffic through the CPU or a socket) slows down
+    A degraded link (PCIe instead of NVLink, half the lanes, traffic through the CPU or a socket) slows down
     every step, and nothing reports it.
 
 Example
@@ -56,13 +56,14 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             "run",
             f"gradients of {slow.group} move at {speed}/s on the bus, {slow.share:.0%} of what {slow.link} carries "
             f"({limit}/s)",
-            remedy="Look at `nvidia-smi topo -m` and `nvidia-smi nvlink --status`, and at what NCCL_DEBUG=INFO says it "
-            "uses.",
+            remedy=(
+                "Look at `nvidia-smi topo -m` and `nvidia-smi nvlink --status`, and at what NCCL_DEBUG=INFO reports."
+            ),
             what_if=(f"link_gbit_per_s={EXPECTED_SHARE * slow.limit_bytes_per_s * 8 / 1e9:g}",),
             evidence=(
                 Fact(
                     text=f"{bytes_text(round(slow.bytes_per_step))} a step take {milliseconds_text(slow.measured_ns)}; "
-                    f"a ring over this link takes {milliseconds_text(slow.expected_ns)} at its full speed",
+                    f"a ring over this link takes {milliseconds_text(slow.expected_ns)} at full speed",
                     basis="run",
                     numbers={
                         "bus_bandwidth_bytes_per_s": slow.bandwidth_bytes_per_s,

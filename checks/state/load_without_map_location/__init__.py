@@ -57,7 +57,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         location = load.module.location(load.node)
         yield CHECK.finding(
             "source",
-            "every rank loads this checkpoint onto the GPU that it was saved from",
+            "every rank loads this checkpoint onto the GPU from which it was saved",
             remedy=REMEDY,
             locations=(location,),
             severity=Severity.ADVICE if is_published(load) else None,

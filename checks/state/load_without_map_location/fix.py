@@ -1,4 +1,4 @@
-"""The fix of a checkpoint that is loaded onto the GPU that it was saved from."""
+"""The fix of a checkpoint that is loaded onto the GPU from which it was saved."""
 
 from __future__ import annotations
 

@@ -3,11 +3,11 @@
 What it finds
     A print, logger or tracker on rank 0 alone, of a value computed from rank 0's own batches that was never reduced;
     in a script that reduces anything else, only what is reported after a loop over batches. Also a summary that every
-    rank reports of its part of an evaluation set without a word of whose it is, and what a LightningModule logs of it
-    without sync_dist=True. The places of a file are one finding.
+    rank reports of its part of an evaluation set without naming the rank, and what a LightningModule logs of it without
+    sync_dist=True. All places of a file become one finding.
 
 Why it is bad
-    Rank 0 sees one part in N of the data. Its loss is noisier than the job's, its accuracy is measured on one shard,
+    Rank 0 sees one N-th of the data. Its loss is noisier than the job's, its accuracy is measured on one shard,
     and the best checkpoint is chosen by luck.
 
 Example
@@ -19,7 +19,7 @@ Remedy
     Lightning, self.log(..., sync_dist=True), or give it a metric of torchmetrics.
 
 When it is wrong
-    Where the line is a sign of life and nobody takes it for the job's loss.
+    If the line is only a sign of life.
 
 References
     https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.all_reduce
@@ -53,15 +53,15 @@ def in_source(script: Script) -> Iterator[Finding]:
     if logged:
         yield CHECK.finding(
             "source",
-            "each rank logs what it has of its own part of the evaluation set, and rank 0's stands for all"
+            "each rank logs the result of its own part of the evaluation set, and rank 0's represents all"
             + ("" if len(logged) == 1 else f" ({len(logged)} places)"),
-            remedy="Give self.log sync_dist=True, or log a metric of torchmetrics, which reduces itself.",
+            remedy="Give self.log sync_dist=True, or log a torchmetrics metric, which reduces itself.",
             locations=tuple(event.module.location(event.node) for event in logged),
         )
     for events in files.values():
         events.sort(key=lambda event: getattr(event.node, "lineno", 0))
         who = "rank 0 reports" if all(event.ranks == 1 for event in events) else "a rank reports"
-        title = f"{who} a value of its own batches, which is not reduced over the ranks"
+        title = f"{who} a value of its own batches that is not reduced over the ranks"
         yield CHECK.finding(
             "source",
             title if len(events) == 1 else f"{title} ({len(events)} places)",

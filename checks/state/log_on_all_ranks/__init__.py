@@ -2,7 +2,7 @@
 
 What it finds
     print in a loop, progress bars without `disable=`, wandb.init, mlflow.start_run and SummaryWriter, reached by all
-    ranks and with nothing in them that names the rank. All places of a file become one finding.
+    ranks without naming the rank. All places of a file become one finding.
 
 Why it is bad
     Eight ranks write every line eight times, mixed with each other, and progress bars overwrite each other. A tracker
@@ -16,7 +16,7 @@ Remedy
     `if dist.get_rank() == 0:` around it, tqdm(..., disable=rank != 0), or the rank in the line where each one counts.
 
 When it is wrong
-    Where the launcher sends each rank's output to a file of its own.
+    If the launcher sends each rank's output to its own file.
 
 References
     https://docs.pytorch.org/docs/stable/elastic/run.html
@@ -52,6 +52,6 @@ def in_source(script: Script) -> Iterator[Finding]:
         yield CHECK.finding(
             "source",
             title if len(events) == 1 else f"{title}, and so in {len(events)} places of this file",
-            remedy="Do it on rank 0 only (`if dist.get_rank() == 0:`), or name the rank in the line.",
+            remedy="Do it on rank 0 only (`if dist.get_rank() == 0:`), or include the rank in the line.",
             locations=tuple(event.module.location(event.node) for event in events),
         )

@@ -6,7 +6,7 @@ What it finds
 
 Why it is bad
     Names in the wrapper's state dict begin with "module.". Loaded into a bare model they are missing and unexpected
-    keys and the load fails; with strict=False nothing is loaded at all, and nobody is told.
+    keys and the load fails; with strict=False nothing is loaded at all, without a message.
 
 Example
     torch.save(ddp_model.state_dict(), path)

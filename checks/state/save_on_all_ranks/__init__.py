@@ -3,17 +3,17 @@
 What it finds
     A checkpoint or another file that more than one rank writes under one path from one line; in the source by
     torch.save, save_pretrained, numpy, joblib, safetensors or pandas. Logs, lock files, caches and files that the ranks
-    write in turn are left out.
+    write in turn are excluded.
 
 Why it is bad
-    The ranks write at the same time over each other: the file can end up torn, and nobody notices before it is loaded.
+    The ranks overwrite each other at the same time: the file can end up corrupt, unnoticed until it is loaded.
     On a shared file system it also costs as many writes as there are ranks.
 
 Example
     torch.save(model.state_dict(), "checkpoint.pt")
 
 Remedy
-    Guard the call with `if dist.get_rank() == 0:`, or put the rank into the path where every rank has its own state.
+    Guard the call with `if dist.get_rank() == 0:`, or include the rank in the path if every rank has its own state.
 
 When it is wrong
     Where the path only looks the same, for instance on node-local disks with one rank a node.
@@ -55,11 +55,11 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             f"every rank writes {save.path}, and the path does not depend on the rank",
             remedy="Save on one rank only (`if dist.get_rank() == 0:`), with a barrier after it where others read the "
-            "file; or put the rank into the path.",
+            "file; or include the rank in the path.",
             locations=(save.event.module.location(save.event.node),),
             evidence=(
                 Fact(
-                    text="no rank test stands around this call or around its callers",
+                    text="there is no rank test around this call or its callers",
                     basis="source",
                     location=save.event.module.location(save.event.node),
                     stack=save.event.chain,
@@ -89,7 +89,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             record.job.kind,
             writing.sentence,
             remedy="Write on one rank only (`if dist.get_rank() == 0:`), with a barrier after it where others read the "
-            "file; or put the rank into the path.",
+            "file; or include the rank in the path.",
             locations=(writing.location,),
             ranks=writing.ranks,
             evidence=facts,

@@ -3,25 +3,25 @@
 What it finds
     os.makedirs and mkdir without exist_ok, shutil.rmtree, os.remove, unlink, os.rename and os.replace that all ranks
     reach at once with a path that does not depend on the rank; and a loop that sleeps until a file exists which another
-    rank writes in place. Downloads and other preparation of data have a check of their own, download-race. In a run: a
+    rank writes in place. Downloads and other data preparation have their own check, download-race. In a run: a
     rank that dies of what another did to the path, deletes what another has made, or waits for a file in this way.
 
 Why it is bad
-    The ranks come there at nearly the same time. `if not os.path.exists(path): os.makedirs(path)` lets two of them
-    through, and the slower one dies of FileExistsError; a delete fails on the second rank, or takes away what the first
-    has just written. It fails now and then, more often on a shared file system. A file that is waited for exists from
-    its first byte: the others read half of it, or the one that an earlier run left, and do not wait at all.
+    The ranks get there at nearly the same time. `if not os.path.exists(path): os.makedirs(path)` lets two of them pass,
+    and the slower one fails with FileExistsError; a delete fails on the second rank, or removes what the first has just
+    written. It fails now and then, more often on a shared file system. A file that is waited for exists from its first
+    byte: the others read half of it, or the one that an earlier run left, and do not wait at all.
 
 Example
     if not os.path.exists(output):
         os.makedirs(output)
 
 Remedy
-    os.makedirs(path, exist_ok=True); or do it on rank 0 and call dist.barrier() before the others go on, also in place
-    of polling.
+    os.makedirs(path, exist_ok=True); or do it on rank 0 and call dist.barrier() before the others continue, also
+    instead of polling.
 
 When it is wrong
-    Where each process has a disk of its own.
+    If each process has its own disk.
 
 References
     https://docs.python.org/3/library/os.html#os.makedirs
@@ -55,7 +55,7 @@ def in_source(script: Script) -> Iterator[Finding]:
     """Report creations, deletions and renames that all ranks make under one path, and loops that wait for a file."""
     for shared in shared_paths(whole_projection(script)):
         event = shared.event
-        remedy = "Do it on rank 0 only, with dist.barrier() before the other ranks go on."
+        remedy = "Do it on rank 0 only, with dist.barrier() before the other ranks continue."
         if shared.doing == "creates":
             remedy = "Give it exist_ok=True, or do it on rank 0 with a barrier after it."
         failing = ", and all but the fastest one fail" if shared.unguarded else ""
@@ -67,7 +67,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             severity=Severity.ADVICE if shared.mild else None,
             evidence=(
                 Fact(
-                    text="no rank test stands around this call or around its callers",
+                    text="there is no rank test around this call or its callers",
                     basis="source",
                     location=event.module.location(event.node),
                     stack=event.chain,
@@ -77,7 +77,7 @@ def in_source(script: Script) -> Iterator[Finding]:
     for use in rewritten_files(whole_projection(script)):
         yield CHECK.finding(
             "source",
-            f"every rank writes {use.source}, each over what the others wrote",
+            f"every rank writes {use.source}, overwriting what the others wrote",
             remedy="Write it on rank 0 only.",
             locations=(use.event.module.location(use.event.node),),
             severity=Severity.ADVICE,
@@ -105,5 +105,5 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     yield from path_findings(
         CHECK,
         record,
-        "Do it on rank 0 only, with dist.barrier() before the other ranks go on; os.makedirs takes exist_ok=True.",
+        "Do it on rank 0 only, with dist.barrier() before the other ranks continue; os.makedirs takes exist_ok=True.",
     )

@@ -7,8 +7,8 @@ What it finds
     orders the two; an error where the reader dies of it.
 
 Why it is bad
-    The other ranks do not write, so they come to the read first. They find no file, the file of an earlier run, or half
-    of a new one: the job fails now and then, or continues from different weights on each rank without a word.
+    The other ranks do not write, so they reach the read first. They find no file, the file of an earlier run, or half
+    of a new one: the job fails now and then, or silently continues from different weights on each rank.
 
 Example
     if dist.get_rank() == 0:
@@ -57,12 +57,13 @@ def in_source(script: Script) -> Iterator[Finding]:
         load, save = early.load, early.save
         yield CHECK.finding(
             "source",
-            f"all ranks read {early.path}, which {spoken(save.ranks)} writes just before, and none waits for it",
+            f"all ranks read {early.path}, which {spoken(save.ranks)} writes just before, and no rank waits for the "
+            "write",
             remedy=REMEDY,
             locations=(load.module.location(load.node), save.module.location(save.node)),
             evidence=(
                 Fact(
-                    text=f"only {spoken(save.ranks)} writes here; no collective stands between this and the read",
+                    text=f"only {spoken(save.ranks)} writes here; there is no collective between this and the read",
                     basis="source",
                     location=save.module.location(save.node),
                     stack=save.chain,

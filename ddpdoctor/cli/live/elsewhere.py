@@ -31,14 +31,14 @@ def look_on(where: str, key_file: str | None, wanted: RunOutput, *, on_screen: b
     source = AttachedRun(find_key(where, key_file))  # Until there is something to be seen, Ctrl-C just ends this.
     try:
         with signals.kept(), signals.Relay(None) as relay, lines_by(source.line_of):
-            streams.say(f"ddpdoctor: looks at the run shown at {source.where}; Ctrl-C leaves it alone")
+            streams.say(f"ddpdoctor: showing the run at {source.where}; Ctrl-C detaches")
             code = ExitCode.CLEAN
             if on_screen:
                 with signals.heard(), relay.quietly():
                     screen.show(source)
-                streams.say("ddpdoctor: the screen is closed; nothing was touched")
+                streams.say("ddpdoctor: screen closed; the job was not touched")
                 if source.trouble:
-                    streams.say(f"ddpdoctor: what was shown last is reported: {source.trouble}")
+                    streams.say(f"ddpdoctor: reporting what was last shown: {source.trouble}")
                     code = ExitCode.INCONCLUSIVE
             else:
                 code = _in_lines(source)
@@ -66,10 +66,10 @@ def _in_lines(source: AttachedRun) -> ExitCode:
         except RecordError as error:
             if not lost_s:
                 lost_s = time.monotonic()
-                streams.say(f"ddpdoctor: {error.message}; waits for {GIVEN_UP_AFTER_S:.0f} s")
+                streams.say(f"ddpdoctor: {error.message}; retrying for {GIVEN_UP_AFTER_S:.0f} s")
             elif time.monotonic() - lost_s > GIVEN_UP_AFTER_S:
-                streams.say(f"ddpdoctor: {error.message}; gives up")
+                streams.say(f"ddpdoctor: {error.message}; giving up")
                 return ExitCode.INCONCLUSIVE
         if signals.wait(LOOK_EVERY_S) is not None:
-            streams.say("ddpdoctor: detached; nothing was touched")
+            streams.say("ddpdoctor: detached; the job was not touched")
             return ExitCode.CLEAN

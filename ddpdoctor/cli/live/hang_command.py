@@ -45,14 +45,14 @@ def read_command(text: str) -> tuple[str, ...]:
     try:
         words = tuple(shlex.split(text))
     except ValueError as error:
-        raise UsageError(f"--on-hang: {str(error).lower()}", "Quote it as in a shell.") from error
+        raise UsageError(f"--on-hang: {str(error).lower()}", "Quote it as you would in a shell.") from error
     if not words:
-        raise UsageError("--on-hang names no command")
+        raise UsageError("--on-hang has no command")
     if shutil.which(words[0]) is None:
         where = "no such program" if os.sep in words[0] else "no such program on the PATH"
         raise UsageError(
             f"--on-hang: {words[0]}: {where}",
-            "No shell runs it; for pipes and variables write `--on-hang \"sh -c '...'\"`.",
+            "It is not run by a shell; for pipes and variables write `--on-hang \"sh -c '...'\"`.",
         )
     return words
 
@@ -121,7 +121,7 @@ class HangCommand:
 
     def _start(self, snapshot: Snapshot) -> None:
         told = msgspec.json.encode(as_object(snapshot, str(Path.cwd())))
-        self.note = f"--on-hang: `{self.name}` was told of the hang and still runs"
+        self.note = f"--on-hang: `{self.name}` was notified of the hang and is still running"
         self._until_s = time.monotonic() + self._longest_s
         self._thread = threading.Thread(target=self._run, args=(told + b"\n",), name="ddpdoctor-on-hang", daemon=True)
         # A signal that is kept back in the main thread would end the process in one that does not keep it back.
@@ -153,16 +153,16 @@ class HangCommand:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            killed_by_user = f"--on-hang: `{self.name}` was killed when you asked to end"
+            killed_by_user = f"--on-hang: `{self.name}` was killed by your interrupt"
             took_long = f"--on-hang: `{self.name}` took longer than {self._longest_s:.0f} s and was killed"
             self.note = killed_by_user if self._is_to_be_killed else took_long
             return
         code, seconds = process.returncode, time.monotonic() - began_s
         said = f"failed with exit code {code}" if code > 0 else f"was killed by signal {-code}"
         self.note = (
-            f"--on-hang: `{self.name}` was told of the hang and ended after {seconds:.1f} s"
+            f"--on-hang: `{self.name}` was notified of the hang and finished after {seconds:.1f} s"
             if code == 0
-            else f"--on-hang: `{self.name}` {said}; what it printed is in {self._directory / OUTPUT_FILE}"
+            else f"--on-hang: `{self.name}` {said}; its output is in {self._directory / OUTPUT_FILE}"
         )
 
     def _ends(self, process: subprocess.Popen[bytes]) -> bool:
@@ -192,7 +192,7 @@ def as_object(snapshot: Snapshot, root: str) -> dict[str, Any]:
     """Build what the command reads: the hang in one text, its culprits, its sides, and the finding that tells it."""
     stall = snapshot.stall
     if stall is None:
-        raise ValueError("nothing hangs in this snapshot")
+        raise ValueError("this snapshot has no hang")
     finding = _finding(snapshot)
     named = {rank for side in stall.sides if side.culprit for rank in side.ranks}
     return {

@@ -35,7 +35,7 @@ class Outlets:
             from ddpdoctor.metrics.server import MetricsServer, read_address
 
             self._server = MetricsServer(read_address(metrics))
-            streams.say(f"ddpdoctor: metrics are served at http://{self._server.address}/metrics")
+            streams.say(f"ddpdoctor: serving metrics at http://{self._server.address}/metrics")
 
     def connect(self, source: RunSource, directory: Path, job: LaunchedJob | None = None) -> None:
         """Have each new snapshot passed on; ``job`` is the one that was started here."""
@@ -67,7 +67,7 @@ class Outlets:
         if command is None or not command.runs:
             return
         streams.say(
-            f"ddpdoctor: waits for `{command.name}` of --on-hang, {command.left_s:.0f} s at most; Ctrl-C kills it"
+            f"ddpdoctor: waiting for `{command.name}` of --on-hang, at most {command.left_s:.0f} s; Ctrl-C kills it"
         )
         while command.runs:
             if signals.wait(0.1) is not None:

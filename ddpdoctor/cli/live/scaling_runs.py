@@ -50,9 +50,9 @@ def run_on(command: ObservedCommand, ranks: int, most_steps: int | None) -> Scal
         failed = f"the job failed with exit code {code}"
         streams.say(tail(launcher_output(observed.directory)))
     elif measured < FEWEST_STEPS:
-        failed = f"{measured} steps were measured after the warm-up, and it takes {FEWEST_STEPS}"
+        failed = f"{measured} steps were measured after the warm-up, and at least {FEWEST_STEPS} are needed"
     elif (snapshot.world_size or 1) != ranks:
-        failed = f"the script made {snapshot.world_size} ranks of the {ranks} that were asked for"
+        failed = f"the script started {snapshot.world_size} of the {ranks} requested ranks"
     phases = snapshot.phases
     return ScalingRun(
         ranks=ranks,

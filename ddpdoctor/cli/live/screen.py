@@ -70,7 +70,7 @@ def explanation_of(code: str) -> str:
 
 def _demand_terminal(option: str) -> None:
     if not streams.screen_possible():
-        raise UsageError(f"{option} needs a terminal: stdin, stdout and stderr have to be one")
+        raise UsageError(f"{option} needs a terminal on stdin, stdout and stderr")
 
 
 @contextmanager

@@ -74,7 +74,10 @@ def tell_to_end(job: LaunchedJob, received: signal.struct_siginfo, *, aloud: boo
     """Pass on a signal that asks to end."""
     if aloud and not job.told_to_end:
         name = signal.Signals(received.si_signo).name
-        streams.say(f"ddpdoctor: {name} goes to the job, which may take its time; once more after 2 s kills it")
+        streams.say(
+            f"ddpdoctor: {name} forwarded to the job, which may take a while to end; repeat it after 2 s to "
+            "kill the job"
+        )
     by_key = received.si_signo in (signal.SIGINT, signal.SIGQUIT) and received.si_code > _SENT_BY_THE_KERNEL
     if by_key and not job.is_apart:
         job.was_told_by_the_terminal()
@@ -131,13 +134,13 @@ class Relay:
     def _pass_on(self, received: signal.struct_siginfo) -> None:
         name = signal.Signals(received.si_signo).name
         if self._job is None:
-            self._say(f"ddpdoctor: {name} was not passed on, for the job was not started here")
+            self._say(f"ddpdoctor: {name} was not forwarded: the job was not started here")
         elif received.si_signo == signal.SIGQUIT:
             tell_to_end(self._job, received, aloud=self._aloud)
         elif told := self._job.notify(received.si_signo):
-            self._say(f"ddpdoctor: {name} was passed on to {count(told, 'process', 'processes')} of the job")
+            self._say(f"ddpdoctor: {name} was forwarded to {count(told, 'process', 'processes')} of the job")
         else:
-            self._say(f"ddpdoctor: {name} was not passed on: no process of the job handles it, and would die of it")
+            self._say(f"ddpdoctor: {name} was not forwarded: no process of the job handles it, so it would kill them")
 
     def _say(self, text: str) -> None:
         if self._aloud:

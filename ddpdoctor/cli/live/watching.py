@@ -70,14 +70,14 @@ def attach(
     source = live_source(directory, one_rank_samples_per_s=one_rank_samples_per_s, head_at=head_at)
     if outlets is not None:
         outlets.connect(source, directory)
-    streams.say(f"ddpdoctor: attached to {directory}; Ctrl-C leaves it alone")
+    streams.say(f"ddpdoctor: attached to {directory}; Ctrl-C detaches")
     if others:
         streams.say("ddpdoctor: other live runs, for `--run-dir`: " + ", ".join(map(str, others)))
     lines = RunLines(str(Path.cwd()))
     with signals.kept(), signals.Relay(None) as relay:
         try:
             if on_screen and _shown(source, relay) != "failed":
-                streams.say("ddpdoctor: the screen is closed; the job was not touched")
+                streams.say("ddpdoctor: screen closed; the job was not touched")
                 if outlets is not None:
                     outlets.close(ended=False)
                 wanted.write(source.final_snapshot())
@@ -86,7 +86,7 @@ def attach(
             while (snapshot := source.snapshot()).state != "ended":
                 streams.say_lines(lines.news(snapshot))
                 if signals.wait(LOOK_EVERY_S) is not None:
-                    streams.say("ddpdoctor: detached; the job goes on")
+                    streams.say("ddpdoctor: detached; the job continues")
                     break
             if outlets is not None:
                 outlets.close(ended=False)  # Who ended a job that others started is not known.
@@ -130,7 +130,7 @@ class _Watcher:
         if how in ("end_job", "terminated"):
             self._job.forward(signal.SIGTERM)
         elif self._job.exit_code() is None:
-            streams.say("ddpdoctor: the screen is closed, the job goes on; Ctrl-C ends it")
+            streams.say("ddpdoctor: screen closed; the job continues, Ctrl-C ends it")
 
     def look(self) -> None:
         """Say what is new."""
@@ -161,7 +161,7 @@ class _Watcher:
             said = error.message if isinstance(error, DdpDoctorError) else f"{type(error).__name__}: {error}"
             if said not in self._faults:
                 self._faults.add(said)
-                streams.say(f"ddpdoctor: the observation failed ({said}); the job is not harmed")
+                streams.say(f"ddpdoctor: observation failed ({said}); the job is unaffected")
 
 
 def _shown(source: RunSource, relay: signals.Relay) -> str:
@@ -174,7 +174,7 @@ def _shown(source: RunSource, relay: signals.Relay) -> str:
     except KeyboardInterrupt:
         return "terminated"
     except Exception as error:
-        streams.say(f"ddpdoctor: the screen failed ({type(error).__name__}: {error}); plain lines follow")
+        streams.say(f"ddpdoctor: screen failed ({type(error).__name__}: {error}); continuing with plain lines")
         return "failed"
 
 

@@ -38,7 +38,7 @@ def paths_argument(name: str, metavar: str) -> Callable[[Decorated], Decorated]:
 
     def refuse_empty(ctx: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
         if "" in value:
-            raise UsageError("a path is empty", "A shell variable that is not set leaves it so.")
+            raise UsageError("a path is empty", "An unset shell variable can cause this.")
         return value
 
     return click.argument(name, metavar=metavar, nargs=-1, callback=refuse_empty)

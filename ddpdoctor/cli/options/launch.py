@@ -23,14 +23,14 @@ def launch_line(ctx: click.Context, paths: tuple[str, ...], module: str | None) 
     named = paths[0] if paths else module
     if named is None:
         if not behind:
-            raise click.UsageError("name a script, `-m MODULE`, or a launch command behind `--`", ctx)
+            raise click.UsageError("give a script, `-m MODULE`, or a launch command after `--`", ctx)
         from ddpdoctor.launch.command.command_line import read_launch_line
 
         return read_launch_line(behind, os.environ)
     if behind and _is_launch_line(behind):
         raise UsageError(
             f"both {named} and a launch command are given",
-            f"Either `ddpdoctor check -- {' '.join(behind)}`, or the script's own arguments alone behind `--`.",
+            f"Either `ddpdoctor check -- {' '.join(behind)}`, or put only the script's own arguments after `--`.",
         )
     return LaunchLine(target=named, arguments=behind, launch=Launch(module=module is not None))
 

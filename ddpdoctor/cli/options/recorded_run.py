@@ -23,7 +23,7 @@ def run_directory(run: str | None) -> Path:
         return named_run(run).absolute()
     runs = kept_runs()
     if not runs:
-        raise UsageError("no run was recorded yet", "`ddpdoctor profile train.py` records one.")
+        raise UsageError("no run has been recorded yet", "`ddpdoctor profile train.py` records one.")
     return runs[0].absolute()
 
 
@@ -37,10 +37,10 @@ def finished_run(directory: Path) -> tuple[Snapshot, RunRecord]:
 
     snapshot, record = recorded(directory)
     if live_processes(directory):
-        raise UsageError(f"the run in {directory} goes on", "Wait for its end.")
+        raise UsageError(f"the run in {directory} is still going on", "Wait until it ends.")
     if record.job.kind != "run":
         raise UsageError(
-            f"{directory} is the record of a rehearsal, whose times are not those of the job",
+            f"{directory} is the record of a rehearsal; its times are not those of the job",
             "`ddpdoctor profile train.py` records a run.",
         )
     return snapshot, record

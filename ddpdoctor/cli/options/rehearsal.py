@@ -31,7 +31,7 @@ def rehearsal_options(function: Callable[..., Any]) -> Callable[..., Any]:
         how = {name: given.pop(name) for name in names}
         source = click.get_current_context().get_parameter_source("nproc")
         if how["layout"] is not None and source is ParameterSource.COMMANDLINE:
-            raise UsageError("either `--layout` or `--nproc`, not both: a layout says how many ranks there are")
+            raise UsageError("either `--layout` or `--nproc`, not both: a layout sets the number of ranks")
         return function(*arguments, how=how, **given)
 
     others = len(getattr(gathered, "__click_params__", ()))
@@ -43,13 +43,13 @@ def rehearsal_options(function: Callable[..., Any]) -> Callable[..., Any]:
             default=2,
             show_default=True,
             metavar="N",
-            help="Ranks of the rehearsal at most.",
+            help="Maximum number of ranks in the rehearsal.",
         ),
         click.option(
             "--layout",
             metavar="NODESxRANKS",
             callback=lambda ctx, parameter, value: None if value is None else parse_layout(value),
-            help="Pretend several nodes with so many ranks each, such as 2x1.",
+            help="Pretend NODESxRANKS, such as 2x1: two nodes with one rank each.",
         ),
         click.option(
             "--batches",
@@ -57,7 +57,7 @@ def rehearsal_options(function: Callable[..., Any]) -> Callable[..., Any]:
             default=4,
             show_default=True,
             metavar="N",
-            help="Batches that a pass over a loader yields before it is cut.",
+            help="Batches that a pass over a loader yields before it is cut short.",
         ),
         click.option(
             "--batch-size",
@@ -65,38 +65,40 @@ def rehearsal_options(function: Callable[..., Any]) -> Callable[..., Any]:
             show_default=True,
             metavar="auto|keep|N",
             callback=lambda ctx, parameter, value: _samples(value),
-            help="Samples that a loader's batches are cut to; by default 4 on the stand-in, where a CPU does a GPU's"
-            " work.",
+            help=(
+                "Number of samples to which batches are cut; by default 4 on the stand-in, where the CPU does the "
+                "GPU's work."
+            ),
         ),
         click.option(
-            "--python", metavar="PATH", help="Interpreter of the ranks; by default one that has torch is looked for."
+            "--python", metavar="PATH", help="Python interpreter of the ranks; by default, one that has torch."
         ),
         click.option(
             "--device",
             type=click.Choice(DEVICES),
             default="auto",
             show_default=True,
-            help="What the ranks run on; the stand-in serves CUDA and NCCL from the CPU.",
+            help="Device of the ranks; the stand-in emulates CUDA and NCCL on the CPU.",
         ),
         click.option(
             "--overlay/--no-overlay",
             default=True,
-            help="Let the script write to an overlay that is thrown away, where the kernel allows one; without it, it"
-            " writes to the real files, and is stopped where it would change one that was there before."
-            "  [default: overlay]",
+            help="Redirect the script's writes to an overlay that is discarded, where the kernel allows one; without "
+            "it, the script writes to the real files and is stopped before it changes an existing one.  "
+            "[default: overlay]",
         ),
         click.option(
-            "--network/--no-network", default=True, help="Keep the script from the network, but for the loopback."
+            "--network/--no-network", default=True, help="Block the script's network access, except for loopback."
         ),
         click.option(
             "--pretend/--no-pretend",
             default=True,
-            help="Serve data sets of torchvision, folders of images, pretrained weights and trackers that are not on"
-            " this machine as generated ones.  [default: pretend]",
+            help=(
+                "Replace torchvision data sets, image folders, pretrained weights and trackers that are missing on "
+                "this machine by generated ones.  [default: pretend]"
+            ),
         ),
-        click.option(
-            "--allow-writes", is_flag=True, help="Let the script change files that were there before, for real."
-        ),
+        click.option("--allow-writes", is_flag=True, help="Allow the script to change existing files."),
     )
     names = [parameter.name for parameter in vars(gathered)["__click_params__"][others:]]
     return gathered
@@ -110,13 +112,13 @@ def judging_options(function: Decorated) -> Decorated:
             "--select",
             multiple=True,
             metavar="CHECKS",
-            help="Run these checks only: codes, prefixes of codes, or names.",
+            help="Run only these checks: codes, code prefixes, or names.",
         ),
         click.option("--ignore", multiple=True, metavar="CHECKS", help="Do not run these checks."),
         click.option(
             "--fail-on",
             type=click.Choice([severity.value for severity in Severity]),
-            help="The mildest severity that makes the exit code 1.  [default: warning]",
+            help="The lowest severity that sets exit code 1.  [default: warning]",
         ),
     )
 
@@ -137,6 +139,6 @@ def _samples(value: str) -> int | None:
     if value in ("auto", "keep"):
         return None if value == "auto" else 0
     if not re.fullmatch("[0-9]{1,10}", value) or not 1 <= int(value) <= MOST_SAMPLES:
-        problem = f"{value} is neither `auto` nor `keep` nor a number of samples up to {MOST_SAMPLES:,}"
+        problem = f"{value} is not `auto`, `keep` or a number of samples up to {MOST_SAMPLES:,}"
         raise click.BadParameter(problem, param_hint="'--batch-size'")
     return int(value)

@@ -20,7 +20,7 @@ def report_option(kinds: Sequence[str]) -> Callable[[Decorated], Decorated]:
         "reports",
         multiple=True,
         metavar="KIND=FILE",
-        help=f"Write one more report to a file; may be given again. KIND is one of {', '.join(kinds)}.",
+        help=f"Write an additional report to a file; repeatable. KIND is one of {', '.join(kinds)}.",
     )
 
 
@@ -32,9 +32,9 @@ def kind_and_file(word: str, kinds: Sequence[str]) -> tuple[str, str]:
 
         close = get_close_matches(kind, kinds, n=1)
         meant = f"Did you mean {close[0]}? " if close else ""
-        raise UsageError(f"there is no report of the kind {kind!r}", f"{meant}There are {', '.join(kinds)}.")
+        raise UsageError(f"there is no report kind {kind!r}", f"{meant}There are {', '.join(kinds)}.")
     if not path:
-        raise UsageError(f"`--report {word}` names no file", f"Write `--report {kind}=FILE`.")
+        raise UsageError(f"`--report {word}` has no file name", f"Write `--report {kind}=FILE`.")
     return kind, path
 
 
@@ -44,5 +44,5 @@ def refuse_twice(names: Iterable[str]) -> None:
     for name in names:
         real = os.path.realpath(name)
         if real in seen and not real.startswith(("/dev/", "/proc/")):
-            raise UsageError(f"two reports name {name}", "Give each a file of its own.")
+            raise UsageError(f"two reports name {name}", "Give each its own file.")
         seen.add(real)

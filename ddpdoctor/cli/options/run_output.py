@@ -105,7 +105,9 @@ def run_output_options(function: Decorated) -> Decorated:
     """The options that make a ``RunOutput``, by whose fields their parameters are called, but for ``output_format``."""
     for option in (
         click.option("--no-color", is_flag=True, help="No colours; NO_COLOR in the environment does the same."),
-        click.option("--force", is_flag=True, help="Let -o and --export overwrite a file that is not of ddpdoctor."),
+        click.option(
+            "--force", is_flag=True, help="Let -o and --export overwrite a file that ddpdoctor did not write."
+        ),
         click.option("--export", metavar="FILE", help="Write a trace for Perfetto, such as trace.json.gz."),
         report_option(RUN_FORMATS),
         click.option("-o", "--output", metavar="FILE", help="Write the report to a file."),
@@ -114,7 +116,7 @@ def run_output_options(function: Decorated) -> Decorated:
             type=click.Choice(RUN_FORMATS),
             default="text",
             show_default=True,
-            help="Form of the report.",
+            help="Format of the report.",
         ),
     ):
         function = option(function)

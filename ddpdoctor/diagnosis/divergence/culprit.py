@@ -28,7 +28,7 @@ def line_culprit(lanes: Lanes, turns: tuple[NextCall, ...], common: int) -> tupl
     if sorted(habits) != [0, 2]:
         return None, ""
     deviant = one if habits[0] == 0 else other
-    return deviant, "in earlier steps both ranks went on as the other rank does here"
+    return deviant, "in earlier steps both ranks took the path that the other rank takes here"
 
 
 def step_culprit(lanes: Lanes, turns: tuple[NextCall, ...], common: int) -> tuple[int | None, str]:
@@ -60,7 +60,7 @@ def step_culprit(lanes: Lanes, turns: tuple[NextCall, ...], common: int) -> tupl
     if len(advances) > 1 and len(deviants) == 1:
         rank = deviants[0]
         done = "skipped" if advances[rank] > max(expected) else "repeated"
-        return rank, f"it {done} a backward, while the other ranks went on as before"
+        return rank, f"it {done} a backward, while the other ranks continued as before"
     return None, ""
 
 

@@ -59,9 +59,9 @@ def title(divergence: Divergence) -> str:
     if lone is not None:
         return lone
     parts = [f"{_ranks(turns)} {_doing(turns)}" for turns in groups]
-    return ("the ranks wait for each other: " if divergence.form == "standstill" else "the ranks part: ") + "; ".join(
-        parts
-    )
+    return (
+        "the ranks wait for each other: " if divergence.form == "standstill" else "the ranks diverge: "
+    ) + "; ".join(parts)
 
 
 def _stuck_title(divergence: Divergence) -> str:
@@ -71,7 +71,7 @@ def _stuck_title(divergence: Divergence) -> str:
     stuck = standing[0] if standing else divergence.turns[0]
     known = _is_known(stuck)
     if others and not known and all(turn.line is None for turn in standing):
-        return f"{_ranks(standing)} did not come: {_waiting(others)}"
+        return f"{_ranks(standing)} did not arrive: {_waiting(others)}"
     if stuck.kept_by:
         over = [turn.rank for turn in standing if turn.kept_by == stuck.kept_by]
         return (
@@ -99,8 +99,8 @@ def _standing(turns: list[NextCall]) -> str:
         return _doing(turns)
     if turn.seen_ago_ns:
         seen = f"{verb(numbers, 'was', 'were')} last seen at {place(turn.line)}"
-        return f"{verb(numbers, 'answers', 'answer')} no more, and {seen}"
-    return f"{verb(numbers, 'stands', 'stand')} at {place(turn.line)}"
+        return f"no longer {verb(numbers, 'answers', 'answer')}, and {seen}"
+    return f"{verb(numbers, 'is', 'are')} stuck at {place(turn.line)}"
 
 
 def lone_forward(divergence: Divergence, lone: tuple[NextCall, ...]) -> str:
@@ -156,7 +156,7 @@ def facts(divergence: Divergence, basis: Basis) -> tuple[Fact, ...]:
         last = divergence.last_common
         told.append(
             Fact(
-                text=f"the last collective that the ranks have in common is number "
+                text=f"the last collective common to the ranks is number "
                 f"{(divergence.sequence or 1) - 1:,} of their group: {_call(last)}, step {last.step}",
                 basis=basis,
                 numbers={"sequence": (divergence.sequence or 1) - 1, "step": last.step},
@@ -164,7 +164,9 @@ def facts(divergence: Divergence, basis: Basis) -> tuple[Fact, ...]:
             )
         )
     told += [_fact(turn, basis, "") for turn in _shown(divergence.turns)]
-    told += [_fact(turn, basis, "later, at the entry that proves it, ") for turn in _shown(divergence.proof)]
+    told += [
+        _fact(turn, basis, "later, at the entry that proves the divergence, ") for turn in _shown(divergence.proof)
+    ]
     if divergence.difference and divergence.form == "mismatch":
         told.append(Fact(text=f"these are paired and differ in the {divergence.difference}", basis=basis))
     if divergence.culprit is not None:
@@ -243,15 +245,15 @@ def _doing(turns: list[NextCall]) -> str:
         case "finished":
             return f"ran to {verb(numbers, 'its', 'their')} end and left"
     if turn.kept_by:
-        return f"{verb(numbers, 'is', 'are')} over but for the {turn.kept_by} at {place(turn.line)}"
+        return f"{verb(numbers, 'has', 'have')} finished except for the {turn.kept_by} at {place(turn.line)}"
     if turn.loops:
         within = f" in {turn.line.function}" if turn.line is not None and turn.line.function != "<module>" else ""
         return f"{verb(numbers, 'seems', 'seem')} to be in an endless loop{within} at {place(turn.line)}"
     if turn.stopped:
         return f"{verb(numbers, 'is', 'are')} stopped by a signal"
     if turn.polls_for:
-        asks = verb(numbers, "asks", "ask")
-        return f"{asks} again and again at {place(turn.line)} whether {os.path.basename(turn.polls_for)} is there"
+        polls = verb(numbers, "polls", "poll")
+        return f"{polls} at {place(turn.line)} for {os.path.basename(turn.polls_for)}"
     if turn.sleeps_ns:
         how_long = duration_text(turn.sleeps_ns)
         return f"{verb(numbers, 'sleeps', 'sleep')} at {place(turn.line)} for another {how_long}"

@@ -219,7 +219,7 @@ def from_standstill(
         world_size=len(record.ranks),
         difference="group" if not waited_for and _one_line_in_several_groups(after) else "",
         culprit=culprit,
-        culprit_reason="" if culprit is None else "it did nothing while the others waited",
+        culprit_reason="" if culprit is None else "it was idle while the others waited",
     )
     if first.group is None or first.position is None:
         return found

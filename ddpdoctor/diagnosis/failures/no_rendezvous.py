@@ -64,29 +64,29 @@ def _failures(record: RunRecord) -> Iterator[tuple[str, tuple[int, ...], Locatio
 def _told(text: str) -> tuple[str, str] | None:
     if _IN_USE.search(text):
         return (
-            "the port of the rendezvous is in use: the ranks cannot meet",
-            "Give each job a port of its own: torchrun --standalone or --rdzv-endpoint with port 0, and end what is "
-            "left of an earlier job.",
+            "the rendezvous port is in use: the rendezvous failed",
+            "Give each job a port of its own: torchrun --standalone or --rdzv-endpoint with port 0, and end leftover "
+            "processes of an earlier job.",
         )
     if _UNCONNECTED.search(text):
         return (
-            "a rank found the others at the store of the rendezvous, and cannot connect to one of them",
-            "See whether that rank still lived then; if it did, that the address is one that all nodes reach: "
+            "a rank reached the rendezvous store, but cannot connect to one of the other ranks",
+            "Check whether that rank was still alive; if so, check that its address is reachable from all nodes: "
             "GLOO_SOCKET_IFNAME (NCCL_SOCKET_IFNAME) names the network interface between them.",
         )
     if _MISSING.search(text):
         joined = _JOINED.search(text)
-        some = f": {joined[1]} of {count(int(joined[2]), 'rank')} came" if joined else ""
+        some = f": {joined[1]} of {count(int(joined[2]), 'rank')} arrived" if joined else ""
         return (
-            f"the ranks did not all come to the rendezvous in time{some}",
-            "See that every node runs the same command with its own --node-rank, and that WORLD_SIZE is the number of "
-            "ranks that are started.",
+            f"not all ranks reached the rendezvous in time{some}",
+            "Check that every node runs the same command with its own --node-rank, and that WORLD_SIZE is the number "
+            "of ranks started.",
         )
     if _UNREACHABLE.search(text):
         return (
-            "a rank cannot reach the store of the rendezvous",
-            "See that MASTER_ADDR and MASTER_PORT (or --rdzv-endpoint) name the first node as the others reach it, and "
-            "that no firewall is between them.",
+            "a rank cannot reach the rendezvous store",
+            "Check that MASTER_ADDR and MASTER_PORT (or --rdzv-endpoint) give an address at which the other nodes "
+            "reach the first, and that no firewall blocks it.",
         )
     return None
 
@@ -106,7 +106,7 @@ def _never_came(record: RunRecord) -> NoRendezvous | None:
     return NoRendezvous(
         sentence=f"{rank_list(here)} {verb(here, 'has', 'have')} waited {duration_text(waited_ns)} in "
         f"init_process_group for {rank_list(missing)}",
-        remedy="See whether these ranks were started at all, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE.",
-        fact=f"{len(here)} of {count(expected, 'rank')} came to init_process_group",
+        remedy="Check that these ranks were started at all, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE.",
+        fact=f"{len(here)} of {count(expected, 'rank')} reached init_process_group",
         ranks=tuple(missing),
     )

@@ -25,7 +25,7 @@ class LoadVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge_map_locations(record: RunRecord) -> Iterator[LoadVerdict]:
-    """Yield the lines at which several ranks load one checkpoint onto the GPU that it was saved from.
+    """Yield the lines at which several ranks load one checkpoint onto the GPU from which it was saved.
 
     Refuted where every load was given a place, or where the checkpoint that was there before the job holds CPU tensors
     only: what the ranks of a rehearsal save themselves says nothing of a job on GPUs.
@@ -40,7 +40,7 @@ def judge_map_locations(record: RunRecord) -> Iterator[LoadVerdict]:
         if location is None:
             continue
         if all(load.mapped for load in loads):
-            yield LoadVerdict(wrong=False, sentence="every load here was given map_location", location=location)
+            yield LoadVerdict(wrong=False, sentence="every load here has map_location", location=location)
             continue
         for path in dict.fromkeys(load.path for load in loads):
             found = [load for load in loads if load.path == path and not load.mapped]
@@ -50,7 +50,7 @@ def judge_map_locations(record: RunRecord) -> Iterator[LoadVerdict]:
                 said.add(location)
                 yield LoadVerdict(
                     wrong=True,
-                    sentence=f"{rank_list(ranks)} load {PurePath(path).name} onto the GPU that it was saved from",
+                    sentence=f"{rank_list(ranks)} load {PurePath(path).name} onto the GPU from which it was saved",
                     location=location,
                     ranks=ranks,
                     fact=f"its tensors were saved from {next(iter(places))}, and map_location is not given",
@@ -62,7 +62,7 @@ def judge_map_locations(record: RunRecord) -> Iterator[LoadVerdict]:
         if failure.location is not None and failure.location not in said:
             yield LoadVerdict(
                 wrong=True,
-                sentence=f"{rank_list(failure.ranks)} load a checkpoint onto the GPU that it was saved from",
+                sentence=f"{rank_list(failure.ranks)} load a checkpoint onto the GPU from which it was saved",
                 location=failure.location,
                 ranks=failure.ranks,
                 fact=failure.message,
@@ -84,19 +84,19 @@ def judge_prefixes(record: RunRecord) -> Iterator[LoadVerdict]:
             continue
         if not wrong:
             if all(not state.names for state in states):
-                yield LoadVerdict(wrong=False, sentence="the names fitted the module", location=location)
+                yield LoadVerdict(wrong=False, sentence="the names match the module", location=location)
             continue
         first = wrong[0]
         saved, loaded = ("the DDP wrapper", "a bare model") if first.too_long else ("a bare model", "the DDP wrapper")
         fitting = first.too_long or first.too_short
-        what = "the load fails" if first.raised else f"strict=False leaves out {fitting:,} of {first.names:,} names"
+        what = "the load fails" if first.raised else f"strict=False skips {fitting:,} of {first.names:,} names"
         yield LoadVerdict(
             wrong=True,
             sentence=f"{loaded} ({first.module_class}) loads what was saved from {saved}: the names differ by the "
             f'prefix "module.", and {what}',
             location=location,
             ranks=tuple(sorted({state.rank for state in wrong})),
-            fact=f"{fitting:,} of {first.names:,} names fit once the prefix is put right",
+            fact=f"{fitting:,} of {first.names:,} names match once the prefix is fixed",
         )
 
 

@@ -69,14 +69,16 @@ def _told(record: RunRecord, trouble: Trouble | None, found: Sequence[Race]) -> 
 def _sentence(trouble: Trouble | None, first: Access, second: Access, ranks: tuple[int, ...], name: str) -> str:
     if trouble == "download-race":
         how = f"prepare {name}" if first.through in OWN else f"fetch {name} (through {first.through})"
-        return f"{rank_list(ranks)} {how} at the same time, with no barrier that lets one go first"
+        return f"{rank_list(ranks)} {how} at the same time, with no barrier that lets one rank go first"
     if trouble == "early-read":
         return f"rank {second.rank} reads {name}, which rank {first.rank} writes, with no barrier between the two"
     if second.action == "check":
         return f"rank {second.rank} waits until {name} exists and reads it, while rank {first.rank} writes it in place"
     if first.action == second.action:
         return f"{rank_list(ranks)} {_DOES[first.action]} {name} at the same time"
-    return f"rank {second.rank} deletes {name}, which rank {first.rank} has just made, with no barrier between the two"
+    return (
+        f"rank {second.rank} deletes {name}, which rank {first.rank} has just created, with no barrier between the two"
+    )
 
 
 def _fact(record: RunRecord, access: Access, path: str) -> tuple[int, str, Location | None]:
@@ -114,7 +116,7 @@ def _innocent(record: RunRecord, trouble: Trouble | None) -> Iterator[tuple[Loca
         location = site_location(record.site(site))
         if location is not None and not racing & set(paths):
             shown = ", ".join(PurePath(path).name for path in sorted(set(paths))[:_SHOWN])
-            reason = f"collectives keep the ranks apart at {count(len(set(paths)), 'path')} ({shown})"
+            reason = f"collectives order the accesses of the ranks to {count(len(set(paths)), 'path')} ({shown})"
             if trouble == "path-race":
                 reason = f"no path is touched by more than one rank here ({shown})"
             yield location, reason

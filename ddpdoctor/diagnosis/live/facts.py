@@ -33,7 +33,7 @@ def limits(record: RunRecord) -> Iterator[Fact]:
         if group.timeout_ns:
             left_ns = group.timeout_ns - waited_ns
             text += f"; the group's timeout is {duration_text(group.timeout_ns)}"
-            text += "" if left_ns > 0 else ", which is over"
+            text += "" if left_ns > 0 else ", which has passed"
             numbers |= {"timeout_s": group.timeout_ns / 1e9, "left_s": round(left_ns / 1e9, 1)}
         yield Fact(text=text, basis="run", numbers=numbers)
 

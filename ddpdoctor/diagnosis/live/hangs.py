@@ -41,7 +41,7 @@ def told_sleep(turn: NextCall, at: Frame | None) -> str:
     """Say that a rank sleeps, or asks again and again, where it has set itself a clock."""
     within = f" in `{at.function}`" if at is not None and at.function not in ("", "<module>") else ""
     if turn.sleeps_ns < POLLING_NS:
-        return f"which waits and looks again and again{within} at {place(at)}"
+        return f"which polls in a loop{within} at {place(at)}"
     return f"which sleeps{within} at {place(at)} for another {duration_text(turn.sleeps_ns)}"
 
 

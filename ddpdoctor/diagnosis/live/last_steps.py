@@ -13,7 +13,7 @@ SHORTEST_NS = 10_000_000_000
 USUAL_STEPS = 20
 """Nobody wonders at an end so soon after the newest step, nor at one that comes as soon as so many usual steps last."""
 
-ASK_IT = "Look while it stands: `ddpdoctor autopsy --live PID` says what each rank does."
+ASK_IT = "Look while it hangs: `ddpdoctor autopsy --live PID` shows what each rank does."
 
 
 def with_last_steps(verdict: RunVerdict, record: RunRecord, usual_step_ns: float) -> RunVerdict:
@@ -52,4 +52,4 @@ def stood_at_the_end(record: RunRecord, usual_step_ns: float) -> tuple[int, str]
     places = "; ".join(
         f"{rank_list(ranks)} at {place(frame)}" for frame, ranks in by_place.items() if frame is not None
     )
-    return lived_ns, f"no step was made in the last {duration_text(lived_ns)} of the job{places and f': {places}'}"
+    return lived_ns, f"no step was completed in the last {duration_text(lived_ns)} of the job{places and f': {places}'}"

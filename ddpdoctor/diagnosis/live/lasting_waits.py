@@ -25,7 +25,7 @@ _WAITED_FOR = (
 """Functions that return when somebody else has done something: ends of their files, their names, and what that is."""
 
 
-_UNSEEN = "which nobody sees from here"
+_UNSEEN = "which cannot be seen from here"
 
 
 class LastingWait(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +109,7 @@ def told_wait(wait: LastingWait, now_ns: int, *, over: bool = False) -> str:
 
 def _doing(turn: NextCall, at: Frame | None, waited_for: str, rank: Rank | None) -> str:
     if rank is None:
-        return "of which nothing was heard"
+        return "which has not reported"
     if turn.sleeps_ns:
         return told_sleep(turn, at)
     within = f" in `{at.function}`" if at is not None and at.function not in ("", "<module>") else ""
@@ -119,7 +119,7 @@ def _doing(turn: NextCall, at: Frame | None, waited_for: str, rank: Rank | None)
     if waited_for:
         return f"{'last seen waiting' if ago else 'which waits'}{within} at {place(at)}{ago} for {waited_for}"
     if rank.restless and not ago:
-        return f"which stands{within} at {place(at)} (its process still reads, writes or runs)"
+        return f"which is stuck{within} at {place(at)} (its process still has some activity)"
     return f"{'last seen' if ago else 'busy'}{within} at {place(at)}{ago}"
 
 

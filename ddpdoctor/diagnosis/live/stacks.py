@@ -41,13 +41,13 @@ def parted_stacks(record: RunRecord) -> tuple[Divergence, Trouble, str] | None:
         reason = "" if culprit is None else "it is in no collective, and the others are"
         found = Divergence(form="stuck", turns=turns, culprit=culprit, culprit_reason=reason)
         busy = [turn.rank for turn in others if turn.rank not in stuck]
-        doubt = f"{rank_list(busy)} {verb(busy, 'is', 'are')} at work: the others may only have to wait" if busy else ""
+        doubt = f"{rank_list(busy)} {verb(busy, 'is', 'are')} busy: the others may simply have to wait" if busy else ""
         return found, "hang", doubt
     calls = Counter(map(_call, turns))
     missing = record.job.world_size - len(turns)
-    elsewhere = f"{missing} more ranks of the job run elsewhere, and were not looked at" if missing > 0 else ""
+    elsewhere = f"{missing} more ranks of the job run elsewhere and were not examined" if missing > 0 else ""
     if len(calls) == 1:
-        alone = "all ranks wait in the same call: the network, or a rank that has left, may hold it"
+        alone = "all ranks wait in the same call: the network or a rank that has left may be the cause"
         return Divergence(form="standstill", turns=turns), "hang", elsewhere or alone
     culprit = _odd_one(turns, calls)
     reason = f"the other {len(turns) - 1} ranks agree" if culprit is not None else ""

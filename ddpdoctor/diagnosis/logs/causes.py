@@ -247,7 +247,7 @@ def _judged(
     doubtful = [group[0] for group in rivals if not _is_later(group[0], told.first, evidence)]
     doubtful = [one for one in doubtful if one not in told.behind and told.first.kind != "gpu"]
     if doubtful:
-        told = replace(told, doubt="the logs do not tell which of several failures came first")
+        told = replace(told, doubt="the logs do not show which of several failures came first")
     return told
 
 
@@ -299,7 +299,7 @@ def _of_timeout(
         return replace(told, trouble="mismatch")
     if len(everyone) == 1 and len(waiting) == 1 and endings and not any(ending.was_ended for ending in endings):
         # It waited for somebody, and its launcher had nobody left to end.
-        return replace(told, trouble="early-exit", doubt="no log tells which rank left, nor why")
+        return replace(told, trouble="early-exit", doubt="the logs show neither which rank left nor why")
     unsure = not told.absent and bool(absent) and len(absent) >= len(everyone)
     return replace(told, absent=() if unsure else tuple(sorted(absent)))
 
@@ -330,12 +330,12 @@ def _of_mismatch(told: Told, groups: Sequence[tuple[Incident, ...]]) -> Told:
 def _of_lost_peer(told: Told, everyone: frozenset[int], endings: Sequence[Ending]) -> Told:
     """Somebody left, and no log says how: a rank of which nothing is told, that the launcher did not have to end."""
     if told.trouble == "no-rendezvous":
-        return replace(told, doubt="no log tells why the process that holds the store was gone")
+        return replace(told, doubt="the logs do not show why the process that holds the store ended")
     ended = {ending.rank for ending in endings}
     gone = sorted(everyone - set(told.ranks) - ended)
     if len(gone) == 1:
-        return replace(told, absent=tuple(gone), doubt="no log tells how that rank left")
-    return replace(told, doubt="no log tells which rank left, nor why")
+        return replace(told, absent=tuple(gone), doubt="the logs do not show how that rank left")
+    return replace(told, doubt="the logs show neither which rank left nor why")
 
 
 def _of_signal(told: Told, groups: Sequence[tuple[Incident, ...]]) -> Told:

@@ -34,7 +34,7 @@ def from_log(check: Check, record: RunRecord, remedy: str | Callable[[Told], str
                 wording.title(told),
                 remedy=(remedy if isinstance(remedy, str) else remedy(told))
                 if is_cause
-                else "It came after the first cause: mend that one first.",
+                else "It followed from the first cause: fix that one first.",
                 locations=wording.locations(told),
                 ranks=named,
                 evidence=tuple(wording.facts(told)),
@@ -106,7 +106,7 @@ def _by_tracks(record: RunRecord) -> DumpParting | None:
     divergence = find_divergence(record)
     if divergence is None:
         return None
-    doubt = f"{rank_list(silent)} left no dump, and may have come to it all the same"
+    doubt = f"{rank_list(silent)} left no dump, and may have reached it nevertheless"
     return DumpParting(divergence=divergence, trouble=classify(divergence, record), doubt=doubt)
 
 

@@ -7,12 +7,12 @@ from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.record.model import RunRecord
 
 DUMPS = (
-    "flight-recorder dumps, which tell who did not come to which collective: TORCH_FR_BUFFER_SIZE=2000 "
+    "flight-recorder dumps, which show who did not reach which collective: TORCH_FR_BUFFER_SIZE=2000 "
     "TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_FR_DUMP_TEMP_FILE=/shared/dump_rank_ (before torch 2.8: "
     "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/shared/dump_rank_)"
 )
-EVERY_DUMP = "copy them from every node before its disk is cleared; a rank that was gone by then wrote none"
-OUTPUT = "`torchrun --log-dir DIR --tee 3` writes one file a rank and marks each line"
+EVERY_DUMP = "copy them from every node before its disk is cleared; a rank that had ended by then wrote none"
+OUTPUT = "`torchrun --log-dir DIR --tee 3` writes one file per rank and labels each line"
 PROFILE = "`ddpdoctor profile -- COMMAND` records all of this while the job runs"
 
 
@@ -37,9 +37,9 @@ def missing_evidence(record: RunRecord, *, dumps: int, explained: bool) -> tuple
     elif cause is not None and not cause.ranks and cause.first.frames:
         found.append(f"which rank wrote what: {OUTPUT}")
     if cause is not None and cause.first.kind == "signalled" and not cause.first.frames:
-        found.append("the stack of the rank that was killed: PYTHONFAULTHANDLER=1 prints it, but for SIGKILL")
+        found.append("the stack of the rank that was killed: PYTHONFAULTHANDLER=1 prints it, except for SIGKILL")
     if cause is not None and cause.first.kind == "nccl":
-        found.append("what NCCL itself says: NCCL_DEBUG=WARN")
+        found.append("NCCL's own messages: NCCL_DEBUG=WARN")
     if cause is not None and any(name.startswith("#") for name in cause.first.unused):
         found.append("the names of these parameters: TORCH_DISTRIBUTED_DEBUG=INFO")
     return (*found, PROFILE) if found else ()

@@ -15,15 +15,17 @@ def of_killing(told: Told) -> str:
     """Return what to do about a process that was killed."""
     first = told.first
     if first.kind == "killed-by-kernel" or any(one.kind == "killed-by-kernel" for one in told.behind):
-        return "Give the job more memory (container limit, --mem), or let it hold less: loader workers, caches."
+        return "Give the job more memory (container limit, --mem), or reduce its memory use: loader workers, caches."
     if first.kind == "worker-lost":
         return (
-            "Mostly the kernel killed it for want of memory: `dmesg -T | grep -i 'killed process'`; use fewer workers "
+            "Usually the kernel killed it because memory ran out: `dmesg -T | grep -i 'killed process'`; use fewer "
+            "workers "
             "or smaller samples, and look at the memory limit of the container."
         )
     if first.kind == "killed-by-scheduler":
         return (
-            "Ask the scheduler why (`sacct -j JOB`), give the job more time, and save checkpoints so that it can go on."
+            "Ask the scheduler why (`sacct -j JOB`), give the job more time, and save checkpoints so that it can "
+            "resume."
         )
     if first.kind in ("ended-from-outside", "interrupted"):
         return (
@@ -32,11 +34,11 @@ def of_killing(told: Told) -> str:
         )
     if TEARDOWN in first.message or any(TEARDOWN in one.message for one in told.incidents):
         return (
-            "gloo's threads were still running when the interpreter ended: call dist.destroy_process_group() at the "
-            "end of the script; its work was done by then."
+            "gloo's threads were still running when the interpreter ended: call dist.destroy_process_group() at "
+            "the end of the script; the work had finished by then."
         )
     if first.signal == SIGABRT:
-        return "Read the last lines that this rank printed: what aborts says so (`what():`, an assertion)."
+        return "Read the last lines that this rank printed: an abort prints its reason (`what():`, an assertion)."
     if first.signal in _CRASHES:
         return (
             "Find the native call in its core dump, or run with PYTHONFAULTHANDLER=1, which prints the stack. With "
@@ -44,22 +46,22 @@ def of_killing(told: Told) -> str:
         )
     if first.signal == SIGKILL:
         return (
-            "See whether the kernel killed it for want of memory (`dmesg -T | grep -i 'killed process'`), and what "
-            "memory the container or the Slurm job may use."
+            "Check whether the kernel killed it because memory ran out (`dmesg -T | grep -i 'killed process'`), "
+            "and the memory limit of the container or the Slurm job."
         )
     if first.signal in (SIGTERM, _SIGHUP):
-        return "Find out who sent the signal to this process alone: the scheduler, a health check, somebody's kill."
-    return "Find out who sent the signal: the log of the scheduler or of the container, or somebody's kill."
+        return "Find out who sent the signal to this process alone: the scheduler, a health check, a manual kill."
+    return "Find out who sent the signal: the log of the scheduler or of the container, or a manual kill."
 
 
 def of_timeout(told: Told) -> str:
     """Return what to do about a collective that timed out."""
     if told.absent:
         return (
-            f"Look at what {rank_list(told.absent)} did meanwhile (py-spy, or `ddpdoctor autopsy --live` next time): "
-            "divide that work, let all ranks come to this call, or give the group a timeout that covers it."
+            f"Look at what {rank_list(told.absent)} did meanwhile (py-spy, or `ddpdoctor autopsy --live` next "
+            "time): divide that work, let all ranks reach this call, or give the group a timeout that covers it."
         )
     return (
-        "Compare the ranks' last lines; flight-recorder dumps tell who did not come: next time set "
+        "Compare the ranks' last lines; flight-recorder dumps show who did not arrive: next time set "
         "TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_NCCL_TRACE_BUFFER_SIZE=2000."
     )

@@ -39,9 +39,9 @@ def title(told: Told) -> str:
             return _of_scheduler(first)
         case "worker-lost":
             how = f" by {signal_name(first.signal)}" if first.signal else ""
-            return f"a loader worker of {_who(told)} {'was killed' + how if how else 'was gone'}{_at(first)}"
+            return f"a loader worker of {_who(told)} {'was killed' + how if how else 'disappeared'}{_at(first)}"
         case "ended-from-outside":
-            return f"the job was ended from outside: its launcher received {signal_name(first.signal)}"
+            return f"the job was ended externally: its launcher received {signal_name(first.signal)}"
         case "interrupted":
             return f"{_who(told)} {_was(told)} interrupted (Ctrl-C, SIGINT){_at(first)}"
         case "gpu":
@@ -49,7 +49,7 @@ def title(told: Told) -> str:
         case "nccl":
             return f"NCCL failed on {_who(told)}{_at(first)}: {said(first)}"
         case "no-rendezvous":
-            return f"the ranks could not meet: {said(first)}"
+            return f"the rendezvous failed: {said(first)}"
     if first.trouble == "unused-parameters":
         return _of_unused(told)
     if first.trouble == "out-of-memory":
@@ -57,11 +57,11 @@ def title(told: Told) -> str:
     if first.type == "usage error":
         return f"{_who(told)} ended with a usage error: {said(first)}"
     if not first.type:
-        return f"{_who(told)} raised an exception{_at(first)} whose message the log does not hold"
+        return f"{_who(told)} raised an exception{_at(first)} whose message is not in the log"
     return (
         f"{_who(told)} raised {first.type}{_at(first)}: {said(first)}"
         if said(first)
-        else (f"{_who(told)} raised {first.type}{_at(first)}")
+        else f"{_who(told)} raised {first.type}{_at(first)}"
     )
 
 
@@ -123,7 +123,7 @@ def _sentence(one: Incident) -> str:
     log = f"{one.file}:{one.line}: " if one.line else f"{one.file}: " if one.file else ""
     if one.kind in ("signalled", "left") and one.type == "launcher":
         how = f"was killed by {signal_name(one.signal)}" if one.signal else f"left with exit code {one.exit_code}"
-        return f"{log}the launcher says that {who}{where} {how}"
+        return f"{log}the launcher reports that {who}{where} {how}"
     kind = f"{one.type}: " if one.type and one.type not in ("terminate", "launcher", "shell") else ""
     return f"{log}{who}{where}: {kind}{said(one)}"
 
@@ -133,15 +133,15 @@ def _of_timeout(told: Told) -> str:
     limit = next((one.timeout_ns for one in told.incidents if one.timeout_ns), 0)
     after = f" after {duration_text(limit)}" if limit else ""
     if told.trouble in ("rank-branch", "mismatch"):
-        return f"the ranks gave up{after} in different collectives: {_apart(told.incidents)}"
+        return f"the ranks timed out{after} in different collectives: {_apart(told.incidents)}"
     names = {one.collective for one in told.incidents if one.collective}
     what = next(iter(names)) if len(names) == 1 else "a collective"
     number = next((one.sequence for one in told.incidents if one.sequence is not None), None)
     what += f" #{number:,}" if number is not None else ""
-    waited = f"{_who(told)} gave up on {what}{_at(first)}{after}"
+    waited = f"{_who(told)} timed out in {what}{_at(first)}{after}"
     if told.trouble == "early-exit":
-        return f"a rank left early: {waited}, and no other process was left"
-    return f"{waited}: {rank_list(told.absent)} did not come" if told.absent else waited
+        return f"a rank left early: {waited}, and no other process remained"
+    return f"{waited}: {rank_list(told.absent)} did not arrive" if told.absent else waited
 
 
 def _of_mismatch(told: Told) -> str:
@@ -153,7 +153,10 @@ def _of_mismatch(told: Told) -> str:
     differs = _difference(first.message)
     where = next((_at(one) for one in (*told.incidents, *told.behind) if user_frames(one.frames)), "")
     if "preamble" in first.message:
-        return f"the ranks' collectives{where} differ in size or dtype: gloo received other bytes than it expected"
+        return (
+            f"the ranks' collectives{where} differ in size or dtype: gloo received a different number of bytes "
+            "than expected"
+        )
     return f"the ranks' collectives{where} differ{differs}"
 
 
@@ -182,14 +185,18 @@ def _of_lost_peer(told: Told) -> str:
     if told.role == "echo":
         return lost
     if told.trouble == "no-rendezvous":
-        return f"{_who(told)} lost the store{_at(told.first)}: the process that holds it was gone"
+        return f"{_who(told)} lost the store{_at(told.first)}: the process that holds it had ended"
     if told.absent:
         return f"{rank_list(told.absent)} left while {_who(told)} {_was(told)}{_in(told.first)}{_at(told.first)}"
     return f"a rank left early: {lost}"
 
 
 def _of_scheduler(one: Incident) -> str:
-    why = {"time limit": "its time limit was over", "node failure": "a node failed", "preemption": "it was preempted"}
+    why = {
+        "time limit": "its time limit was reached",
+        "node failure": "a node failed",
+        "preemption": "it was preempted",
+    }
     return f"the scheduler ended the job: {why.get(one.type, 'it was cancelled')}" + (
         f" ({one.host})" if one.host else ""
     )

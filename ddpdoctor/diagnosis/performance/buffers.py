@@ -14,7 +14,7 @@ from ddpdoctor.finding import Frame, Location
 from ddpdoctor.record.model import RunRecord, TensorInfo, Wrap
 
 _OF_FRAMEWORKS = (
-    "Turn it off in the framework that wraps the model (ddp_broadcast_buffers=False for the Trainer, "
+    "Disable it in the framework that wraps the model (ddp_broadcast_buffers=False for the Trainer, "
     "broadcast_buffers=False for DDPStrategy and DistributedDataParallelKwargs)"
 )
 FORWARDS_NEEDED = 2
@@ -111,8 +111,10 @@ def _waste(record: RunRecord, number: int, wraps: Mapping[int, Wrap]) -> WastedB
     name = wraps[min(wraps)].module_class or "the model"
     location = site_location(record.site(wraps[min(wraps)].site))
     return WastedBroadcasts(
-        sentence=f"{bytes_text(size)} of buffers of {name} are broadcast in every step and are the same on all ranks "
-        f"anyway: {', '.join(names)}",
+        sentence=(
+            f"{bytes_text(size)} of buffers of {name} are broadcast in every step and are already the same on "
+            f"all ranks: {', '.join(names)}"
+        ),
         remedy=_remedy(record.job.torch_version, location, bool(needed), by_user=wraps[min(wraps)].by_user),
         location=location,
         names=names,
@@ -152,9 +154,9 @@ def _remedy(torch_version: str, location: Location | None, needed: bool, *, by_u
     if needed:
         return (
             f"{text} if the buffers that differ between ranks may stay different (SyncBatchNorm makes running "
-            "statistics agree), or make the constant ones plain attributes instead of buffers."
+            "statistics agree), or turn constant buffers into plain attributes."
         )
-    return f"{text}: the buffers stay as they are, and the broadcast falls away."
+    return f"{text}: the buffers keep their values, and the broadcast is saved."
 
 
 def _at_least(version: str, wanted: tuple[int, int]) -> bool:

@@ -55,7 +55,7 @@ def _exposures(key: ByIdentity[RunRecord]) -> tuple[Exposure, ...]:
     record = key.of
     if unseen := enough_steps(record).unseen:
         raise TooLittleEvidence(
-            f"{unseen} of {record.job.world_size} ranks are not seen here, and may have been waited for"
+            f"{unseen} of {record.job.world_size} ranks are not visible here and may have been the late ones"
         )
     limit = threshold(record, "exposed-communication")
     apart = BARRIERS | ({BUFFERS} if any(wasted_broadcasts(record)) else set())

@@ -24,7 +24,9 @@ def enough_steps(record: RunRecord) -> RunSummary:
     """Return the figures of a run; raises TooLittleEvidence where too few steps were measured to judge by them."""
     summary = summarise(record)
     if summary.steps < FEWEST_STEPS:
-        raise TooLittleEvidence(f"{summary.steps} steps were measured after the warm-up, and it takes {FEWEST_STEPS}")
+        raise TooLittleEvidence(
+            f"{summary.steps} steps were measured after the warm-up, and at least {FEWEST_STEPS} are needed"
+        )
     return summary
 
 

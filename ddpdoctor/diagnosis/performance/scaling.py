@@ -28,8 +28,8 @@ def lost_scaling(record: RunRecord) -> LostScaling | None:
     one = record.job.one_rank_samples_per_s
     if not one:
         raise TooLittleEvidence(
-            "no run on one rank to compare with was named: `ddpdoctor profile --nproc 1 train.py` records one, and "
-            "`ddpdoctor profile --one-rank RUN` takes it"
+            "no single-rank run to compare with was given: `ddpdoctor profile --nproc 1 train.py` records one, and "
+            "`ddpdoctor profile --one-rank RUN` compares with it"
         )
     limit = threshold(record, "low-scaling-efficiency")
 

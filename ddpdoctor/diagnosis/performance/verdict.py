@@ -20,11 +20,11 @@ _SLOW_AS_WELL = frozenset({"long-wait", "hot-barrier"})
 
 
 SEE_ALL = (
-    "Watch every node: start its part of the job with `ddpdoctor profile --` in front of the launch command, too; the "
-    "node of rank 0 then tells of all ranks."
+    "Watch every node: start its part of the job with `ddpdoctor profile --` in front of the launch command, "
+    "too; the node of rank 0 then reports all ranks."
 )
 """What to do where some ranks are not seen."""
-_MAY_GO_ON = f"it may go on by itself; a rank that does nothing for {duration_text(PATIENCE_NS)} is called hung"
+_MAY_GO_ON = f"it may recover; a rank that is idle for {duration_text(PATIENCE_NS)} is reported as hung"
 
 
 class Standstill(Protocol):
@@ -86,11 +86,11 @@ def run_verdict(
     if errors:
         return _of_finding("broken", errors[0])
     if exit_code and cut_off:
-        of_all = f"{len(summary.ranks)} of {len(summary.ranks) + summary.unseen} ranks are seen here"
+        of_all = f"{len(summary.ranks)} of {len(summary.ranks) + summary.unseen} ranks are visible here"
         return RunVerdict(
             state="broken",
             text=f"{rank_list(cut_off)} lost the connection to a rank on another node, where the cause is ({of_all})",
-            next=f"Read what ended the ranks there. {SEE_ALL}",
+            next=f"Check what ended the ranks there. {SEE_ALL}",
         )
     if exit_code:
         ended = f"was killed by signal {-exit_code}" if exit_code < 0 else f"ended with exit code {exit_code}"
@@ -118,13 +118,13 @@ def _without_finding(summary: RunSummary, remarks: Sequence[Finding]) -> RunVerd
         return RunVerdict(state="unknown", text="no training step has been measured")
     figures = _figures(summary, phases)
     if summary.steps < FEWEST_STEPS:
-        text = f"too early to tell: {count(summary.steps, 'step')} of the {FEWEST_STEPS} that it takes were measured"
+        text = f"too early to tell: {count(summary.steps, 'step')} of the {FEWEST_STEPS} needed were measured"
         return RunVerdict(state="unknown", text=text, why=figures)
     if summary.unseen:
         seen = f"{len(summary.ranks)} of {count(len(summary.ranks) + summary.unseen, 'rank')}"
         return RunVerdict(
             state="unknown",
-            text=f"{seen} are seen here, and nothing slow was found of these",
+            text=f"{seen} are visible here, and nothing slow was found on these",
             why=(*_waiting_unseen(summary, phases), *figures),
             next=SEE_ALL,
         )
@@ -142,15 +142,17 @@ def _without_finding(summary: RunSummary, remarks: Sequence[Finding]) -> RunVerd
             state="slow",
             text=f"{waiting:.0%} of the step is waiting for other ranks, and no check knows the cause",
             why=(*figures, *(finding.title for finding in remarks[:_FACTS])),
-            next="See what the ranks do in the steps that take long; they may be late in turns.",
+            next="Check what the ranks do in long steps; they may be late in turns.",
         )
     nobody = "no rank keeps the others waiting"
     waits = nobody if waiting < DEFAULTS["straggler"] else f"{waiting:.0%} waiting for other ranks"
     between = phases.other_ns / phases.step_ns
     text, todo = f"{computing:.0%} of the step is computation, and {waits}", ""
     if between > max(computing, _MOSTLY):
-        text = f"neither data nor communication holds the job up; {between:.0%} of the step is code between the phases"
-        todo = "See what the loop does outside the model and the optimizer: metrics, printing, preparing batches."
+        text = (
+            f"neither data nor communication slows the job down; {between:.0%} of the step is code between the phases"
+        )
+        todo = "Check what the loop does outside the model and the optimizer: metrics, printing, preparing batches."
     return RunVerdict(
         state="healthy",
         text=text,
@@ -165,7 +167,7 @@ def _waiting_unseen(summary: RunSummary, phases: Phases) -> tuple[str, ...]:
     if held_ns < DEFAULTS["straggler"] * phases.step_ns:
         return ()
     part = f"{held_ns / phases.step_ns:.0%} of the step ({milliseconds_text(held_ns)})"
-    return (f"{part} they wait for the other ranks or for what is on its way, and which of both is not seen here",)
+    return (f"{part} they wait for other ranks or for transfer, which cannot be distinguished here",)
 
 
 def _figures(summary: RunSummary, phases: Phases) -> tuple[str, ...]:

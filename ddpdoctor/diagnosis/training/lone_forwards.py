@@ -33,16 +33,16 @@ class LuckyBroadcast(msgspec.Struct, frozen=True, kw_only=True):
         """What was seen, in words."""
         return (
             f"only {rank_list(self.ranks)} {verb(self.ranks, 'runs', 'run')} the forward of the DDP model at "
-            f"{place(self.frame)}; it did not hang because its broadcast of buffers was taken for the one of training "
-            f"at {place(self.other)}"
+            f"{place(self.frame)}; it did not hang because its buffer broadcast was paired with that of training at "
+            f"{place(self.other)}"
         )
 
     @property
     def pairing(self) -> str:
         """The proof, in words."""
         return (
-            f"entry {self.sequence:,} of the group is the broadcast of {place(self.frame)} on rank {self.ranks[0]} and "
-            f"that of {place(self.other)} on rank {self.other_rank}"
+            f"entry {self.sequence:,} of the group is the broadcast from {place(self.frame)} on rank "
+            f"{self.ranks[0]} and that from {place(self.other)} on rank {self.other_rank}"
         )
 
     @property

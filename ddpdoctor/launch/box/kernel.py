@@ -73,7 +73,7 @@ def change_root(root: str) -> None:
     """Make a mount point the root of this mount namespace and let go of the old one; raises OSError."""
     os.chdir(root)
     _checked(_libc.pivot_root(b".", b"."), "pivot_root")
-    _checked(_libc.umount2(b".", ctypes.c_int(_DETACH)), "let go of the old root")
+    _checked(_libc.umount2(b".", ctypes.c_int(_DETACH)), "detach the old root")
 
 
 def give_up_powers() -> None:

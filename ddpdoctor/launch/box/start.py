@@ -216,7 +216,7 @@ def _report_of(answer: int) -> _Report:
     while not text.endswith(b"\n"):
         ready, _, _ = select.select((answer,), (), (), max(0.0, deadline_s - time.monotonic()))
         if not ready:
-            return _Report(error=f"it was not ready within {BUILT_WITHIN_S:g} s: some file system does not answer")
+            return _Report(error=f"it was not ready within {BUILT_WITHIN_S:g} s: a file system does not respond")
         block = os.read(answer, 1 << 16)
         if not block:
             return _Report(error="its first process ended before it was ready")

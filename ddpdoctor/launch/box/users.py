@@ -30,7 +30,7 @@ def enter_user_namespace(flags: int, places: Iterable[str]) -> None:
         return
     for place, status in owners:
         if not (_holds(own_user, status.st_uid) and _holds(own_group, status.st_gid)):
-            raise OSError(f"{place} belongs to {_owner(status)}, for whom an overlay of this user cannot stand")
+            raise OSError(f"{place} belongs to {_owner(status)}, and cannot be covered by an overlay of this user")
     _write("/proc/self/setgroups", "deny")
     _write("/proc/self/gid_map", _lines(own_group))
     _write("/proc/self/uid_map", _lines(own_user))

@@ -78,7 +78,7 @@ def parse_accelerate(words: Sequence[str], environment: Mapping[str, str]) -> Ac
         where = f" ({file})" if file is not None and not other else ""
         raise UsageError(
             f"{NAME} starts a job with {other or _NOT_DDP_TYPES[kind]}{where}: only DDP jobs are examined",
-            "`--static` with the script alone reads its source all the same.",
+            "`--static` with the script alone still reads its source.",
         )
     ranks = parsed.count("--num-processes", NAME)
     if ranks is None and configuration.get("num_processes", "").isdigit():
@@ -124,7 +124,7 @@ def _configuration(path: Path) -> dict[str, str]:
         try:
             read = json.loads(text)
         except ValueError as error:
-            raise UsageError(f"{NAME}: {path} is no JSON: {error}") from error
+            raise UsageError(f"{NAME}: {path} is not JSON: {error}") from error
         pairs = read.items() if isinstance(read, dict) else ()
         return {str(key): json.dumps(value).strip('"') for key, value in pairs if not isinstance(value, dict | list)}
     lines = (line.partition(" #")[0] for line in text.splitlines() if line[:1].isalpha())

@@ -80,9 +80,9 @@ def _python(head: str, rest: Sequence[str], environment: Mapping[str, str]) -> L
         word = left.pop(0)
         if found := _MODULE_OR_CODE.match(word):
             if found["what"] == "c":
-                raise UsageError(f"{head} -c runs code that stands in no file", "Write it to a script and name that.")
+                raise UsageError(f"{head} -c runs code that is not in a file", "Write it to a script and pass that.")
             if not found["value"] and not left:
-                raise UsageError(f"{head} -m names no module")
+                raise UsageError(f"{head} -m has no module name")
             options += [f"-{found['flags']}"] if found["flags"] else []
             module = found["value"] or left.pop(0)
             break
@@ -98,7 +98,7 @@ def _python(head: str, rest: Sequence[str], environment: Mapping[str, str]) -> L
             return _fabric(head, left, environment)
         return _launched(starter, head, left, environment)
     if not module and (not left or left[0] == "-"):
-        raise UsageError(f"{head} is given no script", f"Write it as you launch it: `{head} train.py --its options`.")
+        raise UsageError(f"{head} has no script", f"Write it as you launch it: `{head} train.py --its options`.")
     target = module or left.pop(0)
     launch = Launch(
         starter="python",
@@ -153,7 +153,7 @@ def _of_launcher(
         return LaunchLine(target=parsed.rest[0], arguments=parsed.rest[1:], launch=launch)
     inner = _read(parsed.rest, environment)
     if inner.launch.has_launcher:
-        raise UsageError(f"one launcher starts another: {shlex.join(parsed.rest[:4])}", "Name the inner one only.")
+        raise UsageError(f"one launcher starts another: {shlex.join(parsed.rest[:4])}", "Use the inner one only.")
     launch = msgspec.structs.replace(
         launch,
         module=inner.launch.module,

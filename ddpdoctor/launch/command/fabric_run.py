@@ -53,12 +53,12 @@ def parse_fabric(words: Sequence[str]) -> FabricRun:
     if rest[:1] == ["model"]:
         rest.pop(0)
     if not rest or rest[0].startswith("-"):
-        raise UsageError(f"{NAME} is given no script", f"Write it as you launch it: `{NAME} train.py --devices 2`.")
+        raise UsageError(f"{NAME} has no script", f"Write it as you launch it: `{NAME} train.py --devices 2`.")
     strategy = options.get("--strategy", "auto").lower()
     if not strategy.startswith(("ddp", "auto")):
         raise UsageError(
             f"{NAME} starts a job with the strategy {strategy}: only DDP jobs are examined",
-            "`--static` with the script alone reads its source all the same.",
+            "`--static` with the script alone still reads its source.",
         )
     parsed = Parsed(options=options, rest=tuple(rest))
     nodes = parsed.count("--num-nodes", NAME) or 1

@@ -72,7 +72,7 @@ def parse_options(words: Sequence[str], syntax: Syntax) -> Parsed:
             raise UsageError(f"{syntax.name}: {name} needs a value")
     if not left:
         raise UsageError(
-            f"{syntax.name} is given no script",
+            f"{syntax.name} has no script",
             f"Write it as you launch it: `{syntax.name} ... train.py --its options`.",
         )
     return Parsed(options=options, rest=tuple(left))
@@ -101,6 +101,4 @@ def _unknown(word: str, syntax: Syntax, meant: Sequence[str] = ()) -> UsageError
 
     near = sorted(meant) or get_close_matches(word.replace("_", "-"), sorted(syntax.valued | syntax.flags), n=1)
     hint = f"Did you mean {' or '.join(near[:3])}? " if near else ""
-    return UsageError(
-        f"{syntax.name} has no option {word}", f"{hint}Options of the script itself stand behind the script."
-    )
+    return UsageError(f"{syntax.name} has no option {word}", f"{hint}Options of the script itself go after the script.")

@@ -25,7 +25,7 @@ _ELSEWHERE = names(
 )
 _ENVIRONMENTS = frozenset({"uv", "poetry", "pipenv", "pdm", "hatch", "conda", "mamba", "micromamba", "pixi", "rye"})
 _STARTS = re.compile(r"(torchrun|accelerate|python[\d.]*)$")
-_HINT = "Name the script and its arguments: `ddpdoctor check train.py -- --its options`."
+_HINT = "Pass the script and its arguments: `ddpdoctor check train.py -- --its options`."
 
 
 class Wrapped(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ def without_wrappers(words: Sequence[str]) -> Wrapped:
             left.pop(0)
         else:
             return Wrapped(words=tuple(left), environment=environment, without=tuple(without))
-    raise UsageError("there is no command behind `--`", _HINT)
+    raise UsageError("there is no command after `--`", _HINT)
 
 
 def refuse(words: Sequence[str]) -> UsageError:
@@ -71,19 +71,19 @@ def refuse(words: Sequence[str]) -> UsageError:
         index = _start_of_launch(words) or (list(words).index("run") + 1 if "run" in words else 1)
         command = f"{shlex.join(words[:index])} ddpdoctor check -- {_inner(words) or 'torchrun train.py'}"
         return UsageError(
-            f"{name} starts the job in an environment of its own",
-            f"Let it start ddpdoctor: `{command}`; or name that environment's Python with `--python`.",
+            f"{name} starts the job in its own environment",
+            f"Let it start ddpdoctor: `{command}`; or give that environment's Python with `--python`.",
         )
     inner = _inner(words)
     if name in _ELSEWHERE:
-        meant = f"Leave {name} out: `ddpdoctor check -- {inner}`." if inner else _script_in(words)
-        return UsageError(f"{name} is not started by a rehearsal, which runs a few ranks on this machine", meant)
+        meant = f"Omit {name}: `ddpdoctor check -- {inner}`." if inner else _script_in(words)
+        return UsageError(f"{name} is not started in a rehearsal, which runs a few ranks on this machine", meant)
     if name.endswith(".ipynb"):
         return UsageError(f"{words[0]} is a notebook", "Export it: `jupyter nbconvert --to script`.")
     if Path(words[0]).is_dir():
         return UsageError(f"{words[0]} is a directory", _HINT)
-    hint = f"Leave out what is in front: `ddpdoctor check -- {inner}`." if inner else _script_in(words)
-    return UsageError(f"{words[0]} is no launcher that ddpdoctor knows", hint)
+    hint = f"Omit what comes before it: `ddpdoctor check -- {inner}`." if inner else _script_in(words)
+    return UsageError(f"{words[0]} is not a launcher known to ddpdoctor", hint)
 
 
 def _taken_away(left: list[str]) -> list[str]:
@@ -97,14 +97,16 @@ def _taken_away(left: list[str]) -> list[str]:
         return [option.partition("=")[2]]
     if option.startswith("-u") and len(option) > 2:
         return [option[2:]]
-    raise UsageError(f"env {option} is not understood", "Of env's options only `-u NAME` and assignments are.")
+    raise UsageError(
+        f"env {option} is not supported", "Of env's options, only `-u NAME` and assignments are supported."
+    )
 
 
 def _shell(words: Sequence[str]) -> UsageError:
     """The error for a shell script, with the launch that stands in it."""
     script = next((Path(word) for word in words if word.endswith((".sh", ".bash"))), None)
     if script is None:
-        return UsageError(f"{words[0]} runs shell code, which is not rehearsed", "Put the launch command behind `--`.")
+        return UsageError(f"{words[0]} runs shell code, which is not rehearsed", "Put the launch command after `--`.")
     if not script.is_file():
         return UsageError(f"{script} does not exist")
     example = "torchrun --nproc-per-node 8 train.py"
@@ -116,7 +118,7 @@ def _shell(words: Sequence[str]) -> UsageError:
             break
     return UsageError(
         f"{script} is a shell script, which is not rehearsed",
-        f"Put the launch command that stands in it{found} behind `--`: `ddpdoctor check -- {example}`.",
+        f"Put the launch command from it{found} after `--`: `ddpdoctor check -- {example}`.",
     )
 
 
@@ -145,5 +147,5 @@ def _script_in(words: Sequence[str]) -> str:
     for index, word in enumerate(words[1:], 1):
         if word.endswith(".py"):
             arguments = shlex.join(words[index + 1 :])
-            return f"Name the script: `ddpdoctor check {shlex.quote(word)}{f' -- {arguments}' if arguments else ''}`."
+            return f"Pass the script: `ddpdoctor check {shlex.quote(word)}{f' -- {arguments}' if arguments else ''}`."
     return _HINT

@@ -34,9 +34,9 @@ def find_run(named: str | None) -> tuple[Path, tuple[Path, ...]]:
     runs = live_runs()
     if not runs:
         raise UsageError(
-            "no watched job of yours runs on this machine",
+            "none of your watched jobs runs on this machine",
             "Start one with `ddpdoctor profile train.py`; for other launchers `ddpdoctor profile --env` prints two "
-            "variables that they have to pass on.",
+            "variables that they must pass on.",
         )
     return runs[0], tuple(runs[1:])
 

@@ -22,10 +22,10 @@ from ddpdoctor.probe.rehearsal.files.created_log import LOG_NAME, CreatedFiles, 
 from ddpdoctor.probe.rehearsal.files.made import CLOCK_SLACK_NS, Made, identity_of
 
 CHANGED = "it changed since"
-UNFINISHED = "the rank that made it was killed before it said in which state it left it"
-DOUBTFUL = "another program wrote to it, too"
+UNFINISHED = "the rank that created it was killed before recording its state"
+DOUBTFUL = "another program also wrote to it"
 IN_USE = "another program has it open"
-HOLDS_OTHERS = "it holds something else"
+HOLDS_OTHERS = "it has other content"
 REFUSED = "it cannot be removed: "
 
 
@@ -159,7 +159,7 @@ def _remove(path: str, replay: Replay, log: CreatedFiles) -> str:
         os.link(aside, path, follow_symlinks=False)
         os.unlink(aside)
     except OSError:
-        return f"{CHANGED}; what was replaced is {aside}"
+        return f"{CHANGED}; the replaced file is {aside}"
     return CHANGED
 
 

@@ -28,7 +28,7 @@ QUIET_FOR_S = 600.0
 FRESH_BEAT_NS = 3_000_000_000
 BEATS_WITHIN_S = 0.7
 """Ranks beat five times a second, on a loaded machine less often."""
-_PLACE = "Name another one with `--run-dir`, or set XDG_STATE_HOME to a directory that can be written."
+_PLACE = "Choose another one with `--run-dir`, or set XDG_STATE_HOME to a writable directory."
 _PREFIX = "run-"
 _EVENTS = re.compile(r"events-(\d+)\.jsonl$")
 
@@ -36,7 +36,7 @@ _EVENTS = re.compile(r"events-(\d+)\.jsonl$")
 def new_run_directory(named: str | None) -> Path:
     """Make a run directory of mode 0700: the one that the user names, or a new one among the kept runs.
 
-    Raises UsageError when the named one holds a run already or cannot be made, ConfigurationError when there is no
+    Raises UsageError when the named one already holds a run or cannot be made, ConfigurationError when there is no
     place for a new one.
     """
     if named is not None:
@@ -48,7 +48,7 @@ def new_run_directory(named: str | None) -> Path:
         return Path(tempfile.mkdtemp(prefix=time.strftime(f"{_PREFIX}%Y%m%d-%H%M%S-"), dir=runs))
     except OSError as error:
         raise ConfigurationError(
-            f"no directory for the run could be made: {error}",
+            f"no directory for the run could be created: {error}",
             _PLACE,
         ) from error
 
@@ -77,8 +77,8 @@ def kept_runs_directory() -> Path:
 def named_run(name: str) -> Path:
     """The run directory that the user means: a directory, or the name of a kept run; raises UsageError for a file."""
     if Path(name).is_file():
-        records = f"`ddpdoctor profile {name}` makes one." if name.endswith(".py") else ""
-        raise UsageError(f"{name} is a file, and no record of a run, which is a directory", records)
+        records = f"`ddpdoctor profile {name}` creates one." if name.endswith(".py") else ""
+        raise UsageError(f"{name} is a file, but the record of a run is a directory", records)
     return (Path(name) if Path(name).is_dir() or "/" in name else kept_runs_directory() / name).absolute()
 
 
@@ -171,13 +171,15 @@ def _size(directory: Path) -> int:
 def _named(directory: Path) -> Path:
     if (directory / layout.JOB_FILE).exists():
         raise UsageError(
-            f"{directory} holds a run already",
-            f"Name a new directory; `ddpdoctor profile --run-dir {directory}` alone attaches to that run.",
+            f"{directory} already holds a run",
+            f"Choose a new directory; `ddpdoctor profile --run-dir {directory}` alone attaches to that run.",
         )
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if os.listdir(directory):
-            raise UsageError(f"{directory} is not empty, and holds no run", "Name a new directory with `--run-dir`.")
+            raise UsageError(
+                f"{directory} is not empty and does not hold a run", "Choose a new directory with `--run-dir`."
+            )
         if directory.stat().st_uid == os.getuid():
             directory.chmod(0o700)
         tempfile.TemporaryFile(dir=directory).close()

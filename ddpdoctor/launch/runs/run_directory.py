@@ -29,7 +29,7 @@ def state_directory() -> Path:
         return Path(base) / "ddpdoctor"
     home = home_directory()
     if home is None:
-        raise RuntimeError("neither HOME nor the system names a home directory")
+        raise RuntimeError("neither HOME nor the system gives a home directory")
     return home / ".local" / "state" / "ddpdoctor"
 
 
@@ -90,7 +90,7 @@ def _make() -> Path:
         return _signed(Path(tempfile.mkdtemp(prefix="ddpdoctor-" + prefix)))
     except OSError as error:
         raise ConfigurationError(
-            f"no directory for the run could be made: {error}", "set XDG_STATE_HOME to a directory that can be written"
+            f"no directory for the run could be created: {error}", "set XDG_STATE_HOME to a writable directory"
         ) from error
 
 

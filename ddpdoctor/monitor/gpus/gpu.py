@@ -85,7 +85,7 @@ class GpuSampler:
             self._samples = tuple(deque(maxlen=KEPT_SAMPLES) for _ in described)
             if driver.unreachable:
                 indices = ", ".join(map(str, driver.unreachable))
-                self._note = f"the NVIDIA driver counts GPU {indices} too, and cannot reach it"
+                self._note = f"the NVIDIA driver also counts GPU {indices}, but cannot reach it"
         processes: tuple[tuple[tuple[int, int], ...], ...] = ((),) * len(described)
         rounds = 0
         while not self._ended.is_set():

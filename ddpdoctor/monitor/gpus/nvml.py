@@ -38,7 +38,7 @@ class Driver:
         try:
             import pynvml
         except ImportError:
-            raise NoGpus("the package nvidia-ml-py is not installed, so no GPU was asked") from None
+            raise NoGpus("the package nvidia-ml-py is not installed, so GPUs were not sampled") from None
         self._nvml: Any = pynvml
         self._lost = False
         try:
@@ -47,7 +47,7 @@ class Driver:
         except pynvml.NVMLError as error:
             raise NoGpus(_reason(pynvml, error)) from None
         except Exception as error:
-            raise NoGpus(f"the NVIDIA driver could not be asked: {error}") from None
+            raise NoGpus(f"the NVIDIA driver could not be queried: {error}") from None
         self.unreachable: list[int] = []
         """GPUs that the driver counts and cannot reach, or not for this user."""
         self.devices = tuple(device for index in range(count) for device in self._devices_of(index))
@@ -202,11 +202,11 @@ def _reason(nvml: Any, error: Any) -> str:
     known = {
         nvml.NVML_ERROR_LIBRARY_NOT_FOUND: "there is no NVIDIA driver (libnvidia-ml.so.1 was not found)",
         nvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is installed but not loaded",
-        nvml.NVML_ERROR_NO_PERMISSION: "the NVIDIA driver does not permit this user to ask for its GPUs",
-        nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the NVIDIA driver was updated while it was loaded: a reboot is due",
-        nvml.NVML_ERROR_FUNCTION_NOT_FOUND: "the NVIDIA driver is too old to be asked",
+        nvml.NVML_ERROR_NO_PERMISSION: "the NVIDIA driver does not permit this user to query its GPUs",
+        nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the NVIDIA driver was updated while loaded: reboot",
+        nvml.NVML_ERROR_FUNCTION_NOT_FOUND: "the NVIDIA driver is too old",
     }
-    return known.get(error.value, f"the NVIDIA driver could not be asked: {error}")
+    return known.get(error.value, f"the NVIDIA driver could not be queried: {error}")
 
 
 _PCIE_LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}

@@ -128,7 +128,7 @@ class Agent:
                 try:
                     self._reach(context)
                 except Exception as error:  # Of ours: the user is told, and all is sent again.
-                    self.trouble = f"what is sent to it failed here: {error!r}"[:500]
+                    self.trouble = f"sending to it failed: {error!r}"[:500]
                     self._forget_sent()
                     self._over.wait(AGAIN_AFTER_S)
         finally:
@@ -161,7 +161,7 @@ class Agent:
             self._over.wait(2.0)
         elif not self._talk(context, endpoint(address, self._meeting.port)):
             # Somebody else listens there; or a firewall lets begin what it does not let go on.
-            self.trouble = f"{address}: somebody listens on the port, but gives no answer to the job's key"
+            self.trouble = f"{address}: the port is open, but does not answer to the job's key"
             self._addresses = (*(one for one in self._addresses if one != address), address)
 
     def _talk(self, context: zmq.Context[zmq.Socket[bytes]], where: str) -> bool:

@@ -50,11 +50,11 @@ def find_key(where: str, key_file: str | None) -> Meeting:
     if Path(where).is_dir() or ":" not in where:
         directory = named_run(where)
         if not directory.is_dir():
-            raise UsageError(f"--attach {where}: no HOST:PORT, and no run or key file of that name")
+            raise UsageError(f"--attach {where}: not HOST:PORT, and there is no run or key file of that name")
         if not (directory / layout.ATTACH_FILE).is_file():
             raise UsageError(
-                f"the monitor of {directory} listens nowhere",
-                "It does where the job has several nodes, or with `--head HOST:PORT`; on its own machine "
+                f"the monitor of {directory} does not listen",
+                "It listens if the job has several nodes, or with `--head HOST:PORT`; on its own machine "
                 "`ddpdoctor profile --run-dir RUN` attaches to any run.",
             )
         return _here_at_last(_read(directory / layout.ATTACH_FILE))
@@ -69,8 +69,8 @@ def find_key(where: str, key_file: str | None) -> Meeting:
         if known is not None and known.port == port:
             return msgspec.structs.replace(known, addresses=(host,))
     raise UsageError(
-        f"no run of yours on this machine has a key for port {port}",
-        f"Copy `{layout.ATTACH_FILE}` from the run's directory on the machine of rank 0, and name it with `--key`.",
+        f"none of your runs on this machine has a key for port {port}",
+        f"Copy `{layout.ATTACH_FILE}` from the run's directory on the machine of rank 0, and pass it with `--key`.",
     )
 
 
@@ -82,7 +82,9 @@ def _read(path: Path) -> Meeting:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
     if meeting is None:
-        raise UsageError(f"{path} holds no key of a run", f"It is called `{layout.ATTACH_FILE}` in a run's directory.")
+        raise UsageError(
+            f"{path} does not hold the key of a run", f"It is called `{layout.ATTACH_FILE}` in a run's directory."
+        )
     if meeting.protocol != PROTOCOL:
         raise UsageError(f"{path} is another version's: {differing(meeting.protocol, 'its machine', 'this one')}")
     return meeting
@@ -140,14 +142,14 @@ class AttachedRun:
             newest = self.last_snapshot()
             self._has_ended = newest.state == "ended"
             if self._refused:
-                raise HeadLeft(f"the monitor at {self.where} shows nothing here any more: {self._refused}")
+                raise HeadLeft(f"the monitor at {self.where} no longer serves this screen: {self._refused}")
             if self._left and not self._has_ended:
-                raise HeadLeft(f"the monitor at {self.where} has left, and the job may go on without it")
+                raise HeadLeft(f"the monitor at {self.where} has ended; the job may continue without it")
             silent_s = time.monotonic() - self._heard_s
             if silent_s > SILENT_AFTER_S:
                 raise RecordError(
-                    f"nothing was heard of {self.where} for {silent_s:.0f} s: its monitor, its link or its machine "
-                    "is gone, and the job may go on"
+                    f"no message from {self.where} for {silent_s:.0f} s: its monitor, link or machine is down; the "
+                    "job may still be running"
                 )
             return newest
 
@@ -176,7 +178,7 @@ class AttachedRun:
         if not address:
             raise UsageError(
                 f"no monitor can be reached at port {meeting.port} ({refused})",
-                "It may have ended; or name another address or a tunnel with `--attach HOST:PORT --key FILE`.",
+                "It may have ended; or give another address or a tunnel with `--attach HOST:PORT --key FILE`.",
             )
         self.where = endpoint(address, meeting.port).removeprefix("tcp://")
         where = endpoint(address, meeting.port)
@@ -192,8 +194,8 @@ class AttachedRun:
             if self._is_greeted:
                 raise UsageError(f"the monitor at {self.where} has nothing to show", "Try again in a few seconds.")
             raise UsageError(
-                f"{self.where}: somebody listens on the port, but gives no answer to the run's key",
-                f"It may be another run's: copy `{layout.ATTACH_FILE}` from the run's directory anew.",
+                f"{self.where}: the port is open, but does not answer to the run's key",
+                f"It may belong to another run: copy `{layout.ATTACH_FILE}` from the run's directory anew.",
             )
 
     def _exchange(self, patience_s: float) -> None:
@@ -222,7 +224,7 @@ class AttachedRun:
 
     def _take(self, shown: Shown, picture: Picture | None) -> None:
         if shown.refused and self._newest is None:
-            raise UsageError(f"the monitor at {self.where} shows nothing here: {shown.refused}")
+            raise UsageError(f"the monitor at {self.where} does not serve this screen: {shown.refused}")
         self._heard_s, self._left, self._refused = time.monotonic(), shown.has_left, shown.refused
         self._is_greeted = True
         if shown.number == self._number:

@@ -185,7 +185,7 @@ class Head:
                 continue
             except Exception as error:  # Of ours: the user is told, and the other nodes are heard.
                 self.strange += 1
-                self.trouble = f"part of what other machines sent could not be taken in: {error!r}"[:500]
+                self.trouble = f"some messages of other machines could not be processed: {error!r}"[:500]
         with suppress(Exception):  # The last word to who looks on; the watching is over anyway.
             self._say_last_words()
         self._floods.close()
@@ -243,7 +243,7 @@ class Head:
                 return self._taken(update, len(parts[0]), received_ns)
         except OtherVersion as other:
             self.was_reached = True
-            self.others = f"the monitor on {other.host} is of another ddpdoctor: what it sends is not understood"
+            self.others = f"the monitor on {other.host} runs another version of ddpdoctor: its messages cannot be read"
             return self._refusal(other.number, other.reason)
         except (RecordError, ValueError, TypeError, KeyError):
             self.strange += 1
@@ -294,7 +294,7 @@ class Head:
 
 
 def _drawn() -> HeadKeys:
-    """New keys, of a head that listens nowhere yet."""
+    """New keys, of a head that does not listen yet."""
     server_public, server_secret = zmq.curve_keypair()
     meetings = []
     for public, secret in (zmq.curve_keypair(), zmq.curve_keypair()):

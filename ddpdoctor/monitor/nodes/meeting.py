@@ -133,7 +133,7 @@ def host_and_port(text: str, option: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not host or not port.isdigit() or not 0 < int(port) < 1 << 16 or not _ADDRESS.fullmatch(host):
-        raise UsageError(f"{option} {text}: no HOST:PORT", f"Write it as in `{option} node0:29600`.")
+        raise UsageError(f"{option} {text}: not HOST:PORT", f"Write it as in `{option} node0:29600`.")
     if ":" in host and not text.startswith("["):
         raise UsageError(f"{option} {text}: an IPv6 address needs brackets", f"Write `{option} [{host}]:{port}`.")
     return host, int(port)

@@ -203,7 +203,7 @@ def unpack_field(name: str, content: bytes) -> Any:
     """Read a stream; raises RecordError where it is none."""
     decoder = _FIELDS.get(name)
     if decoder is None:
-        raise RecordError(f"{name[:40]!r} is no stream of a record")
+        raise RecordError(f"{name[:40]!r} is not a stream of a record")
     try:
         return decoder.decode(content)
     except (msgspec.DecodeError, RecursionError) as error:

@@ -267,13 +267,15 @@ class Nodes:
         if self._agent is not None:
             return self._notes_of_agent(self._agent)
         if self._is_second:
-            return ("another monitor on this machine watches this run, and it alone hears of the other nodes",)
+            return (
+                "another monitor on this machine watches this run, and only that one receives from the other nodes",
+            )
         if self._fault:
             return (self._fault,)
         if self._seeks >= 0 and 0 < self._several_since_ns < now_ns - UNHEARD_AFTER_NS:
             return (
-                "the node of rank 0 has not said yet where its monitor listens: it runs without ddpdoctor, or that "
-                "monitor cannot listen, and says why; this node has its own record",
+                "the node of rank 0 has not announced its monitor's address yet: it runs without ddpdoctor, or its "
+                "monitor cannot listen and prints why; this node keeps its own record",
             )
         return ()
 
@@ -335,7 +337,7 @@ class Nodes:
             self._fault = ""
         except (UsageError, ConfigurationError, OSError, ImportError) as error:
             said = error.message if isinstance(error, (UsageError, ConfigurationError)) else str(error)
-            self._fault = f"the other nodes cannot send what they see: {said}; each has its own record"
+            self._fault = f"the other nodes cannot send their data: {said}; each keeps its own record"
             self._retried_at_ns = now_ns + RETRIED_AFTER_NS
 
     def _follow(self, told: str, master: str) -> None:
@@ -345,7 +347,7 @@ class Nodes:
         self._told = told
         meeting = read_meeting(told)
         if meeting is None:
-            self._fault = "what the node of rank 0 said of itself cannot be read; this node has its own record"
+            self._fault = "the announcement of the node of rank 0 cannot be read; this node keeps its own record"
             self._retried_at_ns = sys.maxsize
             return
         if self._agent is not None:
@@ -381,8 +383,10 @@ class Nodes:
         ]
         if self._is_told and not self._head.was_reached and 0 < self._led_since_ns < now_ns - UNHEARD_AFTER_NS:
             notes.append(
-                f"no monitor of another node has come to port {self._head.meeting.port} of this machine yet: the other "
-                "nodes run without ddpdoctor, or a firewall or a wrong name keeps them away, and they say which"
+                f"no monitor of another node has connected to port {self._head.meeting.port} of this machine yet: the "
+                "other "
+                "nodes run without ddpdoctor, or a firewall or a wrong host name blocks them, which their own output "
+                "shows"
             )
         with self._head.lock:
             lost = [node for node in self._head.nodes.values() if node.is_lost(now_ns)]
@@ -394,17 +398,17 @@ class Nodes:
             return tuple(notes)
         if len(lost) <= FEW_LOST:
             notes += [
-                f"nothing was heard of {node.host} ({rank_list(node.ranks)}) for {self._was_lost[node.session]} s: its "
-                "monitor, its link or the machine is gone, and nothing is concluded of its ranks meanwhile"
+                f"no message from {node.host} ({rank_list(node.ranks)}) for {self._was_lost[node.session]} s: its "
+                "monitor, link or machine is down; nothing is concluded about its ranks until it is back"
                 for node in lost
             ]
         else:
             named = ", ".join(node.host for node in lost[:FEW_LOST])
             ranks = sorted({rank for node in lost for rank in node.ranks})
             notes.append(
-                f"nothing was heard of {len(lost)} nodes ({named} and {len(lost) - FEW_LOST} more, with {len(ranks)} "
-                "ranks) for a while: their monitors, links or machines are gone, or this one cannot keep up, and "
-                "nothing is concluded of their ranks meanwhile"
+                f"no message from {len(lost)} nodes ({named} and {len(lost) - FEW_LOST} more, with {len(ranks)} "
+                "ranks) for a while: their monitors, links or machines are down, or this one cannot keep up; nothing "
+                "is concluded about their ranks until they are back"
             )
         return tuple(notes)
 
@@ -412,10 +416,10 @@ class Nodes:
         if agent.trouble:
             head = agent.head_host or "the monitor on the node of rank 0"
             return (
-                f"{head} cannot be told of this node's ranks ({agent.trouble}); this node's record is whole, and "
-                "`ddpdoctor report RUN RUN` puts those of several nodes together",
+                f"{head} cannot receive this node's ranks ({agent.trouble}); this node's record is complete, and "
+                "`ddpdoctor report RUN RUN` joins the records of several nodes",
             )
         if not agent.answered_s:
             return ()
-        where = f"the verdict on all ranks is given on {agent.head_host}, where rank 0 runs"
-        return (where, f"{agent.head_host} says {agent.verdict}") if agent.verdict else (where,)
+        where = f"the verdict on all ranks is on {agent.head_host}, where rank 0 runs"
+        return (where, f"verdict of {agent.head_host}: {agent.verdict}") if agent.verdict else (where,)

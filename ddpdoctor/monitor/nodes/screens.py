@@ -47,7 +47,7 @@ def unpack_request(content: bytes) -> Request:
 def unpack_shown(parts: list[bytes]) -> tuple[Shown, Picture | None]:
     """Read an answer to a screen; raises RecordError for anything else."""
     if not 1 <= len(parts) <= 2:
-        raise RecordError("an answer of so many parts is none")
+        raise RecordError("an answer with too many parts")
     try:
         shown = _SHOWN.decode(parts[0])
         if len(parts) == 1:
@@ -99,11 +99,11 @@ class Screens:
         Who asks first is greeted, and knows by that that the key is right, however long a snapshot takes.
         """
         if len(parts) != 1:
-            raise RecordError("a request of several parts is none")
+            raise RecordError("a request with several parts")
         try:
             request = unpack_request(parts[0])
         except OtherVersion as other:
-            self.others = f"a screen on {other.host} is of another ddpdoctor, and is shown nothing"
+            self.others = f"a screen on {other.host} runs another version of ddpdoctor and is not served"
             return pack_answer(Shown(number=other.number, host=self._host, refused=other.reason))
         for known, held in list(self._screens.items()):
             if now_s - held.asked_s > FORGOTTEN_AFTER_S:

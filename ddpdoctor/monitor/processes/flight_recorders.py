@@ -91,7 +91,7 @@ def _of_server(connection: http.client.HTTPConnection) -> Recording:
                 best = max(best, content, key=lambda one: (b'"record_id"' in one, len(one)))
     finally:
         connection.close()
-    return Recording(content=best) if best else Recording(problem="its server knows no flight recorder")
+    return Recording(content=best) if best else Recording(problem="its server has no flight recorder")
 
 
 def _debug_port(rank: RunningRank) -> int | None:
@@ -144,13 +144,13 @@ def _received(store: socket.socket, size: int) -> bytes:
 def _of_pipe(pipe: Path, rank: RunningRank) -> Recording:
     """Have NCCL write a dump, unless one would be overwritten: that is then what is read, if this job wrote it."""
     if not stat.S_ISFIFO(pipe.stat().st_mode):
-        return Recording(problem=f"{pipe} is no pipe")
+        return Recording(problem=f"{pipe} is not a pipe")
     places = [Path(f"{stem}{rank.rank}") for stem in _stems(rank)]
     before = [place for place in places if place.exists()]
     if before:
         newest = max(before, key=lambda place: place.stat().st_mtime)
         if newest.stat().st_mtime < _born(rank.pid):
-            return Recording(problem=f"{newest}, of an earlier job, is where its dump would be written: move it away")
+            return Recording(problem=f"{newest}, of an earlier job, is in the place of its dump: move it away")
         return Recording(content=_whole(newest))
     descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
     try:
@@ -165,7 +165,7 @@ def _of_pipe(pipe: Path, rank: RunningRank) -> Recording:
             return Recording(content=_whole(written))
         size = written.stat().st_size if written is not None else -1
         time.sleep(0.1)
-    return Recording(problem=f"it wrote no dump after a word on {pipe}")
+    return Recording(problem=f"it wrote no dump after a request on {pipe}")
 
 
 def _stems(rank: RunningRank) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ def read_stack(pid: int) -> tuple[bytes, str]:
     except OSError as error:
         return b"", f"its interpreter cannot be started: {error.strerror or error}"
     if done.returncode == NO_UNWINDER:
-        return b"", "py-spy is not installed, and only Python 3.14 or newer can do without"
+        return b"", "py-spy is not installed, and only Python 3.14 or newer works without it"
     if done.returncode:
         last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
         return b"", last[0][:160] if last else "its interpreter could not read it"

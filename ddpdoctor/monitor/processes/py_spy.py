@@ -68,9 +68,7 @@ def find_py_spy() -> str | None:
 
 
 _MISSING = "stacks of running processes are taken with py-spy, which is not installed"
-_INSTALL = (
-    "`pip install 'ddpdoctor[live]'`, or `pip install py-spy`; ranks on Python 3.14 or newer are read without it."
-)
+_INSTALL = "`pip install 'ddpdoctor[live]'`, or `pip install py-spy`; ranks on Python 3.14 or newer do not need it."
 
 
 def look_at(pids: Sequence[int], directories: Sequence[str], *, native: bool = False) -> list[Look]:
@@ -133,7 +131,7 @@ def _main_thread(program: str | None, pid: int, option: str) -> tuple[_Thread, s
     try:
         threads = msgspec.json.decode(said, type=list[_Thread])
     except msgspec.DecodeError as error:
-        return _Thread(), f"what was read of it is no stack: {error}"
+        return _Thread(), f"what was read is not a stack: {error}"
     return next((one for one in threads if one.os_thread_id == pid), threads[0] if threads else _Thread()), ""
 
 

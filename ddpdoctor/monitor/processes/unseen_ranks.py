@@ -63,6 +63,6 @@ class UnseenRanks:
             return ""
         processes = "process" if len(ranks) == 1 else "processes"
         return (
-            f"the {processes} of {rank_list(ranks)} cannot be seen from here (another container?): where ranks part is "
-            "told, one that is stuck or was killed is not; watch the run from where its ranks run"
+            f"the {processes} of {rank_list(ranks)} cannot be seen from here (another container?): divergences are "
+            "reported, but stuck or killed ranks are not; watch the run where its ranks run"
         )

@@ -17,7 +17,7 @@ from ddpdoctor.record.assembly.restarts import ancestors
 from ddpdoctor.record.model import RunRecord
 
 COMPLAINS_AFTER_NS = 10_000_000_000
-"""A job of which nothing was heard for so long is complained of while it runs."""
+"""A job which has not reported for so long is complained of while it runs."""
 LONG_WITHOUT_A_GROUP_NS = 120_000_000_000
 """A script that imports such a library may make a process group of torch's later: the imports and the reading of the
 data come first, which take a minute or two from a disk of the network."""
@@ -71,9 +71,9 @@ class Silence:
         if not ended:
             return ""
         if not book.worlds and len(record.ranks) > 1 and all(rank.main_finished for rank in record.ranks):
-            return "none of the ranks made a process group: each worked for itself, and there was no DDP to watch"
+            return "none of the ranks created a process group: each ran on its own, and there was no DDP to watch"
         if not book.worlds:
-            return "no process of the job made a process group, so there was no DDP to watch"
+            return "no process of the job created a process group, so there was no DDP to watch"
         return f"no rank {'trained a step' if record.wraps else 'wrapped a model in DistributedDataParallel'}"
 
     def _never_heard(self) -> str:
@@ -81,12 +81,13 @@ class Silence:
             return f"{self._command[0]} has no torch"
         if _PYTHON.match(self._program):
             return (
-                "no process of the job made a process group: it trains without DDP, ended before, or starts its ranks "
+                "no process of the job created a process group: it trains without DDP, ended before, or starts its "
+                "ranks "
                 f"without the variables {layout.RUN_VARIABLE} and PYTHONPATH"
             )
         hint = _PASSING_ON.get(self._program, "")
         return (
-            "no process of the job made a process group: it trains without DDP, ended before, or "
+            "no process of the job created a process group: it trains without DDP, ended before, or "
             f"{self._program or 'its launcher'} does not pass on the variables {layout.RUN_VARIABLE} and PYTHONPATH"
             + (f" (as {hint} does)" if hint else "")
         )
@@ -122,8 +123,8 @@ def two_runs(book: RankBook, *, at_once: bool = False) -> str:
     if all(len(launchers) < 2 for launchers in parents.values()):
         return ""
     if at_once:
-        return "two jobs run here at once, and these are the figures of the newer: watch each of them by itself"
-    return "a further job has begun here, and these are its figures, not those of the one before"
+        return "two jobs run here at once, and these are the figures of the newer: watch each separately"
+    return "another job has started here, and these are its figures, not those of the previous one"
 
 
 def missing_ranks(record: RunRecord) -> str:
@@ -132,8 +133,8 @@ def missing_ranks(record: RunRecord) -> str:
     if not expected or reported >= expected:
         return ""
     return (
-        f"{reported} of {expected} ranks reported; the others run elsewhere or without the probe, and what is called "
-        "transfer may be waiting for them"
+        f"{reported} of {expected} ranks reported; the others run elsewhere or without the probe, so transfer time "
+        "may include waiting for them"
     )
 
 
@@ -143,12 +144,12 @@ def _complaint(words: list[str], environment: dict[str, str], program: str) -> I
     if layout.RUN_VARIABLE not in environment:
         yield f"{program} starts Python without the variable {layout.RUN_VARIABLE}, so nothing is measured{passed}"
     elif str(BOOT_DIRECTORY) not in environment.get("PYTHONPATH", "").split(os.pathsep):
-        yield f"{program} changes the variable PYTHONPATH, so nothing is measured: {BOOT_DIRECTORY} has to stay in it"
+        yield f"{program} changes the variable PYTHONPATH, so nothing is measured: {BOOT_DIRECTORY} must stay in it"
     else:
         options = takewhile(lambda word: word.startswith("-"), words[1:])
         ignoring = next((word for word in options if _IGNORING.match(word)), "")
         if ignoring:
-            yield f"Python is started with {ignoring}, which keeps the probe out, so nothing is measured: leave it out"
+            yield f"Python is started with {ignoring}, which disables the probe, so nothing is measured: omit it"
 
 
 def _without_torch(record: RunRecord, book: RankBook) -> str:

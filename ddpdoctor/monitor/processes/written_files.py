@@ -21,8 +21,8 @@ def overlay_notes(box: Box | None, refusal: str, outputs: Iterable[str]) -> Iter
     """
     if refusal:
         yield (
-            f"no overlay could be made here ({refusal}): files that were there before were guarded by rules, "
-            "from the script and not from other programs that it starts"
+            f"no overlay could be made here ({refusal}): existing files were protected by rules against the script, "
+            "but not against other programs that it starts"
         )
     if box is not None and box.read_only and any(_READ_ONLY in text for text in outputs):
         yield (

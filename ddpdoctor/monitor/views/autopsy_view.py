@@ -66,7 +66,7 @@ def _state(cause: Finding | None, *, alive: bool) -> RunState:
 
 def _verdict(cause: Finding | None) -> RunVerdict:
     if cause is None:
-        return RunVerdict(state="unknown", text="nothing that was read tells how the job died")
+        return RunVerdict(state="unknown", text="nothing in the input shows how the job died")
     why = tuple(fact.text for fact in cause.evidence[:3])
     return RunVerdict(state="broken", code=cause.code, text=cause.title, why=why, next=cause.remedy)
 
@@ -107,7 +107,7 @@ def _said_of(rank: int, examination: Examination) -> str:
             return told.partition(f"rank {rank}: ")[2] or told
         if rank in finding.ranks:
             return finding.title
-    return "nothing is told of it"
+    return "no details are known"
 
 
 def _stack_of(rank: int, examination: Examination) -> tuple[Frame, ...]:

@@ -12,7 +12,7 @@ from ddpdoctor.monitor.processes.stacks import without_ours
 from ddpdoctor.monitor.snapshot import StallSide, StallView
 from ddpdoctor.record.model import RunRecord
 
-_PLURALS = {"waits": "wait", "calls": "call", "was": "were", "is": "are", "asks": "ask", "sleeps": "sleep"}
+_PLURALS = {"waits": "wait", "calls": "call", "was": "were", "is": "are", "polls": "poll", "sleeps": "sleep"}
 
 
 def stall_view(divergence: Divergence, finding: Finding | None, record: RunRecord, seen_ns: int) -> StallView:

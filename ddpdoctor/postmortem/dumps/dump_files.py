@@ -39,13 +39,13 @@ def read_dumps(files: Sequence[Found]) -> DumpsRead:
                 content = stream.read(LARGEST_BYTES + 1)
             dump, _ = dumps.read(content)
         except (DumpError, OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
-            damaged.append(f"{found.name} is no usable dump: {getattr(error, 'strerror', None) or error}")
+            damaged.append(f"{found.name} is not a usable dump: {getattr(error, 'strerror', None) or error}")
             if rank is not None:
                 told.book.note_rank(rank)
             continue
         rank = rank if dump.rank is None else dump.rank
         if rank is None:
-            damaged.append(f"{found.name} does not say in its name whose dump it is, as dump_rank_3 does")
+            damaged.append(f"{found.name} has a name without a rank, such as dump_rank_3")
             continue
         told.book.add(rank, dump)
         told.read += 1
@@ -75,6 +75,6 @@ def _lost(book: DumpBook) -> list[str]:
         return []
     most = max(lost.values())
     return [
-        f"the flight recorders of {len(lost):,} ranks had overwritten up to {most:,} older entries: a parting before "
-        "them cannot be seen (TORCH_FR_BUFFER_SIZE makes the ring larger)"
+        f"the flight recorders of {len(lost):,} ranks had overwritten up to {most:,} older entries: an earlier "
+        "divergence cannot be seen (TORCH_FR_BUFFER_SIZE makes the ring larger)"
     ]

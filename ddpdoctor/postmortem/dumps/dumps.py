@@ -96,7 +96,7 @@ class Dumps:
     def read(self, content: bytes) -> tuple[Dump, bool]:
         """Return the dump, and whether it is one that was read before but for its times; raises DumpError."""
         if len(content) > LARGEST_BYTES:
-            raise DumpError(f"it has more than {LARGEST_BYTES >> 20} MiB, which no flight recorder writes")
+            raise DumpError(f"it has more than {LARGEST_BYTES >> 20} MiB, too large for a flight-recorder dump")
         if content[:1] != b"\x80":
             return _checked(_of_json(content)), False
         bare = timeless(content)
@@ -138,10 +138,10 @@ def _mended(pieces: list[bytes]) -> list[bytes]:
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"{module}.{name} does not belong into a flight record")
+        raise pickle.UnpicklingError(f"{module}.{name} does not belong in a flight record")
 
     def persistent_load(self, pid: object) -> NoReturn:
-        raise pickle.UnpicklingError("a reference to another file does not belong into a flight record")
+        raise pickle.UnpicklingError("a reference to another file does not belong in a flight record")
 
 
 def _of_pickle(content: bytes) -> Dump:
@@ -157,7 +157,7 @@ def _of_pickle(content: bytes) -> Dump:
     try:
         return msgspec.convert({"entries": loaded} if isinstance(loaded, list) else loaded, Dump, strict=False)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise DumpError(f"it is no flight record ({_first_line(error)})") from error
+        raise DumpError(f"it is not a flight record ({_first_line(error)})") from error
 
 
 def _of_json(content: bytes) -> Dump:
@@ -167,7 +167,7 @@ def _of_json(content: bytes) -> Dump:
     try:
         return msgspec.json.decode(content, type=Dump, strict=False)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise DumpError(f"it is no flight record ({_first_line(error)})") from error
+        raise DumpError(f"it is not a flight record ({_first_line(error)})") from error
 
 
 def _depth(content: bytes) -> int:

@@ -126,7 +126,7 @@ class Lines:
     def _give_up_tracing(self) -> None:
         if self._tracing:
             self._stop()
-            self._give_up(f"the lines were watched for {TRACED_AT_MOST_S:g} s only")
+            self._give_up(f"lines were traced for {TRACED_AT_MOST_S:g} s only")
 
     def _on_start(self, code: CodeType, offset: int) -> Any:
         monitoring = sys.monitoring  # type: ignore[attr-defined]

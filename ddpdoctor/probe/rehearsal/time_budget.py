@@ -51,6 +51,6 @@ class Pace:
             taken = self._fastest_s / (CERTAIN_SHARE if self._backwards == 1 else 1.0)
             self._ending.end(
                 "slow",
-                f"a batch takes {taken:.1f} s, so that {batches_left:.0f} more do not fit into the time limit"
+                f"a batch takes {taken:.1f} s, so {batches_left:.0f} more do not fit into the time limit"
                 f" of {self._limit_s:g} s",
             )

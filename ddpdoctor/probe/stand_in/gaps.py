@@ -39,4 +39,4 @@ def _function(name: str) -> Callable[..., Any]:
 
 
 def _refuse(name: str) -> NoReturn:
-    raise StandInGap(f"{name} needs a real GPU; the CUDA stand-in of this rehearsal cannot serve it")
+    raise StandInGap(f"{name} needs a real GPU; the CUDA stand-in of this rehearsal cannot emulate it")

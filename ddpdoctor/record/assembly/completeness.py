@@ -90,7 +90,7 @@ class Completeness:
             for name in ("collectives", "wraps", "forwards", "backwards", "step_tracks", "call_tracks"):
                 states[name] = StreamState("absent", "no rank initialised a process group")
         harmed = dict.fromkeys(states, self._missing_events()) | {
-            name: f"a part of the observation failed: {fault}" for name, fault in self._harmed.items()
+            name: f"part of the observation failed: {fault}" for name, fault in self._harmed.items()
         }
         for name, reason in harmed.items():
             if reason and states[name].state == "complete":

@@ -43,7 +43,7 @@ class LineRows:
         """Whether every line is known from where training began."""
         if self._lost:
             return StreamState("truncated", self._lost)
-        return StreamState("complete") if self._begun else StreamState("absent", "no rank came to its training")
+        return StreamState("complete") if self._begun else StreamState("absent", "no rank reached its training")
 
     def on_begun(self, pid: int, event: events.LinesBegun) -> None:
         """Take in that the lines of a process are noted from now on."""

@@ -24,7 +24,7 @@ def ending_of(event: Ended, rank: int) -> tuple[StopReason, str]:
         return "stand-in", f"the CUDA stand-in could not serve {_place(event.frames)}: {raised}"
     if reason == "overlay":
         who = f"rank {rank}" if rank >= 0 else "the script"
-        text = f"{_place(event.frames)} changes what the overlay of this user cannot hold"
+        text = f"{_place(event.frames)} changes what an overlay of this user cannot cover"
         return "overlay", f"{text}: {who} raised {event.type}{tail}"
     return "", ""
 
@@ -32,8 +32,8 @@ def ending_of(event: Ended, rank: int) -> tuple[StopReason, str]:
 def cut_sentence(place: str, raised: str, *, certain: bool) -> str:
     """Say that the script met a cut of ours, or perhaps did."""
     if certain:
-        return f"{place} asks a loader for more batches than the few that a pass is cut to"
-    return f"{raised}; it came right after a pass over a loader that the rehearsal had cut, which may be its cause"
+        return f"{place} requests more batches from a loader than the shortened pass has"
+    return f"{raised}; it came right after a pass that the rehearsal had shortened, which may be the cause"
 
 
 def _place(frames: Chain) -> str:

@@ -95,7 +95,7 @@ class ForkedUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CpuThreads(msgspec.Struct, frozen=True, kw_only=True):
-    """The threads on which torch computes in a rank, at its first optimizer step."""
+    """The threads for torch's computation in a rank, at its first optimizer step."""
 
     rank: int
     threads: int

@@ -30,7 +30,7 @@ def _seen_in_a_run(examination: Examination) -> bool:
 def why_incomplete(examination: Examination) -> str:
     """Say in one sentence why not everything that was asked for was examined."""
     if examination.autopsy is not None:
-        return "; ".join(examination.notes) or "nothing that was read tells of a failure"
+        return "; ".join(examination.notes) or "nothing in the input shows a failure"
     rehearsal = examination.rehearsal
     if examination.gate is not None and examination.gate.doubt:
         return examination.gate.doubt

@@ -63,14 +63,12 @@ def what_was_done(examination: Examination) -> str:
     steps, seconds = _count(rehearsal.steps, "step"), f"{rehearsal.seconds:.1f} s"
     size = rehearsal.batch_size
     batches = f", batches cut to {_count(size, 'sample')}" if size is not None else ""
-    kept = " In an overlay: nothing it wrote stays." if rehearsal.overlay else ""
+    kept = " In an overlay: everything it wrote was discarded." if rehearsal.overlay else ""
     beyond = ""
     if rehearsal.not_held_back:
-        beyond = f" Not held back: it {one_line(' and '.join(rehearsal.not_held_back))}."
+        beyond = f" Not isolated: it {one_line(' and '.join(rehearsal.not_held_back))}."
     if rehearsal.pretended:
-        beyond += (
-            f" Pretended, for want of the real: {one_line(', '.join(rehearsal.pretended))} (not with --no-pretend)."
-        )
+        beyond += f" Pretended because missing: {one_line(', '.join(rehearsal.pretended))} (not with --no-pretend)."
     if rehearsal.status == "completed":
         return f"{read}; rehearsed {target}{ranks}{batches}: {steps} in {seconds}.{kept}{beyond}"
     end = "stopped" if rehearsal.status == "stopped" else "failed"
@@ -125,7 +123,7 @@ def _unreached(examination: Examination, width: int) -> list[Text]:
         return []
     shown = "; ".join(_place(place, examination.root) for place in places[:PLACES_SHOWN])
     more = f"; and {_count(len(places) - PLACES_SHOWN, 'more place')}" if len(places) > PLACES_SHOWN else ""
-    text = f"not reached: {shown}{more}. More `--batches`, or `--full`, go further."
+    text = f"not reached: {shown}{more}. More `--batches`, or `--full`, reach further."
     return paragraph(Text(one_line(text)), width, Text("note", "bold"), indent=6)
 
 
@@ -141,18 +139,18 @@ def _summary(examination: Examination, width: int) -> list[Text]:
     passed = sum(outcome.state is OutcomeState.PASSED for outcome in outcomes)
     blind = sum(outcome.state in (OutcomeState.NOT_EVALUATED, OutcomeState.BOUND_HIT) for outcome in outcomes)
     unstated = sum(outcome.unstated for outcome in outcomes)
-    blind_to = " for want of settings in [tool.ddpdoctor.job]" if unstated == blind else ""
+    blind_to = " because [tool.ddpdoctor.job] does not set them" if unstated == blind else ""
     checks = f"{_count(passed, 'check')} passed" + (f", {blind} not evaluated{blind_to}" if blind else "")
     if not passed and blind:
         checks = f"{_count(blind, 'check')} not evaluated"
     if examination.refuted:
-        checks += f"; the rehearsal cleared {_count(len(examination.refuted), 'suspicion')} of the source"
+        checks += f"; the rehearsal refuted {_count(len(examination.refuted), 'suspicion')} of the source"
     if examination.gate is not None:
         found = f"{found} beyond {one_line(examination.gate.against)}" if examination.findings else "Nothing new"
     if examination.verdict == "inconclusive":
         sentence = f"Inconclusive: {found[0].lower()}{found[1:]}, and not everything could be examined; {checks}."
     elif examination.findings and examination.verdict == "clean":
-        sentence = f"{found}, none of which fails with --fail-on {examination.fail_on.value}; {checks}."
+        sentence = f"{found}, none at or above --fail-on {examination.fail_on.value}; {checks}."
     elif examination.rehearsal.status in ("stopped", "failed"):
         sentence = f"{found}; the rehearsal ended early: {checks}."
     else:

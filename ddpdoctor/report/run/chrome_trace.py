@@ -26,7 +26,7 @@ def encode(record: RunRecord) -> bytes:
     """Return the trace of a record, compressed by gzip."""
     trace = {
         "displayTimeUnit": "ms",
-        "otherData": {"tool": "ddpdoctor", "phases": "lengths are measured, their order within a step is not"},
+        "otherData": {"tool": "ddpdoctor", "phases": "durations are measured, their order within a step is not"},
         "traceEvents": list(events(record)),
     }
     return gzip.compress(msgspec.json.encode(trace), 6, mtime=0)

@@ -89,7 +89,7 @@ class RunLines:
             passed = sum(share >= limit for limit in SHARES)
             if passed > self._shares_told:
                 whole = seconds(wait.timeout_at_ns - wait.since_ns)
-                said = f"; {SHARES[passed - 1]:.0%} of the group's timeout of {whole} is over"
+                said = f"; {SHARES[passed - 1]:.0%} of the group's timeout of {whole} has passed"
             self._shares_told = max(passed, self._shares_told)
         if not said and snapshot.now_ns - self._wait_told_ns < WAITING_EVERY_NS:
             return []
@@ -106,7 +106,7 @@ class RunLines:
         if known is None or (snapshot.steps or 0) <= self._steps_at_stall:
             return []
         self._stall = None
-        return [f"the job goes on; it stood still for {seconds(self._stood_ns)}"]
+        return [f"the job continues; it stalled for {seconds(self._stood_ns)}"]
 
 
 def _same_stall(known: StallView, stall: StallView) -> bool:
@@ -154,7 +154,7 @@ def finding_lines(finding: Finding, root: str) -> list[str]:
 
 def stall_lines(stall: StallView, root: str) -> list[str]:
     """Return the verdict on a standstill: what, who, where, and what to do."""
-    lines = [f"STALLED: {one_line(stall.title)}{' (it may go on by itself)' if stall.may_go_on else ''}"]
+    lines = [f"STALLED: {one_line(stall.title)}{' (it may recover)' if stall.may_go_on else ''}"]
     for side in stall.sides:
         mark = "culprit: " if side.culprit else ""
         lines.append(f"  {mark}{named_ranks(side.ranks)} {one_line(side.text)}{_at(side, root)}")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ddpdoctor.record.streams.measured import Gpu
 
 RANKS_SHOWN = 16
-"""Of more ranks the slowest are shown; the JSON has them all."""
+"""Of more ranks the slowest are shown; all are in the JSON."""
 _STYLES = {"healthy": "bold green", "slow": "bold yellow", "broken": "bold red", "unknown": "bold"}
 _HEADINGS = ("rank", "step", "p95", "data", "fwd", "bwd", "wait", "xfer", "expl", "opt", "other", "late")
 _WARM_UP_AND_PAUSES = 50
@@ -83,7 +83,7 @@ def what_was_seen(snapshot: Snapshot) -> str:
         parts.append(f"{percent(snapshot.overlap_ratio)} of the communication hidden")
     if snapshot.efficiency is not None:
         parts.append(f"estimated efficiency {percent(snapshot.efficiency)}")
-    end = {None: "", 0: "; it ended well"}.get(snapshot.exit_code, f"; its exit code is {snapshot.exit_code}")
+    end = {None: "", 0: "; it ended normally"}.get(snapshot.exit_code, f"; its exit code is {snapshot.exit_code}")
     return ", ".join(parts) + end + "."
 
 
@@ -99,7 +99,7 @@ def _in_steps(snapshot: Snapshot) -> str:
     """How much of the time went into steps: the rest is start-up, evaluation, checkpoints."""
     if snapshot.steps is None or snapshot.phases is None:
         return ""
-    return f" (about {seconds(round(snapshot.steps * snapshot.phases.step_ns))} of them in steps)"
+    return f" (about {seconds(round(snapshot.steps * snapshot.phases.step_ns))} of it in steps)"
 
 
 def _newest(snapshot: Snapshot) -> str:
@@ -129,7 +129,7 @@ def _table(snapshot: Snapshot, width: int) -> list[Text]:
     is_slow = snapshot.verdict.state != "broken"
     lines += [Text(_row(rank, is_slow=is_slow), "bold" if rank.culprit else "") for rank in shown]
     if len(shown) < len(measured):
-        lines.append(Text(f"... the latest {len(shown)} of {len(measured)} ranks; the JSON has them all"))
+        lines.append(Text(f"... the {len(shown)} latest of {len(measured)} ranks; all are in the JSON"))
     return lines + paragraph(Text(_LEGEND, "dim"), width, indent=0)
 
 
@@ -170,7 +170,7 @@ def _gpus(snapshot: Snapshot, width: int) -> list[Text]:
     computing = snapshot.gpu_utilisation_corrected_percent
     if snapshot.gpu_utilisation_percent is not None and computing is not None:
         busy = f"GPUs: {snapshot.gpu_utilisation_percent:.0f} % busy"
-        lines.append(Text(f"{busy}, {computing:.0f} % without what only waits in communication"))
+        lines.append(Text(f"{busy}, {computing:.0f} % excluding waits in communication kernels"))
     return lines
 
 
@@ -191,7 +191,7 @@ def _gpu(gpu: Gpu) -> str:
             parts.append(f"{newest.temperature_c:.0f} °C")
         parts += [f"throttled: {', '.join(newest.throttle_reasons)}"] if newest.throttle_reasons else []
     ranks = f" (rank {', '.join(map(str, gpu.ranks))})" if gpu.ranks else ""
-    return f"GPU {gpu.index}{ranks} {one_line(gpu.name)}: {', '.join(parts) or 'nothing is known'}"
+    return f"GPU {gpu.index}{ranks} {one_line(gpu.name)}: {', '.join(parts) or 'no data'}"
 
 
 def _over(views: Sequence[FindingView], width: int) -> list[Text]:

@@ -22,8 +22,8 @@ _GAINS = 19
 _LEAST = 0.015
 """Changes that bring less are named in one line."""
 _LEGEND = (
-    "In front, how many times as many samples a second, and in brackets where the truth is expected in nine runs of "
-    "ten; each change by itself."
+    "First column: the speed-up in samples per second, with its 90 % prediction interval in brackets; each change on "
+    "its own."
 )
 
 
@@ -44,9 +44,9 @@ def _head(answer: WhatIf, width: int) -> list[Text]:
     nodes = f" on {answer.nodes} nodes" if answer.nodes > 1 else ""
     text = Text.assemble(
         (one_line(answer.name) or "the run", "bold"),
-        f" on {answer.ranks} ranks{nodes}: {in_milliseconds(answer.step_ns)} a step",
+        f" on {answer.ranks} ranks{nodes}: {in_milliseconds(answer.step_ns)} per step",
         f", {rate(answer.samples_per_s)} samples/s" if answer.samples_per_s else "",
-        f". The model makes {in_milliseconds(answer.replayed_ns)} of it ({answer.error:+.1%}, {answer.steps} steps), "
+        f". The model reproduces {in_milliseconds(answer.replayed_ns)} ({answer.error:+.1%}, {answer.steps} steps), "
         f"{in_milliseconds(answer.exposed_ns)} of them exposed communication.",
     )
     return [
@@ -63,7 +63,7 @@ def _table(answer: WhatIf, root: str, width: int) -> list[Text]:
     same = [change for change in answer.changes if change not in told]
     if same:
         titles = ", ".join(f"{change.title} ({change.memory})" if change.memory else change.title for change in same)
-        lines += paragraph(Text(one_line(titles)), width, Text("no difference to speak of", "bold"), 27)
+        lines += paragraph(Text(one_line(titles)), width, Text("no noticeable difference", "bold"), 27)
     return [*lines, *paragraph(Text(_LEGEND, "dim"), width, indent=0)]
 
 
@@ -101,7 +101,7 @@ def _together(answer: WhatIf, width: int) -> list[Text]:
     """The best combination, one change after the other."""
     if not answer.combination:
         return []
-    lines = [Text("together, each with all above it, of what leaves the training as it is", "bold")]
+    lines = [Text("cumulative: each with all above it, for changes that leave the training as it is", "bold")]
     before: set[str] = set()
     for change in answer.combination:
         new = {name: value for name, value in change.settings.items() if name not in before}
@@ -113,7 +113,7 @@ def _together(answer: WhatIf, width: int) -> list[Text]:
 
 
 def _curve(curve: Curve, width: int) -> list[Text]:
-    what = "the same batch on each rank" if curve.kind == "weak" else "the same batch in all"
+    what = "the same batch on each rank" if curve.kind == "weak" else "the same global batch"
     lines = [
         Text(f"{curve.kind} scaling ({what})", "bold"),
         Text(f"{'ranks':<7}{'nodes':<7}{'step, ms':<24}{'samples/s':<11}{'efficiency':<12}limited by"),

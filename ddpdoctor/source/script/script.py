@@ -93,8 +93,8 @@ class Script(msgspec.Struct, frozen=True, dict=True, eq=False, kw_only=True):
 def read_script(path: Path, follow_imports: bool = True) -> Script:
     """Read an entry script and, with ``follow_imports``, the project modules that it imports.
 
-    Raises UsageError when the entry script is missing, is no Python file, or does not parse; for imported modules these
-    become notes.
+    Raises UsageError when the entry script is missing, is not a Python file, or does not parse; for imported modules
+    these become notes.
     """
     return script_at(_checked(path), follow_imports=follow_imports)
 

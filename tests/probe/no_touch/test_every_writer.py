@@ -77,7 +77,7 @@ def test_no_writer_changes_an_old_file_and_each_is_told_which_it_was(project: An
     _, outcome = _try(project, {name: (old[name], code) for name, (code, _) in writers.items()})
     refused = {refusal.path for refusal in outcome.refusals}
     assert sorted(str(path) for path in old.values() if str(path) not in refused) == []
-    assert all("which the rehearsal did not make" in refusal.sentence for refusal in outcome.refusals)
+    assert all("which the rehearsal did not create" in refusal.sentence for refusal in outcome.refusals)
     project.clean()
     assert project.tree() == project.before
     assert _states(project.path) == states

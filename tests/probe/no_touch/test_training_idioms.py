@@ -31,7 +31,7 @@ def test_atomic_save_over_an_old_checkpoint_is_stopped(project: Any, stopped: Ca
         "import os, torch\ntorch.save({}, 'last.pt.tmp')\nos.replace('last.pt.tmp', 'last.pt')", torch=True
     )
     assert refusal.action == "rename"
-    assert refusal.sentence == "would replace last.pt, which the rehearsal did not make"
+    assert refusal.sentence == "would replace last.pt, which the rehearsal did not create"
 
 
 def test_copy_to_best_goes_through_when_best_is_new(allowed: Callable[..., Any]) -> None:
@@ -51,7 +51,7 @@ def test_copy_over_an_old_best_is_stopped(project: Any, stopped: Callable[..., A
     refusal = stopped(
         "import shutil, torch\ntorch.save({}, 'last.pt')\nshutil.copyfile('last.pt', 'best.pt')", torch=True
     )
-    assert refusal.sentence == "would write to best.pt, which the rehearsal did not make"
+    assert refusal.sentence == "would write to best.pt, which the rehearsal did not create"
 
 
 def test_save_load_remove_goes_through(allowed: Callable[..., Any]) -> None:
@@ -115,7 +115,7 @@ for old in sorted(glob.glob("ckpt_*.pt"))[:-2]:
 """,
         torch=True,
     )
-    assert refusal.sentence == "would delete ckpt_0.pt, which the rehearsal did not make"
+    assert refusal.sentence == "would delete ckpt_0.pt, which the rehearsal did not create"
 
 
 def test_resuming_from_the_newest_goes_through(project: Any, allowed: Callable[..., Any]) -> None:
@@ -137,7 +137,7 @@ def test_rmtree_of_an_old_output_directory_is_stopped_before_its_first_file(
 ) -> None:
     project.old({"out/a.pt": OLD, "out/deep/b.pt": OLD})
     refusal = stopped("import shutil, os\nshutil.rmtree('out', ignore_errors=True)\nos.makedirs('out')")
-    assert refusal.sentence == "would delete the directory out, which the rehearsal did not make"
+    assert refusal.sentence == "would delete the directory out, which the rehearsal did not create"
 
 
 def test_rmtree_of_an_own_output_directory_goes_through(allowed: Callable[..., Any]) -> None:
@@ -199,7 +199,7 @@ save_file({"weight": torch.ones(2)}, "model.safetensors")
 def test_nothing_happens_to_an_old_file(project: Any, stopped: Callable[..., Any], code: str) -> None:
     (project.path / "empty").mkdir()
     project.old({"train.log": "epoch 3\n", "sub/b.log": "epoch 3\n"})
-    assert "which the rehearsal did not make" in stopped(code).sentence
+    assert "which the rehearsal did not create" in stopped(code).sentence
 
 
 @pytest.mark.parametrize(

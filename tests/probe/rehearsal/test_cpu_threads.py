@@ -1,4 +1,4 @@
-"""Who chose the number of threads on which torch computes."""
+"""Who chose the number of threads for torch's computation."""
 
 from __future__ import annotations
 

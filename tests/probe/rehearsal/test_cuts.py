@@ -40,7 +40,7 @@ for epoch in range(3):
     section = judge(record, os.path.dirname(record.job.script))
     assert (section.status, section.steps) == ("stopped", 4)
     assert section.reason.startswith("rank 0 raised RuntimeError at train.py:22: The size of tensor a (40) must match")
-    assert section.reason.endswith("which may be its cause")
+    assert section.reason.endswith("which may be the cause")
     assert "--full" in section.hint
 
 

@@ -314,4 +314,4 @@ def test_a_gradient_that_comes_twice_is_named(tmp_path: Path, monkeypatch: pytes
     examination, _ = examined((setup, "update(optimizer, model(x).mean())", ""), tmp_path, monkeypatch)
     (finding,) = [finding for finding in examination.findings if "rehearsal" in finding.basis]
     assert finding.code == "DDP210"
-    assert finding.title == "the gradient of layer.bias came twice in one backward: reentrant checkpoints share it"
+    assert finding.title == "the gradient of layer.bias arrived twice in one backward: reentrant checkpoints share it"

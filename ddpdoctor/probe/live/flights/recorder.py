@@ -23,7 +23,7 @@ MOST_ENTRIES = 500
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"{module}.{name} does not belong into a flight record")
+        raise pickle.UnpicklingError(f"{module}.{name} does not belong in a flight record")
 
 
 class Flights:

@@ -141,9 +141,7 @@ class Rendezvous:
         if self._chosen("ranks.json", f"{self._joined}:{rank}", lambda: launched_as) == launched_as:
             return
         self._journal.event("led", rank=rank)
-        self._ending.end(
-            "rendezvous", f"two ranks join the group as rank {rank}, so that it never has all of its ranks"
-        )
+        self._ending.end("rendezvous", f"two ranks join the group as rank {rank}, so the group is never complete")
 
     def started(self) -> int:
         """Return how many processes were started as ranks; 0 when it is not known."""

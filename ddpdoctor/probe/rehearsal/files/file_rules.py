@@ -35,7 +35,7 @@ _BYTECODE = re.compile(r"\.pyc(\.\d+)?$")
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _STANDARD_LIBRARY = os.path.realpath(os.path.dirname(os.__file__))
 _SQLITE_SIDECARS = ("-journal", "-wal", "-shm")
-_NOT_OURS = "which the rehearsal did not make"
+_NOT_OURS = "which the rehearsal did not create"
 
 
 class Refusal(NamedTuple):
@@ -351,7 +351,7 @@ class FileRules:
 
     def called_from_c(self, name: object) -> Refusal | None:
         """A function of the C library that changes files is about to be called through ``ctypes``."""
-        return self._unknown(f"call {name}() of the C library, which is not seen")
+        return self._unknown(f"call {name}() of the C library, which cannot be observed")
 
     def _unknown(self, action: str) -> Refusal | None:
         return None if self._allow_writes else Refusal("write", "", f"would {action}")

@@ -210,7 +210,7 @@ class _Guard:
         except Exception as fault:
             if sys.is_finalizing():
                 return
-            refusal = Refusal("write", "", f"does something to a file that cannot be judged ({type(fault).__name__})")
+            refusal = Refusal("write", "", f"changes a file in a way that cannot be judged ({type(fault).__name__})")
         if refusal is not None and not self._in_overlay:
             self.quietly(lambda: self._on_refused(*refusal))
             raise PermissionError(f"{refusal.sentence}: refused in a rehearsal")
