@@ -6,25 +6,18 @@ and after them a read costs nothing. What an evaluation between two steps reads 
 
 from __future__ import annotations
 
-import functools
-import sys
-import time
 from threading import get_ident
 from types import CodeType, FrameType
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
-from ..user_code import leave_no_frame
+from ..facts.tensor_reads import follow_reads, user_reader
 from .observer import Observer
 from .timing.steps import ACTIVE, STEPPED
 
-METHODS = ("item", "cpu", "tolist", "__bool__", "__float__", "__int__")
 FIRST_AFTER = 20
 """Steps before the first that is sampled: by then what is compiled is compiled."""
 SAMPLED = 20
 MOST_PLACES = 50
-_PRINTING = ("/torch/_tensor_str.py", "/torch/_tensor.py")
-"""The files of torch through which a tensor is printed or formatted."""
-_now_ns = time.monotonic_ns
 
 
 class Place:
@@ -47,7 +40,7 @@ class HostReads:
         self._first = 0
         """The first step that is sampled; 0 before the first training forward."""
         self._installed: dict[str, tuple[Any, Any]] = {}
-        """What was put in the place of each method, and what the class itself had there; None for what it inherits."""
+        """As ``follow_reads`` returns it."""
         self._places: dict[tuple[str, CodeType, int], Place] = {}
         self.is_over = False
 
@@ -63,7 +56,9 @@ class HostReads:
             self.finish(step)
         elif step >= self._first and not self._installed:
             self._first = step
-            self._install()
+            self._installed = follow_reads(
+                self._observer.journal, self._tensor_class, self._is_watched, self._note_read
+            )
 
     def finish(self, step: int) -> None:
         """Stop sampling before the step of this number, and tell what was seen."""
@@ -90,54 +85,23 @@ class HostReads:
                     wait_ns=place.wait_ns,
                 )
 
-    def _install(self) -> None:
-        for name in METHODS:
-            method = getattr(self._tensor_class, name, None)
-            if method is not None:
-                replacement = self._counted(name, method)
-                self._installed[name] = replacement, self._tensor_class.__dict__.get(name)
-                setattr(self._tensor_class, name, replacement)
+    def _is_watched(self) -> bool:
+        return not self.is_over and not self._is_compiling() and self._observer.thread == get_ident()
 
-    def _counted(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        reads, observer, is_compiling = self, self._observer, self._is_compiling
-
-        @functools.wraps(method)
-        def read(tensor: Any, *arguments: Any, **options: Any) -> Any:
-            if reads.is_over or is_compiling() or observer.thread != get_ident():
-                return method(tensor, *arguments, **options)
-            begun_ns = _now_ns()
-            try:
-                return method(tensor, *arguments, **options)
-            except BaseException as error:
-                leave_no_frame(error)
-                raise
-            finally:
-                observer.journal.guarded(
-                    reads._note_read,
-                    name,
-                    tensor,
-                    sys._getframe(1),
-                    _now_ns() - begun_ns,
-                    harms=("host_reads", "tensor_reads"),
-                )
-
-        return read
-
-    def _note_read(self, name: str, tensor: Any, frame: Optional[FrameType], wait_ns: int) -> None:
+    def _note_read(self, name: str, tensor: Any, frame: FrameType, wait_ns: int) -> None:
         steps = self._observer.steps
         self._observer.moments.take_in()
         if steps.state not in (ACTIVE, STEPPED) or not self.waits_for_gpu(tensor):
             return
-        while frame is not None and frame.f_code.co_filename.endswith(_PRINTING):
-            frame = frame.f_back
-        if frame is None or not self._observer.journal.user_code.holds(frame.f_code.co_filename):
-            return  # A library reads: a scaler, a trainer's log.
-        key = (name, frame.f_code, frame.f_lasti)
+        reader = user_reader(frame, self._observer.journal.user_code)
+        if reader is None:
+            return
+        key = (name, reader.f_code, reader.f_lasti)
         place = self._places.get(key)
         if place is None:
             if len(self._places) >= MOST_PLACES:
                 return
-            place = self._places[key] = Place(self._observer.journal.site(frame))
+            place = self._places[key] = Place(self._observer.journal.site(reader))
         place.calls += 1
         place.wait_ns += wait_ns
         if steps.current != place.newest:
