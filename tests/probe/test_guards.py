@@ -34,7 +34,7 @@ guarded, failed = journal.Journal.guarded, set()
 
 def fail_once(self, note, *arguments, harms=None):
     frame = sys._getframe(1)
-    place = frame.f_code.co_filename, frame.f_lineno
+    place = frame.f_code.co_filename, frame.f_lineno, note.__name__
     if place in failed or note.__name__ in ("report", "_end_ns"):
         return guarded(self, note, *arguments, harms=harms)
     failed.add(place)
@@ -62,7 +62,7 @@ dist.destroy_process_group()
 
 
 class Guard(NamedTuple):
-    """A call of ``guarded`` or ``fault`` in the probe."""
+    """A call of ``guarded``, ``on_call`` or ``fault`` in the probe."""
 
     place: str
     what: str
@@ -72,15 +72,16 @@ class Guard(NamedTuple):
 
 
 def guards() -> Iterator[Guard]:
-    """Every guard of the probe."""
+    """Every guard of the probe; that of ``on_call`` itself says what those who listen say."""
     for path in sorted(PROBE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not node.args:
+            if not isinstance(node, ast.Call) or not node.args or path.name == "call_listeners.py":
                 continue
-            if node.func.attr == "guarded" or (node.func.attr == "fault" and isinstance(node.args[0], ast.Constant)):
-                given = next((entry.value for entry in node.keywords if entry.arg == "harms"), None)
-                harms = None if given is None else tuple(ast.literal_eval(given))
-                what = ast.unparse(node.args[0]).rpartition(".")[2]
+            name = ast.unparse(node.func).rpartition(".")[2]
+            if name in ("guarded", "on_call") or (name == "fault" and isinstance(node.args[0], ast.Constant)):
+                given = {entry.arg: entry.value for entry in node.keywords}
+                harms = tuple(ast.literal_eval(given["harms"])) if "harms" in given else None
+                what = ast.unparse(given.get("before") or given.get("after") or node.args[0]).rpartition(".")[2]
                 yield Guard(f"{path.relative_to(PROBE)}:{node.lineno}", what, harms)
 
 

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import functools
+from types import FrameType
 from typing import Any
+
+from ..call_listeners import on_call
+from ..journal import Journal
 
 
 class Joins:
     """The enabled contexts of this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
         self.open = 0
 
     def install(self) -> None:
-        """Patch the class, where this torch has it."""
+        """Listen to the class, where this torch has it."""
         try:
             from torch.distributed.algorithms.join import Join
         except ImportError:
             return
-        enter, leave, joins = Join.__enter__, Join.__exit__, self
+        on_call(self._journal, Join, "__enter__", before=self._entered, harms=("passes",))
+        on_call(self._journal, Join, "__exit__", before=self._left, harms=("passes",))
 
-        @functools.wraps(enter)
-        def __enter__(join: Any) -> Any:
-            joins.open += bool(getattr(join, "_enable", True))
-            return enter(join)
+    def _entered(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self.open += bool(getattr(arguments[0], "_enable", True))
 
-        @functools.wraps(leave)
-        def __exit__(join: Any, *error: Any) -> Any:
-            joins.open -= bool(getattr(join, "_enable", True))
-            return leave(join, *error)
-
-        Join.__enter__, Join.__exit__ = __enter__, __exit__
+    def _left(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self.open -= bool(getattr(arguments[0], "_enable", True))

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
-import sys
 from collections.abc import Mapping
 from types import FrameType
 from typing import Any, Callable, Optional
 from weakref import WeakKeyDictionary
 
+from ..call_listeners import named_arguments, on_call
 from ..facts.digests import tensor_digest
 from ..facts.wraps import batch_norms, wrap_facts
 from ..journal import Journal
-from ..user_code import leave_no_frame
 from .loaders import Passes
 from .observer import Observer
 
@@ -76,6 +73,7 @@ class Evidence:
         self._observer = observer
         self._journal = observer.journal
         self._torch = torch
+        self._ddp_class = torch.nn.parallel.DistributedDataParallel
         self._wraps: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._wrapped = 0
         self._forwards: dict[int, int] = {}
@@ -84,9 +82,9 @@ class Evidence:
         self._saves = 0
 
     def install(self) -> None:
-        """Patch the constructors."""
-        self._hook_construction(self._torch.nn.parallel.DistributedDataParallel, self.note_wrap)
-        self._hook_construction(self._torch.utils.data.DataLoader, self._passes.note_loader)
+        """Listen to the constructors."""
+        on_call(self._journal, self._ddp_class, "__init__", after=self._ddp_made, harms=("wraps",))
+        self._passes.listen_to_constructor()
 
     def note_wrap(self, ddp: Any, given: dict[str, Any], site: int, by_user: bool) -> None:
         """Note a DDP module; once each."""
@@ -135,28 +133,12 @@ class Evidence:
             target = options.get("f", arguments[1] if len(arguments) > 1 else None)
             self._journal.guarded(self._note_save, target, frame, harms=("files",))
 
-    def _hook_construction(self, owner: Any, note: Callable[[Any, dict[str, Any], int, bool], None]) -> None:
-        construct, evidence = owner.__init__, self
-        names = list(inspect.signature(construct).parameters)[1:]
-
-        @functools.wraps(construct)
-        def __init__(made: Any, *arguments: Any, **options: Any) -> None:
-            try:
-                construct(made, *arguments, **options)
-            except BaseException as error:
-                leave_no_frame(error)
-                raise
-            given = {**dict(zip(names, arguments)), **options}
-            evidence._journal.guarded(
-                evidence._note_made, note, made, given, sys._getframe(1), harms=("wraps", "loaders")
-            )
-
-        owner.__init__ = __init__
-
-    def _note_made(self, note: Callable[..., None], made: Any, given: dict[str, Any], frame: FrameType) -> None:
+    def _ddp_made(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         journal = self._journal
         if journal.forked_from is None:
-            note(made, given, journal.site(frame), journal.user_code.holds(frame.f_code.co_filename))
+            given = named_arguments(self._ddp_class.__init__, arguments, options)
+            by_user = journal.user_code.holds(frame.f_code.co_filename)
+            self.note_wrap(arguments[0], given, journal.site(frame), by_user)
 
     def _note_forward(self, ddp: Any, number: int, frame: FrameType) -> None:
         gradients = bool(self._torch.is_grad_enabled())

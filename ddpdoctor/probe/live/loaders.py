@@ -7,6 +7,7 @@ from array import array
 from types import FrameType
 from typing import Any, Callable, Optional
 
+from ..call_listeners import on_call
 from ..facts.digests import leaves
 from ..facts.index_lists import base_indices, digest_of, integers
 from ..facts.joins import Joins
@@ -103,7 +104,7 @@ class Passes:
         self._journal = observer.journal
         self._torch = torch
         self._capabilities = capabilities
-        self._joins = Joins()
+        self._joins = Joins(self._journal)
         self._averaged = 0
         """Backwards that averaged gradients."""
         self._loaders = 0
@@ -149,14 +150,11 @@ class Passes:
         if draw is not None and owner.__dict__.get("_next_index") is (draw if on else noting):
             owner._next_index = noting if on else draw
 
-    def note_loader(self, loader: Any, given: dict[str, Any], site: int, by_user: bool) -> None:
-        """A loader was made at a line of the user's, or of a library."""
-        number, self._loaders = self._loaders, self._loaders + 1
-        object.__setattr__(loader, "_ddpdoctor_loader", number)
-        if number < LOADERS_NOTED:
-            length = length_of(loader, self._length)
-            facts = loader_facts(loader, self._torch)
-            self._journal.event("loader", loader=number, site=site, length=length, **facts)
+    def listen_to_constructor(self) -> None:
+        """Note each loader that is made."""
+        on_call(
+            self._journal, self._torch.utils.data.DataLoader, "__init__", after=self._loader_made, harms=("loaders",)
+        )
 
     def pass_is_asked_for(self, loader: Any) -> None:
         """An iterator is about to be made, or started anew where workers persist."""
@@ -201,6 +199,17 @@ class Passes:
         self._averaged += averages
         if current is not None:
             current.backwards += 1
+
+    def _loader_made(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        if self._journal.forked_from is not None:
+            return
+        loader, number = arguments[0], self._loaders
+        self._loaders += 1
+        object.__setattr__(loader, "_ddpdoctor_loader", number)
+        if number < LOADERS_NOTED:
+            length = length_of(loader, self._length)
+            facts = loader_facts(loader, self._torch)
+            self._journal.event("loader", loader=number, site=self._journal.site(frame), length=length, **facts)
 
     def _pass_begins(self, loader: Any, iterator: Any, frame: FrameType) -> None:
         number = loader.__dict__.get("_ddpdoctor_loader", LOADERS_NOTED)

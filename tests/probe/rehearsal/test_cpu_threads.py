@@ -18,7 +18,11 @@ from ddpdoctor.probe.rehearsal.environment.cpu_threads import CpuThreads
 )
 def test_who_asks_for_threads_has_chosen_them(plan: dict[str, Any], sets: bool, chosen: bool) -> None:
     told: list[dict[str, Any]] = []
-    journal: Any = SimpleNamespace(plan=plan, event=lambda name, **fields: told.append({"event": name, **fields}))
+    journal: Any = SimpleNamespace(
+        plan=plan,
+        event=lambda name, **fields: told.append({"event": name, **fields}),
+        guarded=lambda note, *arguments, harms: note(*arguments),
+    )
     own = SimpleNamespace(set_num_threads=torch.set_num_threads, get_num_threads=torch.get_num_threads)
     threads, before = CpuThreads(journal, own), torch.get_num_threads()
     threads.install()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import functools
+from types import FrameType
 from typing import Any
 
+from ...call_listeners import on_call
 from ...journal import Journal
 
 
@@ -13,19 +14,14 @@ def hook_non_member_calls(journal: Journal, torch: Any) -> None:
     if not torch.distributed.is_available():
         return
     module = torch.distributed.distributed_c10d
-    warn = getattr(module, "_warn_not_in_group", None)
-    if warn is None:
+    if not hasattr(module, "_warn_not_in_group"):
         return
     noted: set[int] = set()
 
-    def note(operation: object, site: int) -> None:
+    def note(frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        site = journal.site(frame)
         if site not in noted:
             noted.add(site)
-            journal.event("outsider_call", operation=str(operation), site=site)
+            journal.event("outsider_call", operation=str(arguments[0]), site=site)
 
-    @functools.wraps(warn)
-    def warn_noted(operation: object, *arguments: Any, **options: Any) -> Any:
-        journal.guarded(note, operation, journal.here(), harms=("outsider_calls",))
-        return warn(operation, *arguments, **options)
-
-    module._warn_not_in_group = warn_noted
+    on_call(journal, module, "_warn_not_in_group", before=note, harms=("outsider_calls",))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import time
 from array import array
-from collections.abc import Callable
+from types import FrameType
 from typing import Any, Optional
 
+from ...call_listeners import on_call
 from ...facts.digests import WHOLE_UP_TO_BYTES, tensor_digest
 from ...journal import Journal
 
@@ -20,7 +20,7 @@ _SITE, _PART = "_ddpdoctor_site", "_ddpdoctor_part"
 
 
 class Division:
-    """Patches the constructors of ``Subset`` and ``DistributedSampler``."""
+    """Listens to the constructors of ``Subset`` and ``DistributedSampler``."""
 
     def __init__(self, journal: Journal, torch: Any) -> None:
         self._journal = journal
@@ -28,26 +28,19 @@ class Division:
         self._parts = 0
 
     def install(self) -> None:
-        """Patch the classes; subclasses that call the constructor follow."""
-        data = self._torch.utils.data
-        self._after_construction(data.Subset, self._note_part)
-        self._after_construction(data.distributed.DistributedSampler, self._note_sampler)
+        """Listen to the classes; subclasses that call the constructor follow."""
+        journal, data = self._journal, self._torch.utils.data
+        on_call(journal, data.Subset, "__init__", after=self._note_part, harms=("parts",))
+        on_call(journal, data.distributed.DistributedSampler, "__init__", after=self._note_sampler, harms=("parts",))
 
-    def _after_construction(self, kind: Any, note: Callable[[Any, int], None]) -> None:
-        construct, journal = kind.__init__, self._journal
+    def _note_sampler(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        if self._journal.may_be_rank:
+            object.__setattr__(arguments[0], _SITE, self._journal.site(frame))
 
-        @functools.wraps(construct)
-        def __init__(made: Any, *arguments: Any, **options: Any) -> None:
-            construct(made, *arguments, **options)
-            if journal.may_be_rank:
-                journal.guarded(note, made, journal.here(), harms=("parts",))
-
-        kind.__init__ = __init__
-
-    def _note_sampler(self, sampler: Any, site: int) -> None:
-        object.__setattr__(sampler, _SITE, site)
-
-    def _note_part(self, subset: Any, site: int) -> None:
+    def _note_part(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        if not self._journal.may_be_rank:
+            return
+        subset, site = arguments[0], self._journal.site(frame)
         number, self._parts = self._parts, self._parts + 1
         object.__setattr__(subset, _PART, number)
         try:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, Optional
 
+from ...call_listeners import on_call
 from ...facts.joins import Joins
 from ...facts.loaders import length_of, loader_facts, sharding_sampler
 from ...journal import Journal
@@ -42,7 +43,7 @@ class Loaders:
         """Where loaders were made that had workers in a pass."""
         self._just_cut = False
         """A pass was cut and nothing was drawn or trained since."""
-        self._joins = Joins()
+        self._joins = Joins(journal)
         self.training_begins: Callable[[], object] = lambda: None
         """Called when a loader is drawn from."""
         self.hand_out: Callable[[Trail, Any, Any], Any] = lambda trail, batch, inner: batch
@@ -56,14 +57,7 @@ class Loaders:
         """Patch the class; subclasses that override nothing of it follow."""
         loader_class = self._torch.utils.data.DataLoader
         loaders, journal = self, self._journal
-        construct, length = loader_class.__init__, loader_class.__len__
-        self._true_length = length
-
-        @functools.wraps(construct)
-        def __init__(loader: Any, *arguments: Any, **options: Any) -> None:
-            construct(loader, *arguments, **options)
-            if journal.rank is not None or journal.plan.get("spawns_ranks"):
-                journal.guarded(loaders._note, loader, journal.here(), harms=("loaders", "passes"))
+        length = self._true_length = loader_class.__len__
 
         @functools.wraps(length)
         def __len__(loader: Any) -> int:
@@ -72,7 +66,8 @@ class Loaders:
             told = journal.guarded(loaders._told, loader, true, asker, harms=("passes",))
             return true if told is None else told
 
-        loader_class.__init__, loader_class.__len__ = __init__, __len__
+        loader_class.__len__ = __len__
+        on_call(journal, loader_class, "__init__", after=self._loader_made, harms=("loaders", "passes"))
         self._shorten(loader_class)
         self._indices.install()
         self._joins.install()
@@ -97,8 +92,11 @@ class Loaders:
         __iter__._ddpdoctor_shortens = True  # type: ignore[attr-defined]
         loader_class.__iter__ = __iter__
 
-    def _note(self, loader: Any, site: int) -> None:
+    def _loader_made(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         """Write what is known of a loader at its construction, and see to it that its passes are cut."""
+        if self._journal.rank is None and not self._journal.plan.get("spawns_ranks"):
+            return
+        loader, site = arguments[0], self._journal.site(frame)
         number, self._made = self._made, self._made + 1
         self._journal.event(
             "loader",

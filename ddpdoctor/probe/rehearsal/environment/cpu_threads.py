@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import functools
+from types import FrameType
 from typing import Any
 
+from ...call_listeners import on_call
 from ...journal import Journal
 
 
@@ -18,17 +19,12 @@ class CpuThreads:
 
     def install(self) -> None:
         """Listen to ``torch.set_num_threads``."""
-        torch, threads = self._torch, self
-        choose = torch.set_num_threads
-
-        @functools.wraps(choose)
-        def set_num_threads(*arguments: Any, **options: Any) -> Any:
-            threads._set = True
-            return choose(*arguments, **options)
-
-        torch.set_num_threads = set_num_threads
+        on_call(self._journal, self._torch, "set_num_threads", before=self._chosen, harms=("cpu_threads",))
 
     def note_threads(self) -> None:
         """Write it down."""
         chosen = self._set or bool(self._journal.plan.get("threads_chosen"))
         self._journal.event("cpu_threads", threads=int(self._torch.get_num_threads()), chosen=chosen)
+
+    def _chosen(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self._set = True

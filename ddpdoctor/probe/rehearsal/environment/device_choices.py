@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-import sys
+from types import FrameType
 from typing import Any
 
+from ...call_listeners import on_call
 from ...journal import Journal
 
 NOTED = 20
 
 
 class DeviceChoices:
-    """Patches ``torch.cuda.set_device`` and ``torch.distributed.barrier``."""
+    """Listens to ``torch.cuda.set_device`` and ``torch.distributed.barrier``."""
 
     def __init__(self, journal: Journal, torch: Any) -> None:
         self._journal = journal
@@ -21,35 +21,20 @@ class DeviceChoices:
         self._early = 0
 
     def install(self) -> None:
-        """Replace both functions; what they do stays the same."""
+        """Listen to both functions."""
         cuda, distributed, journal = self._torch.cuda, self._torch.distributed, self._journal
-        choose = cuda.set_device
+        on_call(journal, cuda, "set_device", after=self._note_choice, harms=("device_choices",))
+        if distributed.is_available():
+            on_call(journal, distributed, "barrier", before=self._note_early, harms=("device_choices",))
 
-        @functools.wraps(choose)
-        def set_device(device: Any) -> Any:
-            result = choose(device)
-            journal.guarded(self._note_choice, sys._getframe(1), harms=("device_choices",))
-            return result
-
-        cuda.set_device = set_device
-        if not distributed.is_available():
-            return
-        wait = distributed.barrier
-
-        @functools.wraps(wait)
-        def barrier(*arguments: Any, **options: Any) -> Any:
-            if not self._chosen and options.get("device_ids") is None:
-                journal.guarded(self._note_early, sys._getframe(1), harms=("device_choices",))
-            return wait(*arguments, **options)
-
-        distributed.barrier = barrier
-
-    def _note_choice(self, frame: Any) -> None:
+    def _note_choice(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         self._chosen += 1
         if self._chosen <= NOTED:
             self._journal.event("device_choice", chosen=True, site=self._journal.site(frame))
 
-    def _note_early(self, frame: Any) -> None:
+    def _note_early(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        if self._chosen or options.get("device_ids") is not None:
+            return
         self._early += 1
         if self._early <= NOTED and self._journal.user_code.holds(frame.f_code.co_filename):
             self._journal.event("device_choice", chosen=False, site=self._journal.site(frame))

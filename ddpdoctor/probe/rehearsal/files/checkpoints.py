@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from types import FrameType
 from typing import Any
 
+from ...call_listeners import on_call
 from ...journal import Journal
 from .real_paths import target_path
 
@@ -27,22 +29,18 @@ class Checkpoints:
     def install(self) -> None:
         """Replace the functions in the modules that users and torch take them from."""
         serialization = self._torch.serialization
-        self._hook_places(serialization)
+        on_call(
+            self._journal, serialization, "default_restore_location", before=self._restores, harms=("checkpoint_loads",)
+        )
         loaded = self._noted_load(serialization.load)
         self._torch.load = serialization.load = loaded
         module_class = self._torch.nn.Module
         module_class.load_state_dict = self._noted_state(module_class.load_state_dict)
 
-    def _hook_places(self, serialization: Any) -> None:
-        restore, saved_on = serialization.default_restore_location, self._saved_on
-
-        @functools.wraps(restore)
-        def restore_noted(storage: Any, location: Any) -> Any:
-            if isinstance(location, str) and len(saved_on) < 16:
-                saved_on.add(location)
-            return restore(storage, location)
-
-        serialization.default_restore_location = restore_noted
+    def _restores(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        location = arguments[1] if len(arguments) > 1 else options.get("location")
+        if isinstance(location, str) and len(self._saved_on) < 16:
+            self._saved_on.add(location)
 
     def _noted_load(self, load: Any) -> Any:
         @functools.wraps(load)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
-import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, Optional
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
+from ...call_listeners import named_arguments, on_call
 from ...facts.digests import tensor_digest
 from ...facts.wraps import batch_norms, wrap_facts
 from ...journal import Journal
@@ -30,7 +29,7 @@ ZEROS_SOUGHT = 32
 
 
 class Modules:
-    """Patches ``DistributedDataParallel``."""
+    """Listens to ``DistributedDataParallel``."""
 
     def __init__(
         self,
@@ -43,6 +42,7 @@ class Modules:
         self._journal = journal
         self._ending = ending
         self._torch = torch
+        self._ddp_class = torch.nn.parallel.DistributedDataParallel
         self._newest_batch = newest_batch
         self._pace = pace
         self.training_begins: Callable[[], object] = lambda: None
@@ -58,55 +58,24 @@ class Modules:
         self._changes = 0
 
     def install(self) -> None:
-        """Patch construction, forward and communication hooks."""
-        ddp_class = self._torch.nn.parallel.DistributedDataParallel
-        construct, forward, hook = ddp_class.__init__, ddp_class.forward, ddp_class.register_comm_hook
-        parameters = inspect.signature(construct).parameters
-        modules = self
-
-        @functools.wraps(construct)
-        def __init__(ddp: Any, *arguments: Any, **options: Any) -> None:
-            modules._ending.check()
-            site = modules._journal.here()
-            short = modules._journal.guarded(
-                modules._shortage, arguments[0] if arguments else options.get("module"), harms=()
-            )
-            if short:
-                modules._ending.end("memory", short)
-            construct(ddp, *arguments, **options)
-            modules.training_begins()
-            bound = dict(zip(list(parameters)[1:], arguments))
-            bound.update(options)
-            by_user = modules._journal.user_code.holds(sys._getframe(1).f_code.co_filename)
-            modules._journal.guarded(
-                modules._note_wrap,
-                ddp,
-                bound,
-                site,
-                by_user,
-                harms=("wraps", "wrap_changes", "forwards", "backwards", "missing_gradients", "buffers"),
-            )
-
-        @functools.wraps(forward)
-        def forward_noted(ddp: Any, *arguments: Any, **options: Any) -> Any:
-            modules._ending.check()
-            modules._journal.guarded(
-                modules._note_forward,
-                ddp,
-                arguments,
-                options,
-                sys._getframe(1),
-                harms=("wrap_changes", "forwards", "backwards", "missing_gradients", "buffers"),
-            )
-            return forward(ddp, *arguments, **options)
-
-        @functools.wraps(hook)
-        def hook_noted(ddp: Any, *arguments: Any, **options: Any) -> Any:
-            if ddp in modules._wraps:
-                modules._journal.event("communication_hook", wrap=modules._wraps[ddp].number)
-            return hook(ddp, *arguments, **options)
-
-        ddp_class.__init__, ddp_class.forward, ddp_class.register_comm_hook = __init__, forward_noted, hook_noted
+        """Listen to construction, forward and communication hooks."""
+        journal, ddp_class = self._journal, self._ddp_class
+        on_call(
+            journal,
+            ddp_class,
+            "__init__",
+            before=self._wrap_begins,
+            after=self._ddp_made,
+            harms=("wraps", "wrap_changes", "forwards", "backwards", "missing_gradients", "buffers"),
+        )
+        on_call(
+            journal,
+            ddp_class,
+            "forward",
+            before=self._forward_begins,
+            harms=("wrap_changes", "forwards", "backwards", "missing_gradients", "buffers"),
+        )
+        on_call(journal, ddp_class, "register_comm_hook", before=self._comm_hook_comes, harms=("wraps",))
 
     def backward_begins(self) -> tuple[list[int], list[int]]:
         """Numbers of the wraps that hold gradients already, and of those that are under ``no_sync`` only now."""
@@ -161,12 +130,23 @@ class Modules:
 
     def inner_owner_of(self, error: BaseException) -> str:
         """Class of a wrapped model that has the attribute that was asked of its DDP wrapper; empty otherwise."""
-        ddp_class = self._torch.nn.parallel.DistributedDataParallel
-        if not isinstance(error, AttributeError) or f"'{ddp_class.__name__}' object" not in str(error):
+        if not isinstance(error, AttributeError) or f"'{self._ddp_class.__name__}' object" not in str(error):
             return ""
         name = str(error).rstrip("'").rpartition("'")[2]
         owners = [type(ddp.module).__qualname__ for ddp in self._wraps if hasattr(ddp.module, name)]
         return owners[0] if owners else ""
+
+    def _wrap_begins(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self._ending.check()
+        module = arguments[1] if len(arguments) > 1 else options.get("module")
+        short = self._journal.guarded(self._shortage, module, harms=())
+        if short:
+            self._ending.end("memory", short)
+
+    def _comm_hook_comes(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        reduction = self._wraps.get(arguments[0])
+        if reduction is not None:
+            self._journal.event("communication_hook", wrap=reduction.number)
 
     def _shortage(self, module: Any) -> str:
         """Say that this machine has not the memory to train the module; empty when it has."""
@@ -188,7 +168,9 @@ class Modules:
                     parameters=None if same else missing,
                 )
 
-    def _note_wrap(self, ddp: Any, bound: dict[str, Any], site: int, by_user: bool) -> None:
+    def _ddp_made(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self.training_begins()
+        ddp = arguments[0]
         module = ddp.module
         ignored = set(getattr(ddp, "parameters_to_ignore", ()))
         names = {
@@ -201,7 +183,8 @@ class Modules:
         self._wrapped += 1
         self._wraps[ddp] = reduction
         self._hook(reduction, module)
-        facts = wrap_facts(ddp, bound, self._torch)
+        facts = wrap_facts(ddp, named_arguments(self._ddp_class.__init__, arguments, options), self._torch)
+        site, by_user = self._journal.site(frame), self._journal.user_code.holds(frame.f_code.co_filename)
         self._journal.event("wrap", wrap=reduction.number, site=site, by_user=by_user, contains=inner, **facts)
 
     def _hook(self, reduction: Reduction, module: Any) -> None:
@@ -216,8 +199,9 @@ class Modules:
                 )
         self._layouts[reduction.number] = _layout(module)
 
-    def _note_forward(self, ddp: Any, arguments: Any, options: Any, frame: Any) -> None:
-        journal, torch = self._journal, self._torch
+    def _forward_begins(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self._ending.check()
+        journal, torch, ddp = self._journal, self._torch, arguments[0]
         reduction = self._wraps.get(ddp)
         if reduction is None:
             return
@@ -236,7 +220,7 @@ class Modules:
             journal.forwards += 1
             self._pace.forward_begins()
             if reduction.training_forwards < INPUTS_DIGESTED:
-                digest = self._digest_inputs(arguments, options)
+                digest = self._digest_inputs(arguments[1:], options)
             if reduction.training_forwards == 0:
                 training_norms = sum(layer.training for layer in batch_norms(ddp.module, self._torch)[0])
             if reduction.training_forwards < FORWARDS_COMPARED:

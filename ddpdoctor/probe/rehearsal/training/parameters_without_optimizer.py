@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from types import FrameType
 from typing import Any, NamedTuple
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
+from ...call_listeners import on_call
 from ...facts.digests import tensor_digest
 from ...journal import Journal
 from .ddp_modules import Modules
@@ -41,7 +43,9 @@ class Unheld:
         self._watched: WeakKeyDictionary[Any, list[_LeftOut]] = WeakKeyDictionary()
 
     def install(self) -> None:
-        """Listen to torch's hook of registered parameters, which is there since torch 2.0."""
+        """Listen to the making of optimizers, and to torch's hook of registered parameters, there since torch 2.0."""
+        optimizer_class = sys.modules["torch.optim.optimizer"].Optimizer
+        on_call(self._journal, optimizer_class, "__init__", after=self._optimizer_made, harms=("unheld_parameters",))
         register = getattr(sys.modules["torch.nn.modules.module"], "register_module_parameter_registration_hook", None)
         if register is not None:
             register(
@@ -49,10 +53,6 @@ class Unheld:
                     self._note_registered, parameter, harms=("unheld_parameters",)
                 )
             )
-
-    def optimizer_made(self, optimizer: Any, site: int) -> None:
-        """An optimizer was constructed."""
-        self._made[optimizer] = self._moment, site
 
     def before_step(self, optimizer: Any, ordinal: int) -> None:
         """Look at what no optimizer holds before a step of this one."""
@@ -90,6 +90,9 @@ class Unheld:
                 strangers=len(self._strangers(optimizer)),
                 steps=STEPS_WATCHED,
             )
+
+    def _optimizer_made(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self._made[arguments[0]] = self._moment, self._journal.site(frame)
 
     def _note_registered(self, parameter: Any) -> None:
         if parameter is None:

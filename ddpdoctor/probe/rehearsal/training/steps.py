@@ -48,7 +48,7 @@ class Steps:
         self._torch = torch
         self._replicas = Replicas(journal, modules)
         self._unheld = Unheld(journal, modules)
-        self._state = TrainingState(journal, torch, self._replicas, self._unheld)
+        self._state = TrainingState(journal, torch, self._replicas)
         self._sizes = OptimizerSizes(journal, torch, 1, any_device=journal.plan.get("device") != "cuda")
         self._threads = CpuThreads(journal, torch)
         self._reduced = reduced

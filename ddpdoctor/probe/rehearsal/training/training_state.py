@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import itertools
-import sys
 from collections.abc import Iterable, Iterator
+from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from ...call_listeners import on_call
 from ...facts.digests import tensor_digest
 from ...journal import Journal
-from .parameters_without_optimizer import Unheld
 from .replicas import Replicas
 
 LOADS_NOTED = 200
@@ -23,17 +22,18 @@ BYTES_OF_A_TENSOR = 1 << 12
 class TrainingState:
     """Counts objects with training state in the order in which they are made, and notes what is loaded into them."""
 
-    def __init__(self, journal: Journal, torch: Any, replicas: Replicas, unheld: Unheld) -> None:
+    def __init__(self, journal: Journal, torch: Any, replicas: Replicas) -> None:
         self._journal = journal
         self._replicas = replicas
-        self._unheld = unheld
         self._torch = torch
         self._known: WeakKeyDictionary[Any, tuple[str, int]] = WeakKeyDictionary()
         self._made: dict[str, int] = {}
+        self._kinds: dict[Any, str] = {}
+        """What objects of a class are, and of those that derive from it."""
         self._loads = 0
 
     def install(self) -> None:
-        """Patch construction and loading of the base classes."""
+        """Listen to construction and loading of the base classes."""
         torch = self._torch
         schedulers = [
             class_
@@ -41,9 +41,11 @@ class TrainingState:
             if isinstance(class_, type) and hasattr(class_, "load_state_dict")
         ]
         scaler = getattr(getattr(torch, "amp", None), "GradScaler", None) or torch.cuda.amp.GradScaler
-        kinds = {**dict.fromkeys(schedulers, "scheduler"), torch.optim.Optimizer: "optimizer", scaler: "scaler"}
-        for class_, kind in kinds.items():
-            self._hook(kind, class_)
+        self._kinds = {**dict.fromkeys(schedulers, "scheduler"), torch.optim.Optimizer: "optimizer", scaler: "scaler"}
+        for class_ in self._kinds:
+            for name, tell in (("__init__", self._count), ("load_state_dict", self._note_load)):
+                if name in vars(class_):
+                    on_call(self._journal, class_, name, after=tell, harms=("training_states",))
 
     def note_first_step(self) -> None:
         """Digest every state, before the first optimizer step: what was loaded or sent around is there by then."""
@@ -72,49 +74,19 @@ class TrainingState:
                 digest.update(repr(value).encode())
         return digest.hexdigest()
 
-    def _hook(self, kind: str, class_: Any) -> None:
-        construct, load = vars(class_).get("__init__"), vars(class_).get("load_state_dict")
-        if construct is not None:
-            class_.__init__ = self._counted(construct, kind)
-        if load is not None:
-            class_.load_state_dict = self._heard(load, kind)
-
-    def _counted(self, construct: Any, kind: str) -> Any:
-        @functools.wraps(construct)
-        def __init__(held: Any, *arguments: Any, **options: Any) -> None:
-            construct(held, *arguments, **options)
-            self._journal.guarded(self._count, held, kind, harms=("training_states",))
-            if kind == "optimizer":
-                self._journal.guarded(
-                    self._unheld.optimizer_made, held, self._journal.here(0), harms=("unheld_parameters",)
-                )
-
-        return __init__
-
-    def _heard(self, load: Any, kind: str) -> Any:
-        @functools.wraps(load)
-        def load_state_dict(held: Any, *arguments: Any, **options: Any) -> Any:
-            result = load(held, *arguments, **options)
-            self._journal.guarded(self._note_load, held, kind, sys._getframe(1), harms=("training_states",))
-            return result
-
-        return load_state_dict
-
-    def _count(self, held: Any, kind: str) -> None:
+    def _count(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        held = arguments[0]
         if held not in self._known:
+            kind = next(self._kinds[class_] for class_ in type(held).__mro__ if class_ in self._kinds)
             self._known[held] = (kind, self._made.get(kind, 0))
             self._made[kind] = self._made.get(kind, 0) + 1
 
-    def _note_load(self, held: Any, kind: str, frame: Any) -> None:
+    def _note_load(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         self._loads += 1
-        known = self._known.get(held)
+        known = self._known.get(arguments[0])
         if known is not None and self._loads <= LOADS_NOTED:
-            self._journal.event(
-                "state_loaded",
-                kind=kind,
-                number=known[1],
-                site=self._journal.site(frame),
-            )
+            kind, number = known
+            self._journal.event("state_loaded", kind=kind, number=number, site=self._journal.site(frame))
 
 
 def _optimizer_values(optimizer: Any) -> Iterator[Any]:
