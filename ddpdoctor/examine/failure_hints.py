@@ -91,5 +91,9 @@ def _module_hint(module: str) -> str:
     if any(Path(place, name).exists() for place in (".", "src") for name in (top, f"{top}.py")):
         return f"{top} is in this project: start from the directory, or with the PYTHONPATH, given in its README."
     line = install_line(module)
+    if module != top and line == f"pip install {top}":
+        # Python names the first part that it misses: those before it are there.
+        newer = f"install the version of {top} that the script's README names, or the package that adds this part"
+        return f"The ranks' Python has {top}, but no submodule {module}: {newer}; or {_ELSEWHERE}."
     how = f"`{line}` for the Python of the ranks" if line else f"build and install {top} for the Python of the ranks"
     return f"{how[0].upper()}{how[1:]}, {_ELSEWHERE}; `--static` reads the source only."

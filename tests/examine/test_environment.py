@@ -96,7 +96,13 @@ def test_a_missing_module_is_named_with_its_package() -> None:
         ("align.core", ("align/core.pyx", "align/__init__.py"), "core is compiled from align of this project"),
         ("align.core", ("align/__init__.py",), "align is in this project: start from the directory"),
         ("settings.small", ("settings.py",), "settings.py of this project has no submodule settings.small"),
-        ("nobodys.part", (), "`pip install nobodys`"),
+        (
+            "nobodys.part",
+            (),
+            "has nobodys, but no submodule nobodys.part: install the version of nobodys that the script's README",
+        ),
+        ("nobodys", (), "`pip install nobodys`"),
+        ("google.protobuf", (), "`pip install protobuf`"),
     ],
 )
 def test_a_missing_module_of_the_project_is_built_found_or_lacking(
