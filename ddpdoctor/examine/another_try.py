@@ -27,9 +27,6 @@ USAGE = 2
 """The exit code of a script that does not know its arguments."""
 
 _SPEAKS_OF_GPUS = re.compile(r"cuda|\bn?gpus?\b|nvidia|nccl|accelerator device", re.IGNORECASE)
-_GPUS_ASKED_FOR = re.compile(r"\b(\d+) (?:\w+ )?gpus?\b", re.IGNORECASE)
-MOST_GPUS = 8
-"""Of the ranks that a script starts, one for each GPU, that share a small machine: those of one node."""
 _LAST_LINES = 4
 """Of a traceback: the line that raised, as the source has it, and the message."""
 _SPEAKS_OF_SIZES = re.compile(
@@ -120,7 +117,6 @@ def another_try(request: RehearsalRequest, record: RunRecord, section: Rehearsal
     return (
         _with_pretended_gpus(request, record, section)
         or _with_the_jobs_gpus(request, record, section)
-        or _with_gpus_asked_for(request, record, section)
         or _with_random_weights(request, record)
         or _with_empty_directories(request, record)
         or _with_slurms_variables(request, record)
@@ -163,18 +159,6 @@ def _with_the_jobs_gpus(request: RehearsalRequest, record: RunRecord, section: R
         return None
     why = f"with {request.nproc} GPUs {section.reason}; rehearsed again with the {of_a_node} GPUs of the job's node"
     return Try(msgspec.structs.replace(request, gpus_per_node=of_a_node), why)
-
-
-def _with_gpus_asked_for(request: RehearsalRequest, record: RunRecord, section: RehearsalSection) -> Try | None:
-    """A script that starts its ranks itself, and none where there are fewer GPUs than it says that it needs."""
-    given = request.gpus_per_node or request.nproc
-    if not request.spawns_ranks or record.job.device != "stand-in" or record.job.ranks_reported:
-        return None
-    asked = max((int(found[1]) for found in _GPUS_ASKED_FOR.finditer(record.job.output_tail)), default=0)
-    if any(_exceptions(record)) or not given < asked <= MOST_GPUS:
-        return None
-    why = f"with {given} GPUs {section.reason}; rehearsed again with the {asked} that it asks for"
-    return Try(msgspec.structs.replace(request, gpus_per_node=asked), why)
 
 
 def _with_random_weights(request: RehearsalRequest, record: RunRecord) -> Try | None:

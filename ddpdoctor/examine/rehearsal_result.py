@@ -30,8 +30,8 @@ LONG_MESSAGE = 240
 
 _NO_WRAP_HINT = "The checks of a run examine models wrapped in DDP; `--static` reads the source only."
 _NO_RANK_HINT = (
-    "The script starts one rank per GPU, and there are none here: let it start at least two."
-    " `--static` reads the source only."
+    "The script starts one rank per GPU, and there are none or too few here: let it start at least two, or give it"
+    " more GPUs with `--nproc`. `--static` reads the source only."
 )
 _HINTS = {
     "time-limit": (

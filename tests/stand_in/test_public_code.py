@@ -157,24 +157,6 @@ def test_a_rank_that_others_wait_for_fails_like_one_that_nobody_does() -> None:
     assert another_try(request, hang, stopped) is None
 
 
-@pytest.mark.parametrize(
-    ("said", "gpus"),
-    [
-        ("Requires at least 4 GPUs to run, but got 2.", 4),
-        ("Need 8 CUDA GPUs.", 8),
-        ("Using 2 GPUs", 0),
-        ("trained on 64 GPUs", 0),
-        ("bye", 0),
-    ],
-)
-def test_a_script_that_starts_no_rank_gets_the_gpus_that_it_says_it_needs(said: str, gpus: int) -> None:
-    record = RunRecord(job=Job(kind="rehearsal", device="stand-in", output_tail=said))
-    request = RehearsalRequest(script=Path("t.py"), spawns_ranks=True, may_use_gpus=True)
-    found = another_try(request, record, RehearsalSection(status="failed", reason="the script started no rank"))
-    assert (found.request.gpus_per_node if found else 0) == gpus
-    assert found is None or another_try(found.request, record, RehearsalSection(status="failed", reason="")) is None
-
-
 def sized(message: str, reason: StopReason = "") -> tuple[RunRecord, RehearsalSection]:
     """A rehearsal with batches cut to two samples that failed, or one that was stopped, after ``reason``."""
     raised = RankException(time_ns=1, type="RuntimeError", message=message)
