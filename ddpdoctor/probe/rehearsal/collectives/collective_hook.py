@@ -49,6 +49,8 @@ _NOTHING = ("", "")
 _LISTS = {"allgather_": 0, "reduce_scatter_": 1}
 """Where an operator has a list with one tensor for each rank."""
 
+_MOST_FAULTS = 8
+"""After so many nothing is logged any more: each costs an event, and the record has said what it lacks."""
 _DDP_FILE = os.path.join("torch", "nn", "parallel", "distributed.py")
 _JOIN_FILE = os.path.join("torch", "distributed", "algorithms", "join.py")
 _AUTOGRAD = os.path.join("torch", "autograd", "")
@@ -74,6 +76,7 @@ class CollectiveHook:
         self._group_at: dict[str, int] = {}
         """Position of the process group among each operator's arguments."""
         self._unbox_group: Callable[[Any], Any] = torch.distributed.ProcessGroup.unbox
+        self._unbox_work: Callable[[Any], Any] = torch._C._distributed_c10d.Work.unbox
         self._sequences: dict[int, int] = {}
         self._library: Any = None
         self._faults = 0
@@ -93,23 +96,34 @@ class CollectiveHook:
                 self._library.impl(operator, kernel, "BackendSelect", with_keyset=True)
 
     def _kernel(self, operator: str, overload: Any, after: Any) -> Callable[..., Any]:
-        journal, started = self._journal, self._journal.started
         redispatch = overload._handle.redispatch_boxed
-        log, unbox = self._log, self._torch._C._distributed_c10d.Work.unbox
+        log, follow = self._log, self._follow
         places = OPERATORS[operator]
 
         def kernel(keyset: Any, *arguments: Any, **options: Any) -> Any:
             row = log(operator, places, arguments)
             result = redispatch(keyset & after, *arguments, **options)
             if row >= 0:
-                work = result[-1] if isinstance(result, tuple) else result
-                if work is not None:
-                    started.append((row, unbox(work)))
-                elif journal.ring is not None:
-                    journal.ring.complete(row)
+                follow(row, result)
             return result
 
         return kernel
+
+    def _follow(self, row: int, result: Any) -> None:
+        """Keep the work of a collective that has begun, by which its end is known; a fault costs that end alone."""
+        journal = self._journal
+        try:
+            work = result[-1] if isinstance(result, tuple) else result
+            if work is not None:
+                journal.started.append((row, self._unbox_work(work)))
+            elif journal.ring is not None:
+                journal.ring.complete(row)
+        except Exception as error:
+            self._note_fault(error)
+
+    def _note_fault(self, error: Exception) -> None:
+        self._faults += 1
+        self._journal.event("probe_fault", where="collectives", text=repr(error), harms=["collectives"])
 
     def _about(self, site: int, frame: FrameType, tensors: tuple[Any, ...]) -> tuple[str, str]:
         """What a collective is about, and the dictionary whose entries it moves; empty where nothing tells."""
@@ -125,7 +139,7 @@ class CollectiveHook:
         """Write the row; -1 when it could not be written, which must not stop the collective."""
         journal = self._journal
         ring = journal.ring
-        if ring is None or self._faults > 8:
+        if ring is None or self._faults > _MOST_FAULTS:
             if journal.forked_from is not None:
                 journal.guarded(self._note_forked_use, places[0], sys._getframe(2), harms=("forked_uses",))
             return -1
@@ -157,8 +171,7 @@ class CollectiveHook:
             self._sequences[group] = sequence + 1
             return ring.append(group, sequence, signature, site, journal.step, journal.forward_site)
         except Exception as error:
-            self._faults += 1
-            journal.event("probe_fault", where="collectives", text=repr(error), harms=["collectives"])
+            self._note_fault(error)
             return -1
 
     def _note_forked_use(self, kind: str, frame: Optional[FrameType]) -> None:
