@@ -44,12 +44,12 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the divergence of the run when a rank left without an exception."""
-    from ddpdoctor.diagnosis.divergence_findings import divergence_findings
+    from ddpdoctor.diagnosis.divergence_findings import divergence_finding
     from ddpdoctor.diagnosis.divergence_kind import divergence_of
 
     divergence = divergence_of(record, CHECK.stands_for)
     if divergence is not None:
-        yield divergence_findings(CHECK, record, divergence, _remedy(divergence))
+        yield divergence_finding(CHECK, record, divergence, _remedy(divergence))
 
 
 def _remedy(divergence: Divergence) -> str:

@@ -13,7 +13,7 @@ from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.record.model import RunRecord
 
 
-def divergence_findings(
+def divergence_finding(
     check: Check, record: RunRecord, divergence: Divergence, remedy: str, severity: Severity | None = None
 ) -> Finding:
     """The finding of a check about the divergence of a run; its severity is the check's unless another is given."""

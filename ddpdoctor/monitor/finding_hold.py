@@ -14,8 +14,8 @@ APPEARS_AFTER_NS = 10_000_000_000
 OVER_AFTER_NS = 15_000_000_000
 """A finding is over when no look has found it for so long; its end is the last look that did. A standstill is over with
 the first step that all ranks make after it."""
-STANDSTILL = "hang"
-OF_THE_MOMENT = frozenset({STANDSTILL, "long-wait"})
+HANG = "hang"
+OF_THE_MOMENT = frozenset({HANG, "long-wait"})
 """What ranks do that make no steps: a standstill, which is shown at once, and a long wait."""
 MOST_KEPT = 200
 """Findings that are over beyond this are forgotten, oldest first."""
@@ -63,7 +63,7 @@ class FindingHold:
             if known is None:
                 known = self._held[key] = _Standing(finding, now_ns, now_ns)
             known.finding, known.seen_ns = finding, now_ns
-            proved = finding.severity is Severity.ERROR or finding.trouble == STANDSTILL
+            proved = finding.severity is Severity.ERROR or finding.trouble == HANG
             known.shown = known.shown or proved or now_ns - known.since_ns >= APPEARS_AFTER_NS
         for key, known in list(self._held.items()):
             if key in found or not (moved or _needs_no_steps(known.finding)):
@@ -84,7 +84,7 @@ class FindingHold:
         ``refuted``: it was a suspicion, which the job's going on shows to be wrong, so that nothing is left of it.
         """
         for key, known in list(self._held.items()):
-            if known.finding.trouble == STANDSTILL and known.seen_ns < moved_at_ns:
+            if known.finding.trouble == HANG and known.seen_ns < moved_at_ns:
                 del self._held[key]
                 if known.shown and not refuted:
                     self._over.append(_over(known))

@@ -33,7 +33,7 @@ class RehearsedRanks:
         self.assembly = Assembly(directory)
         self.outer_pid: Callable[[int], int | None] = lambda pid: pid
         """The number out here of a process that knows itself by another one; None when it is gone."""
-        self._matching = VerdictMemory()
+        self._memory = VerdictMemory()
         self._liveness = LivenessSampler(stall_after_s, lambda pid: self.outer_pid(pid))
         self._stuck: frozenset[int] = frozenset()
         self._polling: frozenset[int] = frozenset()
@@ -52,7 +52,7 @@ class RehearsedRanks:
         """Tell whether there is a proof that the job hangs or computes something else; nothing after our ending is."""
         if self.assembly.book.first_ending_ns():
             return False
-        return live_verdict(self._matching, record, epoch_ns()) is not None
+        return live_verdict(self._memory, record, epoch_ns()) is not None
 
     def record(self, job: Job) -> RunRecord:
         """The record of what is known so far; what the ranks say of their world and of torch goes into the job."""

@@ -1,7 +1,8 @@
 """The files of a run directory and the shape of what is in them; stdlib only, shared by writer and reader.
 
 ``job.json``                 what was asked for; written by the launcher before the ranks start
-``events-PID.jsonl``         one JSON object a line, appended with one ``write`` each, so that a kill loses none
+``events-PID.jsonl``         one JSON object a line, appended with one ``write`` each, so that a kill loses none; also
+                             what torch's flight recorder held (``flight``), where a hang is suspected
 ``collectives-PID.ring``     of a rehearsal: a head with the pulse, then one row a collective; see "Rings" below
 ``steps-PID.ring``           of a live run: a head with the pulse, then one row a step
 ``calls-PID.ring``           of a live run: a head, then one row for each explicit collective
@@ -19,7 +20,9 @@
 ``owner.json``               of a rehearsal: the process that made the directory, and its machine
 ``on-hang.log``              of a live run: what the command of ``--on-hang`` wrote
 ``files-in-the-overlay.log`` of a rehearsal in an overlay: files that it made or changed there
-``rank-N.out``               what the ranks printed
+``launcher.out``             what the launcher printed, and ranks that the script itself started
+``output/``                  what the ranks printed, as torch's launcher redirects it
+``probe-PID.log``            why the probe did not start in a process
 
 **Rings** are written with ``pwrite`` and read with ``pread``, and never mapped: a file that is truncated or deleted
 under the job, or a disk that is full, costs rows and nothing else, and a mapped one the life of who touches it. A row
@@ -220,8 +223,8 @@ def events_name(pid: int) -> str:
     return f"events-{pid}.jsonl"
 
 
-def ring_name(pid: int) -> str:
-    """Name of the ring of one process."""
+def collectives_name(pid: int) -> str:
+    """Name of the ring of collectives that one process rehearses."""
     return f"collectives-{pid}.ring"
 
 

@@ -174,7 +174,7 @@ class RunFiles:
 
     def _open_ring(self, pid: int) -> None:
         try:
-            ring = RingTail(self._directory / layout.ring_name(pid), layout.COLLECTIVES)
+            ring = RingTail(self._directory / layout.collectives_name(pid), layout.COLLECTIVES)
             ring.most_rows = sys.maxsize
             self.rings[pid] = ring
         except RecordError as error:

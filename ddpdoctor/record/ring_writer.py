@@ -141,7 +141,7 @@ class CollectiveRing:
     """The collectives of a rank in a rehearsal; ``OSError`` where the file cannot be made."""
 
     def __init__(self, run_directory: str) -> None:
-        self._ring = Ring(os.path.join(run_directory, layout.ring_name(os.getpid())), layout.COLLECTIVES)
+        self._ring = Ring(os.path.join(run_directory, layout.collectives_name(os.getpid())), layout.COLLECTIVES)
         self._incomplete: dict[int, tuple[int, ...]] = {}
         self._lock = threading.Lock()
         self._beat: tuple[int, ...] = (0, 0, 0, -1, 0, 0, 0, 0, 0, 0)

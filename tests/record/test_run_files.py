@@ -52,7 +52,7 @@ def test_a_ring_that_is_truncated_under_a_running_job_costs_its_rows_and_nothing
     ring, writer = CollectiveRing(str(tmp_path)), EventWriter(str(tmp_path))
     writer.write("world", rank=0, local_rank=0, world_size=1, backend="gloo")
     assembly = Assembly(tmp_path)
-    path = tmp_path / layout.ring_name(os.getpid())
+    path = tmp_path / layout.collectives_name(os.getpid())
 
     def sequences() -> list[int]:
         assembly.poll()
@@ -125,7 +125,7 @@ def test_no_file_that_the_script_opens_gets_the_descriptor_of_ours(tmp_path: Pat
 
 
 def test_a_short_ring_is_refused_and_the_rest_is_read(tmp_path: Path) -> None:
-    (tmp_path / layout.ring_name(os.getpid())).write_bytes(layout.COLLECTIVES.magic + b"short")
+    (tmp_path / layout.collectives_name(os.getpid())).write_bytes(layout.COLLECTIVES.magic + b"short")
     EventWriter(str(tmp_path)).write("world", rank=1, local_rank=1, world_size=2, backend="gloo")
     assembly = Assembly(tmp_path)
     assembly.poll()
@@ -273,10 +273,10 @@ thread = threading.Thread(target=lambda: sys.exit(3))
 
 def test_a_row_that_is_half_written_is_not_taken_in_before_it_is_whole(tmp_path: Path) -> None:
     ring = CollectiveRing(str(tmp_path))
-    tail = RingTail(tmp_path / layout.ring_name(os.getpid()), layout.COLLECTIVES)
+    tail = RingTail(tmp_path / layout.collectives_name(os.getpid()), layout.COLLECTIVES)
     ring.append(0, 0, 7, 3, 1, -1)
     ring.append(0, 1, 7, 3, 1, -1)
-    path, at = tmp_path / layout.ring_name(os.getpid()), layout.HEAD_BYTES + ROW_BYTES
+    path, at = tmp_path / layout.collectives_name(os.getpid()), layout.HEAD_BYTES + ROW_BYTES
     whole = path.read_bytes()[at : at + ROW_BYTES]
     with path.open("r+b", buffering=0) as file:
         for there in (8, 24, 40, ROW_BYTES - 1):

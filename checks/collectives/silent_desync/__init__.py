@@ -62,7 +62,7 @@ _SKIP_TOGETHER = (
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the divergence of the run when ranks pair different steps, or lines crosswise; else where they drifted."""
-    from ddpdoctor.diagnosis.divergence_findings import divergence_findings
+    from ddpdoctor.diagnosis.divergence_findings import divergence_finding
     from ddpdoctor.diagnosis.divergence_kind import divergence_of
 
     divergence = divergence_of(record, CHECK.stands_for)
@@ -70,7 +70,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         yield from _drifts(record, divergence)
         return
     severity = Severity.WARNING if divergence.form == "crossed" else None
-    yield divergence_findings(CHECK, record, divergence, _REMEDIES.get(divergence.form, _SKIP_TOGETHER), severity)
+    yield divergence_finding(CHECK, record, divergence, _REMEDIES.get(divergence.form, _SKIP_TOGETHER), severity)
 
 
 def _drifts(record: RunRecord, divergence: Divergence | None) -> Iterator[Finding]:

@@ -44,13 +44,13 @@ CHECK = Check(
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the exception of the rank that left first; of a job itself also the one that all ranks raised."""
     from ddpdoctor.checks.death.root_exception.run import common_exception
-    from ddpdoctor.diagnosis.divergence_findings import divergence_findings
+    from ddpdoctor.diagnosis.divergence_findings import divergence_finding
     from ddpdoctor.diagnosis.divergence_kind import divergence_of
     from ddpdoctor.diagnosis.wording import location_of, place, rank_list
 
     divergence = divergence_of(record, CHECK.stands_for)
     if divergence is not None:
-        yield divergence_findings(
+        yield divergence_finding(
             CHECK,
             record,
             divergence,

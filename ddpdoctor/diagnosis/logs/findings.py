@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from ddpdoctor.check import Check
 from ddpdoctor.diagnosis.divergence.divergence import Divergence, find_divergence
-from ddpdoctor.diagnosis.divergence_findings import divergence_findings
+from ddpdoctor.diagnosis.divergence_findings import divergence_finding
 from ddpdoctor.diagnosis.divergence_kind import classify
 from ddpdoctor.diagnosis.live.facts import limits, native_stacks
 from ddpdoctor.diagnosis.live.stacks import parted_stacks
@@ -51,7 +51,7 @@ def from_dumps(
     parting = parting_of(record)
     if parting is not None and parting.trouble == check.stands_for:
         role: Literal["cause", "echo"] = "cause" if explains_the_death(record) else "echo"
-        finding = divergence_findings(check, record, parting.divergence, remedy(parting.divergence), severity)
+        finding = divergence_finding(check, record, parting.divergence, remedy(parting.divergence), severity)
         evidence = (*finding.evidence, *limits(record), *native_stacks(record)) if record.stacks else finding.evidence
         yield replace(finding, role=role, doubt=parting.doubt, evidence=evidence)
 

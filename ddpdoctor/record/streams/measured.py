@@ -7,8 +7,8 @@ newest rows only, so a track may begin late; ``dropped`` says how many rows are 
 **A step** is what lies between two optimizer steps of the training loop: it begins with the fetch of its first batch
 (or, without a loader, its first training forward) and ends where the next one begins. Several micro-batches, several
 optimizers that alternate in one iteration, and several DDP modules make one step. Evaluation, checkpoints and all else
-between the last optimizer step of a step and the next training fetch belong to no step; they are pauses. So does the
-first fetch of workers that have only just been started.
+between the last optimizer step of a step and the next training fetch belong to no step; they are pauses. The first
+fetch from workers that have only just been started belongs to the pause, too.
 
 What cannot be told apart is counted where it is seen: a no-gradient forward between the fetch of a training batch and
 its backward is forward; an evaluation that neither draws from a loader nor runs a DDP forward is part of the step
@@ -125,7 +125,7 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True):
     collective: str = ""
     """The explicit collective or bucket reduction that the main thread waits in; empty when in none."""
     sequence: int = -1
-    """Its number in the group by torch's own count; -1 when not known."""
+    """Its number among the explicit collectives of its group, by the probe's count; -1 when not known."""
     enqueued: int = -1
     """Collectives of the default group that this rank enqueued, by torch's flight recorder; -1 when not known."""
     completed: int = -1

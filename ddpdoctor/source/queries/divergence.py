@@ -25,7 +25,7 @@ Cause = Literal["collective", "group", "wrap", "forward"]
 """What the ranks part at: something that is no other cause, making a group, building DDP, a forward through DDP."""
 
 
-class FirstMismatch(msgspec.Struct, frozen=True, kw_only=True):
+class SourceParting(msgspec.Struct, frozen=True, kw_only=True):
     """A place where ranks run different collectives."""
 
     cause: Cause
@@ -53,21 +53,21 @@ class FirstMismatch(msgspec.Struct, frozen=True, kw_only=True):
     """How often the ones and the others run the loop that it stands in, where that is the difference."""
 
 
-def partings(projection: Projection) -> tuple[FirstMismatch, ...]:
+def partings(projection: Projection) -> tuple[SourceParting, ...]:
     """Every place where ranks part, one for each collective call; they are kept with the script."""
-    kept: tuple[FirstMismatch, ...] | None = projection.machine.script.__dict__.get("_partings")
+    kept: tuple[SourceParting, ...] | None = projection.machine.script.__dict__.get("_partings")
     if kept is None:
         kept = tuple(_partings(projection))
         projection.machine.script.__dict__["_partings"] = kept
     return kept
 
 
-def partings_by(projection: Projection, cause: Cause) -> Iterator[FirstMismatch]:
+def partings_by(projection: Projection, cause: Cause) -> Iterator[SourceParting]:
     """The places where ranks part by one cause: each check of divergences has its own."""
     return (parting for parting in partings(projection) if parting.cause == cause)
 
 
-def _partings(projection: Projection) -> Iterator[FirstMismatch]:
+def _partings(projection: Projection) -> Iterator[SourceParting]:
     seen: set[ast.AST] = set()
     for walk in projection.walks:
         for found in _in_walk(projection, walk):
@@ -90,7 +90,7 @@ def _cause(event: Event) -> Cause:
     return "group" if event.name == "new_group" else "collective"
 
 
-def finding_of(check: Check, parting: FirstMismatch, remedy: str, title: str = "") -> Finding:
+def finding_of(check: Check, parting: SourceParting, remedy: str, title: str = "") -> Finding:
     """What a check says of a place where ranks part; less surely where the rank test is one by its name only."""
     return check.finding(
         "source",
@@ -102,7 +102,7 @@ def finding_of(check: Check, parting: FirstMismatch, remedy: str, title: str = "
     )
 
 
-def _evidence_of(parting: FirstMismatch) -> tuple[Fact, ...]:
+def _evidence_of(parting: SourceParting) -> tuple[Fact, ...]:
     """The rank test that decides, and the call chain of the ranks that come through."""
     return (
         Fact(text=f"`{parting.condition}` decides", basis="source", location=parting.condition_location),
@@ -115,13 +115,13 @@ def _evidence_of(parting: FirstMismatch) -> tuple[Fact, ...]:
     )
 
 
-def _places_of(parting: FirstMismatch) -> tuple[Location, ...]:
+def _places_of(parting: SourceParting) -> tuple[Location, ...]:
     """The call, where the others left if they did, and the rank test."""
     leaving = () if parting.exit_location is None else (parting.exit_location,)
     return (parting.location, *leaving, parting.condition_location)
 
 
-def remedy_of(parting: FirstMismatch) -> str:
+def remedy_of(parting: SourceParting) -> str:
     """What to do where ranks part at a collective."""
     if parting.turns is not None:
         return f"Give the loop the same number of turns on every rank, or move {parting.collective} out of it."
@@ -132,7 +132,7 @@ def remedy_of(parting: FirstMismatch) -> str:
     return f"Make every rank call {parting.collective}, or none: move it out of the branch that only some ranks take."
 
 
-def _in_words(parting: FirstMismatch) -> str:
+def _in_words(parting: SourceParting) -> str:
     """What the ranks run where they part, in one sentence."""
     if parting.turns is not None:
         here, there = parting.turns
@@ -373,10 +373,10 @@ def _stands_in(node: ast.AST, around: ast.AST | None) -> bool:
     return around is not None and any(inner is node for inner in descend(around))
 
 
-def _described(found: _Found) -> FirstMismatch:
+def _described(found: _Found) -> SourceParting:
     event, guard = found.event, found.guard
     told_by_class = found.left is not None or found.turns is not None
-    return FirstMismatch(
+    return SourceParting(
         cause=_cause(event),
         collective=event.name,
         location=event.module.location(event.node),
