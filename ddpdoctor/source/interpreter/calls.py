@@ -308,7 +308,7 @@ def call_function(
     machine.add_call(inner)
     for written in frame.left_behind:
         machine.store.merge(written)
-    machine.mask = entry & ~machine.gone & ~_raised_everywhere(inner)
+    machine.mask = entry & ~machine.gone & ~(_raised_everywhere(inner) & ~frame.returning)
     if frame.yielded is None:
         returned = merged_results(frame.results, NONE, entry)
     else:

@@ -194,6 +194,14 @@ class CallFrame:
         self.around: tuple[list[Frame], tuple[Frame, ...], tuple[int, ...]] | None = None
         """The call sites when something was last recorded here, innermost first, and the scopes of all frames."""
 
+    @property
+    def returning(self) -> int:
+        """Mask of the ranks of which a path has returned; those that still run do so on another path."""
+        mask = 0
+        for ranks, _ in self.results:
+            mask |= ranks
+        return mask
+
 
 class LoopFrame:
     """One loop that is being walked."""

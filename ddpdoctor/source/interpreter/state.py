@@ -427,8 +427,8 @@ class Machine:
         self.mask = 0
 
     def leave_program(self, node: ast.AST, *, raising: bool) -> None:
-        """Let the present ranks end; under an undecided condition that is no more than an early return."""
-        if self.undecided or self.trying:
+        """Let the present ranks end; where another path returned before that is no more than an early return."""
+        if self.undecided or self.trying or self.frame.returning & self.mask:
             if raising and self.own_tests and not self.quiet:
                 self.own_raises.append((self.own_tests[-1], node))
             self.jump(Jump("raise" if raising else "return"), node)

@@ -1,4 +1,4 @@
-"""The attributes of an ``accelerate.Accelerator``, a ``Fabric`` and a ``Trainer`` that tell ranks apart."""
+"""The attributes of an ``Accelerator``, a ``Fabric``, a ``Trainer`` and DeepSpeed's engine that tell ranks apart."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from ddpdoctor.source.interpreter.values import Const, ExternalObject, Value
 from ddpdoctor.source.neighbours import ACCELERATE_STATES, FABRICS
 from ddpdoctor.source.ranks.ranks import FIRST, GLOBAL_RANK, LOCAL_RANK, NODE_RANK, WORLD_SIZE, exact_per_rank
+from ddpdoctor.source.vocabulary import ENGINE
 
 ACCELERATOR = "accelerate.Accelerator"
 _STATES = ACCELERATE_STATES | {ACCELERATOR}
 TRAINERS = frozenset(f"{package}.Trainer" for package in ("lightning", "lightning.pytorch", "pytorch_lightning"))
-_OF_LIGHTNING = TRAINERS | FABRICS
+_WITH_RANKS = TRAINERS | FABRICS | {ENGINE}
 _ATTRIBUTES: Mapping[str, Value] = {
     "is_main_process": exact_per_rank(FIRST),
     "is_local_main_process": exact_per_rank(tuple(local == 0 for local in LOCAL_RANK)),
@@ -33,5 +34,5 @@ _OF_TRAINER: Mapping[str, Value] = {
 
 def attribute(value: ExternalObject, name: str) -> Value | None:
     """An attribute of one of these, as the four ranks have it; None for one that tells no rank."""
-    known = _ATTRIBUTES if value.name in _STATES else _OF_TRAINER if value.name in _OF_LIGHTNING else None
+    known = _ATTRIBUTES if value.name in _STATES else _OF_TRAINER if value.name in _WITH_RANKS else None
     return None if known is None else known.get(name)
