@@ -19,7 +19,7 @@ from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.script.text_search import mentions_any
 from ddpdoctor.source.torch_model.recorded_names import SET_VARIABLE
-from ddpdoctor.source.vocabulary import LAUNCHER_VARIABLES
+from ddpdoctor.source.vocabulary import LAUNCHER_VARIABLES, LOCAL_RANK_VARIABLES
 
 LOCAL_RANK_OPTIONS = frozenset({"--local_rank", "--local-rank"})
 _ADDRESS = frozenset({"MASTER_ADDR", "MASTER_PORT"})
@@ -66,7 +66,7 @@ def legacy_launches(script: Script) -> Iterator[LegacyLaunch]:
         for entry in module.imports:
             if f"{entry.module}.{entry.name}".startswith("torch.distributed.launch."):
                 yield LegacyLaunch(Location(file=str(module.path), line=entry.line), "module")
-    reads = any(reads_launcher_rank(module) for module in script.modules)
+    reads = any(reads_launcher_rank(module, LOCAL_RANK_VARIABLES) for module in script.modules)
     for module in script.modules:
         for node in module.index.of(ast.Call) if "--local" in module.text else ():
             if _declares_local_rank(node) and _is_used(script):

@@ -66,14 +66,15 @@ def cuda_demand(modules: Sequence[Module]) -> SourceFact | None:
     return None
 
 
-def reads_launcher_rank(module: Module) -> bool:
-    """Return whether a module reads RANK or LOCAL_RANK from the environment."""
+def reads_launcher_rank(module: Module, names: frozenset[str] = GLOBAL_RANK_VARIABLES | LOCAL_RANK_VARIABLES) -> bool:
+    """Return whether a module reads a rank from the environment, RANK or LOCAL_RANK, or only those in ``names``."""
     if not any(word in module.text for word in ("RANK", "PROCID", "LOCALID")):
         return False
-    names = GLOBAL_RANK_VARIABLES | LOCAL_RANK_VARIABLES
     for node in module.index.of(ast.Constant):
         if node.value.__class__ is str and node.value in names:
             around = module.parents.get(node)
+            if isinstance(around, (ast.List, ast.Tuple)):  # One of several names that a function looks up.
+                around = module.parents.get(around)
             stored = isinstance(around, ast.Subscript) and isinstance(around.ctx, ast.Store)
             if not stored and isinstance(around, (ast.Subscript, ast.Call, ast.Compare)):
                 return True
