@@ -30,7 +30,8 @@ from ddpdoctor.tui.view import View
 from ddpdoctor.tui.watcher import Failed, Fresh, Watcher
 
 ScreenEnd = Literal["quit", "end_job", "leave", "lost", "terminated"]
-"""How the user left: ``quit``; ``end_job``: the job that was launched shall end; ``leave``: it shall go on without the
+"""How the user left: ``quit``; ``end_job``: the job that was launched shall end; ``leave``: it shall continue without
+the
 screen; ``lost``: the terminal is gone; ``terminated``: this process was told to end."""
 REFRESH_S = 0.5
 """Two refreshes a second; the bound is four."""
@@ -142,7 +143,7 @@ class DoctorApp(App[ScreenEnd]):
         try:
             painting = paint_screen(view, width, height)
         except Exception as error:
-            # A defect of ours on one page must not end the watching: the other pages go on.
+            # A defect of ours on one page must not end the watching: the other pages continue.
             painting = paint_defect(view, width, height, error)
         self.where.painted(painting)
         if self._question is not None:
@@ -356,7 +357,7 @@ class DoctorApp(App[ScreenEnd]):
         self.do(self.leave)
 
     def do(self, what: Callable[[], None]) -> None:
-        """Do something that no key asked for, and draw what became of it."""
+        """Do something that no key asked for, and draw what happened to it."""
         what()
         self.repaint()
 

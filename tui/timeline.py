@@ -57,7 +57,7 @@ class Timeline:
             self._kept.popleft()
 
     def pause(self) -> None:
-        """Hold the display; the snapshots go on."""
+        """Hold the display; the snapshots continue."""
         self._shown = self.shown
 
     def resume(self) -> None:

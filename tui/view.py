@@ -63,7 +63,9 @@ class View:
         return self.filters.get(self.page, "")
 
     def age(self, at_ns: int | None) -> tuple[Freshness, str]:
-        """How fresh a figure of that time is, and its age in words when that has to be said; what has ended stays."""
+        """Return how fresh a figure of that time is, and its age in words when that has to be said; what has ended
+        stays.
+        """
         if at_ns is None:
             return "unknown", ""
         if self.snapshot.state == "ended":

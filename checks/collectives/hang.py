@@ -70,7 +70,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
 
 def of_world(divergence: Divergence, record: RunRecord) -> str:
-    """What helps a rank that answers no more since it has destroyed its world; empty where it did not.
+    """Return what helps a rank that answers no more since it has destroyed its world; empty where it did not.
 
     Seen with torch 2.13 and gloo on a loaded machine: the DDP model is freed after ``destroy_process_group``, with it
     the group, by a thread that keeps the interpreter and waits for one of gloo's, which needs the interpreter to

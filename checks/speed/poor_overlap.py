@@ -5,7 +5,7 @@ What it finds
     backward takes longer than all of their communication, less than half of which it hides.
 
 Why it is bad
-    DDP sends a bucket of gradients as soon as it is full, while backward goes on with the layers before it. Otherwise
+    DDP sends a bucket of gradients as soon as it is full, while backward continues with the layers before it. Otherwise
     the transfer follows the computation instead of overlapping with it.
 
 Example

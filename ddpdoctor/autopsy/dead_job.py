@@ -96,19 +96,19 @@ def concluded(
 
 
 def _ordered(results: Iterable[CheckResult], read: Postmortem, of_runs: Sequence[Finding]) -> tuple[Finding, ...]:
-    """The first cause first, then the echoes in the order in which they came."""
+    """Return the first cause first, then the echoes in the order in which they came."""
     places: dict[Trouble | None, int] = {}
     for told in causes_of(read.record):
         places.setdefault(told.trouble, len(places))
     found = _with_runs([finding for result in results for finding in result.from_run], read.record, of_runs)
     found.sort(key=lambda finding: (_ORDER[finding.role], places.get(finding.trouble, len(places))))
     causes = [finding for finding in found if finding.role == "cause"]
-    # A cause is one: where dumps and logs both tell of one, the dumps know the line of every rank.
+    # A cause is one: where dumps and logs both report one, the dumps know the line of every rank.
     return tuple(replace(finding, role="echo") if finding in causes[1:] else finding for finding in found)
 
 
 def _with_runs(found: list[Finding], record: RunRecord, of_runs: Sequence[Finding]) -> list[Finding]:
-    """Add what the recorded runs say: of a cause that logs tell of as well they know more.
+    """Add what the recorded runs say: of a cause that logs report as well they know more.
 
     Where no rank failed by itself the first of the other findings is the cause, and who gave up waiting is an echo.
     """

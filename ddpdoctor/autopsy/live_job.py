@@ -129,7 +129,7 @@ def with_recordings(record: RunRecord, seen: Sequence[Seen]) -> tuple[RunRecord,
 
 
 def _on_host(host: str, *, native: bool) -> tuple[list[Seen], str]:
-    """What the ddpdoctor of another machine sees there, and what went wrong."""
+    """Return what the ddpdoctor of another machine sees there, and what went wrong."""
     if host.startswith("-"):
         raise UsageError(f"{host!r} is not a host name")
     command = shlex.join(("ddpdoctor", "autopsy", "--live", "--raw", *(("--native",) if native else ())))

@@ -32,7 +32,7 @@ class RecordedRuns:
         self.notes: list[str] = []
 
     def read(self, directory: Path, name: str, positions: count[int]) -> LogRead:
-        """Return what a run tells of its ranks' ends; one that cannot be read costs a note."""
+        """Return what a run records of its ranks' ends; one that cannot be read costs a note."""
         # Most autopsies have no run, and the monitor takes 0.1 s to load.
         from ddpdoctor.profile.recorded_run import recorded
 

@@ -1,7 +1,7 @@
 """Looks for checks that other packages offer through the entry-point group ``ddpdoctor.checks``.
 
 Asking ``importlib.metadata`` costs about 30 ms with 60 packages installed, because it parses every one of them. Nearly
-nobody has third-party checks, so the files are searched for the name of the group first, which costs about 1 ms.
+no one has third-party checks, so the files are searched for the name of the group first, which costs about 1 ms.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which checks there are and how each is loaded; imports a check only when somebody is about to run it."""
+"""Which checks there are and how each is loaded; imports a check only when someone is about to run it."""
 
 from __future__ import annotations
 

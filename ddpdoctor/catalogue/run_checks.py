@@ -1,4 +1,4 @@
-"""Runs the checks on the evidence and says of each what became of it."""
+"""Runs the checks on the evidence and says of each what happened to it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     crashed: bool = False
     """The gap is a defect of the check."""
     unstated: bool = False
-    """The gap is what nobody has said of the job; without it nothing that was asked for is missing."""
+    """The gap is what no one has said of the job; without it nothing that was asked for is missing."""
     source_severity: Severity | None = None
     """How bad the check calls what it sees in the source, unless it says otherwise; None where a run shows all of that,
     and where only the source was asked."""
@@ -100,7 +100,7 @@ def run_log_checks(entries: Sequence[CatalogueEntry], record: RunRecord) -> tupl
 
 
 def outcome_of(result: CheckResult, *, stands: bool, cut_short: str) -> Outcome:
-    """Say what became of a check.
+    """Say what happened to a check.
 
     ``stands`` tells whether a finding of it is left after merging, ``cut_short`` says why the run did not show all that
     it should have (empty when it did): a check that looked at such a run and found nothing has not passed.
@@ -176,7 +176,7 @@ def _look_at_run(
 
 @lru_cache(maxsize=1_024)
 def _said_nothing(code: str, name: str, gap: str) -> CheckResult:
-    """The same for all scripts of a directory."""
+    """Return the same for all scripts of a directory."""
     return CheckResult(code=code, name=name, gap=gap)
 
 

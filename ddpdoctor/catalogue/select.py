@@ -24,7 +24,7 @@ _MOST_HINTS = 50
 """For so many unknown words the nearest check is looked for, which takes a millisecond each."""
 _LONGEST_WORD = 100
 _MOST_UNUSED = 100
-"""Comments and words of one file that suppress nothing and are reported; 100,000 took minutes and nobody reads them."""
+"""Comments and words of one file that suppress nothing and are reported; 100,000 took minutes and no one reads them."""
 
 
 class Comments(msgspec.Struct, frozen=True, kw_only=True):

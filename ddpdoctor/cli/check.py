@@ -172,7 +172,7 @@ def check(
 
 
 def _is_survey(paths: Sequence[str], *, force_exclude: bool, static: bool) -> bool:
-    """Tell whether many sources are meant; raises UsageError when they would have to be rehearsed."""
+    """Return whether many sources are meant; raises UsageError when they would have to be rehearsed."""
     if not paths:
         return False
     many = len(paths) > 1 or paths[0] == STDIN or Path(paths[0]).is_dir()

@@ -155,7 +155,7 @@ class ExaminationOutput:
         return OutputFile(path, force=self._force, sources=self._sources)
 
     def _put(self, report: OutputFile, kind: str, text_of: Callable[[str], str]) -> DdpDoctorError | None:
-        """Write one file; what failed, so that the others are written all the same."""
+        """Write one file; what failed, so that the others are written nevertheless."""
         kind = "full" if kind == "text" else kind
         try:
             report.write_text(text_of(kind), kind)

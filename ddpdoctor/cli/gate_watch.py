@@ -103,7 +103,7 @@ def _end(job: LaunchedJob) -> int:
 
 
 def _examination(snapshot: Snapshot, ended: Ended, words: tuple[str, ...], fail_on: Severity) -> Examination:
-    """What the reports for CI servers say of the run."""
+    """Return what the reports for CI servers say of the run."""
     findings = tuple(view.finding for view in snapshot.findings if view.until_ns is None)
     red = any(finding.severity.at_least(fail_on) for finding in findings)
     reason = ""

@@ -187,7 +187,7 @@ def profile(
 
 
 def _exports(run_dir: str | None) -> str:
-    """The variables as a shell takes them: ``eval "$(ddpdoctor profile --env)"``."""
+    """Return the variables as a shell takes them: ``eval "$(ddpdoctor profile --env)"``."""
     from ddpdoctor.launch.runs.kept_runs import unmade_run_directory
 
     variables = observed(unmade_run_directory(run_dir), os.environ)
@@ -195,7 +195,7 @@ def _exports(run_dir: str | None) -> str:
 
 
 def _command(ctx: click.Context, module: str | None, nproc: int | None, python: str | None) -> ObservedCommand | None:
-    """What is to be started; None when nothing is named."""
+    """Return what is to be started; None when nothing is named."""
     from ddpdoctor.launch.command.command_line import looks_like_launch
 
     script: str | None = ctx.meta.get(SCRIPT)
@@ -224,7 +224,7 @@ def _command(ctx: click.Context, module: str | None, nproc: int | None, python: 
 
 
 def _spawns_ranks(script: Path, arguments: Sequence[str]) -> bool:
-    """Tell whether a script starts its ranks itself; one that cannot be read is left to Python to complain of."""
+    """Return whether a script starts its ranks itself; one that cannot be read is left to Python to complain of."""
     from ddpdoctor.source.queries.start_up import starts_own_ranks
     from ddpdoctor.source.script.script import read_script
 
@@ -235,7 +235,7 @@ def _spawns_ranks(script: Path, arguments: Sequence[str]) -> bool:
 
 
 def _one_rank_samples_per_s(run: str | None) -> float | None:
-    """The throughput to compare with, if a run was named."""
+    """Return the throughput to compare with, if a run was named."""
     if run is None:
         return None
     from ddpdoctor.profile.recorded_run import one_rank_samples_per_s

@@ -97,7 +97,7 @@ def scaling(
 
 
 def _numbers(words: str | None, gpus: int) -> list[int]:
-    """The numbers of ranks, ascending; raises UsageError for what is none."""
+    """Return the numbers of ranks, ascending; raises UsageError for what is none."""
     if words is None:
         most = gpus or 2
         return sorted({1, most, *(1 << shift for shift in range(most.bit_length()))})

@@ -248,7 +248,7 @@ def _gate(file: Path, key: str, value: Any) -> GateSettings:
 
 
 def _shown(value: Any) -> str:
-    """A value of a settings file, shortened; Python refuses to write whole numbers of thousands of digits."""
+    """Return a value of a settings file, shortened; Python refuses to write whole numbers of thousands of digits."""
     if isinstance(value, int) and value.bit_length() > 64:
         return f"a number of {value.bit_length()} bits"
     text = repr(value)

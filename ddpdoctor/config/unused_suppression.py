@@ -6,7 +6,7 @@ What it finds
     says nothing of its comments; neither does one that also looks at runs, as long as there was none.
 
 Why it is bad
-    It hides the next defect of that kind in the same place from everybody.
+    It hides the next defect of that kind in the same place from everyone.
 
 Example
     sampler.set_epoch(epoch)  # ddpdoctor: ignore[DDP102]

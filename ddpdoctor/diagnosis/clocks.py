@@ -1,6 +1,6 @@
 """How far the clock of one node is from that of another: what cannot have happened before its cause bounds it.
 
-A message is not received before it was sent, and nobody leaves a reduction before its last rank has come. Each such
+A message is not received before it was sent, and no one leaves a reduction before its last rank has come. Each such
 pair of moments, one by each clock, bounds the offset from one side; many of them leave a narrow interval. Nothing is
 assumed of how long a message takes, so that a slow link makes the interval wide and never wrong.
 
@@ -81,7 +81,9 @@ class ClockBounds:
         return Clock(offset_ns=(low_ns + high_ns) // 2, at_ns=at_ns, drift=drift, error_ns=(high_ns - low_ns + 1) // 2)
 
     def _drift(self) -> float:
-        """The least drift that joins the narrowest old bound with the narrowest new one; 0 where none is needed."""
+        """Return the least drift that joins the narrowest old bound with the narrowest new one; 0 where none is
+        needed.
+        """
         half = len(self._bounds) // 2
         if half < 8:
             return 0.0

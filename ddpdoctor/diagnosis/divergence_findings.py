@@ -1,4 +1,4 @@
-"""Puts what the diagnosis knows of a divergence, a path or a load into the findings of the check that speaks for it."""
+"""Puts what the diagnosis knows of a divergence, a path or a load into the findings of the check that reports it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from ddpdoctor.record.model import RunRecord
 def divergence_finding(
     check: Check, record: RunRecord, divergence: Divergence, remedy: str, severity: Severity | None = None
 ) -> Finding:
-    """The finding of a check about the divergence of a run; its severity is the check's unless another is given."""
+    """Return the finding of a check about the divergence of a run; its severity is the check's unless another is
+    given.
+    """
     return check.finding(
         record.job.kind,
         describe.title(divergence),
@@ -29,7 +31,9 @@ def divergence_finding(
 
 
 def path_findings(check: Check, record: RunRecord, remedy: str) -> Iterator[Finding | Refuted]:
-    """The findings of a check about paths at which ranks meet, and the places where it is refuted that they do."""
+    """Yield the findings of a check about paths at which ranks meet, and the places where it is refuted that they
+    do.
+    """
     for verdict in judge_paths(record, check.stands_for):
         if not verdict.races:
             yield Refuted(location=verdict.locations[0], reason=verdict.sentence)

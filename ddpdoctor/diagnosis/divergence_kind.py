@@ -70,7 +70,7 @@ def divergence_of(record: RunRecord, trouble: Trouble | None) -> Divergence | No
 
 
 def _named(divergence: Divergence, record: RunRecord) -> Trouble | None:
-    """What the message of the culprit's exception names; None where it names nothing."""
+    """Return what the message of the culprit's exception names; None where it names nothing."""
     culprit = None if divergence.culprit is None else record.of_rank(divergence.culprit)
     raised = root_exception(culprit) if culprit is not None else None
     if culprit is None or raised is None:
@@ -83,7 +83,7 @@ def _named(divergence: Divergence, record: RunRecord) -> Trouble | None:
 
 
 def _unnamed(divergence: Divergence, record: RunRecord) -> Trouble:
-    """An exception that nothing else is known of, or that comes of the machine of the rehearsal."""
+    """Return an exception that nothing else is known of, or that comes of the machine of the rehearsal."""
     culprit = None if divergence.culprit is None else record.of_rank(divergence.culprit)
     raised = root_exception(culprit) if culprit is not None else None
     lacks = record.job.kind == "rehearsal" and raised is not None and lack_behind(raised, record) is not None
@@ -91,7 +91,7 @@ def _unnamed(divergence: Divergence, record: RunRecord) -> Trouble:
 
 
 def skip_behind(divergence: Divergence, record: RunRecord) -> SkippedBatch | None:
-    """Find the skipped batch that made the ranks part; None when none was skipped."""
+    """Find the skipped batch that made the ranks diverge; None when none was skipped."""
     ranks = {turn.rank for turn in divergence.turns}
     found = (skip for skip in skipped_batches(record) if ranks & set(skip.skipped_on) and ranks & set(skip.trained_on))
     return next(found, None)

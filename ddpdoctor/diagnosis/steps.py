@@ -78,7 +78,9 @@ def recent(record: RunRecord, last_ns: int, most_steps: int = 0, fewest_steps: i
 
 
 def between(record: RunRecord, first: int, stop: int) -> RunRecord:
-    """The same record with the steps from ``first`` to ``stop``, exclusive, and their explicit collectives only."""
+    """Return the same record with the steps from ``first`` to ``stop``, exclusive, and their explicit collectives
+    only.
+    """
     return msgspec.structs.replace(
         record,
         step_tracks=tuple(
@@ -147,7 +149,7 @@ def common_rows(ranks: Sequence[RankSteps]) -> list[Sequence[int]]:
 
 
 def _cut(track: Track, start: int, stop: int | None = None) -> Track:
-    """The rows of a track from ``start`` to ``stop``, exclusive."""
+    """Return the rows of a track from ``start`` to ``stop``, exclusive."""
     if start == 0 and (stop is None or stop >= len(track)):
         return track
     rows = slice(start, stop)
@@ -206,7 +208,7 @@ def _rank_steps(track: StepTrack, pauses_ns: array[int], after_a_pause: Set[int]
 
 
 def taken(values: array[int], rows: Sequence[int]) -> array[int]:
-    """The values of a column in some rows, ascending; the column itself where these are all."""
+    """Return the values of a column in some rows, ascending; the column itself where these are all."""
     if not rows:
         return array("q")
     if rows[-1] - rows[0] == len(rows) - 1:

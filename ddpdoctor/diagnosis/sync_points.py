@@ -186,7 +186,7 @@ def unseen_ranks(record: RunRecord) -> int:
 
 
 def _seen(record: RunRecord, members: Sequence[int], measured: Collection[int]) -> tuple[int, ...]:
-    """The members whose steps are measured; none where a rank that the record does see has no steps yet."""
+    """Return the members whose steps are measured; none where a rank that the record does see has no steps yet."""
     seen = set(record.rank_numbers())
     if any(rank in seen and rank not in measured for rank in members):
         return ()
@@ -197,7 +197,7 @@ def replica_sets(record: RunRecord) -> tuple[tuple[int, ...], ...]:
     """Return the sets of ranks that average gradients with each other; all ranks where no wrap says otherwise."""
     everyone = tuple(sorted(track.rank for track in record.step_tracks)) or record.rank_numbers()
     widest = _widest(ByIdentity(record.wraps))
-    # Of thousands of ranks each has a wrap of them all: sets are told apart by what they are, and compared once.
+    # Of thousands of ranks each has a wrap of them all: sets are distinguished by what they are, and compared once.
     apart = {id(ranks): ranks for ranks in (widest.get(rank, everyone) for rank in everyone)}
     return tuple(dict.fromkeys(apart.values()))
 
@@ -253,7 +253,7 @@ def _met(
 
 
 def _clocks_differ(record: RunRecord, ranks: Collection[int]) -> bool:
-    """Tell whether ranks have several clocks of which it is not known how they differ."""
+    """Return whether ranks have several clocks of which it is not known how they differ."""
     ranks = frozenset(ranks)
     if len({(rank.host, rank.node) for rank in record.ranks if rank.rank in ranks}) < 2:
         return False
@@ -264,7 +264,8 @@ def _clocks_differ(record: RunRecord, ranks: Collection[int]) -> bool:
 def _beyond_doubt(
     record: RunRecord, ranks: Sequence[int], arrived_ns: tuple[array[int], ...]
 ) -> tuple[array[int], ...]:
-    """The arrivals, where a node came so little later than another that their clocks cannot tell, as if both were one.
+    """Return the arrivals, where a node came so little later than another that their clocks cannot tell, as if both
+    were one.
 
     The last rank of each node counts; how the ranks of one node follow each other stays as it is.
     """

@@ -52,7 +52,7 @@ class Try(msgspec.Struct, frozen=True):
     request: RehearsalRequest
     why: str
     in_vain: str = ""
-    """What the sentence ends with where the script cannot go on without what is absent: then the try counts for
+    """What the sentence ends with where the script cannot continue without what is absent: then the try counts for
     nothing."""
 
 
@@ -61,7 +61,7 @@ def rehearse_until_shown(
 ) -> tuple[RunRecord, RehearsalSection]:
     """Rehearse, and again where that may show more; the last rehearsal, with what has to be said of those before.
 
-    A rehearsal without the weights of a checkpoint, or with an empty directory, that fails for want of what is absent
+    A rehearsal without the weights of a checkpoint, or with an empty directory, that fails for lack of what is absent
     says nothing of the script: then the one counts that found it missing.
     """
     record, section = rehearse_once(request)
@@ -104,14 +104,18 @@ def _what_stopped(record: RunRecord, section: RehearsalSection) -> str:
 
 
 def _fails_without(record: RunRecord, section: RehearsalSection, steps_before: int) -> bool:
-    """Tell whether a rehearsal may have failed because a script reads more of a checkpoint than weights, or of data."""
+    """Return whether a rehearsal may have failed because a script reads more of a checkpoint than weights, or of
+    data.
+    """
     raised = list(_exceptions(record))
     failed = section.status == "failed" or (section.status == "stopped" and bool(raised))
     return failed and (section.steps <= steps_before or any(_OF_NO_WEIGHTS in one.message for one in raised))
 
 
 def another_try(request: RehearsalRequest, record: RunRecord, section: RehearsalSection) -> Try | None:
-    """The rehearsal that leaves out what may have failed this one; None where the script has to answer for it."""
+    """Return the rehearsal that leaves out what may have failed this one; None where the script has to answer for
+    it.
+    """
     if section.status != "failed" and not _left_others_waiting(record):
         return None
     return (
@@ -125,7 +129,9 @@ def another_try(request: RehearsalRequest, record: RunRecord, section: Rehearsal
 
 
 def _left_others_waiting(record: RunRecord) -> bool:
-    """Tell whether the rehearsal stopped at ranks that wait for one that had raised, which is a failure like others."""
+    """Return whether the rehearsal stopped at ranks that wait for one that had raised, which is a failure like
+    others.
+    """
     return record.job.stop_reason == "proof" and any(_exceptions(record))
 
 
@@ -148,7 +154,8 @@ def _with_pretended_gpus(request: RehearsalRequest, record: RunRecord, section: 
 def _with_the_jobs_gpus(request: RehearsalRequest, record: RunRecord, section: RehearsalSection) -> Try | None:
     """A script whose arguments name the GPUs of its job (``--device 0,1,2,3``) wants them all, however few ranks run.
 
-    Only one that cannot go on with a GPU a rank gets more: who takes their number for that of the ranks is right there.
+    Only one that cannot continue with a GPU a rank gets more: who takes their number for that of the ranks is right
+    there.
     """
     launch = request.launch
     of_a_node = (launch.ranks or 0) // launch.nodes
@@ -162,7 +169,9 @@ def _with_the_jobs_gpus(request: RehearsalRequest, record: RunRecord, section: R
 
 
 def _with_random_weights(request: RehearsalRequest, record: RunRecord) -> Try | None:
-    """A checkpoint that an earlier job made is not here; whether a script does without one, only its failure tells."""
+    """Return a checkpoint that an earlier job made is not here; whether a script does without one, only its failure
+    tells.
+    """
     for raised in _exceptions(record):
         path = _NO_FILE.search(raised.message)
         loads = raised.type == "FileNotFoundError" and _OF_TORCH_LOAD in raised.traceback.replace("\\", "/")
@@ -175,7 +184,7 @@ def _with_random_weights(request: RehearsalRequest, record: RunRecord) -> Try | 
 
 
 def _with_empty_directories(request: RehearsalRequest, record: RunRecord) -> Try | None:
-    """A script that asks for its directory of data before it reads them may go on where all in it is pretended."""
+    """A script that asks for its directory of data before it reads them may continue where all in it is pretended."""
     if not request.pretend or not record.job.overlay:
         return None
     lacks = [raised.message for raised in _exceptions(record) if _asks_for_data(raised)]
@@ -194,7 +203,7 @@ def _with_empty_directories(request: RehearsalRequest, record: RunRecord) -> Try
 
 
 def _asks_for_data(raised: RankException) -> bool:
-    """Tell whether a script has looked whether its data are there; one that has opened them needs what is in them."""
+    """Return whether a script has looked whether its data are there; one that has opened them needs what is in them."""
     from ddpdoctor.diagnosis.failures.environment import lack_behind
 
     lack = lack_behind(raised)

@@ -69,7 +69,7 @@ def hint_for(raised: RankException | None) -> str:
 
 
 def _built_from(module: str) -> str | None:
-    """The directory of this project that holds the sources of a compiled module; None where it is none."""
+    """Return the directory of this project that holds the sources of a compiled module; None where it is none."""
     for place in (".", "src"):
         package = Path(place, *module.split(".")[:-1])
         inside = module.count(".") and package.is_dir()
@@ -79,7 +79,7 @@ def _built_from(module: str) -> str | None:
 
 
 def _module_hint(module: str) -> str:
-    """How a module is installed, or found where the project has it."""
+    """Return how a module is installed, or found where the project has it."""
     from ddpdoctor.diagnosis.failures.environment import install_line
 
     top = module.partition(".")[0]

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 def offered(modules: Iterable[tuple[str, Sequence[Finding]]], script: Script) -> Iterator[Fix]:
-    """The fixes that checks, named by their modules, offer for their findings; a check that fails here offers none."""
+    """Yield the fixes that checks, named by their modules, offer for their findings; a check that fails here offers
+    none.
+    """
     for name, findings in modules:
         if not findings:
             continue

@@ -143,7 +143,9 @@ def conclude_all(
 
 
 def unreadable(request: ExamineRequest, error: UnreadableScript) -> Examination:
-    """What a document says of a script that is no Python: that nothing was checked, and why; the exit code is 2."""
+    """Return what a document says of a script that is no Python: that nothing was checked, and why; the exit code is
+    2.
+    """
     return Examination(
         target=request.target,
         root=str(Path.cwd()),
@@ -280,7 +282,7 @@ def _rehearsed(
 
 
 def _spawns_ranks(request: ExamineRequest, script: Script) -> bool:
-    """Whether the script has to start its ranks itself, as it is launched here."""
+    """Return whether the script has to start its ranks itself, as it is launched here."""
     from ddpdoctor.source.queries.start_up import starts_own_ranks
 
     by_python = request.launch.starter == "python"

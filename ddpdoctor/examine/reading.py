@@ -54,7 +54,7 @@ def choice_of(catalogue: Catalogue, settings: Settings, select: tuple[str, ...],
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of reading one script, and what the checks say of it: of its source, and of its rehearsal."""
+    """What happened to reading one script, and what the checks say of it: of its source, and of its rehearsal."""
 
     path: Path
     """Absolute."""
@@ -105,7 +105,7 @@ def reading_of(
 
 
 def source_section(readings: Sequence[Reading], seconds: float) -> SourceSection:
-    """Return what became of all sources, which took so many seconds to read."""
+    """Return what happened to all sources, which took so many seconds to read."""
     return SourceSection(
         status="failed" if any(reading.failed for reading in readings) else "read",
         files=len({file for reading in readings for file in reading.files}),
@@ -146,7 +146,7 @@ def together(readings: Sequence[Reading], root: str) -> tuple[CheckResult, ...]:
 
 
 def _one_result(said: Sequence[tuple[Reading, CheckResult]], root: str, scripts: int) -> CheckResult:
-    """What a check said of some of ``scripts`` scripts."""
+    """Return what a check said of some of ``scripts`` scripts."""
     findings: dict[tuple[Location | None, int, str], Finding] = {}
     first_at: dict[Location, tuple[Location | None, int, str]] = {}
     for number, (_, result) in enumerate(said):

@@ -26,7 +26,7 @@ OUTPUT_LINES = 12
 
 MESSAGE_CHARACTERS = 160
 LONG_MESSAGE = 240
-"""How much of an exception's first line is kept, and of one that is all there is: torch's go on for paragraphs."""
+"""How much of an exception's first line is kept, and of one that is all there is: torch's continue for paragraphs."""
 
 _NO_WRAP_HINT = "The checks of a run examine models wrapped in DDP; `--static` reads the source only."
 _NO_RANK_HINT = (
@@ -192,7 +192,9 @@ def _judgement(record: RunRecord, root: str) -> _Judgement:
 
 
 def _lacking(record: RunRecord, root: str) -> _Judgement | None:
-    """The rank that failed first, where it failed for what this machine lacks: whatever followed shows nothing."""
+    """Return the rank that failed first, where it failed for what this machine lacks: whatever followed shows
+    nothing.
+    """
     from ddpdoctor.diagnosis.failures.environment import lack_behind
 
     failed = [rank for rank in record.ranks if _failed(rank)]
@@ -226,7 +228,7 @@ def _no_rank(record: RunRecord, root: str) -> _Judgement:
 
 
 def _failure(record: RunRecord, root: str) -> _Judgement | None:
-    """The first rank that failed for a reason of its own, before those that only lost their peer."""
+    """Return the first rank that failed for a reason of its own, before those that only lost their peer."""
     failed = [rank for rank in record.ranks if _failed(rank)]
     if not failed:
         return None
@@ -252,7 +254,7 @@ def _failure(record: RunRecord, root: str) -> _Judgement | None:
 
 
 def _speaks_for(raised: RankException) -> frozenset[Trouble]:
-    """What an exception says went wrong, if it says it."""
+    """Return what an exception says went wrong, if it says it."""
     from ddpdoctor.diagnosis.divergence.unused_parameters import UNFINISHED
     from ddpdoctor.diagnosis.failures.named import trouble_of
 
@@ -270,14 +272,14 @@ def _failed(rank: Rank) -> bool:
 
 
 def _ended_without_torch(record: RunRecord) -> bool:
-    """Tell whether every rank's script ran to its end under our eyes, so that torch cannot have been missed."""
+    """Return whether every rank's script ran to its end under our eyes, so that torch cannot have been missed."""
     if not record.ranks or record.stream("ranks").state != "complete":
         return False
     return all(rank.end == "finished" for rank in record.ranks)
 
 
 def _ended_by_us(record: RunRecord) -> bool:
-    """Tell whether the rehearsal ended a rank; its peers, whose step may outlast the wait for them, go with it."""
+    """Return whether the rehearsal ended a rank; its peers, whose step may outlast the wait for them, go with it."""
     return any(rank.end == "ended-by-rehearsal" for rank in record.ranks)
 
 
@@ -288,7 +290,9 @@ def _end_is_unknown(rank: Rank) -> bool:
 
 
 def _only_signals(record: RunRecord) -> bool:
-    """Tell whether nothing but signals is known of the ranks that failed: the launcher ends the peers of a dead one."""
+    """Return whether nothing but signals is known of the ranks that failed: the launcher ends the peers of a dead
+    one.
+    """
     return all(rank.end == "signalled" for rank in record.ranks if _failed(rank))
 
 

@@ -1,7 +1,7 @@
 """Rehearsals after a clean one: on pretended nodes and with injected causes, and what they add to the diagnosis.
 
 A second rehearsal is worth its time only when the first found nothing that a run can prove, and everything that it adds
-is told apart from defects that happen by themselves: what breaks under an injected cause is a warning that names it.
+is distinguished from defects that happen by themselves: what breaks under an injected cause is a warning that names it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DONE = {
     "slow-rank0": "rank 0's clocks were advanced by the timeout of its group after the second step",
 }
 _BY_STRESS = DIVERGENCES | {"hang", "long-wait"}
-"""What an injected cause may be blamed for: ranks that part, not numbers that are no numbers."""
+"""What an injected cause may be blamed for: ranks that diverge, not numbers that are no numbers."""
 _LEFT = frozenset({"early-exit", "exception"})
 
 
@@ -46,7 +46,9 @@ class Variant(msgspec.Struct, frozen=True):
 
 
 def variants(stress: Sequence[Stress], *, thorough: bool, spawns_ranks: bool, nodes: int) -> Iterator[Variant]:
-    """The rehearsals that follow a clean one; a script that starts its own ranks cannot be told of another node."""
+    """Yield the rehearsals that follow a clean one; a script that starts its own ranks cannot be told of another
+    node.
+    """
     if thorough and nodes == 1 and not spawns_ranks:
         yield Variant(layout=SECOND_NODE)
     for kind in STRESSES:
@@ -55,7 +57,7 @@ def variants(stress: Sequence[Stress], *, thorough: bool, spawns_ranks: bool, no
 
 
 def is_clean(rehearsal: RehearsalSection, results: Sequence[CheckResult]) -> bool:
-    """Tell whether a rehearsal got to its end and proved nothing worse than advice, injected causes apart."""
+    """Return whether a rehearsal got to its end and proved nothing worse than advice, injected causes apart."""
     proved = [finding for result in results for finding in result.from_run if not finding.stress]
     return rehearsal.status == "completed" and not any(one.severity.at_least(Severity.WARNING) for one in proved)
 

@@ -187,7 +187,7 @@ def _against(
     rehearsals: int,
     on_progress: OnProgress,
 ) -> Wanted:
-    """What the other revision says, instead of a baseline."""
+    """Return what the other revision says, instead of a baseline."""
     before, gap = other.entry(request, target, clock.share_s(rehearsals), on_progress)
     note = f"{wanted.against} could not be rehearsed to its end, so no budget was compared: {gap}"
     return msgspec.structs.replace(wanted, before=before, notes=(note,) if gap else ())

@@ -63,7 +63,7 @@ class SurveyRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Survey(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of it."""
+    """What happened to it."""
 
     examination: Examination
     fixes: tuple[Fix, ...] = ()

@@ -77,7 +77,7 @@ def _sentence(
 
 
 def _was_missed(place: Location, rehearsal: RehearsalSection, reached: Reached | None) -> bool:
-    """Tell whether no rank came to a place; without all lines only code that is known to be unreached counts."""
+    """Return whether no rank reached a place; without all lines only code that is known to be unreached counts."""
     if reached is not None:
         return not _was_reached(place, reached)
     return any(

@@ -67,7 +67,7 @@ def gaps(
 
 
 def _training_lines(record: RunRecord) -> dict[str, set[int]]:
-    """The user's lines on the call chains of optimizer steps and backwards, by file."""
+    """Return the user's lines on the call chains of optimizer steps and backwards, by file."""
     sites = {step.site for step in record.optimizer_steps} | {backward.site for backward in record.backwards}
     lines: dict[str, set[int]] = {}
     for site in sites:
@@ -89,7 +89,9 @@ def _scopes(tree: ast.Module, training: frozenset[int]) -> Iterator[tuple[ast.Mo
 
 
 def _still_to_come(scope: ast.Module | Function, training: frozenset[int]) -> list[ast.stmt]:
-    """The statements of a function from the first loop around training on; all of them where a caller has the loop."""
+    """Return the statements of a function from the first loop around training on; all of them where a caller has the
+    loop.
+    """
     body = scope.body
     for index, statement in enumerate(body):
         if not any(_holds(statement, line) for line in training):
@@ -101,7 +103,7 @@ def _still_to_come(scope: ast.Module | Function, training: frozenset[int]) -> li
 
 
 def _known_from(scope: ast.Module | Function, run: frozenset[int]) -> int:
-    """The first line of a function that was seen to run: what stands before may have run unseen."""
+    """Return the first line of a function that was seen to run: what stands before may have run unseen."""
     inner: set[int] = set()
     for node in ast.walk(scope):
         if isinstance(node, Function) and node is not scope:
@@ -116,7 +118,9 @@ def _has_loop(statement: ast.stmt, training: frozenset[int]) -> bool:
 
 
 def _is_a_step(scope: ast.Module | Function) -> bool:
-    """Tell whether a function is one step of a loop that stands elsewhere: it has parameters and no loop of its own."""
+    """Return whether a function is one step of a loop that stands elsewhere: it has parameters and no loop of its
+    own.
+    """
     return isinstance(scope, Function) and bool(scope.args.args) and not any(map(_is_loop, ast.walk(scope)))
 
 
@@ -159,7 +163,7 @@ def _worth_naming(block: list[ast.stmt]) -> Iterator[list[ast.stmt]]:
 
 
 def _was_run(statement: ast.stmt, run: frozenset[int]) -> bool:
-    """A statement of several lines was run when any of them was."""
+    """Return whether a statement of several lines was run when any of them was."""
     return any(line in run for line in range(statement.lineno, (statement.end_lineno or statement.lineno) + 1))
 
 

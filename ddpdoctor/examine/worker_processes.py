@@ -83,7 +83,7 @@ def _serve(
 
 
 def _portable(error: Exception) -> Exception:
-    """The error, or one with its text, when it cannot be sent to another process."""
+    """Return the error, or one with its text, when it cannot be sent to another process."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

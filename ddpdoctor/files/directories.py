@@ -20,7 +20,9 @@ class _Ignore(msgspec.Struct, frozen=True):
 
 
 def home_directory() -> Path | None:
-    """The user's home: what HOME says, or, where that is no absolute path, the system; None when neither knows one."""
+    """Return the user's home: what HOME says, or, where that is no absolute path, the system; None when neither knows
+    one.
+    """
     named = os.path.expanduser("~")
     if not os.path.isabs(named):
         import pwd
@@ -87,7 +89,7 @@ def _ignored(path: str, ignores: Sequence[_Ignore], *, directory: bool) -> bool:
 
 
 def _ignores_above(directory: Path) -> Iterator[_Ignore]:
-    """The files of the directories above, as far as the top of the repository; none outside of a repository."""
+    """Yield the files of the directories above, as far as the top of the repository; none outside of a repository."""
     above: list[Path] = []
     for parent in (directory, *directory.parents):
         if (parent / ".git").exists():

@@ -96,8 +96,8 @@ _PIECE = re.compile(r"(?P<stars>\*+)|(?P<one>\?)|(?P<set>\[[!^]?\]?[^\]]*\])|\\(
 
 
 def _translated(name: str) -> str:
-    """The expression for one name. What stands between two stars is taken where it comes first and for good: a star
-    that could give back would try, with n others, every way to divide a name among them.
+    """Return the expression for one name. What stands between two stars is taken where it comes first and for good: a
+    star that could give back would try, with n others, every way to divide a name among them.
     """
     chunks = [""]
     for piece in _PIECE.finditer(name):

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 MAXIMUM_BYTES = 5_000_000
-"""Larger files have no lines here: nobody wrote them."""
+"""Larger files have no lines here: no one wrote them."""
 
 
 def decoded(raw: bytes) -> tuple[str, str]:

@@ -192,7 +192,9 @@ def _joined(seen: Finding, suspicion: Finding) -> Finding:
 
 
 def _joined_locations(seen: Finding, suspicion: Finding) -> tuple[Location, ...]:
-    """The run's places first; a place that the source knows more closely (columns, last line) replaces the run's."""
+    """Return the run's places first; a place that the source knows more closely (columns, last line) replaces the
+    run's.
+    """
     places: list[Location] = []
     for place in seen.locations:
         closer = next((known for known in suspicion.locations if same_lines(known, place)), place)

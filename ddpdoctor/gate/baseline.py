@@ -1,6 +1,6 @@
 """The file that a project commits: what its scripts needed, reached and were known to have wrong when it was agreed on.
 
-One entry a target, each with a digest: a budget that somebody raised by hand would let through what it is there to
+One entry a target, each with a digest: a budget that someone raised by hand would let through what it is there to
 stop, so an entry that is not as it was written is refused.
 """
 
@@ -189,7 +189,9 @@ def _readable(document: _File) -> bytes:
 
 
 def _kept(file: Path) -> dict[str, Entry]:
-    """The entries that stay: what cannot be read any more, or was edited, does not, as the user was told before."""
+    """Return the entries that stay: what cannot be read any more, or was edited, does not, as the user was told
+    before.
+    """
     try:
         document = _document(file)
     except UsageError:

@@ -103,7 +103,7 @@ class _Places:
         self._known: dict[int, Place] = {}
 
     def __call__(self, site: int) -> Place:
-        """The user's line of a site; an empty place where no line of the user's is known."""
+        """Return the user's line of a site; an empty place where no line of the user's is known."""
         if site not in self._known:
             self._known[site] = self._read(site)
         return self._known[site]
@@ -199,7 +199,7 @@ def _model_bytes(wrap: Wrap) -> int:
 
 
 def _most(rows: Iterable[tuple[tuple[int, ...], ...]]) -> tuple[tuple[int, ...], ...]:
-    """The largest number of any rank in each window; ranks may have made different numbers of steps."""
+    """Return the largest number of any rank in each window; ranks may have made different numbers of steps."""
     result: list[list[int]] = []
     for row in rows:
         for number, amounts in enumerate(row):

@@ -92,13 +92,13 @@ def _change(before: float, now: float, allowed_growth: float) -> Change:
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
-    """How many steps of each pass both have; those of ``other`` alone when that is none."""
+    """Return how many steps of each pass both have; those of ``other`` alone when that is none."""
     common = tuple(min(pair) for pair in zip(one, other, strict=False))
     return common if any(common) else tuple(other)
 
 
 def _amounts(budget: Budget, metric: Metric, windows: tuple[int, ...] | None) -> dict[Key, float]:
-    """What each line needs: a step of ``windows``, or once."""
+    """Return what each line needs: a step of ``windows``, or once."""
     found: dict[Key, float] = {}
     for share in budget.shares:
         if share.metric == metric and not _varies(share):

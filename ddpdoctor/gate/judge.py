@@ -60,14 +60,14 @@ def entry_of(examination: Examination, record: RunRecord) -> Entry:
 
 
 def may_be_agreed_on(examination: Examination) -> bool:
-    """Return whether a baseline may be written of this: the rehearsal came to its end, and nothing hung or parted."""
+    """Return whether a baseline may be written of this: the rehearsal reached its end, and nothing hung or parted."""
     return examination.rehearsal.status == "completed" and not any(map(_is_never_known, examination.findings))
 
 
 def judged(examination: Examination, now: Entry | None, wanted: Wanted) -> Examination:
     """Leave out what was known before, add what grew and what is no longer reached, and pass the verdict.
 
-    ``now`` is None where nothing was rehearsed. Only rehearsals that came to their end are compared.
+    ``now`` is None where nothing was rehearsed. Only rehearsals that reached their end are compared.
     """
     before = wanted.before
     known = {finding.fingerprint for finding in before.findings} if before is not None else set()

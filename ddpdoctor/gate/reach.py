@@ -71,7 +71,7 @@ def reach_of(record: RunRecord, root: str) -> Reach | None:
         later |= {path: found} if (found := _digests(file, functions, run[file] - certain[file])) else {}
     return Reach(
         late=any(row.late for row in record.lines),
-        # torch 2.13 with gloo sometimes aborts a process whose script has come to its end.
+        # torch 2.13 with gloo sometimes aborts a process whose script has reached its end.
         ended=all(rank.end == "finished" or rank.main_finished for rank in record.ranks),
         lines=lines,
         later=later,
@@ -83,7 +83,7 @@ def lost(before: Reach, now: Reach, root: str) -> Iterator[Lost]:
     """Yield, by function, the statements that were reached before, still stand there, and were not reached now.
 
     Nothing is known to be lost where only the later of two rehearsals misses what ran before training, and nothing
-    is called lost that only leaves. What the clock decides counts only where both scripts came to their own end.
+    is called lost that only leaves. What the clock decides counts only where both scripts reached their own end.
     """
     if now.late and not before.late:
         return
@@ -141,7 +141,7 @@ def _functions(file: str) -> list[tuple[int, int, str]] | None:
 
 
 def _around(functions: Sequence[tuple[int, int, str]], number: int) -> str:
-    """The innermost function around a line; empty at module level and for the line that defines it."""
+    """Return the innermost function around a line; empty at module level and for the line that defines it."""
     around = [entry for entry in functions if entry[0] < number <= entry[1]]
     return max(around, default=(0, 0, ""))[2]
 

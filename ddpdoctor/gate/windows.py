@@ -77,7 +77,7 @@ def _step_times(record: RunRecord, rank: int) -> list[int]:
 
 
 def _pass_of_each(record: RunRecord, rank: int, steps: Sequence[int]) -> list[int]:
-    """The number of the training pass that each step belongs to."""
+    """Return the number of the training pass that each step belongs to."""
     forwards = sorted(
         (forward.time_ns, (forward.pass_loader, forward.pass_ordinal))
         for forward in record.forwards

@@ -12,7 +12,7 @@ from pathlib import Path
 from ddpdoctor.errors import UsageError
 
 _NO_HOOKS = ("-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false")
-"""A hook of the project's must not run for a check-out that nobody works in."""
+"""A hook of the project's must not run for a check-out that no one works in."""
 
 
 _LONGEST_S = 5.0
@@ -20,7 +20,9 @@ _LONGEST_S = 5.0
 
 
 def commit_of(directory: Path) -> str:
-    """The commit that a directory is at, with ``-dirty`` where files differ from it; empty where git does not tell."""
+    """Return the commit that a directory is at, with ``-dirty`` where files differ from it; empty where git does not
+    tell.
+    """
     words = ["git", "-C", str(directory), "--no-optional-locks", "describe", "--always", "--abbrev=12", "--dirty"]
     try:
         done = subprocess.run(

@@ -68,7 +68,7 @@ def find_interpreter(named: str | None, launch: Launch = _NOTHING_SAID) -> Inter
 
 
 def has_torch(python: str) -> bool | None:
-    """Tell whether torch is installed for an interpreter; None when it does not answer."""
+    """Return whether torch is installed for an interpreter; None when it does not answer."""
     answer = _ask(python)
     return None if answer is None else answer[1]
 
@@ -107,7 +107,7 @@ def _named(named: str, option: str) -> Interpreter:
 
 
 def _of_environment(folder: Path) -> str | None:
-    """The Python of an environment's directory."""
+    """Return the Python of an environment's directory."""
     return shutil.which(str(folder / "bin" / "python"))
 
 
@@ -125,7 +125,7 @@ def _active() -> Iterator[str]:
 
 
 def _of_project(directory: Path) -> Iterator[Path]:
-    """Where uv, Poetry, PDM, Pixi and people keep a project's environment."""
+    """Yield where uv, Poetry, PDM, Pixi and people keep a project's environment."""
     for level in (directory, *directory.parents):
         yield from (level / name for name in _PROJECT_ENVIRONMENTS if (level / name).is_dir())
         if (level / "pyproject.toml").exists() or (level / ".git").exists():

@@ -19,7 +19,8 @@ AGAIN_AFTER_S = 2.0
 """A second signal that comes sooner is the first one once more: `timeout` signals its child, then the whole group, and
 some schedulers send it twice. It must not take away the time in which a checkpoint is saved."""
 RANKS_GET_S = 30.0
-"""Ranks that outlive their launcher may save a checkpoint for so long, as torchrun lets them, before they are told to
+"""Ranks that outlive their launcher may save a checkpoint for so long, as torchrun lets them, before they are reported
+to
 end, and for as long again before they are killed."""
 _SETTLES_S = 1.0
 """In this time the workers of ranks that have ended notice it."""
@@ -109,7 +110,7 @@ class LaunchedJob:
         self._is_first()
 
     def _is_first(self) -> bool:
-        """Tell whether this is the first time that the job is told to end; kill it when it is told again."""
+        """Return whether this is the first time that the job is told to end; kill it when it is told again."""
         if self._told_at_s is None:
             self._told_at_s = time.monotonic()
             return True
@@ -121,7 +122,7 @@ class LaunchedJob:
         """End the ranks that a launcher which was told to end has left, as torchrun does; after another job do nothing.
 
         ``wait`` sleeps a moment, and passes on what the user wants meanwhile. What a rank has started in a session of
-        its own, or what is no rank, is left alone, and ``say`` tells of it.
+        its own, or what is no rank, is left alone, and ``say`` reports it.
         """
         if not self.told_to_end:
             return

@@ -39,7 +39,7 @@ def usable_cores(root: str = "/") -> int:
 
 
 def _quota(root: Path) -> float | None:
-    """How many cores' time the control group grants; None where it grants all, or does not tell."""
+    """Return how many cores' time the control group grants; None where it grants all, or does not tell."""
     for name in _QUOTAS:
         try:
             quota, _, period = (root / name).read_text(encoding="ascii").strip().partition(" ")

@@ -15,7 +15,7 @@ SCAN_SHARE = 0.02
 
 
 def numbers_of(pid: int) -> tuple[int, ...]:
-    """Return the numbers of a process from ours to that of the innermost namespace; only its own where nobody tells."""
+    """Return the numbers of a process from ours to that of the innermost namespace; only its own where no one tells."""
     try:
         with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
             words = next(line for line in file if line.startswith("NSpid:")).split()[1:]
@@ -25,7 +25,7 @@ def numbers_of(pid: int) -> tuple[int, ...]:
 
 
 def is_alive(pid: int) -> bool:
-    """Tell whether a process runs; a zombie does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
@@ -44,7 +44,7 @@ def is_alive(pid: int) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """Tell whether a signal or a debugger has stopped a process; False where the platform does not say."""
+    """Return whether a signal or a debugger has stopped a process; False where the platform does not say."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[0] in ("T", "t")
@@ -53,7 +53,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def carries_run(pid: int, directory: Path | str) -> bool | None:
-    """Tell whether a process was started for the run in ``directory``; None where its environment cannot be read."""
+    """Return whether a process was started for the run in ``directory``; None where its environment cannot be read."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             entries = file.read().split(b"\0")
@@ -65,7 +65,8 @@ def carries_run(pid: int, directory: Path | str) -> bool | None:
 
 
 def is_of_run(pid: int, directory: Path | str) -> bool | None:
-    """Tell whether a process is of the run in ``directory``; None where neither its environment nor its files are seen.
+    """Return whether a process is of the run in ``directory``; None where neither its environment nor its files are
+    seen.
 
     One whose environment says nothing, as after ``setproctitle`` or a fork in a notebook, holds files of the run open.
     """
@@ -137,15 +138,15 @@ class OuterPids:
         return self._outer.setdefault(pid, pid) if is_here is None else None
 
     def was_seen(self, pid: int) -> bool:
-        """Tell whether one that calls itself so was seen alive once."""
+        """Return whether one that calls itself so was seen alive once."""
         return pid in self._outer
 
     def is_alive(self, pid: int) -> bool:
-        """Tell whether one that calls itself so lives."""
+        """Return whether one that calls itself so lives."""
         return self(pid) is not None
 
     def is_stopped(self, pid: int) -> bool:
-        """Tell whether a signal or a debugger has stopped one that calls itself so."""
+        """Return whether a signal or a debugger has stopped one that calls itself so."""
         outer = self(pid)
         return outer is not None and is_stopped(outer)
 
@@ -156,7 +157,7 @@ class OuterPids:
         return {rank: self._outer[pid] for rank, pid in pids.items() if pid in self._outer}
 
     def is_inside(self, pid: int) -> bool:
-        """Tell whether a process of the run lives that calls itself so, in a container."""
+        """Return whether a process of the run lives that calls itself so, in a container."""
         outside = self._in_containers().get(pid, ())
         return any(is_of_run(outer, self._directory) and is_alive(outer) for outer in outside)
 

@@ -42,7 +42,9 @@ class JobProcesses:
         return self._launcher.poll()
 
     def outer_pid(self, pid: int) -> int | None:
-        """The process that a rank means by ``pid``: in a box processes have other numbers; None when it is gone."""
+        """Return the process that a rank means by ``pid``: in a box processes have other numbers; None when it is
+        gone.
+        """
         return pid if self._box is None else self._box.outer_pid(pid)
 
     def end(self) -> None:
@@ -80,7 +82,7 @@ class JobProcesses:
         self._seen.update(pid for pid in map(self.outer_pid, pids) if pid is not None)
 
     def _is_ours(self, pid: int) -> bool:
-        """Tell whether a process that we became the parent of belongs to the job, dead or alive."""
+        """Return whether a process that we became the parent of belongs to the job, dead or alive."""
         if pid in self._seen:
             return True
         try:
@@ -111,7 +113,7 @@ class JobProcesses:
 
 
 def handles(pid: int, number: int) -> bool:
-    """Tell whether the process has a handler of its own for the signal; raises OSError when it is gone."""
+    """Return whether the process has a handler of its own for the signal; raises OSError when it is gone."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("SigCgt:"):
             return bool(int(line.split()[1], 16) >> (number - 1) & 1)

@@ -55,12 +55,14 @@ def batch_size(request: RehearsalRequest, device: str) -> int | None:
 
 
 def in_a_gpus_place(request: RehearsalRequest, device: str) -> bool:
-    """Whether the CPU does what GPUs are meant for, pretended ones or none."""
+    """Return whether the CPU does what GPUs are meant for, pretended ones or none."""
     return device == "stand-in" or (device == "cpu" and _meant_for_gpus(request))
 
 
 def _meant_for_gpus(request: RehearsalRequest) -> bool:
-    """Whether the ranks would have trained on GPUs where there are some: what finds none takes the CPU by itself."""
+    """Return whether the ranks would have trained on GPUs where there are some: what finds none takes the CPU by
+    itself.
+    """
     launch = request.launch
     if launch.starter == "fabric":
         return launch.environment.get("LT_ACCELERATOR", "auto") != "cpu"

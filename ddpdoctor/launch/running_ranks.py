@@ -80,7 +80,7 @@ def running_ranks(pids: Sequence[int]) -> tuple[RunningRank, ...]:
 
 
 def _processes(pids: Sequence[int]) -> list[psutil.Process]:
-    """The named processes with their children and their ranks' siblings, or all of this user's; oldest first."""
+    """Return the named processes with their children and their ranks' siblings, or all of this user's; oldest first."""
     import psutil
 
     if not pids:
@@ -136,7 +136,7 @@ def _rank_of(process: psutil.Process) -> RunningRank | None:
 
 
 def _spawned(pids: Sequence[int]) -> list[RunningRank]:
-    """What ``mp.spawn`` has started: it numbers its processes in the order of their start."""
+    """Return what ``mp.spawn`` has started: it numbers its processes in the order of their start."""
     import psutil
 
     found = []

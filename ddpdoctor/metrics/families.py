@@ -102,7 +102,7 @@ def _rank_phases(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def _phase_seconds(phases: Phases) -> Iterator[tuple[str, float]]:
-    """The phases that were measured; together they are the step."""
+    """Yield the phases that were measured; together they are the step."""
     yield from ((name, ns / _SECOND_NS) for name, ns in phases.parts_ns().items() if ns is not None)
 
 

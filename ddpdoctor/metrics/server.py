@@ -42,7 +42,7 @@ class Address(msgspec.Struct, frozen=True):
 
 
 def read_address(text: str) -> Address:
-    """The address that is meant by ``9464`` (of this machine alone), ``0.0.0.0:9464`` or ``[::]:9464``.
+    """Return the address that is meant by ``9464`` (of this machine alone), ``0.0.0.0:9464`` or ``[::]:9464``.
 
     Raises UsageError for anything else.
     """
@@ -82,7 +82,7 @@ class MetricsServer:
         self._server.server_close()
 
     def collect(self) -> Iterator[Any]:
-        """The metrics of prometheus_client that a registry asks for; none before the first look."""
+        """Yield the metrics of prometheus_client that a registry asks for; none before the first look."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         snapshot = self._newest
@@ -101,7 +101,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     block_on_close = False
     request_queue_size = 64
     allow_reuse_address = True
-    """A run that follows at once must not wait for old connections; a port on which somebody listens stays taken."""
+    """A run that follows at once must not wait for old connections; a port on which someone listens stays taken."""
 
     def __init__(self, family: socket.AddressFamily, address: Any) -> None:
         self.address_family = family

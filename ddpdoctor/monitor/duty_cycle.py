@@ -26,7 +26,7 @@ class Pace:
         self._is_first = True
 
     def is_due(self, now_ns: int) -> bool:
-        """Tell whether it is time for the work."""
+        """Return whether it is time for the work."""
         return now_ns >= self._due_at_ns
 
     @contextmanager

@@ -102,7 +102,7 @@ def _needs_no_steps(finding: Finding) -> bool:
 
 
 def _key(finding: Finding) -> tuple[object, ...]:
-    """What makes two findings of two looks the same one: not the numbers in its title, which change."""
+    """Return what makes two findings of two looks the same one: not the numbers in its title, which change."""
     place = finding.location
     return finding.code, finding.ranks, (place.file, place.line) if place is not None else None
 

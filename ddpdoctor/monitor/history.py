@@ -29,7 +29,7 @@ FILE = "history.sqlite"
 LOCK = "history.lock"
 VERSION = 1
 _LOCKED = "database is locked"
-"""What SQLite says while somebody reads; that moment is left out."""
+"""What SQLite says while someone reads; that moment is left out."""
 MOST_ROWS = 100_000
 MOST_SNAPSHOTS = 600
 _TABLES = """

@@ -103,18 +103,18 @@ class LastStandstill:
 
 
 def _headway(record: RunRecord) -> tuple[tuple[int, int, int], ...]:
-    """How far each rank has come: its steps, and the collectives that it has completed."""
+    """Return how far each rank has come: its steps, and the collectives that it has completed."""
     return tuple((pulse.rank, pulse.step, pulse.completed) for pulse in record.pulses)
 
 
 def _stands_since_ns(record: RunRecord, number: int | None) -> int:
-    """Since when a rank has been at one place, as its newest pulse says; 0 for one that says nothing."""
+    """Return since when a rank has been at one place, as its newest pulse says; 0 for one that says nothing."""
     pulse = None if number is None else record.pulse(number)
     return 0 if pulse is None else pulse.beat_at_ns - pulse.unchanged_ms * 1_000_000
 
 
 def _goes_on(stood: _Stood, record: RunRecord, *, told_to_end: bool) -> bool:
-    """Tell whether all ranks have come further, or their scripts are over, or the culprit failed by itself."""
+    """Return whether all ranks have come further, or their scripts are over, or the culprit failed by itself."""
     if told_to_end:
         return False
     before = {rank: (step, completed) for rank, step, completed in stood.headway}
@@ -132,31 +132,31 @@ def ran_to_their_ends(record: RunRecord) -> bool:
 
 
 def is_suspicion(divergence: Divergence) -> bool:
-    """Return whether nobody waits for the ranks that stand: going on, or coming to their ends, refutes it."""
+    """Return whether no one waits for the ranks that stand: going on, or coming to their ends, refutes it."""
     standing = divergence.form == "stuck" and not any(turn.waiting or turn.kept_by for turn in divergence.turns)
     return standing or any(turn.loops for turn in divergence.turns)
 
 
 def _proves(stall: StallView, divergence: Divergence | None, record: RunRecord) -> bool:
-    """Tell whether what the ranks do that are left proves that they stand for good; of the dead, nothing does."""
+    """Return whether what the ranks do that are left proves that they stand for good; of the dead, nothing does."""
     lives = any(rank.stuck and rank.end == "running" for rank in record.ranks)
     return not stall.may_go_on and divergence is not None and (divergence.form != "stuck" or lives)
 
 
 def raised_its_own(rank: Rank) -> bool:
-    """Return whether a rank failed by something that nobody sent it."""
+    """Return whether a rank failed by something that no one sent it."""
     first = min(rank.exceptions, key=lambda error: error.time_ns, default=None)
     sent = first is not None and (first.by_signal > 0 or first.type in _SENT_FROM_OUTSIDE)
     return first is not None and not is_echo(rank) and not sent
 
 
 def _left_by_itself(stood: _Stood, *, told_to_end: bool) -> bool:
-    """Tell whether a rank that left is the reason, and no more is known: its end is known better now."""
+    """Return whether a rank that left is the reason, and no more is known: its end is known better now."""
     return stood.divergence.form == "absentee" and not told_to_end and stood.finding.trouble in _TOLD_BY_THE_END
 
 
 def tells_the_end(finding: Finding) -> bool:
-    """Tell whether a finding is about how a job ended."""
+    """Return whether a finding is about how a job ended."""
     return finding.severity is Severity.ERROR and finding.family in _OF_THE_END
 
 

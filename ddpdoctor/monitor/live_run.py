@@ -41,7 +41,7 @@ WAIT_ASKED_EVERY_NS = 5_000_000_000
 WAIT_ASKED_SELDOM_NS = 30_000_000_000
 """A wait that lasts so long is looked into: the ranks are asked for their stacks every few seconds, later seldom."""
 QUIET_AFTER_NS = 1_000_000_000
-"""Ranks whose newest step is no older are at work: nobody looks at their processes or asks them for evidence."""
+"""Ranks whose newest step is no older are at work: no one looks at their processes or asks them for evidence."""
 LATE_AFTER_NS = 400_000_000
 """Ranks write their steps five times a second: where the newest step is older none may come, which is looked into as
 soon as they count as quiet."""
@@ -57,12 +57,12 @@ ANSWER_WITHIN_NS = 300_000_000
 ASK_AGAIN_NS = 1_000_000_000
 """Ranks that stand still are asked for their evidence again after so long, then after twice that, and so on."""
 NEEDLESS = 5
-"""Ranks that went on so often after they were asked take longer for a step than they count as at work, and are asked
+"""Ranks that continued so often after they were asked take longer for a step than they count as at work, and are asked
 once a step takes longer than usual."""
 
 
 class LiveRun:
-    """One run while it is watched, or when it is over: then nobody looks at processes, nor at the GPUs of today."""
+    """One run while it is watched, or when it is over: then no one looks at processes, nor at the GPUs of today."""
 
     def __init__(
         self, directory: Path, plan: RunPlan, *, is_over: bool = False, head_at: tuple[str, int] | None = None
@@ -98,7 +98,7 @@ class LiveRun:
         self._requests = time.time_ns() // 1_000_000_000 % (1 << 31)
         """Above every number that an earlier reader of the same run may have used."""
         self.divergence: Divergence | None = None
-        """The proof that the job will not go on, once there is one."""
+        """The proof that the job will not continue, once there is one."""
         self.wait: LastingWait | None = None
         """What ranks wait for now that is no standstill."""
         self._wait_asked_ns = 0
@@ -174,7 +174,7 @@ class LiveRun:
         return record
 
     def _looping_still(self) -> int | None:
-        """A rank in a loop is stuck, so that nobody waits for one that works any more."""
+        """A rank in a loop is stuck, so that no one waits for one that works any more."""
         return self._looping if self.divergence is not None and self.wait is None else None
 
     def _ask_what_is_waited_for(self, now_ns: int) -> None:
@@ -189,7 +189,7 @@ class LiveRun:
             self.ask_for_stacks(rank)
 
     def _has_fresh_stacks(self, found: Divergence, now_ns: int) -> bool:
-        """Tell whether the stacks are of this moment; ask for them where they are not, and wait a little."""
+        """Return whether the stacks are of this moment; ask for them where they are not, and wait a little."""
         living = self.living()
         asked = (turn for turn in found.turns if turn.action == "elsewhere" and turn.rank in living)
         if self.divergence is not None or next(asked, None) is None:
@@ -210,7 +210,9 @@ class LiveRun:
         return True
 
     def _up_to_date(self, *, whole: bool) -> Assembly:
-        """What was written until now, of the newest process of each rank only; ``whole``: as far back as it reaches."""
+        """Return what was written until now, of the newest process of each rank only; ``whole``: as far back as it
+        reaches.
+        """
         live = self._assembly.live
         ranks = len(live.steps) or len(self._assembly.files.find_processes()) or 1
         before, live.most_rows = live.most_rows, _rows_of_each(ranks, whole=whole)
@@ -252,7 +254,7 @@ class LiveRun:
         self.divergence, self._memory, self._asked = None, VerdictMemory(), 0
 
     def foresees_standstill(self, now_ns: int) -> bool:
-        """Tell whether another node has said that its ranks stand, once ours had time to say where they are.
+        """Return whether another node has said that its ranks stand, once ours had time to say where they are.
 
         A look at thousands of ranks takes seconds: it shall find what they are asked for.
         """
@@ -354,7 +356,7 @@ class LiveRun:
         return self._last_words[pid]
 
     def _joined(self, now_ns: int) -> RunRecord:
-        """What is known of all ranks, those of other nodes included."""
+        """Return what is known of all ranks, those of other nodes included."""
         return self.nodes.joined(self.own_record, self._window_ns, now_ns)
 
     def _own_record(self, now_ns: int) -> RunRecord:
@@ -381,7 +383,7 @@ class LiveRun:
         return self._stuck_ranks.judged(record, threads, self._looping)
 
     def _with_hosts(self, record: RunRecord, now_ns: int) -> RunRecord:
-        """The record with what the ranks get of this machine."""
+        """Return the record with what the ranks get of this machine."""
         uses = self._hosts.look(self._outer.of_ranks(self._assembly.book.pids()), now_ns)
         if not uses:
             return record
@@ -389,7 +391,7 @@ class LiveRun:
         return msgspec.structs.replace(record, host_uses=uses, streams=streams)
 
     def _job_environment(self) -> Mapping[str, str]:
-        """The variables that the ranks were started with, where whoever started them did not say."""
+        """Return the variables that the ranks were started with, where whoever started them did not say."""
         if not self._environment and not self._is_over:
             found = (environment_of(pid) for pid in self._outer.of_ranks(self._assembly.book.pids()).values())
             self._environment = recorded_environment(next((one for one in found if one), {}))

@@ -285,14 +285,14 @@ class _Rehearsal:
         return msgspec.structs.replace(record, job=msgspec.structs.replace(record.job, ranks_expected=expected))
 
     def _or_out_of_memory(self, reason: StopReason, text: str) -> tuple[StopReason, str]:
-        """The same, but where the kernel ended ranks because they need more memory than this machine has."""
+        """Return the same, but where the kernel ended ranks because they need more memory than this machine has."""
         killed = [rank.rank for rank in self._record("", "").ranks if rank.signal == signal.SIGKILL]
         if not killed or kernel_kills() <= self._kernel_kills:
             return reason, text
         return "memory", f"this machine ran out of memory, and its kernel ended {named_ranks(killed)}"
 
     def _final_record(self, reason: StopReason, text: str) -> RunRecord:
-        """The record with what is only known, or only worth knowing, at the end."""
+        """Return the record with what is only known, or only worth knowing, at the end."""
         record = self._record(reason, text)
         ranks = tuple(msgspec.structs.replace(rank, output_tail=self._output_of(rank)) for rank in record.ranks)
         job = msgspec.structs.replace(
@@ -311,7 +311,7 @@ class _Rehearsal:
         return output.tail_of_rank(self._directory, rank.rank if self._request.nodes > 1 else rank.local_rank)
 
     def _not_held_back(self, record: RunRecord) -> tuple[str, ...]:
-        """What the script did beyond this job, as predicates."""
+        """Return what the script did beyond this job, as predicates."""
         done = []
         children = sorted({event.detail for event in record.files if event.action == "child-process"})
         if children and not self._job.overlay:

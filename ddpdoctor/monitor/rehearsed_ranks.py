@@ -41,7 +41,7 @@ class RehearsedRanks:
     def look(self, ends_ns: int) -> None:
         """Take in what was written, and see who is gone and who is stuck.
 
-        What wakes by itself before ``ends_ns``, when nobody will wait any longer, is not stuck.
+        What wakes by itself before ``ends_ns``, when no one will wait any longer, is not stuck.
         """
         self.note_the_gone()
         self.assembly.poll()
@@ -49,13 +49,17 @@ class RehearsedRanks:
         self._polling = self._asking_in_vain()
 
     def shows_proof(self, record: RunRecord) -> bool:
-        """Tell whether there is a proof that the job hangs or computes something else; nothing after our ending is."""
+        """Return whether there is a proof that the job hangs or computes something else; nothing after our ending
+        is.
+        """
         if self.assembly.book.first_ending_ns():
             return False
         return live_verdict(self._memory, record, epoch_ns()) is not None
 
     def record(self, job: Job) -> RunRecord:
-        """The record of what is known so far; what the ranks say of their world and of torch goes into the job."""
+        """Return the record of what is known so far; what the ranks say of their world and of torch goes into the
+        job.
+        """
         book = self.assembly.book
         world_size, backend = max(book.worlds.values(), default=(0, ""))
         versions = [entry.torch for entry in book.processes.values() if entry.torch]
@@ -104,7 +108,7 @@ class RehearsedRanks:
         return frozenset(pid for pid, ring in rings.items() if 0 < ring.heartbeat().sleeps_until_ns < ends_ns)
 
     def _asking_in_vain(self) -> frozenset[int]:
-        """Processes that do nothing but ask for a file in vain, while no rank does anything at all."""
+        """Processes that do nothing but ask for a file for nothing, while no rank does anything at all."""
         rings = self.assembly.files.rings
         long_ns, now_ns = int(self._stall_after_s * 1e9), epoch_ns()
         asking = []

@@ -40,7 +40,7 @@ class Series:
         return self._slice_ns
 
     def is_due(self, now_ns: int) -> bool:
-        """Tell whether it is time for the next slice."""
+        """Return whether it is time for the next slice."""
         return not self._slices or now_ns - self._slices[-1].at_ns >= self._slice_ns
 
     def add(self, summary: RunSummary, now_ns: int) -> None:

@@ -108,7 +108,7 @@ class StallSide(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StallView(msgspec.Struct, frozen=True, kw_only=True):
-    """A standstill, or another proof that the job will not go on."""
+    """A standstill, or another proof that the job will not continue."""
 
     title: str
     since_ns: int
@@ -119,7 +119,7 @@ class StallView(msgspec.Struct, frozen=True, kw_only=True):
     may_go_on: bool = False
     """It is not proved (yet) that the ranks will stand for good."""
     cut_short: bool = False
-    """Somebody ended the job in it before that was proved: it goes on no more, but might have."""
+    """Someone ended the job in it before that was proved: it continues no more, but might have."""
 
     @property
     def proved(self) -> bool:
@@ -228,7 +228,7 @@ class SnapshotSource(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of files; the job goes on."""
+        """Let go of files; the job continues."""
         ...
 
 

@@ -19,7 +19,7 @@ STALL_AFTER_S = 4.0
 """A rank without any sign of life for so long, while others wait for it, is stuck; its processes are looked at from the
 second on in which it has made no step."""
 STOPPED_AFTER_NS = 5_300_000_000
-"""A process that a signal has stopped is stuck after so long: some go on after five seconds."""
+"""A process that a signal has stopped is stuck after so long: some continue after five seconds."""
 HELD_AFTER_NS = 2 * SILENT_AFTER_NS
 """A rank that has said nothing for so long cannot, because a call holds its interpreter."""
 LONGEST_USUAL_NS = 30_000_000_000
@@ -65,7 +65,7 @@ class StuckRanks:
         }
         stuck = self._liveness.look(rings) - usual
         stopped = {pid for pid in book.pids().values() if pid in rings and self._outer.is_stopped(pid)}
-        # It went on for no longer than a beat after its last one, nor was it stopped at the look before.
+        # It continued for no longer than a beat after its last one, nor was it stopped at the look before.
         since_ns = {pid: max(rings[pid].heartbeat().beat_at_ns, self._looked_ns) for pid in stopped}
         self._stopped_since_ns = {pid: self._stopped_since_ns.get(pid, since_ns[pid]) for pid in stopped}
         self._looked_ns = now_ns

@@ -215,7 +215,7 @@ class _Unclosed(io.RawIOBase):
         self._stream = stream
 
     def readable(self) -> bool:
-        """It is."""
+        """Return whether it is."""
         return True
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
@@ -233,7 +233,7 @@ class _Bounded(io.RawIOBase):
         self._read = 0
 
     def readable(self) -> bool:
-        """It is."""
+        """Return whether it is."""
         return True
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
@@ -253,7 +253,7 @@ class _Encoded(io.RawIOBase):
         self._text, self._left = text, b""
 
     def readable(self) -> bool:
-        """It is."""
+        """Return whether it is."""
         return True
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
@@ -266,7 +266,7 @@ class _Encoded(io.RawIOBase):
 
 
 def _open_pipe(path: Path) -> io.RawIOBase:
-    """Open a pipe that somebody writes to; raises OSError where nobody does."""
+    """Open a pipe that someone writes to; raises OSError where no one does."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     poll = select.poll()
     poll.register(descriptor, select.POLLIN | select.POLLHUP)

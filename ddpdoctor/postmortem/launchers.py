@@ -118,7 +118,7 @@ def spawned_rank(text: str) -> int | None:
 
 
 def endings_in(text: str) -> Iterator[RankEnding]:
-    """Ends of processes that a line tells of."""
+    """Ends of processes that a line reports."""
     for pattern in (_SPAWN_SIGNAL, _SPAWN_EXIT):
         if match := pattern.search(text):
             found = match.groupdict()
@@ -141,7 +141,7 @@ def endings_in(text: str) -> Iterator[RankEnding]:
 
 
 def incidents_in(text: str) -> Iterator[Incident]:
-    """Incidents that a line of a scheduler, of the kernel, of NCCL or of a shell tells of."""
+    """Incidents that a line of a scheduler, of the kernel, of NCCL or of a shell reports."""
     if match := _XID.search(text):
         number = int(match["number"])
         if number != 45:

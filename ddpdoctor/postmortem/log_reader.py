@@ -22,7 +22,7 @@ from ddpdoctor.record.streams.incidents import Incident, RankEnding
 _OF_TORCH = re.compile(r"\[(?P<level>[IWEF])(?:\d{3,4} [\d:.]+)? (?P<source>[\w./]+\.cpp:\d+)\] (?P<message>.*)")
 _MARKS = re.compile(rb"^\[rank(\d{1,6})\]:", re.MULTILINE)
 _BARE = re.compile(r"(?:[a-z_]\w*\.)*(?P<type>[A-Z]\w*(?:Error|Exception)): (?P<message>.+)")
-"""An exception whose traceback is not there: the log begins in it, or somebody kept the last line only."""
+"""An exception whose traceback is not there: the log begins in it, or someone kept the last line only."""
 _TERMINATED = re.compile(r"terminate called (?:without an active exception|after throwing)")
 _WHAT = re.compile(r"\s*what\(\):\s*(?P<message>.*)")
 _WORLD = re.compile(r"(?:\d+/(?P<joined>\d+) clients joined|world_size[=:] ?(?P<said>\d+))")
@@ -53,7 +53,7 @@ class LogRead(msgspec.Struct, kw_only=True):
     """Incidents beyond those that are kept."""
     attempts: int = 1
     is_cut: bool = False
-    """So many lines tell of failures that the rest was left out."""
+    """So many lines report failures that the rest was left out."""
 
 
 class LogReader:
@@ -101,7 +101,7 @@ class LogReader:
         return read
 
     def _attempt_at(self, position: int) -> int:
-        """How often all launchers had reported a failure before a position, at which there still were ranks."""
+        """Return how often all launchers had reported a failure before a position, at which there still were ranks."""
         before = [sum(failed < position for failed in positions) for positions in self._failures.values()]
         most = max((len(positions) for positions in self._failures.values()), default=1) - 1
         return self._attempt + min(*before, most) if before else self._attempt
@@ -135,7 +135,7 @@ class LogReader:
         return len(read.incidents) + len(read.endings) + len(self._told_to_end) + read.dropped
 
     def _prefixed(self, line: str) -> Iterable[Prefixed]:
-        """The line without its prefixes; several where it is an object that holds several."""
+        """Return the line without its prefixes; several where it is an object that holds several."""
         outer = lines_of(line) if line.startswith("{") else []
         if not outer:
             return (split(line, self._habit, self._year),)
@@ -303,7 +303,7 @@ class LogReader:
 
 
 def _parts(text: str) -> list[str]:
-    """Part two ranks' lines that share one, for want of a line feed between them."""
+    """Part two ranks' lines that share one, for lack of a line feed between them."""
     starts = [match.start() for match in re.finditer(r"(?<=\S)\[rank\d+\]:|(?<=\S)Traceback \(most recent", text)]
     if not starts:
         return [text]

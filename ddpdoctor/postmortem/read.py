@@ -119,12 +119,12 @@ def _without_a_layout(logs: Sequence[Found]) -> list[Found]:
 
 
 def _family(found: Found) -> str:
-    """The name of a log without its numbers."""
+    """Return the name of a log without its numbers."""
     return re.sub(r"\d+", "#", found.name)
 
 
 def _root_of(path: Path) -> str:
-    """The directory that torchrun made for one node."""
+    """Return the directory that torchrun made for one node."""
     parts = path.parts
     for index, part in enumerate(parts):
         if part.startswith("attempt_"):
@@ -155,7 +155,7 @@ def _evidence(read: Sequence[LogRead]) -> LogEvidence:
 
 
 def _record(evidence: LogEvidence) -> RunRecord:
-    """The record with the ranks as far as the logs know them."""
+    """Return the record with the ranks as far as the logs know them."""
     numbers = {one.rank for one in evidence.incidents} | {one.rank for one in evidence.endings}
     named = {one for one in numbers if one is not None} | set(evidence.ranks)
     ranks = tuple(_rank(evidence, number) for number in sorted(named))

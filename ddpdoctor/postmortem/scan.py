@@ -1,4 +1,4 @@
-"""Finds the few lines of a log that tell of a failure, in gigabytes of those that do not.
+"""Finds the few lines of a log that report a failure, in gigabytes of those that do not.
 
 Substrings are searched in whole pieces of the log (1.6 GB/s each, against 0.08 GB/s of one compiled alternation and
 0.45 GB/s of splitting alone): only lines that hold one of them, and those that a reader asks for after them, cost a
@@ -40,7 +40,7 @@ NEEDLES = (
     b"core dumped",
     b"return code",
 )
-"""Every line that tells of a failure holds one of them, or follows one that does."""
+"""Every line that reports a failure holds one of them, or follows one that does."""
 
 
 Heed = Literal["nothing", "something", "more"]

@@ -75,7 +75,7 @@ class Tracebacks:
         self._open: list[Raised] = []
         """The one that was written to last stands at the end."""
         self._closed: list[Raised] = []
-        """Those whose message may go on."""
+        """Those whose message may continue."""
         self._chained: dict[str, Raised | None] = {}
 
     @property
@@ -190,7 +190,9 @@ class Tracebacks:
 
 
 def parse(text: str) -> Raised | None:
-    """The last exception of a traceback that stands alone, as in the error files of torchelastic; None without one."""
+    """Return the last exception of a traceback that stands alone, as in the error files of torchelastic; None without
+    one.
+    """
     tracebacks = Tracebacks()
     done: list[Raised] = []
     for line in textwrap.dedent(text).splitlines():
@@ -203,11 +205,11 @@ def parse(text: str) -> Raised | None:
 
 
 def _is_wrapped(last: Raised, text: str) -> bool:
-    """Return whether a line goes on with a message because its first word had no place on the line before."""
+    """Return whether a line continues with a message because its first word had no place on the line before."""
     words = text.split(maxsplit=1)
     return bool(words) and not text[:1].isspace() and last.reach + 1 + len(words[0]) > last.width >= len(text.rstrip())
 
 
 def _choose(here: list[Raised], *, expects_code: bool) -> Raised:
-    """The traceback to which a line belongs: the one written to last, if it waits for such a line."""
+    """Return the traceback to which a line belongs: the one written to last, if it waits for such a line."""
     return next((one for one in reversed(here) if one.expects_code == expects_code), here[-1])

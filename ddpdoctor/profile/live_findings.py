@@ -46,10 +46,11 @@ class LiveChecks:
         self._gains = Gains()
 
     def findings(self, record: RunRecord, *, stands: bool = False) -> tuple[Finding, ...]:
-        """What the checks find in a record, from worst to mildest; a check that fails costs its own finding only.
+        """Return what the checks find in a record, from worst to mildest; a check that fails costs its own finding
+        only.
 
         ``stands``: those are not asked that judge by measured steps how fast the job is, which takes seconds with
-        thousands of ranks, while a hang has to be told.
+        thousands of ranks, while a hang has to be reported.
         """
         if self._settings.thresholds:
             job = msgspec.structs.replace(record.job, thresholds=self._settings.thresholds)
@@ -92,13 +93,15 @@ class LiveChecks:
     def with_wait(
         self, views: tuple[FindingView, ...], ended_in: tuple[LastingWait, str], record: RunRecord
     ) -> tuple[FindingView, ...]:
-        """The findings of a job that was ended while ranks waited for one that worked: that wait is among them."""
+        """Return the findings of a job that was ended while ranks waited for one that worked: that wait is among
+        them.
+        """
         finding = self.of_wait(ended_in, record)
         others = [view for view in views if view.finding.code != finding.code and not tells_the_end(view.finding)]
         return (FindingView(finding=finding, since_ns=ended_in[0].since_ns), *others)
 
     def of_wait(self, ended_in: tuple[LastingWait, str], record: RunRecord) -> Finding:
-        """What tells a wait in which a job was ended."""
+        """Return what tells a wait in which a job was ended."""
         wait, said = ended_in
         heard = bool(wait.unseen) or any(rank.rank == wait.late for rank in record.ranks)
         trouble: Trouble = "long-wait" if heard else "no-rendezvous"
@@ -131,14 +134,14 @@ _REMEDY = "Compare what the ranks do at these lines: all of them must reach the 
 
 
 def _judges_speed(entry: CatalogueEntry) -> bool:
-    """Tell whether a check judges measured steps, and neither proves that something is wrong nor tells what waits."""
+    """Return whether a check judges measured steps, and neither proves that something is wrong nor tells what waits."""
     check = load(entry).check
     is_error = check.severity.get("run") is Severity.ERROR
     return "step_tracks" in check.needs_of("run") and not is_error and check.stands_for not in OF_THE_MOMENT
 
 
 def _tells_partings(finding: Finding) -> bool:
-    """Tell whether an error is one of those that can make ranks part."""
+    """Return whether an error is one of those that can make ranks part."""
     return finding.family in ("data", "gradients", "collectives", "death")
 
 

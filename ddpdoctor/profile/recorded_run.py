@@ -25,7 +25,7 @@ from ddpdoctor.record.plan import read_plan
 def recorded(directory: Path) -> tuple[Snapshot, RunRecord]:
     """Return what was shown last of a run, and its record.
 
-    A run that went on when nobody watched it any more, or that nobody watched, is looked at now, once it is over; its
+    A run that continued when no one watched it any more, or that no one watched, is looked at now, once it is over; its
     GPUs are those of what was shown, and so is what it stood in, if it came no further. Raises RecordError when the
     directory cannot be read.
     """
@@ -55,7 +55,7 @@ def recorded(directory: Path) -> tuple[Snapshot, RunRecord]:
 
 
 def _came_further(shown: Snapshot, now: Snapshot, record: RunRecord) -> bool:
-    """Tell whether what a run stood in when it was seen last is not what it ended in."""
+    """Return whether what a run stood in when it was seen last is not what it ended in."""
     before = {view.rank: view for view in shown.ranks}
     culprits = set(_culprits(shown))
     for view in now.ranks:
@@ -70,7 +70,7 @@ def _came_further(shown: Snapshot, now: Snapshot, record: RunRecord) -> bool:
 
 
 def _culprits(shown: Snapshot) -> Iterator[int]:
-    """The ranks that others waited for."""
+    """Yield the ranks that others waited for."""
     if shown.stall is not None:
         yield from (rank for side in shown.stall.sides if side.culprit for rank in side.ranks)
     elif shown.wait is not None:

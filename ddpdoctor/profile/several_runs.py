@@ -27,7 +27,7 @@ _NO_NUMBER = ("", "none")
 def recorded_together(directories: Sequence[Path]) -> tuple[Snapshot, RunRecord]:
     """Return what there is to say of all ranks, and their record; the run with the lowest rank is the first.
 
-    Raises UsageError for runs that are no nodes of one job, or that go on, and RecordError for what cannot be read.
+    Raises UsageError for runs that are no nodes of one job, or that continue, and RecordError for what cannot be read.
     """
     found = []
     for directory in directories:
@@ -98,7 +98,7 @@ def _meeting_place(record: RunRecord) -> str:
 
 
 def _are_of_two_jobs(record: RunRecord, other: RunRecord) -> bool:
-    """Tell whether the launchers say so, or, where they gave the job no number, the places where the ranks met.
+    """Return whether the launchers say so, or, where they gave the job no number, the places where the ranks met.
 
     A machine may be called by several names and numbers, so that only two plain names tell two machines apart.
     """
@@ -112,18 +112,18 @@ def _are_of_two_jobs(record: RunRecord, other: RunRecord) -> bool:
 
 
 def _variable(record: RunRecord, name: str) -> str:
-    """A variable of a record's ranks; empty where it is not known."""
+    """Return a variable of a record's ranks; empty where it is not known."""
     return next((node.environment[name] for node in record.nodes if node.environment.get(name)), "")
 
 
 def _host_name(address: str) -> str:
-    """The first part of a machine's name; empty for a number, and for what every machine calls itself."""
+    """Return the first part of a machine's name; empty for a number, and for what every machine calls itself."""
     label = address.lower().partition(".")[0]
     return "" if label.isdigit() or ":" in address or label.endswith("localhost") else label
 
 
 def _clock(directory: Path, first: RunRecord, record: RunRecord) -> Clock:
-    """How a node's clock differed, as its monitor noted; or about, by the steps that all nodes made."""
+    """Return how a node's clock differed, as its monitor noted; or about, by the steps that all nodes made."""
     try:
         return msgspec.json.decode((directory / layout.CLOCK_FILE).read_bytes(), type=Clock)
     except (OSError, msgspec.DecodeError):

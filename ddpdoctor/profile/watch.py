@@ -76,7 +76,7 @@ def live_source(
     one_rank_samples_per_s: float | None = None,
     head_at: tuple[str, int] | None = None,
 ) -> RunSource:
-    """Watch a run that goes on; ``job`` is given when this program started it.
+    """Watch a run that continues; ``job`` is given when this program started it.
 
     ``one_rank_samples_per_s`` is what the same training does on one rank, where the run itself does not know.
     """
@@ -139,7 +139,7 @@ class RunSource:
         self._lock = threading.Lock()
         self._listeners: list[Listener] = []
         self._deaf: list[str] = []
-        """What became of listeners that failed, which are told nothing more."""
+        """What happened to listeners that failed, which are reported nothing more."""
 
     def tell(self, listener: Listener) -> None:
         """Have it told of each new snapshot from now on."""
@@ -159,7 +159,7 @@ class RunSource:
     def final_snapshot(self) -> Snapshot:
         """Return the figures and findings of the whole run, and its exit code; called once the job has ended."""
         with self._lock:
-            if not self._run.living():  # Else it goes on, and only this monitor leaves.
+            if not self._run.living():  # Else it continues, and only this monitor leaves.
                 self._run.nodes.await_ends()
             self._newest = self._look(epoch_ns(), whole=True)
             self._run.nodes.finish()
@@ -181,7 +181,7 @@ class RunSource:
             self._job.forward(signal.SIGTERM)
 
     def close(self) -> None:
-        """Let go of files; the job goes on."""
+        """Let go of files; the job continues."""
         self._run.close()
         if self._history is not None:
             self._history.close()
@@ -251,7 +251,7 @@ class RunSource:
         return snapshot
 
     def _summarised(self, record: RunRecord, now_ns: int, *, whole: bool) -> RunSummary:
-        """The figures to show, and those of the newest slice; as they were where nothing was measured since."""
+        """Return the figures to show, and those of the newest slice; as they were where nothing was measured since."""
         measured = _measured(record)
         if whole or (measured != self._measured and not self._may_yet_hang(now_ns)):
             self._measured = measured
@@ -266,7 +266,7 @@ class RunSource:
         return self._summary
 
     def _verdict(self, look: Look, ended_in: Finding | None, *, whole: bool) -> RunVerdict:
-        """The verdict on what is shown, or on the whole run; where nothing was measured, why."""
+        """Return the verdict on what is shown, or on the whole run; where nothing was measured, why."""
         ended = look.state == "ended"
         holding = [view.finding for view in look.findings if view.until_ns is None]
         code = look.exit_code
@@ -295,7 +295,7 @@ class RunSource:
         return msgspec.structs.replace(verdict, why=(*verdict.why, why_nothing))
 
     def _is_excused(self, record: RunRecord) -> bool:
-        """Tell whether the exit code says nothing of the job: it was told to end, or its scripts had all finished."""
+        """Return whether the exit code says nothing of the job: it was told to end, or its scripts had all finished."""
         told = self._job is not None and self._job.told_to_end
         finished = bool(record.ranks) and all(rank.main_finished for rank in record.ranks)
         return told or (finished and len(record.ranks) == record.job.world_size)
@@ -308,7 +308,7 @@ class RunSource:
         return tuple(note for note in notes if note)
 
     def _end_note(self, record: RunRecord) -> str:
-        """What an exit code that does not count means."""
+        """Return what an exit code that does not count means."""
         code = self._job.exit_code() if self._job is not None else None
         if not code or not self._is_excused(record):
             return ""
@@ -320,7 +320,7 @@ class RunSource:
         )
 
     def _findings(self, record: RunRecord, now_ns: int, *, whole: bool) -> tuple[FindingView, ...]:
-        """What holds now; of the whole run what the checks say of all its steps, and what held for a while."""
+        """Return what holds now; of the whole run what the checks say of all its steps, and what held for a while."""
         stalled = self._run.divergence is not None
         if self._run.divergence is not None:
             self._is_suspicion = is_suspicion(self._run.divergence)
@@ -351,7 +351,7 @@ class RunSource:
         return self._finding_hold.views()
 
     def _may_yet_hang(self, now_ns: int) -> bool:
-        """Tell whether it has to be seen whether the job hangs before all else is judged, where that takes long."""
+        """Return whether it has to be seen whether the job hangs before all else is judged, where that takes long."""
         is_new = self._quiet_since_ns > 0 and now_ns - self._quiet_since_ns < HANG_FIRST_NS
         # While the figures were made, which takes seconds, a node may have said that its ranks stand.
         is_coming = not self._run.is_quiet and self._run.nodes.are_quiet
@@ -360,7 +360,7 @@ class RunSource:
     def _stall(
         self, record: RunRecord, views: Sequence[FindingView], now_ns: int
     ) -> tuple[StallView | None, Finding | None]:
-        """What the job stands in now, and the finding that tells it."""
+        """Return what the job stands in now, and the finding that tells it."""
         divergence = self._run.divergence
         if divergence is None:
             self._stalled_since_ns = 0
@@ -383,20 +383,20 @@ class RunSource:
 
 
 def _measured(record: RunRecord) -> tuple[object, ...]:
-    """What the figures of a record are made of, so that the same means the same figures."""
+    """Return what the figures of a record are made of, so that the same means the same figures."""
     newest = [(track.rank, len(track), track.ended_at_ns[-1] if len(track) else 0) for track in record.step_tracks]
     calls = sum(map(len, record.call_tracks))
     return newest, calls, len(record.ranks), len(record.groups), len(record.wraps), record.job.world_size
 
 
 def _shown(record: RunRecord) -> RunRecord:
-    """The steps whose figures are shown."""
+    """Return the steps whose figures are shown."""
     affordable = SHOWN_ROWS // (len(record.step_tracks) or 1)
     return recent(record, SHOWN_WINDOW_NS, min(SHOWN_STEPS, max(affordable, SHOWN_AT_LEAST)), SHOWN_AT_LEAST)
 
 
 def _judged_ns(step_ns: float, ranks: int) -> int:
-    """How far back the checks look, where a step takes so long."""
+    """Return how far back the checks look, where a step takes so long."""
     wanted_ns = max(JUDGED_WINDOW_NS, JUDGED_STEPS * step_ns)
     return int(min(wanted_ns, max(JUDGED_STEPS, JUDGED_ROWS // ranks) * step_ns))
 
@@ -408,13 +408,15 @@ def _without_collectives(record: RunRecord) -> RunRecord:
 
 
 def _ended_well_after_all(finding: Finding, record: RunRecord) -> bool:
-    """Tell whether a rank that was called killed, because it was gone without a word, is known to have ended well."""
+    """Return whether a rank that was called killed, because it was gone silently, is known to have ended well."""
     finished = {rank.rank for rank in record.ranks if rank.end == "finished"}
     return finding.trouble == "killed" and bool(finding.ranks) and finished.issuperset(finding.ranks)
 
 
 def _with_final(final: tuple[Finding, ...], held: tuple[FindingView, ...], started_ns: int) -> tuple[FindingView, ...]:
-    """What the checks say of the whole run, since when as far as that was seen; then what held for a while only."""
+    """Return what the checks say of the whole run, since when as far as that was seen; then what held for a while
+    only.
+    """
     fingerprints = {finding.fingerprint for finding in final}
     since_ns = {view.finding.fingerprint: view.since_ns for view in reversed(held)}
     views = [FindingView(finding=finding, since_ns=since_ns.get(finding.fingerprint, started_ns)) for finding in final]

@@ -367,7 +367,7 @@ class MissingCapability(Event, frozen=True, kw_only=True):
 
 @cache
 def event_types() -> Mapping[str, type[Event]]:
-    """The types of all events but rows by their names."""
+    """Return the types of all events but rows by their names."""
     return {str(kind.__struct_config__.tag): kind for kind in Event.__subclasses__()}
 
 
@@ -384,5 +384,5 @@ def typed(fields: Mapping[str, Any]) -> Event | Row:
 
 
 def frames_of(chain: Chain) -> tuple[Frame, ...]:
-    """The frames of a call chain."""
+    """Return the frames of a call chain."""
     return tuple(Frame(*frame) for frame in chain)

@@ -16,7 +16,9 @@ _LIBRARIES = ("site-packages", "dist-packages", "/lib/python")
 
 
 def headline(raised: RankException) -> str:
-    """The first line of its message; of one that a worker passed on, what the worker said and where it said it."""
+    """Return the first line of its message; of one that a worker passed on, what the worker said and where it said
+    it.
+    """
     message = raised.message.strip()
     passed_on = _PASSED_ON.match(message)
     if passed_on is not None:
@@ -27,12 +29,12 @@ def headline(raised: RankException) -> str:
 
 
 def _said(message: str, kind: str) -> str:
-    """What stands behind the name of the exception under the worker's traceback."""
+    """Return what stands behind the name of the exception under the worker's traceback."""
     lines = re.findall(rf"^(?:[\w.]+\.)?{kind}: ([^\n]+)$", message, re.MULTILINE)
     return lines[-1].strip() if lines else ""
 
 
 def _origin(message: str) -> str:
-    """The innermost line outside of installed libraries, as ``data.py:21 ``."""
+    """Return the innermost line outside of installed libraries, as ``data.py:21 ``."""
     frames = [frame for frame in _FRAME.finditer(message) if not any(part in frame["file"] for part in _LIBRARIES)]
     return f"{PurePath(frames[-1]['file']).name}:{frames[-1]['line']} " if frames else ""

@@ -36,7 +36,7 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True):
     """The offset is wrong by no more; None where it is not known."""
 
     def moved(self, time_ns: int) -> int:
-        """A time of the node on the clock of the first one; what is 0 or less is no time, and stays."""
+        """Return a time of the node on the clock of the first one; what is 0 or less is no time, and stays."""
         if time_ns <= 0:
             return time_ns
         return time_ns + self.offset_ns + (int((time_ns - self.at_ns) * self.drift) if self.drift else 0)
@@ -69,7 +69,9 @@ class Joiner:
         """Streams of a node as they were, and what they became: most do not change from look to look."""
 
     def join(self, parts: Sequence[NodePart]) -> RunRecord:
-        """The record of all nodes; the job is that of the first part, of a rank that two nodes have the newer stays."""
+        """Return the record of all nodes; the job is that of the first part, of a rank that two nodes have the newer
+        stays.
+        """
         first = parts[0].record
         names = {part.name for part in parts}
         self._moved = {key: known for key, known in self._moved.items() if key[0] in names}
@@ -121,14 +123,14 @@ class Joiner:
 
 
 def _numbered(entries: Iterable[Any], table: dict[Any, int]) -> list[int]:
-    """The joined record's number of each entry; the last one stands for what has none."""
+    """Return the joined record's number of each entry; the last one stands for what has none."""
     return [*(table.setdefault(entry, len(table)) for entry in entries), -1]
 
 
 @cache
 def _kinds(names: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """Which fields of a kind of rows may have to be changed: the table that they are numbered by, ``time`` for moments,
-    empty for what may hold rows itself.
+    """Return which fields of a kind of rows may have to be changed: the table that they are numbered by, ``time`` for
+    moments, empty for what may hold rows itself.
     """
     found = []
     for name in names:
@@ -142,7 +144,7 @@ def _kinds(names: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
 
 
 def _moved(row: Any, numbers: Mapping[str, list[int]], clock: Clock) -> Any:
-    """A row with the joined record's numbers, and on its clock."""
+    """Return a row with the joined record's numbers, and on its clock."""
     changed: dict[str, Any] = {}
     for name, kind in _kinds(row.__struct_fields__):
         value = getattr(row, name)
@@ -171,7 +173,7 @@ def _at(table: list[int], number: int) -> int:
 
 
 def _owners(parts: Sequence[NodePart]) -> dict[int, str]:
-    """The node of each rank: where it beat last, for ranks may be started again elsewhere."""
+    """Return the node of each rank: where it beat last, for ranks may be started again elsewhere."""
     owners: dict[int, tuple[int, str]] = {}
     for part in parts:
         beats = {pulse.rank: part.clock.moved(pulse.beat_at_ns) for pulse in part.record.pulses}

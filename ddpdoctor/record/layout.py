@@ -95,7 +95,8 @@ COLLECTIVES = RingKind(
 )
 """Of a rehearsal: a row is written before its collective is entered, which may end the process. In the pulse:
 ``waiting_row`` is the row that the main thread waits in (-1: none); ``polling_since_ns`` since when it has done nothing
-but ask for a file, in vain (0: it has not), and ``polled_at_ns`` when it asked last; the rest is as in a live run's."""
+but ask for a file, for nothing (0: it has not), and ``polled_at_ns`` when it asked last; the rest is as in a live
+run's."""
 
 LIVE_ROWS = 4096
 """Slots of a ring of a live run."""

@@ -204,9 +204,10 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     sleeps_until_ns: int = 0
     """When the ``time.sleep`` ends that its main thread is in; 0 when it is in none."""
     polls_for: str = ""
-    """The file that its main thread asks for again and again, in vain; set only where it is ``stuck``."""
+    """The file that its main thread asks for again and again, for nothing; set only where it is ``stuck``."""
     stuck: bool = False
-    """It will not come to where others wait: it did nothing for the stall time, is in an endless loop, or asks in vain
+    """It will not come to where others wait: it did nothing for the stall time, is in an endless loop, or asks for
+    nothing
     for a file."""
     restless: bool = False
     """Its training thread stands at one place and does nothing, while the rest of its process tree does a little."""

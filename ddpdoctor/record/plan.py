@@ -39,7 +39,7 @@ def read_plan(directory: Path) -> RunPlan:
     """Read the plan of a run.
 
     Raises RecordError, with a sentence that says what is wrong, when ``directory`` is no run directory, belongs to
-    somebody else, is damaged, or was written by a newer version.
+    someone else, is damaged, or was written by a newer version.
     """
     path = directory / layout.JOB_FILE
     try:

@@ -81,10 +81,10 @@ class EventTail:
             self._descriptor = -1
 
     def _added(self) -> bytes:
-        """What the file holds behind what was read of it."""
+        """Return what the file holds behind what was read of it."""
         size = os.fstat(self._descriptor).st_size
         if size < self._offset:
-            # Somebody truncated it; the process appends behind what is left, which was read before.
+            # Someone truncated it; the process appends behind what is left, which was read before.
             self.shortened += 1
             self._offset, self._rest, self._known_ns = 0, b"", self._newest_ns
         parts, offset = [], self._offset
@@ -158,7 +158,7 @@ class RunFiles:
     def _processes(self) -> list[tuple[int, str]]:
         try:
             entries = list(os.scandir(self._directory))
-        except OSError:  # somebody has deleted the run directory
+        except OSError:  # someone has deleted the run directory
             return []
         found = []
         for entry in entries:

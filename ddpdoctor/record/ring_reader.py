@@ -68,7 +68,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     lost_events: int = 0
     """Events that the process could not write."""
     polling_since_ns: int = 0
-    """Since when the main thread has only asked for a file, in vain; 0 where it has not."""
+    """Since when the main thread has only asked for a file, for nothing; 0 where it has not."""
     polled_at_ns: int = 0
     """When it asked last."""
     own_bytes: int = 0
@@ -132,7 +132,7 @@ class RingTail:
         self.dropped = 0
         """Rows that were overwritten before they were read, or are missing."""
         self.missing = 0
-        """Rows that were written and are not there: somebody truncated the file, or wrote into it."""
+        """Rows that were written and are not there: someone truncated the file, or wrote into it."""
         self._stuck_at = -1
         """Row that was not there at the last look although later ones had been written."""
         self._next = 0
@@ -141,7 +141,7 @@ class RingTail:
         """Positions of rows that will be written again."""
 
     def read(self) -> None:
-        """Take in new rows, and what became of unfinished ones; all rows where the process has made the file anew."""
+        """Take in new rows, and what happened to unfinished ones; all rows where the process has made the file anew."""
         created_ns = self._whole_since_ns()
         if created_ns not in (0, self._created_ns):
             self._created_ns = created_ns
@@ -190,7 +190,7 @@ class RingTail:
         os.close(self._descriptor)
 
     def _check(self) -> tuple[int, int]:
-        """The process that writes it, and when it was made."""
+        """Return the process that writes it, and when it was made."""
         head = self._bytes_at(0, layout.IDENTITY.size)
         if not any(head):
             raise ValueError(f"{self._path.name} is still empty")
@@ -251,7 +251,7 @@ class RingTail:
         rows: list[tuple[int, ...]] = []
         for number, slot in sorted(newer, reverse=True):
             row = self._parsed(content[slot * self._row_bytes : (slot + 1) * self._row_bytes])
-            # A row in a slot that is not its own was put there by nobody.
+            # A row in a slot that is not its own was put there by no one.
             if row is not None and number % self._kind.rows == slot:
                 rows.append(row)
             if len(rows) == self.most_rows:
@@ -264,11 +264,11 @@ class RingTail:
         return len(rows)
 
     def _slots(self, start: int, slots: int) -> Iterator[tuple[int, ...] | None]:
-        """The rows of some slots one after the other, each parsed when it is asked for."""
+        """Yield the rows of some slots one after the other, each parsed when it is asked for."""
         content = self._bytes_at(layout.HEAD_BYTES + start * self._row_bytes, slots * self._row_bytes)
         for at, offset in enumerate(range(0, len(content), self._row_bytes)):
             row = self._parsed(content[offset : offset + self._row_bytes])
-            # A row in a slot that is not its own was put there by nobody.
+            # A row in a slot that is not its own was put there by no one.
             yield row if row and row[0] % self._kind.rows == start + at else None
 
     def _append(self, row: tuple[int, ...]) -> None:
@@ -311,7 +311,7 @@ class RingTail:
         self._unfinished = [position - over for position in self._unfinished if position >= over]
 
     def _newest(self) -> dict[str, int] | None:
-        """The newest pulse; None while there is none, or when the file is damaged."""
+        """Return the newest pulse; None while there is none, or when the file is damaged."""
         content = self._bytes_at(layout.PULSE_OFFSET, self._pulse.size + layout.CHECKSUM_BYTES)
         packed = content[: self._pulse.size]
         if not _fits(packed, content[self._pulse.size :]):
@@ -319,7 +319,7 @@ class RingTail:
         return dict(zip(self._kind.pulse_fields, self._pulse.unpack(packed), strict=True))
 
     def _parsed(self, content: bytes) -> tuple[int, ...] | None:
-        """The number and the fields of a row; None when the slot holds none."""
+        """Return the number and the fields of a row; None when the slot holds none."""
         packed = content[: self._row.size]
         if len(content) < self._row_bytes or not _fits(packed, content[self._row.size :]):
             return None

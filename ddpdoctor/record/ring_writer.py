@@ -81,7 +81,9 @@ class Ring:
         self.begun_bytes += self._put_down(number, self._packed(number, fields))
 
     def _packed(self, number: int, fields: tuple[int, ...]) -> bytes:
-        """A row as it lies in the file; one of zeros, which no reader takes for a row, where a number is too large."""
+        """Return a row as it lies in the file; one of zeros, which no reader takes for a row, where a number is too
+        large.
+        """
         try:
             row = self._row.pack(number, *fields)
         except struct.error:
@@ -183,7 +185,7 @@ class CollectiveRing:
         self._write_head()
 
     def note_polling(self, since_ns: int, asked_ns: int) -> None:
-        """Say since when a file has been asked for in vain, and when it was last; zeros when it is over."""
+        """Say since when a file has been asked for for nothing, and when it was last; zeros when it is over."""
         if (since_ns, asked_ns) != self._polling:
             self._polling = since_ns, asked_ns
             self._write_head()

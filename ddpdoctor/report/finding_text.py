@@ -106,7 +106,9 @@ def _excerpt(location: Location | None, width: int) -> list[Text]:
 
 
 def _seen(finding: Finding, stacks: Sequence[Fact], root: str, width: int, seen: Mapping[Basis, str]) -> list[Text]:
-    """The facts under the basis on which they rest; a basis is named all the same where columns show all its facts."""
+    """Return the facts under the basis on which they rest; a basis is named nevertheless where columns show all its
+    facts.
+    """
     facts = [fact for fact in finding.evidence if fact not in stacks]
     shown = facts[:FACTS]
     lines: list[Text] = []
@@ -126,7 +128,9 @@ def _seen(finding: Finding, stacks: Sequence[Fact], root: str, width: int, seen:
 
 
 def _aside(fact: Fact, finding: Finding, root: str) -> str:
-    """Where a fact was seen, unless it says so itself or it is where the finding is; a call chain if it has one."""
+    """Return where a fact was seen, unless it says so itself or it is where the finding is; a call chain if it has
+    one.
+    """
     if fact.stack:
         frames = _telling(fact.stack)[:STACK_FRAMES]
         chain = [f"{one_line(shown_path(frame.file, root))}:{frame.line}" for frame in frames]
@@ -139,7 +143,7 @@ def _aside(fact: Fact, finding: Finding, root: str) -> str:
 
 
 def _stacks(finding: Finding) -> list[Fact]:
-    """The facts to be shown in columns: what each of several ranks did, with its stack."""
+    """Return the facts to be shown in columns: what each of several ranks did, with its stack."""
     facts = [fact for fact in finding.evidence if fact.rank is not None and fact.stack]
     return facts if len({fact.rank for fact in facts}) > 1 else []
 
@@ -163,7 +167,7 @@ def _stack_columns(facts: Sequence[Fact], root: str, width: int) -> list[Text]:
 
 
 def _telling(stack: Sequence[Frame]) -> list[Frame]:
-    """The frames in the user's code; all of them where none is."""
+    """Return the frames in the user's code; all of them where none is."""
     return [frame for frame in stack if in_user_code(frame.file)] or list(stack)
 
 
@@ -189,7 +193,7 @@ def _stack(alike: Sequence[Fact], root: str, width: int) -> list[Text]:
 
 
 def _inside(innermost: Frame, width: int) -> list[Text]:
-    """What the user's line does not show: a loop over a loader waits for a queue, a debugger at its prompt.
+    """Return what the user's line does not show: a loop over a loader waits for a queue, a debugger at its prompt.
 
     Where the innermost frame is torch's, the fact says what it waits in.
     """

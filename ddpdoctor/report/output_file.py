@@ -21,7 +21,7 @@ from ddpdoctor.report.own_reports import LARGEST_BYTES, encoded, is_own_report, 
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 """Names the file whose Markdown GitHub shows below a job."""
 READER_WITHIN_S = 10.0
-"""How long somebody is waited for who reads from a named pipe."""
+"""How long someone is waited for who reads from a named pipe."""
 _CODE = frozenset({".py", ".pyw", ".pyi", ".ipynb"})
 _STREAMS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
 _SUMMARY_SUFFIXES = frozenset({"", ".md", ".markdown"})
@@ -82,7 +82,7 @@ class OutputFile:
             os.close(descriptor)
 
     def _status(self) -> os.stat_result | None:
-        """What the file is, None when there is none; raises UsageError when it must not be written."""
+        """Return what the file is, None when there is none; raises UsageError when it must not be written."""
         if not self._name:
             raise UsageError("cannot write a file without a name")
         try:
@@ -237,7 +237,7 @@ def _content(name: str) -> bytes:
 
 
 def _descriptor(name: str) -> int | None:
-    """The open file of this process that a name such as ``/dev/stdout`` or ``/dev/fd/63`` stands for.
+    """Return the open file of this process that a name such as ``/dev/stdout`` or ``/dev/fd/63`` stands for.
 
     To open such a name again would begin at the start of a file that the shell has redirected a stream to.
     """
@@ -266,7 +266,7 @@ def _is_writable(name: str, descriptor: int) -> bool:
 
 
 def _opened(name: str, *, pipe: bool) -> int:
-    """Open a device, or a named pipe as soon as somebody reads from it; raises OSError when nobody does."""
+    """Open a device, or a named pipe as soon as someone reads from it; raises OSError when no one does."""
     flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY
     if not pipe:
         return os.open(name, flags)

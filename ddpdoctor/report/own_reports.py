@@ -1,7 +1,7 @@
 """Tells a report of ours from every other file, by its content alone: it may be overwritten by the next one.
 
 What has a place for its producer names it there (JSON, SARIF, JUnit, Code Quality, traces), and is parsed whole. Where
-each line has a form of its own (``concise``, ``github``), every line must have it. Prose, which people may go on
+each line has a form of its own (``concise``, ``github``), every line must have it. Prose, which people may continue
 writing in, ends with a seal: a line with the digest of all above it.
 """
 

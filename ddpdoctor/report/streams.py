@@ -177,7 +177,7 @@ def _write(stream: TextIO | None, text: str, *, is_result: bool = False) -> None
 
 
 def _forget(stream: TextIO) -> None:
-    """Let the interpreter flush the stream at exit without an error, now that nobody reads it."""
+    """Let the interpreter flush the stream at exit without an error, now that no one reads it."""
     try:
         void = os.open(os.devnull, os.O_WRONLY)
         os.dup2(void, stream.fileno())

@@ -61,7 +61,7 @@ class RankHooks:
         self.process_end.install()
         os.register_at_fork(after_in_child=journal.become_forked_child)
         register_for_stacks(run_directory)
-        # Tells a rank that asks for a file in vain from one that is at work.
+        # Tells a rank that asks for a file for nothing from one that is at work.
         accesses = Accesses(journal)
         listen(journal, accesses.listeners())
         accesses.install()

@@ -44,7 +44,9 @@ def _import(name: str, path: str, *, rewrite: bool) -> ModuleType:
 
 
 def _parent(name: str, directory: Path) -> ModuleType | None:
-    """The package above; where it is none that can be imported, an empty one, as pytest's importlib mode makes it."""
+    """Return the package above; where it is none that can be imported, an empty one, as pytest's importlib mode makes
+    it.
+    """
     if not name:
         return None
     try:

@@ -101,7 +101,7 @@ def _body(item: pytest.Function, mark: DdpMark) -> Body:
 
 
 def _conftests(item: pytest.Function) -> list[tuple[str, str]]:
-    """The conftest files that count for a test, the outermost first: its values may be of their classes."""
+    """Return the conftest files that count for a test, the outermost first: its values may be of their classes."""
     found = []
     for plugin in item.config.pluginmanager.get_plugins():
         path = getattr(plugin, "__file__", None)
@@ -111,7 +111,7 @@ def _conftests(item: pytest.Function) -> list[tuple[str, str]]:
 
 
 def _pickled(item: pytest.Function) -> bytes:
-    """What the body is called with, pickled; fails the test with the name of what cannot be."""
+    """Return what the body is called with, pickled; fails the test with the name of what cannot be."""
     wanted = inspect.signature(item.obj).parameters
     values: dict[str, object] = {name: value for name, value in item.funcargs.items() if name in wanted}
     if item.instance is not None:
@@ -135,7 +135,7 @@ def _pickled(item: pytest.Function) -> bytes:
 
 
 def _warning_filters() -> list[tuple[str, str, str, str, int]]:
-    """How warnings are treated now, as plain data."""
+    """Return how warnings are treated now, as plain data."""
     found = []
     for action, message, category, module, line in warnings.filters:
         for kind in category if isinstance(category, tuple) else (category,):
@@ -149,7 +149,7 @@ def _pattern(expression: Any) -> str:
 
 
 def _coverage() -> dict[str, Any]:
-    """How coverage is measured here, as options for the ranks; empty where it is not."""
+    """Return how coverage is measured here, as options for the ranks; empty where it is not."""
     if "coverage" not in sys.modules:
         return {}
     current = sys.modules["coverage"].Coverage.current()

@@ -1,6 +1,6 @@
 """The pytest plugin: ``@pytest.mark.ddp(nproc=2, timeout=60)`` runs the body of a test on several real ranks.
 
-It is loaded into every pytest of the environment, also where nobody uses it: it imports pytest and a little of the
+It is loaded into every pytest of the environment, also where no one uses it: it imports pytest and a little of the
 standard library, and all else when the first test with the mark is met.
 """
 

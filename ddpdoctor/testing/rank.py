@@ -60,7 +60,7 @@ def run(
         talk.send(layout.DONE)
         talk.recv(layout.MESSAGE_BYTES)
     except OSError:
-        pass  # Nobody listens any more.
+        pass  # No one listens any more.
     finally:
         leave(0)
     raise AssertionError
@@ -75,7 +75,7 @@ def _run_body(
     rank: int,
     terminal: _Terminal,
 ) -> dict[str, Any]:
-    """The result of the body, with the warnings that it gave."""
+    """Return the result of the body, with the warnings that it gave."""
     nproc = int(test["nproc"])
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(nproc), LOCAL_WORLD_SIZE=str(nproc), GROUP_RANK="0"
@@ -114,7 +114,7 @@ def _run_body(
 
 
 def _make_group(torch: ModuleType, test: dict[str, Any], directory: Path, rank: int) -> None:
-    """Initialise the default process group, over a file: a port could be taken by somebody else meanwhile."""
+    """Initialise the default process group, over a file: a port could be taken by someone else meanwhile."""
     distributed = torch.distributed
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -126,14 +126,14 @@ def _make_group(torch: ModuleType, test: dict[str, Any], directory: Path, rank: 
 
 
 def _function_of(module: ModuleType, test: dict[str, Any], instance: object) -> Callable[..., Any]:
-    """The test's function; raises AttributeError where its module has none of that name."""
+    """Return the test's function; raises AttributeError where its module has none of that name."""
     owner = module if instance is None else instance
     found: Callable[..., Any] = getattr(owner, test["function"])
     return found
 
 
 def _failure(hooks: RankHooks, error: BaseException, test: dict[str, Any]) -> dict[str, Any]:
-    """What is told of the exception that the body was left by."""
+    """Return what is told of the exception that the body was left by."""
     reason = ""
     if isinstance(error, pytest.skip.Exception):
         hooks.finished(0)
@@ -158,7 +158,7 @@ def _failure(hooks: RankHooks, error: BaseException, test: dict[str, Any]) -> di
 
 
 def _shown(error: BaseException, test: dict[str, Any]) -> tuple[str, str]:
-    """The traceback of an exception as pytest shows it, and the same in one line."""
+    """Return the traceback of an exception as pytest shows it, and the same in one line."""
     info = pytest.ExceptionInfo.from_exception(error)
     plain = isinstance(error, pytest.fail.Exception) and not error.pytrace
     shown = info.getrepr(
@@ -171,7 +171,7 @@ def _shown(error: BaseException, test: dict[str, Any]) -> tuple[str, str]:
 
 
 def _telling(trace: Any, *, whole: bool) -> Any:
-    """A traceback without our own lines, and unless asked for without torch's where it called what failed."""
+    """Return a traceback without our own lines, and unless asked for without torch's where it called what failed."""
     own = trace.filter(lambda entry: not str(entry.path).startswith(_OURS)) or trace
     return own if whole else own.filter(lambda entry: _TORCH not in str(entry.path)) or own
 
@@ -281,7 +281,9 @@ class _NoCoverage:
 
 
 def _coverage(test: dict[str, Any], directory: Path, rank: int) -> Any:
-    """A measurement like pytest's own, into a file that pytest takes in; one that does nothing where there is none."""
+    """Return a measurement like pytest's own, into a file that pytest takes in; one that does nothing where there is
+    none.
+    """
     if not test["coverage"]:
         return _NoCoverage()
     import coverage

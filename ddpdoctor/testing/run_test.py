@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 0.1
 LOOK_AFTER_S = 0.3
-"""Nobody looks at a test that is over before."""
+"""No one looks at a test that is over before."""
 AFTER_A_FAILURE_S = 5.0
 """Time for the other ranks to end, or to stand still, once one has failed."""
 _GONE_WITHIN_S = 3.0
@@ -262,7 +262,7 @@ class _Run:
         )
 
     def _is_suspicious(self) -> bool:
-        """Tell whether the ranks, all of which are over, did something that is wrong between them."""
+        """Return whether the ranks, all of which are over, did something that is wrong between them."""
         if all(rank.result is not None and rank.result["outcome"] in ("skipped", "exit") for rank in self._end.ranks):
             return False
         return self._eyes().is_suspicious(self._statuses())
@@ -307,7 +307,7 @@ class _Run:
 
 
 def _rendezvous() -> dict[str, str]:
-    """A place of meeting for a body that makes a process group itself."""
+    """Return a place of meeting for a body that makes a process group itself."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}

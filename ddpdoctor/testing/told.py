@@ -23,7 +23,9 @@ def told(end: TestEnd, outcomes: Sequence[str], mark: DdpMark) -> str:
 
 
 def _first_line(end: TestEnd, outcomes: Sequence[str], mark: DdpMark) -> str:
-    """The first cause: an exception of the test's own, else what is wrong between the ranks, else how one ended."""
+    """Return the first cause: an exception of the test's own, else what is wrong between the ranks, else how one
+    ended.
+    """
     paired = list(zip(end.ranks, outcomes, strict=True))
     failed = {rank.rank: _reason(rank) for rank, outcome in paired if outcome == "failed"}
     own = {number: reason for number, reason in failed.items() if not (end.ranks[number].result or {})["echo"]}
@@ -45,7 +47,7 @@ def _first_line(end: TestEnd, outcomes: Sequence[str], mark: DdpMark) -> str:
 
 
 def _ranks(reasons: Mapping[int, str], nproc: int) -> str:
-    """The ranks that failed alike; the first alone where others failed otherwise."""
+    """Return the ranks that failed alike; the first alone where others failed otherwise."""
     first = next(iter(reasons))
     alike = [number for number, reason in reasons.items() if reason == reasons[first]]
     if len(alike) < len(reasons):

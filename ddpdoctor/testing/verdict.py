@@ -85,7 +85,7 @@ class JudgedRanks:
 
 
 def _findings(record: RunRecord) -> list[Finding]:
-    """What the checks say that speak for what went wrong between the ranks; no advice."""
+    """Return what the checks say that speak for what went wrong between the ranks; no advice."""
     divergence = find_divergence(record)
     troubles = {classify(divergence, record)} if divergence is not None else set()
     if record.wraps and not troubles:
@@ -106,7 +106,7 @@ def _text(finding: Finding, root: str) -> str:
 
 
 def _stacks(record: RunRecord) -> str:
-    """Where the main thread of each rank was."""
+    """Return where the main thread of each rank was."""
     parts = []
     for stack in record.stacks:
         if stack.main:

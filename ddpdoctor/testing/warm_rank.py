@@ -38,7 +38,7 @@ _SET_CHILD_SUBREAPER = 36
 
 
 class _Ended(Exception):
-    """Nobody wants this process any more."""
+    """No one wants this process any more."""
 
 
 def serve(control: socket.socket, first: dict[str, Any]) -> None:

@@ -80,7 +80,7 @@ class WarmRank:
         return self._process.pid
 
     def is_alive(self) -> bool:
-        """Tell whether the process is there."""
+        """Return whether the process is there."""
         return self._process.poll() is None
 
     def wait_until_ready(self, deadline_s: float) -> None:

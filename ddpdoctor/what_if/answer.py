@@ -60,7 +60,8 @@ def what_if(record: RunRecord, asked: Settings | None = None, name: str = "", di
 
 
 def _table(model: Model, left_out: list[str]) -> list[Change]:
-    """The changes that are worth asking about, best first; of several values of one setting the best, with the others.
+    """Return the changes that are worth asking about, best first; of several values of one setting the best, with the
+    others.
 
     Values that make the same buckets are asked for once.
     """
@@ -103,7 +104,9 @@ def _as_default(model: Model) -> list[tuple[str, float]]:
 
 
 def _greedily(model: Model, changes: Sequence[Change]) -> list[Change]:
-    """The best change, then the one that brings most beside it, and so on; of what a user can do to the script."""
+    """Return the best change, then the one that brings most beside it, and so on; of what a user can do to the
+    script.
+    """
     usable = [change for change in changes if _may_join(model.observed, change)]
     together, found = Settings(), list[Change]()
     reached = 1.0

@@ -99,7 +99,7 @@ def ready_shares(layout_bytes: Sequence[int], seen_bytes: Sequence[int], bend: f
     for size_bytes in layout_bytes:
         filled += size_bytes
         left = max(0.0, (total - filled) * sum(seen_bytes) / (total or 1) / span)
-        # Within the span the curve is bent; ahead of it, it goes on straight.
+        # Within the span the curve is bent; ahead of it, it continues straight.
         shares.append(left ** (1.0 + bend) if 0.0 < left < 1.0 else left)
     return tuple(shares)
 

@@ -27,7 +27,9 @@ class Gains:
         self._known: dict[str, tuple[int, Gain | None]] = {}
 
     def added_to(self, findings: Sequence[Finding], record: RunRecord) -> tuple[Finding, ...]:
-        """The findings, each with its gain where the run tells it; only a run has times that stand for the job's."""
+        """Return the findings, each with its gain where the run tells it; only a run has times that stand for the
+        job's.
+        """
         if record.job.kind != "run" or len(record.step_tracks) > MOST_RANKS:
             return tuple(findings)
         steps = max((track.step[-1] for track in record.step_tracks if len(track)), default=0)

@@ -153,7 +153,7 @@ def _median_error(
 
 
 def _most_latency(arrivals: Sequence[Arrival], layout_bytes: Sequence[int], shares: Sequence[float]) -> float:
-    """The latency that explains all that was exposed, if bytes cost nothing."""
+    """Return the latency that explains all that was exposed, if bytes cost nothing."""
     return _root(
         lambda latency_ns: _median_error(
             arrivals, layout_bytes, shares, Link(latency_ns=latency_ns, ns_per_byte=0.0, ranks=2)
@@ -173,7 +173,7 @@ def _bandwidth(
 
 
 def _root(error: Callable[[float], float], scale: float = 1.0) -> float:
-    """Where a growing function passes 0, by bisection; 0 where it is above 0 from the beginning."""
+    """Return where a growing function passes 0, by bisection; 0 where it is above 0 from the beginning."""
     if error(0.0) >= 0:
         return 0.0
     high = 1e6 * scale

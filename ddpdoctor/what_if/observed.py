@@ -229,7 +229,7 @@ def _times(steps: RankSteps, rows: Sequence[int], held: Mapping[int, int], synch
 
 
 def _by_kind(record: RunRecord, meetings: Sequence[Meetings], measured: Sequence[RankSteps]) -> tuple[Meeting, ...]:
-    """The explicit collectives of each kind; several groups that run the same beside each other count once."""
+    """Return the explicit collectives of each kind; several groups that run the same beside each other count once."""
     backward_began = _backward_began(measured[0], record)
     found: dict[str, Meeting] = {}
     tracks = {track.rank: track for track in record.call_tracks}
@@ -262,9 +262,9 @@ def _by_kind(record: RunRecord, meetings: Sequence[Meetings], measured: Sequence
 
 
 def _transfers(meeting: Meetings) -> list[float]:
-    """How long each collective takes once the last rank has come.
+    """Return how long each collective takes once the last rank has come.
 
-    In a chain of collectives with nothing between them the ranks wait for nobody's work after the first: what they
+    In a chain of collectives with nothing between them the ranks wait for no one's work after the first: what they
     wait there is a part of what the chain costs.
     """
     found: list[float] = []

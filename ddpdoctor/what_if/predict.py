@@ -76,7 +76,7 @@ class Model:
         return Outcome(step_ns=step_ns, samples=made[0].samples, speedup=speedup, best=after[0], scenario=made[0])
 
     def _spread(self, step_ns: float, work: float) -> float:
-        """What the interval adds on either side: how unsteady the run is, and what the model cannot know.
+        """Return what the interval adds on either side: how unsteady the run is, and what the model cannot know.
 
         ``work`` is how much more a rank does in a step.
         """
@@ -85,7 +85,7 @@ class Model:
         return share * step_ns + UNSEEN * abs(step_ns - work * self.observed.step_ns)
 
     def _work(self, settings: Settings) -> float:
-        """How much more a step does than one of the run."""
+        """Return how much more a step does than one of the run."""
         seen = len(self.observed.ranks)
         grown = (settings.accumulation or self.observed.micro_batches) / self.observed.micro_batches
         return grown if settings.scaling == "strong" else grown * (settings.ranks or seen) / seen

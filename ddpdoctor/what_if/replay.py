@@ -136,7 +136,7 @@ def _meet(clock: list[float], waiting: list[float], took_ns: float) -> float:
 
 
 def own_ns(times: RankTimes) -> list[float]:
-    """Return what a rank takes in each step with nobody to wait for."""
+    """Return what a rank takes in each step with no one to wait for."""
     columns: Sequence[Sequence[float]] = (
         times.data_wait,
         times.forward,

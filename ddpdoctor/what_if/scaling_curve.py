@@ -16,14 +16,14 @@ _CLEAR = 0.02
 
 
 def curves(model: Model) -> Iterator[Curve]:
-    """Yield weak and strong scaling, from one rank on, on as many nodes as the run tells of."""
+    """Yield weak and strong scaling, from one rank on, on as many nodes as the run reports."""
     for kind in ("weak", "strong"):
         points = [point for ranks in _numbers(model) if (point := _point(model, ranks, kind)) is not None]
         yield Curve(kind=kind, points=tuple(points), serial=_serial(model) if kind == "strong" else "")
 
 
 def _numbers(model: Model) -> list[int]:
-    """The numbers of ranks: doubled from those of the run, on one node no further than four times as many."""
+    """Return the numbers of ranks: doubled from those of the run, on one node no further than four times as many."""
     seen = len(model.observed.ranks)
     doublings = DOUBLINGS if model.observed.nodes > 1 else 2
     less = [seen >> shift for shift in range(1, seen.bit_length()) if not seen % (1 << shift)]
@@ -57,7 +57,7 @@ def _point(model: Model, ranks: int, kind: Scaling) -> Point | None:
 
 
 def _limit(model: Model, outcome: Outcome, ranks: int) -> str:
-    """What takes most of the step beside computing."""
+    """Return what takes most of the step beside computing."""
     step_ns = outcome.best.mean_ns
     made = outcome.scenario
     sent_ns = sum(made.bucket_ns) * made.synchronised
@@ -72,7 +72,7 @@ def _limit(model: Model, outcome: Outcome, ranks: int) -> str:
 
 
 def _serial(model: Model) -> str:
-    """What of a rank's own step does not shrink with its batch, and the most that follows from it."""
+    """Return what of a rank's own step does not shrink with its batch, and the most that follows from it."""
     ranks = model.observed.ranks
     fixed = fmean(fmean(times.optimizer) + fmean(times.other) for times in ranks)
     shrinking = fmean(fmean(times.data_wait) + fmean(times.forward) + fmean(times.backward) for times in ranks)

@@ -134,7 +134,7 @@ def _drawn_like(times: RankTimes, like: RankTimes) -> RankTimes:
 
 
 def _more_batches(times: RankTimes, grown: float) -> RankTimes:
-    """The same with more micro-batches to a step; the optimizer steps as often."""
+    """Return the same with more micro-batches to a step; the optimizer steps as often."""
 
     def more(values: Sequence[float]) -> tuple[float, ...]:
         # A step of several micro-batches evens out what one of them happened to take.
@@ -166,7 +166,7 @@ def _fetched(times: RankTimes, observed: Observed) -> RankTimes:
 
 
 def _supply(observed: Observed, settings: Settings, ranks: Sequence[RankTimes], grown: float) -> tuple[float, ...]:
-    """How long the loaders of each rank take for the batches of a step, with so many workers."""
+    """Return how long the loaders of each rank take for the batches of a step, with so many workers."""
     assert settings.workers is not None
     seen = _workers_seen(observed)
     if seen is None:
@@ -201,7 +201,7 @@ def _workers_seen(observed: Observed) -> int | None:
 def _on_ranks(
     observed: Observed, settings: Settings, link: links.Link, ranks: tuple[RankTimes, ...]
 ) -> tuple[links.Link, tuple[RankTimes, ...], float]:
-    """The links, the ranks and the samples of a step on another number of ranks or nodes."""
+    """Return the links, the ranks and the samples of a step on another number of ranks or nodes."""
     seen = len(ranks)
     wanted = settings.ranks if settings.ranks is not None else seen
     per_node = max(1, seen // observed.nodes)
@@ -268,7 +268,7 @@ def _faster(link: links.Link, settings: Settings) -> links.Link:
 
 
 def _layout(observed: Observed, settings: Settings, assumption: Assumption) -> tuple[tuple[int, ...], float, float]:
-    """The buckets, what of their bytes is sent, and what else a step takes or, below 0, saves."""
+    """Return the buckets, what of their bytes is sent, and what else a step takes or, below 0, saves."""
     gradients = observed.gradients
     layout = gradients.layout_bytes
     if settings.bucket_cap_mb is not None:

@@ -102,7 +102,7 @@ class Canvas(Widget, can_focus=True):
 
 
 def _difference(old: Strip, new: Strip, y: int, width: int) -> Region:
-    """The columns of a line that changed."""
+    """Return the columns of a line that changed."""
     before, after = list(old), list(new)
     left = 0
     while before and after and before[0] == after[0]:

@@ -41,7 +41,7 @@ LATE_SHARES = (0.02, 0.06, 0.15, 0.35)
 WIDEST = 4
 """Columns that a value takes at most while there are few of them."""
 OUTLYING = 5.0
-"""A value above so many times the median one is cut off, so that the others can be told apart."""
+"""A value above so many times the median one is cut off, so that the others can be distinguished."""
 
 
 def columns_each(values: Series, width: int) -> int:
@@ -50,7 +50,9 @@ def columns_each(values: Series, width: int) -> int:
 
 
 def newest(values: Series, width: int) -> list[float | None]:
-    """The last values in ``width`` columns, unknown ones before the first: a series moves by whole columns only."""
+    """Return the last values in ``width`` columns, unknown ones before the first: a series moves by whole columns
+    only.
+    """
     each = columns_each(values, width)
     kept = [value for value in values[-width:] for _ in range(each)] if width > 0 else []
     return [None] * (width - len(kept)) + kept
@@ -208,7 +210,9 @@ def heat_of(late_ns: float | None, step_ns: float | None) -> int | None:
 
 
 def heat_strip(lateness_ns: Series, step_ns: float | None, width: int, glyphs: Glyphs) -> Line:
-    """How late a rank came over time, newest at the right: taller and hotter with its share of the median step."""
+    """Return how late a rank came over time, newest at the right: taller and hotter with its share of the median
+    step.
+    """
     cells: list[Cell] = []
     for value in newest(lateness_ns, width):
         level = heat_of(value, step_ns)

@@ -47,7 +47,9 @@ def figure_column(
     width: int,
     importance: int,
 ) -> Column[Row]:
-    """A column of figures, right-aligned: ``cell`` draws a row's in ``words``, the figure itself is what is sorted."""
+    """Return a column of figures, right-aligned: ``cell`` draws a row's in ``words``, the figure itself is what is
+    sorted.
+    """
     return Column(
         name=name,
         title=title,

@@ -98,7 +98,7 @@ def _traffic_columns(view: View) -> list[Column[Traffic]]:
 
 
 def _buckets(buckets: tuple[BucketView, ...], view: View, width: int, room: int) -> list[Line]:
-    """The buckets in the order in which they became ready, with bars in proportion."""
+    """Return the buckets in the order in which they became ready, with bars in proportion."""
     total = sum(bucket.size_bytes for bucket in buckets)
     remark = f"{len(buckets)} of {size(total)} together" if buckets else ""
     head = heading("Gradient buckets, in order of readiness", width, view.glyphs, remark)
@@ -123,6 +123,6 @@ def _buckets(buckets: tuple[BucketView, ...], view: View, width: int, room: int)
 
 
 def _first(bucket: BucketView, several: bool) -> str:
-    """Where a bucket begins, and in which module where there are several."""
+    """Return where a bucket begins, and in which module where there are several."""
     words = f"  from {shown(bucket.first_parameter)}" if bucket.first_parameter else ""
     return words + (f" of {shown(bucket.module)}" if several else "")

@@ -94,12 +94,12 @@ def _details(found: FindingView, view: View, width: int) -> list[Line]:
 
 
 def _gain(finding: Finding, width: int) -> list[Line]:
-    """What mending it alone is predicted to bring."""
+    """Return what mending it alone is predicted to bring."""
     return [] if finding.gain is None else paragraph(finding.gain.text, width, "", Cell("  gain   ", "dim"))
 
 
 def _grounds(finding: Finding, view: View, width: int) -> list[Line]:
-    """Where it is, which ranks it concerns, and the evidence."""
+    """Return where it is, which ranks it concerns, and the evidence."""
     lines: list[Line] = []
     if finding.location is not None:
         place = finding.location
@@ -144,5 +144,5 @@ def paint_finding(view: View, width: int, height: int) -> Painting:
 
 
 def _indented(words: str) -> str:
-    """A line of a listing keeps its indentation."""
+    """Return a line of a listing keeps its indentation."""
     return " " * (len(words) - len(words.lstrip())) + shown(words)

@@ -51,7 +51,7 @@ def title_line(view: View, width: int) -> Line:
 
 
 def _facts(snapshot: Snapshot) -> list[str]:
-    """What is known of the run, the most important first."""
+    """Return what is known of the run, the most important first."""
     words = []
     if snapshot.world_size is not None:
         words.append("1 rank" if snapshot.world_size == 1 else f"{count(snapshot.world_size)} ranks")
@@ -63,7 +63,7 @@ def _facts(snapshot: Snapshot) -> list[str]:
 
 
 def _how_long(snapshot: Snapshot) -> str:
-    """For how long the run has gone on; of one that stands, also for how long it stands."""
+    """Return for how long the run has gone on; of one that stands, also for how long it stands."""
     if snapshot.source == "autopsy":
         return ""
     ran = span((snapshot.ended_at_ns or snapshot.now_ns) - snapshot.started_at_ns)
@@ -73,7 +73,7 @@ def _how_long(snapshot: Snapshot) -> str:
 
 
 def _age(view: View) -> Cell:
-    """How old the figures are, always in the same width; in words when the source itself is silent."""
+    """Return how old the figures are, always in the same width; in words when the source itself is silent."""
     if view.silent_ns > 3_000_000_000:
         return Cell(f"no updates for {span(view.silent_ns)} ", "warning")
     if view.snapshot.source == "autopsy":

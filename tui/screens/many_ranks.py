@@ -17,7 +17,7 @@ from ddpdoctor.tui.screens.sections import aged_heading, heading
 from ddpdoctor.tui.view import View
 
 MANY = 64
-"""Of more ranks than this nobody reads a line each."""
+"""Of more ranks than this no one reads a line each."""
 SHOWN_ALONE = 3
 """More nodes with the same to say are one line."""
 
@@ -172,7 +172,7 @@ def _columns(view: View) -> list[Column[NodeRow]]:
 
 
 def _map(nodes: Sequence[Node], view: View, width: int, height: int) -> list[Line]:
-    """A sign for each rank, or for each node where there is no room for that: how late it comes."""
+    """Return a sign for each rank, or for each node where there is no room for that: how late it comes."""
     longest = max((len(node.name) for node in nodes), default=0)
     label = max(9, min(20, longest))
     room = max(1, width - label - 6)

@@ -170,7 +170,7 @@ def _findings(view: View, width: int, most: int) -> list[Line]:
 
 
 def _notes(view: View, width: int) -> list[Line]:
-    """What could not be measured or read."""
+    """Return what could not be measured or read."""
     label = Cell(f"  {view.glyphs.advice} not seen   ", "dim")
     return [cells for note in view.snapshot.notes[:NOTES] for cells in paragraph(note, width - 2, "dim", label, most=2)]
 
@@ -204,6 +204,6 @@ def _ranks(view: View, width: int, room: int) -> list[Line]:
 
 
 def _heat_now(rank: RankView) -> int:
-    """How late a rank comes now, in the steps of the strip: the order of ranks must not flicker."""
+    """Return how late a rank comes now, in the steps of the strip: the order of ranks must not flicker."""
     late = rank.lateness_ns[-1] if rank.lateness_ns else None
     return heat_of(late, rank.step_times.p50_ns if rank.step_times else None) or 0

@@ -38,7 +38,7 @@ def overlaid(painting: Painting, question: Question, width: int, glyphs: Glyphs)
 
 
 def _behind(cells: Line, columns: int) -> Line:
-    """What is left of a line behind its first ``columns`` columns."""
+    """Return what is left of a line behind its first ``columns`` columns."""
     head = fitted(cells, columns, "")
     kept = "".join(cell.text for cell in head)
     text = "".join(cell.text for cell in cells)

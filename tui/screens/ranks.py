@@ -56,7 +56,7 @@ def paint_ranks(view: View, width: int, height: int) -> Painting:
 
 
 def _strips(rows: list[RankRow], view: View, width: int) -> list[Line]:
-    """The lateness of every rank once more, over all the width."""
+    """Return the lateness of every rank once more, over all the width."""
     digits = max(len(str(row.rank.rank)) for row in rows)
     lines = [heading("How late each rank is", width, view.glyphs, "as a share of the step, newest at the right")]
     for row in sorted(rows, key=lambda row: row.rank.rank):

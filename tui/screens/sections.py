@@ -83,12 +83,12 @@ def _spaced(cells: Line) -> Line:
 
 
 def lasting(snapshot: Snapshot, since_ns: int) -> str:
-    """For how long something has held, as ``for 14 s``; empty where that is not known, as of a dead job."""
+    """Return for how long something has held, as ``for 14 s``; empty where that is not known, as of a dead job."""
     return "" if snapshot.source == "autopsy" else f"for {span(snapshot.now_ns - since_ns)}"
 
 
 def since_when(found: FindingView, snapshot: Snapshot) -> str:
-    """For how long a finding has held; in an autopsy what it is: the first cause, or what followed from it."""
+    """Return for how long a finding has held; in an autopsy what it is: the first cause, or what followed from it."""
     if snapshot.source == "autopsy":
         return {"cause": "first cause", "echo": "followed"}.get(found.finding.role, "")
     return lasting(snapshot, found.since_ns)

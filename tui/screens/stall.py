@@ -10,7 +10,7 @@ from ddpdoctor.tui.screens.sections import heading, lasting, stack_lines
 from ddpdoctor.tui.view import View
 
 _HANG = "DDP305"
-"""A rank that stands at one place: a sleep or a slow disk may come to an end."""
+"""A rank that stands at one place: a sleep or a slow disk may reach an end."""
 NARROWEST_SIDE = 44
 
 
@@ -29,7 +29,7 @@ def paint_stall(view: View, width: int, height: int) -> Painting:
 
 
 def _ranks(view: View, width: int, room: int) -> list[Line]:
-    """What each rank does now, the culprits first, where there is room."""
+    """Return what each rank does now, the culprits first, where there is room."""
     ranks = sorted(view.snapshot.ranks, key=lambda rank: (not rank.culprit, rank.rank))
     if room < 3 or not ranks:
         return []
@@ -82,7 +82,7 @@ def _ended(view: View) -> list[Line]:
 
 
 def _standing(stall: StallView, view: View) -> list[Line]:
-    """For how long it stands, and how long until the process group gives up."""
+    """Return for how long it stands, and how long until the process group gives up."""
     now_ns = view.snapshot.now_ns
     limit: Cell | str = Cell(f"{view.glyphs.unknown} not known", "dim")
     if stall.timeout_at_ns is not None:
@@ -99,7 +99,7 @@ def _standing(stall: StallView, view: View) -> list[Line]:
 
 
 def _sides(sides: list[StallSide], view: View, width: int) -> list[Line]:
-    """The places at which ranks stand, beside each other, the culprit's first."""
+    """Return the places at which ranks stand, beside each other, the culprit's first."""
     columns = max(1, min(len(sides), (width + 3) // (NARROWEST_SIDE + 3)))
     side_width = (width - 3 * (columns - 1)) // columns
     lines: list[Line] = []

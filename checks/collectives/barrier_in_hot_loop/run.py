@@ -190,7 +190,7 @@ def _reductions_of(record: RunRecord, rank: int) -> dict[Frame, _Counted]:
         ran = len({backward for backward, _ in own})
         counted = _Counted(calls=len(own), ran=ran, steps=made[site], size_bytes=max(size for _, size in own))
         known = found.get(frame)
-        # Of several loops that come to a line the one that does so most often.
+        # Of several loops that reach a line the one that does so most often.
         if made[site] >= FEWEST_STEPS and (known is None or ran / made[site] > known.ran / known.steps):
             found[frame] = counted
     return found

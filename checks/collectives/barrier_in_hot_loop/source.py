@@ -49,7 +49,9 @@ def every_step(projection: Projection) -> Iterator[EveryStep]:
 
 
 def _meeting_beside(projection: Projection, event: Event, backward: Event) -> str | None:
-    """What makes all ranks meet in the turn of a backward; None where nothing else is seen to: no DDP, no reduction."""
+    """Return what makes all ranks meet in the turn of a backward; None where nothing else is seen to: no DDP, no
+    reduction.
+    """
     wrappers = ("DataParallel", "fully_shard")  # Of apex, and of FSDP.
     other = any(event.name.endswith(wrappers) for event in projection.of_kind("object", "call"))
     if other or any(projection.of_kind("wrap")) or framework(projection.machine.script):
@@ -63,7 +65,9 @@ def _meeting_beside(projection: Projection, event: Event, backward: Event) -> st
 
 
 def _as_often(event: Event, backward: Event) -> bool:
-    """Whether a collective runs in every turn of the innermost loop around a backward, whatever the step's number."""
+    """Return whether a collective runs in every turn of the innermost loop around a backward, whatever the step's
+    number.
+    """
     loop = event.loops[-1]
     if loop.node is not backward.loops[-1].node or loop.once:
         return False

@@ -77,7 +77,7 @@ def _remedy(divergence: Divergence) -> str:
 
 
 def _of_keys(divergence: Divergence) -> str:
-    """What to do where every rank reduces the values of one dictionary, of which each has another number."""
+    """Return what to do where every rank reduces the values of one dictionary, of which each has another number."""
     from ddpdoctor.diagnosis.wording import rank_list
 
     signatures = {turn.rank: turn.signature for turn in divergence.turns}

@@ -89,7 +89,7 @@ def _told(struck: TimedOut) -> str:
 
 
 def in_log(record: RunRecord) -> Iterator[Finding]:
-    """Report the collective that ranks gave up on, and who did not come to it."""
+    """Report the collective that ranks gave up on, and who did not reach it."""
     from ddpdoctor.diagnosis.logs.findings import from_log
     from ddpdoctor.diagnosis.logs.remedies import of_timeout
 

@@ -1,4 +1,4 @@
-"""The collective that timed out, and the ranks that did not come to it."""
+"""The collective that timed out, and the ranks that did not reach it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ class TimedOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def timed_out(record: RunRecord) -> TimedOut | None:
-    """The timeout that brought the job down; None where there was none, or the ranks' collectives name the cause."""
+    """Return the timeout that brought the job down; None where there was none, or the ranks' collectives name the
+    cause.
+    """
     struck = sorted(
         (raised.time_ns, rank.rank, raised)
         for rank in record.ranks
@@ -80,7 +82,7 @@ def timed_out(record: RunRecord) -> TimedOut | None:
 
 
 def _last_call(record: RunRecord, rank: int) -> tuple[CallTrack, int] | None:
-    """The explicit collective that a rank was in when it failed."""
+    """Return the explicit collective that a rank was in when it failed."""
     track = next((track for track in record.call_tracks if track.rank == rank), None)
     if track is None or not len(track):
         return None
@@ -97,7 +99,7 @@ _MOMENT_NS = 500_000_000
 def _absent(
     record: RunRecord, ranks: Sequence[int], call: tuple[CallTrack, int] | None, raised: RankException
 ) -> tuple[tuple[int, ...], int | None]:
-    """The ranks that did not come, and the last number that all came to."""
+    """Return the ranks that did not come, and the last number that all came to."""
     monitored = _MONITORED.search(raised.message)
     if monitored:
         return (int(monitored[1]),), None

@@ -95,7 +95,7 @@ def _evidence(parting: OwnParting) -> tuple[Fact, ...]:
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report ranks that part where they went on alike before, and batches that some ranks passed over."""
+    """Report ranks that diverge where they continued alike before, and batches that some ranks passed over."""
     from ddpdoctor.diagnosis.divergence import describe
     from ddpdoctor.diagnosis.divergence.divergence import find_divergence
     from ddpdoctor.diagnosis.divergence_kind import divergence_of, skip_behind

@@ -28,7 +28,7 @@ _FIXES_ORDER = "PYTHONHASHSEED"
 
 
 def collectives_in_set_order(projection: Projection) -> Iterator[tuple[Event, ast.For]]:
-    """Collectives on what a loop over a set names, with that loop; each rank comes to another of them first."""
+    """Collectives on what a loop over a set names, with that loop; each rank reaches another of them first."""
     if any(_FIXES_ORDER in module.text for module in projection.machine.script.modules):
         return
     seen: set[ast.AST] = set()
@@ -44,7 +44,9 @@ def collectives_in_set_order(projection: Projection) -> Iterator[tuple[Event, as
 
 
 def _has_no_order(module: Module, node: ast.expr) -> bool:
-    """Whether an expression is a set of several strings or of tensors, or a variable that is always such a set."""
+    """Return whether an expression is a set of several strings or of tensors, or a variable that is always such a
+    set.
+    """
     if isinstance(node, ast.Name):
         given = [assigned.value for assigned in module.index.of(ast.Assign) if _assigns(assigned, node.id)]
         stores = [name for name in module.index.of(ast.Name) if name.id == node.id and name.ctx.__class__ is ast.Store]
@@ -106,7 +108,7 @@ class OwnParting(msgspec.Struct, frozen=True, kw_only=True):
     """It asks for files that nothing in the job makes: ranks see the same unless a disk is missing."""
 
     def is_one_with(self, other: OwnParting) -> bool:
-        """Whether another condition of the same function asks the same variable: one decision to agree on."""
+        """Return whether another condition of the same function asks the same variable: one decision to agree on."""
         here, there = self.chain[0], other.chain[0]
         alike = (self.how, self.kind, self.of_inputs) == (other.how, other.kind, other.of_inputs)
         near = (here.file, here.function, self.loop) == (there.file, there.function, other.loop)
@@ -141,7 +143,7 @@ _Made = tuple[Event, frozenset[str]]
 
 
 def _made_files(projection: Projection) -> list[_Made]:
-    """What the job makes: by variables, attributes and texts in the paths."""
+    """Return what the job makes: by variables, attributes and texts in the paths."""
     makers = {*FILE_CALLS, *FILE_METHODS, "torch.save", "extractall"}
     found = [(use.event, frozenset(_words(use.node))) for use in writes(projection) if use.node is not None]
     for event in projection.events:
@@ -152,7 +154,9 @@ def _made_files(projection: Projection) -> list[_Made]:
 
 
 def _is_made(made: list[_Made], test: OwnTest, decided: Event) -> bool:
-    """Whether a condition speaks of something that the job may have made by then: before, or in a turn before."""
+    """Return whether a condition speaks of something that the job may have made by then: before, or in a turn
+    before.
+    """
     words = set(_words(test.node))
     body = test.module.body_around(test.node)
     words |= {word for node in made_from(test.node, body) for word in _words(node)}
@@ -166,7 +170,7 @@ def _is_made(made: list[_Made], test: OwnTest, decided: Event) -> bool:
 
 
 def _may_be_one(words: set[str], made: Event, named: frozenset[str]) -> bool:
-    """Whether what a call makes may be what is asked for: a file of the same ending, where that is said."""
+    """Return whether what a call makes may be what is asked for: a file of the same ending, where that is said."""
     asked, given = _endings(words), _endings(named)
     if not asked:
         return True
@@ -200,7 +204,7 @@ _Found = tuple[OwnTest, Literal["branch", "loop"], Event, bool]
 
 
 def _in_tree(tree: Tree, around: Loop | None, seen: set[int]) -> Iterator[_Found]:
-    """What stands in a tree; parts that alternatives share are looked at once."""
+    """Yield what stands in a tree; parts that alternatives share are looked at once."""
     for item in tree:
         if id(item) in seen:
             continue
@@ -221,7 +225,7 @@ def _in_tree(tree: Tree, around: Loop | None, seen: set[int]) -> Iterator[_Found
 
 
 def _difference(arms: tuple[Tree, ...]) -> Event | None:
-    """The first collective that one arm runs and another does not."""
+    """Return the first collective that one arm runs and another does not."""
     for one, other in pairwise(arms):
         position = 0
         while position < min(len(one), len(other)) and same((one[position],), (other[position],)):
@@ -234,7 +238,7 @@ def _difference(arms: tuple[Tree, ...]) -> Event | None:
 
 
 def _first_in(loop: Loop | None) -> Event | None:
-    """What a rank that leaves a loop misses in the turns that the others still make."""
+    """Return what a rank that leaves a loop misses in the turns that the others still make."""
     return None if loop is None else next(events_in(loop.body), None)
 
 

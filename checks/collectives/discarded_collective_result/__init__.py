@@ -43,7 +43,7 @@ CHECK = Check(
 
 
 def in_source(script: Script) -> Iterator[Finding]:
-    """Report collectives whose result nobody takes."""
+    """Report collectives whose result no one takes."""
     for discarded in discarded_results(project(script)):
         yield CHECK.finding(
             "source",

@@ -1,4 +1,4 @@
-"""Collectives that return their result and whose result nobody takes."""
+"""Collectives that return their result and whose result no one takes."""
 
 from __future__ import annotations
 

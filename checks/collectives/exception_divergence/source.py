@@ -1,4 +1,4 @@
-"""Exception handlers that let one rank go on without its peers."""
+"""Exception handlers that let one rank continue without its peers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FETCHES = frozenset({"next", "anext"})
 
 
 class Swallowed(msgspec.Struct, frozen=True, kw_only=True):
-    """A handler after which a rank goes on."""
+    """A handler after which a rank continues."""
 
     location: Location
     """The ``except`` line."""
@@ -48,7 +48,7 @@ class Swallowed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def swallowed(projection: Projection) -> Iterator[Swallowed]:
-    """Handlers of failures that may hit one rank alone, which skip a collective and go on."""
+    """Handlers of failures that may hit one rank alone, which skip a collective and continue."""
     events = [event for event in meetings(projection) if event.name not in _SETTING_UP and not event.in_parent]
     told = reported_lines(projection)
     for module in projection.machine.script.modules if events else ():
@@ -68,7 +68,7 @@ def swallowed(projection: Projection) -> Iterator[Swallowed]:
 
 
 def _swallows(module: Module, handler: ast.ExceptHandler, events: Sequence[Event]) -> bool:
-    """Return whether a rank goes on after a failure of its own without a word to the others."""
+    """Return whether a rank continues after a failure of its own without notifying the others."""
     if not _catches_local_failures(handler) or _ends(handler.body):
         return False
     return not any(led_through(events, module, handler.lineno, handler.end_lineno or handler.lineno))
@@ -82,7 +82,7 @@ def _makes_up_for(handler: ast.ExceptHandler, missed: Event) -> bool:
 
 
 def _missed(module: Module, node: ast.Try, events: Sequence[Event]) -> Event | None:
-    """The collective that a failure in the body skips, when more of them follow."""
+    """Return the collective that a failure in the body skips, when more of them follow."""
     first, last = node.body[0].lineno, node.body[-1].end_lineno or node.body[-1].lineno
     inside = list(led_through(events, module, first, last))
     loop = _loop_around(module, node)
@@ -104,7 +104,9 @@ def _missed(module: Module, node: ast.Try, events: Sequence[Event]) -> Event | N
 
 
 def _only_calls(body: Sequence[ast.stmt], inside: Sequence[Event]) -> bool:
-    """Whether nothing but a collective can fail there, which fails on every rank: a probe, or a barrier that counts."""
+    """Return whether nothing but a collective can fail there, which fails on every rank: a probe, or a barrier that
+    counts.
+    """
     nodes = {event.node for event in inside if event.kind == "collective"}
     calls = [inner for statement in body for inner in descend(statement) if isinstance(inner, ast.Call)]
     others = [call for call in calls if call not in nodes and not any(_stands_in(call, node) for node in nodes)]
@@ -143,7 +145,7 @@ def _catches_local_failures(handler: ast.ExceptHandler) -> bool:
 
 
 def _goes_on(arm: Sequence[ast.stmt]) -> bool:
-    """Return whether one arm of a condition leaves the handler without a word to anybody."""
+    """Return whether one arm of a condition leaves the handler silently."""
     return bool(arm) and isinstance(arm[-1], (ast.Continue, ast.Break, ast.Return)) and not _ends(arm)
 
 

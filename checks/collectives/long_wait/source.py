@@ -74,7 +74,7 @@ def _negated(test: ast.expr) -> bool:
 
 
 def _long_work(body: Sequence[ast.stmt]) -> tuple[ast.Call, str] | None:
-    """A call that takes as long as there is data: ``dataset.map(...)``, or ``model.generate(...)`` in a loop."""
+    """Return a call that takes as long as there is data: ``dataset.map(...)``, or ``model.generate(...)`` in a loop."""
     for statement in body:
         for node in descend(statement):
             receiver = _receiver_of(node, "map")
@@ -88,14 +88,16 @@ def _long_work(body: Sequence[ast.stmt]) -> tuple[ast.Call, str] | None:
 
 
 def _receiver_of(node: ast.AST, method: str) -> str | None:
-    """The source of what a method is called on; None when the node is no call of that method."""
+    """Return the source of what a method is called on; None when the node is no call of that method."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == method:
         return ast.unparse(node.func.value)
     return None
 
 
 def _next_meeting(module: Module, node: ast.If, events: Sequence[Event]) -> Event | None:
-    """The collective that the others come to meanwhile: further down in the function, or in the next turn of a loop."""
+    """Return the collective that the others come to meanwhile: further down in the function, or in the next turn of a
+    loop.
+    """
     if any(led_through(events, module, node.lineno, node.end_lineno or node.lineno)):
         return None
     function = function_around(module, node)

@@ -54,7 +54,9 @@ def lone_forwards(projection: Projection) -> Iterator[LoneForward]:
 
 
 def _matched(event: Event, forwards: list[Event]) -> bool:
-    """Whether the other ranks run a forward too: the same line by another way, or the other arm of the same test."""
+    """Return whether the other ranks run a forward too: the same line by another way, or the other arm of the same
+    test.
+    """
     for other in forwards:
         if other is event or not other.ranks & ~event.ranks:
             continue

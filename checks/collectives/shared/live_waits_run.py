@@ -92,7 +92,7 @@ def told(wait: LiveWait) -> str:
 
 
 def _in_calls(record: RunRecord) -> Iterator[LiveWait]:
-    """The longest wait in the explicit collectives of each group, and those that last."""
+    """Yield the longest wait in the explicit collectives of each group, and those that last."""
     tracks = {track.rank: track for track in record.call_tracks}
     pulses = {pulse.rank: pulse for pulse in record.pulses}
     for number, group in enumerate(record.groups):
@@ -157,7 +157,7 @@ def _open_calls(
 
 
 def _in_gradients(record: RunRecord) -> Iterator[LiveWait]:
-    """The longest wait in a backward, for each set of ranks that average gradients."""
+    """Yield the longest wait in a backward, for each set of ranks that average gradients."""
     for meeting in gradient_meetings(record):
         if meeting.ranks != meeting.members:
             continue

@@ -45,7 +45,7 @@ def reductions(projection: Projection) -> Iterator[Event]:
 
 
 def argument_name(event: Event) -> str:
-    """The variable or attribute that a collective is given; empty when it is given anything else."""
+    """Return the variable or attribute that a collective is given; empty when it is given anything else."""
     named = [entry.value for entry in getattr(event.node, "keywords", []) if entry.arg == "tensor"]
     arguments = getattr(event.node, "args", []) or named
     if arguments and isinstance(arguments[0], (ast.Name, ast.Attribute)):

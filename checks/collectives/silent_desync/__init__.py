@@ -5,7 +5,7 @@ What it finds
     from then on gradients of different steps are averaged. Ranks that run one loop in different orders, so that a
     collective mixes up two tensors of one shape, distinguished by the key, variable or parameter of the iteration. In a
     live run: passes over a loader in which the ranks drew the same number of batches and averaged gradients different
-    numbers of times, and ranks that draw more batches for as many steps, as warnings while the job goes on; and a
+    numbers of times, and ranks that draw more batches for as many steps, as warnings while the job continues; and a
     backward that a rank skipped if it ends while the others wait in one. As a warning, too: two lines whose collectives
     are paired crosswise (A with B, then B with A).
 
@@ -74,7 +74,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
 
 def _drifts(record: RunRecord, divergence: Divergence | None) -> Iterator[Finding]:
-    """Report the passes in which the ranks drifted apart, with what became of it; else the backward left out."""
+    """Report the passes in which the ranks drifted apart, with what happened to it; else the backward left out."""
     from ddpdoctor.diagnosis.divergence import describe
     from ddpdoctor.diagnosis.training.step_drift import blocked_in_backward, drifts, skipped_backward
     from ddpdoctor.diagnosis.wording import count
@@ -124,7 +124,7 @@ def _drifts(record: RunRecord, divergence: Divergence | None) -> Iterator[Findin
 
 
 def _ahead(record: RunRecord) -> Iterator[Finding]:
-    """Report the ranks that have passed over batches while the job goes on."""
+    """Report the ranks that have passed over batches while the job continues."""
     from ddpdoctor.checks.collectives.silent_desync.run import batches_ahead
     from ddpdoctor.diagnosis.wording import count
 

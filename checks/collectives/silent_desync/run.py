@@ -1,4 +1,4 @@
-"""Ranks of a live run that have drawn more batches than the others for as many steps, while the job goes on."""
+"""Ranks of a live run that have drawn more batches than the others for as many steps, while the job continues."""
 
 from __future__ import annotations
 

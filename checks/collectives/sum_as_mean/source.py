@@ -73,7 +73,7 @@ class _Part(msgspec.Struct, frozen=True, eq=False):
         return isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) in self.names
 
     def shown(self) -> Iterator[ast.Call]:
-        """The calls that show it."""
+        """Yield the calls that show it."""
         for node in self.nodes:
             if isinstance(node, ast.Call) and last_name(node.func) in _SHOWS and node.lineno > self.after_line:
                 inside = [*node.args, *(keyword.value for keyword in node.keywords)]
@@ -128,7 +128,7 @@ def _is_after(node: ast.Compare, names: dict[str, Event], both: set[str]) -> boo
 
 
 def _shown_in(part: _Part, event: Event, name: str) -> Iterator[ShownSum]:
-    """The first call that shows a sum under the name of a mean."""
+    """Yield the first call that shows a sum under the name of a mean."""
     meant = _MEANS.search(name.rpartition(".")[2]) is not None
     calls = [call for call in part.shown() if meant or _says_mean(call)]
     if calls:
@@ -136,7 +136,7 @@ def _shown_in(part: _Part, event: Event, name: str) -> Iterator[ShownSum]:
 
 
 def _shown_by_callers(modules: Sequence[Module], function: FunctionNode, event: Event) -> Iterator[ShownSum]:
-    """Where the callers of a function show the sum that it gives back; none when one of them may divide it."""
+    """Yield where the callers of a function show the sum that it gives back; none when one of them may divide it."""
     found: list[ShownSum] = []
     for module in modules:
         others = [node for node in module.index.of(ast.FunctionDef) if node.name == function.name]
@@ -173,7 +173,7 @@ def _is_sum(event: Event) -> bool:
 
 
 def _followers(nodes: Sequence[ast.AST], name: str) -> set[str]:
-    """A variable and those that are assigned from it."""
+    """Return a variable and those that are assigned from it."""
     names = {name}
     assignments = [node for node in nodes if isinstance(node, ast.Assign)]
     for _ in range(3):

@@ -68,7 +68,7 @@ def by_directory(downloads: Iterable[SharedDownload]) -> list[list[SharedDownloa
 
 
 def _directory(event: Event) -> str:
-    """The source of the argument that says where to; empty when there is none."""
+    """Return the source of the argument that says where to; empty when there is none."""
     call = event.node
     if not isinstance(call, ast.Call):
         return ""

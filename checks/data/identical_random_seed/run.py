@@ -66,7 +66,7 @@ def judge_randomness(record: RunRecord) -> Iterator[SharedRandomness]:
 
 
 def _first_states(record: RunRecord, loader: LoaderOnRanks, library: Library) -> list[RandomState]:
-    """The state of each rank in the lowest worker that all of them fetched with; empty when there is none."""
+    """Return the state of each rank in the lowest worker that all of them fetched with; empty when there is none."""
     found: dict[int, dict[int, RandomState]] = {}
     for entry in loader.loaders:
         for state in record.random_states:
@@ -88,7 +88,7 @@ def _draw(state: RandomState) -> Location | None:
 
 
 def _seed_lines(record: RunRecord, library: Library) -> tuple[Location, ...]:
-    """The call chains of a library's seedings, the newest first and each from its innermost line."""
+    """Return the call chains of a library's seedings, the newest first and each from its innermost line."""
     newest_first = sorted(record.seedings, key=lambda entry: entry.time_ns, reverse=True)
     places = (
         location_of(frame)

@@ -71,7 +71,7 @@ def _has_generator(call: ast.Call) -> bool:
 
 
 def _common_seed(projection: Projection, library: Library) -> Event | None:
-    """The last seed of a library, when no seed before or after depends on the rank or hides its argument."""
+    """Return the last seed of a library, when no seed before or after depends on the rank or hides its argument."""
     seeds = seeds_of(projection, library)
     for seed in seeds:
         arguments = [*seed.positional, *seed.named.values()]

@@ -134,7 +134,7 @@ def _part(record: RunRecord, loader: Loader) -> Part | None:
 
 
 def _holdings(record: RunRecord, loader: Loader) -> dict[str, tuple[str, str]]:
-    """What the innermost data set of a loader holds: attribute -> ordered and unordered digest."""
+    """Return what the innermost data set of a loader holds: attribute -> ordered and unordered digest."""
     part = _part(record, loader)
     kind, length = (loader.dataset_type, loader.dataset_length) if part is None else (part.base_type, part.base_length)
     return {

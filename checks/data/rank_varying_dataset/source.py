@@ -65,7 +65,9 @@ def _judge(projection: Projection, sampler: Event, dataset: Value) -> RankDatase
 
 
 def _by_rank(made: Event) -> bool:
-    """Whether the indices of a subset are computed from the rank in its own construction or one assignment before."""
+    """Return whether the indices of a subset are computed from the rank in its own construction or one assignment
+    before.
+    """
     indices = made.argument("indices", 1)
     if indices is None or not is_varying(indices) or (isinstance(indices, PerRank) and is_guessed(indices)):
         return False

@@ -41,7 +41,9 @@ def repeated_evaluations(projection: Projection) -> Iterator[RepeatedEvaluation]
 
 
 def _is_whole(projection: Projection, loop: LoopAround) -> bool:
-    """Whether a loop goes over the whole data set, this time: what is left by a divided one is done by all ranks."""
+    """Return whether a loop goes over the whole data set, this time: what is left by a divided one is done by all
+    ranks.
+    """
     loader = _only_loader(projection, loop)
     return loader is not None and division(projection.machine, loader) == "whole"
 
@@ -51,7 +53,7 @@ def _is_forward(event: Event) -> bool:
 
 
 def _only_loader(projection: Projection, loop: LoopAround) -> Event | None:
-    """The one loader that a loop certainly runs over."""
+    """Return the one loader that a loop certainly runs over."""
     numbers = {number for kind, number in tags_of(loop.iterable) if kind in ("loader", "batch")}
     for option in options_of(loop.iterable):
         if isinstance(option, ExternalObject) and option.name == DATA_LOADER:

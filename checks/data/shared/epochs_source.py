@@ -50,7 +50,7 @@ def _shuffles(sampler: Event) -> bool:
 
 
 def _told(projection: Projection) -> set[int] | None:
-    """Numbers of the samplers that are told their epoch; None when a call cannot be assigned to a sampler."""
+    """Numbers of the samplers that are reported their epoch; None when a call cannot be assigned to a sampler."""
     told: set[int] = set()
     walked: set[ast.AST] = set()
     for event in projection.events:
@@ -87,7 +87,7 @@ def _says_the_same(event: Event) -> bool:
 
 
 def loop_of_epochs(feeding: Feeding) -> LoopAround | None:
-    """The innermost loop around the loop over the loader that makes more than one turn."""
+    """Return the innermost loop around the loop over the loader that makes more than one turn."""
     if feeding.loop is None:
         return None
     position = next(i for i, loop in enumerate(feeding.backward.loops) if loop is feeding.loop)

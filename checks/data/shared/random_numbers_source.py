@@ -66,7 +66,7 @@ def unshared_parts(projection: Projection) -> Iterator[Draw]:
 
 
 def unshared_draw(projection: Projection, event: Event) -> Draw | None:
-    """The draw that a call makes when its numbers certainly differ between ranks."""
+    """Return the draw that a call makes when its numbers certainly differ between ranks."""
     own = _own_generator(event)
     if own is not None and constant(own) is not None:
         return Draw(event, None) if is_varying(own) else None
@@ -80,12 +80,12 @@ def unshared_draw(projection: Projection, event: Event) -> Draw | None:
 
 
 def seeds_of(projection: Projection, library: Library) -> list[Event]:
-    """The calls that fix the random numbers of a library, or by their names may."""
+    """Return the calls that fix the random numbers of a library, or by their names may."""
     return [event for event in projection.of_kind("call", "training") if _seeds(event, library)]
 
 
 def draws_in_constructor(projection: Projection, dataset: Value) -> Draw | None:
-    """A draw in the constructor of a project's data set that differs between ranks."""
+    """Return a draw in the constructor of a project's data set that differs between ranks."""
     if not isinstance(dataset, Instance):
         return None
     constructor = f"{dataset.cls.node.name}.__init__"
@@ -104,7 +104,7 @@ def _on_every_rank(event: Event) -> bool:
 
 
 def _own_generator(event: Event) -> Value | None:
-    """The generator or seed that a call is given."""
+    """Return the generator or seed that a call is given."""
     for name, position in (("generator", 2), ("random_state", -1)):
         if name == "generator" and event.name != "torch.utils.data.random_split":
             position = -1
@@ -160,7 +160,7 @@ def _is_taken_by_rank(event: Event) -> bool:
 
 
 def _slices(event: Event, body: ast.AST) -> list[tuple[ast.Subscript, ast.Slice]]:
-    """Where a body takes slices of the variable that a draw fills."""
+    """Return where a body takes slices of the variable that a draw fills."""
     name = _drawn_name(event)
     return [
         (node, node.slice)
@@ -173,7 +173,7 @@ def _slices(event: Event, body: ast.AST) -> list[tuple[ast.Subscript, ast.Slice]
 
 
 def _drawn_name(event: Event) -> str:
-    """The variable or attribute that a draw fills: the one assigned, or the list shuffled in place."""
+    """Return the variable or attribute that a draw fills: the one assigned, or the list shuffled in place."""
     if event.name.endswith(".shuffle") and isinstance(event.node, ast.Call) and event.node.args:
         target: ast.AST = event.node.args[0]
     else:

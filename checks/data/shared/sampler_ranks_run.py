@@ -21,7 +21,7 @@ class WrongSamplerRanks(msgspec.Struct, frozen=True, kw_only=True):
     """The sampler's line, where it is known, and the loader's."""
     facts: tuple[str, ...]
     missing: tuple[int, ...]
-    """Ranks whose shard nobody draws."""
+    """Ranks whose shard no one draws."""
 
 
 def wrong_sampler_ranks(record: RunRecord) -> Iterator[WrongSamplerRanks]:

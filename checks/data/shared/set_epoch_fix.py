@@ -39,7 +39,9 @@ def tell_epoch(forgotten: ForgottenEpoch, finding: Finding) -> Iterator[Fix]:
 
 
 def tell_epoch_through(module: Module, loader: ast.AST, around: LoopAround, attribute: str) -> Edit | None:
-    """The call of ``set_epoch`` on the sampler of a loader that has a name; None where ``tell_epoch`` would not fit."""
+    """Return the call of ``set_epoch`` on the sampler of a loader that has a name; None where ``tell_epoch`` would not
+    fit.
+    """
     loop = around.node
     if around.module is not module or not isinstance(loop, ast.For):
         return None
@@ -77,7 +79,9 @@ def name_bound_before(module: Module, node: ast.AST, loop: ast.For) -> str:
 
 
 def _precedes(module: Module, statement: ast.stmt, loop: ast.For) -> bool:
-    """Whether the statement stands in the same list of statements as the loop or something around it, and above."""
+    """Return whether the statement stands in the same list of statements as the loop or something around it, and
+    above.
+    """
     around = {loop, *module.ancestors(loop)}
     parent = module.parents.get(statement)
     for name in ("body", "orelse", "finalbody"):

@@ -2,7 +2,7 @@
 
 What it finds
     `no_sync()` around every training forward, or around the very micro-step after which the optimizer steps: the
-    gradients are never averaged (error). `no_sync()` around the backward only: they are averaged all the same
+    gradients are never averaged (error). `no_sync()` around the backward only: they are averaged nevertheless
     (warning). `model.require_backward_grad_sync = False` does what no_sync() does, and is read like it.
 
 Why it is bad

@@ -35,7 +35,8 @@ Number = int | bool
 
 
 def agree(module: Module, one: ast.expr, other: ast.expr) -> bool:
-    """Tell whether the turns that ``other`` chooses are certainly all chosen by ``one``; both are tests by a remainder.
+    """Return whether the turns that ``other`` chooses are certainly all chosen by ``one``; both are tests by a
+    remainder.
 
     The two must use the same counter and the same divisor; with anything else in them the answer is no.
     """
@@ -66,7 +67,7 @@ def agree(module: Module, one: ast.expr, other: ast.expr) -> bool:
 
 
 def _evaluate(node: ast.expr, known: Mapping[str, int], period: int, dividing: frozenset[ast.AST]) -> Number | None:
-    """The value of a test; ``dividing`` are the nodes that stand for the divisor, which is ``period``."""
+    """Return the value of a test; ``dividing`` are the nodes that stand for the divisor, which is ``period``."""
     if node in dividing:
         return period
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
@@ -120,7 +121,7 @@ def _names(node: ast.AST) -> set[str]:
 
 
 def _resolved(module: Module, node: ast.expr) -> ast.expr:
-    """A test with variables that are assigned once, from a test by a remainder, put in."""
+    """Return a test with variables that are assigned once, from a test by a remainder, put in."""
     for _ in range(MAXIMUM_DEPTH):
         inner = node.operand if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) else node
         if not isinstance(inner, ast.Name):
@@ -141,12 +142,14 @@ _ALWAYS, _NEVER = ast.Constant(True), ast.Constant(False)
 
 
 def settings_of(projection: Projection, number: int) -> list[Event]:
-    """The assignments to the attribute of a DDP object, in their order."""
+    """Return the assignments to the attribute of a DDP object, in their order."""
     return [event for event in training_events(projection, f"set {ATTRIBUTE}") if number in ddp_objects(event.receiver)]
 
 
 def always_off(script: Script, settings: Sequence[Event], forwards: Sequence[Event]) -> Event | None:
-    """The only place that speaks of the attribute, when it assigns ``False`` under no condition before all forwards."""
+    """Return the only place that speaks of the attribute, when it assigns ``False`` under no condition before all
+    forwards.
+    """
     mentions = sum(module.text.count(ATTRIBUTE) for module in script.modules)
     if len(settings) != 1 or mentions != 1 or settings[0].undecided or test_around(settings[0]) is not None:
         return None
@@ -155,7 +158,7 @@ def always_off(script: Script, settings: Sequence[Event], forwards: Sequence[Eve
 
 
 def off_in_last_turn(settings: Sequence[Event], forward: Event, step: Event) -> Event | None:
-    """An assignment that leaves synchronisation off in the forward of the turn in which the optimizer steps.
+    """Return an assignment that leaves synchronisation off in the forward of the turn in which the optimizer steps.
 
     DDP reads the attribute in its forward: what is assigned behind it holds from the next turn on.
     """
@@ -174,7 +177,9 @@ def off_in_last_turn(settings: Sequence[Event], forward: Event, step: Event) -> 
 
 
 def test_around(event: Event) -> ast.expr | None:
-    """The condition of the innermost ``if`` around an event in its function and loop, turned round in ``else``."""
+    """Return the condition of the innermost ``if`` around an event in its function and loop, turned round in
+    ``else``.
+    """
     below: ast.AST = event.node
     for around in event.module.ancestors(event.node):
         if isinstance(around, (ast.FunctionDef, ast.For, ast.While)):
@@ -186,7 +191,9 @@ def test_around(event: Event) -> ast.expr | None:
 
 
 def _off_when(settings: Sequence[Event]) -> ast.expr | None:
-    """The condition under which synchronisation is off after some assignments; None when it is not that simple."""
+    """Return the condition under which synchronisation is off after some assignments; None when it is not that
+    simple.
+    """
     off: ast.expr = _NEVER
     for event in settings:
         new, test = _off_by(event), test_around(event)
@@ -274,7 +281,7 @@ def _judge(projection: Projection, backward: Event, number: int) -> MisplacedNoS
 
 
 def _place_of(setting: Event) -> ContextAround:
-    """An assignment that does what the context does."""
+    """Return an assignment that does what the context does."""
     assert isinstance(setting.node, ast.expr)
     return ContextAround(setting.node, setting.module, NO_SYNC)
 
@@ -292,7 +299,7 @@ def _possible(event: Event) -> ContextAround | None:
 
 
 def _wrong_turn(backward: Event, forwards: list[Event], moves: list[Event]) -> MisplacedNoSync | None:
-    """A ``no_sync`` entered in the very turn in which the optimizer steps."""
+    """Return a ``no_sync`` entered in the very turn in which the optimizer steps."""
     for step in moves:
         stepping = test_around(step)
         if stepping is None or innermost_loop(step) is not innermost_loop(backward):
@@ -308,7 +315,7 @@ def _wrong_turn(backward: Event, forwards: list[Event], moves: list[Event]) -> M
 
 
 def _condition_of_no_sync(forward: Event, context: ContextAround) -> ast.expr | None:
-    """The condition under which a ``with`` item of the forward's function is ``no_sync()``."""
+    """Return the condition under which a ``with`` item of the forward's function is ``no_sync()``."""
     node: ast.expr = context.node
     module = context.module
     if isinstance(node, ast.Name):

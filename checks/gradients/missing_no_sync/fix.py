@@ -58,7 +58,7 @@ def _call(function: str) -> ast.expr:
 
 
 def _last_micro_step(found: Accumulation) -> ast.expr | None:
-    """The test that the step follows this backward; None where it has to be called to be known."""
+    """Return the test that the step follows this backward; None where it has to be called to be known."""
     if found.condition is not None:
         calls = (node for node in descend(found.condition.test) if isinstance(node, ast.Call))
         pure = all(isinstance(call.func, ast.Name) and call.func.id in {"len", "int"} for call in calls)
@@ -74,7 +74,9 @@ def _last_micro_step(found: Accumulation) -> ast.expr | None:
 
 
 def _block_of(module: Module, node: ast.AST) -> Sequence[ast.stmt]:
-    """The statements of the loop or function that a backward stands in, at the level of that loop or function."""
+    """Return the statements of the loop or function that a backward stands in, at the level of that loop or
+    function.
+    """
     for around in module.ancestors(node):
         if isinstance(around, (ast.For, ast.While)):
             return around.body

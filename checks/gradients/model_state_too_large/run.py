@@ -44,7 +44,7 @@ class ModelState(msgspec.Struct, frozen=True, kw_only=True):
 def large_states(record: RunRecord) -> Iterator[ModelState]:
     """Yield the state on each GPU of which it takes most: the rest has to hold the activations of a batch.
 
-    Raises NotStated for a rehearsal elsewhere than on the job's GPUs, where nobody has said how large these are and it
+    Raises NotStated for a rehearsal elsewhere than on the job's GPUs, where no one has said how large these are and it
     matters.
     """
     states = list(_on_gpus(record) if record.job.kind == "run" else _of_ranks(record))
@@ -69,7 +69,7 @@ def _on_gpus(record: RunRecord) -> Iterator[ModelState]:
 
 
 def _of_ranks(record: RunRecord) -> Iterator[ModelState]:
-    """What each rank of the job holds, which has a GPU for itself; nothing for a job that uses none."""
+    """Yield what each rank of the job holds, which has a GPU for itself; nothing for a job that uses none."""
     machine = record.job.machine
     if not machine.may_use_gpus:
         return
@@ -107,15 +107,16 @@ def _state(
 
 
 def _trained(record: RunRecord, rank: int) -> list[Wrap]:
-    """The wraps of a rank whose parameters some optimizer steps: a module that was wrapped again counts once."""
+    """Return the wraps of a rank whose parameters some optimizer steps: a module that was wrapped again counts once."""
     stepped = {wrap for step in record.optimizer_steps if step.rank == rank for wrap in step.wraps}
     return [wrap for wrap in record.wraps if wrap.rank == rank and wrap.wrap in stepped]
 
 
 def _share_of_job(record: RunRecord, sizes: Sequence[OptimizerSize]) -> int:
-    """What the optimizers of a rank of the job keep: where the ranks divide it, less than those of a rehearsal do.
+    """Return what the optimizers of a rank of the job keep: where the ranks divide it, less than those of a rehearsal
+    do.
 
-    Nothing where it is divided and nobody says by how many.
+    Nothing where it is divided and no one says by how many.
     """
     kept = sum(size.state_bytes for size in sizes)
     if not any(size.shares_state for size in sizes):

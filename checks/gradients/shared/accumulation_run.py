@@ -42,7 +42,7 @@ class Reductions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def wasted_bytes(self) -> int:
-        """Bytes that are reduced in vain in a usual step."""
+        """Bytes that are reduced for nothing in a usual step."""
         return (self.per_step - 1) * self.gradient_bytes
 
 
@@ -106,7 +106,8 @@ def reductions(record: RunRecord) -> Iterator[Reductions]:
 
 
 def _live_reductions(record: RunRecord) -> Iterator[Reductions]:
-    """The same of a job that was measured: of its only wrap, where the samples of a step tell how many batches it took.
+    """Yield the same of a job that was measured: of its only wrap, where the samples of a step tell how many batches it
+    took.
 
     Several backwards of one batch, as of a generator and its critic, are no accumulation.
     """

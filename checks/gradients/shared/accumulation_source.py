@@ -113,12 +113,14 @@ def _may_control(context: ContextAround) -> bool:
 
 
 def _is_accelerators(context: ContextAround) -> bool:
-    """Whether a context manager takes the last micro-steps of an epoch for a whole step, as ``accumulate(model)``."""
+    """Return whether a context manager takes the last micro-steps of an epoch for a whole step, as
+    ``accumulate(model)``.
+    """
     return ".accumulate(" in context.module.excerpt(context.node, 500)
 
 
 def _any_steps(projection: Projection) -> list[Event]:
-    """The steps of known optimizers, and of what is named like one or stepped by a gradient scaler."""
+    """Return the steps of known optimizers, and of what is named like one or stepped by a gradient scaler."""
     known = steps(projection)
     nodes = {event.node for event in known}
     return known + [
@@ -176,7 +178,9 @@ def _follows_at_once(backward: Event, step: Event) -> bool:
 
 
 def _counts(backward: Event, condition: str) -> bool:
-    """Whether a condition is a test by a remainder other than 1, a variable that holds one, or is named like one."""
+    """Return whether a condition is a test by a remainder other than 1, a variable that holds one, or is named like
+    one.
+    """
     if condition.isidentifier():
         values = [
             ast.unparse(node.value)

@@ -114,7 +114,7 @@ def wrapper_attributes(projection: Projection) -> Iterator[WrapperAttribute]:
 
 
 def _is_used(event: Event) -> bool:
-    """Return whether an attribute is called, or an attribute of it is read: nobody but the model can have it."""
+    """Return whether an attribute is called, or an attribute of it is read: no one but the model can have it."""
     around = event.module.parents.get(event.node)
     called = isinstance(around, ast.Call) and around.func is event.node
     return called or (isinstance(around, ast.Attribute) and isinstance(around.ctx, ast.Load))
@@ -191,7 +191,7 @@ def _switches(projection: Projection) -> Iterator[_Found]:
 
 
 def _loops_over(event: Event) -> Iterator[tuple[ast.For, bool]]:
-    """The loops over what an event gives, or over a variable that is made from it, and whether over all of it."""
+    """Yield the loops over what an event gives, or over a variable that is made from it, and whether over all of it."""
     statement = next((node for node in event.module.ancestors(event.node) if isinstance(node, ast.stmt)), None)
     if isinstance(statement, ast.For):
         yield statement, True
@@ -242,7 +242,7 @@ def _brings_parameters(value: Value, wrapped: dict[int, int]) -> bool:
 
 
 def _wrap_of(projection: Projection, event: Event) -> int | None:
-    """The DDP object that certainly holds the receiver of an event and was made before it."""
+    """Return the DDP object that certainly holds the receiver of an event and was made before it."""
     if event.receiver is None:
         return None
     numbers: set[int | None] = set()

@@ -35,7 +35,7 @@ class LateBatchNorms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def frozen_after_wrap(record: RunRecord) -> Iterator[Frozen]:
-    """Yield the wraps that waited in vain for gradients of parameters that were frozen after the wrap."""
+    """Yield the wraps that waited for nothing for gradients of parameters that were frozen after the wrap."""
     for wraps in replicated_wraps(record):
         first = wraps[min(wraps)]
         frozen = frozen_names(record, first.rank, first.wrap)

@@ -155,7 +155,7 @@ def _moments(record: RunRecord, wrap: int, ranks: tuple[int, ...]) -> Iterator[R
 
 
 def _of_interest(record: RunRecord, moment: ReplicaStep, wraps: Mapping[int, Wrap]) -> ReplicaStep | None:
-    """The moment with what must not differ in it; None when nothing does or when it need not be equal."""
+    """Return the moment with what must not differ in it; None when nothing does or when it need not be equal."""
     wrap = wraps[min(wraps)]
     listed = {tensor.name for tensor in wrap.parameters if tensor.requires_grad} - set(wrap.ignored)
     unequal = tuple(name for name in moment.unequal if name in listed)

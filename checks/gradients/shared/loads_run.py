@@ -78,7 +78,9 @@ def lone_loads(record: RunRecord) -> tuple[Load, ...]:
 
 
 def _parted_later(record: RunRecord, wraps: tuple[int, ...]) -> bool:
-    """Tell whether parameters that were equal after the first step differ after a later one, on averaged gradients."""
+    """Return whether parameters that were equal after the first step differ after a later one, on averaged
+    gradients.
+    """
     unaveraged_wraps = {reason.wrap for reason in unaveraged(record)}
     for members in judged_wraps(record):
         wrap, ranks = members[min(members)].wrap, tuple(members)

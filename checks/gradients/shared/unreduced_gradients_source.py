@@ -91,7 +91,7 @@ def _class_of(options: list[ExternalObject]) -> str:
 
 
 def _guard(projection: Projection, event: Event) -> Guard | None:
-    """The condition that keeps the other ranks out: around a call, or one under which they left before it."""
+    """Return the condition that keeps the other ranks out: around a call, or one under which they left before it."""
     if event.guards:
         return event.guards[-1]
     for left in reversed(projection.exits):

@@ -57,7 +57,7 @@ _PARAMETERS = frozenset({"parameters", "named_parameters"})
 
 
 class MissingWrap(msgspec.Struct, frozen=True, eq=False):
-    """A training loop over a sharded loader whose gradients nobody averages."""
+    """A training loop over a sharded loader whose gradients no one averages."""
 
     backward: Event
     init: Event
@@ -120,7 +120,9 @@ def bypassing_forwards(projection: Projection) -> Iterator[BypassingForward]:
 
 
 def _uses(step: Event, backward: Event) -> bool:
-    """Whether a step may use the gradients of a backward: those for a picture of what a model looks at go nowhere."""
+    """Return whether a step may use the gradients of a backward: those for a picture of what a model looks at go
+    nowhere.
+    """
     loop = innermost_loop(step)
     return loop is innermost_loop(backward) or (step.function == backward.function and loop in loop_nodes(backward))
 
@@ -136,13 +138,15 @@ def _forward_before(forwards: list[Event], backward: Event, wrapped: dict[int, i
 
 
 def _has_ddp_forward(projection: Projection, backward: Event) -> bool:
-    """Whether a DDP forward that records gradients is in the same loop, for instance of a loss that is summed up."""
+    """Return whether a DDP forward that records gradients is in the same loop, for instance of a loss that is summed
+    up.
+    """
     loop = innermost_loop(backward)
     return any(event.gradients and innermost_loop(event) is loop for event in projection.in_course("ddp-forward"))
 
 
 def _sharded_loader(projection: Projection, backward: Event) -> Event | None:
-    """The loader of a loop around a backward, or of the batches behind its loss, when ranks divide its data."""
+    """Return the loader of a loop around a backward, or of the batches behind its loss, when ranks divide its data."""
     found: list[int] = []
     for loop in backward.loops:
         numbers = {number for kind, number in tags_of(loop.iterable) if kind == "loader"}

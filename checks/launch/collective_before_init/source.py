@@ -24,7 +24,7 @@ class EarlyCall(msgspec.Struct, frozen=True, eq=False):
 
 
 def early_calls(projection: Projection) -> Iterator[EarlyCall]:
-    """The first call that needs a group and certainly comes before it is made, in the script's own course."""
+    """Yield the first call that needs a group and certainly comes before it is made, in the script's own course."""
     if not projection.walks or joins_by_framework(projection):
         return
     # In the tree, not by ordinals: an object in a loop keeps the number that its first walk gave it.

@@ -20,7 +20,7 @@ class NodeThreads(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     """On which torch computes in a rank."""
     by_default: bool
-    """Nobody chose so many: there are at least as many without a choice."""
+    """No one chose so many: there are at least as many without a choice."""
     workers: int
     """Of the training loader of a rank."""
     site: int
@@ -36,7 +36,7 @@ def crowded_node(record: RunRecord) -> NodeThreads | None:
     """Return the threads of a node that has far too few cores for them; None where it has enough, or nothing could be
     less.
 
-    Raises NotStated where nobody has said what the node is and it matters.
+    Raises NotStated where no one has said what the node is and it matters.
     """
     needs = [_need(record, row) for row in record.cpu_threads]
     if not needs:
@@ -52,14 +52,14 @@ def crowded_node(record: RunRecord) -> NodeThreads | None:
 
 
 def _need(record: RunRecord, row: CpuThreads) -> NodeThreads:
-    """What one rank wants; one loader at a time is what it surely draws from."""
+    """Return what one rank wants; one loader at a time is what it surely draws from."""
     machine = record.job.machine
     training = {entry.loader for entry in record.passes if entry.rank == row.rank and entry.backwards}
     loaders = [entry for entry in record.loaders if entry.rank == row.rank and entry.loader in training]
     largest = max(loaders, key=lambda loader: loader.workers, default=None)
     workers = 0 if largest is None else largest.workers
     chosen = row.chosen or any(setting.name == THREADS_VARIABLE for setting in record.settings)
-    # A rank that trains on a GPU hardly uses the threads that nobody asked for, and launchers set them to one.
+    # A rank that trains on a GPU hardly uses the threads that no one asked for, and launchers set them to one.
     by_default = not chosen and machine.spreads_threads and not machine.may_use_gpus
     return NodeThreads(
         ranks=machine.ranks_per_node,

@@ -61,7 +61,7 @@ def forked_cuda(projection: Projection) -> Iterator[ForkedCuda]:
 
 
 def forked_ranks(projection: Projection) -> Iterator[ForkedRank]:
-    """The first use of CUDA in ranks that the script starts by fork, after their parent has used it."""
+    """Yield the first use of CUDA in ranks that the script starts by fork, after their parent has used it."""
     script = projection.machine.script
     if script.spawns_ranks is None or mentions_any(script, (*_OTHER_STARTS, "start_processes", "spawn(")):
         return
@@ -89,7 +89,7 @@ def _run_by_workers(script: Script, loader: Event) -> Iterator[tuple[Module, ast
 
 
 def _uses_cuda(module: Module, function: ast.FunctionDef) -> ast.AST | None:
-    """The first call in a function that certainly moves something to a GPU, outside of conditions."""
+    """Return the first call in a function that certainly moves something to a GPU, outside of conditions."""
     for node in descend(function):
         if not isinstance(node, ast.Call):
             continue

@@ -12,7 +12,7 @@ from ddpdoctor.record.model import RunRecord
 
 
 class GroupEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a process group that the script itself made."""
+    """What happened to a process group that the script itself made."""
 
     location: Location
     """The call that made it."""

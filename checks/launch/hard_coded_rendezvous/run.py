@@ -67,7 +67,7 @@ def misled_ranks(record: RunRecord) -> Iterator[Misled]:
 
 
 def _same(one: str, other: str) -> bool:
-    """Tell whether two values lead to one place: this machine has several names for itself."""
+    """Return whether two values lead to one place: this machine has several names for itself."""
     return one == other or {one, other} <= _HERE
 
 

@@ -91,7 +91,7 @@ def _before_accelerator(script: Script) -> Iterator[Finding]:
 
 
 def _left_to_torch(script: Script) -> Iterator[Finding]:
-    """Advise where every tensor is placed by its index, and the current GPU stays GPU 0 all the same."""
+    """Advise where every tensor is placed by its index, and the current GPU stays GPU 0 nevertheless."""
     for joined in unchosen_devices_of_collectives(whole_projection(script)):
         yield CHECK.finding(
             "source",

@@ -89,7 +89,9 @@ def backend_mismatches(projection: Projection) -> Iterator[Mismatch]:
 
 
 def _mixed_backends(projection: Projection) -> Mismatch | None:
-    """The first initialisation that some ranks ask for NCCL and others for gloo; the group of all has to be of one."""
+    """Return the first initialisation that some ranks ask for NCCL and others for gloo; the group of all has to be of
+    one.
+    """
     asked: dict[str, int] = {}
     first: Event | None = None
     for event in projection.in_course("collective"):
@@ -119,7 +121,7 @@ def _communicates(projection: Projection) -> bool:
 
 
 def _shared_gpus(projection: Projection) -> Iterator[Mismatch]:
-    """A GPU with a fixed number that all ranks choose, where the script itself starts several on one machine."""
+    """Yield a GPU with a fixed number that all ranks choose, where the script itself starts several on one machine."""
     script = projection.machine.script
     if script.spawns_ranks is None or not is_nccl_only(projection) or mentions_any(script, ("VISIBLE_DEVICES",)):
         return
@@ -164,7 +166,7 @@ def _only_asks(projection: Projection) -> bool:
 
 
 def _may_destroy(projection: Projection, module: Module) -> bool:
-    """Return whether a module destroys a group outside of functions that nobody calls."""
+    """Return whether a module destroys a group outside of functions that no one calls."""
     if _DESTROYS not in module.text or _DESTROYS not in module.words:
         return False
     called = frozenset[str]().union(*(one.words for one in projection.machine.script.modules))
@@ -177,7 +179,7 @@ def _may_destroy(projection: Projection, module: Module) -> bool:
 
 
 def forgotten_groups(projection: Projection) -> Iterator[Event]:
-    """The first initialisation of a process group in a script that never destroys one."""
+    """Yield the first initialisation of a process group in a script that never destroys one."""
     script = projection.machine.script
     if any(_may_destroy(projection, module) for module in script.modules) or framework(script):
         return
@@ -205,7 +207,9 @@ def cpu_tensors(projection: Projection) -> Iterator[CpuTensor]:
 
 
 def _made_on_cpu(module: Module, call: ast.Call, tensor: ast.expr | None) -> ast.AST | None:
-    """The construction of a tensor on the CPU, here or in the only assignment to its name in the same function."""
+    """Return the construction of a tensor on the CPU, here or in the only assignment to its name in the same
+    function.
+    """
     if isinstance(tensor, ast.Call):
         return tensor if _is_cpu_factory(module, tensor) else None
     if not isinstance(tensor, ast.Name):

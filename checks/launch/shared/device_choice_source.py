@@ -89,7 +89,9 @@ def _moves_of_all(projection: Projection) -> Iterator[Event]:
 
 
 def unchosen_devices_of_collectives(projection: Projection) -> tuple[Event, ...]:
-    """The constructions of an NCCL group after which tensors go to explicit GPUs, and no process chooses its GPU."""
+    """Return the constructions of an NCCL group after which tensors go to explicit GPUs, and no process chooses its
+    GPU.
+    """
     script = projection.machine.script
     if mentions_any(script, _CHOOSES) or framework(script) or not is_nccl_only(projection):
         return ()
@@ -126,7 +128,7 @@ def late_visibilities(projection: Projection) -> Iterator[LateVisibility]:
 
 
 def early_collectives(projection: Projection) -> Iterator[EarlyCollective]:
-    """The first collective without a tensor that comes before ``set_device`` in an NCCL job."""
+    """Yield the first collective without a tensor that comes before ``set_device`` in an NCCL job."""
     if not is_nccl_only(projection):
         return
     if any("device_id" in event.named for event in initialisations(projection)):
@@ -164,7 +166,7 @@ def initialises_cuda(event: Event) -> bool:
 
 
 def _in_the_same_course(earlier: Sequence[Event], event: Event) -> Event | None:
-    """The first of some events that happened before another in the same call of its function or below it."""
+    """Return the first of some events that happened before another in the same call of its function or below it."""
     for other in earlier:
         same = event.scopes[-1] in other.scopes and other.in_parent == event.in_parent and other.ranks & event.ranks
         if same and set(other.conditions) <= set(event.conditions):

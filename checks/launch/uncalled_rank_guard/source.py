@@ -81,7 +81,9 @@ def _operands(module: Module, node: ast.AST) -> Iterator[tuple[ast.Name | ast.At
 
 
 def _parts(condition: ast.expr) -> list[ast.expr]:
-    """A condition, and the last operand of an ``and`` or ``or`` that it is; the others are seen at that operator."""
+    """Return a condition, and the last operand of an ``and`` or ``or`` that it is; the others are seen at that
+    operator.
+    """
     return [condition.values[-1]] if isinstance(condition, ast.BoolOp) else [condition]
 
 
@@ -90,7 +92,9 @@ def _is_number(node: ast.expr) -> bool:
 
 
 def _function(script: Script, module: Module, node: ast.Name | ast.Attribute) -> Location | None:
-    """Where the function is defined that a name certainly stands for; ``_NO_LOCATION`` when outside of the project."""
+    """Return where the function is defined that a name certainly stands for; ``_NO_LOCATION`` when outside of the
+    project.
+    """
     last = node.id if isinstance(node, ast.Name) else node.attr
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
         return _method(module, node)
@@ -174,7 +178,9 @@ def _sounds_like_ranks(name: str) -> bool:
 
 
 def _is_rebound(module: Module, name: str) -> bool:
-    """Whether a name is also assigned or a parameter somewhere in a module, so that it may hold something else."""
+    """Return whether a name is also assigned or a parameter somewhere in a module, so that it may hold something
+    else.
+    """
     kept: frozenset[str] | None = module.__dict__.get("_rebound")
     if kept is None:
         kept = module.__dict__["_rebound"] = frozenset(_rebound(module))

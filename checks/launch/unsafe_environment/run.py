@@ -60,7 +60,7 @@ def unsafe_variables(record: RunRecord) -> Iterator[UnsafeVariable]:
 
 
 def _elsewhere(record: RunRecord, name: str) -> str:
-    """The value of a variable that only other machines of the job have."""
+    """Return the value of a variable that only other machines of the job have."""
     return next((node.environment[name] for node in record.nodes if name in node.environment), "")
 
 

@@ -133,7 +133,7 @@ def _lanes_of_device(value: Value) -> tuple[object, ...] | None:
 
 
 def _index(device: object) -> int | None:
-    """The GPU index of a device given as a number or as ``cuda:N``."""
+    """Return the GPU index of a device given as a number or as ``cuda:N``."""
     if isinstance(device, bool):
         return None
     if isinstance(device, int):

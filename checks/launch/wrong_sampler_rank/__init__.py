@@ -72,7 +72,7 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report samplers that leave the shards of some ranks to nobody."""
+    """Report samplers that leave the shards of some ranks to no one."""
     from ddpdoctor.checks.data.shared.sampler_ranks_run import wrong_sampler_ranks as wrong_ranks_in_run
 
     for wrong in wrong_ranks_in_run(record):

@@ -1,4 +1,4 @@
-"""DistributedSamplers that are told another rank or another number of ranks than the process group has."""
+"""DistributedSamplers that are reported another rank or another number of ranks than the process group has."""
 
 from __future__ import annotations
 

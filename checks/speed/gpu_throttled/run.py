@@ -20,7 +20,7 @@ HARMFUL_SHARE = 0.25
 HARMFUL_CLOCK = 0.95
 """A clock that is hardly lower than the highest costs nothing."""
 LOWERED_LIMIT = 0.8
-"""A power limit below this share of the default was set by somebody …"""
+"""A power limit below this share of the default was set by someone …"""
 LOWERED_CLOCK = 0.8
 """… and matters where the clock falls below this share of the highest."""
 
@@ -32,7 +32,7 @@ class Throttled(msgspec.Struct, frozen=True, kw_only=True):
     cause: str
     """In words, as a predicate: ``is too hot``."""
     harmful: bool
-    """Its hardware protects itself, or it is slower than the GPUs of the other ranks; otherwise somebody lowered its
+    """Its hardware protects itself, or it is slower than the GPUs of the other ranks; otherwise someone lowered its
     power limit."""
     clock_mhz: float
     """Median while it was at work."""
@@ -96,7 +96,7 @@ def _throttled(
 
 
 def _usual_cause(gpu: Gpu, looks: Sequence[GpuSample]) -> str:
-    """What the driver mostly gives as reason."""
+    """Return what the driver mostly gives as reason."""
     reasons = [reason for look in looks for reason in look.throttle_reasons]
     if not reasons:
         return "runs at a low clock rate"
@@ -121,7 +121,7 @@ def _is_lowered(gpu: Gpu) -> bool:
 
 
 def _at_work(gpu: Gpu) -> list[GpuSample]:
-    """The samples of the window in which it computed and told its clock."""
+    """Return the samples of the window in which it computed and told its clock."""
     since_ns = gpu.samples[-1].taken_at_ns - WINDOW_NS if gpu.samples else 0
     return [
         sample

@@ -96,7 +96,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
 
 def _single_waits(wait: DataWait) -> tuple[Fact, ...]:
-    """What single long waits add to the mean of the whole run, where that is much."""
+    """Return what single long waits add to the mean of the whole run, where that is much."""
     if wait.mean_share < MUCH_MORE * wait.share:
         return ()
     return (

@@ -21,7 +21,7 @@ _REDUCED_PRECISION = (
     *("autocast", "use_amp", "GradScaler", ".half(", "tf32", "fp32_precision", "matmul_precision", "mixed_precision"),
     *("float64", ".double(", "bf16", "bf_16", "float16", "float_16", "fp16", "fp_16", "f16", "f_16"),
 )
-"""Any of these words shows that somebody has thought about precision."""
+"""Any of these words shows that someone has thought about precision."""
 _AMP = re.compile(r"amp(?<=\bamp)\b")
 """So does this one."""
 _LOADING = ("torchvision.datasets.", "torchaudio.datasets.")
@@ -115,7 +115,7 @@ def reads_in_every_step(projection: Projection) -> Iterator[Event]:
 
 
 def full_precision_wraps(projection: Projection) -> Iterator[Event]:
-    """The DDP wrap of a model that trains on a GPU in a script that never mentions a lower precision."""
+    """Yield the DDP wrap of a model that trains on a GPU in a script that never mentions a lower precision."""
     script = projection.machine.script
     if framework(script) or not trains_on_cuda(projection):
         return

@@ -76,7 +76,7 @@ def _is_wrapper(value: Value | None) -> bool | None:
 
 
 def _loaded(event: Event, loads: Mapping[ast.AST, Event]) -> tuple[Event | None, str]:
-    """The load that a state dict comes from, and the key under which it stands there; empty for all of it."""
+    """Return the load that a state dict comes from, and the key under which it stands there; empty for all of it."""
     call = event.node
     state = call.args[0] if isinstance(call, ast.Call) and call.args else None
     if isinstance(state, ast.Name):
@@ -94,7 +94,7 @@ def _text(node: ast.AST | None) -> str:
 
 
 def _assigned(module: Module, node: ast.AST, name: str) -> ast.expr | None:
-    """The value of the only assignment to a name in the function around a node."""
+    """Return the value of the only assignment to a name in the function around a node."""
     function = next((around for around in module.ancestors(node) if isinstance(around, ast.FunctionDef)), None)
     values: Sequence[ast.expr] = [
         statement.value

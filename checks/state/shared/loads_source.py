@@ -39,7 +39,7 @@ def unmapped_loads(projection: Projection) -> Iterator[Event]:
 
 
 def _loads_of_numbers(projection: Projection) -> Iterator[ast.AST]:
-    """What is given as it is to ``load_state_dict`` of a scheduler or a scaler, whose state is on no device."""
+    """Yield what is given as it is to ``load_state_dict`` of a scheduler or a scaler, whose state is on no device."""
     for event in noted(projection, "load_state_dict"):
         options = options_of(event.receiver) if event.receiver is not None else ()
         if options and all(map(has_no_tensors, options)) and isinstance(event.node, ast.Call):

@@ -4,7 +4,7 @@ What it finds
     os.makedirs and mkdir without exist_ok, shutil.rmtree, os.remove, unlink, os.rename and os.replace that all ranks
     reach at once with a path that does not depend on the rank; and a loop that sleeps until a file exists which another
     rank writes in place. Downloads and other data preparation have their own check, download-race. In a run: a
-    rank that dies of what another did to the path, deletes what another has made, or waits for a file in this way.
+    rank that fails with what another did to the path, deletes what another has made, or waits for a file in this way.
 
 Why it is bad
     The ranks get there at nearly the same time. `if not os.path.exists(path): os.makedirs(path)` lets two of them pass,

@@ -58,7 +58,7 @@ def polled_files(projection: Projection) -> Iterator[PolledFile]:
 
 
 def _waited_for(loop: ast.While) -> str:
-    """The source of the path that a loop asks for, if it does nothing but sleep meanwhile."""
+    """Return the source of the path that a loop asks for, if it does nothing but sleep meanwhile."""
     test = loop.test
     if not isinstance(test, ast.UnaryOp) or not isinstance(test.op, ast.Not) or not isinstance(test.operand, ast.Call):
         return ""

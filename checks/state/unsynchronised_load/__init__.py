@@ -4,7 +4,7 @@ What it finds
     A file that one rank writes (torch.save, open for writing, numpy, safetensors, pandas, shutil), followed on all
     ranks by a read of the same path, with no barrier, other collective or construction of DDP between the two. In a
     run: any file that one rank writes and another reads, where no chain of collectives, no lock and no file waited for
-    orders the two; an error where the reader dies of it.
+    orders the two; an error where the reader fails with it.
 
 Why it is bad
     The other ranks do not write, so they reach the read first. They find no file, the file of an earlier run, or half

@@ -78,7 +78,7 @@ class HangCommand:
         self.name = plain(Path(words[0]).name)
         """Of the program alone: its arguments may hold a password, or an address that is one."""
         self.note = ""
-        """What became of it, as a sentence without a full stop; empty as long as nothing did."""
+        """What happened to it, as a sentence without a full stop; empty as long as nothing did."""
 
     def take(self, snapshot: Snapshot) -> None:
         """See whether the job hangs, and has done so for a while."""
@@ -116,7 +116,7 @@ class HangCommand:
         self._is_to_be_killed = True
 
     def _was_told_to_end(self) -> bool:
-        """Tell whether whoever watches the job has ended it: they know."""
+        """Return whether whoever watches the job has ended it: they know."""
         return self._job is not None and self._job.told_to_end
 
     def _start(self, snapshot: Snapshot) -> None:
@@ -166,7 +166,7 @@ class HangCommand:
         )
 
     def _ends(self, process: subprocess.Popen[bytes]) -> bool:
-        """Whether it ends before its time is over and before it is to be killed."""
+        """Return whether it ends before its time is over and before it is to be killed."""
         while not self._is_to_be_killed and (left_s := self.left_s) > 0:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(min(LOOK_EVERY_S, left_s))
@@ -181,7 +181,7 @@ class HangCommand:
 
 
 def _give(stdin: IO[bytes] | None, told: bytes) -> None:
-    """Write all of it; that nobody reads it is no fault."""
+    """Write all of it; that no one reads it is no fault."""
     with suppress(OSError):
         if stdin is not None:
             with stdin:
@@ -225,7 +225,7 @@ def as_object(snapshot: Snapshot, root: str) -> dict[str, Any]:
 
 
 def _finding(snapshot: Snapshot) -> Finding | None:
-    """The finding that tells the standstill."""
+    """Return the finding that tells the standstill."""
     holding = [view.finding for view in snapshot.findings if view.until_ns is None]
     title = snapshot.stall.title if snapshot.stall is not None else ""
     told = [finding for finding in holding if finding.title == title]

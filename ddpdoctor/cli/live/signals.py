@@ -1,11 +1,11 @@
-"""What becomes of a signal that reaches the monitor while it watches.
+"""What happens to a signal that reaches the monitor while it watches.
 
 * SIGINT, SIGTERM, SIGHUP and SIGQUIT go to the launcher of a job that was started here, which ends the ranks; one that
   comes two seconds later, or after that, kills them.
 * SIGUSR1 and SIGUSR2, on which scripts save a checkpoint (Slurm's ``--signal=USR1@60``), go to the uppermost processes
   of the job that handle them: the launcher where it does, as srun and mpirun do, or else the ranks. A process that
   handles them not is left alone: it would die of them, and torchrun does not handle them.
-* All others do nothing, but those that stop a process, that let it go on, or that say that it is broken.
+* All others do nothing, but those that stop a process, that let it continue, or that say that it is broken.
 
 A job that was not started here gets none.
 """
@@ -61,8 +61,8 @@ def heard() -> Iterator[None]:
 def wait(seconds: float) -> signal.struct_siginfo | None:
     """Sleep until the time is over, a child ends, or a signal comes that asks to end, which is given then.
 
-    Not ``sigtimedwait``: when the process is stopped in it and goes on after the time, Python 3.10 to 3.14 return what
-    happened to be in memory.
+    Not ``sigtimedwait``: when the process is stopped in it and continues after the time, Python 3.10 to 3.14 return
+    what happened to be in memory.
     """
     signal.setitimer(signal.ITIMER_REAL, seconds)
     received = signal.sigwaitinfo(_END | {signal.SIGCHLD, signal.SIGALRM})

@@ -31,7 +31,7 @@ def launch_and_watch(
 ) -> int:
     """Start a job, watch it until it ends, and report; its exit code.
 
-    ``head_at`` is where the monitor listens that tells of all nodes, where the user says it.
+    ``head_at`` is where the monitor listens that reports all nodes, where the user says it.
 
     A fault of ours ends the watching, never the job.
     """
@@ -62,7 +62,7 @@ def attach(
     outlets: Outlets | None = None,
     head_at: tuple[str, int] | None = None,
 ) -> int:
-    """Watch a job that runs, which goes on when we leave."""
+    """Watch a job that runs, which continues when we leave."""
     from ddpdoctor.launch.runs.attachable import find_run
     from ddpdoctor.profile.watch import live_source
 

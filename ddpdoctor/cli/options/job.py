@@ -53,7 +53,7 @@ class JobCommand(click.Command):
         return ours, script, theirs
 
     def _names(self) -> tuple[set[str], set[str]]:
-        """The options that take a value, and those that take none."""
+        """Return the options that take a value, and those that take none."""
         options = [parameter for parameter in self.params if isinstance(parameter, click.Option)]
         valued = {name for option in options if not option.is_flag for name in option.opts}
         return valued, {name for option in options if option.is_flag for name in option.opts}

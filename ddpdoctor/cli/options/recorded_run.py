@@ -30,7 +30,7 @@ def run_directory(run: str | None) -> Path:
 def finished_run(directory: Path) -> tuple[Snapshot, RunRecord]:
     """Return what was recorded of a run that is over.
 
-    Raises UsageError where it goes on, or is a rehearsal, and RecordError where it cannot be read.
+    Raises UsageError where it continues, or is a rehearsal, and RecordError where it cannot be read.
     """
     from ddpdoctor.launch.runs.kept_runs import live_processes
     from ddpdoctor.profile.recorded_run import recorded

@@ -135,7 +135,7 @@ def _all(function: Decorated, *options: Callable[[Decorated], Decorated]) -> Dec
 
 
 def _samples(value: str) -> int | None:
-    """The size that batches are cut to; 0 to keep them as they are, None to let the device decide."""
+    """Return the size that batches are cut to; 0 to keep them as they are, None to let the device decide."""
     if value in ("auto", "keep"):
         return None if value == "auto" else 0
     if not re.fullmatch("[0-9]{1,10}", value) or not 1 <= int(value) <= MOST_SAMPLES:

@@ -102,7 +102,9 @@ def _rendered(snapshot: Snapshot, kind: str, width: int, *, colour: bool) -> str
 
 
 def run_output_options(function: Decorated) -> Decorated:
-    """The options that make a ``RunOutput``, by whose fields their parameters are called, but for ``output_format``."""
+    """Return the options that make a ``RunOutput``, by whose fields their parameters are called, but for
+    ``output_format``.
+    """
     for option in (
         click.option("--no-color", is_flag=True, help="No colours; NO_COLOR in the environment does the same."),
         click.option(

@@ -55,7 +55,7 @@ class Aborted(msgspec.Struct, frozen=True, kw_only=True):
     died: int
     call: Call
     callers: tuple[Call, ...]
-    """What each rank called that came to this place of the group."""
+    """What each rank called that reached this place of the group."""
     absent: tuple[int, ...]
     """Ranks that went another way."""
     outsiders: tuple[int, ...]
@@ -213,12 +213,12 @@ def _judged(
 
 
 def _went_past(record: RunRecord, member: int, call: Call, died: Rank) -> bool:
-    """Return whether a rank of which everything is known went on, or failed, without a call that it had come to."""
+    """Return whether a rank of which everything is known continued, or failed, without a call that it had come to."""
     rank, pulse = record.of_rank(member), _pulse(record, member)
     if rank is None or pulse is None or _is_beyond(record, member, call) or _track(record, member) is None:
         return False
     terminated = was_terminated(record, rank) and bool(last_stack(record, rank)) and _ended_natively(record, died)
-    # The row of a call that nobody waits for later is written before it is entered, so none of these is lost.
+    # The row of a call that no one waits for later is written before it is entered, so none of these is lost.
     is_whole = terminated or is_echo(rank)
     if not is_whole and not (rank.end == "running" and pulse.beat_at_ns > call.entered_at_ns + SEEN_LATER_NS):
         return False
@@ -266,7 +266,7 @@ def _last_call(record: RunRecord, rank: int) -> Call | None:
 
 
 def _call_at(record: RunRecord, rank: int, call: Call) -> Call | None:
-    """What a rank called at the place of another's call."""
+    """Return what a rank called at the place of another's call."""
     track = _track(record, rank)
     row = None if track is None else lane(track, call.group).get(call.at)
     return None if track is None or row is None else _call(record, track, row)

@@ -37,7 +37,9 @@ def root_exception(rank: Rank) -> RankException | None:
 
 
 def was_interrupted(record: RunRecord) -> bool:
-    """Tell whether a live job ended by Ctrl-C: the first exception that is no echo of a lost peer is the keyboard's."""
+    """Return whether a live job ended by Ctrl-C: the first exception that is no echo of a lost peer is the
+    keyboard's.
+    """
     raised = [error for error in map(root_exception, record.ranks) if error is not None and not error.communication]
     first = min(raised, key=lambda error: error.time_ns, default=None)
     return record.job.kind == "run" and first is not None and first.type == "KeyboardInterrupt"

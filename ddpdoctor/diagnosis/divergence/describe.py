@@ -31,7 +31,7 @@ FACTS_SHOWN = 8
 
 
 def title(divergence: Divergence) -> str:
-    """Say in one sentence where the ranks part."""
+    """Say in one sentence where the ranks diverge."""
     if divergence.form == "desync":
         return _desync_title(divergence)
     if divergence.form == "crossed":
@@ -93,7 +93,7 @@ def _is_known(turn: NextCall) -> bool:
 
 
 def _standing(turns: list[NextCall]) -> str:
-    """The predicate for ranks that stand at one place."""
+    """Return the predicate for ranks that stand at one place."""
     turn, numbers = turns[0], [turn.rank for turn in turns]
     if _is_known(turn):
         return _doing(turns)
@@ -132,14 +132,14 @@ def disputed_call(divergence: Divergence) -> str:
 
 
 def ranks(divergence: Divergence) -> tuple[int, ...]:
-    """Return the culprit alone if it may be named, otherwise all ranks that part."""
+    """Return the culprit alone if it may be named, otherwise all ranks that diverge."""
     if divergence.culprit is not None:
         return (divergence.culprit,)
     return tuple(turn.rank for turn in divergence.turns)
 
 
 def locations(divergence: Divergence) -> tuple[Location, ...]:
-    """Return the lines at which the ranks part, the culprit's first, then what the others wait in."""
+    """Return the lines at which the ranks diverge, the culprit's first, then what the others wait in."""
     turns = sorted(divergence.turns, key=lambda turn: (turn.rank != divergence.culprit, turn.rank))
     found: dict[Location, None] = {}
     for turn in (*turns, *divergence.proof):
@@ -193,7 +193,9 @@ def _fact(turn: NextCall, basis: Basis, prefix: str) -> Fact:
 
 
 def _chain(turn: NextCall) -> tuple[Frame, ...]:
-    """The stack, torch's frames included, if it was taken where the rank did this, and else the user's call chain."""
+    """Return the stack, torch's frames included, if it was taken where the rank did this, and else the user's call
+    chain.
+    """
     line = turn.line
     is_there = line is None or any((frame.file, frame.line) == (line.file, line.line) for frame in turn.stack)
     return turn.stack if turn.stack and is_there else turn.frames
@@ -227,7 +229,7 @@ def _ranks(turns: list[NextCall]) -> str:
 
 
 def _doing(turns: list[NextCall]) -> str:
-    """The predicate for ranks that did the same."""
+    """Return the predicate for ranks that did the same."""
     turn, numbers = turns[0], [turn.rank for turn in turns]
     match turn.action:
         case "collective" | "store" if turn.waiting:
@@ -291,7 +293,7 @@ def _swapped_title(divergence: Divergence) -> str:
 
 
 def _named(subject: str) -> str:
-    """The subject of a loop's turn as the script calls it; empty for a digest of its content."""
+    """Return the subject of a loop's turn as the script calls it; empty for a digest of its content."""
     return "" if subject.startswith("#") else subject
 
 

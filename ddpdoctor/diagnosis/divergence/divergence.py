@@ -128,7 +128,9 @@ def from_parting(
 
 
 def _parted_before(lanes: Lanes, ranks: list[int], position: int) -> int | None:
-    """The last entry before ranks called from different lines and then drifted apart; None where they did not."""
+    """Return the last entry before ranks called from different lines and then drifted apart; None where they did
+    not.
+    """
     first = position
     while first > 0 and _steps_differ(lanes, ranks, first - 1):
         if len({lanes.line(rank, first - 1) for rank in ranks}) > 1:
@@ -150,7 +152,7 @@ def from_absentee(record: RunRecord, matcher: Matcher, absentee: Rank, blocked: 
         key=lambda entry: (entry.since_ns, entry.rank),
     )
     reason = "it left"
-    # What the rank did last may look incomplete, because nobody was left to see it complete.
+    # What the rank did last may look incomplete, because no one was left to see it complete.
     blocked = {rank: entry for rank, entry in blocked.items() if rank != absentee.rank}
     first = next((entry for entry in waiting if entry.group is not None), None)
     at = None if first is None or first.group is None or first.position is None else (first.group, first.position)
@@ -199,7 +201,7 @@ def from_aborted(record: RunRecord, aborted: Aborted, blocked: Mapping[int, Bloc
 def from_standstill(
     record: RunRecord, matcher: Matcher, blocked: Mapping[int, Blocked], now_ns: int
 ) -> Divergence | None:
-    """Describe ranks that wait for each other, or for a rank that does nothing; None while somebody can go on."""
+    """Describe ranks that wait for each other, or for a rank that does nothing; None while someone can continue."""
     stuck = frozenset(rank.rank for rank in record.ranks if rank.stuck)
     still = standing_still(blocked, stuck)
     if not still or any(now_ns - blocked[rank].since_ns < STANDSTILL_NS for rank in still):
@@ -211,7 +213,7 @@ def from_standstill(
     first = min(entries, key=lambda entry: (entry.position is None, entry.since_ns, entry.rank))
     everyone = sorted({rank.rank for rank in record.ranks} & (still | waited_for))
     known = {rank.rank: rank for rank in record.ranks}
-    # A rank that was stopped in a collective which the others have reached meanwhile waits for nobody there.
+    # A rank that was stopped in a collective which the others have reached meanwhile waits for no one there.
     after = tuple(elsewhere(record, rank, known[rank], blocked[rank] if rank in still else None) for rank in everyone)
     found = Divergence(
         form="stuck" if waited_for else "standstill",

@@ -34,7 +34,9 @@ class LongWait(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def timed_out_wait(record: RunRecord, matcher: Matcher) -> LongWait | None:
-    """The wait that brought the job down: its timeout is the first thing that went wrong, and the late ranks lived."""
+    """Return the wait that brought the job down: its timeout is the first thing that went wrong, and the late ranks
+    lived.
+    """
     raised = _first_exception(record)
     if raised is None or not raised[1].communication or not _TIMED_OUT.search(raised[1].message):
         return None
@@ -69,7 +71,9 @@ def timed_out_wait(record: RunRecord, matcher: Matcher) -> LongWait | None:
 
 
 def longest_wait(record: RunRecord) -> LongWait | None:
-    """The wait that comes nearest to the timeout of its group, if it is long; waits that still last count as well."""
+    """Return the wait that comes nearest to the timeout of its group, if it is long; waits that still last count as
+    well.
+    """
     matcher = Matcher()
     matcher.advance(record)
     found = timed_out_wait(record, matcher)
@@ -137,7 +141,7 @@ def _started_ns(lanes: Lanes, rank: int, position: int) -> int:
 
 
 def _last_turn(record: RunRecord, lanes: Lanes, rank: int, position: int) -> NextCall | None:
-    """What a rank called last before it came late to a position; where it stands, if it never came."""
+    """Return what a rank called last before it came late to a position; where it stands, if it never came."""
     if lanes.row(rank, position) is None:
         here = elsewhere(record, rank, None, None)
         if here.frames:

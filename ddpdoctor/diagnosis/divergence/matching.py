@@ -52,7 +52,9 @@ def disagreement(one: Signature, other: Signature, backend: str = "") -> str:
 
 
 def _uneven_list(one: Signature, other: Signature, backend: str) -> bool:
-    """Whether the number of elements may differ: each rank knows the others' sizes, or whether it does was not seen."""
+    """Return whether the number of elements may differ: each rank knows the others' sizes, or whether it does was not
+    seen.
+    """
     if not one.numels or not other.numels:
         return True
     if one.kind not in _LISTS:
@@ -128,7 +130,7 @@ class Matcher:
         """Groups in which `join()` is at work: ranks may run different numbers of steps."""
 
     def is_comparable(self, group: int) -> bool:
-        """Return whether the ranks of a group have to come to the same number of entries."""
+        """Return whether the ranks of a group have to reach the same number of entries."""
         return group not in self._joined and group not in self._lost
 
     def advance(self, record: RunRecord) -> FirstMismatch | None:

@@ -31,7 +31,7 @@ WALK_BOUND = 10_000
 
 
 class NextCall(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank did at the point where the ranks part."""
+    """What one rank did at the point where the ranks diverge."""
 
     rank: int
     action: Action
@@ -50,9 +50,9 @@ class NextCall(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     signal: int | None = None
     sleeps_ns: int = 0
-    """How long the ``time.sleep`` that it is in goes on after the end of the record."""
+    """How long the ``time.sleep`` that it is in continues after the end of the record."""
     polls_for: str = ""
-    """The file that it asks for again and again, in vain."""
+    """The file that it asks for again and again, for nothing."""
     stopped: bool = False
     """A signal has stopped its process."""
     loops: bool = False
@@ -170,7 +170,7 @@ def turns(
 
 
 def elsewhere(record: RunRecord, number: int, rank: Rank | None, held: Blocked | None) -> NextCall:
-    """Tell what a rank did that did not come to a position of a group."""
+    """Tell what a rank did that did not reach a position of a group."""
     stack = main_stack(record, number)
     if held is not None and held.row is not None:
         track = record.track(number)
@@ -255,14 +255,16 @@ def what_keeps(record: RunRecord, rank: int) -> tuple[str, tuple[Frame, ...]] | 
 
 
 def _exit_handler(dump: StackDump) -> tuple[str, tuple[Frame, ...]] | None:
-    """The function that Python calls at its end; None where a thread trained, which stands for the main thread."""
+    """Return the function that Python calls at its end; None where a thread trained, which stands for the main
+    thread.
+    """
     outermost = dump.frames[-1]
     return None if outermost.file.endswith("threading.py") else (f"exit handler `{outermost.function}`", dump.frames)
 
 
 @lru_cache(maxsize=2)
 def _all_scripts_are_over(key: ByIdentity[RunRecord]) -> bool:
-    """Tell whether below nothing that the living ranks do is the code of a module, as it is below all of a script."""
+    """Return whether below nothing that the living ranks do is the code of a module, as it is below all of a script."""
     dumps = [_main_dump(key.of, rank.rank) for rank in key.of.ranks if rank.end == "running"]
     return all(
         dump is not None
@@ -283,7 +285,7 @@ def _main_dump(record: RunRecord, rank: int) -> StackDump | None:
 
 
 def _seen_ago_ns(record: RunRecord, rank: int) -> int:
-    """How old the stack of a rank is, where it may have changed since; 0 where it has not."""
+    """Return how old the stack of a rank is, where it may have changed since; 0 where it has not."""
     dump, pulse = _main_dump(record, rank), record.pulse(rank)
     if pulse is None or record.job.kind != "run":
         return 0
@@ -304,7 +306,7 @@ def _is_newer_than_stack(record: RunRecord, rank: int) -> bool:
 
 
 def _last_place(record: RunRecord, rank: int) -> tuple[Frame, ...]:
-    """Where the pulse of a rank saw it last."""
+    """Return where the pulse of a rank saw it last."""
     pulse = record.pulse(rank)
     return () if pulse is None else record.site(pulse.site).frames
 

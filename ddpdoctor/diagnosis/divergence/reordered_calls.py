@@ -138,7 +138,7 @@ def _come_up_on_both(record: RunRecord, lanes: Lanes, ranks: tuple[int, int], po
 
 
 def _entry(record: RunRecord, lanes: Lanes, rank: int, position: int) -> tuple[object, ...] | None:
-    """What the turns of one loop have in common; None where the rank did not get there."""
+    """Return what the turns of one loop have in common; None where the rank did not get there."""
     row = lanes.row(rank, position)
     if row is None:
         return None

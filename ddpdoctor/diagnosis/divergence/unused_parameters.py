@@ -76,7 +76,7 @@ def explains(record: RunRecord, turns: Iterable[NextCall]) -> bool:
     """Return whether missing gradients are the cause of what the ranks did: the other ranks then wait in backward.
 
     True for DDP's own error on a rank with missing gradients, and where one rank reduces gradients while another, which
-    lacks other gradients than the first, went on without.
+    lacks other gradients than the first, continued without.
     """
     by_rank: dict[int, set[str]] = {}
     for number in {wrap.wrap for wrap in record.wraps}:
@@ -94,12 +94,14 @@ def explains(record: RunRecord, turns: Iterable[NextCall]) -> bool:
 
 
 def missing_gradients(record: RunRecord) -> tuple[MissingGradient, ...]:
-    """Return what was recorded of missing gradients; of a job that nobody asked about them, what DDP's error says."""
+    """Return what was recorded of missing gradients; of a job that no one asked about them, what DDP's error says."""
     return record.missing_gradients or tuple(_reported(record))
 
 
 def _reported(record: RunRecord) -> Iterator[MissingGradient]:
-    """The parameters behind the indices in DDP's error; only where a rank has one wrap, which it must be about."""
+    """Yield the parameters behind the indices in DDP's error; only where a rank has one wrap, which it must be
+    about.
+    """
     for rank in record.ranks:
         said = next(filter(None, (_INDICES.search(raised.message) for raised in rank.exceptions)), None)
         if said is None:

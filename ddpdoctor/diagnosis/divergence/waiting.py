@@ -28,7 +28,7 @@ class OpenCall(msgspec.Struct, frozen=True, kw_only=True):
     peer: int
     """-1 where any may be it, or where there is none."""
     absent: tuple[int, ...]
-    """Ranks that have not come to the barrier that it is."""
+    """Ranks that have not reached the barrier that it is."""
     group: int
     signature: Signature
     site: Site
@@ -61,7 +61,7 @@ def open_calls(record: RunRecord) -> dict[int, OpenCall]:
 
 
 def missing_peer(record: RunRecord, track: CollectiveTrack, row: int) -> tuple[int, ...] | None:
-    """Return the peer that has not made the matching call yet, nobody when it has; None where it cannot be known.
+    """Return the peer that has not made the matching call yet, no one when it has; None where it cannot be known.
 
     The n-th send from one rank to another in a group matches the n-th receive there; a receive from any source, on
     either side, may match anything.
@@ -97,7 +97,7 @@ class Blocked(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: int
     missing: tuple[int, ...]
-    """Ranks that must come before it can go on; empty when all are there and it will finish."""
+    """Ranks that must come before it can continue; empty when all are there and it will finish."""
     since_ns: int
     row: int | None = None
     """Index into the rank's track; None for a wait in the store."""
@@ -193,7 +193,7 @@ def blocked_ranks(record: RunRecord, matcher: Matcher) -> dict[int, Blocked]:
 
 
 def _absent(record: RunRecord, track: CallTrack, row: int) -> tuple[int, ...]:
-    """The members of a group that have not made a call which stands in a rank's row, nor a later one."""
+    """Return the members of a group that have not made a call which stands in a rank's row, nor a later one."""
     group, place = track.group[row], (False, track.sequence[row])
     reached = {
         other.rank
@@ -249,9 +249,9 @@ def left_ns(rank: Rank) -> int:
 
 
 def standing_still(blocked: Mapping[int, Blocked], stuck: frozenset[int]) -> frozenset[int]:
-    """Find the waiting ranks from which no rank that can go on is reachable in the wait-for graph.
+    """Find the waiting ranks from which no rank that can continue is reachable in the wait-for graph.
 
-    ``stuck`` are ranks that wait in no collective but were seen to do nothing; all others can go on.
+    ``stuck`` are ranks that wait in no collective but were seen to do nothing; all others can continue.
     """
     waiters = Waiters(blocked)
     moving = [rank for rank in waiters.awaited if rank not in waiters.held and rank not in stuck]
@@ -265,7 +265,7 @@ def _terminated(rank: Rank) -> bool:
 
 
 def _row_waited_in(rank: Rank, track: CollectiveTrack, *, flights: bool) -> int | None:
-    """The row of a track that a rank waits in, or failed in.
+    """Return the row of a track that a rank waits in, or failed in.
 
     ``flights``: rows are of a flight recorder that may have been read long before the rank failed; one that was over
     by then is not what it failed in.
@@ -302,7 +302,7 @@ def _store_waits(record: RunRecord) -> list[Blocked]:
         if wait.ended_ns or wait.kind == "destroy_process_group" or wait.rank not in alive:
             continue
         counts = called[wait.kind, wait.ranks]
-        # With local synchronisation a new group waits for its members only, otherwise for everybody.
+        # With local synchronisation a new group waits for its members only, otherwise for everyone.
         members = wait.ranks if wait.kind == "new_group" and wait.ranks else everyone
         missing = tuple(rank for rank in members if counts.get(rank, 0) <= ordinal)
         missing = missing or tuple(rank for rank in everyone if counts.get(rank, 0) <= ordinal)

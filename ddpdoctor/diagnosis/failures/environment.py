@@ -1,6 +1,6 @@
 """Exceptions that come of where a rehearsal runs and not of the script: no network, no data, a package that is missing.
 
-On the machine of the job they do not happen, so that they accuse nobody there or here: the rehearsal is inconclusive.
+On the machine of the job they do not happen, so that they accuse no one there or here: the rehearsal is inconclusive.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class Killed(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: int
     signal: int | None
-    """None where nobody was told."""
+    """None where no one was told."""
     host: str
     pid: int
     phase: str
@@ -72,7 +72,7 @@ def killed_rank(record: RunRecord) -> Killed | None:
 
 
 def may_yet_be_told(record: RunRecord, rank: Rank) -> bool:
-    """Return whether a rank crashed just now, and why may be seen by what becomes of those that still run."""
+    """Return whether a rank crashed just now, and why may be seen by what happens to those that still run."""
     others_run = any(other.end == "running" for other in record.ranks if other.rank != rank.rank)
     crashed = rank.end == "signalled" and rank.signal in CRASHES
     return crashed and others_run and record.job.ended_ns - rank.ended_ns < PEERS_TELL_WITHIN_NS
@@ -85,13 +85,17 @@ def _matched(record: RunRecord) -> Matcher:
 
 
 def _gave_up_before(rank: Rank, time_ns: int) -> bool:
-    """Tell whether a rank waited until a timeout struck it, and another lived on: the launcher ended that one then."""
+    """Return whether a rank waited until a timeout struck it, and another lived on: the launcher ended that one
+    then.
+    """
     first = min(rank.exceptions, key=lambda error: error.time_ns, default=None)
     return first is not None and first.time_ns < time_ns and bool(_TIMED_OUT.search(first.message))
 
 
 def _went_first(first: Rank, record: RunRecord, last_sign: dict[int, int]) -> bool:
-    """Tell whether the others outlived a rank: they failed or were ended for it, are there, or their hearts beat on."""
+    """Return whether the others outlived a rank: they failed or were ended for it, are there, or their hearts beat
+    on.
+    """
     others = [rank for rank in record.ranks if rank.rank != first.rank]
     if any(_gave_up_before(rank, last_sign[first.rank]) for rank in others):
         return False

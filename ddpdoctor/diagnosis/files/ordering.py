@@ -61,7 +61,9 @@ class Order:
         return not self.follows(rank, time_ns, other, other_ns) and not self.follows(other, other_ns, rank, time_ns)
 
     def _reached(self, rank: int, time_ns: int) -> dict[int, int]:
-        """The earliest time at which each rank has come past the moment, by way of what the ranks did together."""
+        """Return the earliest time at which each rank has come past the moment, by way of what the ranks did
+        together.
+        """
         track = self._tracks.get(rank)
         row = bisect_left(track.started_ns, time_ns) if track is not None else 0
         later = sum(handover.from_ns >= time_ns for handover in self._handovers if handover.from_rank == rank)
@@ -106,7 +108,7 @@ class Order:
     def _carried(
         self, track: CollectiveTrack, row: int, group: int, left: set[int], reached: dict[int, int]
     ) -> set[int]:
-        """The ranks that come past a collective only after this rank has come to it."""
+        """Return the ranks that come past a collective only after this rank has reached it."""
         signature = self._record.signatures[track.signature[row]]
         if signature.kind == "send":
             return self._received(track.started_ns[row], group, left, reached)
@@ -125,7 +127,7 @@ class Order:
         return found
 
     def _received(self, sent_ns: int, group: int, left: set[int], reached: dict[int, int]) -> set[int]:
-        """The ranks that may have received what was sent: whom it was for is not recorded."""
+        """Return the ranks that may have received what was sent: whom it was for is not recorded."""
         found = set()
         for other in left:
             for row in self._rows.get((other, group), ()):

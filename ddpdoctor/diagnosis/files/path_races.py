@@ -23,7 +23,7 @@ _NAMED = re.compile(r"'([^']+)'")
 
 
 class Race(msgspec.Struct, frozen=True, kw_only=True):
-    """Two ranks that come to one path with nothing between them."""
+    """Two ranks that reach one path with nothing between them."""
 
     trouble: PathTrouble
     path: str
@@ -63,7 +63,7 @@ def _races(key: ByIdentity[RunRecord]) -> tuple[Race, ...]:
 
 
 def _all_accesses(record: RunRecord) -> Iterator[Access]:
-    """The accesses, with the writes of C++ writers, which only the no-touch rule hears of."""
+    """Yield the accesses, with the writes of C++ writers, which only the no-touch rule hears of."""
     yield from (access for access in record.accesses if access.rank >= 0)
     for event in record.files:
         if event.rank >= 0 and event.action in ("save", "rename"):
@@ -141,7 +141,7 @@ class _Path:
         return None
 
     def _in_the_way(self) -> Race | None:
-        """A rank dies of what another did to the path, or takes away what another has made."""
+        """A rank fails with what another did to the path, or takes away what another has made."""
         changes = self._with("make", "remove", "move")
         for other in changes:
             died = self._death(other)
@@ -180,7 +180,9 @@ class _Path:
         return any(rank == access.rank and time_ns <= access.time_ns for rank, time_ns in self._locked)
 
     def _death(self, access: Access) -> RankException | None:
-        """The exception of the operating system over this path that ended the rank, if it came of this access."""
+        """Return the exception of the operating system over this path that ended the rank, if it came of this
+        access.
+        """
         rank = self._record.of_rank(access.rank)
         raised = _last_words(rank) if rank is not None else None
         if raised is None or raised.type not in ("FileExistsError", "FileNotFoundError"):

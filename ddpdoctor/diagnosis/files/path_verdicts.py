@@ -22,7 +22,7 @@ class PathVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of the accesses that come from one line."""
 
     races: bool
-    """False: every rank's access is ordered after the other's act, or no two ranks come to one path."""
+    """False: every rank's access is ordered after the other's act, or no two ranks reach one path."""
     sentence: str
     locations: tuple[Location, ...]
     ranks: tuple[int, ...] = ()
@@ -93,7 +93,7 @@ def _by_time(*accesses: Access) -> list[Access]:
 
 
 def _innocent(record: RunRecord, trouble: Trouble | None) -> Iterator[tuple[Location, str]]:
-    """Lines at which two ranks certainly do not race, in a run in which every rank came to its end."""
+    """Lines at which two ranks certainly do not race, in a run in which every rank reached its end."""
     if record.job.stop_reason or not all(rank.end in ("finished", "ended-by-rehearsal") for rank in record.ranks):
         return
     by_path: dict[str, list[Access]] = {}

@@ -14,7 +14,7 @@ _PLUMBING = ("pybind11::", "0x", "_Py", "Py", "std::", "__", "pthread_", "futex"
 
 
 def limits(record: RunRecord) -> Iterator[Fact]:
-    """What each group waits in, for how long, and when it gives up, by the flight recorders."""
+    """Yield what each group waits in, for how long, and when it gives up, by the flight recorders."""
     waiting: dict[tuple[int, int, str], list[tuple[int, int]]] = {}
     for rank in record.ranks:
         track = record.track(rank.rank)
@@ -39,7 +39,7 @@ def limits(record: RunRecord) -> Iterator[Fact]:
 
 
 def native_stacks(record: RunRecord) -> Iterator[Fact]:
-    """The C++ functions of the ranks that were asked for them, those that tell something first."""
+    """Yield the C++ functions of the ranks that were asked for them, those that tell something first."""
     for dump in record.stacks:
         names = [_short(name) for name in dump.native if not name.startswith(_PLUMBING)]
         names = names or [_short(name) for name in dump.native if not name.startswith("0x")]
@@ -49,5 +49,5 @@ def native_stacks(record: RunRecord) -> Iterator[Fact]:
 
 
 def _short(name: str) -> str:
-    """A function without its parameters and the arguments of its templates."""
+    """Return a function without its parameters and the arguments of its templates."""
     return name.partition("(")[0].partition("<")[0][:80]

@@ -1,4 +1,4 @@
-"""Whether a rank that does nothing may still go on by itself."""
+"""Whether a rank that does nothing may still continue by itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ POLLING_NS = 2_000_000_000
 """A rank that stood long and has less than this left to sleep is taken to sleep in a loop."""
 
 PATIENCE_NS = 60_000_000_000
-"""In a live run a rank may do nothing for so long and go on: it saves to a slow disk, uploads, sleeps before it tries
+"""In a live run a rank may do nothing for so long and continue: it saves to a slow disk, uploads, sleeps before it
+tries
 again. A rehearsal has no disk of the cluster's and a time limit instead."""
 
 
@@ -46,7 +47,7 @@ def told_sleep(turn: NextCall, at: Frame | None) -> str:
 
 
 def _stood_ns(record: RunRecord) -> int:
-    """For how long the stuck ranks that live have stood at one place; very long where none of them lives."""
+    """Return for how long the stuck ranks that live have stood at one place; very long where none of them lives."""
     stuck = {rank.rank for rank in record.ranks if rank.stuck and rank.end == "running"}
     now_ns = record.job.ended_ns
     pulses = [pulse for pulse in record.pulses if pulse.rank in stuck]

@@ -11,13 +11,13 @@ from ddpdoctor.record.model import RunRecord
 
 SHORTEST_NS = 10_000_000_000
 USUAL_STEPS = 20
-"""Nobody wonders at an end so soon after the newest step, nor at one that comes as soon as so many usual steps last."""
+"""No one wonders at an end so soon after the newest step, nor at one that comes as soon as so many usual steps last."""
 
 ASK_IT = "Look while it hangs: `ddpdoctor autopsy --live PID` shows what each rank does."
 
 
 def with_last_steps(verdict: RunVerdict, record: RunRecord, usual_step_ns: float) -> RunVerdict:
-    """The verdict on a run that is over, whose ranks may have made no step for long before its end.
+    """Return the verdict on a run that is over, whose ranks may have made no step for long before its end.
 
     A run that was well until then is called so no more, and of a slow one nothing matters as much if it did nothing for
     longer than all its steps together have taken.

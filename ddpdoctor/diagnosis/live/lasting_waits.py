@@ -22,7 +22,7 @@ _WAITED_FOR = (
     (("/multiprocessing/connection.py",), frozenset({"wait", "poll", "recv", "recv_bytes"}), "another process"),
     (("/socket.py", "/ssl.py"), frozenset({"readinto", "recv", "read", "accept", "create_connection"}), "a connection"),
 )
-"""Functions that return when somebody else has done something: ends of their files, their names, and what that is."""
+"""Functions that return when someone else has done something: ends of their files, their names, and what that is."""
 
 
 _UNSEEN = "which cannot be seen from here"
@@ -50,7 +50,7 @@ class LastingWait(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lasting_wait(record: RunRecord, blocked: Mapping[int, Blocked]) -> LastingWait | None:
-    """The rank for which others have waited longest, be it through a third; None while nobody waits for one."""
+    """Return the rank for which others have waited longest, be it through a third; None while no one waits for one."""
     gone = {rank.rank for rank in record.ranks if rank.end in LEFT}
     waiters = Waiters(blocked)
     known = {rank.rank: rank for rank in record.ranks}
@@ -124,7 +124,7 @@ def _doing(turn: NextCall, at: Frame | None, waited_for: str, rank: Rank | None)
 
 
 def _waited_for(record: RunRecord, turn: NextCall, at: Frame | None) -> str:
-    """What the line of the user's at which a rank is waits for; empty where it works, or that is not known."""
+    """Return what the line of the user's at which a rank is waits for; empty where it works, or that is not known."""
     frames = user_frames(record, turn.stack)
     if not frames or at is None or (frames[0].file, frames[0].line) != (at.file, at.line):
         return ""
@@ -136,7 +136,7 @@ def _waited_for(record: RunRecord, turn: NextCall, at: Frame | None) -> str:
 
 
 def _function_it_is_in(record: RunRecord, turn: NextCall) -> Frame | None:
-    """The innermost of the user's functions that a rank has been in for a while.
+    """Return the innermost of the user's functions that a rank has been in for a while.
 
     Its pulse says which line has called that function; the stack says where in it the rank is.
     """

@@ -63,9 +63,9 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stands_on(before: Standing | None, sample: Sample) -> Standing:
-    """Return what a sample makes of a standing: the same one goes on, or another one may begin.
+    """Return what a sample makes of a standing: the same one continues, or another one may begin.
 
-    It goes on while its stack is the same, the thread itself hardly runs and no clock of its own does, and the tree
+    It continues while its stack is the same, the thread itself hardly runs and no clock of its own does, and the tree
     does little: what computes, or moves files, may do what the thread waits for.
     """
     if before is None or not _stands(before.first, sample):
@@ -99,7 +99,7 @@ def judge_liveness(samples: Sequence[Sample], stall_after_s: float) -> Literal["
     """Judge the last ``stall_after_s`` seconds of samples, oldest first.
 
     Stuck needs all of it: samples that reach back that far, under 1 % of a core, no input or output, nothing that would
-    wake it, a training thread and children that nobody wakes either, and one stack that was taken at least twice and
+    wake it, a training thread and children that no one wakes either, and one stack that was taken at least twice and
     never changed. Anything else is busy.
     """
     window = _last_seconds(samples, stall_after_s)
@@ -117,7 +117,7 @@ def at_rest(samples: Sequence[Sample], stall_after_s: float) -> bool:
 
 
 def _last_seconds(samples: Sequence[Sample], seconds: float) -> Sequence[Sample]:
-    """The newest samples that span so many seconds; empty when there are none yet."""
+    """Return the newest samples that span so many seconds; empty when there are none yet."""
     for start in range(len(samples) - 1, -1, -1):
         if samples[-1].time_ns - samples[start].time_ns >= seconds * 1e9:
             return samples[start:]
@@ -132,7 +132,9 @@ def _is_idle(window: Sequence[Sample], cpu_share: float) -> bool:
 
 
 def _is_woken(window: Sequence[Sample]) -> bool:
-    """Tell whether somebody wakes the training thread or a child, again and again: what a socket gives is no file's."""
+    """Return whether someone wakes the training thread or a child, again and again: what a socket gives is no
+    file's.
+    """
     first, last = window[0], window[-1]
     lasted_ns = last.time_ns - first.time_ns
     is_main = not last.is_held and _runs_often(first.main_runs, last.main_runs, lasted_ns)

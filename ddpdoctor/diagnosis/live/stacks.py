@@ -28,7 +28,7 @@ _OBJECTS = {
 
 
 def parted_stacks(record: RunRecord) -> tuple[Divergence, Trouble, str] | None:
-    """The divergence, what it is and why it is doubtful (empty where it is not); None where nobody waits."""
+    """Return the divergence, what it is and why it is doubtful (empty where it is not); None where no one waits."""
     main = {dump.rank: dump for dump in record.stacks if dump.main and dump.frames}
     stuck = {rank.rank for rank in record.ranks if rank.stuck}
     turns = tuple(_turn(main[rank], idle=rank in stuck) for rank in sorted(main))
@@ -57,7 +57,7 @@ def parted_stacks(record: RunRecord) -> tuple[Divergence, Trouble, str] | None:
 
 
 def whereabouts(record: RunRecord) -> tuple[str, ...]:
-    """Where the ranks stand, those alike together, in sentences."""
+    """Return where the ranks stand, those alike together, in sentences."""
     alike: dict[str, list[int]] = {}
     for dump in record.stacks:
         own = [frame for frame in dump.frames if in_user_code(frame.file)] or list(dump.frames)
@@ -81,7 +81,7 @@ def _turn(dump: StackDump, *, idle: bool) -> NextCall:
 
 
 def _awaited(frames: Sequence[Frame], *, idle: bool) -> Signature | None:
-    """The collective that a main thread is in; None where it is in none."""
+    """Return the collective that a main thread is in; None where it is in none."""
     for position, frame in enumerate(frames):
         if in_user_code(frame.file):
             return None
@@ -115,7 +115,7 @@ def _call(turn: NextCall) -> tuple[object, ...]:
 
 
 def _odd_one(turns: Sequence[NextCall], calls: Counter[tuple[object, ...]]) -> int | None:
-    """The one rank that three or more outvote."""
+    """Return the one rank that three or more outvote."""
     if len(turns) < 3 or len(calls) != 2:
         return None
     (_, most), (call, fewest) = calls.most_common()

@@ -58,7 +58,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...] = ()
     """Ranks on which it happened, where known."""
     absent: tuple[int, ...] = ()
-    """Ranks that did not come to a collective that timed out."""
+    """Ranks that did not reach a collective that timed out."""
     doubt: str = ""
     """Why it is not certain; empty where it is."""
     attempts: tuple[int, ...] = ()
@@ -78,7 +78,9 @@ def user_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
 
 
 def causes_of(record: RunRecord) -> tuple[Told, ...]:
-    """The first cause, then what else went wrong, in the order in which it did; nothing where no log tells of it."""
+    """Return the first cause, then what else went wrong, in the order in which it did; nothing where no log reports
+    it.
+    """
     return _causes_of(ByIdentity(record))
 
 
@@ -131,7 +133,7 @@ def _with_what_it_said(ending: Incident, told: Sequence[Incident]) -> Incident:
 
 
 def _without_shadows(incidents: Sequence[Incident]) -> tuple[Incident, ...]:
-    """Leave out what says less of the same: lines beside a traceback, signals that the launcher tells of as well."""
+    """Leave out what says less of the same: lines beside a traceback, signals that the launcher reports as well."""
     told = {(one.rank, one.kind) for one in incidents if one.frames}
     launcher = {one.signal for one in incidents if one.type == "launcher" and one.kind == "signalled"}
     kept: list[Incident] = []
@@ -274,7 +276,7 @@ def _told(group: Sequence[Incident], role: Role) -> Told:
 def _of_timeout(
     told: Told, groups: Sequence[tuple[Incident, ...]], everyone: frozenset[int], endings: Sequence[Ending]
 ) -> Told:
-    """Who waited in what; where all ranks waited in different calls, they part."""
+    """Return who waited in what; where all ranks waited in different calls, they part."""
     told = _with_those_who_lost_it(told, groups, everyone)
     waiting = [one for one in told.incidents if not one.absent] or list(told.incidents)
     calls = {(user_frames(one.frames)[:1], one.collective) for one in waiting if one.frames}
@@ -282,7 +284,7 @@ def _of_timeout(
     absent = set(told.absent) or set(everyone) - set(told.ranks)
     unnamed = sum(one.rank is None for one in waiting)
     if not told.absent and unnamed >= len(absent):
-        absent = set()  # As many tell of it without saying who they are.
+        absent = set()  # As many report it without saying who they are.
     enqueued = {
         one.rank: one.last_enqueued for one in told.incidents if one.rank is not None and one.last_enqueued is not None
     }
@@ -298,7 +300,7 @@ def _of_timeout(
     if nobody_missing and len(operations) > 1:
         return replace(told, trouble="mismatch")
     if len(everyone) == 1 and len(waiting) == 1 and endings and not any(ending.was_ended for ending in endings):
-        # It waited for somebody, and its launcher had nobody left to end.
+        # It waited for someone, and its launcher had no one left to end.
         return replace(told, trouble="early-exit", doubt="the logs show neither which rank left nor why")
     unsure = not told.absent and bool(absent) and len(absent) >= len(everyone)
     return replace(told, absent=() if unsure else tuple(sorted(absent)))
@@ -328,7 +330,7 @@ def _of_mismatch(told: Told, groups: Sequence[tuple[Incident, ...]]) -> Told:
 
 
 def _of_lost_peer(told: Told, everyone: frozenset[int], endings: Sequence[Ending]) -> Told:
-    """Somebody left, and no log says how: a rank of which nothing is told, that the launcher did not have to end."""
+    """Someone left, and no log says how: a rank of which nothing is told, that the launcher did not have to end."""
     if told.trouble == "no-rendezvous":
         return replace(told, doubt="the logs do not show why the process that holds the store ended")
     ended = {ending.rank for ending in endings}

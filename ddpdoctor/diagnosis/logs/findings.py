@@ -24,7 +24,7 @@ from ddpdoctor.record.model import RunRecord
 
 
 def from_log(check: Check, record: RunRecord, remedy: str | Callable[[Told], str]) -> Iterator[Finding]:
-    """Yield the first cause, where this check speaks for it, and the echoes that it speaks for; echoes are advice."""
+    """Yield the first cause, where this check reports it, and the echoes that it speaks for; echoes are advice."""
     for told in causes_of(record):
         if told.trouble == check.stands_for:
             is_cause = told.role == "cause" and not explains_the_death(record)
@@ -47,7 +47,7 @@ def from_log(check: Check, record: RunRecord, remedy: str | Callable[[Told], str
 def from_dumps(
     check: Check, record: RunRecord, remedy: Callable[[Divergence], str], severity: Severity | None = None
 ) -> Iterator[Finding]:
-    """Yield where the ranks' collectives part by the flight recorder's dumps, if this check speaks for it."""
+    """Yield where the ranks' collectives part by the flight recorder's dumps, if this check reports it."""
     parting = parting_of(record)
     if parting is not None and parting.trouble == check.stands_for:
         role: Literal["cause", "echo"] = "cause" if explains_the_death(record) else "echo"
@@ -57,7 +57,7 @@ def from_dumps(
 
 
 def explains_the_death(record: RunRecord) -> bool:
-    """Return whether dumps show where ranks part, and no log tells of a failure that comes before that."""
+    """Return whether dumps show where ranks diverge, and no log reports a failure that comes before that."""
     if parting_of(record) is None:
         return False
     causes = causes_of(record)
@@ -65,7 +65,7 @@ def explains_the_death(record: RunRecord) -> bool:
 
 
 class DumpParting(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the ranks part by their dumps."""
+    """Where the ranks diverge by their dumps."""
 
     divergence: Divergence
     trouble: Trouble
@@ -94,7 +94,7 @@ def _parting_of(key: ByIdentity[RunRecord]) -> DumpParting | None:
 
 
 def _by_tracks(record: RunRecord) -> DumpParting | None:
-    """Where the ranks part by what their flight recorders hold."""
+    """Return where the ranks diverge by what their flight recorders hold."""
     present = frozenset(track.rank for track in record.collectives)
     among = record if len(present) == len(record.ranks) else _restricted(record, present)
     divergence = find_divergence(among)
@@ -111,7 +111,7 @@ def _by_tracks(record: RunRecord) -> DumpParting | None:
 
 
 def _restricted(record: RunRecord, present: frozenset[int]) -> RunRecord:
-    """The record as if the ranks with a dump were the whole job."""
+    """Return the record as if the ranks with a dump were the whole job."""
     groups = tuple(replace(group, ranks=tuple(filter(present.__contains__, group.ranks))) for group in record.groups)
     ranks = tuple(rank for rank in record.ranks if rank.rank in present)
     return replace(record, groups=groups, ranks=ranks)

@@ -161,7 +161,7 @@ def _of_mismatch(told: Told) -> str:
 
 
 def _difference(message: str) -> str:
-    """What ProcessGroupWrapper lists, as ``in: Op type: BROADCAST vs ALLREDUCE``."""
+    """Return what ProcessGroupWrapper lists, as ``in: Op type: BROADCAST vs ALLREDUCE``."""
     _, found, listed = message.partition("differ in the following aspects:")
     text = " ".join(listed.replace("vs ", " vs ").split())
     return f": {text[:MESSAGE_CHARACTERS]}" if found and text else ""

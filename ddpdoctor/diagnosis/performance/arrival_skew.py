@@ -38,7 +38,7 @@ def lateness(ranks: Sequence[RankSteps], meetings: Iterable[Meetings]) -> dict[i
         longest_wait_ns = list(map(max, *meeting.waiting_ns))
         for at, arrived_ns in enumerate(zip(*meeting.arrived_ns, strict=True)):
             *_, second_ns, last_ns = sorted(arrived_ns)
-            # Not all ranks wait in a broadcast for one that is late: what nobody waits there is not lost there.
+            # Not all ranks wait in a broadcast for one that is late: what no one waits there is not lost there.
             late = min(last_ns - second_ns, longest_wait_ns[at])
             if not late:
                 continue
@@ -58,7 +58,7 @@ def lateness(ranks: Sequence[RankSteps], meetings: Iterable[Meetings]) -> dict[i
 
 
 def _most_of(blamed: Mapping[str, float], total_ns: float) -> str:
-    """The phase that makes up most of the lateness; empty where none does: the rank is slower in everything."""
+    """Return the phase that makes up most of the lateness; empty where none does: the rank is slower in everything."""
     worst = max(blamed, key=lambda phase: blamed[phase], default="")
     return worst if worst and blamed[worst] >= MOST * total_ns else ""
 
@@ -99,9 +99,9 @@ class _Phases:
         return worst
 
     def _typical(self, phase: str, place: int, members: tuple[int, ...], own: int) -> int:
-        """The median of the members without one of them whose value is ``own``.
+        """Return the median of the members without one of them whose value is ``own``.
 
-        Of two others the shorter: the median of an even number has to be seen on somebody.
+        Of two others the shorter: the median of an even number has to be seen on someone.
         """
         key = phase, place, members
         values = self._sorted.get(key)
@@ -121,7 +121,7 @@ class _Phases:
 
 
 def _durations(steps: RankSteps, waited: Mapping[tuple[int, int], int]) -> dict[str, Sequence[int]]:
-    """The phases of one rank by step, without waiting."""
+    """Return the phases of one rank by step, without waiting."""
     exposed = zip(steps.backward_ns, steps.exposed_ns, strict=True)
     explicit = zip(steps.explicit_ns, steps.step, strict=True)
     return {

@@ -32,7 +32,7 @@ class WastedBroadcasts(msgspec.Struct, frozen=True, kw_only=True):
     """Folded names of the wasted buffers."""
     buffers: int
     wasted_bytes: int
-    """Bytes that are broadcast in vain in each step."""
+    """Bytes that are broadcast for nothing in each step."""
     broadcasts_per_step: int
     needed_buffers: int
     """Buffers whose broadcast is needed, because the ranks' values differ, or may differ for all that is known."""
@@ -128,7 +128,9 @@ def _waste(record: RunRecord, number: int, wraps: Mapping[int, Wrap]) -> WastedB
 
 
 def _counts(buffer: TensorInfo) -> bool:
-    """Tell whether a buffer is a counter such as BatchNorm's ``num_batches_tracked``: it advances alike everywhere."""
+    """Return whether a buffer is a counter such as BatchNorm's ``num_batches_tracked``: it advances alike
+    everywhere.
+    """
     return not buffer.shape and "int" in buffer.dtype
 
 

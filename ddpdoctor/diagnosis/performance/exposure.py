@@ -43,9 +43,9 @@ class Exposure(msgspec.Struct, frozen=True, kw_only=True):
 def exposures(record: RunRecord) -> tuple[Exposure, ...]:
     """Return the kinds of communication that take more of the step than they may.
 
-    Waiting for a straggler is laid to it and to no kind of communication, and broadcasts of buffers that nothing
-    changes are told as such. Raises TooLittleEvidence where too few steps were measured, or where ranks that the record
-    does not see may have been waited for.
+    Waiting for a straggler is attributed to it and to no kind of communication, and broadcasts of buffers that nothing
+    changes are reported as such. Raises TooLittleEvidence where too few steps were measured, or where ranks that the
+    record does not see may have been waited for.
     """
     return _exposures(ByIdentity(record))
 

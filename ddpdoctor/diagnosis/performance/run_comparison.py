@@ -58,7 +58,7 @@ class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[int, int]
 
     def is_regression(self, allowed: float) -> bool:
-        """The step became longer by more than a share ``allowed``, beyond what is noise."""
+        """Return whether the step became longer by more than a share ``allowed``, beyond what is noise."""
         return self.step.low > 1.0 + allowed
 
 
@@ -170,7 +170,7 @@ _AMOUNTS: Mapping[str, Callable[[RunSummary], float | None]] = {
 
 
 def _settings(before: RunRecord, after: RunRecord) -> list[tuple[str, str, str]]:
-    """What was set differently, by name."""
+    """Return what was set differently, by name."""
     told = [_told(record) for record in (before, after)]
     return [
         (name, told[0].get(name, ""), told[1].get(name, ""))

@@ -55,9 +55,10 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True):
 def straggler(record: RunRecord) -> Straggler | None:
     """Return the ranks that the others wait for, if there are such; at most half of those that wait for each other.
 
-    Ranks are told apart by how long they wait themselves: a straggler hardly does. Where ranks take turns in being late
-    all wait alike and nobody is one. Ranks that the record does not see may come later still: there, who is held up for
-    longer than others wait for him is no straggler either. Raises TooLittleEvidence where too few steps were measured.
+    Ranks are distinguished by how long they wait themselves: a straggler hardly does. Where ranks take turns in being
+    late all wait alike and no one is one. Ranks that the record does not see may come later still: there, who is held
+    up for longer than others wait for him is no straggler either. Raises TooLittleEvidence where too few steps were
+    measured.
     """
     return _straggler(ByIdentity(record))
 
@@ -72,7 +73,9 @@ def _straggler(key: ByIdentity[RunRecord]) -> Straggler | None:
     ranks = found[0]
 
     def gap_in(part: RunSummary) -> float:
-        """What the others wait for just these ranks in a part of the run; 0 where it is for others, or for none."""
+        """Return what the others wait for just these ranks in a part of the run; 0 where it is for others, or for
+        none.
+        """
         late = late_ranks(part, limit)
         return late[1] if late is not None and late[0] == ranks else 0.0
 
@@ -92,7 +95,7 @@ def _straggler(key: ByIdentity[RunRecord]) -> Straggler | None:
     several = len({(rank.host, rank.node) for rank in record.ranks}) > 1
     if several and not phase and sum(_excess_ns(late, others).values()) < MOST * gap_ns:
         # They do not take longer: on a slow link between nodes some ranks leave a collective later than others, and
-        # come to the next one as much later (seen: 30 ms at a delay of 20 ms).
+        # reach the next one as much later (seen: 30 ms at a delay of 20 ms).
         return None
     return Straggler(
         ranks=ranks,
@@ -162,7 +165,7 @@ def own_time_ns(rank: RankSummary, phase: str) -> float:
 
 
 def _phase(late: list[RankSummary], others: list[RankSummary], gap_ns: float) -> str:
-    """The phase that made them late, where it explains most of what the others wait."""
+    """Return the phase that made them late, where it explains most of what the others wait."""
     excess = _excess_ns(late, others)
     if len(late) == 1 and late[0].late_phase in ("other", "explicit"):
         # What a rank does between its steps is no part of them, and explicit collectives hold waiting as well.
@@ -194,7 +197,7 @@ def _excess_ns(late: list[RankSummary], others: list[RankSummary]) -> dict[str, 
 
 
 def _held_ns(rank: RankSummary) -> float:
-    """How long a rank stands still in communication."""
+    """Return how long a rank stands still in communication."""
     phases = rank.phases
     return (phases.exposed_waiting_ns or 0.0) + (phases.exposed_transfer_ns or 0.0) + phases.explicit_ns
 

@@ -30,7 +30,7 @@ def summarise(record: RunRecord) -> RunSummary:
 
 
 def _percentile(ordered: Sequence[int], share: float) -> float:
-    """The value below which a share of the ascending values lies, by the nearest rank."""
+    """Return the value below which a share of the ascending values lies, by the nearest rank."""
     return float(ordered[min(len(ordered) - 1, int(share * len(ordered)))])
 
 
@@ -126,7 +126,7 @@ def _phases(steps: RankSteps, waits: _Waits) -> Phases:
 
 
 def _waits(gradients: Iterable[Meetings], explicit: Iterable[Meetings]) -> dict[int, _Waits]:
-    """How each rank waited that met others."""
+    """Return how each rank waited that met others."""
     found: dict[int, _Waits] = {}
     for meeting in (*gradients, *explicit):
         for rank, waiting_ns, held_ns in zip(meeting.ranks, meeting.waiting_ns, meeting.held_ns, strict=True):
@@ -161,7 +161,7 @@ def _mean_phases(phases: Sequence[Phases]) -> Phases:
 
 
 def _added(one: float | None, other: float | None) -> float | None:
-    """The sum of what is known; None where nothing is."""
+    """Return the sum of what is known; None where nothing is."""
     return None if one is None and other is None else (one or 0.0) + (other or 0.0)
 
 

@@ -13,7 +13,7 @@ VerdictState = Literal["healthy", "slow", "broken", "unknown"]
 
 
 class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The first line that anybody reads: what is wrong, why, and what to do next."""
+    """The first line that anyone reads: what is wrong, why, and what to do next."""
 
     state: VerdictState
     code: str = ""

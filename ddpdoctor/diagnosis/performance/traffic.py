@@ -74,7 +74,7 @@ def gradient_traffic(record: RunRecord, ranks: Sequence[RankSteps], meetings: Se
         ]
         sent_bytes, window_ns, exposed_ns = (sum(column) for column in zip(*sent, strict=True)) if sent else (0, 0, 0)
         # What backward hid lasted as long as backward: that part of the window says nothing of the link. Neither does
-        # one in which ranks that nobody sees may have been waited for.
+        # one in which ranks that no one sees may have been waited for.
         known = exposed_ns >= LEAST_EXPOSED * window_ns and meeting.ranks == meeting.members
         yield Traffic(
             group=_group_name(meeting.members, record.job.world_size or len(ranks)),
@@ -99,7 +99,7 @@ def explicit_traffic(record: RunRecord, world_size: int, meetings: Sequence[Meet
             at = [index for index, own in enumerate(meeting.kinds) if own == kind]
             blocked_ns = sum(column[index] for column in meeting.held_ns for index in at) / len(meeting.ranks)
             waited_ns = sum(column[index] for column in waiting for index in at) / len(meeting.ranks)
-            # The last that came waited for nobody.
+            # The last that came waited for no one.
             fastest_ns = sum(min(column[index] for column in meeting.held_ns) for index in at)
             sent_bytes = sum(meeting.size_bytes[index] for index in at)
             yield Traffic(
@@ -151,7 +151,8 @@ def _fastest(members: Sequence[RankSteps]) -> dict[int, tuple[int, int]]:
 
 
 def _on_the_bus(kind: str, ranks: int, sent_bytes: int, duration_ns: int) -> float | None:
-    """A lower bound of the bus bandwidth in bytes per second, as NCCL's tests define it; None where it is not known.
+    """Return a lower bound of the bus bandwidth in bytes per second, as NCCL's tests define it; None where it is not
+    known.
 
     In a ring each link carries 2 (N - 1) / N of what is all-reduced, and all of what is sent one way.
     """

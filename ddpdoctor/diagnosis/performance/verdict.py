@@ -61,14 +61,14 @@ def run_verdict(
     ended_in: Finding | None = None,
     cut_off: Sequence[int] = (),
 ) -> RunVerdict:
-    """Pass the verdict on a run that goes on, or that ended with ``exit_code``.
+    """Pass the verdict on a run that continues, or that ended with ``exit_code``.
 
     Broken is a run with a proof that it hangs, an error, or an end with another code than 0; slow is one that stands
-    but may go on, or one with a warning about its speed, the one that costs most first, or with advice on what its step
-    mostly is. Healthy takes twenty measured
+    but may continue, or one with a warning about its speed, the one that costs most first, or with advice on what its
+    step mostly is. Healthy takes twenty measured
     steps, the exposed communication among them; anything else is unknown. So is, unless ``pending`` is None, a run that
     was not watched for as long as a warning has to hold: ``pending`` are the warnings that hold so far. ``ended_in`` is
-    the wait in which somebody ended the job, ``cut_off`` are ranks that have lost their peers on nodes out of sight.
+    the wait in which someone ended the job, ``cut_off`` are ranks that have lost their peers on nodes out of sight.
     """
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     if stall is not None:
@@ -162,7 +162,7 @@ def _without_finding(summary: RunSummary, remarks: Sequence[Finding]) -> RunVerd
 
 
 def _waiting_unseen(summary: RunSummary, phases: Phases) -> tuple[str, ...]:
-    """What may be waiting for ranks that nobody sees here."""
+    """Return what may be waiting for ranks that no one sees here."""
     held_ns = (phases.exposed_transfer_ns or 0.0) + phases.explicit_ns
     if held_ns < DEFAULTS["straggler"] * phases.step_ns:
         return ()
@@ -187,7 +187,7 @@ def _slows(finding: Finding) -> bool:
 
 
 def _lost_share(finding: Finding, summary: RunSummary) -> float:
-    """What part of the step goes with a finding, as far as the figures tell."""
+    """Return what part of the step goes with a finding, as far as the figures tell."""
     phases = summary.phases
     if phases is None:
         return 0.0

@@ -26,7 +26,7 @@ class UnevenPass(msgspec.Struct, frozen=True, kw_only=True):
     location: Location | None
     """The line that made the loader."""
     overrun: bool
-    """A shorter rank used up its pass while a longer one went on to batches that the shorter never had."""
+    """A shorter rank used up its pass while a longer one continued to batches that the shorter never had."""
 
     @property
     def sentence(self) -> str:
@@ -75,7 +75,7 @@ def even_divisions(record: RunRecord) -> Iterator[tuple[Location, int]]:
 
 
 def _samples(entries: tuple[Pass, ...]) -> int:
-    """The samples of a pass over all ranks; 0 when it is not known or differs between them."""
+    """Return the samples of a pass over all ranks; 0 when it is not known or differs between them."""
     counts = {entry.index_count for entry in entries}
     own = counts.pop() if len(counts) == 1 else None
     return own * len(entries) if own else 0

@@ -117,13 +117,13 @@ def skipped_backward(record: RunRecord, divergence: Divergence) -> SkippedBackwa
 def blocked_in_backward(divergence: Divergence, record: RunRecord) -> Set[int]:
     """Return the ranks that live and wait in a backward for one that does not come.
 
-    Of ranks that part for good one whose reduction is not over waits, be it that its pulse has not said so yet.
+    Of ranks that diverge for good one whose reduction is not over waits, be it that its pulse has not said so yet.
     """
     return {rank.rank for rank in record.ranks if rank.end == "running"} & _in_backward(divergence, record)
 
 
 def _in_backward(divergence: Divergence, record: RunRecord) -> Set[int]:
-    """The ranks that part in a backward, alive or not."""
+    """Return the ranks that diverge in a backward, alive or not."""
     return {
         turn.rank
         for turn in divergence.turns + divergence.proof

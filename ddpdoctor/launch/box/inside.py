@@ -27,7 +27,7 @@ _REASONS = {
     errno.ENOSPC: "no further user namespace is allowed here (user.max_user_namespaces)",
     errno.ENOSYS: "Linux 5.12 or newer is needed",
 }
-"""What the kernel's answers mean to somebody who wants an overlay."""
+"""What the kernel's answers mean to someone who wants an overlay."""
 
 
 def main(plan_path: str) -> NoReturn:
@@ -64,7 +64,7 @@ def _build(plan: dict[str, Any]) -> Layers:
 
 
 def _unshare_as_root(apart: int) -> bool:
-    """Try it without a user namespace: its users other than root could not be told apart."""
+    """Try it without a user namespace: its users other than root could not be distinguished."""
     if os.geteuid() != 0:
         return False
     try:
@@ -95,7 +95,7 @@ def _first_process(plan: dict[str, Any], layers: Layers) -> NoReturn:
     while True:
         ready, _, _ = select.select((plan["alive"], woken), (), ())
         if plan["alive"] in ready:
-            os._exit(NOT_BUILT)  # Nobody holds its other end: the supervisor is gone.
+            os._exit(NOT_BUILT)  # No one holds its other end: the supervisor is gone.
         os.read(woken, 4096)
         _take_leave(command)
 

@@ -114,7 +114,7 @@ class Layers:
             self.read_only.append(directory)
 
     def _is_covered(self, path: str) -> bool:
-        """Tell whether what is written to ``path`` goes to an overlay, or could not be written outside either."""
+        """Return whether what is written to ``path`` goes to an overlay, or could not be written outside either."""
         mount = max((mount for mount in self._mounts if _is_in(path, mount.point)), key=lambda mount: len(mount.point))
         overlay = max((lower for lower in self.uppers.values() if _is_in(path, lower)), key=len, default="")
         return mount.read_only or len(overlay) >= len(mount.point)
@@ -165,7 +165,9 @@ class Layers:
         self.uppers.clear()
 
     def _memory(self, like: str) -> str:
-        """A new directory in memory, as large as the file system that ``like`` lies on, or as half of the memory."""
+        """Return a new directory in memory, as large as the file system that ``like`` lies on, or as half of the
+        memory.
+        """
         self._number += 1
         base = f"{self._directory}/memory-{self._number}"
         os.mkdir(base)

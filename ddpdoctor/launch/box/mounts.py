@@ -36,7 +36,7 @@ class Mount(NamedTuple):
         return self.kind in ("tmpfs", "ramfs")
 
     def is_below(self, directory: str) -> bool:
-        """Tell whether it is mounted somewhere under ``directory``, and not at it."""
+        """Return whether it is mounted somewhere under ``directory``, and not at it."""
         return self.point != directory and self.point.startswith(directory.rstrip("/") + "/")
 
 
@@ -72,7 +72,7 @@ def _parents(path: str) -> Iterator[str]:
 
 
 def holds_mounts(directory: str, mounts: Iterable[Mount]) -> bool:
-    """Tell whether something is mounted below ``directory``."""
+    """Return whether something is mounted below ``directory``."""
     return any(mount.is_below(directory) for mount in mounts)
 
 
@@ -83,7 +83,7 @@ def served_sockets(unix_sockets: str) -> tuple[str, ...]:
         words = line.split(maxsplit=7)
         if len(words) < 8 or not words[7].startswith("/") or _STARTS_PROGRAMS.search(words[7]):
             continue
-        # One of datagrams, as that of the system log, listens to nobody; its path is nobody's but the receiver's.
+        # One of datagrams, as that of the system log, listens to no one; its path is no one's but the receiver's.
         if int(words[3], 16) & _ACCEPTS_CONNECTIONS or int(words[4], 16) == socket.SOCK_DGRAM:
             paths.append(words[7])
     return tuple(dict.fromkeys(paths))

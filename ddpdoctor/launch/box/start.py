@@ -55,7 +55,9 @@ class Box:
         return self._report.read_only
 
     def outer_pid(self, pid: int) -> int | None:
-        """The process id out here of one that calls itself ``pid`` in there; None when there is no such process."""
+        """Return the process id out here of one that calls itself ``pid`` in there; None when there is no such
+        process.
+        """
         # Numbers are used again, out here and in there.
         if pid not in self._outer or _inner_pid(self._outer[pid]) != pid:
             self._outer = dict(self._pids())
@@ -112,7 +114,9 @@ class Box:
 
 
 def _inner_pid(outer: int) -> int | None:
-    """The number that a process has in the PID namespace that it is in below ours; None when it is in none, or gone."""
+    """Return the number that a process has in the PID namespace that it is in below ours; None when it is in none, or
+    gone.
+    """
     numbers = numbers_of(outer)
     return numbers[1] if len(numbers) > 1 else None
 
@@ -239,7 +243,7 @@ def remove_layers(run_directory: Path) -> None:
     waiting = [layers]
     while waiting:
         directory = waiting.pop()
-        # The kernel's own working directory, and what the script made so, can be listed by nobody.
+        # The kernel's own working directory, and what the script made so, can be listed by no one.
         try:
             _open_to_owner(directory)
             with os.scandir(directory) as entries:

@@ -21,7 +21,7 @@ def enter_user_namespace(flags: int, places: Iterable[str]) -> None:
     """Make the namespace, and those of ``flags`` in it.
 
     Raises OSError where the kernel does not allow it, or where one of ``places``, directories in which the script is
-    likely to write, belongs to somebody whom an overlay cannot stand for.
+    likely to write, belongs to someone whom an overlay cannot stand for.
     """
     owners = [(place, os.stat(place)) for place in places]
     all_users, all_groups = _ranges("/proc/self/uid_map"), _ranges("/proc/self/gid_map")
@@ -61,7 +61,7 @@ def _unshare_and_map(flags: int, users: Ranges, groups: Ranges) -> bool:
 
 
 def _ranges(path: str) -> Ranges:
-    """The numbers that users, or groups, have in this process's own namespace."""
+    """Return the numbers that users, or groups, have in this process's own namespace."""
     with open(path, encoding="ascii") as file:
         return [(int(inside), int(count)) for inside, _, count in map(str.split, file)]
 

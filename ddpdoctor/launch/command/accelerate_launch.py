@@ -99,7 +99,7 @@ def parse_accelerate(words: Sequence[str], environment: Mapping[str, str]) -> Ac
 
 
 def _configuration_file(parsed: Parsed, environment: Mapping[str, str]) -> Path | None:
-    """The file that counts: the one that is named, or the user's own if there is one."""
+    """Return the file that counts: the one that is named, or the user's own if there is one."""
     named = parsed.options.get("--config-file")
     if named is not None:
         path = Path(named).expanduser()
@@ -115,7 +115,9 @@ def _configuration_file(parsed: Parsed, environment: Mapping[str, str]) -> Path 
 
 
 def _configuration(path: Path) -> dict[str, str]:
-    """The scalars at the top level of a configuration, which is JSON or what ``accelerate config`` writes as YAML."""
+    """Return the scalars at the top level of a configuration, which is JSON or what ``accelerate config`` writes as
+    YAML.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

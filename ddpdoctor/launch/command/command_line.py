@@ -51,7 +51,7 @@ def read_launch_line(words: Sequence[str], environment: Mapping[str, str]) -> La
 
 
 def looks_like_launch(words: Sequence[str]) -> bool:
-    """Tell whether words that should be a script's arguments are a launch command."""
+    """Return whether words that should be a script's arguments are a launch command."""
     head = Path(words[0]).name if words else ""
     return head == "torchrun" or (head, *words[1:2]) in (("accelerate", "launch"), ("fabric", "run"))
 

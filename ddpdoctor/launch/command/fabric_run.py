@@ -73,7 +73,7 @@ def parse_fabric(words: Sequence[str]) -> FabricRun:
 
 
 def _devices(text: str) -> int | None:
-    """How many devices a number or a list of them names; None for as many as there are."""
+    """Return how many devices a number or a list of them names; None for as many as there are."""
     listed = [entry for entry in text.strip("[]").split(",") if entry.strip()]
     if len(listed) > 1:
         return len(listed)

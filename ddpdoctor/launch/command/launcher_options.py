@@ -33,7 +33,9 @@ class Parsed(msgspec.Struct, frozen=True, kw_only=True):
     """The script and its arguments."""
 
     def count(self, option: str, launcher: str) -> int | None:
-        """The positive number that an option has; None when it is absent. Raises UsageError for anything else."""
+        """Return the positive number that an option has; None when it is absent. Raises UsageError for anything
+        else.
+        """
         text = self.options.get(option)
         if text is None:
             return None

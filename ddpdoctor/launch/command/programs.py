@@ -14,7 +14,7 @@ _LONGEST_FIRST_LINE = 512
 
 
 def named_by_path(word: str) -> bool:
-    """Tell whether the user wrote where a program is, and not only what it is called."""
+    """Return whether the user wrote where a program is, and not only what it is called."""
     return os.sep in word
 
 
@@ -48,7 +48,7 @@ def python_of(word: str, environment: Mapping[str, str]) -> str:
 
 
 def is_python_script(word: str, environment: Mapping[str, str]) -> bool:
-    """Tell whether a file that is named by its path is run by Python: its first line says so."""
+    """Return whether a file that is named by its path is run by Python: its first line says so."""
     path = Path(word)
     return named_by_path(word) and path.is_file() and "python" in _first_line(path)
 
@@ -61,7 +61,7 @@ def _interpreter_of(program: str) -> str:
 
 
 def _first_line(path: Path) -> str:
-    """The line that says which program runs a file; empty when it has none."""
+    """Return the line that says which program runs a file; empty when it has none."""
     try:
         with path.open("rb") as file:
             line = file.readline(_LONGEST_FIRST_LINE)

@@ -1,4 +1,4 @@
-"""What stands around a launch command: environment assignments, and programs that start it for somebody else."""
+"""What stands around a launch command: environment assignments, and programs that start it for someone else."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _taken_away(left: list[str]) -> list[str]:
 
 
 def _shell(words: Sequence[str]) -> UsageError:
-    """The error for a shell script, with the launch that stands in it."""
+    """Return the error for a shell script, with the launch that stands in it."""
     script = next((Path(word) for word in words if word.endswith((".sh", ".bash"))), None)
     if script is None:
         return UsageError(f"{words[0]} runs shell code, which is not rehearsed", "Put the launch command after `--`.")
@@ -123,13 +123,13 @@ def _shell(words: Sequence[str]) -> UsageError:
 
 
 def _with_continuations(lines: Sequence[str]) -> str:
-    """The first of some shell lines, with those that a backslash joins to it, on one line."""
+    """Return the first of some shell lines, with those that a backslash joins to it, on one line."""
     last = next((index for index, line in enumerate(lines) if not line.endswith("\\")), len(lines) - 1)
     return " ".join(" ".join(line.rstrip("\\") for line in lines[: last + 1]).split())
 
 
 def _start_of_launch(words: Sequence[str]) -> int:
-    """Where in a command a launcher that is understood stands; 0 when nowhere."""
+    """Return where in a command a launcher that is understood stands; 0 when nowhere."""
     for index, word in enumerate(words[1:], 1):
         if _STARTS.match(Path(word).name) and index + 1 < len(words):
             return index
@@ -137,13 +137,13 @@ def _start_of_launch(words: Sequence[str]) -> int:
 
 
 def _inner(words: Sequence[str]) -> str:
-    """The part of a command that starts with a launcher that is understood; empty when there is none."""
+    """Return the part of a command that starts with a launcher that is understood; empty when there is none."""
     index = _start_of_launch(words)
     return shlex.join(words[index:]) if index else ""
 
 
 def _script_in(words: Sequence[str]) -> str:
-    """A hint that names the script of a command, if one can be made out."""
+    """Return a hint that names the script of a command, if one can be made out."""
     for index, word in enumerate(words[1:], 1):
         if word.endswith(".py"):
             arguments = shlex.join(words[index + 1 :])

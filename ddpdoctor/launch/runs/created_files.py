@@ -38,7 +38,7 @@ class Left(msgspec.Struct, frozen=True):
 
 
 class Cleaning(msgspec.Struct, frozen=True):
-    """What became of what the ranks made."""
+    """What happened to what the ranks made."""
 
     made: tuple[str, ...] = ()
     """Absolute paths of what is certainly the ranks' and unchanged, directories before their content."""
@@ -171,7 +171,7 @@ def _status(path: str) -> os.stat_result | None:
 
 
 def _used_elsewhere(paths: list[str]) -> set[str]:
-    """The files among ``paths`` that some process has open: what it still writes would be lost with them."""
+    """Return the files among ``paths`` that some process has open: what it still writes would be lost with them."""
     files: dict[tuple[int, int], set[str]] = {}
     for path in paths:
         status = _status(path)

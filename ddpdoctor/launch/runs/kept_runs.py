@@ -75,7 +75,9 @@ def kept_runs_directory() -> Path:
 
 
 def named_run(name: str) -> Path:
-    """The run directory that the user means: a directory, or the name of a kept run; raises UsageError for a file."""
+    """Return the run directory that the user means: a directory, or the name of a kept run; raises UsageError for a
+    file.
+    """
     if Path(name).is_file():
         records = f"`ddpdoctor profile {name}` creates one." if name.endswith(".py") else ""
         raise UsageError(f"{name} is a file, but the record of a run is a directory", records)
@@ -139,7 +141,7 @@ def _beat_ns(directory: Path, pid: int) -> int:
 
 
 def _belongs(pid: int, directory: Path) -> bool:
-    """Tell whether a process lives and is of the run: process ids are used again."""
+    """Return whether a process lives and is of the run: process ids are used again."""
     return is_alive(pid) and is_of_run(pid, directory) is not False
 
 
@@ -154,7 +156,7 @@ def prune(runs: Path) -> None:
 
 
 def written_ago_s(directory: Path) -> float:
-    """Return for how long nothing was written to a run; its ranks may be where nobody sees them from here."""
+    """Return for how long nothing was written to a run; its ranks may be where no one sees them from here."""
     try:
         return time.time() - max(entry.stat().st_mtime for entry in os.scandir(directory))
     except (OSError, ValueError):

@@ -27,7 +27,7 @@ from ddpdoctor.record import layout
 
 
 class Leftover(msgspec.Struct, frozen=True):
-    """A rehearsal that did not come to its end, or that cannot be judged from here."""
+    """A rehearsal that did not reach its end, or that cannot be judged from here."""
 
     run_directory: Path
     script: str
@@ -90,7 +90,7 @@ def _plan(directory: Path) -> dict[str, object]:
 
 
 def told(found: list[Leftover]) -> str:
-    """Return one line that says what is left, and how to be rid of it; empty when there is nothing to be told."""
+    """Return one line that says what is left, and how to be rid of it; empty when there is nothing to be reported."""
     paths = [path for leftover in found if not leftover.foreign for path in leftover.files.made]
     paths += [left.path for leftover in found if not leftover.foreign for left in leftover.unclear]
     if not paths:

@@ -60,7 +60,7 @@ def owner_of(directory: Path) -> Owner | None:
 
 
 def standing(owner: Owner | None) -> Standing:
-    """Tell whether an owner still runs; ``elsewhere`` when only its own machine or container can tell."""
+    """Return whether an owner still runs; ``elsewhere`` when only its own machine or container can tell."""
     if owner is None:
         return "unknown"
     here = this_process()

@@ -1,6 +1,6 @@
 """Samples the GPUs of this node once a second, beside the job and beside the monitor.
 
-A driver call can hang for minutes when a GPU is in trouble, so everything is asked by a thread of its own that nobody
+A driver call can hang for minutes when a GPU is in trouble, so everything is asked by a thread of its own that no one
 waits for.
 """
 

@@ -112,7 +112,7 @@ class Driver:
             except self._nvml.NVMLError_Timeout:
                 return
             except Exception:
-                # A GPU that is gone, or a driver without events: what was seen stays, and nobody asks again.
+                # A GPU that is gone, or a driver without events: what was seen stays, and no one asks again.
                 self._events = None
 
     def _devices_of(self, index: int) -> list[Device]:
@@ -129,7 +129,7 @@ class Driver:
         return [Device(index=index, handle=part, whole=whole) for part in parts if part is not None]
 
     def _event_set(self) -> Any:
-        """Where the driver puts critical events of all GPUs; None where it has none for this user."""
+        """Return where the driver puts critical events of all GPUs; None where it has none for this user."""
         try:
             events = self._nvml.nvmlEventSetCreate()
             for device in self.devices:
@@ -175,7 +175,7 @@ class Driver:
         return tuple((int(process.pid), int(process.usedGpuMemory or 0)) for process in found)
 
     def _first(self, names: tuple[str, ...], *arguments: Any) -> Any:
-        """What the first of several functions says that this driver has."""
+        """Return what the first of several functions says that this driver has."""
         for name in names:
             answer = self._ask(name, *arguments)
             if answer is not None:
@@ -183,7 +183,9 @@ class Driver:
         return None
 
     def _ask(self, name: str, *arguments: Any) -> Any:
-        """What one function of the library says; None where the library, the GPU or the user's rights lack it."""
+        """Return what one function of the library says; None where the library, the GPU or the user's rights lack
+        it.
+        """
         try:
             return getattr(self._nvml, name)(*arguments)
         except self._nvml.NVMLError as error:
@@ -223,6 +225,8 @@ def pcie_bytes_per_s(generation: int | None, width: int | None) -> float | None:
 
 
 def nvlink_bytes_per_s(active_links: int, megabytes_per_link: int | None, version: int | None) -> float | None:
-    """The active NVLinks of a GPU together: by the speed that the driver reports for one, else by their version."""
+    """Return the active NVLinks of a GPU together: by the speed that the driver reports for one, else by their
+    version.
+    """
     link = megabytes_per_link * 1e6 if megabytes_per_link else _NVLINK_BYTES_PER_S.get(version or 0)
     return None if link is None else link * active_links

@@ -101,7 +101,7 @@ class Agent:
             self._offer.notify()
 
     def clock(self) -> Clock | None:
-        """How this node's clock differs from the head's."""
+        """Return how this node's clock differs from the head's."""
         with self._offer:
             return self._bounds.clock()
 
@@ -160,7 +160,7 @@ class Agent:
             self.trouble = f"{refused}, at port {self._meeting.port}"
             self._over.wait(2.0)
         elif not self._talk(context, endpoint(address, self._meeting.port)):
-            # Somebody else listens there; or a firewall lets begin what it does not let go on.
+            # Someone else listens there; or a firewall lets begin what it does not let continue.
             self.trouble = f"{address}: the port is open, but does not answer to the job's key"
             self._addresses = (*(one for one in self._addresses if one != address), address)
 
@@ -244,7 +244,7 @@ class Agent:
         self._collectives = None
 
     def _next_update(self) -> bytes:
-        """The next update, once something was offered; empty where nothing was for a while."""
+        """Return the next update, once something was offered; empty where nothing was for a while."""
         with self._offer:
             if not self._is_due() and not self._over.is_set():
                 self._offer.wait(0.2)
@@ -288,14 +288,14 @@ class Agent:
         return pack(update)
 
     def _is_due(self) -> bool:
-        """Tell whether something was offered that is to be sent now."""
+        """Return whether something was offered that is to be sent now."""
         if self._record is None:
             return False
         waited = time.monotonic() - self._made_s >= EVERY_S
         return waited or self._over.is_set() or _picture(self._record, self._state) != self._made_of
 
     def _farewell(self) -> Update:
-        """Says that nothing more will be told of ranks that go on."""
+        """Says that nothing more will be told of ranks that continue."""
         return Update(
             protocol=PROTOCOL,
             session=self._session,
@@ -318,14 +318,16 @@ class Agent:
 
 
 def _picture(record: RunRecord, state: tuple[str, int | None, bool]) -> tuple[object, ...]:
-    """What a hang is proved by, and the end: whether ranks stand, wait or are gone, and what their recorders tell."""
+    """Return what a hang is proved by, and the end: whether ranks stand, wait or are gone, and what their recorders
+    tell.
+    """
     return state, record.ranks, [len(track) for track in record.collectives]
 
 
 def _news(
     tracks: tuple[Track, ...], time: str, pids: dict[int, int], sent: dict[int, tuple[int, int]]
 ) -> tuple[Rows, ...]:
-    """The rows of each track that the head does not have, and those that have changed since."""
+    """Return the rows of each track that the head does not have, and those that have changed since."""
     news = []
     for track in tracks:
         times: array[int] = getattr(track, time)

@@ -36,11 +36,11 @@ SILENT_AFTER_S = 6.0
 
 
 class HeadLeft(RecordError):
-    """The monitor that was looked at has ended, and the job may go on."""
+    """The monitor that was looked at has ended, and the job may continue."""
 
 
 def find_key(where: str, key_file: str | None) -> Meeting:
-    """Where the head of ``--attach`` is, and what lets a screen in there.
+    """Return where the head of ``--attach`` is, and what lets a screen in there.
 
     ``where`` is a run of this user, the key file of one, or ``HOST:PORT``, whose key is in ``key_file`` or beside a run
     of this user. Raises UsageError.
@@ -91,7 +91,7 @@ def _read(path: Path) -> Meeting:
 
 
 def _here_at_last(meeting: Meeting) -> Meeting:
-    """Nobody said where it is: with a tunnel, or where no address of the head leads to it, it is this machine."""
+    """No one said where it is: with a tunnel, or where no address of the head leads to it, it is this machine."""
     return msgspec.structs.replace(meeting, addresses=(*meeting.addresses, "127.0.0.1"))
 
 
@@ -125,7 +125,9 @@ class AttachedRun:
             raise
 
     def snapshot(self) -> Snapshot:
-        """The newest one; raises HeadLeft where none will come any more, and RecordError where none comes now."""
+        """Return the newest one; raises HeadLeft where none will come any more, and RecordError where none comes
+        now.
+        """
         try:
             newest = self._newer()
         except RecordError as error:
@@ -154,12 +156,12 @@ class AttachedRun:
             return newest
 
     def last_snapshot(self) -> Snapshot:
-        """What came last, however long ago."""
+        """Return what came last, however long ago."""
         assert self._newest is not None
         return self._newest
 
     def line_of(self, file: str, line: int) -> str:
-        """A source line as it is on the head's machine; empty where it was not sent."""
+        """Return a source line as it is on the head's machine; empty where it was not sent."""
         return self._lines.get(file, {}).get(line, "")
 
     def ask_for_stacks(self, rank: int) -> None:

@@ -20,7 +20,7 @@ def connected(
     immediate: bool = True,
     patience_s: int = 15,
 ) -> zmq.Socket[bytes]:
-    """A socket that goes on trying to reach the head, and takes no message that is longer.
+    """Return a socket that continues trying to reach the head, and takes no message that is longer.
 
     ``immediate``: nothing can be sent while there is no connection, and what a lost one brought last is lost, too. A
     connection is given up on which nothing has come for ``patience_s``; of a long message nothing comes before its end.
@@ -40,7 +40,9 @@ def connected(
 
 
 def received(own: zmq.Socket[bytes], most_frames: int) -> list[zmq.Frame]:
-    """The next message, of which one frame more than there may be is kept at most. Raises zmq.Again where none is."""
+    """Return the next message, of which one frame more than there may be is kept at most. Raises zmq.Again where none
+    is.
+    """
     frames: list[zmq.Frame] = []
     while True:
         frame = own.recv(zmq.NOBLOCK, copy=False)

@@ -70,7 +70,7 @@ class FloodGuard:
 
 @contextmanager
 def _connection(descriptor: int) -> Iterator[socket.socket]:
-    """A connection of ZeroMQ's, which closes it whenever it likes, and nobody else does."""
+    """A connection of ZeroMQ's, which closes it whenever it likes, and no one else does."""
     borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, descriptor)
     try:
         yield borrowed
@@ -79,6 +79,6 @@ def _connection(descriptor: int) -> Iterator[socket.socket]:
 
 
 def _received(connection: socket.socket) -> int:
-    """How many bytes it has brought; 0 where the system does not tell."""
+    """Return how many bytes it has brought; 0 where the system does not tell."""
     told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED.stop)
     return int.from_bytes(told[_RECEIVED], sys.byteorder)

@@ -1,6 +1,6 @@
 """The head: takes in what the agents of the other nodes send, by a thread of its own, and answers at once.
 
-Nobody is let in without a key that was drawn for this job (CURVE, which also keeps others from reading). With that of
+No one is let in without a key that was drawn for this job (CURVE, which also keeps others from reading). With that of
 the other nodes one can do no more than send updates, which are bounded and decoded strictly; with that of the screens
 no more than ask for what is shown here.
 """
@@ -67,7 +67,7 @@ class _Allowed:
         self._keys = frozenset(keys)
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Tell whether a client's key is one of the job's."""
+        """Return whether a client's key is one of the job's."""
         return any(secrets.compare_digest(bytes(key), known) for known in self._keys)
 
 
@@ -112,7 +112,7 @@ class Head:
         self.screens = Screens(self._host)
         """Those that are shown elsewhere."""
         self.verdict = ""
-        """What the agents are told of the verdict on all ranks."""
+        """What the agents are reported of the verdict on all ranks."""
         self.lock = threading.Lock()
         """Held while ``nodes`` are looked at or changed."""
         self.nodes: dict[str, HeldNode] = {}
@@ -202,7 +202,7 @@ class Head:
             answer = self._answer(parts, received_ns)
             said = None if answer is None else pack_answer(answer)
         if said is not None:
-            # Who is gone by now gets nothing, and nobody waits for it.
+            # Who is gone by now gets nothing, and no one waits for it.
             self._socket.send_multipart([identity, said], zmq.NOBLOCK)
 
     def _say_last_words(self) -> None:
@@ -253,7 +253,9 @@ class Head:
         return Answer(number=number, host=self._host, refused=reason, sent_at_ns=epoch_ns())
 
     def _drop_replaced(self, session: str, now_ns: int) -> None:
-        """Forget the nodes of which nothing more will come, and whose ranks are told of by another monitor by now."""
+        """Forget the nodes of which nothing more will come, and whose ranks are reported of by another monitor by
+        now.
+        """
         if now_ns < self._drops_at_ns:
             return
         self._drops_at_ns = now_ns + 1_000_000_000

@@ -54,7 +54,7 @@ class HeldNode:
         self._bounds = ClockBounds()
 
     def takes(self, update: Update) -> bool:
-        """Tell whether an update joins on to what is held; one that was taken in before does, too."""
+        """Return whether an update joins on to what is held; one that was taken in before does, too."""
         return update.number in (1, self.number, self.number + 1)
 
     def take(self, update: Update, now_ns: int, most_rows: int) -> None:
@@ -90,15 +90,15 @@ class HeldNode:
         return self.heard_ns if clock is None else min(self.heard_ns, clock.moved(self._sent_ns))
 
     def is_lost(self, now_ns: int) -> bool:
-        """Tell whether nothing has been heard of it for long, although it had not ended."""
+        """Return whether nothing has been heard of it for long, although it had not ended."""
         return self.state != "ended" and now_ns - self.heard_ns > LOST_AFTER_NS
 
     def is_silent(self, now_ns: int) -> bool:
-        """Tell whether nothing more is expected of it: it has ended, or is lost."""
+        """Return whether nothing more is expected of it: it has ended, or is lost."""
         return self.state == "ended" or self.is_lost(now_ns)
 
     def clock(self, narrowing: Sequence[Bound] = ()) -> Clock | None:
-        """How its clock differs from ours; None while that is not known."""
+        """Return how its clock differs from ours; None while that is not known."""
         return self._bounds.clock(narrowing)
 
     def part(self, clock: Clock, since_ns: int = 0) -> NodePart:
@@ -152,7 +152,7 @@ def _add(
 
 
 def _extends(tracks: Iterable[CollectiveTrack], before: Iterable[CollectiveTrack]) -> bool:
-    """Tell whether every track of before is there still, with all of its rows, and none but new ones behind them."""
+    """Return whether every track of before is there still, with all of its rows, and none but new ones behind them."""
     newer = {track.rank: track for track in tracks}
     for old in before:
         new = newer.get(old.rank)

@@ -1,7 +1,7 @@
 """Where the head is, and the keys of the job: what the head tells the other nodes over the job's own store.
 
 One line of ASCII: ``PROTOCOL PORT SERVER-KEY CLIENT-KEY CLIENT-SECRET ADDRESS…``, in every version. Who can read the
-job's store can join in the training itself, so no more is given away than was already; nobody else has the keys, which
+job's store can join in the training itself, so no more is given away than was already; no one else has the keys, which
 are drawn anew for each job. The same line with another client's keys, in a file beside the record, lets screens in.
 """
 
@@ -39,7 +39,7 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True):
     """As in ``messages.PROTOCOL``."""
 
     def text(self) -> str:
-        """The line that is handed out."""
+        """Return the line that is handed out."""
         keys = (self.server_key, self.client_key, self.client_secret)
         line = " ".join((self.protocol, str(self.port), *keys, *self.addresses[:MOST_ADDRESSES]))
         return line[: layout.MOST_HEAD_BYTES]
@@ -73,7 +73,7 @@ class HeadKeys(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def kept_keys(directory: Path) -> HeadKeys | None:
-    """The keys of the head that this run had before; None where it had none."""
+    """Return the keys of the head that this run had before; None where it had none."""
     try:
         return msgspec.json.decode((directory / layout.HEAD_KEY_FILE).read_bytes(), type=HeadKeys)
     except (OSError, msgspec.DecodeError):
@@ -109,7 +109,7 @@ def _write_secret(path: Path, content: bytes) -> None:
 
 
 def own_addresses() -> tuple[str, ...]:
-    """The addresses that other machines may reach this one by: IPv4 first, no loopback, then its name."""
+    """Return the addresses that other machines may reach this one by: IPv4 first, no loopback, then its name."""
     import psutil
 
     found: list[tuple[int, str]] = []
@@ -140,12 +140,12 @@ def host_and_port(text: str, option: str) -> tuple[str, int]:
 
 
 def endpoint(host: str, port: int) -> str:
-    """An address as ZeroMQ writes it."""
+    """Return an address as ZeroMQ writes it."""
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
 def reach(addresses: Sequence[str], port: int, patience_s: float = 2.0) -> tuple[str, str]:
-    """The first address that takes a connection, and why the others (or all) did not; empty where none does."""
+    """Return the first address that takes a connection, and why the others (or all) did not; empty where none does."""
     refused: list[str] = []
     for address in dict.fromkeys(addresses):
         try:

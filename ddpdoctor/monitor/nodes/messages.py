@@ -103,7 +103,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     host: ShortText
     sent_at_ns: Number
     state: Literal["running", "ended", "left"] = "running"
-    """``left``: the ranks go on, but nothing more will be told of them."""
+    """``left``: the ranks continue, but nothing more will be told of them."""
     exit_code: int | None = None
     is_quiet: bool = False
     """Some of its ranks have made no step for a while."""
@@ -150,7 +150,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     host: ShortText = ""
     refused: Reason = ""
     has_left: bool = False
-    """Nothing more is shown here, although the job may go on."""
+    """Nothing more is shown here, although the job may continue."""
 
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,12 +170,12 @@ def differing(theirs: str, they: str, here: str, ours: str = "") -> str:
 
 
 def pack(message: msgspec.Struct) -> bytes:
-    """A message as it is sent."""
+    """Return a message as it is sent."""
     return zlib.compress(msgspec.msgpack.encode(message), 1)
 
 
 def pack_answer(answer: Answer | Shown) -> bytes:
-    """An answer as it is sent: not compressed, for zlib releases the GIL, and getting it back takes long."""
+    """Return an answer as it is sent: not compressed, for zlib releases the GIL, and getting it back takes long."""
     return msgspec.msgpack.encode(answer)
 
 
@@ -211,7 +211,7 @@ def unpack_field(name: str, content: bytes) -> Any:
 
 
 def pack_rows(track: Track, start: int = 0, *, anew: bool) -> Rows:
-    """The rows of a track from one on, and no more than a message holds: the newest."""
+    """Return the rows of a track from one on, and no more than a message holds: the newest."""
     start = max(start, len(track) - MOST_ROWS)
     names, rounded = COLUMNS[type(track)], _ROUNDED_COLUMNS[type(track)]
     values = list(chain.from_iterable(getattr(track, name)[start:] for name in names))
@@ -222,7 +222,9 @@ def pack_rows(track: Track, start: int = 0, *, anew: bool) -> Rows:
 
 
 def unpack_rows(rows: Rows, kind: type[Track]) -> dict[str, array[int]]:
-    """The columns of rows; raises RecordError where they are not those of their kind, each as long as it should be."""
+    """Return the columns of rows; raises RecordError where they are not those of their kind, each as long as it should
+    be.
+    """
     names, count, rounded = COLUMNS[kind], rows.count, rows.count * _ROUNDED_COLUMNS[kind]
     size = count * len(names)
     if len(rows.content) != 8 * size:
@@ -256,7 +258,7 @@ def _planes(content: bytes) -> bytes:
 
 
 def decoded(content: bytes, decoder: msgspec.msgpack.Decoder[Any], most_bytes: int = MOST_UNPACKED_BYTES) -> Any:
-    """A message of this version; raises RecordError for anything else, and OtherVersion for that."""
+    """Return a message of this version; raises RecordError for anything else, and OtherVersion for that."""
     plain = unpacked(content, most_bytes)
     try:
         envelope = _ENVELOPES.decode(plain)
@@ -268,7 +270,7 @@ def decoded(content: bytes, decoder: msgspec.msgpack.Decoder[Any], most_bytes: i
 
 
 def unpacked(content: bytes, most_bytes: int = MOST_UNPACKED_BYTES) -> bytes:
-    """What was packed, where it is no more than so much; raises RecordError."""
+    """Return what was packed, where it is no more than so much; raises RecordError."""
     unpacker = zlib.decompressobj()
     try:
         plain = unpacker.decompress(content, most_bytes)

@@ -45,10 +45,10 @@ FIRST_NARROWED_NS = 1_000_000_000
 NARROWED_EVERY_NS = 10_000_000_000
 """A clock is narrowed after a second, then after twice that, and so on up to this: it takes 10 ms a node."""
 UNHEARD_AFTER_NS = 15_000_000_000
-"""Nodes that nobody watches are told of as such after so long."""
+"""Nodes that no one watches are reported of as such after so long."""
 RETRIED_AFTER_NS = 5_000_000_000
 FEW_LOST = 3
-"""Lost nodes that are told of one by one."""
+"""Lost nodes that are reported of one by one."""
 _SAME_CLOCK_NS = 200_000
 """Clocks that differ less are left as they were, so that nothing has to be moved anew."""
 
@@ -73,14 +73,14 @@ class Nodes:
         self._led_since_ns = 0
         self._clock_kept_ns = 0
         self._fault = ""
-        """Why there is no head here, or none that the others are told of, …"""
+        """Why there is no head here, or none that the others are reported of, …"""
         self._retried_at_ns = 0
         """… and when that is tried again: a port that was taken may be free by then."""
         self._told = ""
         self._world: frozenset[int] = frozenset()
         """The processes that are ranks here."""
         self._is_told = False
-        """The other nodes are told where the head is."""
+        """The other nodes are reported where the head is."""
         self._seeks = -1
         """The rank that was named to find the head."""
         self._said: tuple[str, ...] = ()
@@ -117,17 +117,17 @@ class Nodes:
 
     @property
     def may_yet_come(self) -> bool:
-        """Other nodes had no time yet to tell of themselves."""
+        """Other nodes had no time yet to report themselves."""
         since_ns = self._led_since_ns or self._several_since_ns
         return not self._fault and not self._is_over and since_ns > 0 and epoch_ns() - since_ns < UNHEARD_AFTER_NS
 
     @property
     def is_head(self) -> bool:
-        """The ranks of other nodes are told here."""
+        """The ranks of other nodes are reported here."""
         return self._head is not None and self._several_since_ns > 0
 
     def were_heard(self, since_ns: int, now_ns: int) -> bool:
-        """Whether every node that is joined was heard of just now, and told of a moment after ``since_ns``."""
+        """Return whether every node that is joined was heard of just now, and told of a moment after ``since_ns``."""
         if self._head is None:
             return True
         with self._head.lock:
@@ -192,7 +192,9 @@ class Nodes:
             self._head.screens.offer(snapshot)
 
     def joined(self, own: RunRecord, window_ns: int, now_ns: int) -> RunRecord:
-        """What is known of all ranks, by this node's clock; ``window_ns`` is how far back steps reach, 0 for all."""
+        """Return what is known of all ranks, by this node's clock; ``window_ns`` is how far back steps reach, 0 for
+        all.
+        """
         if self.recorded:
             return self._joiner.join([NodePart(name="", record=own, clock=Clock(error_ns=0)), *self.recorded])
         if self._head is None:
@@ -210,7 +212,7 @@ class Nodes:
                     continue
                 part = node.part(clock, since_ns)
                 epoch.append((session, node.epoch))
-            # While no step comes there is nothing to compare the clocks by, and it may have to be told soon why.
+            # While no step comes there is nothing to compare the clocks by, and it may have to be reported soon why.
             parts.append(part if quiet and session in self._clocks else self._narrowed_part(part, node, own, now_ns))
         self._epoch = tuple(sorted(epoch))
         for kept in (self._clocks, self._narrowed, self._was_lost):
@@ -245,7 +247,7 @@ class Nodes:
             self._head.ask_for_stacks(rank)
 
     def await_ends(self) -> None:
-        """Wait a little for what the other nodes have to tell of their ends."""
+        """Wait a little for the reports of the other nodes on their ends."""
         self._is_over = True
         until_s = time.monotonic() + LAST_WORDS_S
         while self._head is not None and time.monotonic() < until_s:
@@ -261,7 +263,7 @@ class Nodes:
             self._agent.finish(LAST_WORDS_S / 3)
 
     def notes(self, now_ns: int) -> tuple[str, ...]:
-        """What the user has to know of the other nodes, in sentences."""
+        """Return what the user has to know of the other nodes, in sentences."""
         if self._head is not None:
             return self._notes_of_head(now_ns)
         if self._agent is not None:
@@ -357,7 +359,9 @@ class Nodes:
         self._agent = Agent(meeting, master)
 
     def _narrowed_part(self, part: NodePart, node: HeldNode, own: RunRecord, now_ns: int) -> NodePart:
-        """A node's part by a clock that is narrowed now and then; the same one for as long as it is nearly so."""
+        """Return a node's part by a clock that is narrowed now and then; the same one for as long as it is nearly
+        so.
+        """
         due_ns, pause_ns = self._narrowed.get(part.name, (0, FIRST_NARROWED_NS))
         if now_ns < due_ns:
             return part

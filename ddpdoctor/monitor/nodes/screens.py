@@ -31,7 +31,7 @@ UNDER_WAY_S = 60.0
 megabyte takes a while, and more of them would never end."""
 ANSWERED_EVERY_S = 0.25
 REQUESTS_PER_S = 200
-"""Of all screens together; who asks more often than all of them need waits, and with it nobody else for long."""
+"""Of all screens together; who asks more often than all of them need waits, and with it no one else for long."""
 PACKING_SHARE = 0.05
 """Of a core."""
 
@@ -70,7 +70,7 @@ class _Screen:
         """… and when."""
 
     def has_under_way(self, request: Request, now_s: float) -> bool:
-        """Tell whether it asks for what was sent to it already; one that connects anew is another screen."""
+        """Return whether it asks for what was sent to it already; one that connects anew is another screen."""
         return request.has_ns < self.sent_ns and now_s - self.sent_s < UNDER_WAY_S
 
 
@@ -156,7 +156,7 @@ class Screens:
             yield screen, [answer, content] if held.sent_ns != self._packed_ns else [answer]
 
     def _content(self, now_s: float) -> bytes:
-        """The newest snapshot as it is sent, or the one before where packing has had its share for now."""
+        """Return the newest snapshot as it is sent, or the one before where packing has had its share for now."""
         newest = self._newest
         if newest is not None and newest.now_ns != self._packed_ns and now_s >= self._pack_at_s:
             began_s = time.thread_time()

@@ -17,7 +17,8 @@ FRAMES_OF_A_STACK = 40
 
 
 def lines_shown(snapshot: Snapshot) -> dict[str, dict[int, str]]:
-    """The lines that a screen or a report of it may show, by file and number, as they are in the files of this machine.
+    """Return the lines that a screen or a report of it may show, by file and number, as they are in the files of this
+    machine.
 
     What the other nodes say names these files, so none is read but Python's.
     """

@@ -95,7 +95,7 @@ def _of_server(connection: http.client.HTTPConnection) -> Recording:
 
 
 def _debug_port(rank: RunningRank) -> int | None:
-    """The port of the rank's own debug server, if the job's store names one on which the rank listens."""
+    """Return the port of the rank's own debug server, if the job's store names one on which the rank listens."""
     address, port = rank.settings.get("MASTER_ADDR", ""), rank.settings.get("MASTER_PORT", "")
     listens = _open_ports(rank.pid) - ({int(port)} if port.isdecimal() else set())
     if not address or not port.isdecimal() or not listens:
@@ -109,7 +109,7 @@ def _debug_port(rank: RunningRank) -> int | None:
 
 
 def _open_ports(pid: int) -> set[int]:
-    """Ports on which a process listens for everybody, as a debug server and a store do, and gloo does not."""
+    """Ports on which a process listens for everyone, as a debug server and a store do, and gloo does not."""
     import psutil
 
     try:
@@ -120,7 +120,9 @@ def _open_ports(pid: int) -> set[int]:
 
 
 def _ask_store(address: str, port: int, key: str) -> bytes:
-    """The value of a key in a TCPStore, if it has one; a store is asked whether it has it, and is not made to wait."""
+    """Return the value of a key in a TCPStore, if it has one; a store is asked whether it has it, and is not made to
+    wait.
+    """
     name = struct.pack("=Q", len(key)) + key.encode()
     with socket.create_connection((address, port), timeout=PATIENCE_S) as store:
         store.sendall(struct.pack("=BI", _VALIDATE, _MAGIC) + struct.pack("=BQ", _CHECK, 1) + name)
@@ -169,7 +171,7 @@ def _of_pipe(pipe: Path, rank: RunningRank) -> Recording:
 
 
 def _stems(rank: RunningRank) -> tuple[str, ...]:
-    """Where torch writes a dump: as it is told, or where it does by default from 2.9 on and did before."""
+    """Return where torch writes a dump: as it is told, or where it does by default from 2.9 on and did before."""
     for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
         if rank.settings.get(name):
             return (rank.settings[name],)

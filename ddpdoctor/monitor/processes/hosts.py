@@ -73,7 +73,7 @@ class Hosts:
 
 
 def _scheduled_ns(path: str) -> tuple[int, int] | None:
-    """How long a thread has run, and has waited for a core; None where the system does not tell."""
+    """Return how long a thread has run, and has waited for a core; None where the system does not tell."""
     try:
         with open(path, encoding="ascii") as file:
             ran_ns, waited_ns, *_ = file.read().split()

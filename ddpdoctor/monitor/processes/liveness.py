@@ -16,7 +16,7 @@ from ddpdoctor.record.ring_reader import Beating, Heartbeat
 
 SAMPLE_EVERY_S = 0.5
 LONGEST_SLEEP_NS = 1_800_000_000_000
-"""A sleep with a later end wakes nobody in time, where no group has a shorter timeout: gloo's own is so long."""
+"""A sleep with a later end wakes no one in time, where no group has a shorter timeout: gloo's own is so long."""
 SILENT_AFTER_NS = 2_000_000_000
 LONGEST_POLL_NS = 6_000_000_000
 """Whoever wakes itself at least so often got nothing by that; a loader's idle worker does every five seconds."""
@@ -88,7 +88,7 @@ class LivenessSampler:
         return judge_liveness(tuple(self._samples.get(pid, ())), self._stall_after_s) == "stuck"
 
     def at_rest(self, pids: Iterable[int]) -> bool:
-        """Tell whether none of the processes has done anything for the stall time but ask for something and sleep."""
+        """Return whether none of the processes has done anything for the stall time but ask for something and sleep."""
         return all(at_rest(tuple(self._samples.get(pid, ())), self._stall_after_s) for pid in pids)
 
     def _take(self, pid: int, ring: Beating) -> None:
@@ -131,7 +131,7 @@ class LivenessSampler:
         self._standings.pop(pid, None)
 
     def _use(self, pid: int, beat: Heartbeat) -> _Use:
-        """What a process and all its children have used, and whether anything wakes one of them."""
+        """Return what a process and all its children have used, and whether anything wakes one of them."""
         import psutil
 
         cpu_s, io_bytes, woken_at_ns, process, child_runs = 0.0, 0, 0, psutil.Process(pid), dict[int, int]()
@@ -169,7 +169,7 @@ class _Use(NamedTuple):
 
 
 def _runs(pid: int) -> int:
-    """How often the main thread of a process was given a core; -1 where nobody tells."""
+    """Return how often the main thread of a process was given a core; -1 where no one tells."""
     try:
         with open(f"/proc/{pid}/task/{pid}/schedstat", encoding="ascii") as file:
             return int(file.read().split()[2])
@@ -178,5 +178,5 @@ def _runs(pid: int) -> int:
 
 
 def _is_silent(beat: Heartbeat) -> bool:
-    """Tell whether a rank cannot say itself what it sleeps by."""
+    """Return whether a rank cannot say itself what it sleeps by."""
     return epoch_ns() - beat.beat_at_ns > SILENT_AFTER_NS

@@ -82,7 +82,9 @@ def usual_interval_ns(steps: StepTrack) -> int:
 
 
 def _longest_pause_ns(steps: StepTrack | None) -> int:
-    """The longest that a rank has taken for a step, or between two, its first ones apart; 0 where it has made none."""
+    """Return the longest that a rank has taken for a step, or between two, its first ones apart; 0 where it has made
+    none.
+    """
     if steps is None:
         return 0
     started, ended = steps.started_at_ns[_WARM_UP:], steps.ended_at_ns[_WARM_UP:]
@@ -91,7 +93,7 @@ def _longest_pause_ns(steps: StepTrack | None) -> int:
 
 
 def _wanted_core_ns(pid: int) -> int | None:
-    """For how long any thread of a process has run or waited for a core; None where nobody tells."""
+    """Return for how long any thread of a process has run or waited for a core; None where no one tells."""
     most = None
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):

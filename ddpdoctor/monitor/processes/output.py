@@ -46,7 +46,7 @@ def tail(path: Path) -> str:
 
 
 def _shortened(line: str) -> str:
-    """A line that can be read; progress bars are drawn over each other in one line."""
+    """Return a line that can be read; progress bars are drawn over each other in one line."""
     last = line.rstrip("\r").rpartition("\r")[2]
     return last if len(last) <= LONGEST_LINE else f"{last[: LONGEST_LINE // 2]} … {last[-LONGEST_LINE // 2 :]}"
 

@@ -3,7 +3,7 @@
 The interpreter is started once more, apart from the job, and reads the rank's memory from outside as py-spy does.
 ``sys.remote_exec``, the public way of 3.14, runs code inside of the rank instead, once its main thread comes back to
 Python: of three ranks on 3.14.10 that slept, waited for a lock, and computed in a loop, only the last one answered, and
-in the others our code stayed behind until they went on. It neither helps in a hang nor leaves the job alone.
+in the others our code stayed behind until they continued. It neither helps in a hang nor leaves the job alone.
 """
 
 from __future__ import annotations

@@ -35,11 +35,11 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     cpu_share: float = 0.0
     """Of one core."""
     native: tuple[str, ...] = ()
-    """C++ functions that its main thread is in, innermost first; empty where nobody asked for them."""
+    """C++ functions that its main thread is in, innermost first; empty where no one asked for them."""
     problem: str = ""
     """Why it could not be read, as a clause."""
     native_problem: str = ""
-    """Why its C++ functions could not be read, where somebody asked."""
+    """Why its C++ functions could not be read, where someone asked."""
 
 
 class _Frame(msgspec.Struct):
@@ -119,7 +119,7 @@ def _with_native(program: str, pids: Sequence[int], looks: list[Look]) -> list[L
 
 
 def _stack(program: str | None, pid: int) -> tuple[tuple[Frame, ...], str]:
-    """The main thread's frames, and why there are none."""
+    """Return the main thread's frames, and why there are none."""
     main, problem = _main_thread(program, pid, "--nonblocking")
     return tuple(Frame(frame.filename, frame.line, frame.name) for frame in main.frames), problem
 
@@ -136,7 +136,7 @@ def _main_thread(program: str | None, pid: int, option: str) -> tuple[_Thread, s
 
 
 def _ask(program: str, pid: int, option: str) -> tuple[bytes, str]:
-    """What py-spy says of a process, and why it says nothing."""
+    """Return what py-spy says of a process, and why it says nothing."""
     command = (program, "dump", "--pid", str(pid), "--json", option)
     try:
         done = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL)

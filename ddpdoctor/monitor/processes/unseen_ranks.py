@@ -13,7 +13,9 @@ FIRST_BEAT_WITHIN_NS = 2_000_000_000
 """A rank beats five times a second: one that has not beaten for so long, when it is first met or has told its end, is
 gone."""
 SILENT_FOR_NS = 60_000_000_000
-"""One that said nothing of its end may be in a call that holds its interpreter; nobody waits longer for it to go on."""
+"""One that said nothing of its end may be in a call that holds its interpreter; no one waits longer for it to
+continue.
+"""
 
 
 class UnseenRanks:
@@ -48,12 +50,12 @@ class UnseenRanks:
                 self._over.add(pid)
 
     def live(self, pid: int, now_ns: int) -> bool:
-        """Tell whether a process that was never seen still beats, or may."""
+        """Return whether a process that was never seen still beats, or may."""
         patience_ns = SILENT_FOR_NS if pid in self._beating - self._over else FIRST_BEAT_WITHIN_NS
         return not self._outer.was_seen(pid) and now_ns < self._beaten_at_ns.get(pid, 0) + patience_ns
 
     def may_live(self, pid: int, now_ns: int) -> bool:
-        """Tell whether nobody knows of the end of one that was never seen, however long it has been silent."""
+        """Return whether no one knows of the end of one that was never seen, however long it has been silent."""
         return pid in self._beating - self._over or self.live(pid, now_ns)
 
     def note(self, book: RankBook) -> str:

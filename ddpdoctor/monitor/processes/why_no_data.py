@@ -93,7 +93,7 @@ class Silence:
         )
 
     def _complaints(self, launcher: int) -> Iterator[str]:
-        """What is wrong with the environment or the options of the Python processes below the launcher."""
+        """Yield what is wrong with the environment or the options of the Python processes below the launcher."""
         import psutil
 
         try:
@@ -153,7 +153,7 @@ def _complaint(words: list[str], environment: dict[str, str], program: str) -> I
 
 
 def _without_torch(record: RunRecord, book: RankBook) -> str:
-    """The exception that says that torch is not installed."""
+    """Return the exception that says that torch is not installed."""
     raised = [error.message for rank in record.ranks for error in rank.exceptions]
     raised += [event.message for event in book.early_exceptions()]
     return next(filter(_NO_TORCH.search, raised), "")

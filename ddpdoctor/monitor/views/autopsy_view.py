@@ -100,7 +100,7 @@ def _stall(cause: Finding, examination: Examination, now_ns: int) -> StallView:
 
 
 def _said_of(rank: int, examination: Examination) -> str:
-    """What the first finding that speaks of a rank says of it."""
+    """Return what the first finding that speaks of a rank says of it."""
     for finding in examination.findings:
         told = next((fact.text for fact in finding.evidence if fact.rank == rank), "")
         if told:

@@ -17,7 +17,9 @@ MOST_RANKS = 8
 
 
 def overdue_ns(ranks: Sequence[RankView], times: StepTimes | None, now_ns: int) -> int | None:
-    """How long ago a living rank made its newest step; None while the next is not overdue, or none was made yet."""
+    """Return how long ago a living rank made its newest step; None while the next is not overdue, or none was made
+    yet.
+    """
     made_at_ns = [rank.stepped_at_ns for rank in ranks if rank.alive and rank.stepped_at_ns is not None]
     since_ns = now_ns - min(made_at_ns, default=now_ns)
     patience_ns = max(OVERDUE_AFTER_NS, OVERDUE_STEPS * (times.p95_ns if times is not None else 0))
@@ -40,7 +42,7 @@ def _named(ranks: Sequence[RankView]) -> str:
 
 
 def _for(ranks: Sequence[RankView], now_ns: int) -> str:
-    """For how long the one that began last has done it."""
+    """Return for how long the one that began last has done it."""
     since_ns = [rank.state_since_ns for rank in ranks if rank.alive]
     known = [at_ns for at_ns in since_ns if at_ns is not None]
     return f" for {duration_text(max(0, now_ns - max(known)))}" if known and len(known) == len(since_ns) else ""

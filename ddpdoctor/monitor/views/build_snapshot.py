@@ -94,7 +94,7 @@ def build_snapshot(look: Look, series: Series, name: str, run_directory: str) ->
 
 
 def _with_meanwhile(look: Look, ranks: tuple[RankView, ...], overdue: int | None) -> RunVerdict:
-    """The verdict, and what the ranks do while no steps are made; of a standstill it says that anyway."""
+    """Return the verdict, and what the ranks do while no steps are made; of a standstill it says that anyway."""
     if overdue is None or look.state != "running":
         return look.verdict
     told = f"no step for {duration_text(overdue)}: {meanwhile(ranks, look.now_ns)}"

@@ -105,7 +105,7 @@ def _is_silent(pulse: Pulse, now_ns: int) -> bool:
 
 
 def _since_ns(pulse: Pulse | None, stepped_at_ns: int | None, now_ns: int) -> int | None:
-    """Since when a rank does what it does; each forward of an evaluation begins the phase anew."""
+    """Return since when a rank does what it does; each forward of an evaluation begins the phase anew."""
     if pulse is not None and _is_silent(pulse, now_ns):
         return pulse.beat_at_ns
     if pulse is not None and pulse.phase == "evaluation" and stepped_at_ns is not None:
@@ -114,7 +114,7 @@ def _since_ns(pulse: Pulse | None, stepped_at_ns: int | None, now_ns: int) -> in
 
 
 def _failed(rank: Rank) -> bool:
-    """Tell whether a process has ended other than well; what happens to it after its script is over is no matter."""
+    """Return whether a process has ended other than well; what happens to it after its script is over is no matter."""
     if rank.end in ("running", "finished", "ended-by-rehearsal") or rank.main_finished:
         return False
     return rank.end == "raised" or rank.exit_code != 0

@@ -16,7 +16,7 @@ _PLURALS = {"waits": "wait", "calls": "call", "was": "were", "is": "are", "polls
 
 
 def stall_view(divergence: Divergence, finding: Finding | None, record: RunRecord, seen_ns: int) -> StallView:
-    """Describe what the job stands in; ``finding`` is what the check says that speaks for it.
+    """Describe what the job stands in; ``finding`` is what the check says that reports it.
 
     ``seen_ns`` is when it was found, which for who attaches later says nothing of how long the job has stood.
     """
@@ -68,6 +68,6 @@ def _sides(facts: Sequence[Fact], culprit: int | None) -> tuple[StallSide, ...]:
 
 
 def _of_several(said: str) -> str:
-    """A predicate of one rank as one of several."""
+    """Return a predicate of one rank as one of several."""
     verb, space, rest = said.partition(" ")
     return f"{_PLURALS.get(verb, verb)}{space}{rest}"

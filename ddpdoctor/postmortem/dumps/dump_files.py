@@ -29,7 +29,7 @@ class DumpsRead(msgspec.Struct, kw_only=True):
 
 
 def read_dumps(files: Sequence[Found]) -> DumpsRead:
-    """Read all dumps; one that is damaged, or of a rank that nobody knows, costs a sentence."""
+    """Read all dumps; one that is damaged, or of a rank that no one knows, costs a sentence."""
     dumps, told = Dumps(), DumpsRead(book=DumpBook())
     damaged: list[str] = []
     for found in files:

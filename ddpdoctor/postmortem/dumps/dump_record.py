@@ -164,7 +164,7 @@ class DumpBook:
         )
 
     def _groups_of(self, dump: Dump, entries: Sequence[Entry]) -> dict[tuple[tuple[str, ...], bool], int]:
-        """The number of each group of a dump, point-to-point apart: it counts for itself."""
+        """Return the number of each group of a dump, point-to-point apart: it counts for itself."""
         found: dict[tuple[tuple[str, ...], bool], int] = {}
         ordinals: dict[tuple[int, ...], int] = {}
         configured = {name: ranks_of(config) for name, config in dump.pg_config.items()}
@@ -212,7 +212,9 @@ class DumpBook:
 
 
 def _one_of_each(entries: Sequence[Entry]) -> list[tuple[Entry, bool]]:
-    """The entries with whether each is over; the parts of a coalesced operation are one, over when its last is."""
+    """Return the entries with whether each is over; the parts of a coalesced operation are one, over when its last
+    is.
+    """
     rows: list[tuple[Entry, bool]] = []
     places: dict[tuple[object, ...], int] = {}
     for entry in entries:
@@ -240,7 +242,7 @@ def _group_key(entry: Entry) -> tuple[str, ...]:
 
 
 def _kind_of(entry: Entry) -> tuple[str, int | None]:
-    """The kind as users spell it, and the peer of a send or a receive by its number in the group."""
+    """Return the kind as users spell it, and the peer of a send or a receive by its number in the group."""
     name = entry.profiling_name.rpartition(":")[2]
     kind, _, peers = name.partition(" ")
     kind = KINDS.get(kind, kind)

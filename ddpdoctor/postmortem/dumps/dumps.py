@@ -171,7 +171,7 @@ def _of_json(content: bytes) -> Dump:
 
 
 def _depth(content: bytes) -> int:
-    """How many opening brackets stand in a row at the most, which is what a bomb of nested lists is made of."""
+    """Return how many opening brackets stand in a row at the most, which is what a bomb of nested lists is made of."""
     longest = 0
     for match in re.finditer(rb"[\[{]{8,}", content):
         longest = max(longest, len(match[0]))

@@ -180,7 +180,7 @@ class Assembly:
 
     @property
     def has_gaps(self) -> bool:
-        """Part of what the ranks wrote is missing: of a live run nobody may conclude what a rank has not called."""
+        """Part of what the ranks wrote is missing: of a live run no one may conclude what a rank has not called."""
         return self._completeness.has_gaps
 
     def poll(self) -> None:
@@ -209,7 +209,7 @@ class Assembly:
                 handle(pid, due)
 
     def record(self, job: Job) -> RunRecord:
-        """The record of what is known so far."""
+        """Return the record of what is known so far."""
         paired = job.kind != "run" or not self.has_gaps
         rows: dict[str, Any] = {name: tuple(found) for name, found in self._rows.items()}
         rows |= {"loaders": self._passes.with_samples(self._rows["loaders"]), "gauges": tuple(self._gauges.values())}
@@ -262,7 +262,7 @@ class Assembly:
         return tuple(exception_of(event) for event in self.book.early_exceptions())
 
     def _heartbeats(self) -> tuple[dict[int, int], dict[int, int]]:
-        """The row that each process waits in, and the end of the sleep that it is in."""
+        """Return the row that each process waits in, and the end of the sleep that it is in."""
         waiting, sleeping = self.live.waiting_rows(), self.live.sleeping()
         for pid, ring in self.files.rings.items():
             beat = ring.heartbeat()

@@ -79,7 +79,7 @@ class Completeness:
         self._lost[pid] = max(self._lost.get(pid, 0), events)
 
     def states(self, lines: StreamState, kind: RunKind) -> dict[str, StreamState]:
-        """The state of every stream, given that of the lines."""
+        """Return the state of every stream, given that of the lines."""
         if kind == "run":
             states = self._live_states()
         else:
@@ -98,7 +98,7 @@ class Completeness:
         return states
 
     def _collective_states(self) -> dict[str, StreamState]:
-        """The state of the log of collectives of a rehearsal, where it is not complete."""
+        """Return the state of the log of collectives of a rehearsal, where it is not complete."""
         states: dict[str, StreamState] = {}
         if self._files.refused:
             states["collectives"] = StreamState("truncated", next(iter(self._files.refused.values())))
@@ -119,7 +119,7 @@ class Completeness:
         return states
 
     def _live_states(self) -> dict[str, StreamState]:
-        """The state of every stream of a live run."""
+        """Return the state of every stream of a live run."""
         states = {name: StreamState("absent", "a live run does not record them") for name in STREAMS}
         states |= dict.fromkeys(_LIVE, StreamState("complete"))
         reason = next(iter(self._live.refused.values()), "")

@@ -22,7 +22,7 @@ class LineRows:
         self._lost = ""
 
     def rows(self) -> tuple[LinesExecuted, ...]:
-        """The lines by rank and file."""
+        """Return the lines by rank and file."""
         found: dict[tuple[int, str], LinesExecuted] = {}
         for (pid, file), lines in self._lines.items():
             rank = self._rank_of(pid)
@@ -40,7 +40,7 @@ class LineRows:
         return tuple(found[key] for key in sorted(found))
 
     def state(self) -> StreamState:
-        """Whether every line is known from where training began."""
+        """Return whether every line is known from where training began."""
         if self._lost:
             return StreamState("truncated", self._lost)
         return StreamState("complete") if self._begun else StreamState("absent", "no rank reached its training")

@@ -120,7 +120,7 @@ class LiveRings:
         return tuple(sorted(tracks, key=lambda track: track.rank))
 
     def collectives(self) -> tuple[CollectiveTrack, ...]:
-        """What the ranks wrote of torch's flight recorder: one track a rank, ascending."""
+        """Return what the ranks wrote of torch's flight recorder: one track a rank, ascending."""
         tracks = []
         if not self.tells_collectives:
             return ()
@@ -165,7 +165,7 @@ class LiveRings:
         return self._empty | {pid for pid, tail in self.steps.items() if tail.pulse() is None}
 
     def last_signs(self) -> dict[int, LastSign]:
-        """What the newest pulse of each process that has a ring says of its end."""
+        """Return what the newest pulse of each process that has a ring says of its end."""
         signs = {pid: LastSign(mute=True) for pid in self._empty}
         for pid, tail in self.steps.items():
             pulse = tail.pulse()
@@ -176,7 +176,7 @@ class LiveRings:
         return signs
 
     def pulses(self) -> tuple[Pulse, ...]:
-        """The newest pulse of each rank, ascending."""
+        """Return the newest pulse of each rank, ascending."""
         pulses = []
         for pid, tail in self.steps.items():
             rank, raw = self._rank_of(pid), tail.pulse()
@@ -190,7 +190,7 @@ class LiveRings:
             tail.close()
 
     def _since_ns(self) -> int:
-        """Since when rows are taken into the tracks."""
+        """Return since when rows are taken into the tracks."""
         if not self.window_ns:
             return 0
         ends = (tail.columns["ended_at_ns"] for tail in self.steps.values())
@@ -238,11 +238,11 @@ class LiveRings:
 
 
 def _waits(pulse: RawPulse) -> bool:
-    """Tell whether the training thread is held by a collective: it stands, and one is under way."""
+    """Return whether the training thread is held by a collective: it stands, and one is under way."""
     return pulse.unchanged_ms >= WAITING_AFTER_MS and (pulse.kind >= 0 or bool(pulse.blocked))
 
 
 def _rows_since(tail: RingTail, time: str, since_ns: int) -> dict[str, array[int]]:
-    """The columns of a ring from the first row on whose ``time`` is not before."""
+    """Return the columns of a ring from the first row on whose ``time`` is not before."""
     start = bisect_left(tail.columns[time], since_ns)
     return {name: column[start:] for name, column in tail.columns.items()}

@@ -121,7 +121,7 @@ class RankBook:
             self.launched_for = max(self.launched_for, event.world_size or 0)
 
     def rank_of(self, pid: int) -> int | None:
-        """The rank that a process is."""
+        """Return the rank that a process is."""
         entry = self.processes.get(pid)
         return entry.rank if entry is not None else None
 
@@ -131,7 +131,7 @@ class RankBook:
         return 0 if entry is None else entry.training_thread
 
     def rank_or_parent(self, pid: int) -> int | None:
-        """The rank that a process is or works for."""
+        """Return the rank that a process is or works for."""
         for _ in range(8):
             entry = self.processes.get(pid)
             if entry is None:
@@ -150,7 +150,7 @@ class RankBook:
         return tuple(sorted({e.rank for e in self.processes.values() if e.rank is not None and e.torch}))
 
     def nodes(self) -> tuple[Node, ...]:
-        """The machines that the ranks say they are on, the one with the lowest rank first."""
+        """Return the machines that the ranks say they are on, the one with the lowest rank first."""
         entries = sorted((e for e in self.processes.values() if e.rank is not None and e.host), key=_rank_of_entry)
         hosts = dict.fromkeys(entry.host for entry in entries)
         found = []
@@ -167,12 +167,12 @@ class RankBook:
         return tuple(found)
 
     def any_ended(self) -> bool:
-        """Tell whether some rank has ended, or has raised what will end it."""
+        """Return whether some rank has ended, or has raised what will end it."""
         ranks = (entry for entry in self.processes.values() if entry.rank is not None)
         return any(entry.exceptions or entry.exit or entry.os_exit or entry.gone_ns for entry in ranks)
 
     def early_exceptions(self) -> list[events.Raised]:
-        """What was raised in processes that neither are ranks nor work for one, first in time first."""
+        """Return what was raised in processes that neither are ranks nor work for one, first in time first."""
         raised = [
             event
             for pid, entry in self.processes.items()
@@ -201,7 +201,7 @@ class RankBook:
         without: Container[int] = (),
         last_signs: Mapping[int, LastSign] | None = None,
     ) -> tuple[Rank, ...]:
-        """The ranks of the record, ascending; nothing that came after our own ending counts.
+        """Return the ranks of the record, ascending; nothing that came after our own ending counts.
 
         ``without``: processes that say to be a rank and are none. ``last_signs``: of a live run, by process.
         """
@@ -259,9 +259,9 @@ class RankBook:
         return "running", 0
 
     def _end_untold(self, pid: int, last_signs: Mapping[int, LastSign]) -> RankEnd:
-        """How a process ended of whose end no event is there: it was killed, or the event could not be written.
+        """Return how a process ended of whose end no event is there: it was killed, or the event could not be written.
 
-        The disk was full, or somebody has deleted the run directory.
+        The disk was full, or someone has deleted the run directory.
         """
         sign = last_signs.get(pid)
         if sign is not None and sign.finished:
@@ -298,7 +298,7 @@ def _exit_code(entry: ProcessEntry) -> int | None:
 
 
 def exception_of(event: events.Raised) -> RankException:
-    """An exception as a process told it."""
+    """Return an exception as a process told it."""
     return RankException(**{**shared_fields(event, RankException), "frames": frames_of(event.frames)})
 
 
@@ -316,7 +316,7 @@ class EarlyEvents:
         self._held: dict[int, list[Event | Row]] = {}
 
     def due(self, pid: int, event: Event | Row, *, is_rank: bool) -> Iterable[Event | Row]:
-        """What is to be taken in now that ``event`` was read."""
+        """Return what is to be taken in now that ``event`` was read."""
         if is_rank:
             return (*self._held.pop(pid, ()), event)
         if isinstance(event, _OF_A_RANK) or (isinstance(event, Row) and event.kind in self._rows):

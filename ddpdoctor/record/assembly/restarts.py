@@ -75,7 +75,7 @@ def _started_anew(book: RankBook, beat_ns: Callable[[int], int], is_alive: Calla
 
 
 def _claims(book: RankBook) -> dict[int, list[int]]:
-    """The processes that say to be a rank, by rank."""
+    """Return the processes that say to be a rank, by rank."""
     claims: dict[int, list[int]] = {}
     for pid, entry in book.processes.items():
         if entry.rank is not None:
@@ -96,7 +96,7 @@ def _serves_a_rank(book: RankBook, pid: int) -> bool:
 
 
 def ancestors(book: RankBook, pid: int) -> list[int]:
-    """The processes above one, as far as they are known."""
+    """Return the processes above one, as far as they are known."""
     found: list[int] = []
     left = [pid]
     while left:

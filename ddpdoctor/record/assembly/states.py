@@ -23,7 +23,7 @@ class StateRows:
         self._late: dict[tuple[int, str, int], list[int]] = {}
 
     def rows(self) -> tuple[TrainingState, ...]:
-        """What was held at the first step, with the loads that came before and after it."""
+        """Return what was held at the first step, with the loads that came before and after it."""
         return tuple(
             msgspec.structs.replace(
                 state, loads=tuple(self._early.get(key, ())), late_loads=tuple(self._late.get(key, ()))

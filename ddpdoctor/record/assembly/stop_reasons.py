@@ -9,7 +9,7 @@ from ddpdoctor.record.model import StopReason
 
 
 def ending_of(event: Ended, rank: int) -> tuple[StopReason, str]:
-    """The reason in an event of an ending of ours, and the sentence for the user; ``rank`` is -1 for none."""
+    """Return the reason in an event of an ending of ours, and the sentence for the user; ``rank`` is -1 for none."""
     reason, text = event.reason, event.text
     if reason in ("slow", "memory", "rendezvous"):
         return reason, text  # type: ignore[return-value]

@@ -21,7 +21,7 @@ class WaitRows:
         """By process and number there."""
 
     def ranked(self) -> tuple[Wait, ...]:
-        """The waits, with the ranks that their processes are by now."""
+        """Return the waits, with the ranks that their processes are by now."""
         return tuple(
             msgspec.structs.replace(wait, rank=_rank(self._rank_of(pid))) for (pid, _), wait in self.rows.items()
         )

@@ -1,4 +1,4 @@
-"""What the ranks did to files, and how they came to them."""
+"""What the ranks did to files, and how they reached them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FileEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank came to a path: what it was about to do there, whatever became of it."""
+    """A rank reached a path: what it was about to do there, whatever became of it."""
 
     rank: int
     action: AccessAction

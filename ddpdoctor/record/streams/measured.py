@@ -10,8 +10,8 @@ optimizers that alternate in one iteration, and several DDP modules make one ste
 between the last optimizer step of a step and the next training fetch belong to no step; they are pauses. The first
 fetch from workers that have only just been started belongs to the pause, too.
 
-What cannot be told apart is counted where it is seen: a no-gradient forward between the fetch of a training batch and
-its backward is forward; an evaluation that neither draws from a loader nor runs a DDP forward is part of the step
+What cannot be distinguished is counted where it is seen: a no-gradient forward between the fetch of a training batch
+and its backward is forward; an evaluation that neither draws from a loader nor runs a DDP forward is part of the step
 before it; a batch that another thread fetches is no data wait, and then a step begins with its forward. Of a DDP module
 that ``torch.compile`` compiles as a whole the forward is *other* and its reduction is not measured (wrap the compiled
 module instead). Point-to-point calls have no sequence number (-1), DDP's broadcasts of buffers are counted by
@@ -174,7 +174,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     memory_total_bytes: int | None = None
     power_limit_w: float | None = None
     default_power_limit_w: float | None = None
-    """What the power limit is when nobody has set it."""
+    """What the power limit is when no one has set it."""
     maximum_sm_clock_mhz: int | None = None
     nvlink_bytes_per_s: float | None = None
     """What its active NVLinks carry together in one direction; None without NVLink or where the driver does not

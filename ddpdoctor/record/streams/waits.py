@@ -24,7 +24,7 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     meets_elsewhere: str = ""
     """A ``tcp://`` address in the call whose port is not the one that a launcher had told; otherwise empty."""
     led_from: str = ""
-    """The address at which the script would have met, and where nobody listens; empty when it met where it said."""
+    """The address at which the script would have met, and where no one listens; empty when it met where it said."""
     ranks_asked: int = 0
     """For how many ranks the script makes its group, where fewer were started; 0 otherwise."""
     rank_taken: int = -1

@@ -117,7 +117,7 @@ def _notes(examination: Examination, width: int) -> list[Text]:
 
 
 def _unreached(examination: Examination, width: int) -> list[Text]:
-    """What of the training the rehearsal did not come to, in a few lines."""
+    """Return what of the training the rehearsal did not come to, in a few lines."""
     places = examination.rehearsal.unreached
     if not places:
         return []

@@ -69,7 +69,7 @@ def finding_object(finding: Finding, root: str) -> dict[str, Any]:
 
 
 def _object(of: msgspec.Struct, root: str) -> dict[str, Any]:
-    """The fields of a struct that are told, in their order; its files are shown relative to ``root``."""
+    """Return the fields of a struct that are reported, in their order; its files are shown relative to ``root``."""
     left_out = _LEFT_OUT.get(type(of), frozenset())
     fields = {_RENAMED.get(name, name): getattr(of, name) for name in of.__struct_fields__ if name not in left_out}
     told = {name: _value(value, root) for name, value in fields.items()}

@@ -115,7 +115,7 @@ def _result(finding: Finding, examination: Examination, index: dict[str, int]) -
 
 
 def _thread_flows(finding: Finding, root: str) -> list[dict[str, Any]]:
-    """What each rank did, then what decided; nothing for findings that rest on no path."""
+    """Return what each rank did, then what decided; nothing for findings that rest on no path."""
     paths = [fact for fact in finding.evidence if fact.stack]
     if not paths:
         return []

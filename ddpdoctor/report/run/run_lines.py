@@ -68,7 +68,7 @@ class RunLines:
                 lines += finding_lines(view.finding, self._root)
                 self._said.add(view.finding.title)
         for key, view in self._holding.items():
-            # That a standstill is over is told when the job goes on.
+            # That a standstill is over is told when the job continues.
             stood = self._stall is not None and view.finding.title == self._stall.title
             if key not in holding and key in ended and not stood:
                 lines.append(f"over: {view.finding.name} ({view.finding.code}): {one_line(view.finding.title)}")
@@ -164,7 +164,7 @@ def stall_lines(stall: StallView, root: str) -> list[str]:
 
 
 def _at(side: StallSide, root: str) -> str:
-    """The user's line, unless the text says it."""
+    """Return the user's line, unless the text says it."""
     frame = next((frame for frame in side.stack if in_user_code(frame.file)), None)
     if frame is None or f"{frame.file.rpartition('/')[2]}:{frame.line}" in side.text:
         return ""

@@ -96,7 +96,7 @@ def _scaling(snapshot: Snapshot, ranks: int) -> str:
 
 
 def _in_steps(snapshot: Snapshot) -> str:
-    """How much of the time went into steps: the rest is start-up, evaluation, checkpoints."""
+    """Return how much of the time went into steps: the rest is start-up, evaluation, checkpoints."""
     if snapshot.steps is None or snapshot.phases is None:
         return ""
     return f" (about {seconds(round(snapshot.steps * snapshot.phases.step_ns))} of it in steps)"
@@ -110,7 +110,7 @@ def _newest(snapshot: Snapshot) -> str:
 
 
 def _standing(snapshot: Snapshot, root: str) -> list[Text]:
-    """What a job stands in; of one that has ended the verdict and its finding say it."""
+    """Return what a job stands in; of one that has ended the verdict and its finding say it."""
     if snapshot.stall is None or (snapshot.state == "ended" and snapshot.verdict.code):
         return []
     return [Text(line) for line in stall_lines(snapshot.stall, root)]
@@ -148,7 +148,7 @@ def _row(rank: RankView, *, is_slow: bool) -> str:
 
 
 def _cells(words: Iterable[str]) -> str:
-    """The words right-aligned in columns; the first is a rank, which needs less room."""
+    """Return the words right-aligned in columns; the first is a rank, which needs less room."""
     return "".join(f"{word:>{_CELLS}}" for word in words)[_CELLS - _FIRST_CELLS :]
 
 

@@ -54,7 +54,7 @@ def _row(point: ScalingPoint, width: int) -> list[Text]:
 
 
 def _plot(result: MeasuredScaling) -> list[Text]:
-    """The speed-up of each run as a bar, with a mark where it would be perfect."""
+    """Return the speed-up of each run as a bar, with a mark where it would be perfect."""
     points = [point for point in result.points if point.speedup is not None]
     if len(points) < 2:
         return []

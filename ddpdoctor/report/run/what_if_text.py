@@ -98,7 +98,7 @@ def _figures(change: Change) -> str:
 
 
 def _together(answer: WhatIf, width: int) -> list[Text]:
-    """The best combination, one change after the other."""
+    """Return the best combination, one change after the other."""
     if not answer.combination:
         return []
     lines = [Text("cumulative: each with all above it, for changes that leave the training as it is", "bold")]

@@ -113,7 +113,7 @@ def _excerpt(location: Location | None) -> tuple[CodeLine, ...]:
 
 
 def _sides(finding: Finding, root: str) -> tuple[SideView, ...]:
-    """What each of several ranks did; ranks that did the same share a column."""
+    """Return what each of several ranks did; ranks that did the same share a column."""
     alike: dict[tuple[str, tuple[Frame, ...]], list[int]] = {}
     for fact in finding.evidence:
         if fact.rank is not None and fact.stack:
