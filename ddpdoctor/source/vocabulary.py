@@ -142,8 +142,13 @@ STATEFUL_BUFFER_MODULES = re.compile(r"(Sync)?(Lazy)?(Batch|Instance)Norm(\dd)?$
 OPTIMIZER = "torch.optim.Optimizer"
 """Base class of the optimizers of torch, for one that is chosen by a name."""
 MODEL_LIBRARY = "torchvision.models."
-PRETRAINED = re.compile(r"^(transformers|diffusers)\.(\w+\.)*[A-Z]\w*$")
-"""Classes whose ``from_pretrained`` and ``from_config`` make their objects."""
+PRETRAINED = re.compile(
+    r"^(transformers|diffusers)\.(\w+\.)*"
+    r"(?!\w*(Config|Extractor|Pipeline|Processor|Scheduler|Tokenizer(Fast)?)$)[A-Z]\w*$"
+)
+"""Classes of models whose ``from_pretrained`` and ``from_config`` make their objects."""
+MODULE = re.compile(rf"\.nn\.|^torchvision\.models\.|{PRETRAINED.pattern}")
+"""What makes a ``torch.nn.Module``, by its full name."""
 MODELS_WITH_STATISTICS = re.compile(
     r"torchvision\.models\.(\w+\.)*(\w*res(net|next)\w*|densenet\w*|mobilenet\w*|efficientnet\w*|mnasnet\w*|regnet\w*"
     r"|shufflenet\w*|googlenet|inception\w*|vgg\d+_bn|deeplab\w*|fcn_\w*)$"

@@ -22,7 +22,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.torch_model.ddp import wrap
 from ddpdoctor.source.torch_model.framework_attributes import ACCELERATOR
-from ddpdoctor.source.vocabulary import DATA_LOADER, DDP, MODEL_LIBRARY
+from ddpdoctor.source.vocabulary import DATA_LOADER, DDP, MODULE
 
 _MODEL_NAME = re.compile(r"model|net(work)?$|unet|encoder|decoder|generator|discriminator", re.IGNORECASE)
 
@@ -75,6 +75,6 @@ def _is_model(value: Value, name: str) -> bool:
     if isinstance(value, Instance):
         return _MODEL_NAME.search(name) is not None or _MODEL_NAME.search(value.cls.node.name) is not None
     if isinstance(value, ExternalObject):
-        return (".nn." in value.name and value.name != DDP) or value.name.startswith(MODEL_LIBRARY)
+        return value.name != DDP and MODULE.search(value.name) is not None
     unread = isinstance(value, (Unknown, External, OneOf))
     return unread and _MODEL_NAME.search(name) is not None

@@ -70,11 +70,10 @@ from ddpdoctor.source.vocabulary import (
     DATA_LOADER,
     DDP,
     DISTRIBUTED_SAMPLER,
-    MODEL_LIBRARY,
     MODEL_PRESERVING,
+    MODULE,
     MODULE_SELF_METHODS,
     NOT_FALSE,
-    PRETRAINED,
     PROCESSES,
     RUNNERS,
     SPAWNERS,
@@ -232,7 +231,9 @@ def _known_method(
         return SYNCHRONISED
     if (drawn := number_from_store(name, receiver, positional)) is not None:
         return drawn
-    is_module = isinstance(receiver, Instance) or (isinstance(receiver, ExternalObject) and _is_module(receiver))
+    is_module = isinstance(receiver, Instance) or (
+        isinstance(receiver, ExternalObject) and MODULE.search(receiver.name) is not None
+    )
     if is_module and name in MODULE_SELF_METHODS:
         _note_device(machine, node, name, positional, named)
         return receiver
@@ -258,10 +259,6 @@ def _by_promise(machine: Machine, receiver: Value, name: str) -> Function | None
             if isinstance(method, Function) and method.node not in running and method not in found:
                 found.append(method)
     return found[0] if len(found) == 1 else None
-
-
-def _is_module(value: ExternalObject) -> bool:
-    return ".nn." in value.name or value.name.startswith(MODEL_LIBRARY) or PRETRAINED.match(value.name) is not None
 
 
 def _plain_method(machine: Machine, node: ast.AST, function: BoundMethod, arguments: list[Value]) -> Value:
