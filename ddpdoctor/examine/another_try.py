@@ -179,7 +179,7 @@ def _with_random_weights(request: RehearsalRequest, record: RunRecord) -> Try | 
             continue
         why = f"{path[1]} does not exist; rehearsed again with the model's initial weights"
         absent = (*request.absent_weights, path[1])
-        return Try(msgspec.structs.replace(request, absent_weights=absent), why, "which do not do for this script")
+        return Try(msgspec.structs.replace(request, absent_weights=absent), why, "which do not work for this script")
     return None
 
 
@@ -198,7 +198,7 @@ def _with_empty_directories(request: RehearsalRequest, record: RunRecord) -> Try
             absent = (*request.absent_directories, path)
             why = f"{path} does not exist; rehearsed again with an empty directory in its place"
             changed = msgspec.structs.replace(request, absent_directories=absent)
-            return Try(changed, why, "which does not do for this script")
+            return Try(changed, why, "which does not work for this script")
     return None
 
 

@@ -119,7 +119,7 @@ def test_where_the_kernel_refuses_the_way_out_is_named(tmp_path: Path, monkeypat
         (["--live", "train.py"], "is not a pid"),
         (["--hosts", "a", "x.log"], "`--hosts` goes with `--live`"),
         (["--native", "x.log"], "`--native` goes with `--live`"),
-        (["--live", str(os.getpid())], "no rank is among"),
+        (["--live", str(os.getpid())], "are ranks"),
     ],
 )
 def test_wrong_usage_is_one_sentence(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

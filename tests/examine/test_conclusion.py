@@ -57,7 +57,7 @@ def test_a_rank_that_still_works_when_its_peer_was_ended_by_us_goes_with_it() ->
     ended, works = Rank(rank=0, end="ended-by-rehearsal", exit_code=0), Rank(rank=1, end="running")
     assert judge(record(ended, works), ROOT).status == "completed"
     left = Rank(rank=0, end="finished", main_finished=True)
-    assert judge(record(left, works), ROOT).reason == "it is not known how rank 1 ended"
+    assert judge(record(left, works), ROOT).reason == "how rank 1 ended is unknown"
 
 
 def test_an_abort_after_the_script_had_finished_is_no_failure() -> None:
@@ -172,23 +172,23 @@ def test_an_exit_code_for_missing_arguments_is_shown_with_the_last_words() -> No
 
 def test_a_signal_is_named() -> None:
     ranks = [Rank(rank=0, end="signalled", signal=11, ended_ns=1), Rank(rank=1, end="raised", ended_ns=2)]
-    assert judge(record(*ranks), ROOT).reason == "rank 0 was ended by SIGSEGV"
+    assert judge(record(*ranks), ROOT).reason == "rank 0 was killed by SIGSEGV"
 
 
 def test_a_rank_whose_end_is_not_known_is_not_taken_for_finished() -> None:
     ranks = [Rank(rank=0, end="finished"), Rank(rank=1)]
-    assert judge(record(*ranks), ROOT).reason == "it is not known how rank 1 ended"
+    assert judge(record(*ranks), ROOT).reason == "how rank 1 ended is unknown"
 
 
 def test_ranks_that_never_reported_come_before_the_signal_of_the_launcher() -> None:
     ranks = [Rank(rank=0, end="signalled"), Rank(rank=1, end="signalled", signal=15)]
     section = judge(record(*ranks, ranks_reported=()), ROOT)
-    assert section.reason == "0 of 2 ranks reported; rank 1 was ended by SIGTERM"
+    assert section.reason == "0 of 2 ranks reported; rank 1 was killed by SIGTERM"
 
 
 def test_a_rank_that_vanished_without_a_signal_is_not_taken_for_finished() -> None:
     ranks = [Rank(rank=0, end="finished"), Rank(rank=1, end="signalled")]
-    assert judge(record(*ranks), ROOT).reason == "it is not known how rank 1 ended"
+    assert judge(record(*ranks), ROOT).reason == "how rank 1 ended is unknown"
 
 
 def test_an_error_before_the_start_keeps_its_sentence_and_hint() -> None:
@@ -199,7 +199,7 @@ def test_an_error_before_the_start_keeps_its_sentence_and_hint() -> None:
 def test_what_was_raised_before_there_was_a_rank_is_the_reason_and_a_taken_port_has_its_own_hint() -> None:
     taken = _raised("DistNetworkError", "cannot listen, name: EADDRINUSE", 15, time_ns=1)
     section = judge(record(expected=0, ranks_reported=(), early_exceptions=(taken,)), ROOT)
-    expected = "DistNetworkError was raised at train.py:15 before a rank started: cannot listen, name: EADDRINUSE"
+    expected = "DistNetworkError was raised before a rank started at train.py:15: cannot listen, name: EADDRINUSE"
     assert section.reason == expected
     assert "listens on the port" in section.hint
     assert judge(record(expected=0, ranks_reported=()), ROOT).reason == "the script started no rank"

@@ -58,7 +58,7 @@ def test_a_suspicion_that_the_run_did_not_confirm_says_so(
 
 
 @pytest.mark.parametrize(
-    ("nodes_wanted", "expected"), [(2, "`--layout 2x1` does"), (0, "it did not occur in the rehearsal")]
+    ("nodes_wanted", "expected"), [(2, "use `--layout 2x1`"), (0, "it did not occur in the rehearsal")]
 )
 def test_a_suspicion_that_one_node_cannot_show_says_which_layout_does(nodes_wanted: int, expected: str) -> None:
     suspected = msgspec.structs.replace(SUSPECTED, nodes_wanted=nodes_wanted)

@@ -69,7 +69,7 @@ def test_more_ranks_than_the_launcher_starts_are_named_as_missing(tmp_path: Path
     assert (code, report["rehearsal"]["steps"]) == (1, 3), report["rehearsal"]
     assert shown(report) == [("DDP504", 11)]
     (said,) = (finding["title"] for finding in report["findings"] if "rehearsal" in finding["basis"])
-    assert said.endswith("ranks 2 to 3 never come")
+    assert said.endswith("ranks 2 to 3 never arrive")
 
 
 def test_ranks_of_a_second_node_are_waited_for_by_nobody(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_accelerates_configuration_file_completes_its_command_line(tmp_path: Pat
         ("torchrun --nprocs-per-node 2 a.py", "torchrun has no option --nprocs-per-node", "--nproc-per-node"),
         ("torchrun --rdzv 1 a.py", "torchrun has no option --rdzv", "--rdzv-backend or --rdzv-conf"),
         ("torchrun --standalone=1 a.py", "--standalone takes no value", ""),
-        ("torchrun --lr 3", "torchrun has no option --lr", "behind the script"),
+        ("torchrun --lr 3", "torchrun has no option --lr", "after the script"),
         ("torchrun --no-python torchrun a.py", "one launcher starts another", "inner"),
         ("torchrun --no-python ./run.sh", "run.sh does not exist", ""),
         ("python", "python has no script", "python train.py"),

@@ -77,7 +77,7 @@ def test_batches_are_cut_where_a_cpu_does_what_gpus_are_meant_for(
             {"local_rank_option": "--local_rank"},
             ["takes --local_rank", "each rank got its own"],
         ),
-        (Launch(starter="torchrun", ranks=1), "cpu", {}, ["starts 1 rank", "2 were rehearsed"]),
+        (Launch(starter="torchrun", ranks=1), "cpu", {}, ["starts 1 rank", "rehearsed on 2"]),
         (Launch(starter="accelerate", environment={"ACCELERATE_MIXED_PRECISION": "fp16"}), "cpu", {}, ["fp16 needs"]),
         (Launch(starter="accelerate", environment={"ACCELERATE_MIXED_PRECISION": "bf16"}), "cpu", {}, []),
         (Launch(starter="accelerate", environment={"ACCELERATE_MIXED_PRECISION": "fp16"}), "cuda", {}, []),

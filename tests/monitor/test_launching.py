@@ -133,7 +133,7 @@ def test_the_second_signal_kills_a_job_that_does_not_listen(tmp_path: Path, star
     process.send_signal(signal.SIGINT)
     # Of two signals of one kind that come before the first is heard, the second is lost.
     assert process.stderr is not None
-    assert any(b"SIGINT goes to the job" in line for line in process.stderr)
+    assert any(b"SIGINT forwarded to the job" in line for line in process.stderr)
     # Schedulers and `timeout` send it twice at once: that takes away no time in which a checkpoint is saved.
     process.send_signal(signal.SIGINT)
     time.sleep(AGAIN_AFTER_S + 0.5)
@@ -278,7 +278,7 @@ def test_a_signal_that_nobody_handles_ends_neither_the_job_nor_the_watching(tmp_
     assert process.stderr is not None
     told = [process.stderr.readline() for _ in range(2)]
     assert {line.split()[1] for line in told} == {b"SIGUSR1", b"SIGUSR2"}
-    assert all(b"was not passed on: no process of the job handles it" in line for line in told)
+    assert all(b"was not forwarded: no process of the job handles it" in line for line in told)
     (tmp_path / "go").touch()
     out, err = process.communicate(timeout=60)
     assert (out, process.returncode) == (b"trained\n", 0)
@@ -400,7 +400,7 @@ def test_there_is_nothing_to_attach_to_when_no_process_names_a_run(monkeypatch: 
         (("--run-dir", "away"), "the run in away was started on node7, and cannot be watched from here"),
         (("--run-dir", "over", "--", "true"), "over already holds a run"),
         (("--nproc", "4", "--", "true"), "--nproc does not apply to the command after `--`"),
-        (("--env", "train.py"), "--env starts no job"),
+        (("--env", "train.py"), "--env does not start a job"),
     ],
 )
 def test_what_cannot_be_watched_is_said_in_one_sentence(

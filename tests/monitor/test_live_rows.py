@@ -99,7 +99,7 @@ def test_each_defect_of_a_watched_job_is_found(tmp_path: Path) -> None:
     assert saved["ranks"] == [0, 1]
     (drifted,) = found["DDP312"]
     assert drifted["severity"] == "warning"
-    told = "in a pass of 32 batches for each rank 1 averaged gradients 32 times, rank 0 31: gradients of"
+    told = "in a pass of 32 batches for each rank 1 averaged gradients 32 times, rank 0 31: from there on, gradients of"
     assert drifted["title"].startswith(told)
     assert BROKEN.splitlines()[drifted["locations"][0]["line"] - 1].startswith("    for number")
 

@@ -42,7 +42,7 @@ def _run(directory: Path, ranks: int, steps: int, samples: int = 32) -> Path:
 def test_a_run_of_one_rank_tells_its_throughput_and_others_say_why_they_do_not_serve(tmp_path: Path) -> None:
     assert one_rank_samples_per_s(str(_run(tmp_path / "one", 1, 60))) == pytest.approx(32 / 0.020)
     for directory, message in (
-        (_run(tmp_path / "two", 2, 60), "is one of 2 ranks"),
+        (_run(tmp_path / "two", 2, 60), "has 2 ranks, and one with a single rank is needed"),
         (_run(tmp_path / "short", 1, 12), "9 steps of the run in .* were measured, and at least 20 are needed"),
         (_run(tmp_path / "uncounted", 1, 60, samples=0), "the samples per second of"),
         (tmp_path / "nowhere", "there is no run directory"),

@@ -81,7 +81,7 @@ def test_the_lines_name_the_culprit_of_a_hang_soon(tmp_path: Path, started: Star
     assert told[stalled + 1][1].startswith("ddpdoctor:   culprit: rank 0 waits in reduce at train.py:46")
     assert at - hung_at < NAMED_WITHIN_S
     process.send_signal(signal.SIGINT)
-    _until(process.stderr, "SIGINT goes to the job")
+    _until(process.stderr, "SIGINT forwarded to the job")
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert b"BROKEN: rank 0 waits in reduce" in err

@@ -140,8 +140,8 @@ def test_a_wait_for_a_rank_that_works_is_told_seldom_and_against_the_timeout() -
     assert told == [
         said.format(10),
         said.format(40),
-        said.format(50) + "; 50% of the group's timeout of 100 s is over",
-        said.format(80) + "; 80% of the group's timeout of 100 s is over",
+        said.format(50) + "; 50% of the group's timeout of 100 s has passed",
+        said.format(80) + "; 80% of the group's timeout of 100 s has passed",
         said.format(110),
     ]
 

@@ -118,7 +118,7 @@ def test_a_job_of_real_ranks_is_seen_elsewhere_and_its_record_is_left_alone(tmp_
         where = ("--attach", f"127.0.0.1:{port}", "--key", str(key))
         leaving = start("leaving", *where)
         staying = start("staying", *where, XDG_STATE_HOME=str(tmp_path / "nothing"))
-        until(lambda: "steps/s" in said("leaving") and "looks at" in said("staying"), 240)
+        until(lambda: "steps/s" in said("leaving") and "showing the run at" in said("staying"), 240)
         leaving.terminate()
         assert leaving.wait(60) == 0
         assert (report("leaving")["exit_code"], len(report("leaving")["ranks"])) == (None, 2)
@@ -147,7 +147,7 @@ def test_each_newer_snapshot_comes_and_the_last_one_says_that_the_head_has_left(
         until(lambda: run.snapshot().now_ns == 2_000)
         head.screens.offer(shown(3_000))
         head.close()
-        with pytest.raises(HeadLeft, match="has left, and the job may go on"):
+        with pytest.raises(HeadLeft, match="has ended; the job may continue without it"):
             until(lambda: run.snapshot().now_ns < 0)
         assert run.last_snapshot().now_ns == 3_000
 

@@ -51,7 +51,7 @@ def findings(root: Path) -> tuple[Finding, ...]:
 def test_all_ranks_of_the_node_that_stands_are_named_and_the_machine(tmp_path: Path) -> None:
     first, last = HUNG_NODE * RANKS_OF_A_NODE, (HUNG_NODE + 1) * RANKS_OF_A_NODE - 1
     (finding,) = findings(tmp_path)
-    assert finding.title.startswith(f"ranks {first}-{last} on node{HUNG_NODE} stand at train.py:52 while ranks 0-")
+    assert finding.title.startswith(f"ranks {first}-{last} on node{HUNG_NODE} are stuck at train.py:52 while ranks 0-")
 
 
 def test_it_takes_seconds_of_computation(tmp_path: Path) -> None:

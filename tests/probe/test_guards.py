@@ -120,7 +120,7 @@ def test_a_job_whose_guards_all_fail_once_trains_on_and_only_their_streams_are_i
     (tmp_path / "train.py").write_text(BROKEN)
     examination, record = examine_and_record(ExamineRequest(target="train.py"))
     assert record is not None
-    assert "a part of the observation failed" in examination.rehearsal.reason
+    assert "part of the observation failed" in examination.rehearsal.reason
     assert [rank.main_finished for rank in record.ranks] == [True, True]
     incomplete = {name for name in STREAMS if record.stream(name).state == "truncated"}
     assert {"loaders", "passes", "wraps", "forwards", "backwards", "optimizer_steps"} <= incomplete

@@ -72,7 +72,7 @@ def test_a_global_rank_as_a_gpu_index_is_proved_by_a_second_node(tmp_path: Path)
     assert code == 1
     proved = [finding for finding in findings if "rehearsal" in finding["basis"]]
     assert [(finding["code"], finding["ranks"]) for finding in proved] == [("DDP501", [1])]
-    assert "rank 1 asked node 1 for GPU 1" in proved[0]["evidence"][0]["text"]
+    assert "rank 1 requested GPU 1 on node 1" in proved[0]["evidence"][0]["text"]
 
 
 def test_ranks_know_their_place_as_a_launcher_on_that_node_would_tell_it() -> None:

@@ -222,7 +222,7 @@ def test_a_signal_to_save_reaches_a_job_on_the_screen_which_stays(tmp_path: Path
         screen.send("q")
         screen.until("leave the screen")
         screen.send("l")
-        screen.until("the job goes on")
+        screen.until("the job continues")
         (tmp_path / "end").touch()
         assert screen.ended() == 0
 
@@ -234,6 +234,6 @@ def test_a_job_goes_on_in_plain_lines_when_only_the_screen_is_left(tmp_path: Pat
         screen.send("q")
         screen.until("leave the screen")
         screen.send("l")
-        screen.until("the job goes on")
+        screen.until("the job continues")
         (tmp_path / "end").touch()
         assert screen.ended() == 0

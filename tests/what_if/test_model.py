@@ -258,7 +258,7 @@ def test_the_table_is_ordered_and_each_change_has_its_line_and_price() -> None:
     ("record", "said"),
     [
         (record_of(bucketed(2, 12)), "too short: 9 steps"),
-        (record_of(bucketed(1, 60)), "of one rank"),
+        (record_of(bucketed(1, 60)), "has one rank"),
         (record_of(bucketed(2, 60), bucket_layouts=(), wraps=()), "no gradients in buckets"),
         (record_of(bucketed(2, 60, sampled=30)), "measured the communication of 2 steps"),
         (record_of(MeasuredJob(2)), "no step of the run was measured"),

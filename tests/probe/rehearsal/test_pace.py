@@ -37,7 +37,7 @@ def test_fast_steps_end_nothing() -> None:
 def test_a_step_that_leaves_no_time_for_the_rest_ends_it_at_once() -> None:
     watch = _steps([70.0, 70.0], [3, 2])
     assert watch.ended == [
-        ("slow", "a batch takes 70.0 s, so that 3 more do not fit into the time limit of 120 s"),
+        ("slow", "a batch takes 70.0 s, so 3 more do not fit into the time limit of 120 s"),
     ]
     assert watch.now_s == 70.0
 
