@@ -31,8 +31,7 @@ from ddpdoctor.tui.watcher import Failed, Fresh, Watcher
 
 ScreenEnd = Literal["quit", "end_job", "leave", "lost", "terminated"]
 """How the user left: ``quit``; ``end_job``: the job that was launched shall end; ``leave``: it shall continue without
-the
-screen; ``lost``: the terminal is gone; ``terminated``: this process was told to end."""
+the screen; ``lost``: the terminal is gone; ``terminated``: this process was told to end."""
 REFRESH_S = 0.5
 """Two refreshes a second; the bound is four."""
 SILENT_AFTER_S = 3.0
