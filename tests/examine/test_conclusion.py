@@ -201,7 +201,7 @@ def test_what_was_raised_before_there_was_a_rank_is_the_reason_and_a_taken_port_
     section = judge(record(expected=0, ranks_reported=(), early_exceptions=(taken,)), ROOT)
     expected = "DistNetworkError was raised before a rank started at train.py:15: cannot listen, name: EADDRINUSE"
     assert section.reason == expected
-    assert "listens on the port" in section.hint
+    assert "listens on the script's port" in section.hint
     assert judge(record(expected=0, ranks_reported=()), ROOT).reason == "the script started no rank"
 
 
