@@ -72,7 +72,7 @@ class ContextAround(msgspec.Struct, frozen=True, eq=False):
 
 
 class Event(msgspec.Struct, frozen=True, eq=False, kw_only=True):
-    """Something that ranks do which a check may ask about."""
+    """An action of ranks that a check may look at."""
 
     ordinal: int
     """Position in the order of execution; also the number of the object that it constructs."""
@@ -114,7 +114,7 @@ class Event(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         return tuple(module.excerpt(test, LONGEST_CONDITION) for module, test in self.undecided)
 
     def argument(self, name: str, position: int = -1) -> Value | None:
-        """The value of an argument by its name or its position."""
+        """Return the value of an argument by its name or its position."""
         if name in self.named:
             return self.named[name]
         return self.positional[position] if 0 <= position < len(self.positional) else None
@@ -133,7 +133,7 @@ class Exit(msgspec.Struct, frozen=True, eq=False):
 
 
 OwnKind = Literal["batch", "clock", "files", "random", "store", "state", "order"]
-"""What of a rank's own a condition asks: its batches, clock, files, random numbers, number drawn, or what follows."""
+"""What differs by rank in what a condition depends on."""
 
 
 class OwnTest(msgspec.Struct, frozen=True, eq=False):
@@ -148,14 +148,14 @@ class OwnTest(msgspec.Struct, frozen=True, eq=False):
 
 
 class Part(msgspec.Struct, frozen=True, eq=False):
-    """Where ranks take parts of some data for themselves."""
+    """A place where each rank takes a part of some data."""
 
     node: ast.AST
     module: Module
     with_rest: bool = False
     """The last rank gets another number of items than the others."""
     items: int | None = None
-    """How many items are divided, where the source says so."""
+    """Number of items that are divided; None where the source does not show it."""
 
 
 class Branch(msgspec.Struct, frozen=True, eq=False):
@@ -175,7 +175,7 @@ class Loop(msgspec.Struct, frozen=True, eq=False):
 
     body: Tree
     turns: int | None = None
-    """How often, where ranks differ in it."""
+    """Number of turns, where ranks differ in it."""
     node: ast.AST | None = None
     """The statement."""
     shape: int = 0
@@ -196,9 +196,9 @@ BREAK = Jump("break")
 
 
 def settle(items: Sequence[Item], rest: Tree = (), in_loop: bool = False) -> Tree | None:
-    """What a rank runs from here on, with exits worked in; ``rest`` is what follows.
+    """Return what a rank runs from here on, with exits worked in; ``rest`` is what follows.
 
-    None when every path raises. Branches whose arms are the same are no branches.
+    None when every path raises. Branches with equal arms are no branches.
     """
     result: Tree | None = rest
     before: list[Item] = []  # What comes before ``result``, last first: adding to a tuple would copy it each time.
@@ -226,12 +226,12 @@ def _may_leave(item: Branch | Loop) -> bool:
 
 
 def branch_of(arms: Sequence[Sequence[Item]], test: OwnTest | None = None) -> Branch:
-    """A branch whose exits are still to be worked in."""
+    """Return a branch whose exits are still to be worked in."""
     return Branch(tuple(tuple(arm) for arm in arms), leaves=any(_leaves(arm) for arm in arms), test=test)
 
 
 def shape_of(tree: Tree) -> int:
-    """A number that is equal for trees which run the same kinds of collectives in the same order."""
+    """Return a number that is equal for trees which run the same kinds of collectives in the same order."""
     return hash(tuple(_shape(item) for item in tree))
 
 
@@ -333,7 +333,7 @@ Sinks = list[list[Item]]
 
 
 def wider(previous: Event, event: Event) -> Event:
-    """An event that happened on the ranks of a previous one, too."""
+    """Return the event with the ranks of a previous one added."""
     return msgspec.structs.replace(event, ranks=previous.ranks | event.ranks)
 
 

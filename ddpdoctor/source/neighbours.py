@@ -1,4 +1,4 @@
-"""What libraries beside torch call the things of torch: their ranks, their collectives, their objects."""
+"""Names that libraries beside torch have for its ranks, collectives and objects."""
 
 from __future__ import annotations
 

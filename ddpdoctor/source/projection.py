@@ -35,7 +35,7 @@ class Walk(msgspec.Struct, frozen=True, eq=False):
     raised: int
     """Mask of the ranks that ended by an exception."""
     uncertain: bool = False
-    """Something that only some ranks do was not followed, here or before: where the trees differ means nothing."""
+    """Something that only some ranks do was not followed, here or before: a difference of the trees proves nothing."""
 
 
 class Projection(msgspec.Struct, frozen=True, dict=True, eq=False):
@@ -51,11 +51,11 @@ class Projection(msgspec.Struct, frozen=True, dict=True, eq=False):
     """The functions that were not followed at every call because a bound was reached; empty when all were."""
 
     def of_kind(self, *kinds: EventKind) -> Iterator[Event]:
-        """Events of some kinds that happen in ranks, in the order of execution."""
+        """Yield events of some kinds that happen in ranks, in the order of execution."""
         return iter(self._of(kinds))
 
     def in_course(self, *kinds: EventKind) -> Iterator[Event]:
-        """Events of some kinds in ranks that the script itself comes to, or a function named like a main function."""
+        """Yield events of some kinds in ranks that the script itself comes to, or a function named as a main one."""
         known = self._courses.get(kinds)
         if known is None:
             known = self._of(kinds)
@@ -105,7 +105,7 @@ def project(script: Script) -> Projection:
 
 
 def whole_projection(script: Script) -> Projection:
-    """Walk a script for a check that has to know all of it; what was not followed is noted as a gap of its answer."""
+    """Walk a script for a check that has to know all of it; note what was not followed as a gap of its answer."""
     projection = project(script)
     if projection.bound:
         note_gap(script, f"the script is too long to be followed at every call: {projection.bound} is inconclusive")
@@ -149,7 +149,7 @@ _Root: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef"
 
 
 def _uncalled(machine: Machine, entry: Module) -> Iterable[_Root]:
-    """Top-level functions and classes of the entry that nothing mentions: an interface, or run by a framework."""
+    """Yield top-level functions and classes of the entry that nothing mentions: an interface, or run by a framework."""
     for statement in entry.tree.body:
         roots = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
         if not isinstance(statement, roots) or statement in machine.visited:

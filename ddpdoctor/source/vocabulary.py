@@ -118,7 +118,7 @@ NOT_FALSE = frozenset(
         "torch.cuda.is_available",
     }
 )
-"""Asked by scripts that also run without ranks or without a GPU: read as they are in a job with both."""
+"""Tested by scripts that also run without ranks or without a GPU: read as they are in a job with both."""
 
 MODEL_PRESERVING = frozenset(
     {
@@ -183,7 +183,7 @@ FIRST_RANK_NAMES = re.compile(
 DISTRIBUTION_NAMES = frozenset({"distributed", "is_distributed", "use_distributed", "multiprocessing_distributed"})
 """Names of variables, attributes and functions that are true where a job has ranks."""
 DISTRIBUTION_ATTRIBUTES = frozenset({"ddp", "use_ddp", "is_ddp", "distributed_training"})
-"""Names that mean so in a configuration."""
+"""Names with that meaning in a configuration."""
 FIRST_RANK_DECORATORS = frozenset(
     {"rank_zero_only", "main_process_only", "master_only", "on_main_process", "rank0_only", "only_on_master"}
 )
@@ -201,7 +201,7 @@ RUNNERS = frozenset(
 @lru_cache(maxsize=65_536)
 @lru_cache(maxsize=65_536)
 def canonical(name: str) -> str:
-    """The public full name of something that has several; that of torch for what other libraries call their own."""
+    """Return the public full name of something that has several; that of torch for what other libraries rename."""
     same = SAME.get(name)
     if same is not None:
         return same
