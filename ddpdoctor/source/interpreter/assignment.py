@@ -39,7 +39,7 @@ from ddpdoctor.source.vocabulary import DATA_LOADER
 
 
 def scope_of(machine: Machine, name: str) -> int:
-    """The scope that an assignment to a name writes."""
+    """Return the scope that an assignment to a name writes."""
     frame = machine.frames[-1]
     if name in frame.globals:
         return machine.scope_modules[frame.module.name]
@@ -51,7 +51,7 @@ def scope_of(machine: Machine, name: str) -> int:
 
 
 def _scope_that_holds(machine: Machine, name: str) -> int:
-    """The scope of the variable that a name stands for here."""
+    """Return the scope of the variable that a name stands for here."""
     frame = machine.frames[-1]
     scopes = (*frame.scopes, machine.scope_modules[frame.module.name])
     return next((scope for scope in scopes if machine.store.get(scope, name) is not None), frame.scope)
@@ -74,7 +74,7 @@ def assign_to(machine: Machine, target: ast.expr, value: Value) -> None:
 
 
 def item_at(value: Value, key: object) -> Value:
-    """The value of ``value[key]`` for a constant key."""
+    """Return the value of ``value[key]`` for a constant key."""
 
     def of_one(container: Value) -> Value:
         if isinstance(container, SequenceValue) and isinstance(key, int):
@@ -127,7 +127,7 @@ def _assign_item(machine: Machine, target: ast.Subscript, value: Value) -> None:
 
 
 def forget(machine: Machine, target: ast.expr) -> None:
-    """What ``del`` does: the value is not known any more."""
+    """Make the value of a deleted target unknown."""
     if isinstance(target, ast.Name):
         machine.assign(scope_of(machine, target.id), target.id, derived(()))
 
@@ -155,7 +155,7 @@ _VIEWS: Mapping[str, Callable[[DictValue], Value]] = {
 
 
 def container_method(machine: Machine, node: ast.AST, function: BoundMethod, arguments: list[Value]) -> Value | None:
-    """What a method of a list, a dict or a text comes to; None when it is not known."""
+    """Return the result of a method of a list, a dict or a text; None when it is not known."""
     receiver, name = function.receiver, function.name
     if isinstance(receiver, DictValue) and name in _VIEWS and not arguments:
         return _VIEWS[name](receiver)
@@ -176,7 +176,7 @@ def container_method(machine: Machine, node: ast.AST, function: BoundMethod, arg
 
 
 def one_of_classes(registry: DictValue) -> Value | None:
-    """What a dict of classes, or of functions that make optimizers, gives for a name that is not known.
+    """Return what a dict of classes, or of functions that make optimizers, gives for an unknown key.
 
     None for a dict that holds anything else.
     """
@@ -194,7 +194,7 @@ def _makes_optimizers(value: Value) -> bool:
 
 
 def _mutated(machine: Machine, receiver: Value, name: str, arguments: list[Value]) -> Value:
-    """The container after a call of one of its methods; a list that grows in a loop holds any number of such items."""
+    """Return the container after a call of a method; a list that grows in a loop holds any number of such items."""
     if (
         name != "append"
         or not isinstance(receiver, SequenceValue)
@@ -211,7 +211,7 @@ def _mutated(machine: Machine, receiver: Value, name: str, arguments: list[Value
 
 
 def item_of(entry: Value) -> Value:
-    """One item of an iterable of one rank, for any of its items."""
+    """Return one item that stands for every item of a rank's iterable."""
     if isinstance(entry, SequenceValue):
         if len(entry.values) == 1:
             return entry.values[0]

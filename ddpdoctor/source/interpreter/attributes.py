@@ -1,4 +1,4 @@
-"""Attributes of values, and names that tell a rank where nothing else does."""
+"""Attributes of values, and names that identify a rank where nothing else does."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _COUNTS = frozenset({"device-count", "world-size", "local-world-size", "task-cou
 
 
 def attribute_of(machine: Machine, value: Value, name: str) -> Value:
-    """The value of ``value.name``."""
+    """Return the value of ``value.name``."""
     kind = value.__class__
     if kind is External:
         return _member(value.name, name)  # type: ignore[union-attr]
@@ -63,7 +63,7 @@ def attribute_of(machine: Machine, value: Value, name: str) -> Value:
         and isinstance(value.receiver, BoundMethod)
         and isinstance(value.receiver.receiver, BoundMethod)
     ):
-        # Longer chains are no longer asked for their links; each would make the next question take longer.
+        # Longer chains are not followed link by link: each link would make the next look-up slower.
         return BoundMethod(Unknown(is_varying(value), True, tags_of(value)), name)
     if kind is Unknown or kind is BoundMethod or kind is Const:
         return BoundMethod(value, name)
@@ -103,9 +103,9 @@ def _member(owner: str, name: str) -> External:
 
 
 def guess_from_name(machine: Machine, name: str, value: Value, *, of_object: bool = False) -> Value:
-    """Read a rank from a name whose origin is not known.
+    """Read a rank from a name of unknown origin.
 
-    ``of_object`` tells an attribute from a variable: loops over ranks have variables of such names, objects have not.
+    ``of_object`` is true for an attribute: loops over ranks have variables of such names, objects have not.
     """
     kind = value.__class__
     if kind is BoundMethod:
@@ -131,14 +131,14 @@ def _promised(name: str, spawns: bool, of_object: bool) -> Value | None:
 
 
 def _distribution(name: str, of_object: bool) -> Value | None:
-    """What a switch or a number says by its name in a job that has ranks: the script is read as such a job runs it."""
+    """Return the value of a switch or a number by its name, as in a job that has ranks."""
     if name == "world_size":
         return WORLD_SIZE
     return Const(True) if name in DISTRIBUTION_NAMES or (of_object and name in DISTRIBUTION_ATTRIBUTES) else None
 
 
 def rank_by_name(machine: Machine, name: str) -> Value | None:
-    """What a name promises about ranks; None when it promises nothing."""
+    """Return the rank that a name stands for; None when it stands for none."""
     return _rank_by_name(name, machine.spawns)
 
 
@@ -154,7 +154,7 @@ def _rank_by_name(name: str, spawns: bool) -> Value | None:
 
 
 def promised_by_name(machine: Machine, function: str) -> Value | None:
-    """What the bare name of a function that cannot be read promises about its result."""
+    """Return the result that the bare name of an unreadable function suggests."""
     if function in {"get_rank", "get_global_rank", "rank"}:
         return rank_by_name(machine, "rank")
     if function in {"get_local_rank", "local_rank"}:
@@ -163,7 +163,7 @@ def promised_by_name(machine: Machine, function: str) -> Value | None:
 
 
 def bases_of(machine: Machine, cls: ProjectClass) -> Iterator[Value]:
-    """The base classes of a project class, nearest first, the project's own followed."""
+    """Yield the base classes of a project class, nearest first; those of the project are followed."""
     waiting, seen = [cls], 0
     while waiting and seen < MAXIMUM_BASES:
         current = waiting.pop(0)
@@ -176,7 +176,7 @@ def bases_of(machine: Machine, cls: ProjectClass) -> Iterator[Value]:
 
 
 def base_names(machine: Machine, cls: ProjectClass) -> tuple[str, ...]:
-    """Full names of the external classes that a project class derives from."""
+    """Return the full names of the external classes that a project class derives from."""
     return tuple(base.name for base in bases_of(machine, cls) if isinstance(base, External))
 
 
@@ -196,7 +196,7 @@ def _base_value(machine: Machine, cls: ProjectClass, base: ast.expr) -> Value:
 
 
 def class_attribute(machine: Machine, cls: ProjectClass, name: str) -> Value | None:
-    """What a class or its project bases define under a name."""
+    """Return what a class or its project bases define under a name."""
     found = machine.store.get(cls.scope, name)
     if found is not None:
         return _owned(found, cls)
@@ -215,7 +215,7 @@ def _owned(value: Value, cls: ProjectClass) -> Value:
 
 
 def bound_to(function: Function, receiver: Value) -> Function:
-    """A method as it is read from an object."""
+    """Return a function as the method of an object."""
     if function.receiver is None:
         decorators = getattr(function.node, "decorator_list", ())
         if decorators and any(isinstance(entry, ast.Name) and entry.id == "staticmethod" for entry in decorators):

@@ -32,14 +32,14 @@ LONGEST_KEPT = 50
 
 
 class Walks:
-    """What the walks of one function came to."""
+    """The results of the walks of one function."""
 
     __slots__ = ("alike", "count", "ended", "items", "result", "silent", "steps")
 
     def __init__(self) -> None:
         self.count = 0
         self.ended = 0
-        """Walks that came to their end: a recursive function is in the middle of others."""
+        """Walks that ended: a recursive function is in the middle of others."""
         self.steps = 0
         self.silent = True
         """No walk ran a collective."""
@@ -59,7 +59,7 @@ class Effort:
         """Functions of which some call was not followed, with their names and files."""
 
     def passes_over(self, node: ast.AST, steps: int) -> Walks | None:
-        """What stands for one more walk of a function when it is not to be made; ``steps`` were made so far."""
+        """Return the walks that replace one more walk of a function; None where it is walked. ``steps`` are done."""
         walks = self.walks.get(node)
         if walks is None:
             return None
@@ -77,7 +77,7 @@ class Effort:
         began: bool = False,
         ran_nothing: bool = True,
     ) -> None:
-        """Count a walk (as soon as it begins) and keep what it came to; ``items`` when all ranks made it together."""
+        """Count a walk as soon as it begins, and keep its result; ``items`` when all ranks made it together."""
         walks = self.walks.get(node)
         if walks is None:
             walks = self.walks[node] = Walks()
@@ -95,7 +95,7 @@ class Effort:
             walks.alike = False
 
     def in_words(self) -> str:
-        """The functions that were not followed at every call; empty when all were."""
+        """Return the names of the functions that were not followed at every call; empty when all were."""
         names = list(dict.fromkeys(self.cut.values()))
         more = f" and {len(names) - 3} more functions" if len(names) > 3 else ""
         return ", ".join(names[:3]) + more

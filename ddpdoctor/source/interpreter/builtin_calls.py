@@ -76,7 +76,7 @@ def _range(*arguments: Value) -> Value:
 
 
 def _varying_only(value: Value) -> Value:
-    """A range up to something known on every rank alike runs over numbers that are alike."""
+    """Return an unknown number that differs by rank where its bound does."""
     return Unknown(derived((value,)).varying)
 
 

@@ -55,18 +55,18 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
 def call(machine: Machine, node: ast.Call) -> Value:
-    """The value of a call expression, with everything that it does."""
+    """Evaluate a call expression with all its effects."""
     function = machine.evaluate(machine, node.func)
     positional, named, complete = arguments_of(machine, node)
     return apply(machine, node, function, positional, named, complete)
 
 
 OF_UNKNOWN_NAMES = "**"
-"""Under which a call has what it is given as ``**settings``: its result comes from there as well."""
+"""Key of what a call is given as ``**settings``: its result derives from that as well."""
 
 
 def arguments_of(machine: Machine, node: ast.Call) -> tuple[list[Value], dict[str, Value], bool]:
-    """Values of the arguments, and whether all of them are known by position or name."""
+    """Return the values of the arguments, and whether all of them are known by position or name."""
     evaluate = machine.evaluate
     positional: list[Value] = []
     named: dict[str, Value] = {}
@@ -203,9 +203,9 @@ def _call_instance(
 
 
 def _worth_calling(machine: Machine, value: Instance) -> bool:
-    """Whether calling an object may run a collective: by the names in its class, or because DDP is one of its parts.
+    """Return whether calling an object may run a collective: by the names in its class, or as DDP is one of its parts.
 
-    What DDP itself calls was chosen to be read.
+    What DDP itself calls is always read.
     """
     if machine.inside_ddp or value.cls.node.name in machine.mentions.synchronising:
         return True
@@ -336,7 +336,7 @@ def _named(function: Function, module: Module) -> str:
 def _passed_over(
     machine: Machine, function: Function, module: Module, known: Walks | None, on_yield: Callable[[Value], None] | None
 ) -> Value:
-    """Let what earlier walks of a function came to stand for one more call of it."""
+    """Use the result of earlier walks of a function for one more call of it."""
     synchronises = getattr(function.node, "name", "") in machine.mentions.synchronising
     synchronises = synchronises and (known is None or not known.silent)
     if known is None or (synchronises and not known.alike and not known.items):
@@ -412,7 +412,7 @@ def _default(default: ast.expr | None, complete: bool) -> Value:
 
 
 def _scopes_around(machine: Machine, function: Function) -> tuple[int, ...]:
-    """The scopes of the functions that a nested function stands in; a method does not see its class."""
+    """Return the scopes of the functions that a nested function stands in; a method does not see its class."""
     return machine.outer_scopes.get(function.scope, ())
 
 
@@ -434,7 +434,7 @@ def run_class_body(machine: Machine, statement: ast.ClassDef, scope: int) -> Non
 
 
 def decorated(machine: Machine, decorator: ast.expr, value: Value) -> Value:
-    """What a decorator makes of a function."""
+    """Return what a decorator makes of a function."""
     last = last_name(decorator.func if isinstance(decorator, ast.Call) else decorator)
     if last in {"property", "cached_property", "staticmethod", "classmethod", "contextmanager", "setter", "wraps"}:
         return value
@@ -471,7 +471,7 @@ def _with(function: Function, *, gradients: bool | None = None, first_rank_only:
 def context_function(
     machine: Machine, node: ast.Call, function: Value
 ) -> Callable[[Callable[[Value], None]], None] | None:
-    """A runner for a ``with`` item that calls a project function made a context manager by ``contextlib``."""
+    """Return a runner for a ``with`` item that calls a project function made a context manager by ``contextlib``."""
     if not isinstance(function, Function) or isinstance(function.node, ast.Lambda):
         return None
     names = {last_name(entry) for entry in function.node.decorator_list}

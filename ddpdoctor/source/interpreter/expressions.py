@@ -48,7 +48,7 @@ ENVIRONMENT = External("os.environ")
 
 
 def evaluate(machine: Machine, node: ast.expr) -> Value:
-    """The value of an expression; what is called in it is run."""
+    """Evaluate an expression, and run what it calls."""
     machine.steps += 1
     handler = _HANDLERS.get(node.__class__)
     if handler is not None:
@@ -57,7 +57,7 @@ def evaluate(machine: Machine, node: ast.expr) -> Value:
 
 
 def truth_of(machine: Machine, node: ast.expr) -> Value:
-    """The value of a condition, reduced to its truth on each rank."""
+    """Return the value of a condition, reduced to its truth on each rank."""
     value = evaluate(machine, node)
     return value if isinstance(value, PerRank) and _are_truths(value) else by_rank(_truth_value, value)
 
@@ -67,7 +67,7 @@ def _are_truths(value: PerRank) -> bool:
 
 
 def is_context_manager(machine: Machine, node: ast.expr) -> Callable[[Callable[[Value], None]], None] | None:
-    """When a ``with`` item calls a generator of the project: a function that runs it around a body."""
+    """Return a function that runs the generator of a ``with`` item around a body; None without one of the project."""
     if not isinstance(node, ast.Call):
         return None
     function = evaluate(machine, node.func) if isinstance(node.func, (ast.Name, ast.Attribute)) else UNIFORM
@@ -136,7 +136,7 @@ def _compare(machine: Machine, node: ast.Compare) -> Value:
 
 
 def _numbers_compared(kind: type[ast.cmpop], left: PerRank, right: Const) -> Value | None:
-    """A comparison of numbers that differ by rank, as in ``rank == 0``; None when they are no plain numbers."""
+    """Compare numbers that differ by rank, as in ``rank == 0``; None when they are no plain numbers."""
     function = ORDERINGS.get(kind)
     number = right.value
     if function is None or not isinstance(number, int):
@@ -188,7 +188,7 @@ def _junction(machine: Machine, operator: ast.boolop, operands: Sequence[ast.exp
 
 
 def _either(left: Value, right: Value, stops: bool) -> Value:
-    """``left or right`` (``stops``) or ``left and right`` when the truth of ``left`` is not known."""
+    """Return ``left or right`` (``stops``) or ``left and right`` when the truth of ``left`` is not known."""
     outcome = truth(right)
     if outcome is stops and isinstance(right, Const) and isinstance(right.value, bool):
         return right
@@ -234,7 +234,7 @@ def _conditional(machine: Machine, node: ast.IfExp) -> Value:
 
 
 def _gpu_of(options: set[Value]) -> Value | None:
-    """``"cuda" if use_cuda else "cpu"``: the GPU, for a job that has some is what is looked at."""
+    """Return the GPU for ``"cuda" if use_cuda else "cpu"``: the script is read as a job on GPUs."""
     return Const("cuda") if options == {Const("cuda"), Const("cpu")} else None
 
 
@@ -333,7 +333,7 @@ def _yield_from(machine: Machine, node: ast.YieldFrom) -> Value:
 
 
 def _give(machine: Machine, value: Value) -> None:
-    """Hand an item of a generator to the body around which it runs, or keep it for who goes over the items."""
+    """Pass an item of a generator to the body that it runs around, or keep it for the loop over the generator."""
     frame = machine.frame
     if frame.on_yield is not None:
         frame.on_yield(value)

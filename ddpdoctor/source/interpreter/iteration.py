@@ -34,7 +34,7 @@ _READING = frozenset({"int", "str", "float", "get", "getenv"})
 
 
 def iterated(machine: Machine, iterable: Value) -> tuple[Value, list[int | None], int]:
-    """One item of an iterable for any turn, the number of turns by rank where known, and the ranks with none at all."""
+    """Return an item that stands for any turn, the turns by rank where known, and the mask of the ranks with none."""
     if iterable.__class__ is not PerRank:
         count = len(iterable.values) if isinstance(iterable, SequenceValue) and not iterable.open else None
         return item_of(iterable), [count] * len(RANKS), ALL_RANKS if count == 0 else 0
@@ -50,7 +50,7 @@ def iterated(machine: Machine, iterable: Value) -> tuple[Value, list[int | None]
 
 
 def opened(machine: Machine, node: ast.expr) -> Value:
-    """What a loop goes over: of an object of the project, what its ``__iter__`` gives."""
+    """Return what a loop goes over: of an object of the project, what its ``__iter__`` gives."""
     value = machine.evaluate(machine, node)
     if isinstance(value, Instance):
         method = class_attribute(machine, value.cls, "__iter__")
@@ -61,15 +61,15 @@ def opened(machine: Machine, node: ast.expr) -> Value:
 
 
 def comprehension(machine: Machine, node: ast.ListComp | ast.SetComp | ast.GeneratorExp) -> Value:
-    """A list, set or generator of any number of items."""
+    """Return the list, set or generator of a comprehension, with any number of items."""
     value = _in_generators(machine, node.generators, lambda: machine.evaluate(machine, node.elt))
     return SequenceValue((filtered(machine, node, node.generators[0].ifs, value),), open=True)
 
 
 def dict_comprehension(machine: Machine, node: ast.DictComp) -> Value:
-    """A dict of the items of a list that is written out, ``{name: os.environ[name] for name in ("RANK", ...)}``.
+    """Return the dict of a comprehension over a literal list, ``{name: os.environ[name] for name in ("RANK", ...)}``.
 
-    Of another one keys are not known: what comes out of it are its values.
+    Of another one the keys are not known: reading it gives its values.
     """
     written = _written_out(machine, node)
     if written is not None:
@@ -83,7 +83,7 @@ def dict_comprehension(machine: Machine, node: ast.DictComp) -> Value:
 
 
 def _written_out(machine: Machine, node: ast.DictComp) -> Value | None:
-    """The dict that a comprehension makes of a few constants; None where it goes over anything else."""
+    """Return the dict that a comprehension makes of a few constants; None where it goes over anything else."""
     generator = node.generators[0]
     if len(node.generators) > 1 or generator.ifs or not isinstance(generator.iter, (ast.Tuple, ast.List, ast.Name)):
         return None
@@ -106,7 +106,7 @@ def _written_out(machine: Machine, node: ast.DictComp) -> Value | None:
 
 
 def _in_generators(machine: Machine, generators: list[ast.comprehension], result: Callable[[], Value]) -> Value:
-    """Evaluate a comprehension's result once, as the body of a loop; items that nobody has are uniform."""
+    """Evaluate a comprehension's result once, as the body of a loop; items that no rank has are uniform."""
     found: list[Value] = []
 
     def turn() -> None:

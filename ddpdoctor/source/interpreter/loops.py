@@ -15,12 +15,12 @@ Turn = Callable[[], None]
 
 
 def first_walk(machine: Machine, loop: ast.AST, turn: Turn) -> Sinks | None:
-    """Walk a body as its first turn runs it; what the ranks did in it, when any other turn does the same.
+    """Walk a body as its first turn runs it; return what the ranks did in it, when any other turn does the same.
 
     None when a later turn may do something else, because it finds another value in a variable: then everything is as
     before the walk, and the variables hold what a first or a later turn may find in them. What they held after an
-    earlier walk of the same loop is assumed of them from the start, so that this walk is mostly the last one. Loops
-    inside are walked once: when one of them changes something, this walk is taken back.
+    earlier walk of the same loop is assumed from the start, so that this walk is mostly the last one. Loops inside are
+    walked once: when one changes something, this walk is taken back.
     """
     if machine.tentative:
         return _inner_walk(machine, loop, turn)
@@ -51,9 +51,9 @@ def first_walk(machine: Machine, loop: ast.AST, turn: Turn) -> Sinks | None:
 
 
 def _of_any_turn(before: Value | None, after: Value) -> Value:
-    """What a turn may find where the first changed a known value on some ranks: any value there, the same elsewhere.
+    """Return what a turn finds where the first changed a known value on some ranks: any value there, else the same.
 
-    Otherwise the value that depends on the rank would win, and a count on one rank be taken for what it is after one.
+    Otherwise the value that depends on the rank would win, and a count be taken for its value after one turn.
     """
     if not isinstance(before, Const) or not isinstance(after, PerRank) or after.guessed:
         return after
@@ -80,7 +80,7 @@ def _remember(machine: Machine, loop: ast.AST, written: Mapping[Cell, Value]) ->
 
 
 def _counts(machine: Machine, loop: ast.AST) -> bool:
-    """Whether a loop counts or sums up in a variable of which the value is known: its next turn finds another one."""
+    """Return whether a loop counts or sums up in a variable of known value: its next turn finds another one."""
     first, last, scope = loop.lineno, loop.end_lineno or 0, machine.frame.scope  # type: ignore[attr-defined]
     return any(
         isinstance(node.target, ast.Name)

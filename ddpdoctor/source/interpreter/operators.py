@@ -30,13 +30,13 @@ from ddpdoctor.source.interpreter.values import (
 )
 
 REMAINDER = frozenset({("remainder", 0)})
-"""Of what depends on the remainder of a division: every so many turns of a loop it is something else."""
+"""Tag of what depends on the remainder of a division: it changes every so many turns of a loop."""
 WORLD = Unknown(tags=frozenset({("world-size", 0)}))
 LONGEST = 10_000
 """Largest text or sequence that is computed."""
 LARGEST = 10**18
 _WIDE = re.compile(r"\*|\d{4}")
-"""Formats that can ask for more text than is worth computing."""
+"""Formats that can produce more text than is worth computing."""
 
 _BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -72,7 +72,7 @@ _OBJECTS = (
 
 
 def binary(kind: ast.operator, left: Value, right: Value) -> Value:
-    """``left kind right`` on one rank."""
+    """Return ``left kind right`` on one rank."""
     if isinstance(left, Const) and isinstance(right, Const):
         function = _BINARY.get(type(kind))
         if function is not None and _small(kind, left.value, right.value):
@@ -97,7 +97,7 @@ def binary(kind: ast.operator, left: Value, right: Value) -> Value:
 
 
 def _moved_world_size(kind: ast.operator, left: Value, right: Value) -> Value | None:
-    """The number of ranks plus or minus a constant, and no longer a number of ranks after any other arithmetic."""
+    """Return the number of ranks plus or minus a constant; after any other arithmetic it is no number of ranks."""
     offsets = _offset(left), _offset(right)
     if offsets == (None, None):
         whole = isinstance(kind, ast.Mult) and any(_is_of_node(value) for value in (left, right))
@@ -117,7 +117,7 @@ def _moved_world_size(kind: ast.operator, left: Value, right: Value) -> Value | 
 
 
 def of_four(value: Value) -> Value:
-    """The number of ranks or of a node's, beside a number that differs by rank: as the four ranks have it."""
+    """Return the number of ranks, or of those of a node, as the four ranks have it."""
     offset = _offset(value)
     if offset is None:
         return Const(len(RANKS) // 2) if _is_of_node(value) else value
@@ -125,7 +125,7 @@ def of_four(value: Value) -> Value:
 
 
 def _offset(value: Value) -> int | None:
-    """What a value is above the number of ranks; None when it is something else."""
+    """Return how far a value is above the number of ranks; None when it is something else."""
     tags = value.tags - {TASK_COUNT} if isinstance(value, Unknown) and not value.varying else ()
     if len(tags) != 1:
         return None
@@ -134,7 +134,7 @@ def _offset(value: Value) -> int | None:
 
 
 def _is_device_count(value: Value) -> bool:
-    """The four ranks looked at stand on two nodes with two devices each."""
+    """Return whether a value is the number of devices of a node; the four ranks have two nodes with two each."""
     return isinstance(value, Unknown) and value.tags == frozenset({("device-count", 0)})
 
 
@@ -163,7 +163,7 @@ def _small(kind: ast.operator, left: object, right: object) -> bool:
 
 
 def unary(kind: ast.unaryop, operand: Value) -> Value:
-    """``-x``, ``+x`` and ``~x`` on one rank."""
+    """Return ``-x``, ``+x`` or ``~x`` on one rank."""
     if isinstance(operand, Const) and isinstance(operand.value, (int, float)):
         if isinstance(kind, ast.USub):
             return Const(-operand.value)
@@ -173,13 +173,13 @@ def unary(kind: ast.unaryop, operand: Value) -> Value:
 
 
 def negated(operand: Value) -> Value:
-    """``not x`` on one rank."""
+    """Return ``not x`` on one rank."""
     outcome = truth(operand)
     return derived((operand,)) if outcome is None else Const(not outcome)
 
 
 def compare(kinds: Sequence[ast.cmpop], operands: Sequence[Value]) -> Value:
-    """A chain of comparisons on one rank."""
+    """Evaluate a chain of comparisons on one rank."""
     result: Value = Const(True)
     for kind, left, right in zip(kinds, operands, operands[1:], strict=False):
         single = _compare(kind, left, right)
@@ -244,7 +244,7 @@ _MIRRORED: Mapping[type[ast.cmpop], type[ast.cmpop]] = {
 
 
 def _against_world_size(kind: ast.cmpop, left: Value, right: Value) -> bool | None:
-    """A number against that of the ranks, which is more than one; how many is not known."""
+    """Compare a number with the number of ranks, which is more than one; None where it depends on how many."""
     for one, other, test in ((left, right, type(kind)), (right, left, _MIRRORED.get(type(kind), type(kind)))):
         offset = _offset(one)
         if offset is None or not isinstance(other, Const) or not isinstance(other.value, int):
@@ -260,7 +260,7 @@ def _against_world_size(kind: ast.cmpop, left: Value, right: Value) -> bool | No
 
 
 def formatted(values: Sequence[Value]) -> Value:
-    """The text that parts of an f-string make on one rank."""
+    """Return the text that parts of an f-string make on one rank."""
     if all(isinstance(value, Const) for value in values):
         text = "".join(str(value.value) for value in values if isinstance(value, Const))
         return Const(text[:LONGEST])

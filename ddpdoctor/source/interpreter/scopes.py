@@ -60,10 +60,10 @@ class Store:
         """By scope or object its names in the order of their first assignment; None for one that was taken back."""
         self._journals: list[dict[Cell, Value | None]] = []
         self.oldest_written = NEVER
-        """Smallest number of a scope or object that was written since somebody set this to ``NEVER``."""
+        """Smallest number of a scope or object that was written since this was set to ``NEVER``."""
 
     def get(self, owner: int, name: str) -> Value | None:
-        """The value of a name, None when it has none."""
+        """Return the value of a name, None when it has none."""
         names = self.owners.get(owner)
         return None if names is None else names.get(name)
 
@@ -76,12 +76,12 @@ class Store:
         self.write((owner, name), value)
 
     def names(self, owner: int) -> tuple[str, ...]:
-        """The names in a scope or of an object's attributes, in the order of their first assignment."""
+        """Return the names in a scope or of an object's attributes, in the order of their first assignment."""
         return tuple(self.owners.get(owner, ()))
 
     @property
     def depth(self) -> int:
-        """How many journals are open."""
+        """Number of open journals."""
         return len(self._journals)
 
     def begin(self) -> None:
@@ -101,7 +101,7 @@ class Store:
         return written
 
     def latest(self) -> Mapping[Cell, Value | None]:
-        """What the cells held before that were written since the last ``begin``."""
+        """Return what the cells written since the last ``begin`` held before."""
         return self._journals[-1]
 
     def keep(self) -> None:

@@ -1,7 +1,7 @@
 """The state of a rank projection: four ranks that run the script side by side.
 
-One walk serves all ranks. A mask says which of them run the present statement: a condition that ranks decide
-differently splits the mask; one that nobody can decide runs both arms on the same ranks and joins what they leave
+One walk serves all ranks. A mask holds the ranks that run the present statement: a condition that ranks decide
+differently splits the mask; one that cannot be decided runs both arms on the same ranks and joins what they leave
 behind.
 """
 
@@ -166,12 +166,12 @@ class Machine:
         return self.frames[-1]
 
     def number(self) -> int:
-        """A new number for a scope, an object or an event."""
+        """Return a new number for a scope, an object or an event."""
         self._numbers += 1
         return self._numbers
 
     def object_number(self, node: object) -> int:
-        """The number of the object that a construction makes: one for each call chain, whatever the turn of a loop."""
+        """Return the number of the object that a construction makes: one a call chain, whatever the turn of a loop."""
         key = (node, *((frame.file, frame.line) for frame in self.calls))
         if key not in self.objects:
             self.objects[key] = self.number()
@@ -186,7 +186,7 @@ class Machine:
             self.store.set(owner, name, value, self.mask)
 
     def lookup(self, name: str) -> Value:
-        """The value of a name in the scopes of the present function."""
+        """Return the value of a name in the scopes of the present function."""
         frame = self.frames[-1]
         owners = self.store.owners
         names = owners.get(frame.scope)
@@ -218,11 +218,11 @@ class Machine:
         return self._mentions
 
     def can_skip(self, node: ast.AST) -> bool:
-        """Return whether a function can be passed over: walks of it recorded, changed and told apart nothing."""
+        """Return whether to pass over a function: its walks recorded and changed nothing and separated no ranks."""
         return self._barren_walks.get(node, 0) >= MAXIMUM_BARREN_WALKS
 
     def note_walk(self, node: ast.AST, *, barren: bool) -> None:
-        """Keep count of walks through a function that recorded nothing, changed nothing and told ranks nothing apart.
+        """Count the walks of a function that recorded nothing, changed nothing and separated no ranks.
 
         Functions that may run collectives are walked every time: what one rank skips has to be known.
         """
@@ -300,11 +300,11 @@ class Machine:
             self.emitted -= 1
 
     def object(self, value: Value) -> Event | None:
-        """The construction of an external object."""
+        """Return the construction of an external object."""
         return self.events.get(value.number) if isinstance(value, ExternalObject) else None
 
     def decide(self, value: Value) -> tuple[int, int, int]:
-        """Masks of the present ranks for which a condition is true, false, and not known."""
+        """Return the masks of the present ranks for which a condition is true, false, and not known."""
         if value.__class__ is not PerRank:
             outcome = truth(value)
             return (0, 0, self.mask) if outcome is None else (self.mask, 0, 0) if outcome else (0, self.mask, 0)
@@ -340,7 +340,7 @@ class Machine:
         self.mask = after
 
     def _present(self, value: Value) -> Value:
-        """A value as the present ranks have it: what another rank had before it left tells nothing about them."""
+        """Return a value as the present ranks have it, without the entries of ranks that left."""
         if not isinstance(value, PerRank):
             return value
         entries = [entry for rank, entry in enumerate(value.values) if self.mask >> rank & 1]
@@ -367,7 +367,7 @@ class Machine:
         varying: bool = False,
         own: OwnTest | None = None,
     ) -> None:
-        """Run alternatives of which nobody knows which one is taken, and join what they leave behind."""
+        """Run alternatives when it is not known which one is taken, and join what they leave behind."""
         start, outer = self.mask, self.sinks
         outcomes: list[tuple[dict[Cell, Value], int, Sinks]] = []
         self.undecided += 1
@@ -455,9 +455,9 @@ class Machine:
         return inner
 
     def collect_safely(self, body: Callable[[], None], node: ast.AST, name: Callable[[], str]) -> list[list[Item]]:
-        """Like ``collect``; code that is nested too deeply counts as not followed, and as doing nothing.
+        """Do as ``collect``; count code that is nested too deeply as not followed, and as doing nothing.
 
-        ``node`` and ``name`` say what it is that was not followed.
+        ``node`` and ``name`` identify what was not followed.
         """
         lists: list[list[Any]] = [self.frames, self.loops, self.calls, self.guards]
         lists += [self.conditions, self.contexts, self.own_tests]

@@ -36,7 +36,7 @@ from ddpdoctor.source.ranks.rank_local_values import COUNTED, own_iterable, own_
 from ddpdoctor.source.script.syntax_index import descend, last_name
 
 _HAS_RANKS = re.compile(r"^(is_|use_)?(distributed|ddp)$")
-"""Name of a flag that tells a job with ranks."""
+"""Name of a flag that is set in a job with ranks."""
 
 
 def execute(machine: Machine, body: Sequence[ast.stmt]) -> None:
@@ -113,7 +113,7 @@ def _for(machine: Machine, statement: ast.For | ast.AsyncFor) -> None:
 
 
 def _forget_counter(machine: Machine, target: ast.expr, iterable: Value) -> None:
-    """The number that ``enumerate`` puts before an item is the same on every rank."""
+    """Make the number that ``enumerate`` puts before an item the same on every rank."""
     if isinstance(target, (ast.Tuple, ast.List)) and target.elts and COUNTED in tags_of(iterable):
         assign_to(machine, target.elts[0], UNIFORM)
 
@@ -137,7 +137,7 @@ def _while(machine: Machine, statement: ast.While) -> None:
             execute(machine, statement.body)
 
         def own_of_any_turn() -> OwnTest | None:
-            # The body may have set what the next turn asks; what is called in a condition has been run.
+            # The body may have set what the next turn tests; what is called in a condition has been run.
             calls = any(isinstance(node, ast.Call) for node in descend(statement.test))
             if own is not None or calls or not machine.mask:
                 return own

@@ -35,7 +35,7 @@ class Unknown(msgspec.Struct, frozen=True):
     varying: bool = False
     """It may differ between ranks."""
     opaque: bool = False
-    """It comes from outside of what was read, so that its name may say more than its origin."""
+    """It comes from outside of what was read, so that its name may show more than its origin."""
     tags: frozenset[Tag] = frozenset()
 
 
@@ -170,7 +170,7 @@ NO_SYNC = External("torch.nn.parallel.DistributedDataParallel.no_sync")
 
 
 def on_rank(value: Value, rank: int) -> Value:
-    """The value on one rank."""
+    """Return the value on one rank."""
     return value.values[rank] if isinstance(value, PerRank) else value
 
 
@@ -228,7 +228,7 @@ def is_varying(value: Value) -> bool:
 
 
 def tags_of(value: Value) -> frozenset[Tag]:
-    """What a value comes from."""
+    """Return the origins of a value."""
     kind = value.__class__
     if kind is Unknown or kind is TensorSize:
         return value.tags  # type: ignore[union-attr]
@@ -240,7 +240,7 @@ def tags_of(value: Value) -> frozenset[Tag]:
 
 
 def parts_of(value: Value) -> Iterator[Value]:
-    """The values that a compound value is made of."""
+    """Yield the values that a compound value is made of."""
     if isinstance(value, (PerRank, SequenceValue)):
         yield from value.values
     elif isinstance(value, OneOf):
@@ -250,7 +250,7 @@ def parts_of(value: Value) -> Iterator[Value]:
 
 
 def options_of(value: Value) -> Iterator[Value]:
-    """The alternatives of a value, across ranks and conditions."""
+    """Yield the alternatives of a value, across ranks and conditions."""
     if isinstance(value, PerRank):
         for entry in value.values:
             yield from options_of(entry)
@@ -261,7 +261,7 @@ def options_of(value: Value) -> Iterator[Value]:
 
 
 def derived(inputs: Iterable[Value], extra: frozenset[Tag] = frozenset(), opaque: bool = False) -> Unknown:
-    """An unknown value computed from others: it varies if one of them does, and comes from what they come from."""
+    """Return an unknown value computed from others: it varies if one of them does, and has their origins."""
     varying = False
     tags = extra
     for value in inputs:
@@ -299,10 +299,10 @@ def tagged(value: Value, extra: frozenset[Tag]) -> Value:
 
 
 def join(one: Value | None, other: Value | None, varying: bool = False) -> Value:
-    """What is known after a condition of which neither outcome is excluded.
+    """Return what is known after a condition of which neither outcome is excluded.
 
-    A value that depends on the rank wins over its uniform alternative, which is what a job without ranks would have;
-    so does one that the ranks agreed on over what a rank had before.
+    A value that depends on the rank wins over its uniform alternative, which a job without ranks would have; so does
+    one that the ranks agreed on over what a rank had before.
     """
     if one is None or other is None or one == other:
         return one if one is not None else other if other is not None else UNIFORM
@@ -347,7 +347,7 @@ def _join_lanes(one: Value, other: Value, varying: bool) -> Value:
 
 
 def merged_results(results: Sequence[tuple[int, Value]], fallback: Value, ranks: int) -> Value:
-    """One value of what a function returned on the ranks that called it; ``fallback`` where it returned nothing."""
+    """Join what a function returned on the ranks that called it; ``fallback`` where it returned nothing."""
     if not results:
         return fallback
     by_rank: list[Value] = []
@@ -373,7 +373,7 @@ def _vary(value: Value) -> Value:
 
 
 def constant(value: Value) -> object:
-    """The constant that a value is, or ``...`` when it is none."""
+    """Return the constant that a value is, or ``...`` when it is none."""
     return value.value if isinstance(value, Const) else ...
 
 
