@@ -1,1 +1,1 @@
-"""What several checks ask of a projected script."""
+"""Queries on a projected script that several checks share."""

@@ -1,4 +1,4 @@
-"""Compares what the four ranks run: where do they part, under which condition, and what does each do there."""
+"""Comparison of what the four ranks run: where they part, under which condition, and what each does there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHOWN = 3
 
 
 Cause = Literal["collective", "group", "wrap", "forward"]
-"""What the ranks part at: something that is no other cause, making a group, building DDP, a forward through DDP."""
+"""What the ranks part at: making a group, building DDP, a forward through DDP, or any other collective."""
 
 
 class SourceParting(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,11 +50,11 @@ class SourceParting(msgspec.Struct, frozen=True, kw_only=True):
     """The rank test is one by its name only."""
     chain: tuple[Frame, ...]
     turns: tuple[int, int] | None = None
-    """How often the ones and the others run the loop that it stands in, where that is the difference."""
+    """Turns of the loop around it on the running and on the missing ranks, where that is the difference."""
 
 
 def partings(projection: Projection) -> tuple[SourceParting, ...]:
-    """Every place where ranks part, one for each collective call; they are kept with the script."""
+    """Return every place where ranks part, one for each collective call; they are kept with the script."""
     kept: tuple[SourceParting, ...] | None = projection.machine.script.__dict__.get("_partings")
     if kept is None:
         kept = tuple(_partings(projection))
@@ -63,7 +63,7 @@ def partings(projection: Projection) -> tuple[SourceParting, ...]:
 
 
 def partings_by(projection: Projection, cause: Cause) -> Iterator[SourceParting]:
-    """The places where ranks part by one cause: each check of divergences has its own."""
+    """Yield the places where ranks part by one cause: each check of divergences has its own."""
     return (parting for parting in partings(projection) if parting.cause == cause)
 
 
@@ -71,7 +71,7 @@ def _partings(projection: Projection) -> Iterator[SourceParting]:
     seen: set[ast.AST] = set()
     for walk in projection.walks:
         for found in _in_walk(projection, walk):
-            # Who leaves by one statement misses every collective behind it: the first one on the way tells of it.
+            # Ranks that leave by one statement miss every collective behind it: only the first one is reported.
             cause = found.event.node if found.left is None else found.left.node
             if not {cause, found.event.node} & seen:
                 seen |= {cause, found.event.node}
@@ -91,7 +91,7 @@ def _cause(event: Event) -> Cause:
 
 
 def finding_of(check: Check, parting: SourceParting, remedy: str, title: str = "") -> Finding:
-    """What a check says of a place where ranks part; less surely where the rank test is one by its name only."""
+    """Return the finding for a place where ranks part; a warning where the rank test is one by its name only."""
     return check.finding(
         "source",
         title or _in_words(parting),
@@ -103,7 +103,6 @@ def finding_of(check: Check, parting: SourceParting, remedy: str, title: str = "
 
 
 def _evidence_of(parting: SourceParting) -> tuple[Fact, ...]:
-    """The rank test that decides, and the call chain of the ranks that come through."""
     return (
         Fact(text=f"`{parting.condition}` decides", basis="source", location=parting.condition_location),
         Fact(
@@ -116,13 +115,12 @@ def _evidence_of(parting: SourceParting) -> tuple[Fact, ...]:
 
 
 def _places_of(parting: SourceParting) -> tuple[Location, ...]:
-    """The call, where the others left if they did, and the rank test."""
     leaving = () if parting.exit_location is None else (parting.exit_location,)
     return (parting.location, *leaving, parting.condition_location)
 
 
 def remedy_of(parting: SourceParting) -> str:
-    """What to do where ranks part at a collective."""
+    """Return what to do where ranks part at a collective."""
     if parting.turns is not None:
         return f"Give the loop the same number of turns on every rank, or move {parting.collective} out of it."
     if parting.exit_location is not None:
@@ -133,7 +131,6 @@ def remedy_of(parting: SourceParting) -> str:
 
 
 def _in_words(parting: SourceParting) -> str:
-    """What the ranks run where they part, in one sentence."""
     if parting.turns is not None:
         here, there = parting.turns
         return (
@@ -194,9 +191,9 @@ def _in_walk(projection: Projection, walk: Walk) -> Iterator[_Found]:
 def _compare(
     projection: Projection, one: tuple[int, Tree], other: tuple[int, Tree], around: tuple[Tree, Tree] = ((), ())
 ) -> Iterator[_Found]:
-    """Walk two trees side by side; a call that a rank test keeps from the other side is reported and stepped over.
+    """Walk two trees side by side; report a call that a rank test keeps from the other side, and step over it.
 
-    ``around`` is the body of the loop that both stand in: who leaves it misses what the next turn runs.
+    ``around`` is the body of the loop that both stand in: ranks that leave it miss what the next turn runs.
     """
     (ranks, tree), (other_ranks, other_tree) = one, other
     here, there = 0, 0
@@ -242,7 +239,7 @@ def _compare(
 
 
 def _extra(projection: Projection, ranks: int, other_ranks: int, rest: Tree, other_rest: Tree) -> _Found | None:
-    """A call of one side that the other only seems to match: by one that this side makes as well, later on."""
+    """Return a call of one side that the other only seems to match, by one that this side makes as well, later on."""
     event, match = rest[0], other_rest[0]
     if not isinstance(event, Event) or not isinstance(match, Event) or event.ordinal == match.ordinal:
         return None
@@ -253,14 +250,14 @@ def _extra(projection: Projection, ranks: int, other_ranks: int, rest: Tree, oth
 
 
 def _with_events(*trees: Tree) -> Tree:
-    """The first of some trees in which something happens."""
+    """Return the first of some trees in which something happens."""
     return next((tree for tree in trees if next(events_in(tree), None) is not None), trees[0])
 
 
 def _other_turns(
     item: Item | None, match: Item | None, ranks: int, other_ranks: int, rest: Tree, other_rest: Tree
 ) -> _Found | None:
-    """One loop that both sides run, with the same collectives, a different number of times."""
+    """Return a loop that both sides run, with the same collectives, a different number of times."""
     if not isinstance(item, Loop) or not isinstance(match, Loop) or item.node is not match.node:
         return None
     if item.turns is None or match.turns is None or item.turns == match.turns or not same(item.body, match.body):
@@ -285,7 +282,7 @@ def _inside(item: Item | None, match: Item | None) -> list[tuple[Tree, Tree]] | 
 def _guarded(
     projection: Projection, item: Item | None, ranks: int, other_ranks: int, rest: Tree, other_rest: Tree
 ) -> _Found | None:
-    """A call in ``item`` that a rank test keeps from all the other ranks."""
+    """Return a call in ``item`` that a rank test keeps from all the other ranks."""
     if item is None:
         return None
     for event in events_in((item,)):
@@ -314,7 +311,7 @@ def _by_exit(
     rest: Tree,
     other_rest: Tree,
 ) -> _Found | None:
-    """A call that one side misses because it left a function, a loop or the program under a rank test."""
+    """Return a call that one side misses because it left a function, a loop or the program under a rank test."""
     for one, other, mask, other_mask, here, there in (
         (item, match, ranks, other_ranks, rest, other_rest),
         (match, item, other_ranks, ranks, other_rest, rest),
@@ -332,7 +329,7 @@ def _by_exit(
 
 
 def _by_caught_raise(projection: Projection, walk: Walk) -> Iterator[_Found]:
-    """A call in a ``try`` that one side misses because it raised before under a rank test, and went on in a handler."""
+    """Yield a call in a ``try`` that one side misses after it raised under a rank test and went on in a handler."""
     for left in projection.exits:
         if not isinstance(left.node, ast.Raise) or left.ranks == ALL_RANKS:
             continue
@@ -350,7 +347,6 @@ def _by_caught_raise(projection: Projection, walk: Walk) -> Iterator[_Found]:
 
 
 def _try_around(left: Exit) -> ast.Try | None:
-    """The statement whose handlers catch what is raised."""
     line = getattr(left.node, "lineno", 0)
     for around in left.module.ancestors(left.node):
         if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)):

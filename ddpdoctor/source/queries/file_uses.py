@@ -50,7 +50,7 @@ class FileUse(msgspec.Struct, frozen=True, eq=False):
     event: Event
     path: Value
     node: ast.expr | None
-    """The expression that the path is; None where it comes in by ``*`` or ``**``."""
+    """The expression of the path; None where it is passed by ``*`` or ``**``."""
 
     @property
     def source(self) -> str:
@@ -59,7 +59,7 @@ class FileUse(msgspec.Struct, frozen=True, eq=False):
 
 
 def writes(projection: Projection) -> Iterator[FileUse]:
-    """The files that ranks write from their beginning, in the order of execution."""
+    """Yield the files that ranks write from their beginning, in the order of execution."""
     for event in projection.in_course("save", "call"):
         if event.name == _OPEN:
             if _mode(event)[:1] in {"w", "x"}:
@@ -71,7 +71,7 @@ def writes(projection: Projection) -> Iterator[FileUse]:
 
 
 def reads(projection: Projection) -> Iterator[FileUse]:
-    """The files that ranks read, in the order of execution."""
+    """Yield the files that ranks read, in the order of execution."""
     for event in noted(projection, _OPEN, *_READERS, *_PATH_READERS):
         if event.name == _OPEN:
             if _mode(event)[:1] == "r" and "+" not in _mode(event):

@@ -40,7 +40,7 @@ _FRAMEWORKS = frozenset(
 _TAKES_OVER = re.compile(
     r"(Trainer|Runner|Fabric|Accelerator|Strategy|Parallel|(^|\.)(init\w*|launch|spawn|run|train_\w+|main|remote|Parallel))$"
 )
-"""Of what a framework has: this starts ranks, places the model or trains; configurations and metrics do not."""
+"""Names in a framework that start ranks, place the model or train; configurations and metrics do not."""
 _JOINING = frozenset(
     {"accelerate.Accelerator", "horovod.torch.init", "deepspeed.init_distributed", "deepspeed.initialize"}
 )
@@ -48,7 +48,7 @@ _CHOICES_OF_MODE = re.compile(r"distributed|ddp|world|multi|gpu|device|nproc|par
 
 
 def framework(script: Script) -> str:
-    """The training framework that starts ranks and places models for a script; empty when it does so itself.
+    """Return the training framework that starts ranks and places models for a script; empty when it does so itself.
 
     One that is imported, or used under a condition only, does nothing for the rest of the script.
     """
@@ -130,7 +130,7 @@ def is_of_a_mode_that_ends(projection: Projection, event: Event) -> bool:
 
 
 def _arms(event: Event, text: str) -> set[bool]:
-    """The arms of tests with certain words that an event is in, the words being all or one part of ``a and b``."""
+    """Return the arms of tests with certain words, all or one part of ``a and b``, that an event is in."""
     arms: set[bool] = set()
     for module, test in event.undecided:
         arm = _arm(event, (module, test))
@@ -141,7 +141,7 @@ def _arms(event: Event, text: str) -> set[bool]:
 
 
 def _arm(event: Event, condition: Condition) -> bool | None:
-    """Whether the lines that lead to an event are in the body of an ``if`` (or else in its other arm)."""
+    """Return whether the lines that lead to an event are in the body of an ``if`` (or else in its other arm)."""
     module, test = condition
     around = module.parents.get(test)
     if not isinstance(around, ast.If) or around.test is not test:
@@ -160,7 +160,7 @@ def may_spawn(script: Script) -> bool:
 
 
 def initialisations(projection: Projection) -> Iterator[Event]:
-    """Calls of ``init_process_group`` that ranks come to, each once."""
+    """Yield calls of ``init_process_group`` that ranks come to, each once."""
     seen: set[ast.AST] = set()
     for event in projection.in_course("collective"):
         if event.name == "init_process_group" and event.node not in seen:
@@ -196,7 +196,7 @@ def _is_this_machine(address: object) -> bool:
 
 
 def backend_of(initialisation: Event) -> Value | None:
-    """The backend that a process group is asked for; None when it is left to torch."""
+    """Return the backend that a process group is asked for; None when it is left to torch."""
     return initialisation.argument("backend", 0)
 
 
@@ -217,7 +217,7 @@ def may_use_cuda(script: Script) -> bool:
 
 
 def noted(projection: Projection, *names: str) -> Iterator[Event]:
-    """Calls of some names that ranks come to, in the order of execution."""
+    """Yield calls of some names that ranks come to, in the order of execution."""
     return (event for event in projection.in_course("call") if event.name in names)
 
 
@@ -237,5 +237,5 @@ def depends_on_mode(event: Event) -> bool:
 
 
 def keyword(call: ast.Call, name: str) -> ast.expr | None:
-    """The expression of an argument given by its name."""
+    """Return the expression of an argument given by its name."""
     return next((entry.value for entry in call.keywords if entry.arg == name), None)

@@ -46,17 +46,17 @@ def has_no_tensors(value: Value) -> bool:
 
 
 def optimizers(projection: Projection) -> Iterator[Event]:
-    """Every construction of an optimizer of torch that the script comes to."""
+    """Yield every construction of an optimizer of torch that the script comes to."""
     return (event for event in projection.in_course("object") if _is_optimizer_name(event.name))
 
 
 def steps(projection: Projection) -> list[Event]:
-    """Every call of ``optimizer.step()`` or ``scaler.step(optimizer)`` of an optimizer that is known."""
+    """Return every call of ``optimizer.step()`` or ``scaler.step(optimizer)`` of an optimizer that is known."""
     return [event for event in training_events(projection, "step") if stepped(event)]
 
 
 def stepped(event: Event) -> frozenset[int]:
-    """The numbers of the optimizers that a call of ``step`` moves."""
+    """Return the numbers of the optimizers that a call of ``step`` moves."""
     candidates = [event.receiver, *event.positional]
     return frozenset(
         option.number
@@ -68,7 +68,7 @@ def stepped(event: Event) -> frozenset[int]:
 
 
 def holders(projection: Projection, optimizer: Event) -> list[Value]:
-    """The models whose ``parameters()`` are in the arguments of an optimizer's construction, or in their variables."""
+    """Return the models with ``parameters()`` in an optimizer's arguments, or in their variables."""
     asked = {
         event.node: event.receiver
         for event in training_events(projection, "parameters", "named_parameters")
@@ -79,7 +79,7 @@ def holders(projection: Projection, optimizer: Event) -> list[Value]:
 
 
 def misplaced_optimizers(projection: Projection) -> Iterator[Misplaced]:
-    """Optimizers made anew in every step, and optimizers whose model gets new modules afterwards."""
+    """Yield optimizers made anew in every step, and optimizers whose model gets new modules afterwards."""
     made_steps = steps(projection)
     for optimizer in optimizers(projection):
         held = holders(projection, optimizer)
@@ -107,12 +107,12 @@ def _is_optimizer_name(name: str) -> bool:
 
 
 def _once(optimizer: Event) -> bool:
-    """It is made under a condition, so that a step may keep the one of the step before."""
+    """Return whether it is made under a condition, so that a step may keep that of the step before."""
     return bool(optimizer.conditions)
 
 
 def _made_in(projection: Projection, held: list[Value], loop: ast.AST | None) -> bool:
-    """Return whether a model that an optimizer holds is made in the same loop, or where it cannot be told."""
+    """Return whether a model that an optimizer holds is made in the same loop, or at an unknown place."""
     for value in held:
         for option in options_of(value):
             if isinstance(option, ExternalObject):
@@ -132,7 +132,7 @@ def _constructed_in(projection: Projection, instance: Instance, loop: ast.AST | 
 
 
 def _replacement(projection: Projection, optimizer: Event, held: list[Value]) -> Event | None:
-    """An assignment of a new module to a model that an optimizer already holds, if nobody tells the optimizer."""
+    """Return an assignment of a new module to a model that an optimizer holds and gets no new parameters of."""
     if any(training_events(projection, "add_param_group")):
         return None
     for event in training_events(projection, "set attribute"):

@@ -1,7 +1,7 @@
-"""The names of the parameters of wrapped modules in the order in which DDP counts them, as far as the source tells.
+"""The names of the parameters of wrapped modules in the order in which DDP counts them, as far as the source shows.
 
 A module's own parameters come before those of its parts, and its parts in the order of their first assignment: DDP
-counts those that need a gradient. Behind a part of which the source does not tell what it holds, no number is known.
+counts those that need a gradient. Behind a part with unknown parameters no number is known.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ MOST_NAMES = 100_000
 
 
 class _UnknownError(Exception):
-    """The source does not tell what comes next."""
+    """The source does not show which parameter comes next."""
 
 
 def parameter_names(script: Script) -> tuple[str, ...]:
-    """The names by their numbers; fewer than there are where the source does not tell, or wraps differ."""
+    """Return the names by their numbers; fewer than there are where the source does not show them, or wraps differ."""
     if mentions_any(script, ("requires_grad", "requires_grad_")):
         return ()  # Which ones DDP counts is then decided elsewhere.
     projection = whole_projection(script)
@@ -136,7 +136,7 @@ def _of_instance(machine: Machine, value: Instance, prefix: str) -> Iterator[str
 
 
 def _is_plain(machine: Machine, cls: ProjectClass) -> bool:
-    """A module whose parts are assigned one after the other, whatever its arguments are."""
+    """Return whether the parts of a module are assigned one after the other, whatever its arguments are."""
     if set(base_names(machine, cls)) != {"torch.nn.Module"} or any(
         isinstance(base, ProjectClass) for base in bases_of(machine, cls)
     ):

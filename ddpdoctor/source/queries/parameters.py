@@ -1,4 +1,4 @@
-"""Which parts of a module its forward can come to, as far as the text of its class says."""
+"""Which parts of a module its forward can come to, as far as the text of its class shows."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class NeedlessSearch(msgspec.Struct, frozen=True, eq=False):
 
 
 def unused_parts(projection: Projection) -> Iterator[UnusedPart]:
-    """Attributes with parameters of wrapped modules that no method which forward calls mentions."""
+    """Yield attributes with parameters of wrapped modules that no method which forward calls mentions."""
     machine, seen = projection.machine, set[ast.ClassDef]()
     for wrap in projection.in_course("wrap"):
         if not _demands_all(wrap):
@@ -77,7 +77,7 @@ def unused_parts(projection: Projection) -> Iterator[UnusedPart]:
 
 
 def needless_searches(projection: Projection) -> Iterator[NeedlessSearch]:
-    """Wraps with ``find_unused_parameters=True`` of modules that are read completely and always run completely."""
+    """Yield wraps with ``find_unused_parameters=True`` of modules that are read and always run completely."""
     machine = projection.machine
     if mentions_any(machine.script, ("requires_grad",)):
         return
@@ -100,7 +100,7 @@ def _demands_all(wrap: Event) -> bool:
 
 
 def _modules_of(machine: Machine, wrap: Event) -> Iterator[Instance]:
-    """The project's modules in a wrapped module; none if the module itself is not certain."""
+    """Yield the project's modules in a wrapped module; none if the module itself is not certain."""
     module = wrap.argument("module", 0)
     if module is None or len(list(options_of(module))) != 1:
         return
@@ -142,7 +142,7 @@ def _has_parameters(machine: Machine, value: Value) -> bool:
 
 
 def _is_used(machine: Machine, part: Instance, name: str) -> bool:
-    """Return whether anything but methods that nobody calls mentions an attribute by its name."""
+    """Return whether an attribute is mentioned outside of methods that are never called."""
     if name in _forward_attributes(machine, part.cls):
         return True
     known: dict[ProjectClass, set[str] | None] = machine.script.__dict__.setdefault("_reached_text", {})
@@ -155,7 +155,6 @@ def _is_used(machine: Machine, part: Instance, name: str) -> bool:
 
 
 def _forward_attributes(machine: Machine, cls: ProjectClass) -> frozenset[str]:
-    """The attributes that the forward of a class reads."""
     known: dict[ProjectClass, frozenset[str]] = machine.script.__dict__.setdefault("_forward_attributes", {})
     if cls not in known:
         forwards = [node for node in cls.node.body if isinstance(node, ast.FunctionDef) and node.name == "forward"]
@@ -165,7 +164,7 @@ def _forward_attributes(machine: Machine, cls: ProjectClass) -> frozenset[str]:
 
 
 def _reached_text(script: Script, own: Sequence[ProjectClass]) -> set[str] | None:
-    """Words in everything except methods of a class that nothing leads to; None when any attribute may be meant."""
+    """Return the words outside of methods that nothing leads to; None when any attribute may be meant."""
     bodies = {node for cls in own for node in descend(cls.node)}
     inside = Counter(word for node in bodies for word in _loaded_words(node))
     outside = {word for word, count in _all_loaded_words(script).items() if count > inside[word]}
@@ -192,7 +191,6 @@ def _reached_text(script: Script, own: Sequence[ProjectClass]) -> set[str] | Non
 
 
 def _all_loaded_words(script: Script) -> Counter[str]:
-    """How often each word is loaded anywhere in a script."""
     counted: Counter[str] | None = script.__dict__.get("_loaded_words")
     if counted is None:
         counted = script.__dict__["_loaded_words"] = Counter()
@@ -227,7 +225,7 @@ def _places(machine: Machine, part: Instance, names: Sequence[str]) -> Iterator[
 
 
 def _always_used(machine: Machine, wrap: Event, modules: Sequence[Instance]) -> int:
-    """How many attributes with parameters are used in every forward; 0 where any of it is not certain."""
+    """Return how many attributes with parameters are used in every forward; 0 where any of it is not certain."""
     module = wrap.argument("module", 0)
     if module is None or not modules or not _only_known_parts(machine, module):
         return 0
@@ -246,7 +244,7 @@ def _always_used(machine: Machine, wrap: Event, modules: Sequence[Instance]) -> 
 
 
 def _attributes_with_parameters(machine: Machine, part: Instance) -> Iterator[str]:
-    """Those that have parameters in any of the ways in which the module is made."""
+    """Yield the attributes that have parameters in any of the ways in which the module is made."""
     for name in machine.store.names(part.number):
         value = machine.store.get(part.number, name)
         if value is not None and any(_has_parameters(machine, option) for option in options_of(value)):
@@ -266,7 +264,7 @@ def _only_known_parts(machine: Machine, module: Value) -> bool:
 
 
 def _is_straight(forward: ast.FunctionDef, names: Sequence[str]) -> bool:
-    """Return whether a forward comes to every part in ``names`` with each input, as far as its statements say."""
+    """Return whether a forward comes to every part in ``names`` with each input, as far as its statements show."""
     branching = (
         *(ast.If, ast.IfExp, ast.While, ast.Try, ast.Match, ast.BoolOp, ast.For, ast.ListComp, ast.With, ast.Lambda),
         *(ast.Continue, ast.Break),
@@ -282,7 +280,7 @@ def _is_straight(forward: ast.FunctionDef, names: Sequence[str]) -> bool:
 
 
 def _asks_for_part(node: ast.AST, names: Sequence[str]) -> bool:
-    """``if self.norm is not None: x = self.norm(x)``: skips only what is not there."""
+    """Return whether a statement skips only an absent part: ``if self.norm is not None: x = self.norm(x)``."""
     if not isinstance(node, ast.If) or node.orelse or not isinstance(node.test, ast.Compare):
         return False
     asked, (other,), (operator,) = node.test.left, node.test.comparators[:1], node.test.ops[:1]
@@ -297,7 +295,7 @@ def _asks_for_part(node: ast.AST, names: Sequence[str]) -> bool:
 
 
 def _goes_through_parts(node: ast.AST) -> bool:
-    """``for layer in self.layers``, to the end: ``break`` and ``return`` are not in it."""
+    """Return whether a loop goes through all parts, ``for layer in self.layers``, without ``return`` or ``raise``."""
     if not isinstance(node, ast.For) or node.orelse or not _is_own(node.iter):
         return False
     return not any(isinstance(inner, (ast.Return, ast.Raise)) for inner in descend(node))

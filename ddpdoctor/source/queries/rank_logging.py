@@ -47,7 +47,7 @@ _EXITS = frozenset({"sys.exit", "exit", "quit", "os._exit"})
 
 
 def lines_of_every_rank(projection: Projection) -> Iterator[Event]:
-    """Prints and progress bars in loops, and trackers, that every rank of a job comes to, in order, each once."""
+    """Yield prints and progress bars in loops, and trackers, that every rank of a job comes to, in order, each once."""
     if not is_distributed(projection):
         return
     found: dict[ast.AST, Event] = {}
@@ -74,7 +74,7 @@ def _is_chatter(event: Event) -> bool:
 
 
 def _depends_on_rank(event: Event) -> bool:
-    """Whether an argument differs by rank; a directory named by the clock or the settings is every rank's alike."""
+    """Return whether an argument differs by rank; a directory named by the clock or the settings does not."""
     given = (*event.positional, *event.named.values())
     return not event.complete or any(isinstance(value, PerRank) for value in given)
 
@@ -103,7 +103,7 @@ def _leaves_program(statement: ast.stmt) -> bool:
 
 
 def _print_is_replaced(projection: Projection) -> bool:
-    """Whether a function that puts another ``print`` in the place of the real one is called, or a module does."""
+    """Return whether a function that replaces ``print`` is called, or a module does it."""
     machine = projection.machine
     for module in machine.script.modules:
         if not any(word in module.text for word in ("def print", "print =", ".stdout =", "stdout=", "redirect_stdout")):
@@ -127,11 +127,10 @@ def _is_stored(node: ast.Name | ast.Attribute) -> bool:
 
 
 def local_metrics(projection: Projection) -> Iterator[Event]:
-    """Reports of values that come from a rank's own batches and were not reduced.
+    """Yield reports of values that come from a rank's own batches and were not reduced.
 
-    Those of the first rank, of the job or of a node, where in a job that reduces something only summaries behind a
-    loop over batches count; and those of every rank that do not say whose they are, where the batches are a part of a
-    data set to evaluate on.
+    They are those of the first rank, of the job or of a node (in a job that reduces something only summaries after a
+    pass), and those of every rank that do not name it, where the batches are of an evaluation.
     """
     if not is_distributed(projection):
         return
@@ -160,7 +159,7 @@ def local_metrics(projection: Projection) -> Iterator[Event]:
 
 
 def unreduced_logs(projection: Projection) -> Iterator[Event]:
-    """What a module of Lightning logs of its evaluation batches, in a job of several ranks, without ``sync_dist``."""
+    """Yield what a module of Lightning logs of evaluation batches without ``sync_dist``, in a job of several ranks."""
     machine = projection.machine
     seen: set[ast.AST] = set()
     for event in projection.in_course("call"):
@@ -194,7 +193,7 @@ def _is_of_shard(projection: Projection, value: Value, training: set[int]) -> bo
 
 
 def communicates(projection: Projection, event: Event) -> bool:
-    """Whether ranks communicate while the arguments of a call are computed, which may then hold all ranks' part."""
+    """Return whether ranks communicate for the arguments of a call, which may then hold the part of all ranks."""
     place = event.module.location(event.node)
     return any(
         frame.file == place.file and place.line <= frame.line <= place.end_line

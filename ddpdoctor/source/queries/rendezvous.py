@@ -44,7 +44,7 @@ class FixedRendezvous(msgspec.Struct, frozen=True, eq=False):
     """``MASTER_PORT``, ``init_method`` or ``world_size``."""
     value: str
     mild: bool = False
-    """Launched as it is meant to be it works."""
+    """It works when launched as intended."""
     chain: tuple[Frame, ...] = ()
     """Lines of the call chain, innermost first: the number often stands in a caller."""
 
@@ -59,7 +59,7 @@ class MissingEnvironment(msgspec.Struct, frozen=True, eq=False):
 
 
 def legacy_launches(script: Script) -> Iterator[LegacyLaunch]:
-    """Options of the launcher before torchrun without the environment beside them, and calls of that launcher."""
+    """Yield options of the launcher before torchrun without the environment beside them, and calls of that launcher."""
     if framework(script):
         return
     for module in script.modules:
@@ -87,7 +87,7 @@ def _is_reached(script: Script, module: Module, node: ast.AST) -> bool:
 
 
 def _asks_for_version(module: Module, node: ast.AST) -> bool:
-    """Return whether an option is declared for versions of torch only whose launcher passes it."""
+    """Return whether an option is declared only for the versions of torch that pass it."""
     return any(
         isinstance(around, ast.If) and "version" in ast.unparse(around.test).lower()
         for around in module.ancestors(node)
@@ -95,7 +95,7 @@ def _asks_for_version(module: Module, node: ast.AST) -> bool:
 
 
 def required_local_rank(script: Script) -> str:
-    """The option for the local rank that a script refuses to start without; empty when there is none."""
+    """Return the option for the local rank that a script refuses to start without; empty when there is none."""
     for module in script.modules:
         for node in module.index.of(ast.Call) if "--local" in module.text else ():
             if _declares_local_rank(node) and _is_required(node):
@@ -108,7 +108,7 @@ def required_local_rank(script: Script) -> str:
 
 
 def unknown_to_the_launcher(script: Script) -> str:
-    """``--local_rank``, where a script takes it and not ``--local-rank``, which torch.distributed.launch passes."""
+    """Return ``--local_rank`` where a script takes it and not ``--local-rank``, as torch.distributed.launch passes."""
     taken: set[object] = set()
     if any("parse_known_args" in module.text for module in script.modules):
         return ""  # what it does not know, it leaves alone
@@ -149,7 +149,7 @@ def _is_assigned(script: Script) -> bool:
 
 
 def fixed_rendezvous(projection: Projection) -> Iterator[FixedRendezvous]:
-    """Constants over what the launcher says, in scripts that take their ranks from a launcher."""
+    """Yield constants that override what the launcher sets, in scripts that take their ranks from a launcher."""
     script = projection.machine.script
     if may_spawn(script) or framework(script):
         return
@@ -190,7 +190,7 @@ def _is_tested(module: Module, node: ast.AST) -> bool:
 
 
 def missing_environments(projection: Projection) -> Iterator[MissingEnvironment]:
-    """Initialisations in ranks that the script spawns itself, which read variables that nobody sets."""
+    """Yield initialisations, in ranks that the script spawns itself, that read variables which are never set."""
     script = projection.machine.script
     if script.spawns_ranks is None or framework(script) or _needs_launcher(script.entry):
         return
@@ -223,7 +223,7 @@ def _needs_launcher(entry: Module) -> bool:
 
 
 def _lets_pass(around: ast.If | ast.IfExp | ast.Try) -> bool:
-    """Return whether nobody gets by what stands in a statement: a test of ``__name__``, or handlers that raise."""
+    """Return whether a process always runs or fails in a statement: a test of ``__name__``, or handlers that raise."""
     if isinstance(around, ast.Try):
         return all(isinstance(handler.body[-1], ast.Raise) for handler in around.handlers)
     return "__name__" in ast.unparse(around.test)

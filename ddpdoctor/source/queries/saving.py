@@ -44,7 +44,7 @@ class SharedSave(msgspec.Struct, frozen=True, eq=False):
 
 
 def shared_saves(projection: Projection) -> Iterator[SharedSave]:
-    """Files that more than one rank of a job writes under one path, with no hint of a rank test around the call.
+    """Yield files that more than one rank of a job writes under one path, with no hint of a rank test around the call.
 
     Of a function that is called behind a test of the local rank and also without one, it is the call without.
     """
@@ -72,9 +72,9 @@ def shared_saves(projection: Projection) -> Iterator[SharedSave]:
 
 
 def saves_by_guard(projection: Projection) -> list[list[SharedSave]]:
-    """The saves that a test of the local rank decides about, those of one test together.
+    """Return the saves that a test of the local rank decides about, those of one test together.
 
-    Left out is data that the first rank of a node prepares for the other ranks of the node.
+    Data that the first rank of a node prepares for the other ranks of the node is left out.
     """
     found: dict[ast.AST, list[SharedSave]] = {}
     for save in shared_saves(projection):
@@ -109,7 +109,7 @@ def is_one_path(path: Value) -> bool:
 
 
 def _guard_that_others_left_by(projection: Projection, event: Event) -> Guard | None:
-    """The test behind which the other ranks left a function around the event: ``if local_rank != 0: return``."""
+    """Return the test behind which the other ranks left a function around the event: ``if local_rank != 0: return``."""
     if event.ranks == ALL_RANKS:
         return None
     for left in reversed(projection.exits):
@@ -119,7 +119,7 @@ def _guard_that_others_left_by(projection: Projection, event: Event) -> Guard | 
 
 
 def _local_guard(event: Event, before: Guard | None) -> Guard | None:
-    """The test that lets through the first rank of every node, and nothing else; `rank % gpus == 0` means just that."""
+    """Return the test that lets through only the first rank of every node; `rank % gpus == 0` means just that."""
     if numbers_in(event.ranks) != tuple(rank for rank, local in enumerate(LOCAL_RANK) if local == 0):
         return None
     passing = [(guard, guard.arm) for guard in reversed(event.guards)]

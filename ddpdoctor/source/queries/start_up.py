@@ -16,8 +16,8 @@ _ON_CUDA = frozenset({"torch.device", "torch.cuda.set_device"})
 def starts_own_ranks(script: Script, arguments: Sequence[str], *, by_python: bool) -> bool:
     """Return whether a script starts its ranks itself when it gets these arguments.
 
-    One that serves a launcher too does so where a flag among the arguments chooses it
-    (``if args.multiprocessing_distributed: mp.spawn(...)``), or where ``by_python`` says that plain Python runs it.
+    One that serves a launcher too does so where a flag among the arguments chooses it (``if
+    args.multiprocessing_distributed: mp.spawn(...)``), or where plain Python runs it (``by_python``).
     """
     if script.spawns_ranks is not None:
         return True
@@ -49,7 +49,7 @@ def wants_cuda(script: Script, arguments: Sequence[str]) -> bool:
 
 
 def rank_options(script: Script) -> tuple[str, ...]:
-    """The spellings of the option whose value ``init_process_group`` gets as the rank; none where it is no option."""
+    """Return the spellings of the option that ``init_process_group`` gets as the rank; none where it is no option."""
     names = {
         dotted(value).rpartition(".")[2]
         for module in script.modules
@@ -77,13 +77,12 @@ def _alternatives(test: ast.expr) -> Sequence[ast.expr]:
 
 
 def _flag(declared: ast.Call) -> str:
-    """The attribute that a ``store_true`` option sets; empty for other options."""
+    """Return the attribute that a ``store_true`` option sets; empty for other options."""
     action = keyword(declared, "action")
     return _destination(declared) if isinstance(action, ast.Constant) and action.value == "store_true" else ""
 
 
 def _declared(script: Script) -> Iterator[ast.Call]:
-    """Every ``add_argument`` of the script."""
     for module in script.modules:
         if "add_argument" in module.text:
             for call in module.index.of(ast.Call):
@@ -109,7 +108,7 @@ def _given(declared: ast.Call, arguments: Sequence[str]) -> bool:
 
 
 def _asked(call: ast.Call, name: str) -> tuple[ast.expr, str] | None:
-    """What decides about the device or the backend in a call, and the word that would demand a GPU."""
+    """Return what decides about the device or the backend in a call, and the word that would demand a GPU."""
     first = call.args[0] if call.args else None
     if name == "torch.distributed.init_process_group":
         backend = first or keyword(call, "backend")
@@ -119,9 +118,9 @@ def _asked(call: ast.Call, name: str) -> tuple[ast.expr, str] | None:
 
 
 def _texts(script: Script, name: str, wanted: str, arguments: Sequence[str]) -> Iterator[str]:
-    """The texts that a variable or an option of a name holds, in small letters.
+    """Yield the texts that a variable or an option of a name holds, in lower case.
 
-    The word ``wanted`` is left out where a condition asks for a GPU first.
+    Those with the word ``wanted`` are left out where a condition tests for a GPU first.
     """
     for declared in _declared(script):
         if _destination(declared) == name:
@@ -151,14 +150,14 @@ def _assignments(module: Module) -> Iterator[tuple[ast.stmt, Sequence[ast.expr],
 
 
 def _text(value: ast.expr) -> str:
-    """A text in small letters; ``either`` for a choice between several, and nothing for what is not known."""
+    """Return a text in lower case; ``either`` for a choice between several, and an empty one for what is not known."""
     if isinstance(value, ast.Constant):
         return value.value.lower() if isinstance(value.value, str) else ""
     return "either" if any(isinstance(node, (ast.IfExp, ast.BoolOp)) for node in ast.walk(value)) else ""
 
 
 def _value(names: Sequence[str], arguments: Sequence[str]) -> str:
-    """What the arguments give to an option; empty when they don't name it."""
+    """Return what the arguments give to an option; empty when they don't name it."""
     for position, argument in enumerate(arguments):
         option, equals, value = argument.partition("=")
         if option in names and option.startswith("-"):

@@ -16,7 +16,7 @@ _CLOSED = frozenset({ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.La
 
 
 def meetings(projection: Projection) -> tuple[Event, ...]:
-    """Everything in the script that synchronises the ranks, once each, in the order of execution."""
+    """Return everything in the script that synchronises the ranks, once each, in the order of execution."""
     found: dict[int, Event] = {}
     for walk in projection.walks:
         for tree in walk.trees:
@@ -25,7 +25,7 @@ def meetings(projection: Projection) -> tuple[Event, ...]:
 
 
 def led_through(events: Iterable[Event], module: Module, first_line: int, last_line: int) -> Iterator[Event]:
-    """The events whose call chain passes some lines of a file."""
+    """Yield the events whose call chain passes some lines of a file."""
     file = str(module.path)
     for event in events:
         if any(frame.file == file and first_line <= frame.line <= last_line for frame in event.chain):
@@ -33,18 +33,18 @@ def led_through(events: Iterable[Event], module: Module, first_line: int, last_l
 
 
 def reported_lines(projection: Projection) -> frozenset[tuple[str, int]]:
-    """File and line of the collectives that a rank test keeps from some ranks: other checks leave them alone."""
+    """Return the file and line of the collectives that a rank test keeps from some ranks; other checks skip them."""
     return frozenset((parting.location.file, parting.location.line) for parting in partings(projection))
 
 
 def function_around(module: Module, node: ast.AST) -> ast.AST:
-    """The function that a node stands in, or the module."""
+    """Return the function that a node stands in, or the module."""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
     return next((around for around in module.ancestors(node) if isinstance(around, functions)), module.tree)
 
 
 def nodes_of(function: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a function without those of functions and classes in it."""
+    """Yield the nodes of a function without those of functions and classes in it."""
     waiting = children_of(function)
     while waiting:
         node = waiting.pop()

@@ -30,7 +30,7 @@ from ddpdoctor.source.script.syntax_index import descend
 from ddpdoctor.source.vocabulary import DATA_LOADER, DISTRIBUTED_SAMPLER, MAP_STYLE_DATASETS
 
 Division = Literal["sharded", "whole", "unknown"]
-"""Each rank gets its part, each rank gets everything, or it cannot be told."""
+"""Each rank gets its part, each rank gets everything, or it is not known."""
 
 _WHOLE_SAMPLERS = frozenset(
     f"torch.utils.data.{name}"
@@ -55,7 +55,7 @@ class Feeding(msgspec.Struct, frozen=True, eq=False):
 
 
 def feedings(projection: Projection) -> Iterator[Feeding]:
-    """Every loader whose batches reach a backward of a DDP model, once."""
+    """Yield every loader whose batches reach a backward of a DDP model, once."""
     known: tuple[Feeding, ...] | None = projection.__dict__.get("_feedings")
     if known is None:
         known = projection.__dict__["_feedings"] = tuple(_feedings(projection))
@@ -75,15 +75,15 @@ def _feedings(projection: Projection) -> Iterator[Feeding]:
             )
             for loader in events:
                 if not by_ddp and division(projection.machine, loader) != "sharded":
-                    continue  # In a job without DDP a loader that is divided by rank says what it is for.
-                # One that the parent makes may train there: a script that spawns ranks if it is told to.
+                    continue  # In a job without DDP a loader that is divided by rank shows its purpose.
+                # One that the parent makes may train there: a script that spawns ranks on request.
                 if loader.ordinal not in seen and not (loader.in_parent and backward.in_parent):
                     seen.add(loader.ordinal)
                     yield Feeding(loader, backward, loop, events, certain)
 
 
 def division(machine: Machine, loader: Event) -> Division:
-    """How a loader divides its data set between the ranks."""
+    """Return how a loader divides its data set between the ranks."""
     if loader.ordinal in machine.prepared:
         return "sharded"
     if not loader.complete or loader.ranks != ALL_RANKS or is_varying(loader.argument("generator") or NONE):
@@ -100,7 +100,7 @@ def division(machine: Machine, loader: Event) -> Division:
 
 
 def sampler_division(machine: Machine, sampler: Value) -> Division:
-    """How a sampler divides a data set; one that may be one of several divides like the best of them."""
+    """Return how a sampler divides a data set; of several that it may be, the best division counts."""
     found: set[Division] = {_one_sampler(machine, option) for option in options_of(sampler)}
     if "sharded" in found:
         return "sharded"
@@ -108,7 +108,7 @@ def sampler_division(machine: Machine, sampler: Value) -> Division:
 
 
 def samplers_of(machine: Machine, value: Value) -> Iterator[Event]:
-    """The DistributedSamplers in a sampler or batch sampler."""
+    """Yield the DistributedSamplers in a sampler or batch sampler."""
     for option in options_of(value):
         made = machine.object(option)
         if made is None:
@@ -150,7 +150,7 @@ def by_engine(backward: Event) -> bool:
 
 
 def _sources(backward: Event) -> Iterator[tuple[LoopAround | None, set[int], bool]]:
-    """The loops around a backward that run over loaders, or else the loaders that its loss comes from."""
+    """Yield the loops around a backward that run over loaders, or else the loaders that its loss comes from."""
     found = False
     for loop in backward.loops:
         for part in _side_by_side(loop.iterable):
@@ -163,7 +163,7 @@ def _sources(backward: Event) -> Iterator[tuple[LoopAround | None, set[int], boo
 
 
 def _side_by_side(iterable: Value) -> Iterator[Value]:
-    """What a loop goes over in step: the parts of a ``zip``, or the one thing that it goes over."""
+    """Yield what a loop goes over in step: the parts of a ``zip``, or the one thing that it goes over."""
     item = (
         iterable.values[0]
         if isinstance(iterable, SequenceValue) and iterable.open and len(iterable.values) == 1

@@ -21,14 +21,14 @@ _GRADIENT_WORDS = (".grad", "grad", "parameters()")
 
 
 def wrap_numbers(value: Value | None, kind: str = "ddp") -> frozenset[int]:
-    """The DDP objects that a value went through (``ddp``) or whose module it came from (``bare``)."""
+    """Return the DDP objects that a value went through (``ddp``) or whose module it came from (``bare``)."""
     if value is None:
         return frozenset()
     return frozenset(number for tag, number in tags_of(value) if tag == kind)
 
 
 def ddp_objects(value: Value | None) -> frozenset[int]:
-    """The numbers of the DDP objects that a value may be."""
+    """Return the numbers of the DDP objects that a value may be."""
     if value is None:
         return frozenset()
     return frozenset(
@@ -45,12 +45,12 @@ def is_ddp(value: Value | None) -> bool:
 
 
 def training_events(projection: Projection, *names: str) -> Iterator[Event]:
-    """Kept calls of some names that the script comes to."""
+    """Yield recorded calls of some names that the script comes to."""
     return (event for event in projection.in_course("call", "training") if event.name in names)
 
 
 def training_forwards(projection: Projection, wrap: int) -> list[Event]:
-    """Forwards through a DDP object that record gradients."""
+    """Return the forwards through a DDP object that record gradients."""
     return [
         event
         for event in projection.in_course("ddp-forward")
@@ -81,7 +81,7 @@ def _averages(module: Module) -> bool:
 
 
 def _reduces_gradients(module: Module, call: ast.Call) -> bool:
-    """By its words or those of the loop or function around it, or as its tensors are made from ``.grad``."""
+    """Return whether a collective is one of gradients, by the words around it or as its tensors come from ``.grad``."""
     lines = " ".join(module.lines[call.lineno - 1 : call.end_lineno])
     own = ast.unparse(call) if "grad" in lines or "parameters" in lines else ""
     text = f"{own} {_loop_text(module, call)}"
@@ -98,7 +98,7 @@ def _promises_average(name: str) -> bool:
 
 
 def _loop_text(module: Module, node: ast.AST) -> str:
-    """The heads of the loops and the text of the function around a call, without its nested functions."""
+    """Return the heads of the loops and the text of the function around a call, without its nested functions."""
     for around in module.ancestors(node):
         if isinstance(around, (ast.For, ast.ListComp, ast.GeneratorExp)):
             return ast.unparse(around.iter if isinstance(around, ast.For) else around)
@@ -108,12 +108,12 @@ def _loop_text(module: Module, node: ast.AST) -> str:
 
 
 def innermost_loop(event: Event) -> ast.AST | None:
-    """The statement of the innermost loop around an event that makes more than one turn."""
+    """Return the statement of the innermost loop around an event that makes more than one turn."""
     return next((loop.node for loop in reversed(event.loops) if not loop.once), None)
 
 
 def loop_nodes(event: Event) -> list[ast.AST]:
-    """The statements of the loops around an event that make more than one turn, outermost first."""
+    """Return the statements of the loops around an event that make more than one turn, outermost first."""
     return [loop.node for loop in event.loops if not loop.once]
 
 
