@@ -44,18 +44,18 @@ _SPLITS = frozenset({"array_split", "tensor_split", "chunk"})
 _NO_DATA = re.compile(
     r"batch|worker|(^|_)bs($|_)|accum|thread|cpu|gpu|device|node|(^|_)lr($|_)|seed|step", re.IGNORECASE
 )
-"""In the names of numbers that are divided by the number of ranks without saying anything about the data."""
+"""Names of numbers that are divided by the number of ranks and are no amount of data."""
 _EVEN = re.compile(r"total_size|per_rank|evenly|make_even|equali[sz]e|divisible|pad_to|padded|truncat|drop_tail")
-"""In the names of a script that makes the parts equal."""
+"""Names in a script that makes the parts equal."""
 
 
 def part_tags(value: Value) -> frozenset[int]:
-    """The numbers of the parts that a value is, or is made of."""
+    """Return the numbers of the parts that a value is, or is made of."""
     return frozenset(number for kind, number in tags_of(value) if kind == PART)
 
 
 def parts_held(machine: Machine, value: Value) -> frozenset[Tag]:
-    """The tags of the parts of the data that an object of the project keeps in its attributes."""
+    """Return the tags of the parts of the data that an object of the project keeps in its attributes."""
     if not isinstance(value, Instance):
         return frozenset()
     kept = (machine.store.get(value.number, name) for name in machine.store.names(value.number))
@@ -63,7 +63,7 @@ def parts_held(machine: Machine, value: Value) -> frozenset[Tag]:
 
 
 def sliced(machine: Machine, node: ast.Subscript, limits: ast.Slice, container: Value) -> Value:
-    """``data[lower:upper:step]``."""
+    """Return ``data[lower:upper:step]``, marked as a part where the rank cuts it."""
     evaluate = machine.evaluate
     lower, upper, step = (
         None if limit is None else evaluate(machine, limit) for limit in (limits.lower, limits.upper, limits.step)
@@ -84,7 +84,7 @@ def sliced(machine: Machine, node: ast.Subscript, limits: ast.Slice, container: 
 
 
 def picked(machine: Machine, node: ast.Subscript, result: Value) -> Value:
-    """``data[key]`` with a key that is the rank: of a division into parts, the part of the rank."""
+    """Return ``data[key]`` with the rank as the key: of a division into parts, the part of the rank."""
     module, source = machine.frame.module, node.value
     if isinstance(source, ast.Call) and last_name(source.func) in {"list", "tuple"} and source.args:
         source = source.args[0]
@@ -98,7 +98,7 @@ def picked(machine: Machine, node: ast.Subscript, result: Value) -> Value:
 
 
 def ranged(machine: Machine, node: ast.AST, arguments: list[Value], result: Value) -> Value:
-    """``range(rank, n, world_size)``, where n is a length or a number."""
+    """Return ``range(rank, n, world_size)`` as a part, where n is a length or a number."""
     if len(arguments) != 3 or not isinstance(node, ast.Call) or len(node.args) != 3 or not _is_rank(arguments[0]):
         return result
     stop = arguments[1].value if isinstance(arguments[1], Const) else None
@@ -111,7 +111,7 @@ def ranged(machine: Machine, node: ast.AST, arguments: list[Value], result: Valu
 
 
 def strided(machine: Machine, node: ast.AST, arguments: list[Value], result: Value) -> Value:
-    """``itertools.islice(stream, rank, None, world_size)``."""
+    """Return ``itertools.islice(stream, rank, None, world_size)`` as a part."""
     if len(arguments) != 4 or arguments[2] != Const(None) or not isinstance(node, ast.Call) or len(node.args) != 4:
         return result
     if not _is_rank(arguments[1]) or not _is_world(node.args[3], arguments[3]) or CUT in tags_of(arguments[0]):
@@ -120,14 +120,14 @@ def strided(machine: Machine, node: ast.AST, arguments: list[Value], result: Val
 
 
 def filtered(machine: Machine, node: ast.AST, conditions: Iterable[ast.expr], item: Value) -> Value:
-    """The items of a comprehension: a part when a condition gives every rank its turn."""
+    """Return the items of a comprehension: a part when a condition gives every rank its turn."""
     if any(gives_turns(condition) for condition in conditions):
         return tagged(item, frozenset({(PART, _number(machine, node, with_rest=False, items=None))}))
     return item
 
 
 def gives_turns(test: ast.expr) -> bool:
-    """``index % world_size == rank`` or the opposite, by names."""
+    """Return whether a test is ``index % world_size == rank`` or the opposite, by names."""
     if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.ops[0], (ast.Eq, ast.NotEq)):
         return False
     sides = test.left, test.comparators[0]
@@ -135,7 +135,7 @@ def gives_turns(test: ast.expr) -> bool:
 
 
 def as_written(module: Module, around: ast.AST) -> Part | None:
-    """Where code divides what it goes over by rank, by the names in it."""
+    """Return the place where code divides what it goes over by rank, by the names in it."""
     index = module.index
     found: list[ast.AST] = [node for node in index.within(around, ast.If) if gives_turns(node.test)]
     for subscript in index.within(around, ast.Subscript):
@@ -156,9 +156,9 @@ def as_written(module: Module, around: ast.AST) -> Part | None:
 
 
 def may_even_out(module: Module, *, with_rest: bool) -> bool:
-    """Return whether a module does arithmetic that can make the parts of all ranks equal, or speaks of it.
+    """Return whether a module does arithmetic that can make the parts of all ranks equal, or has a word for it.
 
-    Where the rest goes to one rank, the division that the rest is left by says nothing.
+    Where the rest goes to one rank, the division that leaves the rest proves nothing.
     """
     if any(_EVEN.search(word) for word in module.words):
         return True
@@ -209,7 +209,7 @@ def _is_turn(node: ast.expr) -> bool:
 
 
 def _is_length(module: Module, node: ast.expr) -> bool:
-    """Return whether an expression is ``len(something)``, or a variable that is given that only."""
+    """Return whether an expression is ``len(something)``, or a variable that is only set to that."""
     value = node if isinstance(node, ast.Call) else _assigned(module, node)
     return isinstance(value, ast.Call) and last_name(value.func) == "len"
 
@@ -221,7 +221,7 @@ def _length_is_cut(machine: Machine, node: ast.expr) -> bool:
 
 
 def _assigned(module: Module, node: ast.expr) -> ast.expr | None:
-    """What a variable or attribute is given, when the module gives it something only once."""
+    """Return what a variable or attribute is set to, when the module sets it only once."""
     wanted = ast.unparse(node) if isinstance(node, (ast.Name, ast.Attribute)) else ""
     values = [
         statement.value

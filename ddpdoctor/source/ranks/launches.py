@@ -24,7 +24,7 @@ from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK, exact_per_rank
 
 
 def spawn(machine: Machine, node: ast.AST, positional: list[Value], named: dict[str, Value]) -> Value:
-    """``torch.multiprocessing.spawn``: the function gets the number of the process before its other arguments."""
+    """Run the function of ``torch.multiprocessing.spawn``, which gets the number of the process first."""
     function = named.get("fn", positional[0] if positional else UNIFORM)
     arguments = named.get("args", positional[1] if len(positional) > 1 else SequenceValue(()))
     _run_ranks(machine, node, function, arguments, with_index=True)
@@ -32,7 +32,7 @@ def spawn(machine: Machine, node: ast.AST, positional: list[Value], named: dict[
 
 
 def start_process(machine: Machine, node: ast.AST, positional: list[Value], named: dict[str, Value]) -> Value:
-    """``Process(target=…)``: a rank when its arguments hold a number that counts the processes."""
+    """Run the function of ``Process(target=…)``: a rank when its arguments hold a number that counts the processes."""
     function = named.get("target", UNIFORM)
     if machine.spawns and machine.in_parent and isinstance(function, (Function, Partial)):
         _run_ranks(machine, node, function, named.get("args", SequenceValue(())), with_index=False)
@@ -40,7 +40,7 @@ def start_process(machine: Machine, node: ast.AST, positional: list[Value], name
 
 
 def _handed_over(value: Value) -> Value:
-    """What ranks get from the process that starts them: it is the same for all of them, whatever it was made by."""
+    """Return what ranks get from the process that starts them, which is the same for all of them."""
     return Unknown(value.varying, False, value.tags) if isinstance(value, Unknown) and value.opaque else value
 
 

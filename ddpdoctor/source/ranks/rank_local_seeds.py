@@ -1,4 +1,4 @@
-"""What draws by a seed of the rank's own: generators, and environments that are played."""
+"""Draws by a seed of the rank's own: generators, and environments that are played."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.script.syntax_index import descend
 
 DRAWN: Tag = ("drawn", 0)
-"""Of what comes from a generator that each rank has given a seed of its own."""
+"""Tag of what comes from a generator that each rank has given a seed of its own."""
 _TAKES_SEED = frozenset({"manual_seed", "seed", "Random", "RandomState", "default_rng"})
 """Functions and methods whose first argument is a seed; others have a keyword of that name."""
 _GENERATOR = "torch.Generator"
@@ -40,7 +40,7 @@ def drawn_apart(
     named: Mapping[str, Value],
     result: Value,
 ) -> Value:
-    """The result of a call; after one that seeds by the rank, it and its object give numbers of the rank's own."""
+    """Return the result of a call; after one that seeds by the rank, it and its object draw the rank's own numbers."""
     generator = named.get("generator")
     if generator is not None and DRAWN in tags_of(generator) and not isinstance(result, ExternalObject):
         return Unknown(True, False, frozenset({DRAWN}))
@@ -65,7 +65,7 @@ def is_own_seed(seed: Value) -> bool:
 
 
 def of_unread(machine: Machine, function: Function, arguments: Sequence[Value]) -> Value:
-    """What a function of the project gives that is not read: with an object that draws by the rank, such numbers."""
+    """Return the result of an unread function of the project; with an object that draws by the rank, it varies."""
     result = derived(arguments)
     players = [*arguments, *(() if function.receiver is None else (function.receiver,))]
     if any(isinstance(player, Instance) and _draws(machine, player) for player in players):

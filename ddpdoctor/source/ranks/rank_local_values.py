@@ -1,6 +1,6 @@
 """Conditions that every rank decides by something of its own: its batches, its clock, its files, its random numbers.
 
-A value carries where it comes from in its tags; a value that was decided by such a condition carries ``own``.
+The tags of a value are its origins; a value that was decided by such a condition carries ``own``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DECIDED: Tag = ("own", 0)
 COUNTED: Tag = ("counted", 0)
 """Of an iterable whose items begin with their number."""
 MEMBERS: Tag = ("members", 0)
-"""Of a collection whose length depends on what is in it."""
+"""Of a collection with a length that depends on what is in it."""
 DRAWN_FROM_STORE: Tag = ("store", 0)
 """Of a number that a rank drew from a counter in a store: no other rank gets the same."""
 LISTED: Tag = ("files", 1)
@@ -54,7 +54,7 @@ OWN_KINDS = frozenset(
 
 _CLOCK = re.compile(r"^(time|datetime)\.")
 _FILES = re.compile(r"^(os\.path\.(l?exists|is|get|samefile)|os\.(stat|access)$)")
-"""What asks the disk; the rest of ``os.path`` works on names."""
+"""Functions that look at the disk; the rest of ``os.path`` works on names."""
 _LISTS = re.compile(r"^(os\.(listdir|scandir)$|glob\.)")
 _RANDOM = re.compile(r"^(random|numpy\.random)\.")
 _STORE = re.compile(r"^torch\.distributed\.(\w+\.)?\w*Store$")
@@ -63,14 +63,14 @@ _SIZES = frozenset(
     {"size", "shape", "numel", "nelement", "dim", "ndim", "ndimension", "len"}
     | {"dtype", "device", "requires_grad", "is_leaf", "grad_fn", "is_sparse", "layout"}
 )
-"""Attributes and functions that tell the form of data."""
+"""Attributes and functions that give the form of data."""
 _ASKS_STRUCTURE = frozenset({"isinstance", "hasattr", "callable", "is_tensor", "is_floating_point", "is_cuda", "type"})
 _MEMBERS = frozenset({"set", "frozenset", "unique", "unique_consecutive", "nonzero", "masked_select"})
 _AGREED = re.compile(r"(^|_)(all_?)?(reduced?|gather(ed)?|broadcast|sync(ed|hronized?)?|agree|consensus)(_|$)")
 
 
 def origin_of(name: str) -> frozenset[Tag]:
-    """The tag of a library function whose result differs between processes, by its full name."""
+    """Return the tag of a library function whose result differs between processes, by its full name."""
     if _LISTS.match(name):
         return frozenset({LISTED})
     for kind, pattern in (("clock", _CLOCK), ("files", _FILES), ("random", _RANDOM)):
@@ -80,7 +80,7 @@ def origin_of(name: str) -> frozenset[Tag]:
 
 
 def asks_for_file(name: str) -> bool:
-    """Return whether a method without arguments asks the file system of the rank's machine: ``Path.exists()``."""
+    """Return whether a method without arguments queries the file system of the rank's machine: ``Path.exists()``."""
     return name in _FILE_METHODS
 
 
@@ -91,7 +91,7 @@ def agrees_by_name(name: str) -> bool:
 
 
 def number_from_store(name: str, receiver: Value, arguments: Sequence[Value]) -> Unknown | None:
-    """What ``store.add(key, amount)`` returns; with an amount of 0 it only asks how far all of them are."""
+    """Return what ``store.add(key, amount)`` returns; an amount of 0 only reads how far all of them are."""
     if name != "add" or not isinstance(receiver, ExternalObject) or not _STORE.match(receiver.name):
         return None
     if len(arguments) < 2 or constant(arguments[1]) == 0:
@@ -100,13 +100,13 @@ def number_from_store(name: str, receiver: Value, arguments: Sequence[Value]) ->
 
 
 def extent_of(value: Value) -> Value | None:
-    """The size of something from a batch: a number that is known to be alike unless it can be zero."""
+    """Return the size of something from a batch: a number that is known to be alike unless it can be zero."""
     numbers = {number for kind, number in tags_of(value) if kind == "batch"}
     return Unknown(tags=frozenset((EXTENT, number) for number in numbers)) if numbers else None
 
 
 def members_of(name: str, result: Unknown) -> Unknown:
-    """Mark the result of ``set``, ``unique`` and the like: how many items it has is up to the data."""
+    """Mark the result of ``set``, ``unique`` and the like: the number of its items depends on the data."""
     if result.varying and makes_members(name):
         return Unknown(True, result.opaque, result.tags | {MEMBERS})
     return result
@@ -118,7 +118,7 @@ def makes_members(name: str) -> bool:
 
 
 def own_test(machine: Machine, node: ast.AST, value: Value) -> OwnTest | None:
-    """The condition as one that every rank decides by itself; None when it is not, or cannot be told."""
+    """Return the condition as one that every rank decides by itself; None when it is not, or not certainly."""
     tags = tags_of(value)
     if machine.guards or not (is_varying(value) or any(kind == EXTENT for kind, _ in tags)):
         return None
@@ -129,7 +129,7 @@ def own_test(machine: Machine, node: ast.AST, value: Value) -> OwnTest | None:
 
 
 def own_iterable(machine: Machine, node: ast.expr, value: Value) -> OwnTest | None:
-    """What a loop goes over, when its number of turns is a rank's own: keys in a batch, a range up to a count in it."""
+    """Return what a loop goes over, when the turns are a rank's own: keys in a batch, a range up to a count in it."""
     if machine.guards or not is_varying(value):
         return None
     tags = tags_of(value)
@@ -143,7 +143,7 @@ def own_iterable(machine: Machine, node: ast.expr, value: Value) -> OwnTest | No
 
 
 def decided(machine: Machine, test: ast.expr, condition: Value, value: Value) -> Value:
-    """What a conditional expression gives, marked where every rank decides by itself which of the two it is."""
+    """Return what a conditional expression gives, marked where every rank decides by itself which of the two it is."""
     own = own_test(machine, test, condition) if isinstance(value, Unknown) and value.varying else None
     return value if own is None or own.kind == "files" else tagged(value, frozenset({DECIDED}))
 
@@ -151,7 +151,7 @@ def decided(machine: Machine, test: ast.expr, condition: Value, value: Value) ->
 def mark_decided(store: Store, cells: Iterable[Cell]) -> None:
     """Mark what the arms of a rank's own condition wrote; dicts with other keys in each arm have open keys.
 
-    Not for conditions that ask for files: ranks mostly share them, and find the same checkpoint.
+    Not for conditions on files: ranks mostly share them, and find the same checkpoint.
     """
     for cell in cells:
         value = store.get(*cell)
@@ -173,7 +173,7 @@ def _described(machine: Machine, node: ast.AST, kind: OwnKind) -> OwnTest:
 
 
 def _kind(machine: Machine, tags: frozenset[Tag]) -> OwnKind | None:
-    """What of a rank's own a value comes from; batches of a loader that gives every rank the same are nobody's own."""
+    """Return by what of its own a rank decides; a loader that gives every rank the same batches does not count."""
     kinds = {kind for kind, _ in tags}
     loaders = {number for kind, number in tags if kind in ("batch", EXTENT)}
     if loaders:
@@ -288,7 +288,7 @@ def _comparison_varies(machine: Machine, node: ast.Compare) -> bool:
     if any(isinstance(side, ast.Constant) and side.value is None for side in sides):
         return any(_is_item_of_loader(machine, side) for side in sides)
     if any(isinstance(operator, (ast.In, ast.NotIn)) for operator in node.ops):
-        # Keys of a batch are alike, and so are those of a cache that is asked for one.
+        # Keys of a batch are alike, and so are those of a cache in which one is looked up.
         if isinstance(node.left, ast.Constant):
             return not isinstance(node.left.value, str) and any(_varies(machine, side) for side in sides)
         return _varies(machine, node.left)
@@ -323,7 +323,7 @@ def _is_item_of_loader(machine: Machine, node: ast.AST) -> bool:
 
 
 def chooses_keys(machine: Machine, cls: ProjectClass) -> bool:
-    """Whether a method of a class gives a dict a key under a condition: its losses may have other keys each time."""
+    """Return whether a method of a class gives a dict a key under a condition: losses may have other keys each time."""
     known: dict[ast.AST, bool] = machine.script.__dict__.setdefault("_choosing", {})
     if cls.node not in known:
         module = machine.script.module(cls.module)

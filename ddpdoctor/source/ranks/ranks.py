@@ -1,4 +1,4 @@
-"""The numbers of the imagined ranks, and the environment that tells them."""
+"""The numbers of the imagined ranks, and the environment that holds them."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ FIRST_RANKS = frozenset({0b0001, 0b0101})
 
 
 def exact_per_rank(values: tuple[object, ...]) -> PerRank:
-    """A value whose variation is known from its origin."""
+    """Return a value whose variation is known from its origin."""
     return PerRank(tuple(Const(value) for value in values))
 
 
 def guessed_per_rank(values: tuple[object, ...]) -> PerRank:
-    """A value whose variation is read from a name."""
+    """Return a value whose variation is read from a name."""
     return PerRank(tuple(Const(value) for value in values), guessed=True)
 
 
 def numbers_in(mask: int) -> tuple[int, ...]:
-    """The ranks of a mask, ascending."""
+    """Return the ranks of a mask, ascending."""
     return tuple(rank for rank in RANKS if mask >> rank & 1)
 
 
 def spoken(mask: int) -> str:
-    """``rank 0``, ``ranks 1-3``, ``ranks 0 and 2``."""
+    """Name the ranks of a mask: ``rank 0``, ``ranks 1-3``, ``ranks 0 and 2``."""
     ranks = numbers_in(mask)
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
@@ -54,7 +54,7 @@ DEVICE_COUNT = Unknown(tags=frozenset({("device-count", 0)}))
 
 
 def variable(machine: Machine, name: object) -> Value:
-    """The value of an environment variable on every rank, as text.
+    """Return the value of an environment variable on every rank, as text.
 
     A script that spawns its ranks runs without a launcher, or as one task on each node: what it reads there is the same
     for all of them, and counts the tasks.
