@@ -20,7 +20,7 @@ _SYNCHRONISING = frozenset(name.rpartition(".")[2] for name in COLLECTIVES if ".
 _TOO_COMMON = frozenset(
     {"get", "update", "append", "join", "format", "items", "keys", "values", "split", "strip", "add", "pop"}
 )
-"""Method names that say nothing about which function is called."""
+"""Method names that do not show which function is called."""
 
 
 class Mentions(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ def mentions_of(modules: Sequence[Module]) -> Mentions:
 
 
 def adds_key(node: ast.If) -> bool:
-    """Return whether a condition decides whether a dict gets a key: who goes over the dict has to know."""
+    """Return whether a condition decides whether a dict gets a key: a loop over the dict depends on it."""
     return any(
         isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant)
         for statement in node.body
@@ -59,7 +59,7 @@ def adds_key(node: ast.If) -> bool:
 
 
 class _ModuleMentions(msgspec.Struct, frozen=True):
-    """What the text of one module says."""
+    """Mentions in the text of one module."""
 
     synchronising: frozenset[str]
     """Definitions in which a synchronising word stands."""
@@ -92,7 +92,7 @@ def _in_module(module: Module) -> _ModuleMentions:
 
 
 def _speaking(module: Module) -> set[int]:
-    """The places of the definitions in which a synchronising word stands, not those of definitions around them."""
+    """Return the places of the definitions in which a synchronising word stands, without those around them."""
     index, around = module.index, module.index.definitions
     words = _SYNCHRONISING | {
         word for word, full in module.aliases.items() if canonical(full).rpartition(".")[2] in _SYNCHRONISING
@@ -116,7 +116,7 @@ def _speaking(module: Module) -> set[int]:
 
 
 def _methods_of(module: Module) -> set[str]:
-    """The last names of what a module may call of libraries that it imports and that have names of their own for it."""
+    """Return the last names of what a module may call of imported libraries that rename torch's collectives."""
     imported = set(module.aliases.values())
     found = {name for owner in COLLECTIVE_METHODS.keys() & imported for name in COLLECTIVE_METHODS[owner]}
     renamed = (theirs for theirs, ours in SAME.items() if ours in COLLECTIVES and theirs.rpartition(".")[0] in imported)
@@ -124,7 +124,7 @@ def _methods_of(module: Module) -> set[str]:
 
 
 def _calls_of(index: NodeIndex) -> dict[int, set[str]]:
-    """The last names of what each definition calls or derives from, by the place of the definition."""
+    """Return the last names of what each definition calls or derives from, by the place of the definition."""
     found: dict[int, set[str]] = {}
     for place, call in zip(index.places(ast.Call), index.of(ast.Call), strict=True):
         found.setdefault(index.definitions[place], set()).add(last_name(call.func))

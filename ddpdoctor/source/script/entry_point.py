@@ -1,4 +1,4 @@
-"""Tells scripts that start or are a distributed job from modules and from everything else."""
+"""Scripts that start or are a distributed job, as against modules and everything else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _JOINS = (
 
 
 def may_be_entry(raw: bytes) -> bool:
-    """Tell from the bytes of a file whether it is worth parsing: it mentions torch or something built on it."""
+    """Return whether the bytes of a file make it worth parsing: they mention torch or something built on it."""
     return any(word in raw for word in FRAMEWORKS)
 
 
@@ -37,7 +37,7 @@ def is_entry(script: Script) -> bool:
 
 
 def acts(module: Module) -> bool:
-    """Tell whether a file does something when it is run: below a test of ``__name__``, or by calls at its top level."""
+    """Return whether a file does something when it is run: below a test of ``__name__``, or by calls at top level."""
     known: bool | None = module.__dict__.get("_acts")
     if known is None:
         body = module.tree.body
@@ -47,7 +47,7 @@ def acts(module: Module) -> bool:
 
 
 def _is_only_imported(module: Module) -> bool:
-    """Whether a file that asks nowhere how it is run is a part of a package: run by itself, it could not import."""
+    """Return whether a file with no test of how it is run is part of a package: run by itself, it could not import."""
     relative = any(isinstance(statement, ast.ImportFrom) and statement.level for statement in module.tree.body)
     return relative or module.path.name == "__init__.py"
 

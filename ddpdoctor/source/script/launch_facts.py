@@ -31,7 +31,7 @@ _CHOICE_OF_LAUNCH = re.compile(
 
 
 class SourceFact(msgspec.Struct, frozen=True):
-    """Something that a script says, and where."""
+    """A place in a script, and its source."""
 
     location: Location
     text: str
@@ -39,7 +39,7 @@ class SourceFact(msgspec.Struct, frozen=True):
 
 
 def rank_launch(modules: Sequence[Module]) -> SourceFact | None:
-    """Where the script starts its own ranks.
+    """Return where the script starts its own ranks.
 
     A launch under a condition counts only when the script does not also read its rank from a launcher's environment:
     such scripts serve both, and a launcher serves them. The test cases of torch start their ranks as processes.
@@ -58,7 +58,7 @@ def rank_launch(modules: Sequence[Module]) -> SourceFact | None:
 
 
 def cuda_demand(modules: Sequence[Module]) -> SourceFact | None:
-    """The first place that needs CUDA or NCCL and is not under a condition that asks whether they are there."""
+    """Return the first place that needs CUDA or NCCL and is not under a condition that tests whether they are there."""
     for module in modules:
         for node in module.index.of(ast.Call):
             if _demands_cuda(module, node) and not asks_first(module, node):
@@ -82,7 +82,7 @@ def reads_launcher_rank(module: Module, names: frozenset[str] = GLOBAL_RANK_VARI
 
 
 def launches(module: Module, modules: Sequence[Module]) -> Iterator[ast.Call]:
-    """Calls of a module that start ranks, under whatever condition."""
+    """Yield calls of a module that start ranks, under whatever condition."""
     if not any(word in module.text for word in _STARTING_WORDS):
         return
     for call, name in module.calls():
@@ -94,7 +94,7 @@ def launches(module: Module, modules: Sequence[Module]) -> Iterator[ast.Call]:
 
 
 def _test_cases(module: Module) -> Iterator[tuple[Module, ast.expr]]:
-    """Base classes of a module's classes that start a process for each rank of a test."""
+    """Yield base classes of a module's classes that start a process for each rank of a test."""
     for cls in module.index.of(ast.ClassDef) if any(word in module.text for word in _TEST_CASES) else ():
         for base in cls.bases:
             full = module.resolve(base)
@@ -103,7 +103,7 @@ def _test_cases(module: Module) -> Iterator[tuple[Module, ast.expr]]:
 
 
 def _reached(module: Module, node: ast.AST, modules: Sequence[Module]) -> bool:
-    """Whether the function around a node is mentioned anywhere, so that a vendored launcher that nobody uses is not."""
+    """Return whether the function around a node is mentioned anywhere; an unused vendored launcher is not."""
     function = module.function_of(node).rpartition(".")[2]
     if not function or module is modules[0]:
         return True
@@ -156,7 +156,7 @@ def _says_cuda(node: ast.expr) -> bool:
 
 
 def asks_first(module: Module, node: ast.AST) -> bool:
-    """Return whether a node stands under a condition that asks for a GPU, or under a ``try``."""
+    """Return whether a node stands under a condition that tests for a GPU, or under a ``try``."""
     for around in module.ancestors(node):
         if isinstance(around, (ast.If, ast.IfExp, ast.While)):
             test = ast.unparse(around.test).lower()

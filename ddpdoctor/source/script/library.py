@@ -17,7 +17,7 @@ MAXIMUM_KEPT_BYTES = 4_000_000
 
 
 class Library:
-    """Reads each file once; ``held`` has the content of files that are not to be read from the disk."""
+    """A reader that reads each file once; ``held`` has the content of files that are not to be read from the disk."""
 
     def __init__(self, held: Mapping[Path, bytes] | None = None) -> None:
         self._held = held or {}
@@ -27,7 +27,7 @@ class Library:
         self._latest: tuple[Path, bytes] | None = None
 
     def content(self, path: Path) -> bytes:
-        """What a file holds; who looks into it and then parses it reads it once. Raises OSError."""
+        """Return what a file holds; looking into it and then parsing it reads it once. Raises OSError."""
         held = self._held.get(path)
         if held is not None:
             return held
@@ -36,7 +36,7 @@ class Library:
         return self._latest[1]
 
     def read(self, path: Path, name: str, package: str) -> Module:
-        """Like ``parse``."""
+        """Read a module as ``parse`` does, or take it from those that are kept."""
         known = self._kept.pop(path, {})
         module = known.get((name, package))
         if module is None and known:

@@ -83,7 +83,7 @@ class Module(msgspec.Struct, frozen=True, dict=True, eq=False):
             self.__dict__.pop("_calls", None)
 
     def resolve(self, node: ast.AST) -> str:
-        """The canonical full name that an expression stands for, such as ``torch.distributed.all_reduce``; or empty."""
+        """Return the canonical full name of an expression, such as ``torch.distributed.all_reduce``; or empty."""
         names: list[str] = []
         while node.__class__ is ast.Attribute:
             names.append(node.attr)
@@ -95,7 +95,7 @@ class Module(msgspec.Struct, frozen=True, dict=True, eq=False):
         return canonical(".".join(reversed(names)))
 
     def calls(self) -> Iterator[tuple[ast.Call, str]]:
-        """Every call with the full name of what it calls, where an import or an alias says it."""
+        """Yield every call with the full name of what it calls, where an import or an alias shows it."""
         return iter(self._calls)
 
     @cached_property
@@ -118,7 +118,7 @@ class Module(msgspec.Struct, frozen=True, dict=True, eq=False):
         return tuple((node, name) for node, name in found if name)
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
-        """The nodes around ``node``, innermost first."""
+        """Yield the nodes around ``node``, innermost first."""
         parents = self.parents
         while node in parents:
             node = parents[node]
@@ -130,17 +130,17 @@ class Module(msgspec.Struct, frozen=True, dict=True, eq=False):
         return isinstance(next((one for one in self.ancestors(node) if isinstance(one, closing)), None), closing[0])
 
     def body_around(self, node: ast.AST) -> ast.AST:
-        """The innermost function around a node; the whole tree at module level."""
+        """Return the innermost function around a node; the whole tree at module level."""
         functions = (ast.FunctionDef, ast.AsyncFunctionDef)
         return next((around for around in self.ancestors(node) if isinstance(around, functions)), self.tree)
 
     def function_of(self, node: ast.AST) -> str:
-        """Qualified name of the function (or class) around a node; empty at module level."""
+        """Return the qualified name of the function (or class) around a node; empty at module level."""
         names = [around.name for around in self.ancestors(node) if isinstance(around, Scope)]
         return ".".join(reversed(names))
 
     def location(self, node: ast.AST) -> Location:
-        """The whole extent of a node."""
+        """Return the whole extent of a node."""
         line = getattr(node, "lineno", 1)
         end_line = getattr(node, "end_lineno", None) or line
         return Location(
@@ -153,7 +153,7 @@ class Module(msgspec.Struct, frozen=True, dict=True, eq=False):
         )
 
     def head_location(self, node: ast.AST) -> Location:
-        """The first line of a statement, without its body."""
+        """Return the first line of a statement, without its body."""
         whole = self.location(node)
         return Location(file=whole.file, line=whole.line, column=whole.column, function=whole.function)
 
@@ -168,7 +168,7 @@ class Module(msgspec.Struct, frozen=True, dict=True, eq=False):
         return tuple(self.text.replace("\r\n", "\n").replace("\r", "\n").split("\n"))
 
     def segment(self, node: ast.AST) -> str:
-        """The text of a node as it stands in the file; empty when the node does not know its end."""
+        """Return the text of a node as it stands in the file; empty when the node has no end."""
         first, last = getattr(node, "lineno", 0) - 1, (getattr(node, "end_lineno", None) or 0) - 1
         if first < 0 or last < 0:
             return ""
@@ -178,7 +178,7 @@ class Module(msgspec.Struct, frozen=True, dict=True, eq=False):
         return b"\n".join(lines).decode("utf-8", "replace")
 
     def excerpt(self, node: ast.AST, longest: int = 80) -> str:
-        """The source of a node on one line, shortened."""
+        """Return the source of a node on one line, shortened."""
         text = self._texts.get(node)
         if text is None:
             text = self._texts[node] = self._text_of(node)
@@ -197,7 +197,7 @@ class Module(msgspec.Struct, frozen=True, dict=True, eq=False):
 
 
 def dotted(node: ast.AST) -> str:
-    """``a.b.c`` for a chain of attributes on a name; empty for anything else."""
+    """Return ``a.b.c`` for a chain of attributes on a name; empty for anything else."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
@@ -209,7 +209,7 @@ def dotted(node: ast.AST) -> str:
 
 
 def full_name(entry: Import) -> str:
-    """What the local name of an import stands for."""
+    """Return what the local name of an import stands for."""
     if entry.name:
         return f"{entry.module}.{entry.name}"
     return (

@@ -29,7 +29,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Finder:
-    """Finds project modules by dotted name. What is installed is no project."""
+    """A search for project modules by dotted name. What is installed is no project."""
 
     def __init__(self, directory: Path, root: Path) -> None:
         places = [directory, _outside_packages(directory), root, root / "src"]
@@ -45,7 +45,7 @@ class Finder:
         return tuple(place for place, _ in self._places)
 
     def with_places(self, places: Sequence[Path]) -> Finder:
-        """One that also looks into ``places``, which a script adds to ``sys.path``."""
+        """Return one that also looks into ``places``, which a script adds to ``sys.path``."""
         new = [place for place in dict.fromkeys(places) if place not in self.places]
         if not new:
             return self
@@ -55,13 +55,13 @@ class Finder:
         return other
 
     def find(self, name: str) -> Found | None:
-        """The file that ``import name`` would read, or None when it is not in the project."""
+        """Return the file that ``import name`` would read, or None when it is not in the project."""
         if name not in self._found:
             self._found[name] = self._search(name)
         return self._found[name]
 
     def real(self, path: Path) -> Path:
-        """A path without links."""
+        """Return a path without links."""
         known = self._real.get(path)
         if known is None:
             known = self._real[path] = path.resolve()
@@ -88,7 +88,7 @@ class Finder:
 
 
 def find_main(name: str, places: Sequence[Path]) -> tuple[Path, Found]:
-    """The file that ``python -m name`` runs, and the one of ``places`` that it was found in; the first that has it.
+    """Return the file that ``python -m name`` runs, and the first of ``places`` that has it.
 
     Raises UsageError when there is none.
     """
@@ -111,7 +111,7 @@ def find_main(name: str, places: Sequence[Path]) -> tuple[Path, Found]:
 
 
 def _meant(name: str) -> str:
-    """A hint for a path that was given as a module."""
+    """Return a hint for a path that was given as a module."""
     module = name.removesuffix(".py").removeprefix("./").replace("/", ".")
     return f"Did you mean `-m {module}`?" if name.endswith(".py") else ""
 
@@ -124,9 +124,9 @@ def _names_in(directory: Path) -> frozenset[str]:
 
 
 class Surroundings:
-    """What scripts of one directory have in common, asked of the file system once.
+    """What scripts of one directory have in common, queried from the file system once.
 
-    It is true as long as nobody moves files: for one survey, not for a process that goes on.
+    It holds as long as no file is moved: for one survey, not for a process that goes on.
     """
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ class Surroundings:
         self._finders: dict[tuple[Path, Path], Finder] = {}
 
     def project(self, path: Path) -> tuple[Path, str]:
-        """The root of the project that a script belongs to, and the package that it lies in."""
+        """Return the root of the project that a script belongs to, and the package that it lies in."""
         known = self._projects.get(path.parent)
         if known is None:
             root = project_root(path)
@@ -142,7 +142,7 @@ class Surroundings:
         return known
 
     def finder(self, directory: Path, root: Path) -> Finder:
-        """What finds the modules that scripts of a directory import."""
+        """Return the finder of the modules that scripts of a directory import."""
         known = self._finders.get((directory, root))
         if known is None:
             known = self._finders[directory, root] = Finder(directory, root)
@@ -150,7 +150,7 @@ class Surroundings:
 
 
 def project_root(path: Path) -> Path:
-    """The directory of the project that a script belongs to.
+    """Return the directory of the project that a script belongs to.
 
     It is the nearest directory above with a project file, or else the one that holds the outermost package around the
     script, or the script's own.
@@ -168,7 +168,7 @@ def project_root(path: Path) -> Path:
 
 
 def package_of(path: Path, root: Path) -> str:
-    """Dotted name of the package that an entry script lies in; empty when it lies in none."""
+    """Return the dotted name of the package that an entry script lies in; empty when it lies in none."""
     directory = path.parent
     outside = _outside_packages(directory)
     if outside == directory:

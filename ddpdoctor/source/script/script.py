@@ -20,12 +20,12 @@ from ddpdoctor.source.script.search_path import added_directories
 
 MAXIMUM_MODULES = 300
 MODULES_READ_WHOLE = 30
-"""Further modules are read only where they speak of ranks: timm imports 270, nearly all of them model definitions."""
+"""Further modules are read only where they have words for ranks: timm imports 270, nearly all model definitions."""
 _OF_RANKS = (
     *(b"torch.distributed", b"dist.", b"get_rank", b"local_rank", b"RANK", b"world_size", b"DistributedDataParallel"),
     *(b"DataLoader(", b"set_epoch", b"no_sync", b"set_device", b"horovod", b"accelerate"),
 )
-"""In the text of a module: what nearly everything begins with that checks ask about."""
+"""In the text of a module: what nearly everything begins with that checks look for."""
 PARSER_RECURSION_LIMIT = 4_000
 """Enough for sums of 3,000 terms; the parser recurses in C, three times as deep, which its stack has to hold."""
 MAXIMUM_BYTES = 5_000_000
@@ -58,7 +58,7 @@ class Script(msgspec.Struct, frozen=True, dict=True, eq=False, kw_only=True):
         return len(self.modules)
 
     def module(self, name: str) -> Module | None:
-        """The project module with a dotted name, if it was read."""
+        """Return the project module with a dotted name, if it was read."""
         return self._by_name.get(name)
 
     def is_package(self, name: str) -> bool:
@@ -117,9 +117,9 @@ def script_at(
     directory: Path | None = None,
     surroundings: Surroundings | None = None,
 ) -> Script:
-    """Like ``read_script``, for an absolute path whose file ``reader`` knows how to parse (by default ``parse``).
+    """Read a script as ``read_script`` does, by an absolute path; ``reader`` parses its files (by default ``parse``).
 
-    ``package`` is what relative imports start from (by default what the directories say) and ``directory`` is where
+    ``package`` is what relative imports start from (by default that of the directories) and ``directory`` is where
     imports are looked for first (by default beside the script), which differ for a script that is run as a module.
     ``surroundings`` is what was learnt of the directories from other scripts.
     """
@@ -135,7 +135,7 @@ def script_at(
 
 
 def _share_aliases(modules: Sequence[Module]) -> None:
-    """Let names that ``from utils import *`` brings stand for what they stand for there: ``mp``, ``dist``."""
+    """Resolve names that ``from utils import *`` brings, such as ``mp`` and ``dist``, as the imported module does."""
     by_name = {module.name: module for module in modules}
     for module in reversed(modules):
         for entry in module.imports:
@@ -235,12 +235,12 @@ def _speaks_of_ranks(path: Path) -> bool:
     try:
         content = path.read_bytes()
     except OSError:
-        return True  # Who reads it says why it cannot be read.
+        return True  # Reading it as a module reports why it cannot be read.
     return any(word in content for word in _OF_RANKS)
 
 
 def _wanted(module: Module) -> tuple[str, ...]:
-    """Dotted names that a module's imports may refer to, packages before what is in them; kept with the module."""
+    """Return dotted names that a module's imports may mean, packages before what is in them; kept with the module."""
     kept: tuple[str, ...] | None = module.__dict__.get("_wanted")
     if kept is None:
         kept = module.__dict__["_wanted"] = tuple(dict.fromkeys(_imported(module)))
@@ -257,11 +257,11 @@ def _imported(module: Module) -> Iterator[str]:
 
 
 def note_gap(script: Script, text: str) -> None:
-    """Keep, in a sentence, that what is being answered may be incomplete."""
+    """Note, in a sentence, that the present answer may be incomplete."""
     script.__dict__["_gap"] = text
 
 
 def take_gap(script: Script) -> str:
-    """What was noted since the last call; empty when nothing was."""
+    """Return what was noted since the last call; empty when nothing was."""
     gap: str = script.__dict__.pop("_gap", "")
     return gap

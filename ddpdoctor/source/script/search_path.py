@@ -15,11 +15,11 @@ _ADDS = {"sys.path.append": 0, "sys.path.insert": 1, "site.addsitedir": 0}
 _UNCHANGED = frozenset({"abspath", "realpath", "normpath", "expanduser", "resolve", "absolute", "as_posix", "str"})
 _SAME_AS_TEXT = frozenset({"str", "fspath", "Path", "PurePath"})
 _DEEPEST = 20
-"""Nested expressions further down are no path that somebody wrote."""
+"""Nested expressions further down are no path."""
 
 
 def added_directories(module: Module, bases: Sequence[Path]) -> Iterator[Path]:
-    """Existing directories that a module adds to ``sys.path``, as far as its text says which.
+    """Yield existing directories that a module adds to ``sys.path``, as far as its text shows which.
 
     A relative one is looked for below each of ``bases``, for the job may start in any of them.
     """
@@ -35,7 +35,7 @@ def added_directories(module: Module, bases: Sequence[Path]) -> Iterator[Path]:
 
 
 def _added(module: Module) -> Iterator[tuple[ast.expr, ast.AST]]:
-    """The expressions that are added, each with the function (or the tree) around it."""
+    """Yield the expressions that are added, each with the function (or the tree) around it."""
     for call in module.index.of(ast.Call):
         name = module.resolve(call.func)
         if name in _ADDS and len(call.args) > _ADDS[name]:
@@ -52,7 +52,7 @@ def _entries(expression: ast.expr) -> Sequence[ast.expr]:
 
 
 def _given(module: Module, expression: ast.expr, function: ast.AST) -> Iterator[ast.expr]:
-    """What an expression is; of a parameter, what the function's calls in the module pass for it."""
+    """Yield an expression; of a parameter, what the function's calls in the module pass for it."""
     names = [one.arg for one in function.args.args] if isinstance(function, ast.FunctionDef) else []
     if not isinstance(expression, ast.Name) or expression.id not in names or not isinstance(function, ast.FunctionDef):
         yield expression
@@ -64,7 +64,7 @@ def _given(module: Module, expression: ast.expr, function: ast.AST) -> Iterator[
 
 
 def _assigned(module: Module) -> Mapping[str, ast.expr]:
-    """What variables of a module are set to, where that is one expression; also those of its functions."""
+    """Return what variables of a module are set to, where that is one expression; also those of its functions."""
     known: dict[str, ast.expr] | None = module.__dict__.get("_path_variables")
     if known is None:
         known = module.__dict__["_path_variables"] = {}
@@ -81,7 +81,7 @@ def _assigned(module: Module) -> Mapping[str, ast.expr]:
 
 
 def _path(module: Module, node: ast.AST, variables: Mapping[str, ast.expr], depth: int) -> str:
-    """The path that an expression gives; empty where the text does not say it."""
+    """Return the path that an expression gives; empty where the text does not show it."""
     if depth > _DEEPEST:
         return ""
     if isinstance(node, ast.Constant):
@@ -108,7 +108,7 @@ def _path(module: Module, node: ast.AST, variables: Mapping[str, ast.expr], dept
 
 
 def _subscript(module: Module, node: ast.Subscript, variables: Mapping[str, ast.expr], depth: int) -> str:
-    """``path.parents[n]``, and ``os.path.split(path)[0]``."""
+    """Return the path of ``path.parents[n]`` or ``os.path.split(path)[0]``."""
     number = node.slice.value if isinstance(node.slice, ast.Constant) else None
     if not isinstance(number, int):
         return ""
@@ -123,7 +123,7 @@ def _subscript(module: Module, node: ast.Subscript, variables: Mapping[str, ast.
 
 
 def _call(module: Module, node: ast.Call, variables: Mapping[str, ast.expr], depth: int) -> str:
-    """What a function of ``os.path`` or of a path object makes of its arguments."""
+    """Return what a function of ``os.path`` or of a path object makes of its arguments."""
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
     if name == "getcwd" or name == "cwd":
         return os.curdir

@@ -14,7 +14,7 @@ Node = TypeVar("Node", bound=ast.AST)
 class NodeIndex:
     """Every node of a tree, parents before children; operators and contexts (``Load``) are left out.
 
-    All checks ask the index instead of walking the tree: walking it once costs half of what parsing cost.
+    All checks use the index instead of walking the tree: walking it once costs half of what parsing cost.
     """
 
     def __init__(self, tree: ast.AST) -> None:
@@ -58,20 +58,20 @@ class NodeIndex:
         self._parents = parents
 
     def places(self, *kinds: type[ast.AST]) -> Sequence[int]:
-        """The positions in ``nodes`` of the nodes of some classes, in order."""
+        """Return the positions in ``nodes`` of the nodes of some classes, in order."""
         if len(kinds) == 1:
             return self._places.get(kinds[0], ())
         return sorted(place for kind in kinds for place in self._places.get(kind, ()))
 
     def of(self, kind: type[Node]) -> Sequence[Node]:
-        """The nodes of one class, in order."""
+        """Return the nodes of one class, in order."""
         known = self._by_class.get(kind)
         if known is None:
             known = self._by_class[kind] = [self.nodes[place] for place in self._places.get(kind, ())]
         return known  # type: ignore[return-value]
 
     def within(self, around: ast.AST, kind: type[Node]) -> Sequence[Node]:
-        """The nodes of one class, which has places in the text, inside of a function, a statement or the module."""
+        """Return the nodes of one class, with places in the text, inside of a function, a statement or the module."""
         nodes = self.of(kind)
         if isinstance(around, ast.Module):
             return nodes
@@ -97,7 +97,7 @@ def _end(node: ast.AST) -> tuple[int, int]:
 
 
 def children_of(node: ast.AST) -> list[ast.AST]:
-    """The nodes directly below a node, operators and contexts left out."""
+    """Return the nodes directly below a node, operators and contexts left out."""
     kind = node.__class__
     fields = _FIELDS.get(kind)
     if fields is None:
@@ -113,7 +113,7 @@ def children_of(node: ast.AST) -> list[ast.AST]:
 
 
 def descend(node: ast.AST) -> list[ast.AST]:
-    """A node and all below it, parents first; operators and contexts are left out."""
+    """Return a node and all below it, parents first; operators and contexts are left out."""
     found = [node]
     for inner in found:
         if inner.__class__ not in _LEAVES:
@@ -122,7 +122,7 @@ def descend(node: ast.AST) -> list[ast.AST]:
 
 
 def made_from(node: ast.AST, body: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of an expression, and of what the variables that it reads are assigned in the body around it."""
+    """Yield the nodes of an expression, and of what the variables that it reads are assigned in the body around it."""
     assigned: dict[str, list[ast.expr]] = {}
     for inner in descend(body):
         if isinstance(inner, ast.Assign):
@@ -138,7 +138,7 @@ def made_from(node: ast.AST, body: ast.AST) -> Iterator[ast.AST]:
 
 
 def last_name(node: ast.AST) -> str:
-    """The last name of what is called or taken from something: ``c`` in ``a.b().c``; empty when it has none."""
+    """Return the last name of what is called or taken from something: ``c`` in ``a.b().c``; empty when it has none."""
     kind = node.__class__
     if kind is ast.Attribute:
         return node.attr  # type: ignore[attr-defined,no-any-return]

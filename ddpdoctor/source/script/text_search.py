@@ -19,7 +19,7 @@ def mentions_any(script: Script, words: Iterable[str]) -> bool:
 
 
 class _Known(dict[str, bool]):
-    """Which words occur in a script; an imported module is asked once, however many scripts import it."""
+    """Which words occur in a script; an imported module is searched once, however many scripts import it."""
 
     def __init__(self, modules: Sequence[Module]) -> None:
         super().__init__()
