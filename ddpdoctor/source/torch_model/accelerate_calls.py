@@ -1,4 +1,4 @@
-"""What an ``accelerate.Accelerator`` does for ranks: it wraps models in DDP, divides loaders and says who is first."""
+"""What an ``accelerate.Accelerator`` does for ranks: it wraps models in DDP, divides loaders and names the first."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MODEL_NAME = re.compile(r"model|net(work)?$|unet|encoder|decoder|generator|disc
 def method(
     machine: Machine, node: ast.AST, receiver: Value, name: str, positional: list[Value], named: Mapping[str, Value]
 ) -> Value | None:
-    """What a method of an Accelerator returns and does; None for one that is like any other."""
+    """Do a method of an Accelerator, and return its result; None for one like any other."""
     if not isinstance(receiver, ExternalObject) or receiver.name != ACCELERATOR:
         return None
     if name in {"prepare", "prepare_model", "prepare_data_loader"}:

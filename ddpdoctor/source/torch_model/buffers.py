@@ -77,7 +77,7 @@ def _is_certain(machine: Machine, part: Instance, registration: Registration) ->
 
 
 def _holds_statistics(machine: Machine, part: ExternalObject) -> bool:
-    """Return whether an object has running statistics: InstanceNorm keeps none unless it is told to, BatchNorm does."""
+    """Return whether an object has running statistics: by default those of BatchNorm, not of InstanceNorm."""
     if part.name.startswith(MODEL_LIBRARY):
         return MODELS_WITH_STATISTICS.match(part.name) is not None
     last = part.name.rpartition(".")[2]
@@ -89,7 +89,7 @@ def _holds_statistics(machine: Machine, part: ExternalObject) -> bool:
 
 
 def constant_buffers(machine: Machine, module: Value) -> Buffers | None:
-    """The buffers of a module when all of it can be read and nothing but ``__init__`` sets them; otherwise None."""
+    """Return the buffers of a module when all of it can be read and only ``__init__`` sets them; otherwise None."""
     names: list[str] = []
     places: list[Location] = []
     size_bytes, exact = 0, True
@@ -127,7 +127,7 @@ def note_buffer(machine: Machine, receiver: Value, positional: list[Value], name
 
 
 def parts_of_module(machine: Machine, module: Value) -> Iterator[Value]:
-    """A module and everything reachable from its attributes, once each."""
+    """Yield a module and everything reachable from its attributes, once each."""
     waiting, seen, count = [module], set[int](), 0
     while waiting and count < MAXIMUM_PARTS:
         value = waiting.pop()
@@ -201,7 +201,7 @@ def _registered_in_init(call: ast.Call) -> bool:
 
 
 def _changes(machine: Machine, cls: ProjectClass, name: str) -> bool:
-    """Whether a method other than ``__init__`` mentions a buffer as a target, or calls an in-place method on it."""
+    """Return whether a method other than ``__init__`` assigns a buffer, or calls an in-place method on it."""
     for owner in (cls, *(base for base in bases_of(machine, cls) if isinstance(base, ProjectClass))):
         for method in owner.node.body:
             is_method = isinstance(method, (ast.FunctionDef, ast.AsyncFunctionDef)) and method.name != "__init__"

@@ -14,11 +14,11 @@ from ddpdoctor.source.interpreter.values import (
 )
 
 MERGES = frozenset({"merge_from_file", "merge_from_list", "merge_from_dict", "merge_from_other_cfg"})
-"""Methods of yacs, fvcore, detectron2 and mmcv by which somebody's settings come over the defaults."""
+"""Methods of yacs, fvcore, detectron2 and mmcv by which settings of the user replace the defaults."""
 
 
 def merge(machine: Machine, receiver: Value) -> Value:
-    """Take the settings of a configuration and of those in it for unknown, the same on every rank."""
+    """Make the settings of a configuration and of those in it unknown, but the same on every rank."""
     waiting = [option for option in options_of(receiver) if isinstance(option, ExternalObject)]
     seen: set[int] = set()
     while waiting:

@@ -55,7 +55,7 @@ def call_wrapped(
     named: dict[str, Value],
     complete: bool,
 ) -> Value:
-    """A forward through DDP; it broadcasts buffers when the module has some and gradients are recorded."""
+    """Run a forward through DDP; it broadcasts buffers when the module has some and gradients are recorded."""
     made = machine.object(value)
     module = made.argument("module", 0) if made is not None else None
     tags = frozenset({("ddp", value.number)}) if machine.gradients else frozenset()
@@ -98,7 +98,7 @@ def synchronises_buffers(made: Event) -> bool:
 
 
 def backward(machine: Machine, node: ast.AST, losses: list[Value], receiver: Value) -> None:
-    """A call of ``backward``: it synchronises when what it starts from went through DDP."""
+    """Record a call of ``backward``: it synchronises when what it starts from went through DDP."""
     tags = frozenset(tag for loss in (*losses, receiver) for tag in tags_of(loss))
     through_ddp = any(kind == "ddp" for kind, _ in tags)
     if isinstance(receiver, ExternalObject) and receiver.name == ENGINE:

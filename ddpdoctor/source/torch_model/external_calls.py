@@ -82,7 +82,7 @@ from ddpdoctor.source.vocabulary import (
 
 _SIZE_METHODS = frozenset({"size", "numel", "nelement", "dim"})
 _FORMS_OF_NAMES = frozenset({"endswith", "startswith", "isdigit"})
-"""What asks how a file is called, which is the same wherever it is found."""
+"""Methods on a file's name, which is the same wherever it is found."""
 _EXITS = frozenset({"sys.exit", "os._exit", "builtins.exit", "builtins.quit"})
 _KNOWN_METHODS = MODULE_SELF_METHODS | {
     "backward",
@@ -94,7 +94,7 @@ _KNOWN_METHODS = MODULE_SELF_METHODS | {
     "cuda",
     "to",
 }
-"""Methods that are more than the mixture of their arguments, whatever has them."""
+"""Methods with an effect of their own, whatever has them."""
 _ARGUMENT_PARSERS = frozenset({"parse_args", "parse_known_args"})
 
 
@@ -108,7 +108,7 @@ def call_external(
 
 @lru_cache(maxsize=16_384)
 def _handler_of(name: str) -> Handler:
-    """What a call does, by the full name of the function."""
+    """Return what a call does, by the full name of the function."""
     if name in COLLECTIVES:
         return partial(_collective, name)
     special = _SPECIAL.get(name)
@@ -190,14 +190,14 @@ def call_method(
 
 @lru_cache(maxsize=16_384)
 def _is_unremarkable(name: str) -> bool:
-    """Whether a method of an object of which nothing is known does no more than mix its arguments, by its name."""
+    """Return whether a method of an unknown object does no more than mix its arguments, by its name."""
     promises = SYNCHRONISES.search(name) is not None or agrees_by_name(name) or makes_members(name)
     known = name in _KNOWN_METHODS or name in _SIZE_METHODS or name in _FORMS_OF_NAMES or asks_for_file(name)
     return not promises and not known and not is_noted_method(name)
 
 
 def _mixture_of(receiver: Value, arguments: list[Value], *, opaque: bool) -> Unknown:
-    """What a method gives that cannot be read: something that comes from where its object and arguments come from."""
+    """Return what an unreadable method gives: something with the origins of its object and its arguments."""
     result = derived([receiver, *arguments])
     tags = tags_of(receiver)
     own = frozenset(tag for tag in tags if tag[0] != "loader") if tags else tags
@@ -207,7 +207,7 @@ def _mixture_of(receiver: Value, arguments: list[Value], *, opaque: bool) -> Unk
 def _known_method(
     machine: Machine, node: ast.AST, function: BoundMethod, positional: list[Value], named: Named
 ) -> Value | None:
-    """What a method does whose name says it; None when it does no more than others."""
+    """Do what a method does by its name, and return its result; None when it does no more than others."""
     receiver, name = function.receiver, function.name
     if name == "backward":
         backward(machine, node, positional, receiver)
@@ -243,7 +243,7 @@ def _known_method(
 
 
 def _by_promise(machine: Machine, receiver: Value, name: str) -> Function | None:
-    """The only method of the project that an object of unknown class can mean by a name such as ``synchronize``.
+    """Return the only method of the project that an object of unknown class can mean by a name such as ``synchronize``.
 
     Collectives in it would go unseen otherwise. A method that is being run is not meant: it calls those of its parts.
     """
@@ -389,7 +389,7 @@ def _save(machine: Machine, node: ast.AST, positional: list[Value], named: Named
 
 
 def _load(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-    """The same on all ranks, but for a file that is of the part of the data that a rank took for itself."""
+    """Return the same on all ranks, except for a file of the part of the data that a rank took for itself."""
     parts = frozenset(tag for tag in tags_of(named.get("f", positional[0] if positional else NONE)) if tag[0] == PART)
     return Unknown(True, False, parts) if parts else UNIFORM
 

@@ -1,4 +1,4 @@
-"""The attributes of an ``Accelerator``, a ``Fabric``, a ``Trainer`` and DeepSpeed's engine that tell ranks apart."""
+"""The attributes of an ``Accelerator``, a ``Fabric``, a ``Trainer`` and DeepSpeed's engine that separate ranks."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ _OF_TRAINER: Mapping[str, Value] = {
 
 
 def attribute(value: ExternalObject, name: str) -> Value | None:
-    """An attribute of one of these, as the four ranks have it; None for one that tells no rank."""
+    """Return an attribute of one of these, as the four ranks have it; None for one that depends on no rank."""
     known = _ATTRIBUTES if value.name in _STATES else _OF_TRAINER if value.name in _WITH_RANKS else None
     return None if known is None else known.get(name)

@@ -1,4 +1,4 @@
-"""What calls of functions come to that run nothing of interest: by the full name of the function."""
+"""Results of calls of functions that run nothing of interest, by the full name of the function."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ TensorFactory = Callable[[Sequence[Value], Mapping[str, Value]], Value]
 
 
 def plain_handler_of(name: str) -> Handler:
-    """What a call does that runs nothing of interest."""
+    """Return the handler of a call that runs nothing of interest."""
     last = name.rpartition(".")[2]
     if name == "torch.distributed.is_initialized":
         return _is_initialized
@@ -89,7 +89,7 @@ def _fixed(
 
 
 def _is_initialized(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-    """Return true, but where code asks that makes the group itself if there is none, and none was made so far.
+    """Return true, except in code that makes the group itself if there is none, where none was made so far.
 
     Elsewhere a false answer would be a guess: a framework, or a call that was not followed, may have made it.
     """
@@ -101,7 +101,7 @@ def _is_initialized(machine: Machine, node: ast.AST, positional: list[Value], na
 def _initialized_by_apex(
     machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool
 ) -> Value:
-    """The models that it is given, and the optimizers where there are any: it changes them and returns them."""
+    """Return the models that it is given, and the optimizers where there are any: it changes them and returns them."""
     models, optimizers = (
         named.get(name, positional[place] if len(positional) > place else None)
         for place, name in enumerate(("models", "optimizers"))
@@ -131,7 +131,7 @@ def _mixture(machine: Machine, node: ast.AST, positional: list[Value], named: Na
 
 
 def _uncounted(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-    """A mesh or a store: made of numbers of ranks, and none itself."""
+    """Return a mesh or a store: made of numbers of ranks, and none itself."""
     result = derived([*positional, *named.values()])
     return Unknown(result.varying, result.opaque, frozenset(tag for tag in result.tags if tag[0] not in _NUMBERS))
 
@@ -151,7 +151,7 @@ def _object(name: str, machine: Machine, node: ast.AST, positional: list[Value],
 
 
 def _unread(name: str, machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-    """A function of which only the name is known."""
+    """Return the result of a function of which only the name is known."""
     last = name.rpartition(".")[2]
     promised = None if name.startswith(("builtins.", "torch.")) else promised_by_name(machine, last)
     if promised is not None:
@@ -163,7 +163,7 @@ def _unread(name: str, machine: Machine, node: ast.AST, positional: list[Value],
 
 
 def origins_kept(value: Unknown) -> frozenset[Tag]:
-    """The origins of its arguments that the result of a call which cannot be read keeps."""
+    """Return the origins of its arguments that the result of a call which cannot be read keeps."""
     if not value.tags:
         return value.tags
     return frozenset(tag for tag in value.tags if tag[0] in OWN_KINDS or tag[0] == "bare")
@@ -174,7 +174,7 @@ def _is_zip(value: SequenceValue) -> bool:
 
 
 def _zipped(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-    """``zip``: tuples whose parts keep apart where they come from."""
+    """Return tuples for ``zip`` whose parts keep their own origins."""
     if not positional or any(isinstance(value, PerRank) for value in positional):
         return _same_items("zip", machine, node, positional, named, complete)
     return SequenceValue((SequenceValue(tuple(item_of(value) for value in positional)),), open=True)
@@ -183,7 +183,7 @@ def _zipped(machine: Machine, node: ast.AST, positional: list[Value], named: Nam
 def _same_items(
     last: str, machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool
 ) -> Value:
-    """``tqdm(loader)``, ``enumerate(loader)``: yields what its arguments yield."""
+    """Return the items of the arguments, as ``tqdm(loader)`` and ``enumerate(loader)`` do."""
     if len(positional) == 1 and isinstance(positional[0], SequenceValue):
         if last in {"list", "tuple"} or (last == "tqdm" and _is_zip(positional[0])):
             return positional[0]
@@ -212,7 +212,7 @@ def _same_items(
 
 
 def read_attribute(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-    """What ``getattr`` gives: an attribute by a name that is known, or the default of one that is not there."""
+    """Return what ``getattr`` gives: an attribute by a name that is known, or the default of one that is not there."""
     if len(positional) >= 2 and isinstance(positional[1], Const) and isinstance(positional[1].value, str):
         name = positional[1].value
         if len(positional) == 3 and all(lacks(machine, owner, name) for owner in options_of(positional[0])):

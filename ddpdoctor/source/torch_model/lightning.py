@@ -45,7 +45,7 @@ _ON_MODULE = frozenset({"log", "log_dict", "all_gather", "manual_backward"})
 _ON_TRAINER = frozenset({*_STAGES, "save_checkpoint"})
 _ON_STRATEGY = frozenset({"barrier", "broadcast", "reduce", "all_reduce", "all_gather", "reduce_boolean_decision"})
 METHODS = _ON_MODULE | _ON_TRAINER | _ON_STRATEGY
-"""Names of what is asked for here."""
+"""Names of the methods that are modelled here."""
 LOG = "LightningModule.log"
 """Name of the event of a value that is logged; its argument is the value."""
 
@@ -53,7 +53,7 @@ LOG = "LightningModule.log"
 def method(
     machine: Machine, node: ast.AST, receiver: Value, name: str, positional: list[Value], named: Mapping[str, Value]
 ) -> Value | None:
-    """What a method of a Trainer, of its strategy or of a module returns and does; None for one like any other."""
+    """Do a method of a Trainer, of its strategy or of a module, and return its result; None for one like any other."""
     if isinstance(receiver, Instance):
         return _of_module(machine, node, receiver, name, positional, named)
     if isinstance(receiver, ExternalObject) and receiver.name in TRAINERS and name in _ON_TRAINER:
@@ -73,7 +73,7 @@ def method(
 
 
 def has_ranks(trainer: Event | None) -> bool:
-    """Return whether a Trainer may have several ranks that all run the script: it is not told to use one device."""
+    """Return whether a Trainer may have several ranks that all run the script: it is not set to use one device."""
     if trainer is None or trainer.conditions:
         return False
     strategy = constant(trainer.named.get("strategy", NONE))
@@ -83,7 +83,7 @@ def has_ranks(trainer: Event | None) -> bool:
 
 
 def has_several(trainer: Event) -> bool:
-    """Return whether a Trainer is told to use several ranks."""
+    """Return whether a Trainer is set to use several ranks."""
     strategy = trainer.named.get("strategy", NONE)
     name = strategy.name if isinstance(strategy, ExternalObject) else constant(strategy)
     by_strategy = isinstance(name, str) and re.search(r"ddp|fsdp|deepspeed", name, re.IGNORECASE) is not None
@@ -92,7 +92,7 @@ def has_several(trainer: Event) -> bool:
 
 
 def _count(trainer: Event) -> int | None:
-    """How many ranks a Trainer is told to use: -1 for all that there are, None where it cannot be told."""
+    """Return how many ranks a Trainer is set to use: -1 for all that there are, None where it is not known."""
     nodes = constant(trainer.named.get("num_nodes", Const(1)))
     given = trainer.named.get("devices", trainer.named.get("gpus"))
     devices = constant(given) if given is not None else None
@@ -134,7 +134,7 @@ def _is_run(machine: Machine, module: Instance) -> bool:
 
 
 def _at_once(machine: Machine, named: Mapping[str, Value]) -> bool:
-    """Return whether ``self.log`` reduces where it stands, not at the end of the epoch."""
+    """Return whether ``self.log`` reduces at the call, not at the end of the epoch."""
     said = constant(named.get("on_step", NONE))
     if isinstance(said, bool):
         return said
@@ -173,7 +173,7 @@ def _is_module(machine: Machine, module: Instance) -> bool:
 
 
 def _hooks(stages: tuple[str, ...]) -> Iterator[tuple[str, list[Value]]]:
-    """The hooks of some stages that every rank runs, in their order, with what they are given."""
+    """Yield the hooks of some stages that every rank runs, in their order, with what they are given."""
     yield "setup", [UNIFORM]
     yield "configure_optimizers", []
     for stage in stages:

@@ -13,7 +13,7 @@ _SCHEDULER = "torch.optim.lr_scheduler.LRScheduler"
 
 
 def method_of_any(options: Sequence[Value]) -> BoundMethod | None:
-    """One method of whichever optimizer it is; None where some option is something else."""
+    """Return one method of whichever optimizer it is; None where some option is something else."""
     methods = [option for option in options if isinstance(option, BoundMethod) and _is_training_state(option.receiver)]
     if len(methods) < len(options) or len({method.name for method in methods}) != 1:
         return None
@@ -21,7 +21,7 @@ def method_of_any(options: Sequence[Value]) -> BoundMethod | None:
 
 
 def of_any_class(made: Value) -> Value | None:
-    """What one of several functions makes, where it is an optimizer or a scheduler: of which class is not known."""
+    """Return what one of several functions makes as an optimizer or a scheduler of unknown class; None for others."""
     options = list(options_of(made))
     if not options or not all(_is_training_state(option) for option in options):
         return None

@@ -1,4 +1,4 @@
-"""Calls that change nothing which ranks have to agree on, and that checks ask about all the same."""
+"""Calls that change nothing which ranks have to agree on, and that checks look at all the same."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ddpdoctor.source.torch_model.recorded_names import (
 def note_call(
     machine: Machine, node: ast.AST, name: str, positional: Sequence[Value], named: Mapping[str, Value], complete: bool
 ) -> None:
-    """Record a call of an external function; of those of Python itself only the few that checks ask about."""
+    """Record a call of an external function; of those of Python itself only the few that checks look at."""
     if name in RECORDED_BUILTINS or not name.startswith("builtins."):
         machine.note("call", name, node, positional, named, complete)
     if name == f"{ENVIRONMENT}.setdefault" and positional:
@@ -40,7 +40,7 @@ def note_method(
     named: Mapping[str, Value],
     complete: bool,
 ) -> None:
-    """Keep a call of a method, if a check may ask about it."""
+    """Record a call of a method, if a check may look at it."""
     for kind in _kinds_of_method(name):
         machine.note(kind, name, node, positional, named, complete, receiver)
     if name in READING_METHODS:
@@ -51,12 +51,12 @@ def note_method(
 
 
 def is_noted_method(name: str) -> bool:
-    """Return whether some calls of a method may be kept."""
+    """Return whether some calls of a method may be recorded."""
     return name == "cuda" or name in READING_METHODS or bool(_kinds_of_method(name))
 
 
 def note_item(machine: Machine, node: ast.AST, container: Value, key: Value, value: Value) -> None:
-    """Keep an assignment to a variable of the environment."""
+    """Record an assignment to a variable of the environment."""
     if container == External(ENVIRONMENT) and isinstance(constant(key), str):
         machine.note("call", SET_VARIABLE, node, (key, value))
 

@@ -23,7 +23,7 @@ STATE_METHODS = frozenset({"state_dict", "load_state_dict"})
 TRACKING_METHODS = frozenset({"add_scalar", "add_scalars", "log_metric", "log_metrics", "log", "info"})
 """Methods of trackers and loggers."""
 KEPT_METHODS = STATE_METHODS | FILE_METHODS | TRACKING_METHODS | CONTENT_METHODS
-"""Methods whose calls are always kept."""
+"""Methods whose calls are always recorded."""
 
 TRAINING_METHODS = frozenset(
     {
@@ -41,6 +41,6 @@ TRAINING_METHODS = frozenset(
         "no_sync",
     }
 )
-"""Names of the methods whose calls are kept as events of the kind ``training``."""
+"""Names of the methods whose calls are recorded as events of the kind ``training``."""
 SEEDING = re.compile(r"seed|(?<!use_)determinis|reproduc|(set|fix|init|same)_(all_)?rand", re.IGNORECASE)
 """Names of functions that may fix random numbers."""

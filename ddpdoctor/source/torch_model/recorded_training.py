@@ -1,4 +1,4 @@
-"""What a script does to the modules inside and outside of DDP objects, kept for the checks of gradients."""
+"""What a script does to the modules inside and outside of DDP objects, recorded for the checks of gradients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddpdoctor.source.vocabulary import DDP
 
 
 def note_attribute(machine: Machine, node: ast.AST, name: str, value: Value) -> None:
-    """Keep that an attribute is asked of a DDP object, outside of a ``try`` that may catch its absence."""
+    """Record that an attribute is read from a DDP object, outside of a ``try`` that may catch its absence."""
     if not isinstance(value, ExternalObject) or value.name != DDP or machine.trying:
         return
     if value.number not in machine.handing_on or name == "module":
@@ -20,7 +20,7 @@ def note_attribute(machine: Machine, node: ast.AST, name: str, value: Value) -> 
 
 
 def note_attribute_set(machine: Machine, node: ast.Attribute, owner: Value, value: Value) -> None:
-    """Keep that a module is given a new attribute outside of its own constructor, or that DDP is not to synchronise."""
+    """Record that a module is given a new attribute outside of its constructor, or that DDP is not to synchronise."""
     if isinstance(owner, ExternalObject) and owner.name == DDP and node.attr == "require_backward_grad_sync":
         machine.note("training", f"set {node.attr}", node, (value,), receiver=owner)
     if not isinstance(owner, Instance) or not isinstance(value, (Instance, ExternalObject)):
@@ -47,7 +47,7 @@ def bare_forward(
     named: Mapping[str, Value],
     result: Value,
 ) -> Value:
-    """The result of a forward (or another method) of a module inside a DDP object that was not called through it."""
+    """Return the result of a forward (or other method) of a module in a DDP object that was not called through it."""
     if not isinstance(module, (Instance, ExternalObject)) or machine.inside_ddp:
         return result
     wrap = machine.wrapped.get(module.number)

@@ -112,7 +112,7 @@ TENSOR_CALLS: Mapping[str, Callable[[Sequence[Value], Mapping[str, Value]], Valu
 
 
 def tensor_method(receiver: Value, name: str, arguments: Sequence[Value]) -> Value | None:
-    """What a method makes of a tensor of known size; None when that is not known."""
+    """Return what a method makes of a tensor of known size; None when that is not known."""
     if not isinstance(receiver, TensorSize):
         return None
     if name in _KEEPS_SIZE:
