@@ -1,4 +1,4 @@
-"""The one way in which calls of somebody else's functions are listened to, in a watched job and in a rehearsal alike.
+"""The one way to listen to calls of functions that are not ours, in a watched job and in a rehearsal alike.
 
 The replacement passes arguments, result and exceptions on as they are, stands in no traceback, and calls its listeners
 under the journal's guard. What a step calls again and again is not listened to in this way but by a replacement of its
@@ -29,7 +29,7 @@ def on_call(
     after: Optional[Listener] = None,
     harms: tuple[str, ...],
 ) -> None:
-    """Have listeners told of each call of ``owner.name`` before it begins, and after it has returned.
+    """Call listeners before each call of ``owner.name``, and after it has returned.
 
     ``harms`` is that of ``Journal.guarded``. What a listener raises that is no ``Exception``, as the end of a rehearsal
     is, reaches the caller.
@@ -53,5 +53,5 @@ def on_call(
 
 
 def named_arguments(function: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by their names, without those that are left to their defaults."""
+    """Return the arguments of a call by their names, without those that are left to their defaults."""
     return {**dict(zip(inspect.signature(function).parameters, arguments)), **options}

@@ -18,7 +18,7 @@ NOTED = 100
 
 
 class Settings:
-    """The settings of one process. ``has_joined`` tells whether its process group has been made."""
+    """The settings of one process. ``has_joined`` returns whether its process group has been made."""
 
     def __init__(self, journal: Journal, has_joined: Callable[[], bool]) -> None:
         self._journal = journal
@@ -30,7 +30,7 @@ class Settings:
         """The environment of the job's start, with what the user's lines in this process made of it."""
 
     def listen(self) -> None:
-        """Be called by ``os.environ`` itself, which is where audit events would cost the job too much."""
+        """Hook ``os.environ`` itself, because audit events would cost the job too much."""
         put, remove, settings = os.putenv, os.unsetenv, self
 
         def putenv(name: Any, value: Any, /) -> None:
@@ -44,13 +44,13 @@ class Settings:
         os.putenv, os.unsetenv = putenv, unsetenv
 
     def put(self, arguments: tuple[Any, ...]) -> None:
-        """A variable is being set; ``os.environ`` does not know the new value yet."""
+        """Note a variable that is being set; ``os.environ`` has not the new value yet."""
         name, value = (os.fsdecode(argument) for argument in arguments[:2])
         if (name in NAMES or name.startswith(PREFIXES)) and self._noted < NOTED:
             self._note_setting(name, value, calling_frame())
 
     def remove(self, arguments: tuple[Any, ...]) -> None:
-        """A variable is being removed."""
+        """Note a variable that is being removed."""
         name = os.fsdecode(arguments[0])
         if name.startswith(PREFIXES) and self._noted < NOTED and name in os.environ:
             self._note_setting(name, None, calling_frame())

@@ -12,7 +12,7 @@ _USUAL_FIRST_OF_KERNEL = 32_768
 
 
 def free_port() -> int:
-    """Return a port of the loopback interface that nobody listens on, and that the kernel gives to no connection.
+    """Return a free port of the loopback interface that the kernel gives to no connection.
 
     Between the choice and the moment at which a launcher listens on it, any outgoing connection may take a port that
     the kernel chose: seen with several jobs that start at once (EADDRINUSE).

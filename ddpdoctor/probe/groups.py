@@ -18,12 +18,12 @@ FILES_READ = 100
 WAITS = ("init_process_group", "new_group", "destroy_process_group")
 _sleep = time.sleep
 LET_GO_S = 0.1
-"""After the end of a gloo world gloo's thread has so long to let go of the last backward. It needs the interpreter
-for that, and stands for good with the main thread where a DDP model is freed meanwhile (torch 2.13, under load)."""
+"""After the end of a gloo world gloo's thread has so long to release the last backward. It needs the interpreter for
+that, and deadlocks with the main thread where a DDP model is freed meanwhile (torch 2.13, under load)."""
 
 
 class GroupBook:
-    """Numbers the process groups of this process."""
+    """The numbers of the process groups of this process."""
 
     def __init__(self, journal: Journal, torch: Any) -> None:
         self._journal = journal
@@ -49,26 +49,26 @@ class GroupBook:
         return known
 
     def number_of(self, group: Any) -> int:
-        """Number of a group; None is the default one."""
+        """Return the number of a group; None is the default one."""
         return self._world if group is None else self.note(group)[0]
 
     def number_named(self, name: str, made_ns: int) -> Optional[int]:
-        """Number of the group of this world that torch calls so; None for one of an earlier world, or an unknown one.
+        """Return the number of the group of this world that has a name in torch; None for an unknown one.
 
-        ``made_ns`` is when something happened in it: torch gives names again.
+        ``made_ns`` is when something happened in it: torch reuses the names of an earlier world.
         """
         known = self._known.get(name) if made_ns >= self._world_ns else None
         return known[0] if known is not None else None
 
     def note_world(self) -> None:
-        """A new world has begun: groups made from now on are others, even under old names."""
+        """Begin a new world: groups made from now on are others, even under old names."""
         self._known = {name + "\0old": known for name, known in self._known.items()}
         self._world_ns = time.time_ns()
         self._world = self.note(self._torch.distributed.group.WORLD)[0]
 
 
 class Groups:
-    """Patches the functions of ``torch.distributed`` that wait in the store."""
+    """Patches of the functions of ``torch.distributed`` that wait in the store."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Groups:
         world_ends: Callable[[], None] = lambda: None,
         world_ended: Callable[[], None] = lambda: None,
     ) -> None:
-        """``world_ends`` and ``world_ended`` are called before and after the default group is destroyed."""
+        """Call ``world_ends`` and ``world_ended`` before and after the default group is destroyed."""
         self._journal = journal
         self._torch = torch
         self._world_made = world_made
@@ -157,13 +157,13 @@ class Groups:
         return distributed.is_initialized() and "gloo" in str(distributed.get_backend())
 
     def _mentions_cuda(self) -> bool:
-        """Tell whether "cuda" occurs in a file of the user that was imported by now."""
+        """Return whether "cuda" occurs in a file of the user that was imported by now."""
         files = {str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
         mine = [name for name in files if name.endswith(".py") and self._journal.user_code.holds(name)]
         return any("cuda" in "".join(linecache.getlines(name)) for name in mine[:FILES_READ])
 
     def note_world(self) -> None:
-        """The default group is there: this process is a rank."""
+        """Note that the default group is there: this process is a rank."""
         distributed = self._torch.distributed
         rank, world_size = int(distributed.get_rank()), int(distributed.get_world_size())
         local_rank = os.environ.get("LOCAL_RANK", "")
@@ -178,7 +178,7 @@ class Groups:
 
 
 def _asked(arguments: tuple[Any, ...], options: dict[str, Any], *, launched: bool) -> dict[str, Any]:
-    """The backend that a call asks for, and its place of meeting when a launcher had told another one."""
+    """Return the backend that a call names, and its rendezvous where it is not the launcher's."""
     named = dict(zip(("backend", "init_method"), arguments))
     named.update(options)
     method, port = str(named.get("init_method") or ""), os.environ.get("MASTER_PORT", "")
@@ -191,7 +191,7 @@ def _asked(arguments: tuple[Any, ...], options: dict[str, Any], *, launched: boo
 
 
 def _plain(ranks: Any) -> list[int]:
-    """The ranks of a new group; empty when it is made of all, or of an iterator that only the script may use up."""
+    """Return the ranks of a new group; empty for all ranks, and for an iterator that only the script may use up."""
     try:
         return [int(rank) for rank in ranks] if ranks is not None and len(ranks) else []
     except (TypeError, ValueError):
@@ -199,7 +199,7 @@ def _plain(ranks: Any) -> list[int]:
 
 
 def _timeout_ns(group: Any, torch: Any) -> int:
-    """How long a collective of a group may wait; 0 when its backend does not say."""
+    """Return how long a collective of a group may wait; 0 when its backend has no timeout."""
     for device in ("cuda", "cpu"):
         try:
             return int(group._get_backend(torch.device(device)).options._timeout.total_seconds() * 1e9)

@@ -1,4 +1,4 @@
-"""A thread that says, twenty times a second, that this rank lives and what its main thread waits in."""
+"""A thread that writes, twenty times a second, that this rank lives and what its main thread waits in."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _kept_open: list[object] = []
 
 
 class ThreadWatch:
-    """What one thread of this process does, as far as its stack and its CPU clock tell."""
+    """What one thread of this process does, by its stack and its CPU clock."""
 
     def __init__(self, thread: int, user_code: UserCode) -> None:
-        """``thread`` is its number in Python."""
+        """Watch the thread with this number in Python."""
         self.thread = thread
         self.stack: tuple[int, ...] = ()
         self.since_ns = 0
@@ -56,7 +56,7 @@ class ThreadWatch:
             self.cpu_ns = time.process_time_ns()
 
     def look(self, frame: Optional[FrameType], now_ns: int) -> bool:
-        """Take in its stack; whether it does nothing, and not for a lock, a queue or a pipe of Python's."""
+        """Take in its stack; return whether it does nothing, and not for a lock, a queue or a pipe of Python's."""
         stack = _places(frame)
         if stack != self.stack:
             self.stack, self.since_ns, self._cpu_at_change_ns = stack, now_ns, self.cpu_ns
@@ -67,7 +67,6 @@ class ThreadWatch:
 
 
 def _clock_of(thread: int) -> Optional[int]:
-    """The CPU clock of a thread, where the platform has it."""
     try:
         return time.pthread_getcpuclockid(thread)
     except (AttributeError, OSError):
@@ -84,7 +83,7 @@ def _places(frame: Optional[FrameType]) -> tuple[int, ...]:
 
 
 class Heartbeat:
-    """Watches the main thread of its own process."""
+    """A watch on the main thread of its own process."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -138,7 +137,7 @@ class Heartbeat:
         )
 
     def _end_with_the_supervisor(self) -> None:
-        """A rehearsal does not outlive the doctor who started it."""
+        """End the process when the monitor that started the rehearsal is gone."""
         if self._journal.plan.get("mount_points") is not None:
             return  # The box ends with its supervisor, whose number means nothing in it.
         supervisor = self._journal.plan.get("supervisor_pid")
@@ -169,7 +168,7 @@ def write_stacks(journal: Journal, main: int) -> None:
 
 
 def log_as_rank(journal: Journal, rank: int) -> bool:
-    """Log the collectives of this process from now on, and say that it lives; False where no ring can be made."""
+    """Log the collectives of this process from now on, and start its heartbeat; False where no ring can be made."""
     journal.rank = rank
     if journal.ring is None:
         try:
@@ -182,7 +181,7 @@ def log_as_rank(journal: Journal, rank: int) -> bool:
 
 
 def register_for_stacks(run_directory: str) -> None:
-    """Let the supervisor have the stacks even when a C call holds the interpreter lock, by a signal."""
+    """Write the stacks at a signal of the supervisor, even when a C call holds the interpreter lock."""
     path = os.path.join(run_directory, layout.stacks_name(os.getpid()))
     try:
         if signal.getsignal(signal.SIGUSR2) is not signal.SIG_DFL:
@@ -197,11 +196,10 @@ def register_for_stacks(run_directory: str) -> None:
 
 
 def _giving_back(function: Callable[..., Any], run_directory: str) -> Callable[..., Any]:
-    """A function that says what a signal does, which for ours takes away the licence to send it beforehand.
+    """Return a function that sets a signal's handler; for ours it first removes the file that permits it.
 
     Not at the next beat: a C call that holds the interpreter may come first, and then the signal is sent. Nor is
-    ``getsignal`` enough, which does not know of faulthandler's handler: a script that remembers and restores it puts
-    the default there, of which a process dies.
+    ``getsignal`` enough, which hides faulthandler's handler: a script that restores it sets the default, which kills.
     """
 
     @functools.wraps(function)
@@ -222,16 +220,16 @@ def _take_licence_away(run_directory: str) -> None:
 
 
 def give_back_the_signal(run_directory: str) -> None:
-    """Once the script has a use of its own for the signal, take away the file that says that it may be sent."""
+    """Remove the file that permits the signal once the script has a use of its own for it."""
     if signal.getsignal(signal.SIGUSR2) is not signal.SIG_DFL and _kept_open:
         _take_licence_away(run_directory)
 
 
 def take_last_words(run_directory: str) -> None:
-    """Have the signal of a crash, and where every thread was, in a file; not where the script has a use for that.
+    """Write the signal of a crash, and the stack of every thread, to a file; not where the script has a use for that.
 
-    Of a SIGTERM, with which a launcher ends the peers of a dead rank at once, where the main thread was; it then ends
-    the process as before. Only the interrupted thread is asked: those that run could not be read without a risk.
+    Of a SIGTERM, with which a launcher ends the peers of a dead rank at once, write where the main thread was; it then
+    ends the process as before. Only the interrupted thread is dumped: running ones cannot be read without a risk.
     """
     try:
         if faulthandler.is_enabled():

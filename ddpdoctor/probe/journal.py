@@ -1,4 +1,4 @@
-"""What this process knows of itself: its rank, its counters, and the files it writes its evidence to."""
+"""The state of this process: its rank, its counters, and the files that it writes its evidence to."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Journal:
         self._held = []
 
     def release(self) -> None:
-        """Write what was held: this process is a rank."""
+        """Write what was held, as this process is a rank."""
         held, self._held = self._held, None
         for event, fields in held or ():
             self.event(event, **fields)
@@ -91,7 +91,7 @@ class Journal:
             self.ring.note_lost(self.writer.lost)
 
     def site(self, frame: Optional[FrameType]) -> int:
-        """Number of the user's call chain that ends at ``frame``; -1 when there is none."""
+        """Return the number of the user's call chain that ends at ``frame``; -1 when there is none."""
         chain = self.user_code.instructions(frame)
         known = self._chains.get(chain)
         if known is not None:
@@ -103,7 +103,7 @@ class Journal:
         return number
 
     def site_of(self, frames: tuple[tuple[str, int, str], ...]) -> int:
-        """Number of a call chain, which is written before it is first used."""
+        """Return the number of a call chain, which is written before it is first used."""
         number = self._sites.get(frames)
         if number is None:
             with self._lock:
@@ -112,12 +112,12 @@ class Journal:
         return number
 
     def here(self, depth: int = 1) -> int:
-        """Number of the user's call chain that led to the caller's caller; -1 when it cannot be told."""
+        """Return the number of the user's call chain that led to the caller's caller; -1 when it is not known."""
         site = self.guarded(self.site, sys._getframe(depth + 1), harms=())
         return -1 if site is None else site
 
     def signature(self, key: tuple[object, ...], fields: Callable[[], dict[str, Any]]) -> int:
-        """Number of a collective's signature, whose ``fields`` are written before it is first used."""
+        """Return the number of a collective's signature, with ``fields`` that are written before it is first used."""
         number = self._signatures.get(key)
         if number is None:
             with self._lock:
@@ -142,7 +142,7 @@ class Journal:
             return None
 
     def settle(self) -> int:
-        """Mark the collectives that have completed; the oldest row that has not, -1 when there is none."""
+        """Mark the collectives that have completed; return the oldest row that has not, -1 when there is none."""
         with self._settling:
             while self.started:
                 self._outstanding.append(self.started.popleft())
@@ -156,7 +156,7 @@ class Journal:
             return still[0][0] if still else -1
 
     def begin(self, run_directory: str, plan: dict[str, Any], rank: int) -> None:
-        """Be a rank of a run from now on: this process was forked off one that was kept warm, with hooks in place."""
+        """Become a rank of a run: this process was forked off one that was kept warm, with hooks in place."""
         self.run_directory, self.plan, self.rank, self.pid = run_directory, plan, rank, os.getpid()
         self.writer = EventWriter(run_directory)
 

@@ -22,7 +22,7 @@ FEWEST = 3
 
 
 def main() -> None:
-    """Measure, and write what was measured."""
+    """Measure the links, and write the result."""
     import torch
     import torch.distributed as dist
 
@@ -36,7 +36,7 @@ def main() -> None:
     agreed = torch.zeros(1, dtype=torch.int64, device=device)
 
     def median_s(call: Callable[[], object]) -> float:
-        """Median time of a call; the ranks repeat it as often as rank 0 finds affordable."""
+        """Return the median time of a call; the ranks repeat it as often as rank 0 finds affordable."""
         started_s = time.perf_counter()
         for _ in range(WARM_UP):
             call()
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def _nothing() -> None:
-    """On a CPU a collective is over when it returns."""
+    """Do nothing: on a CPU a collective is over when it returns."""
 
 
 if __name__ == "__main__":

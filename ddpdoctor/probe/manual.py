@@ -27,7 +27,7 @@ _live: Optional[Live] = None
 
 
 def watch(model: Model) -> Model:
-    """Have this rank's training watched from now on; the model, which is as it was.
+    """Watch this rank's training from now on, and return the model as it was.
 
     Call it once the process group is there, before or after the model is wrapped. Attach with ``ddpdoctor profile``.
     """
@@ -37,7 +37,7 @@ def watch(model: Model) -> Model:
 
 @contextmanager
 def watching() -> Iterator[None]:
-    """Have what this rank trains inside of the ``with`` block watched."""
+    """Watch what this rank trains inside of the ``with`` block."""
     live = _start()
     try:
         yield
@@ -81,7 +81,7 @@ def _start() -> Optional[Live]:
 
 
 def _directory_of_this_job() -> str:
-    """The same directory for all ranks that one launcher started on this machine."""
+    """Return the same directory for all ranks that one launcher started on this machine."""
     base = os.environ.get("XDG_STATE_HOME", "")
     state = base if os.path.isabs(base) else os.path.join(_home(), ".local", "state")
     launcher = os.getppid()
@@ -90,7 +90,7 @@ def _directory_of_this_job() -> str:
 
 
 def _home() -> str:
-    """The user's home, which a HOME that is no absolute path does not name."""
+    """Return the user's home, which a HOME that is no absolute path does not name."""
     named = os.path.expanduser("~")
     if os.path.isabs(named):
         return named
@@ -100,7 +100,7 @@ def _home() -> str:
 
 
 def _started(pid: int) -> str:
-    """When a process was started, in words that sort; today where the system does not tell."""
+    """Return when a process was started, in words that sort; today where the system does not show it."""
     try:
         changed_s = os.stat(f"/proc/{pid}").st_mtime
     except OSError:

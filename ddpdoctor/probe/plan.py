@@ -1,4 +1,4 @@
-"""Finds the plan of a run, and makes one where the run was started without the doctor."""
+"""The plan of a run, made here where the run was started without the doctor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEPT = ("TORCH", "NCCL", "GLOO", "CUDA", "OMP_", "MASTER_", "SLURM", "PYTHON")
 
 
 def plan_of(run_directory: str) -> dict[str, Any]:
-    """Return what ``job.json`` says; the first process of a job that nobody has planned says it.
+    """Return the content of ``job.json``; the first process of a job without a plan writes it.
 
     Raises ``OSError`` where the directory can be neither read nor made, ``ValueError`` when the file is damaged.
     """
@@ -41,7 +41,7 @@ def plan_of(run_directory: str) -> dict[str, Any]:
 
 
 def has_launcher(plan: dict[str, Any]) -> bool:
-    """Tell whether torch's launcher told this process where the ranks meet, as the user starts the job."""
+    """Return whether torch's launcher set the rendezvous of this process, as the user starts the job."""
     return "TORCHELASTIC_RUN_ID" in os.environ and bool(plan.get("has_launcher", True))
 
 
@@ -54,7 +54,7 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def _unplanned() -> dict[str, Any]:
-    """The plan of a run of which nothing is known but this process."""
+    """Return the plan of a run of which nothing is known but this process."""
     arguments = list(getattr(sys, "orig_argv", sys.argv))
     script = next((part for part in arguments[1:] if part.endswith(".py")), "")
     return {

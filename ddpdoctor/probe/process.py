@@ -20,7 +20,7 @@ _SET_PARENT_DEATH_SIGNAL = 1
 
 
 def end_with_parent(parent: int) -> None:
-    """Let the kernel kill this process when ``parent`` dies, where it can: on Linux.
+    """Have the kernel kill this process when ``parent`` dies, where it can: on Linux.
 
     For a process that its parent's main thread started: the signal comes when the thread that started it ends.
     """
@@ -36,13 +36,13 @@ def end_with_parent(parent: int) -> None:
 
 
 RANK_PROCESS_VARIABLE = "DDPDOCTOR_RANK_PROCESS"
-"""Process id of the rank; its children inherit the variable and know by it that they are not the rank."""
+"""Process id of the rank; its children inherit the variable and see by it that they are not the rank."""
 
 _OF_ITS_OWN_CLOCK = frozenset({signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGCHLD})
-"""Signals that a script lets come to itself; the last tells it of a child."""
+"""Signals that a script sends to itself; the last one reports a child."""
 _MOST_CHAINED = 50
 _TAKES_MORE = 0x04
-"""A function with ``*arguments``, as ``inspect`` says, which takes milliseconds to import."""
+"""A function with ``*arguments``, as in ``inspect``, which takes milliseconds to import."""
 _FORKED_PROCESS = os.path.join("multiprocessing", "popen_fork.py")
 """Its processes leave by ``os._exit`` when their function has returned."""
 
@@ -70,7 +70,7 @@ def owner_of_environment() -> int:
 
 
 class ProcessEnd:
-    """Hooks the ways out of a process."""
+    """Hooks of the ways out of a process."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -92,11 +92,11 @@ class ProcessEnd:
         self.consequence: Callable[[BaseException], str] = lambda error: ""
         """Names what a cut of ours has to do with an exception; empty when it is a fault of the script."""
         self.owner_of_attribute: Callable[[BaseException], str] = lambda error: ""
-        """Names the class whose attribute was asked of the DDP object around it, where that raised the exception."""
+        """Names the class of an attribute that was read from the DDP object around it and raised the exception."""
         self.leave: Callable[[int], NoReturn] = os._exit
         """Leaves the process at once; in the place of ``os._exit`` stands a function that notes it."""
         self.trains_here: Callable[[], bool] = lambda: False
-        """Tells whether the calling thread is the one that is measured."""
+        """Returns whether the calling thread is the one that is measured."""
         self.ended_by_rehearsal = False
         """Set when the ending is ours; nothing after it is evidence."""
 
@@ -108,7 +108,7 @@ class ProcessEnd:
         self._hook_exits()
 
     def belongs_here(self) -> None:
-        """This process is a rank, perhaps one that was forked off where the hooks were installed: tell of its end."""
+        """Report the end of this process, a rank that was perhaps forked off where the hooks were installed."""
         self._pid = os.getpid()
 
     def report(self, error: BaseException, *, of_a_thread: bool = False) -> None:
@@ -188,7 +188,7 @@ class ProcessEnd:
         os._exit = _exit
 
     def _tell_os_exit(self, status: int) -> None:
-        """Tell that the process leaves by ``os._exit``, and from where; as an exit handler no frame calls it."""
+        """Write that the process leaves by ``os._exit``, and from where; as an exit handler no frame calls it."""
         try:
             caller = sys._getframe(3)
         except ValueError:
@@ -200,7 +200,7 @@ class ProcessEnd:
         self._journal.event("os_exit", code=status, site=-1 if site is None else site)
 
     def _at_exit(self) -> None:
-        """The last of the exit handlers: note that the script is over, and leave before the teardown can abort."""
+        """Note, as the last exit handler, that the script is over, and leave before the teardown can abort."""
         if os.getpid() != self._pid:
             return
         self._close(self.before_telling)
@@ -227,20 +227,20 @@ class ProcessEnd:
             self._journal.event("probe_fault", where="exit", text=repr(error), harms=["missing_gradients"])
 
     def _code_of_exit(self) -> int:
-        """The code of the ``sys.exit`` that ended the process; 0 when none did."""
+        """Return the code of the ``sys.exit`` that ended the process; 0 when none did."""
         if self._exit_code is None or self._activity() != self._activity_at_exit:
             return 0
         return self._exit_code & 0xFF if isinstance(self._exit_code, int) else 1
 
     def _activity(self) -> tuple[int, ...]:
-        """What training has been done; a script that trains on after ``sys.exit`` has caught it."""
+        """Return what training has been done; a script that trains on after ``sys.exit`` has caught it."""
         journal = self._journal
         journal.guarded(self.before_counting, harms=("step_tracks",))
         collectives = journal.ring.count if journal.ring is not None else 0
         return journal.forwards, journal.backwards, journal.optimizer_steps, collectives
 
     def _frames_of(self, error: BaseException) -> list[tuple[str, int, str]]:
-        """The user's lines, innermost first; of a file that cannot be compiled no line has run, but one is wrong."""
+        """Return the user's lines, innermost first; of a file that cannot be compiled the wrong line."""
         frames = self._user_frames(error.__traceback__)
         if isinstance(error, SyntaxError) and error.filename and self._journal.user_code.holds(error.filename):
             frames.insert(0, (os.path.abspath(error.filename), error.lineno or 1, "<module>"))
@@ -258,7 +258,7 @@ class ProcessEnd:
 
 
 def _ends_the_process() -> bool:
-    """Tell whether an exception from here leaves the script: from a thread or an exit handler it goes nowhere."""
+    """Return whether an exception from here leaves the script: from a thread or an exit handler it goes nowhere."""
     frame: FrameType = sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back
@@ -266,7 +266,7 @@ def _ends_the_process() -> bool:
 
 
 def _signal_below(error: BaseException) -> int:
-    """The signal whose handler has raised an exception, or the one that it followed; 0 for none, and for a timer's."""
+    """Return the signal whose handler raised an exception or one before it; 0 for none, and for a timer's."""
     left: list[Optional[BaseException]] = [error]
     for known in left:
         trace = None if known is None else known.__traceback__
@@ -281,7 +281,7 @@ def _signal_below(error: BaseException) -> int:
 
 
 def _handled_by(frame: FrameType) -> int:
-    """The signal that a function handles: it was called with the signal's number and the frame that it interrupts."""
+    """Return the signal that a function handles: its arguments are the number and the interrupted frame."""
     if frame.f_back is None:
         return 0
     code, values = frame.f_code, frame.f_locals
@@ -296,12 +296,12 @@ def _handled_by(frame: FrameType) -> int:
 
 
 def is_echo(message: str) -> bool:
-    """Tell whether an exception only says that a peer has left."""
+    """Return whether an exception only means that a peer has left."""
     return bool(_PEER_LEFT.search(_both_ends(message)))
 
 
 def text_of(error: BaseException) -> str:
-    """What an exception says, or that it cannot: a ``__str__`` of the user's may raise anything, or give no text."""
+    """Return the text of an exception, or that it has none: a ``__str__`` of the user's may raise, or give no text."""
     try:
         return str(error)
     except BaseException as fault:

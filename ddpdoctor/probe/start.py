@@ -1,4 +1,4 @@
-"""Wakes the probe in a process of the job: reads the plan, notes the process, waits for torch."""
+"""The start of the probe in a process of the job: reads the plan, notes the process, waits for torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LAUNCHERS = frozenset({"torch.distributed.run", "torch.distributed.launch"})
 
 
 def start(run_directory: str) -> None:
-    """Called by the boot directory's ``sitecustomize`` before the user's program."""
+    """Start the probe; called by the boot directory's ``sitecustomize`` before the user's program."""
     plan = plan_of(run_directory)
     if int(plan.get("version", 0)) > layout.VERSION:
         return
@@ -73,7 +73,7 @@ def _guarded(journal: Journal, install: Any, torch: ModuleType) -> None:
 
 
 def _is_launcher() -> bool:
-    """Tell whether this process is the launcher's agent, which is observed by nobody."""
+    """Return whether this process is the launcher's agent, which is not observed."""
     arguments = getattr(sys, "orig_argv", [])
     return not _LAUNCHERS.isdisjoint(arguments[:6]) and "RANK" not in os.environ
 

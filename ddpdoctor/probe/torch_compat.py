@@ -42,7 +42,7 @@ class Capabilities:
         if getattr(self.work_class, "wait", None) is None:
             self.work_class = None
             self._lack("Work.wait")
-        # One call, where torch's `is_compiling` makes two: it is asked several times a step.
+        # One call, where torch's `is_compiling` makes two: it is made several times a step.
         self.is_compiling: Callable[[], bool] = (
             self._need(getattr(torch, "compiler", None), "is_dynamo_compiling") or _is_never_compiling
         )
@@ -70,7 +70,7 @@ def _is_never_compiling() -> bool:
 
 
 class _AfterImport(importlib.abc.Loader):
-    """Wraps a module's own loader and calls back after it."""
+    """A module's own loader with a call back after it."""
 
     def __init__(self, loader: importlib.abc.Loader, finder: _Finder) -> None:
         self._loader = loader
@@ -89,10 +89,10 @@ class _AfterImport(importlib.abc.Loader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Answers for one module name until it is imported, by asking the finders behind it.
+    """A finder for one module name until it is imported, which uses the finders behind it.
 
-    A library may only ask whether there is such a module (``importlib.util.find_spec("torch")``, as ``datasets`` does),
-    and import it later, or never.
+    A library may only test for such a module (``importlib.util.find_spec("torch")``, as ``datasets``), and import
+    it later.
     """
 
     def __init__(self, name: str, callback: Callable[[ModuleType], None]) -> None:
@@ -115,7 +115,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         return None
 
     def imported(self, module: ModuleType) -> None:
-        """The import has finished."""
+        """Call back, as the import has finished."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
             self._callback(module)

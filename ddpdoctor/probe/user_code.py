@@ -18,7 +18,7 @@ _INSTALLED = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.s
 
 
 class UserCode:
-    """Knows which files are the user's; remembers what it found out about each."""
+    """Which files are the user's, remembered for each file."""
 
     def __init__(self, project_root: str) -> None:
         ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -33,11 +33,11 @@ class UserCode:
         """Absolute path of each file of the user's, an empty string for the others."""
 
     def holds(self, filename: str) -> bool:
-        """Tell whether the file is the user's."""
+        """Return whether the file is the user's."""
         return bool(self._path_of(filename))
 
     def is_standard_library(self, filename: str) -> bool:
-        """Tell whether the file is one of Python's own."""
+        """Return whether the file is one of Python's own."""
         return filename.startswith(self._standard) and not any(part in filename for part in _INSTALLED)
 
     def frames(self, frame: Optional[FrameType]) -> tuple[FrameTuple, ...]:
@@ -57,7 +57,7 @@ class UserCode:
         return tuple(found)
 
     def instructions(self, frame: Optional[FrameType]) -> tuple[int, ...]:
-        """The user's part of a stack as ``id`` of the code and instruction of each frame: cheap, and as exact."""
+        """Return the user's part of a stack as ``id`` of the code and instruction of each frame."""
         found: list[int] = []
         known = self._known
         while frame is not None:
@@ -93,7 +93,7 @@ class UserCode:
         return found
 
     def _path_of(self, filename: str) -> str:
-        """Absolute path of a file of the user's, an empty string for others; looked up once a file."""
+        """Return the absolute path of a file of the user's, an empty string for others; looked up once a file."""
         path = self._known.get(filename)
         if path is None:
             path = self._known[filename] = os.path.abspath(filename) if self._look(filename) else ""
@@ -113,7 +113,7 @@ class UserCode:
 
 
 def name_of(frame: FrameType) -> str:
-    """Qualified name of a frame's function, where this Python knows it."""
+    """Return the qualified name of a frame's function, where this Python knows it."""
     return str(getattr(frame.f_code, "co_qualname", frame.f_code.co_name))
 
 
@@ -134,7 +134,7 @@ _PASSED_OVER = frozenset({os.__file__, "<frozen os>", "<frozen _collections_abc>
 
 
 def calling_frame() -> Optional[FrameType]:
-    """Return the frame that called, seen through our own frames and those of ``os``; the caller says whose it is."""
+    """Return the frame that called, through our own frames and those of ``os``; it may be a library's."""
     frame: Optional[FrameType] = sys._getframe(1)
     while frame is not None and (
         frame.f_code.co_filename.startswith(_OURS) or frame.f_code.co_filename in _PASSED_OVER
@@ -144,7 +144,7 @@ def calling_frame() -> Optional[FrameType]:
 
 
 def loops(frame: FrameType) -> bool:
-    """Tell whether a frame draws the next element for a ``for`` statement."""
+    """Return whether a frame draws the next element for a ``for`` statement."""
     return frame.f_code.co_code[frame.f_lasti] == _FOR_ITER
 
 
