@@ -8,7 +8,7 @@ import sys
 
 
 def _load_the_other_sitecustomize() -> None:
-    """Run the ``sitecustomize`` that this one hides, as if ours were not there."""
+    """Run the ``sitecustomize`` that this one hides."""
     import importlib.machinery
     import importlib.util
 
@@ -34,7 +34,7 @@ def _wake_the_probe(run_directory: str) -> None:
 
 
 def _say(error: Exception) -> None:
-    """Leave one line in the run directory, the only place where ours is welcome to talk."""
+    """Write one line to the run directory, the only place where the probe may write."""
     try:
         with open(os.path.join(os.environ["DDPDOCTOR_RUN"], "probe-%d.log" % os.getpid()), "a") as log:
             log.write("the probe is off in this process: %s: %s\n" % (type(error).__name__, error))
