@@ -15,7 +15,7 @@ _MOST_LEAVES = 64
 
 
 def tensor_digest(tensor: Any, most_bytes: Optional[int] = None) -> str:
-    """Digest of a tensor's type, shape and bytes, of at most so many of them; empty when they cannot be read."""
+    """Return a digest of a tensor's type, shape and bytes, of at most so many; empty when they cannot be read."""
     try:
         # What only wraps other tensors (a sharded one, say) has no bytes of its own behind its address: reading them
         # would kill the process.
@@ -42,7 +42,7 @@ def tensor_digest(tensor: Any, most_bytes: Optional[int] = None) -> str:
 
 
 def leaves(value: Any, torch: Any) -> tuple[str, ...]:
-    """Digests of the tensors, arrays, numbers and strings in a sample, in a fixed order."""
+    """Return digests of the tensors, arrays, numbers and strings in a sample, in a fixed order."""
     found: list[str] = []
     _collect(value, torch, found, 0)
     return tuple(found)

@@ -18,7 +18,7 @@ def integers(index: Any) -> list[int]:
 
 
 def base_indices(dataset: Any, drawn: array[int], torch: Any) -> array[int]:
-    """Indices into the data set beneath any ``Subset``."""
+    """Return the indices in the data set beneath any ``Subset``."""
     while isinstance(dataset, torch.utils.data.Subset):
         subset = dataset.indices
         drawn = array("q", [int(subset[index]) for index in drawn])

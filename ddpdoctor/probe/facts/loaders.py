@@ -6,7 +6,7 @@ from typing import Any, Optional
 
 
 def loader_facts(loader: Any, torch: Any) -> dict[str, Any]:
-    """Fields of a ``loader`` event, except for its number, its place and its length."""
+    """Return the fields of a ``loader`` event, except for its number, its place and its length."""
     sampler = sharding_sampler(loader)
     dataset = loader.dataset
     iterable = isinstance(dataset, torch.utils.data.IterableDataset)
@@ -30,7 +30,7 @@ def loader_facts(loader: Any, torch: Any) -> dict[str, Any]:
 
 
 def sharding_sampler(loader: Any) -> Any:
-    """Return the sampler or batch sampler of a loader that knows ranks; None when there is none."""
+    """Return the sampler or batch sampler of a loader that divides by rank; None when there is none."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     for candidate in (getattr(batch_sampler, "sampler", None), batch_sampler, getattr(loader, "sampler", None)):
         for replicas, rank in (("num_replicas", "rank"), ("num_processes", "process_index"), ("world_size", "rank")):
@@ -40,7 +40,7 @@ def sharding_sampler(loader: Any) -> Any:
 
 
 def length_of(loader: Any, ask: Any) -> Optional[int]:
-    """Return a loader's length as ``ask``, its class's own method, says; None when it has none."""
+    """Return a loader's length by ``ask``, its class's own method; None when it has none."""
     asked = getattr(loader, "_IterableDataset_len_called", None)
     try:
         return int(ask(loader))
@@ -53,7 +53,7 @@ def length_of(loader: Any, ask: Any) -> Optional[int]:
 
 
 def _batch_size(loader: Any, torch: Any) -> Optional[int]:
-    """Samples of a full batch; None where an own batch sampler decides."""
+    """Return the samples of a full batch; None where an own batch sampler decides."""
     batches = loader.batch_sampler
     plain = type(batches) is torch.utils.data.BatchSampler
     return _number(batches if plain else loader, "batch_size")

@@ -1,4 +1,4 @@
-"""Tells once of each optimizer how much memory its parameters, their gradients and its own state take."""
+"""How much memory the parameters of an optimizer, their gradients and its own state take, reported once."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ MOST_OPTIMIZERS = 64
 
 
 class OptimizerSizes:
-    """Counts the steps of optimizers until they are measured; after that a step costs one look into a dictionary."""
+    """The steps of optimizers until they are measured; after that a step costs one look into a dictionary."""
 
     def __init__(
         self, journal: Journal, torch: Any, at_step: int = MEASURED_AT_STEP, *, any_device: bool = False
     ) -> None:
-        """Measure what lies on a GPU or, where the CPU stands in for one (``any_device``), everything."""
+        """Measure what is on a GPU or, where the CPU stands in for one (``any_device``), everything."""
         self._journal = journal
         self._torch = torch
         self._at_step = at_step
         self._any_device = any_device
         self._steps: dict[int, int] = {}
         self.measured: set[int] = set()
-        """Identities of those whose steps matter no more."""
+        """Identities of optimizers that are measured."""
         self._counted: dict[int, ReferenceType[Any]] = {}
         """Parameters that were counted, by identity: an optimizer inside another one steers some of the same."""
 
     def stepped(self, optimizer: Any) -> None:
-        """An optimizer has stepped."""
+        """Count a step of an optimizer, and measure it at the step that is due."""
         made = self._steps.get(id(optimizer), 0) + 1
         if made > self._at_step or len(self._steps) >= MOST_OPTIMIZERS:
             return
@@ -71,7 +71,7 @@ class OptimizerSizes:
         )
 
     def _device_memory(self, parameters: Iterable[Any]) -> int:
-        """Memory of the GPU that the parameters lie on; 0 where they lie on none."""
+        """Return the memory of the GPU that holds the parameters; 0 where none does."""
         device = next((parameter.device for parameter in parameters if parameter.is_cuda), None)
         return 0 if device is None else int(self._torch.cuda.get_device_properties(device).total_memory)
 
@@ -81,6 +81,6 @@ def _values(state: Any) -> Iterator[Any]:
 
 
 def _shares_state(optimizer: Any) -> bool:
-    """Whether each rank's optimizer holds a share of the state, and hands the work to another one inside of it."""
+    """Return whether each rank's optimizer holds a share of the state, and an inner one does the work."""
     sharding = getattr(sys.modules.get("torch.distributed.optim"), "ZeroRedundancyOptimizer", None)
     return sharding is not None and isinstance(optimizer, sharding)

@@ -1,4 +1,4 @@
-"""The methods that read a tensor's value: each waits until its GPU has done all that it was asked for."""
+"""The methods that read a tensor's value: each waits until its GPU has done all that was queued."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def follow_reads(
     is_watched: Callable[[], bool],
     note: Callable[[str, Any, FrameType, int], None],
 ) -> dict[str, tuple[Any, Any]]:
-    """Have each read noted that is watched: its method, the tensor, the frame that reads, and how long it took.
+    """Pass each watched read to ``note``: its method, the tensor, the frame that reads, and how long it took.
 
     Return what was put in the place of each method, and what the class itself had there; None for what it inherits.
     """
@@ -62,7 +62,7 @@ def _followed(
 
 
 def user_reader(frame: Optional[FrameType], user_code: UserCode) -> Optional[FrameType]:
-    """The user's frame that reads a tensor at ``frame``, by printing it too; None where a library does: a scaler."""
+    """Return the user's frame that reads a tensor at ``frame``, by printing it too; None where a library does."""
     while frame is not None and frame.f_code.co_filename.endswith(_PRINTING):
         frame = frame.f_back
     return frame if frame is not None and user_code.holds(frame.f_code.co_filename) else None

@@ -15,7 +15,7 @@ OPTIONS = (
 
 
 def wrap_facts(ddp: Any, given: dict[str, Any], torch: Any) -> dict[str, Any]:
-    """Fields of a ``wrap`` event; ``given`` are the arguments of the constructor by name."""
+    """Return the fields of a ``wrap`` event; ``given`` are the arguments of the constructor by name."""
     module = ddp.module
     options: dict[str, Any] = {}
     for option in OPTIONS:
@@ -36,7 +36,7 @@ def wrap_facts(ddp: Any, given: dict[str, Any], torch: Any) -> dict[str, Any]:
 
 
 def batch_norms(module: Any, torch: Any) -> tuple[list[Any], int]:
-    """Return the BatchNorm layers of a module that see their own rank's batch only, and how many see every rank's."""
+    """Return the BatchNorm layers of a module that see only their own rank's batch, and how many see every rank's."""
     layers = [part for part in module.modules() if isinstance(part, torch.nn.modules.batchnorm._BatchNorm)]
     own = [layer for layer in layers if not isinstance(layer, torch.nn.SyncBatchNorm)]
     return own, len(layers) - len(own)
