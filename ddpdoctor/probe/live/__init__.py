@@ -1,1 +1,1 @@
-"""What a live run has in its ranks: a stopwatch on the training thread, and a thread that writes down what it says."""
+"""The live run in its ranks: a stopwatch on the training thread, and a thread that writes its figures."""

@@ -51,14 +51,14 @@ _PAYLOAD = {
     "send_object_list": None,
     "recv_object_list": None,
 }
-"""Functions, and where each has the largest of what it moves; None for those that do not say."""
+"""Functions, and where each has the largest of what it moves; None for those whose arguments do not show it."""
 _POINT_TO_POINT = frozenset(
     {"send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list"}
 )
 _PEERS = {
     layout.CALL_KINDS.index(name): "src" if "recv" in name else "dst" for name in ("send", "recv", "isend", "irecv")
 }
-"""Kinds whose second argument is the peer, and its name; the n-th operation of a batch has a call of its own."""
+"""Kinds with the peer as the second argument, and its name; the n-th operation of a batch has a call of its own."""
 _BATCH = layout.CALL_KINDS.index("batch_isend_irecv")
 _MOST_PENDING = 1024
 _MOST_SITES = 10_000
@@ -66,7 +66,7 @@ _BUFFERS = layout.CALL_KINDS.index("buffers")
 
 
 class Calls:
-    """Replaces the functions of ``torch.distributed``, in both modules that users take them from."""
+    """Replacements of the functions of ``torch.distributed``, in both modules that users take them from."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Calls:
         self._groups = groups
         self._sequences: dict[int, int] = {}
         self._pending: dict[int, tuple[Any, Call]] = {}
-        """Asynchronous collectives that nobody has waited for, by the identity of their work."""
+        """Asynchronous collectives that are not waited for yet, by the identity of their work."""
         self._sites: dict[tuple[int, int, int, int], tuple[int, CodeType, Optional[CodeType]]] = {}
         """Number of the site of each pair of instructions; holds their code, for its ``id`` must not be used again."""
         self._inside = False
@@ -204,7 +204,7 @@ class Calls:
         if observer.backwards:
             return None
         try:
-            # What moves comes first and is not asked: a tensor takes its time to say that it lacks an attribute.
+            # What moves comes first and is not looked at: a tensor takes its time to find that it lacks an attribute.
             others = arguments if payload is None else arguments[1:]
             plain = not others and not options
             group = self._groups.number_of(None if plain else options.get("group") or _group_among(others))
@@ -239,7 +239,7 @@ class Calls:
             return None
 
     def _meet(self, ddp: Any, frame: FrameType) -> tuple[weakref.ref[Any], int, int, int]:
-        """A DDP module, the bytes of its buffers, its group, and the place of its forward."""
+        """Return a DDP module, the bytes of its buffers, its group, and the place of its forward."""
         size_bytes = self._bytes.get(ddp)
         if size_bytes is None:
             size_bytes = self._bytes[ddp] = _bytes_of(ddp.modules_buffers)
@@ -283,7 +283,7 @@ class Calls:
             self._observer.fault("batch", error, harms=("call_tracks", "step_tracks"))
 
     def _site(self, frame: FrameType) -> int:
-        """The call's place; looked up in full once for each pair of the two innermost places."""
+        """Return the call's place; looked up in full once for each pair of the two innermost places."""
         outer, code = frame.f_back, frame.f_code
         # Code hashes all its constants anew each time that it is looked up itself.
         if outer is None:
@@ -301,7 +301,7 @@ class Calls:
 
 
 def _group_among(arguments: tuple[Any, ...]) -> Any:
-    """The process group that was given by position; None for the default one."""
+    """Return the process group that was given by position; None for the default one."""
     for argument in arguments:
         if hasattr(argument, "group_name"):
             return argument
@@ -309,12 +309,12 @@ def _group_among(arguments: tuple[Any, ...]) -> Any:
 
 
 def _before(peer: Any) -> int:
-    """What stands in the place of a sequence number where there is a peer."""
+    """Return what stands in the place of a sequence number where there is a peer."""
     return -2 - peer if type(peer) is int and peer >= 0 else -1
 
 
 def _is_asynchronous(arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
-    """Tell whether a call may return before it is over; no other argument of a collective is a truth value."""
+    """Return whether a call may return before it is over; no other argument of a collective is a truth value."""
     if options and options.get("async_op"):
         return True
     for argument in arguments:  # noqa: SIM110 - a loop of this kind takes half the time
@@ -324,7 +324,7 @@ def _is_asynchronous(arguments: tuple[Any, ...], options: dict[str, Any]) -> boo
 
 
 def _bytes_of(value: Any) -> int:
-    """Bytes of a tensor, or of those in a list."""
+    """Return the bytes of a tensor, or of those in a list."""
     if isinstance(value, (list, tuple)):
         return sum(map(_bytes_of, value))
     try:

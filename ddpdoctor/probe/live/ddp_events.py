@@ -16,11 +16,11 @@ from .loaders import Passes
 from .observer import Observer
 
 FIRST_NOTED_AFTER = 20
-"""Looks that are told of first; after them each time that there are twice as many, and when something was unused."""
+"""Looks that are reported first; after them each time that there are twice as many, and when something was unused."""
 
 
 class Search:
-    """The search of one DDP module."""
+    """The search for unused parameters in one DDP module."""
 
     __slots__ = ("looks", "told_at", "unused")
 
@@ -39,7 +39,7 @@ class Searches:
         self._searches: WeakKeyDictionary[Any, Search] = WeakKeyDictionary()
 
     def looked(self, ddp: Any, measured: Mapping[str, Any]) -> None:
-        """DDP's logger has measured a further iteration of a module."""
+        """Count a further iteration of a module that DDP's logger has measured."""
         size_bytes = measured.get("unused_parameter_size")
         wrap = self._wrap_number(ddp)
         if wrap is None or size_bytes is None or not ddp.find_unused_parameters or ddp.static_graph:
@@ -66,7 +66,7 @@ MOST_BUFFER_BYTES = 1 << 24
 
 
 class Evidence:
-    """Writes events of the same shape as a rehearsal's, of the first few of everything."""
+    """Events of the same shape as a rehearsal's, of the first few of everything."""
 
     def __init__(self, observer: Observer, torch: Any, passes: Passes) -> None:
         self._passes = passes
@@ -98,12 +98,12 @@ class Evidence:
             self._journal.event("wrap", wrap=number, site=site, by_user=by_user, contains=inner, **facts)
 
     def wrap_number(self, ddp: Any) -> Optional[int]:
-        """Number of a DDP module in the record; None where it was not noted."""
+        """Return the number of a DDP module in the record; None where it was not noted."""
         number = self._wraps.get(ddp)
         return number if number is not None and number < WRAPS_NOTED else None
 
     def forward_begins(self, ddp: Any, frame: FrameType) -> None:
-        """A forward through a DDP module begins; the first few of each are noted, and the first of each loader."""
+        """Note a forward through a DDP module: the first few of each module, and the first of each loader."""
         number = self._wraps.get(ddp)
         if number is None:
             self._journal.guarded(self.note_wrap, ddp, {}, -1, False, harms=("wraps", "forwards", "buffers"))
@@ -127,7 +127,7 @@ class Evidence:
             self._journal.guarded(self._note_buffers, ddp, number, harms=("buffers",))
 
     def saves(self, arguments: tuple[Any, ...], options: dict[str, Any], frame: FrameType) -> None:
-        """A file is about to be saved with torch."""
+        """Note a file that is about to be saved with torch."""
         self._saves += 1
         if self._saves <= SAVES_NOTED:
             target = options.get("f", arguments[1] if len(arguments) > 1 else None)

@@ -1,8 +1,8 @@
-"""What the hooks have noted of the training thread, kept in order until somebody has the time to take it in.
+"""The moments that hooks note of the training thread, kept in order until a thread has the time to process them.
 
 Between two hooks a training step drives all that is ours out of the processor's caches, and each function that runs
-then takes microseconds instead of tenths of them. So a hook only keeps a moment, and many are taken in one after the
-other: by the pulse's thread, or by the training thread where it cannot wait for that.
+then takes microseconds instead of tenths of them. So a hook only keeps a moment, and many are processed one after the
+other: by the heartbeat's thread, or by the training thread where it cannot wait for that.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Callable
 Moment = tuple[Any, ...]
 """A function, and after it the arguments that it is called with when the moment is taken in: one object, not two."""
 MOST_WAITING = 8_000
-"""A fifth of a second of steps of 0.2 ms: only a loop whose steps are shorter makes more of them between two pulses."""
+"""A fifth of a second of steps of 0.2 ms: only a loop of shorter steps makes more of them between two beats."""
 
 
 class Moments:
@@ -25,7 +25,7 @@ class Moments:
         self._waiting: deque[Moment] = deque()
         self.keep: Callable[[Moment], None] = self._waiting.append
         self.lock = threading.RLock()
-        """Held by whoever takes in, or looks at what has come of it."""
+        """Held by the thread that takes in, or looks at the result."""
         self._taking = False
 
     def take_in(self) -> None:
@@ -46,12 +46,12 @@ class Moments:
                 self._taking = False
 
     def make_room(self) -> None:
-        """Take in if so much waits that the pulse's thread seems not to come to it."""
+        """Take in if so much waits that the heartbeat's thread seems not to come to it."""
         if len(self._waiting) >= MOST_WAITING:
             self.take_in()
 
     def become_forked_child(self) -> None:
-        """The thread that holds the lock may not exist in a child."""
+        """Replace the lock: the thread that holds it may not exist in a child."""
         self._waiting.clear()
         self.lock = threading.RLock()
         self._taking = False

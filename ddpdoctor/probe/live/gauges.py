@@ -25,9 +25,9 @@ class Gauges:
         self._written_step = 0
 
     def add(self, name: str, unit: str, total: Callable[[], int]) -> None:
-        """Register a total, in ``unit`` (``ns``, ``bytes`` or ``count``); ``name`` is what the screen calls it.
+        """Register a total, in ``unit`` (``ns``, ``bytes`` or ``count``), under the ``name`` that the screen shows.
 
-        It only grows, and is shown a step: of a level (memory, a temperature) that would say nothing.
+        It only grows, and is shown a step: a level (memory, a temperature) has no meaning a step.
         """
         self._readers[name, unit] = total
 

@@ -1,4 +1,4 @@
-"""A thread that says, five times a second, that this rank lives and what its training thread does."""
+"""A thread that writes, five times a second, that this rank lives and what its training thread does."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ BEAT_S = 0.2
 PATIENCE_S = 0.02
 """A process that is about to end waits no longer for a beat that is under way, which may be reading the recorder."""
 FRAMES_HELD_S = 1.0
-"""They are held for microseconds, or for as long as others keep the interpreter: nobody waits longer for it."""
+"""They are held for microseconds, or for as long as others keep the interpreter: nothing waits longer for it."""
 SITE_AFTER_MS = 500
-"""The user's line is told once the stack of the training thread has stood for so long; before, the line below which it
-does something."""
+"""The user's line is written once the stack of the training thread stands for so long; before, that above its work."""
 SUSPICIOUS_AFTER_MS = 1_500
 """A collective that is under way for so long while nothing else happens: the flight recorder is read."""
 IDLE_AFTER_MS = 3_000
@@ -42,7 +41,7 @@ _REDUCTION = layout.CALL_KINDS.index("reduction")
 
 
 class PulseThread:
-    """Watches the training thread of its own process, and takes its rows to their files."""
+    """A watch on the training thread of its own process, which takes its rows to their files."""
 
     def __init__(
         self,
@@ -62,7 +61,7 @@ class PulseThread:
         self._begin()
 
     def _begin(self) -> None:
-        """Know nothing yet of the training thread, in a process where no thread of ours runs."""
+        """Forget everything about the training thread, in a process where no thread of ours runs."""
         self._watch: Optional[ThreadWatch] = None
         self._answered = 0
         self._site = -1
@@ -76,13 +75,13 @@ class PulseThread:
         """The progress at which the flight recorder was read."""
         self._dumped_ns = 0
         self._gap_ns = 0
-        """After a dump, the time within which a pause is a usual one; the monitor may ask meanwhile."""
+        """After a dump, the time within which a pause is a usual one; the monitor may request one meanwhile."""
         self._idle_dump_ns = 0
         self._beating = threading.Lock()
         self._holding_frames = threading.Lock()
 
     def become_forked_child(self) -> None:
-        """Our thread does not exist in a child, which may be a rank of its own; it may have held the locks."""
+        """Begin anew in a child, perhaps a rank: our thread does not exist in it, and may have held the locks."""
         self._finished = False
         self._begin()
 
@@ -98,7 +97,7 @@ class PulseThread:
             threading.Thread(target=self._run, name="ddpdoctor-pulse", daemon=True).start()
 
     def let_frames_go(self) -> None:
-        """Wait until the pulse's thread holds no frame of the training thread, and with it what the frame knows.
+        """Wait until the heartbeat's thread holds no frame of the training thread, and none of its objects.
 
         A process group that outlives its destruction keeps the server of its store, and a world that is made anew at
         the same port meets the keys of the old one.
@@ -107,11 +106,11 @@ class PulseThread:
             self._holding_frames.release()
 
     def resume(self) -> None:
-        """The script goes on after all."""
+        """Go on after all, as the script does."""
         self._finished = False
 
     def beat_now(self) -> None:
-        """Beat once, in the thread that asks: the script is over; not where that would mean to wait."""
+        """Beat once, in the calling thread, as the script is over; not where that would mean to wait."""
         self._finished = True
         if self._beating.acquire(timeout=PATIENCE_S):
             try:
@@ -120,7 +119,7 @@ class PulseThread:
                 self._beating.release()
 
     def last_beat(self) -> None:
-        """Write everything: the script is over, or about to end itself."""
+        """Write everything, as the script is over or about to end itself."""
         with self._beating:
             self._finished = True
             self._dump()
@@ -138,7 +137,7 @@ class PulseThread:
                     return
 
     def _beat(self, *, dumps: bool = True) -> None:
-        """Tell how this rank is; ``dumps``: and answer, and read the flight recorder where that is due."""
+        """Write how this rank is; ``dumps``: and answer requests, and read the flight recorder where that is due."""
         observer = self._observer
         steps_ring, calls_ring, journal = observer.step_ring, observer.call_ring, observer.journal
         watch = self._watch
@@ -207,9 +206,9 @@ class PulseThread:
         steps_ring.write_head(pulse)
 
     def _look_at_frames(self, watch: ThreadWatch, now_ns: int) -> tuple[bool, int]:
-        """Where the training thread is, while its frames are held, which is to say not for long.
+        """Find where the training thread is, while its frames are held, which is to say not for long.
 
-        Whether it does nothing, and when a clock wakes it.
+        Return whether it does nothing, and when a clock wakes it.
         """
         frame = watch.frame()
         is_blocked = watch.look(frame, now_ns)
@@ -220,7 +219,7 @@ class PulseThread:
         return is_blocked, self._clocks.wakes_at_ns(frame, watch.thread, watch.since_ns) if stands else 0
 
     def _answer(self, requested: int, watch: ThreadWatch) -> None:
-        """Write what a reader has asked for."""
+        """Write what a reader has requested."""
         journal = self._observer.journal
         give_back_the_signal(journal.run_directory)
         if requested != self._answered:
@@ -231,7 +230,7 @@ class PulseThread:
     def _suspect(self, progress: tuple[int, ...], calls: bool, now_ns: int, *, late: bool) -> None:
         """Read the flight recorder once where nothing happens any more, and again where the thread came to wait later.
 
-        What was open before it came to stand is not what it waits in, as far as a reader knows.
+        What was open before it came to stand is not what it waits in, as far as a reader can see.
         """
         if progress != self._progress:
             if self._dumped == self._progress:
@@ -254,10 +253,10 @@ class PulseThread:
         self._dump()
 
     def _dump(self) -> None:
-        """Write what tells where this rank is compared with the others.
+        """Write where this rank is compared with the others.
 
-        Again where a collective began meanwhile: on a loaded machine the training thread may draw a batch and be in
-        its backward before the recorder is read, and a pass would seem to be a batch short of its reductions.
+        Again where a collective began meanwhile: on a loaded machine the training thread may draw a batch and be in its
+        backward before the recorder is read, and a pass would seem to be a batch short of its reductions.
         """
         self._dumped_ns = time.monotonic_ns()
         for _ in range(DUMPED_AGAIN):

@@ -40,7 +40,7 @@ ROOM_MADE_EVERY = 16
 
 
 class Training:
-    """Replaces what a training loop calls."""
+    """Replacements of what a training loop calls."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Training:
         self._sources: list[Source] = []
         """Of each loader, by its number."""
         self._unknown = Source()
-        """The loader of every iterator that has not said whose it is."""
+        """The loader of every iterator that is not linked to it yet."""
         self._sizes = OptimizerSizes(observer.journal, torch)
         self._precision = Precision(observer.journal, torch, capabilities.is_compiling)
         self._reads = HostReads(observer, torch, capabilities.is_compiling)
@@ -79,7 +79,7 @@ class Training:
         self._hook_optimizers(sys.modules["torch.optim.optimizer"])
 
     def close(self) -> None:
-        """No step is made any more: tell what was sampled, and take back what was replaced for that."""
+        """Report what was sampled, as no step is made any more, and take back what was replaced for that."""
         self._observer.moments.take_in()
         self._observer.journal.guarded(self._reads.finish, self._observer.steps.current + 1, harms=("host_reads",))
 
@@ -120,7 +120,7 @@ class Training:
                         first = batch[0]
                     else:
                         first = next(iter(batch.values())) if kind is dict and batch else batch
-                    if type(first) is tensor_class:  # As `rows_of` says it, in a third of the time.
+                    if type(first) is tensor_class:  # As in `rows_of`, in a third of the time.
                         shape = first.shape
                         samples = shape[0] if shape else 1
                     else:
@@ -287,7 +287,7 @@ class Training:
         torch.save = save_timed
 
     def _has_started_workers(self, iterator: Any) -> bool:
-        """Tell whether a batch is the first of its pass, and that the first of its workers."""
+        """Return whether a batch is the first of its pass, and that the first of its workers."""
         if iterator._num_yielded != 1 or not iterator._num_workers:
             return False
         known = "_ddpdoctor_served" in iterator.__dict__
@@ -304,7 +304,7 @@ class Training:
             self._observer.fault("fetch", error, harms=("step_tracks",))
 
     def _remember(self, loader: Any, iterator: Any) -> None:
-        """Let an iterator know its loader as a source of steps."""
+        """Link an iterator to its loader as a source of steps."""
         try:
             number = loader.__dict__.get("_ddpdoctor_number")
             if number is None:
@@ -316,9 +316,9 @@ class Training:
             return
 
     def _look_at_forward(self, ddp: Any, reducer: Reducer, frame: FrameType) -> None:
-        """A forward that records gradients has begun: one of the first, of a loader, on a GPU, or every 16th.
+        """Look at a forward that records gradients: one of the first, of a loader, on a GPU, or every 16th.
 
-        So has each after which DDP's logger is read.
+        So is each after which DDP's logger is read.
         """
         observer = self._observer
         observer.moments.make_room()
@@ -356,11 +356,11 @@ class Training:
         self._reads.forward_begins(self._observer.steps.current)
 
     def _take_in_backward(self, newest: Optional[Pass], now_ns: int) -> None:
-        """Taken in later: a backward is over, made with the newest batch of a pass."""
+        """Take in that a backward is over, made with the newest batch of a pass."""
         self._passes.backward_ended(newest, self._reductions.backward_ended(now_ns))
 
     def _device_begins(self, phase: int) -> None:
-        """A phase begins on a GPU: which step that is of must be known at once."""
+        """Begin a phase on a GPU: which step that is of must be known at once."""
         self._observer.moments.take_in()
         if self._observer.steps.device_times is not None:
             self._observer.steps.device_times.begins(phase)
@@ -371,7 +371,7 @@ class Training:
             self._observer.steps.device_times.ends(phase)
 
     def _pause_begins(self, phase: int) -> None:
-        """Something begins that belongs to no step, once the optimizer has stepped."""
+        """Begin something that belongs to no step, once the optimizer has stepped."""
         self._keep((self._observer.course.pause_began, phase, _now_ns()))
 
     def _pause_ended(self) -> None:

@@ -1,4 +1,4 @@
-"""Counts for some steps the lines of the user's that read a result back from the GPU, and how long they wait for it.
+"""The lines of the user's that read a result back from the GPU, and how long they wait for it, counted for some steps.
 
 The methods of ``torch.Tensor`` are replaced for these steps alone, and only where a model is trained on a GPU; before
 and after them a read costs nothing. What an evaluation between two steps reads is not counted.
@@ -45,11 +45,11 @@ class HostReads:
         self.is_over = False
 
     def waits_for_gpu(self, tensor: Any) -> bool:
-        """Tell whether reading a tensor waits for a GPU."""
+        """Return whether reading a tensor waits for a GPU."""
         return bool(tensor.is_cuda)
 
     def forward_begins(self, step: int) -> None:
-        """A training forward of a model on a GPU begins, in the step of this number."""
+        """Begin or end the sampling where a training forward of a model on a GPU begins, in the step of this number."""
         if not self._first:
             self._first = step + FIRST_AFTER
         elif step >= self._first + SAMPLED:
@@ -61,13 +61,13 @@ class HostReads:
             )
 
     def finish(self, step: int) -> None:
-        """Stop sampling before the step of this number, and tell what was seen."""
+        """Stop sampling before the step of this number, and report what was seen."""
         if self.is_over:
             return
         self.is_over = True
         for name, (replacement, own) in self._installed.items():
             if self._tensor_class.__dict__.get(name) is not replacement:
-                continue  # Somebody else has replaced ours, and calls it.
+                continue  # Other code has replaced ours, and calls it.
             if own is None:
                 delattr(self._tensor_class, name)
             else:

@@ -1,4 +1,4 @@
-"""Puts together what a live run has inside a process of the job."""
+"""The parts of a live run inside a process of the job, put together."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Live:
         self._settings = Settings(journal, lambda: self.observer.step_ring is not None)
 
     def before_torch(self) -> None:
-        """What must be in place before the user's first line."""
+        """Hook what must be in place before the user's first line."""
         self._settings.listen()
 
     def after_torch(self, torch: Any) -> None:
@@ -105,7 +105,7 @@ class Live:
             self._pulse.last_beat()
 
     def world_made(self, rank: int, world_size: int) -> None:
-        """This process is a rank: measure it."""
+        """Measure this process, which is a rank now."""
         self._journal.rank = rank
         self._process_end.belongs_here()
         self._journal.release()
@@ -123,7 +123,7 @@ class Live:
             self.observer.finish()  # A step does not reach from one world into the next.
 
     def _close(self) -> None:
-        """The process is about to end: write what is still open, what takes longest last."""
+        """Write what is still open, as the process is about to end; what takes longest last."""
         if self._meeting is not None:
             self._meeting.end()
         if self.observer.step_ring is not None and self._pulse is not None and self._training is not None:

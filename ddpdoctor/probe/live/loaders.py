@@ -19,12 +19,12 @@ from .observer import Observer
 
 
 def places_of(length: int) -> frozenset[int]:
-    """The indices whose samples are told of."""
+    """Return the indices of the samples that are reported."""
     return frozenset({0, 1, length // 2, length - 1})
 
 
 def note_samples(journal: Journal, torch: Any, dataset: Any, indices: array[int], batch: Any) -> None:
-    """Tell of the samples in a batch that every rank tells of; nothing where its rows are not its samples."""
+    """Report the samples in a batch that every rank reports; none where its rows are not its samples."""
     length = len(dataset)
     wanted = places_of(length)
     if wanted.isdisjoint(indices):
@@ -44,7 +44,7 @@ def note_samples(journal: Journal, torch: Any, dataset: Any, indices: array[int]
 
 
 def _columns(batch: Any, rows: int, torch: Any) -> Optional[list[Any]]:
-    """The tensors of a batch; None when one of them does not have a row for each sample."""
+    """Return the tensors of a batch; None when one of them does not have a row for each sample."""
     if isinstance(batch, torch.Tensor):
         return [batch] if batch.dim() and batch.shape[0] == rows else None
     if isinstance(batch, dict):
@@ -93,11 +93,11 @@ class Pass:
         self.is_looked_at = True
         """There is more to note of its next batch than that it was drawn."""
         self.wanted: frozenset[int] = frozenset()
-        """Indices of the samples that are told of where they are drawn."""
+        """Indices of the samples that are reported where they are drawn."""
 
 
 class Passes:
-    """Follows the loaders of a rank; writes events of the same shape as a rehearsal's."""
+    """The loaders of a rank; their events have the same shape as a rehearsal's."""
 
     def __init__(self, observer: Observer, torch: Any, capabilities: Capabilities) -> None:
         self._observer = observer
@@ -157,7 +157,7 @@ class Passes:
         )
 
     def pass_is_asked_for(self, loader: Any) -> None:
-        """An iterator is about to be made, or started anew where workers persist."""
+        """Prepare for an iterator that is about to be made, or started anew where workers persist."""
         iterator = getattr(loader, "_iterator", None)
         if iterator is not None:
             iterator.__dict__.pop("_ddpdoctor_pass", None)
@@ -165,12 +165,12 @@ class Passes:
         self._follow_draws(on=True)
 
     def pass_begins(self, loader: Any, iterator: Any, frame: FrameType) -> None:
-        """A pass over a loader begins."""
+        """Note that a pass over a loader begins."""
         self._journal.guarded(self._pass_begins, loader, iterator, frame, harms=("passes",))
         self._follow_draws(on=bool(self._keeping))
 
     def look(self, current: Pass, iterator: Any, batch: Any, frame: FrameType) -> None:
-        """A batch is handed out to the code that runs in ``frame``: a pass's first, or one with samples to note."""
+        """Look at a batch for the code that runs in ``frame``: a pass's first, or one with samples to note."""
         if current.wanted and current.drawn is not None:
             self._journal.guarded(self._note_samples, current, iterator, batch, harms=("loaders",))
         if not current.yielded:
@@ -181,7 +181,7 @@ class Passes:
         current.is_looked_at = bool(current.wanted) and current.drawn is not None
 
     def pass_ended(self, iterator: Any) -> None:
-        """A loader has no batch left."""
+        """Note that a loader has no batch left."""
         current = iterator.__dict__.pop("_ddpdoctor_pass", None)
         if current is not None:
             self._open.pop(current.loader, None)
@@ -190,12 +190,12 @@ class Passes:
             self._follow_draws(on=bool(self._keeping))
 
     def note_progress(self) -> None:
-        """Tell how far the passes have come that are under way; any thread may ask for it."""
+        """Report how far the passes under way have come; any thread may call it."""
         for current in list(self._open.values()):
             self._journal.event("pass_progress", number=current.number, **self._come_so_far(current))
 
     def backward_ended(self, current: Optional[Pass], averages: bool) -> None:
-        """A backward was made with a batch of a pass; ``averages`` tells whether DDP averaged gradients in it."""
+        """Count a backward with a batch of a pass; ``averages`` is whether DDP averaged gradients in it."""
         self._averaged += averages
         if current is not None:
             current.backwards += 1
@@ -287,7 +287,7 @@ class Passes:
         }
 
     def _is_looped(self, frame: Optional[FrameType]) -> bool:
-        """Tell whether a ``for`` statement of the user's goes through a loader, progress bars seen through."""
+        """Return whether a ``for`` statement of the user's goes through a loader, progress bars seen through."""
         holds = self._journal.user_code.holds
         while frame is not None and loops(frame):
             if holds(frame.f_code.co_filename):

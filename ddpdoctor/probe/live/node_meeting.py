@@ -1,8 +1,8 @@
-"""Lets the monitors of several nodes find each other: what one of them says goes through the job's own store.
+"""The meeting of the monitors of several nodes: they exchange one address through the job's own store.
 
 The monitor beside rank 0 writes where it is to a file of its run directory; rank 0 puts that into the store, under one
-key. A monitor whose ranks lack rank 0 names one of them in a file, and that rank takes it out and tells its monitor.
-What it holds is the monitors' business.
+key. A monitor whose ranks lack rank 0 names one of them in a file, and that rank takes it out and passes it to its
+monitor. What it holds is the monitors' business.
 
 Where no monitor has written such a file, which none does on the only node of a job, the store is left alone. Else a
 thread of its own uses it for one call that returns at once, by a connection of its own where torch can make one, and
@@ -24,7 +24,7 @@ from ..plan import KEPT
 
 KEY = "ddpdoctor/head"
 LOOK_EVERY_S = 0.5
-"""How often it is looked for what the monitor of this node has written."""
+"""How often the files of the monitor of this node are looked for."""
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 10.0
 """Between two looks into the store."""
@@ -45,12 +45,12 @@ class NodeMeeting:
         self._thread: Optional[threading.Thread] = None
         self._looks_at_s = 0.0
         self._seen: Optional[tuple[str, int, int]] = None
-        """Which of the files was read last, and what told it from another one."""
+        """Which of the files was read last, and its identity."""
         self._read = ""
         """What was in it."""
 
     def begin(self, rank: int, world_size: int) -> None:
-        """Tell which machine this is; where there are others, their monitors are met once ours asks for it."""
+        """Write which machine this is; where there are others, their monitors are met once ours requests it."""
         self._journal.event(
             "host",
             name=os.uname().nodename,
@@ -62,7 +62,7 @@ class NodeMeeting:
         self._rank = rank if world_size > 1 else None
 
     def look(self) -> None:
-        """See whether the monitor of this node has something for the others, or wants to hear; called again and again.
+        """Look, again and again, whether the monitor of this node has something for the others, or waits for something.
 
         From then on a thread deals with the store.
         """
@@ -80,7 +80,7 @@ class NodeMeeting:
         self._thread.start()
 
     def end(self) -> None:
-        """The world, or the process, is about to end: nothing of ours holds its store, nor runs, from here on."""
+        """Stop before the world, or the process, ends: nothing of ours holds its store, nor runs, from here on."""
         self._rank = None
         self._over.set()
         thread, self._thread = self._thread, None
@@ -97,7 +97,7 @@ class NodeMeeting:
             return
 
     def _exchanged(self, told: str) -> bool:
-        """Put into the store what the others are told, or take it out; whether it is done."""
+        """Put the message for the others into the store, or take theirs out; return whether it is done."""
         store = self._store()
         if told:
             store.set(KEY, told)
@@ -109,7 +109,7 @@ class NodeMeeting:
         return True
 
     def _store(self) -> Any:
-        """The job's store, by a connection of our own where there can be one."""
+        """Return the job's store, by a connection of our own where there can be one."""
         store = self._torch.distributed.distributed_c10d._get_default_store()
         try:
             return store.clone()
@@ -117,7 +117,7 @@ class NodeMeeting:
             return store
 
     def _written(self, name: str) -> str:
-        """What the monitor of this node has written to a file; empty while there is none.
+        """Return what the monitor of this node has written to a file; empty while there is none.
 
         It is read once: a rank that reads again and again is taken for one that works, and so never stands still.
         """

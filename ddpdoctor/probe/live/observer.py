@@ -18,7 +18,7 @@ MOST_FAULTS = 3
 
 
 class Observer:
-    """What one rank knows of its own training."""
+    """What one rank holds of its own training."""
 
     __slots__ = (
         "_faults", "adopted", "backwards", "course", "has_new_loader", "journal", "look_soon", "moments", "on_device",
@@ -28,12 +28,12 @@ class Observer:
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
         self.thread = _NOBODY
-        """The training thread; nobody's before there is a world, and when the probe has switched itself off."""
+        """The training thread; none before there is a world, and when the probe has switched itself off."""
         self.watch = Stopwatch()
         self.steps = Steps(self.watch, self._put_step)
         self.course = Course(self.watch, self.steps, journal)
         self.moments = Moments(self.fault)
-        """What the hooks have noted and ``course`` has not been told."""
+        """What the hooks have noted and ``course`` has not taken in."""
         self.backwards = 0
         """Backwards that are running; more than one when checkpointing recomputes inside of one."""
         self.on_device = False
@@ -41,7 +41,7 @@ class Observer:
         self.has_new_loader = False
         """The newest batch is the first of all of its loader, and no training forward has come since."""
         self.look_soon: Callable[[], None] = lambda: None
-        """Has more than a note made of the next training forward."""
+        """Requests more than a note of the next training forward."""
         self.step_ring: Optional[Ring] = None
         self._faults = 0
         self.adopted: Callable[[int], None] = lambda thread: None
@@ -53,7 +53,7 @@ class Observer:
         return self.course.call_ring
 
     def start(self) -> None:
-        """This process is a rank: what its current thread does is measured from now on."""
+        """Measure from now on what the current thread of this process, a rank, does."""
         self.thread = threading.get_ident()
         self.open_rings()
 
@@ -69,11 +69,11 @@ class Observer:
                 journal.event("probe_fault", where="ring", text=repr(error), harms=["step_tracks", "call_tracks"])
 
     def is_training_thread(self) -> bool:
-        """Tell whether the calling thread is the one that is measured."""
+        """Return whether the calling thread is the one that is measured."""
         return self.thread == threading.get_ident()
 
     def adopts(self) -> bool:
-        """Measure the calling thread from now on, where it is the first to train; tell whether that is so."""
+        """Measure the calling thread from now on, where it is the first to train; return whether that is so."""
         if self.thread == _NOBODY or self.steps.current or self.journal.forwards:
             return False
         self.thread = threading.get_ident()
@@ -81,7 +81,7 @@ class Observer:
         return True
 
     def meets_loader(self) -> None:
-        """A batch is the first of all of its loader."""
+        """Note that a batch is the first of all of its loader."""
         self.has_new_loader = True
         self.look_soon()
 
@@ -90,20 +90,20 @@ class Observer:
         self.thread = _NOBODY
 
     def fault(self, where: str, error: Exception, harms: tuple[str, ...]) -> None:
-        """Note that a part of the probe has failed, and which streams lack something; be silent after some faults."""
+        """Note that a part of the probe has failed, and which streams lack something; switch off after some faults."""
         self._faults += 1
         self.journal.event("probe_fault", where=where, text=repr(error), harms=list(harms))
         if self._faults >= MOST_FAULTS:
             self.thread = _NOBODY
 
     def finish(self) -> None:
-        """The last step is over."""
+        """End the last step."""
         with self.moments.lock:
             self.moments.take_in()
             self.steps.finish()
 
     def become_forked_child(self) -> None:
-        """A child that a rank forked measures nothing."""
+        """Measure nothing in a child that a rank forked."""
         self.thread = _NOBODY
         self.moments.become_forked_child()
         for ring in (self.step_ring, self.call_ring):
@@ -117,7 +117,7 @@ class Observer:
 
 
 def rows_of(batch: Any) -> int:
-    """Samples of a batch: the length of the first tensor in it; 0 when there is none at hand."""
+    """Return the samples of a batch: the length of the first tensor in it; 0 when there is none at hand."""
     for _ in range(4):
         shape = getattr(batch, "shape", None)
         if shape is not None:

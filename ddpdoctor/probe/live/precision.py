@@ -1,4 +1,4 @@
-"""Tells once of each model in which precision a GPU with tensor cores multiplies its weights: in one training forward.
+"""In which precision a GPU with tensor cores multiplies the weights of each model: counted once, in a training forward.
 
 What is counted is what linear and convolution layers were called with, so autocast and a model in bfloat16 are seen
 where they take effect. A layer that torch compiles is not called one by one and not counted.
@@ -37,14 +37,14 @@ class Precision:
         """… and of all that were multiplied."""
 
     def is_of_interest(self, ddp: Any) -> bool:
-        """Tell whether a model is on a GPU that could multiply float32 faster than it does by default."""
+        """Return whether a model is on a GPU that could multiply float32 faster than it does by default."""
         torch = self._torch
         if ddp.device_type != "cuda" or getattr(torch.version, "hip", None) or os.environ.get("NVIDIA_TF32_OVERRIDE"):
             return False
         return bool(torch.cuda.get_device_capability()[0] >= FIRST_WITH_TF32)
 
     def begins(self, module: Any, device_type: str) -> None:
-        """The forward of a module begins that is counted."""
+        """Begin to count the forward of a module."""
         if self._module is not None:
             return  # one DDP module inside of another
         self._module = module
@@ -58,7 +58,7 @@ class Precision:
             self._handles.append(layer.register_forward_pre_hook(hook))
 
     def ended(self, module: Any, wrap: int) -> None:
-        """The forward of a module is over, however it ended."""
+        """End the count, however the forward of the module ended."""
         if self._module is not module:
             return
         self._module = None
@@ -71,7 +71,7 @@ class Precision:
             )
 
     def _counts(self, is_reduced: bool, device_type: str) -> Callable[[Any, Any], None]:
-        """A hook that notes a layer's weights; ``is_reduced`` tells whether float32 is multiplied as TF32."""
+        """Return a hook that notes a layer's weights; ``is_reduced`` is whether float32 is multiplied as TF32."""
         torch, is_compiling, journal = self._torch, self._is_compiling, self._journal
 
         def _note_weights(layer: Any) -> None:
@@ -87,7 +87,7 @@ class Precision:
         return hook
 
     def _is_reduced(self, convolution: bool) -> bool:
-        """Tell whether a GPU takes less than float32 for float32; convolutions have a setting of their own."""
+        """Return whether a GPU takes less than float32 for float32; convolutions have a setting of their own."""
         backends = self._torch.backends
         newer: Any = getattr(backends.cudnn, "conv", None) if convolution else backends.cuda.matmul
         try:

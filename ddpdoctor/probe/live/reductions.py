@@ -25,7 +25,7 @@ CUDA_RATE = 20
 READ_EVERY_NS = 10_000_000
 LONGEST_NS = _RATES[-1][0]
 LAYOUTS_NOTED = 4
-"""Of each module: how its buckets lie is told so often, which is when they are made, rebuilt and changed since."""
+"""Of each module: how its buckets lie is written so often, which is when they are made, rebuilt and changed since."""
 MOST_BUCKETS = 4_096
 
 
@@ -51,7 +51,7 @@ class Reducer:
         self.kept_local = 0
         """Those of them that do not synchronise."""
         self.offset: Optional[int] = None
-        """Iterations before the first that was seen; None until the logger has told."""
+        """Iterations before the first that was seen; None until the logger has counted."""
         self.rate = 1
         self.rated_at = 0
         """Iteration in which the rate was set; of that one the logger may have measured a part only."""
@@ -70,14 +70,14 @@ class Reducer:
         return self.forwards - self.kept_local
 
     def next_measured(self, iteration: int) -> int:
-        """The first iteration after ``iteration`` of which DDP's logger measures the whole."""
+        """Return the first iteration after ``iteration`` of which DDP's logger measures the whole."""
         later = max(iteration, self.rated_at) + 1
         number = later + (self.offset or 0)
         return later if number <= ALWAYS_MEASURED else later + -number % self.rate
 
 
 class Reductions:
-    """Follows the reducers of all DDP modules of a rank."""
+    """The reducers of all DDP modules of a rank."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Reductions:
         """What is known of the reducers, by the identity of the DDP module, for as long as that lives."""
 
     def read(self, ddp: Any, reducer: Reducer, now_ns: int) -> None:
-        """A forward is over that synchronises, and DDP's logger has measured the whole iteration before."""
+        """Read DDP's logger, which has measured the whole iteration before, as a forward that synchronises is over."""
         before = reducer.iterations - 1
         if now_ns - reducer.read_ns >= READ_EVERY_NS:
             self._read(ddp, reducer, before)
@@ -110,7 +110,7 @@ class Reductions:
         reducer.next_read = reducer.next_measured(before)
 
     def forward_began(self, reducer: Reducer, synchronises: bool, training: bool, now_ns: int) -> None:
-        """Taken in later: a forward that records gradients has begun, whose backward will reduce them or not."""
+        """Take in that a forward that records gradients has begun; where it synchronises its backward reduces them."""
         if synchronises != (reducer in self._armed):
             if synchronises:
                 self._armed.append(reducer)
@@ -123,9 +123,9 @@ class Reductions:
         self._observer.course.forward_began(True, training, now_ns)
 
     def backward_ended(self, now_ns: int) -> bool:
-        """Taken in later: a backward is over, and modules whose forward synchronised have reduced their gradients.
+        """Take in that a backward is over: modules with a synchronising forward have reduced their gradients.
 
-        Tell whether any has.
+        Return whether any has.
         """
         modules, size_bytes, buckets = len(self._armed), 0, 0
         for reducer in self._armed:
@@ -136,7 +136,7 @@ class Reductions:
         return modules > 0
 
     def meet(self, ddp: Any) -> Reducer:
-        """A module records gradients for the first time."""
+        """Follow a module that records gradients for the first time."""
         on_cuda = ddp.device_type == "cuda"
         if on_cuda and self._observer.steps.make_device_times is None:
             event = functools.partial(self._torch.cuda.Event, enable_timing=True)
@@ -157,7 +157,7 @@ class Reductions:
         return reducer
 
     def look_soon(self) -> None:
-        """There is more to do at the next forward of each module than to note it."""
+        """Look at the next forward of each module, instead of only noting it."""
         for reducer in self.known.values():
             reducer.next_look = 0
 
@@ -200,7 +200,7 @@ class Reductions:
             self._observer.moments.keep((self._observer.steps.sampled, *moment))
 
     def _note_layout(self, ddp: Any, sizes: str, parameters: str) -> None:
-        """Tell how the gradients lie in buckets; which parameters are in which is known once DDP has rebuilt them."""
+        """Write how the gradients lie in buckets; which parameters are in which is known once DDP has rebuilt them."""
         wrap = self._wrap_number(ddp)
         if wrap is None or not sizes:
             return
@@ -217,5 +217,5 @@ class Reductions:
 
 
 def _since_epoch(time_ns: int) -> int:
-    """A time of torch's own clock, which is the epoch's or, where torch was built so, the monotonic one."""
+    """Convert a time of torch's own clock, which is the epoch's or, where torch was built so, the monotonic one."""
     return from_system(time_ns) if time_ns > offset_ns() else time_ns + offset_ns()
