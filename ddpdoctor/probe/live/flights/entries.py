@@ -30,7 +30,7 @@ BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bflo
 
 
 def origin_of(frames: list[tuple[str, int, str]]) -> str:
-    """Who issued a collective, by the Python frames that led to it, innermost first."""
+    """Return who issued a collective, by the Python frames that led to it, innermost first."""
     if not frames or "/torch/autograd/" in frames[0][0]:
         return "ddp-backward"  # by the reducer: nothing of Python's stands between autograd and the collective
     for file, _, name in frames:
@@ -47,7 +47,7 @@ def origin_of(frames: list[tuple[str, int, str]]) -> str:
 
 
 def described(kind: str, shapes: list[tuple[int, ...]], dtype: str, origin: str) -> dict[str, Any]:
-    """The fields of a signature; ``dtype`` is torch's name of it."""
+    """Return the fields of a signature; ``dtype`` is torch's name of it."""
     name = DTYPES.get(dtype, dtype.lower())
     numels = []
     for shape in shapes:

@@ -27,7 +27,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class Flights:
-    """Reads the recorders of one process."""
+    """The flight recorders of one process."""
 
     def __init__(self, torch: Any, journal: Journal, groups: GroupBook, capabilities: Capabilities) -> None:
         self._torch = torch
@@ -41,7 +41,7 @@ class Flights:
         """Entries that were written before they were complete."""
 
     def counts(self) -> tuple[int, int, int]:
-        """Enqueued and completed collectives of the default group, and all that are under way; -1 when not known."""
+        """Return the enqueued and completed collectives of the default group, and all under way; -1 when not known."""
         enqueued, completed, under_way = -1, -1, 0
         for state in self._states:
             groups = json.loads(state(includeCollectives=False)).get("pg_status") or {}
@@ -78,7 +78,7 @@ class Flights:
         self._journal.event("flight", recorder=number, continues=continues or not fresh, rows=rows, completed=completed)
 
     def _row(self, entry: dict[str, Any]) -> list[int] | None:
-        """Record number, group, sequence, signature, site, start in ns, whether it is over."""
+        """Return record number, group, sequence, signature, site, start in ns, and whether it is over."""
         group = self._groups.number_named(str(entry["process_group"][0]), int(entry["time_created_ns"]))
         if group is None:
             return None

@@ -1,10 +1,9 @@
 """Keeps torch's flight recorder from importing torch's compiler in our thread.
 
 For the frames of compiled code the recorder looks for ``torch._inductor.codecache``, and ``torch`` imports its compiler
-when it is asked for that name: seconds of work, in which our thread takes the locks of imports and of logging. A
-training thread that imports at the same moment gets a half-made module; one that forks, for the workers of a loader,
-holds the lock of logging while it waits for that of imports, so that the two wait for each other for good (torch 2.13,
-seen in a job at a load of 18 on two cores).
+when that name is read: seconds of work, in which our thread takes the locks of imports and of logging. A training
+thread that imports at the same moment gets a half-made module; one that forks, for the workers of a loader, holds the
+lock of logging while it waits for that of imports, so that the two deadlock (torch 2.13, at a load of 18 on two cores).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _NAME = "_inductor"
 
 @contextmanager
 def without_compiler(torch: Any) -> Iterator[None]:
-    """Let ``torch._inductor`` be empty for this thread, unless it was imported before; for others it is as ever."""
+    """Make ``torch._inductor`` empty for this thread, unless it was imported before; for others it is as ever."""
     names = vars(torch)
     empty = _Empty(f"{torch.__name__}.{_NAME}", threading.get_ident())
     if names.setdefault(_NAME, empty) is not empty:
