@@ -1,4 +1,4 @@
-"""Finds the user's line that the training thread has stood at for a while, though what it calls there goes on."""
+"""The user's line that the training thread has stood at for a while, though what it calls there goes on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STANDS_AFTER_NS = 500_000_000
 
 
 class StandingLine:
-    """Compares the user's frames from one look to the next."""
+    """The user's frames from one look to the next."""
 
     def __init__(self, user_code: UserCode) -> None:
         self._user_code = user_code
@@ -19,9 +19,9 @@ class StandingLine:
         """Code and instruction of each frame, outermost first, and since when it and those around it stand there."""
 
     def look(self, frame: Optional[FrameType], moved_ns: int, now_ns: int) -> Optional[FrameType]:
-        """The innermost of the user's frames that has stood for a while; None if it did already before ``moved_ns``.
+        """Return the innermost of the user's frames that has stood for a while; None if it did before ``moved_ns``.
 
-        So an evaluation is told by the line that calls it, and a loop that makes steps by none.
+        So an evaluation is located at the line that calls it, and a loop that makes steps nowhere.
         """
         frames = []
         while frame is not None:

@@ -19,17 +19,17 @@ class DeviceTimes:
         self._spans: dict[int, list[list[Any]]] = {phase: [] for phase in _PHASES}
 
     def begins(self, phase: int) -> None:
-        """A phase begins on the host."""
+        """Begin a phase on the host."""
         self._spans[phase].append([self._recorded()])
 
     def ends(self, phase: int) -> None:
-        """It is over on the host."""
+        """End it on the host."""
         spans = self._spans[phase]
         if spans and len(spans[-1]) == 1:
             spans[-1].append(self._recorded())
 
     def durations_ns(self) -> list[int]:
-        """Forward, backward and optimizer in the order of the stream; -1 for what the device has not passed yet."""
+        """Return forward, backward and optimizer in the order of the stream; -1 for what the device has not passed."""
         return [self._duration_ns(self._spans[phase]) for phase in _PHASES]
 
     def _recorded(self) -> Any:

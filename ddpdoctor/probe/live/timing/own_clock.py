@@ -1,6 +1,6 @@
-"""Finds out whether a thread that does nothing will be woken by a clock which it set itself: a sleep, a timed wait.
+"""Whether a thread that does nothing will be woken by a clock which it set itself: a sleep, a timed wait.
 
-The kernel tells what system call a thread is in, with its arguments: of the threads of one's own process, and of
+The kernel shows what system call a thread is in, with its arguments: of the threads of one's own process, and of
 processes below one's own. Elsewhere than on Linux, and on other processors, nothing is known of clocks.
 """
 
@@ -19,7 +19,7 @@ _TIME = struct.Struct("<qq")
 _ABSOLUTE, _REALTIME = 1, 0
 _FUTEX_WAIT, _FUTEX_WAIT_BITSET, _FUTEX_COMMAND, _FUTEX_REALTIME = 0, 9, 0x7F, 0x100
 _MOST_S = 1 << 33
-"""Whatever counts from the epoch is below for 200 years, and fits into a pulse."""
+"""Whatever counts from the epoch is below for 200 years, and fits into a heartbeat."""
 LONGEST_WAIT_NS = 60_000_000_000
 """A wait for something with a later end than this is none for its end."""
 _CALLS = {
@@ -50,7 +50,7 @@ class Clock(NamedTuple):
 
 
 def clock_of(pid: int, thread: int) -> Optional[Clock]:
-    """The clock that will wake a thread of a process; None where there is none, it runs, or nobody may know."""
+    """Return the clock that will wake a thread of a process; None without one, where it runs, or may not be read."""
     if not _MACHINE:
         return None
     path = f"/proc/{pid}/task/{thread}/syscall"
@@ -98,7 +98,7 @@ def _clock(pid: int, name: str, arguments: list[int]) -> Optional[Clock]:
 
 
 def _origin_ns(absolute: bool | int, realtime: bool) -> int:
-    """The moment of the epoch from which a time counts."""
+    """Return the moment of the epoch from which a time counts."""
     if not absolute:
         return epoch_ns()
     return from_system(0) if realtime else offset_ns()
@@ -126,11 +126,10 @@ class OwnClocks:
         """When other threads would have been woken first: one that was, and changed nothing, never will."""
 
     def wakes_at_ns(self, frame: Optional[FrameType], trains: int, since_ns: int) -> int:
-        """When a clock wakes the training thread, or another thread that may let it go on; 0 where none will.
+        """Return when a clock wakes the training thread, or another thread that may let it go on; 0 where none will.
 
         ``trains`` is that thread's identity, ``since_ns`` since when it stands. What torch waits for in a collective
-        has a clock as well, the group's timeout, and a loader asks every few seconds whether its workers live: neither
-        wakes anybody to go on.
+        has a clock as well, the group's timeout, and a loader looks after its workers: neither lets it go on.
         """
         if frame is None or _in_torch(frame):
             return 0
@@ -155,7 +154,7 @@ class OwnClocks:
 
 
 def _in_torch(frame: FrameType) -> bool:
-    """Tell whether torch waits: in a collective, in backward, for the workers of a loader."""
+    """Return whether torch waits: in a collective, in backward, for the workers of a loader."""
     inner: Optional[FrameType] = frame
     if _TORCH in frame.f_code.co_filename:
         return True

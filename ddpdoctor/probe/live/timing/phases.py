@@ -1,4 +1,4 @@
-"""The course of the training thread, told by moments in their order: phases, steps and explicit collectives."""
+"""The course of the training thread, from moments in their order: phases, steps and explicit collectives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .stopwatch import (
 
 
 class Course:
-    """Sets the stopwatch, the steps and the counters; times are those of the monotonic clock at the moment itself."""
+    """The stopwatch, the steps and the counters; times are those of the monotonic clock at the moment itself."""
 
     def __init__(self, watch: Stopwatch, steps: Steps, journal: Journal) -> None:
         self._journal = journal
@@ -35,23 +35,23 @@ class Course:
         """The explicit collective that the training thread is in: number and fields of its row."""
 
     def fetch_began(self, source: Source, recording: bool, now_ns: int) -> None:
-        """A batch is asked for; ``recording`` says whether gradients are on."""
+        """Begin a fetch; ``recording`` is whether gradients are on."""
         self._steps.fetch_begins(source, recording, now_ns)
         self._watch.enter(EVALUATION if self._steps.evaluating else DATA_WAIT, now_ns)
 
     def fetch_ended(self, samples: int, started_workers: bool, now_ns: int) -> None:
-        """The batch is there."""
+        """End a fetch with a batch."""
         self._watch.leave(now_ns)
         self._steps.fetch_ended(samples, started_workers, now_ns)
 
     def fetch_failed(self, exhausted: Optional[Source], now_ns: int) -> None:
-        """There is no batch; ``exhausted`` is the loader that has come to its end."""
+        """End a fetch without a batch; ``exhausted`` is the loader that has come to its end."""
         self._watch.leave(now_ns)
         if exhausted is not None:
             self._steps.pass_ended(exhausted)
 
     def forward_began(self, recording: bool, training: bool, now_ns: int) -> None:
-        """A forward through a DDP module begins; ``training`` is the module's flag."""
+        """Begin a forward through a DDP module; ``training`` is the module's flag."""
         steps, phase = self._steps, FORWARD
         if recording:
             steps.trains(now_ns)
@@ -65,12 +65,12 @@ class Course:
         self._watch.enter(phase, now_ns)
 
     def backward_began(self, now_ns: int) -> None:
-        """A backward begins."""
+        """Begin a backward."""
         self._steps.trains(now_ns)
         self._watch.enter(BACKWARD, now_ns)
 
     def backward_ended(self, modules: int, size_bytes: int, buckets: int, now_ns: int) -> None:
-        """A backward is over, in which so many modules have reduced so many bytes in so many buckets."""
+        """End a backward in which so many modules have reduced so many bytes in so many buckets."""
         self._watch.leave(now_ns)
         tally = self._watch.tally
         tally[SYNCHRONISED] += modules
@@ -80,31 +80,31 @@ class Course:
         self._steps.backward_ended(now_ns)
 
     def optimizer_stepped(self, optimizer: int, now_ns: int) -> None:
-        """An optimizer has stepped; ``optimizer`` tells it from others."""
+        """End a step of the optimizer with the identity ``optimizer``."""
         self._journal.optimizer_steps += 1
         self._watch.leave(now_ns)
         self._steps.optimizer_stepped(optimizer, now_ns)
 
     def pause_began(self, phase: int, now_ns: int) -> None:
-        """Something begins that belongs to no step, once the optimizer has stepped."""
+        """Begin something that belongs to no step, once the optimizer has stepped."""
         self._steps.pause(now_ns)
         self._watch.enter(phase, now_ns)
 
     def call_began(self, kind: int, group: int, sequence: int, size_bytes: int, site: int, now_ns: int) -> None:
-        """An explicit collective begins, or the wait for one."""
+        """Begin an explicit collective, or the wait for one."""
         self._watch.enter(EXPLICIT, now_ns)
         if self.call_ring is not None:
             row = (kind, group, sequence, self._steps.current, now_ns + offset_ns(), 0, size_bytes, site)
             self.open_call = self.call_ring.next, row
 
     def call_started(self, now_ns: int) -> None:
-        """An asynchronous collective is under way; it will have its row when it has been waited for."""
+        """Leave an asynchronous collective that is under way; it will have its row when it has been waited for."""
         self._watch.leave(now_ns)
         self._steps.called(now_ns)
         self.open_call = None
 
     def call_ended(self, now_ns: int) -> None:
-        """An explicit collective is over."""
+        """End an explicit collective, and write its row."""
         call, ring, watch = self.open_call, self.call_ring, self._watch
         watch.leave(now_ns)
         self._steps.called(now_ns)

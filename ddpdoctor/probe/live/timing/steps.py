@@ -1,4 +1,4 @@
-"""Decides where a training step begins and ends, and writes its row.
+"""Where a training step begins and ends, and the row of each.
 
 A step begins with the fetch of its first batch (or, where no loader is drawn from, with its first training forward)
 and ends where the next one begins, or with the evaluation, the checkpoint or the end of the pass that comes before it.
@@ -9,7 +9,7 @@ and ends where the next one begins, or with the evaluation, the checkpoint or th
   the training forward after the optimizer before.
 * **Evaluation**: a fetch is taken for a step's only once a training forward or a backward has followed it. A batch that
   is fetched where gradients are off, or from a loader that has never trained while another one has, is evaluation until
-  a backward says otherwise.
+  a backward proves otherwise.
 * **Several loaders** (``zip``): the step begins with the first of the fetches that directly precede its forward.
 * **Workers**: the first fetch of a pass whose workers have only just been started belongs to the pause before.
 """
@@ -67,7 +67,7 @@ class Sample:
         self.backwards = self.exposed_ns = self.window_ns = self.ready_at_ns = self.reduced_at_ns = 0
 
     def add(self, exposed_ns: int, window_ns: int, ready_at_ns: int, reduced_at_ns: int) -> None:
-        """Take in one backward."""
+        """Add one backward."""
         self.backwards += 1
         self.exposed_ns += exposed_ns
         self.window_ns += window_ns
@@ -76,7 +76,7 @@ class Sample:
 
 
 class Pending:
-    """A step that is over, while DDP's logger may yet say something of it."""
+    """A step that is over, while DDP's logger may yet add to it."""
 
     __slots__ = ("_began_ns", "_device_times", "_step", "_tally", "ended_ns", "sample")
 
@@ -97,7 +97,7 @@ class Pending:
         self._device_times = device_times
 
     def row(self) -> tuple[int, ...]:
-        """The row of the step, in the order of ``layout.STEP_FIELDS``."""
+        """Return the row of the step, in the order of ``layout.STEP_FIELDS``."""
         tally, sample = self._tally, self.sample
         exposed_ns, window_ns, ready_at_ns, reduced_at_ns = -1, -1, 0, 0
         if sample is not None:
@@ -159,7 +159,7 @@ class Steps:
         self.device_times: Optional[DeviceTimes] = None
         """Those of the open step, if it is one that is measured."""
         self._held: deque[Pending] = deque(maxlen=MOST_HELD)
-        """Steps whose rows have not been handed out: DDP's logger may yet be asked about the newest one, in the
+        """Steps with rows that have not been handed out: DDP's logger may yet be read about the newest one, in the
         forward after, and rows are made where the training does not wait for it."""
 
     @property
@@ -168,7 +168,7 @@ class Steps:
         return self.completed + (self.state >= ACTIVE)
 
     def fetch_begins(self, source: Source, recording: bool, now_ns: int) -> None:
-        """A batch is asked for; ``recording`` says whether gradients are on."""
+        """Begin a fetch; ``recording`` is whether gradients are on."""
         if self.state == ACTIVE:
             return
         was_evaluating = self.evaluating
@@ -188,7 +188,7 @@ class Steps:
         self._fetched = [source]
 
     def fetch_ended(self, samples: int, started_workers: bool, now_ns: int) -> None:
-        """The batch is there."""
+        """End a fetch with a batch."""
         if started_workers and self.state == CANDIDATE and len(self._fetched) == 1:
             self._begin(now_ns)
         self._watch.tally[SAMPLES] += samples
@@ -196,17 +196,17 @@ class Steps:
         self._last_ns = now_ns
 
     def pass_ended(self, source: Source) -> None:
-        """There was no batch left."""
+        """End a pass: there was no batch left."""
         if self.state == CANDIDATE and self._fetched == [source]:
             self.state = IDLE
 
     def pause(self, now_ns: int) -> None:
-        """Evaluation, saving or the start of a pass begins: if the step has been made it is over."""
+        """Begin an evaluation, saving or a pass: if the step has been made it is over."""
         if self.state == STEPPED and self._end is None:
             self._end = now_ns, self._watch.settled(now_ns)
 
     def trains(self, now_ns: int) -> None:
-        """A training forward or a backward begins."""
+        """Begin a training forward or a backward."""
         if self.state == STEPPED:
             if self._split is None:
                 self._split = now_ns, self._watch.settled(now_ns)
@@ -222,7 +222,7 @@ class Steps:
         self.evaluating = False
 
     def backward_ended(self, now_ns: int) -> None:
-        """A backward is over: the loaders that fed it are training loaders."""
+        """End a backward: the loaders that fed it are training loaders."""
         self._watch.tally[MICRO_BATCHES] += 1
         self._last_ns = now_ns
         if self._fetched:
@@ -231,7 +231,7 @@ class Steps:
             self._any_trained = True
 
     def optimizer_stepped(self, optimizer: int, now_ns: int) -> None:
-        """An optimizer has stepped."""
+        """End a step of an optimizer."""
         if self.state == IDLE:
             return
         if self._split is not None and optimizer in self._optimizers:
@@ -242,11 +242,11 @@ class Steps:
         self._last_ns = now_ns
 
     def called(self, now_ns: int) -> None:
-        """An explicit collective is over."""
+        """End an explicit collective."""
         self._last_ns = now_ns
 
     def sampled(self, exposed_ns: int, window_ns: int, ready_at_ns: int, reduced_at_ns: int) -> None:
-        """DDP's logger says how a backward went, of the open step or of the newest row."""
+        """Add what DDP's logger measured of a backward, of the open step or of the newest row."""
         pending = self._held[-1] if self._held else None
         if pending is not None and ready_at_ns < pending.ended_ns + offset_ns():
             sample = pending.sample = pending.sample or Sample()
@@ -261,7 +261,7 @@ class Steps:
             self._put(held.popleft().row())
 
     def finish(self) -> None:
-        """The process ends: the last step ended with the last thing that belongs to it."""
+        """End the last step with the last thing that belongs to it, as the process ends."""
         if self.state == STEPPED:
             now_ns = max(self._last_ns, self._began_ns)
             self._write(*(self._end or (now_ns, self._watch.tally)))
@@ -270,11 +270,11 @@ class Steps:
             self._put(self._held.popleft().row())
 
     def _awaits_backward(self) -> bool:
-        """Tell whether a training forward after the optimizer's step has had no backward yet."""
+        """Return whether a training forward after the optimizer's step has had no backward yet."""
         return self._split is not None and self._watch.tally[MICRO_BATCHES] == self._split[1][MICRO_BATCHES]
 
     def _is_repeated(self, source: Source) -> bool:
-        """Tell whether a loader that never trained is drawn from again although its batch was not trained on."""
+        """Return whether a loader that never trained is drawn from again although its batch was not trained on."""
         return not source.trained and source in self._fetched
 
     def _begin(self, now_ns: int) -> None:
@@ -284,7 +284,7 @@ class Steps:
         self._split = self._end = None
 
     def _begin_at_split(self, now_ns: int) -> None:
-        """The forward after an optimizer's step began a step of its own."""
+        """Begin a step of its own with the forward after an optimizer's step."""
         if self._split is None:
             return
         began_ns, tally = self._split

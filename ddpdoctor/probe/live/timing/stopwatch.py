@@ -1,4 +1,4 @@
-"""Tells in which phase the training thread is, and for how long it has been in each; one phase at a time.
+"""In which phase the training thread is, and for how long it has been in each; one phase at a time.
 
 Phases nest: a collective inside a forward stops the forward's time while it lasts. What is counted beside the times
 (samples, bytes) stands in the same list, so that the whole tally of a step can be taken, set back and subtracted.
@@ -40,20 +40,20 @@ class Stopwatch:
         self._outer: list[int] = []
 
     def enter(self, phase: int, now_ns: int) -> None:
-        """A phase begins inside of the current one."""
+        """Begin a phase inside of the current one."""
         self.tally[self.phase] += now_ns - self.since_ns
         self._outer.append(self.phase)
         self.phase = phase
         self.since_ns = now_ns
 
     def leave(self, now_ns: int) -> None:
-        """The current phase is over and the one around it goes on."""
+        """End the current phase and go on with the one around it."""
         self.tally[self.phase] += now_ns - self.since_ns
         self.phase = self._outer.pop() if self._outer else OTHER
         self.since_ns = now_ns
 
     def settled(self, now_ns: int) -> list[int]:
-        """The tally up to now, as a copy."""
+        """Return the tally up to now, as a copy."""
         self.tally[self.phase] += now_ns - self.since_ns
         self.since_ns = now_ns
         return self.tally[:]
@@ -68,6 +68,6 @@ class Stopwatch:
         self.tally = [value - other for value, other in zip(self.tally, taken)]
 
     def reset(self) -> None:
-        """Forget phases that were left by an exception that nobody reported."""
+        """Forget phases that were left by an exception which no hook saw."""
         self._outer.clear()
         self.phase = OTHER
