@@ -19,7 +19,7 @@ from typing import Any, Callable, Optional
 from ..journal import Journal
 
 PATIENCE = 100_000
-"""A function that ran so many lines without a new one is watched no longer, and nothing is said of it."""
+"""A function that ran so many lines without a new one is watched no longer, and nothing is reported of it."""
 TRACED_AT_MOST_S = 20.0
 _TOOLS = (4, 3)
 """Tool numbers of the interpreter's that neither debuggers nor coverage nor profilers use."""
@@ -28,7 +28,7 @@ Tracer = Optional[Callable[[FrameType, str, Any], Any]]
 
 
 class Lines:
-    """Collects the lines, and writes those that are new when it is asked to."""
+    """The lines, which are written when they are new and ``flush`` is called."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -60,7 +60,7 @@ class Lines:
                 return
 
     def training_begins(self) -> None:
-        """A model is wrapped or a loader drawn from: watch from here on, where watching is dear."""
+        """Watch from here on, as a model is wrapped or a loader drawn from, where watching is dear."""
         if self._begun:
             return
         self._begun = True
@@ -87,7 +87,7 @@ class Lines:
         self._journal.event("lines_lost", reason=reason)
 
     def close(self) -> None:
-        """The process is about to end."""
+        """Write what is new, as the process is about to end."""
         if self._tracing and threading.current_thread() is threading.main_thread() and sys.gettrace() != self._on_call:
             self._give_up("the script set a tracer of its own")
         self.flush()
@@ -105,7 +105,7 @@ class Lines:
             self._journal.event("lines", file=os.path.abspath(name), lines=lines, unwatched=left, by_chance=by_chance)
 
     def enough_rehearsed(self) -> None:
-        """From now on only the clock decides how far the script comes."""
+        """Note that from now on only the clock decides how far the script comes."""
         self.flush()
         self._by_chance = True
 
@@ -193,7 +193,7 @@ class TracedFunction:
 
 
 def _taken(queue: deque[tuple[str, int]]) -> Iterator[tuple[str, int]]:
-    """Empty a queue, from which another thread may take too."""
+    """Yield what is in a queue and empty it; another thread may take from it too."""
     while True:
         try:
             yield queue.popleft()

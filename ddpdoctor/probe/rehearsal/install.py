@@ -1,4 +1,4 @@
-"""Puts together what a rehearsal does inside a process of the job."""
+"""The parts of a rehearsal inside a process of the job, put together."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Rehearsal:
         self._pretence = Pretence(journal) if journal.plan.get("pretend") else None
 
     def before_torch(self) -> None:
-        """What must be in place before the user's first line: the no-touch rule, what is not held back, the lines."""
+        """Hook what must be in place before the user's first line: no-touch rule, what is not held back, lines."""
         journal = self._journal
         self._stress.before_torch()
         if self._pretence is not None:
@@ -143,20 +143,20 @@ class Rehearsal:
         self._process_end.owner_of_attribute = modules.inner_owner_of
 
     def _beat(self) -> None:
-        """What must outlive a process that is killed is written a few times a second."""
+        """Write, a few times a second, what must outlive a process that is killed."""
         self._journal.guarded(self._lines.flush, harms=("lines",))
         no_touch.settle()
         self._ending.end_overdue(waits=self._journal.waits)
 
     def _close(self) -> None:
-        """The process is about to end: write what is still open."""
+        """Write what is still open, as the process is about to end."""
         if self._modules is not None:
             self._modules.close_iterations()
         self._journal.guarded(self._lines.close, harms=("lines",))
         self._journal.settle()
 
     def _world_made(self, rank: int, world_size: int) -> None:
-        """This process is a rank: log its collectives from now on, and say that it lives."""
+        """Log the collectives of this process, a rank, from now on, and start its heartbeat."""
         if not log_as_rank(self._journal, rank):
             return
         if self._collective_hook is not None:
@@ -165,7 +165,7 @@ class Rehearsal:
             self._groups.note_world()
 
     def _asked_by_user(self) -> bool:
-        """Tell whether the user's own code is at work, and no library."""
+        """Return whether the user's own code is at work, and no library."""
         frame = calling_frame()
         while frame is not None and frame.f_code.co_filename == ctypes.__file__:
             frame = frame.f_back

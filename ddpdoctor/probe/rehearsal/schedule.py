@@ -29,11 +29,11 @@ STEPS_ON_ONE_BATCH = 64
 
 
 class Told(NamedTuple):
-    """What the script was told of a pass's length."""
+    """The length of a pass that the script has read."""
 
     length: int = 0
     turns: bool = False
-    """A loop draws so often by itself, without asking the other ranks."""
+    """A loop draws so often by itself, on this rank's decision alone."""
 
 
 class Place:
@@ -80,7 +80,7 @@ class Trail:
 
 
 class Schedule:
-    """Counts what the rank has done so far."""
+    """The counts of what the rank has done so far."""
 
     def __init__(self, ending: Ending, batches: int, full: bool = False) -> None:
         self._ending = ending
@@ -93,7 +93,7 @@ class Schedule:
         self._place_of: dict[int, Place] = {}
         """Where each loader was drawn from last."""
         self._told: dict[int, Told] = {}
-        """What was told ahead of the pass, which is good for later ones until it is asked for again."""
+        """What was read ahead of the pass, which is good for later ones until it is read again."""
         self._open: dict[int, Trail] = {}
         self._draws = 0
         self._drawn: list[Trail] = []
@@ -107,10 +107,10 @@ class Schedule:
         """Called when what is rehearsed of a training loop was rehearsed."""
 
     def begin(self, loader: int, key: object, main: bool = True, true: Optional[int] = None) -> Trail:
-        """A pass begins; ``key`` tells where its loader is made and drawn from, ``true`` how long it would be."""
+        """Begin a pass; ``key`` is where its loader is made and drawn from, ``true`` how long it would be."""
         place = self._place_of[loader] = self._places.setdefault(key, Place())
         if place.newest is not None:
-            # A script that counts its batches by itself never asks an iterator for more, and keeps it.
+            # A script that counts its batches by itself never draws more from an iterator, and keeps it.
             self._count(place.newest)
         self._moments += 1
         self._passes += 1
@@ -126,31 +126,31 @@ class Schedule:
         return trail
 
     def is_over(self, trail: Trail) -> bool:
-        """Tell whether a pass has yielded what it may; asked before each batch."""
+        """Return whether a pass has yielded what it may; called before each batch."""
         return trail.ended or trail.yielded >= self._limit(trail)
 
     def may_go_on(self, trail: Trail) -> bool:
-        """Tell whether a pass that was rehearsed enough is let go on, as the script counts its batches itself."""
+        """Return whether a pass that was rehearsed enough may go on, as the script counts its batches itself."""
         if trail.brief:
             return False
         return trail.yielded < MOST_BATCHES if trail.steps < STEPS_PER_PASS else trail.true <= WHOLE * self._batches
 
     def drawn(self, trail: Trail) -> None:
-        """The pass has yielded a batch."""
+        """Count a batch of the pass."""
         trail.yielded += 1
         self._draws += 1
         self._drawn.append(trail)
         self._steps_since_draw.clear()
 
     def end(self, trail: Trail) -> None:
-        """A pass is over."""
+        """End a pass."""
         self._moments += 1
         trail.ended = True
         self._open.pop(trail.number, None)
         self._count(trail)
 
     def backward_ended(self) -> Optional[Trail]:
-        """A backward was made on the batches that were drawn last; the pass of theirs that had already ended."""
+        """Count a backward on the batches that were drawn last; return the pass of theirs that had already ended."""
         drawn, self._drawn = self._drawn, []
         if drawn:
             self._fed = _trained_on([trail for trail in drawn if not trail.ended] or drawn[-1:])
@@ -163,7 +163,7 @@ class Schedule:
         return late
 
     def optimizer_stepped(self, optimizer: int) -> None:
-        """An optimizer has stepped; ends the rehearsal of a training loop that draws from no loader."""
+        """Count a step of an optimizer; end the rehearsal of a training loop that draws from no loader."""
         for trail in self._fed:
             trail.steps += 1
         if self._full:
@@ -175,7 +175,7 @@ class Schedule:
         self.on_pace(self._left_of(feeding[-1]) if feeding else STEPS_WITHOUT_LOADER - steps)
 
     def length(self, loader: int, true: int, *, turns: bool = False) -> int:
-        """Return the length to tell a loop that ends by it; the pass will keep to it."""
+        """Return the length for a loop that ends by it; the pass will keep to it."""
         trail = next((trail for trail in list(self._open.values()) if trail.loader == loader), None)
         if trail is not None:
             planned = int(min(true, self._planned(trail.brief, trail.patient)))
@@ -200,7 +200,7 @@ class Schedule:
         return max(self._planned(trail.brief, patient), trail.told.length)
 
     def _left_of(self, trail: Trail) -> float:
-        """How many batches a pass that is trained on will still yield, as far as its steps so far tell."""
+        """Return how many batches a pass that is trained on will still yield, as far as its steps so far show."""
         limit = max(self._planned(trail.brief, False), trail.told.length)
         if trail.steps < STEPS_PER_PASS and not trail.brief:
             limit = max(limit, trail.yielded * STEPS_PER_PASS / max(1, trail.steps))
@@ -230,16 +230,16 @@ class Schedule:
 
 
 def _is_patient(place: Place, main: bool) -> bool:
-    """Tell whether the pass before was trained on without enough optimizer steps."""
+    """Return whether the pass before was trained on without enough optimizer steps."""
     previous = place.newest
     if previous is None or not previous.backwards or previous.steps >= STEPS_PER_PASS:
         return False
-    # Another thread may fetch the next pass while this one is still trained on: its steps say nothing yet.
+    # Another thread may fetch the next pass while this one is still trained on: its steps prove nothing yet.
     return main or previous.backwards >= previous.yielded
 
 
 def _trained_on(drawn: list[Trail]) -> list[Trail]:
-    """The pass that was drawn from last, and those beside it: begun with it and drawn from as often.
+    """Return the pass that was drawn from last, and those beside it: begun with it and drawn from as often.
 
     What a validation in between drew is not trained on.
     """

@@ -11,7 +11,7 @@ from ..journal import Journal
 from ..process import ProcessEnd
 
 SWALLOWED_AT_MOST = 3
-"""How often the user's code may catch the ending before the process is left without asking."""
+"""How often the user's code may catch the ending before the process is left for good."""
 
 OVERDUE_S = 10.0
 """So long after its time a rank is left that reaches no hook: an evaluation by hand, a model that draws pictures. One
@@ -26,7 +26,7 @@ class RehearsalEnded(SystemExit):
 
 
 class Ending:
-    """Decides when the rank has rehearsed enough, and takes it out of the script."""
+    """The decision when the rank has rehearsed enough, and its way out of the script."""
 
     def __init__(self, journal: Journal, process_end: ProcessEnd) -> None:
         self._journal = journal
@@ -40,12 +40,12 @@ class Ending:
         self._deadline_s = time.monotonic() + seconds
 
     def check(self) -> None:
-        """Called by every hook; raises ``RehearsalEnded`` when the rehearsal is over."""
+        """Raise ``RehearsalEnded`` when the rehearsal is over; called by every hook."""
         if self._reason or time.monotonic() > self._deadline_s:
             self.end(self._reason or "time")
 
     def end_overdue(self, *, waits: bool) -> None:
-        """Called by the heartbeat: leave a script that works on without a hook; not where it ``waits`` for a rank."""
+        """Leave a script that works on without a hook; not where it ``waits`` for a rank. Called by the heartbeat."""
         if not waits and time.monotonic() > self._deadline_s + OVERDUE_S:
             self.end(self._reason or "time")
 

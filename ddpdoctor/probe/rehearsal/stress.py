@@ -14,7 +14,7 @@ from .schedule import Trail
 
 NAN, SHORT_BATCH, SLOW_RANK = "nan", "short-batch", "slow-rank0"
 STRESSED_RANK = 1
-"""The rank whose loss is not like the others', nor its last batch where no loader says how long that is."""
+"""The rank with a loss unlike the others', and with a short last batch where no loader shows its length."""
 NAN_STEP = 3
 """Training forward whose output is not a number; those before show that the script works."""
 SLOW_STEP = 2
@@ -25,7 +25,7 @@ _CLOCKS = ("time", "monotonic", "perf_counter")
 
 
 class Stress:
-    """Injects the cause that the plan names; a plan without one injects nothing."""
+    """The cause that the plan names, injected; none in a plan without one."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -36,7 +36,7 @@ class Stress:
         """How much later it is by the user's clocks than it is."""
 
     def before_torch(self) -> None:
-        """Let the user's code read clocks that can be put forward, before it imports them by name."""
+        """Replace the clocks by some that can be put forward, before the user's code imports them by name."""
         if self._kind == SLOW_RANK:
             for name in _CLOCKS:
                 setattr(time, name, self._clock(getattr(time, name), 1))
@@ -52,7 +52,7 @@ class Stress:
             optimizer.register_optimizer_step_post_hook(lambda *step: self._after_step())
 
     def hand_out(self, trail: Trail, batch: Any, inner: Any) -> Any:
-        """The batch that the user gets of a pass: the last of a training pass is short where the loader's own is."""
+        """Return the batch that the user gets: the last of a training pass is short where the loader's own is."""
         if self._kind != SHORT_BATCH or not trail.backwards:
             return batch
         batches = int(self._journal.plan.get("batches", 4))
@@ -69,7 +69,7 @@ class Stress:
         return batch if short is None else short
 
     def _cut(self, batch: Any, samples: int) -> Any:
-        """The first so many samples of a batch, and fewer than it has; None where it cannot be cut so."""
+        """Return the first so many samples of a batch, and fewer than it has; None where it cannot be cut so."""
         import torch
 
         sizes = {len(leaf) for leaf in _leaves(batch, torch) if leaf.dim()}
@@ -113,7 +113,7 @@ class Stress:
         return float(seconds)
 
     def _clock(self, clock: Callable[[], Any], unit: int) -> Callable[[], Any]:
-        """A clock of ``time``, in ``unit`` to the second, that is put forward for the user's own code."""
+        """Return a clock of ``time``, in ``unit`` to the second, that is put forward for the user's own code."""
         holds = self._journal.user_code.holds
 
         @functools.wraps(clock)
@@ -127,7 +127,7 @@ class Stress:
 
 
 def _leaves(value: Any, torch: Any) -> list[Any]:
-    """The tensors of nested lists, tuples and mappings."""
+    """Return the tensors of nested lists, tuples and mappings."""
     found: list[Any] = []
 
     def note(leaf: Any) -> Any:
@@ -140,7 +140,7 @@ def _leaves(value: Any, torch: Any) -> list[Any]:
 
 
 def _mapped(value: Any, change: Callable[[Any], Any], torch: Any) -> Any:
-    """The same structure with each leaf changed; objects of other kinds stay what they are."""
+    """Return the same structure with each leaf changed; objects of other kinds stay what they are."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, dict) and type(value) is dict:
@@ -155,7 +155,7 @@ def _mapped(value: Any, change: Callable[[Any], Any], torch: Any) -> Any:
 
 
 def _length(value: Any) -> int:
-    """Samples of a leaf that holds a batch: a tensor's first dimension, or a list of strings and numbers; else -1."""
+    """Return the samples of a leaf with a batch: a tensor's first dimension, or a list of texts, numbers; else -1."""
     if hasattr(value, "dim"):
         return int(value.shape[0]) if value.dim() else -1
     plain = isinstance(value, list) and all(isinstance(item, (str, int, float)) for item in value)

@@ -1,4 +1,4 @@
-"""Ends a rehearsal whose steps are too slow for its time limit, instead of running into it."""
+"""The end of a rehearsal with steps that are too slow for its time limit, instead of running into it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CERTAIN_SHARE = 0.5
 
 
 class Pace:
-    """Compares what the newest pass still has to do with the time that is left."""
+    """What the newest pass still has to do, compared with the time that is left."""
 
     def __init__(
         self, ending: Ending, started_s: float, limit_s: float, clock: Callable[[], float] = time.time
@@ -28,12 +28,12 @@ class Pace:
         """The least time between two backwards."""
 
     def forward_begins(self) -> None:
-        """A training forward begins; the first one starts the watch."""
+        """Begin a training forward; the first one starts the watch."""
         if self._begun_s is None:
             self._begun_s = self._clock()
 
     def backward_ended(self) -> None:
-        """A backward was made."""
+        """Count a backward."""
         now = self._clock()
         if self._begun_s is not None:
             taken = now - self._begun_s
@@ -45,7 +45,7 @@ class Pace:
         self._begun_s = now
 
     def stepped(self, batches_left: float) -> None:
-        """An optimizer stepped with so many batches left; ends the rehearsal when they take too long."""
+        """Count a step with so many batches left; end the rehearsal when they take too long."""
         spent = self._clock() - self._started_s
         if batches_left and spent + batches_left * self._fastest_s > self._limit_s:
             taken = self._fastest_s / (CERTAIN_SHARE if self._backwards == 1 else 1.0)
