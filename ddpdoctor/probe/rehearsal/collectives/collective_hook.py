@@ -50,7 +50,7 @@ _LISTS = {"allgather_": 0, "reduce_scatter_": 1}
 """Where an operator has a list with one tensor for each rank."""
 
 _MOST_FAULTS = 8
-"""After so many nothing is logged any more: each costs an event, and the record has said what it lacks."""
+"""After so many nothing is logged any more: each costs an event, and the record shows what it lacks."""
 _DDP_FILE = os.path.join("torch", "nn", "parallel", "distributed.py")
 _JOIN_FILE = os.path.join("torch", "distributed", "algorithms", "join.py")
 _AUTOGRAD = os.path.join("torch", "autograd", "")
@@ -59,7 +59,7 @@ _parts: dict[str, str] = {}
 
 
 class CollectiveHook:
-    """Holds the library whose registrations must stay alive."""
+    """The library of the overrides, with registrations that must stay alive."""
 
     def __init__(
         self, journal: Journal, torch: Any, reduced: ReducedLosses, subjects: Subjects, groups: GroupBook
@@ -71,7 +71,7 @@ class CollectiveHook:
         self._entries = DictEntries(journal)
         self._reduce_ops = ReduceOps(torch)
         self._nameless: set[int] = set()
-        """Call chains whose collectives neither a loop nor a dictionary tells anything of."""
+        """Call chains of collectives that neither a loop nor a dictionary names."""
         self._groups = groups
         self._group_at: dict[str, int] = {}
         """Position of the process group among each operator's arguments."""
@@ -126,7 +126,7 @@ class CollectiveHook:
         self._journal.event("probe_fault", where="collectives", text=repr(error), harms=["collectives"])
 
     def _about(self, site: int, frame: FrameType, tensors: tuple[Any, ...]) -> tuple[str, str]:
-        """What a collective is about, and the dictionary whose entries it moves; empty where nothing tells."""
+        """Return what a collective is about, and the dictionary with the entries that it moves, or empty texts."""
         subject = self._subjects.subject_of(site, frame)
         if subject or len(tensors) != 1:
             return subject, ""
@@ -175,13 +175,13 @@ class CollectiveHook:
             return -1
 
     def _note_forked_use(self, kind: str, frame: Optional[FrameType]) -> None:
-        """A process that a rank forked uses the rank's group, which does not work there: note the first time."""
+        """Note the first time that a process that a rank forked uses the rank's group, which does not work there."""
         if not self._forked_use_noted:
             self._forked_use_noted = True
             self._journal.event("forked_use", kind=kind, site=self._journal.site(frame))
 
     def _group(self, operator: str, arguments: tuple[Any, ...]) -> tuple[int, tuple[int, ...]]:
-        """Number and global ranks of the process group among an operator's arguments."""
+        """Return the number and the global ranks of the process group among an operator's arguments."""
         at = self._group_at.get(operator)
         if at is None:
             at = next(at for at, argument in enumerate(arguments) if _is_process_group(argument))
@@ -190,7 +190,7 @@ class CollectiveHook:
 
 
 def origin_of(frame: Optional[FrameType]) -> str:
-    """Who issues the collective that starts under ``frame``: the user, ``join()``, or one of DDP's own moments."""
+    """Return who issues the collective that starts under ``frame``: the user, ``join()``, or a moment of DDP."""
     if frame is None or _part_of(frame) == "autograd":
         return "ddp-backward"
     while frame is not None:
@@ -206,7 +206,7 @@ def origin_of(frame: Optional[FrameType]) -> str:
 
 
 def _moment_of(frame: Optional[FrameType]) -> str:
-    """DDP's moment, given its innermost frame; a collective of the module that it wraps is the user's."""
+    """Return DDP's moment, given its innermost frame; a collective of the module that it wraps is the user's."""
     if frame is not None and frame.f_code.co_name in ("_run_ddp_forward", "forward"):
         return "user"
     while frame is not None and _part_of(frame) == "ddp":
@@ -217,7 +217,7 @@ def _moment_of(frame: Optional[FrameType]) -> str:
 
 
 def _part_of(frame: FrameType) -> str:
-    """The part of torch that a frame's file belongs to, an empty string for other files; looked up once a file."""
+    """Return the part of torch that a frame's file belongs to, empty for other files; looked up once a file."""
     name = frame.f_code.co_filename
     part = _parts.get(name)
     if part is None:
@@ -241,7 +241,6 @@ def _described(
     about: tuple[str, str],
     uneven: Optional[bool],
 ) -> dict[str, Any]:
-    """A signature as it is written."""
     return {
         "kind": kind,
         "shapes": [tuple(tensor.shape) for tensor in tensors],
@@ -257,7 +256,6 @@ def _described(
 
 
 def _flat(tensors: Any) -> tuple[Any, ...]:
-    """The tensors of an argument that is a tensor, a list of them, or a list of lists."""
     if not isinstance(tensors, (list, tuple)):
         return (tensors,)
     if tensors and not isinstance(tensors[0], (list, tuple)):

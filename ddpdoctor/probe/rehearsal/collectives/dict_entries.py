@@ -20,14 +20,14 @@ _PUTS_TOGETHER = frozenset({"stack", "cat", "concat", "hstack", "tensor", "as_te
 
 
 class DictEntries:
-    """Knows of each call chain whether it reduces what its function has put together."""
+    """Whether each call chain reduces what its function has put together."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._put_together: dict[int, bool] = {}
 
     def entries_of(self, site: int, frame: Optional[FrameType], elements: int) -> str:
-        """The name of the dictionary with as many entries as a tensor has elements; empty where there is none."""
+        """Return the name of the dictionary with as many entries as a tensor has elements, or an empty text."""
         if self.has_none(site):
             return ""
         while frame is not None and not self._journal.user_code.holds(frame.f_code.co_filename):
@@ -44,12 +44,12 @@ class DictEntries:
         return next((name for name in fitting if not name.startswith("_")), "")
 
     def has_none(self, site: int) -> bool:
-        """Tell whether this call chain is known to reduce nothing that its function has put together."""
+        """Return whether this call chain is known to reduce nothing that its function has put together."""
         return self._put_together.get(site) is False
 
 
 def puts_together(tree: ast.AST, line: int) -> bool:
-    """Tell whether a call at a line is given a variable that its function makes by ``torch.stack`` or the like."""
+    """Return whether a call at a line is given a variable that its function makes by ``torch.stack`` or the like."""
     nodes = covering(tree, line)
     given = {
         argument.id

@@ -1,7 +1,7 @@
-"""What one turn of a loop over tensors is about, so that ranks which go through them in another order can be told.
+"""What one turn of a loop over tensors is about, so that ranks in another order are detected.
 
-Two tensors of one shape that are reduced by one line leave the same trace in any order. The loop tells them apart: by
-the text that it counts with, or by the name under which the script holds the tensor, which is the same on every rank.
+Two tensors of one shape that are reduced by one line leave the same trace in any order. The loop separates them: by the
+text that it counts with, or by the name under which the script holds the tensor, which is the same on every rank.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _UNKNOWN = Around(0, ())
 
 
 class Subjects:
-    """Knows of each call chain whether it is a turn of such a loop."""
+    """Whether each call chain is a turn of such a loop."""
 
     def __init__(self, journal: Journal, torch: Any, name_of: Callable[[Any], str]) -> None:
         self._journal = journal
@@ -51,7 +51,7 @@ class Subjects:
         self._named = 0
 
     def subject_of(self, site: int, frame: FrameType) -> str:
-        """Return what the collective that starts at ``frame`` is about; empty where no loop tells."""
+        """Return what the collective that starts at ``frame`` is about; empty where no loop shows it."""
         if site not in self._loops:
             self._loops[site] = None
             self._loops[site] = self._find(frame)
@@ -72,7 +72,7 @@ class Subjects:
         return self._name_of(tensors[0]) or _called(tensors[0], held, around.targets) or self._content(tensors[0])
 
     def has_none(self, site: int) -> bool:
-        """Tell whether collectives from this call chain are known to be no turns of a loop."""
+        """Return whether collectives from this call chain are known to be no turns of a loop."""
         return self._loops.get(site, _UNKNOWN) is None
 
     def _find(self, frame: FrameType) -> Optional[Around]:
@@ -83,7 +83,6 @@ class Subjects:
         return None
 
     def _frames(self, frame: Optional[FrameType]) -> Iterator[FrameType]:
-        """The user's innermost functions, at most as many as are searched."""
         found = 0
         while frame is not None and found < FRAMES_SEARCHED:
             if self._journal.user_code.holds(frame.f_code.co_filename):
@@ -92,7 +91,7 @@ class Subjects:
             frame = frame.f_back
 
     def _content(self, tensor: Any) -> str:
-        """A name for a parameter of no wrapped module: replicas hold the same numbers."""
+        """Return a name for a parameter of no wrapped module: replicas hold the same numbers."""
         if not isinstance(tensor, self._torch.nn.Parameter):
             return ""
         digest = tensor_digest(tensor, DIGESTED_BYTES)
@@ -100,7 +99,7 @@ class Subjects:
 
 
 def loop_targets(tree: ast.AST, line: int) -> tuple[str, ...]:
-    """The variables of the innermost loop around a line that its calls are given, directly or through an assignment."""
+    """Return the variables of the innermost loop around a line that its calls are given, directly or by assignment."""
     nodes = covering(tree, line)
     given = {
         part.id
@@ -138,7 +137,7 @@ def _names(node: ast.AST) -> set[str]:
 
 
 def _called(tensor: Any, held: Mapping[str, Any], targets: tuple[str, ...]) -> str:
-    """The names under which a function's variables, their attributes and dictionaries hold a tensor."""
+    """Return the names under which a function's variables, their attributes and dictionaries hold a tensor."""
     names = set()
     for name, value in list(held.items())[:MOST_HELD]:
         if value is tensor and name not in targets:

@@ -1,4 +1,4 @@
-"""Sees ranks use a group that they are no member of: torch then does nothing but warn."""
+"""Uses of a group by ranks that are no members of it: torch then does nothing but warn."""
 
 from __future__ import annotations
 

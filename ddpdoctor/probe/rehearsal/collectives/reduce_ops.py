@@ -12,7 +12,7 @@ _AUTOGRAD = os.path.join("torch", "autograd", "")
 
 
 class ReduceOps:
-    """Reads it from the operator's argument, or from the call where this torch keeps the argument closed.
+    """The reduce operation, from the operator's argument, or from the call where this torch keeps the argument closed.
 
     The boxed argument has a field to read in torch 2.10, none in 2.8. Functions of torch.distributed hand it over in
     options that they have just made, a local variable of theirs; DDP's reducer, which is C++, always sums.
@@ -24,7 +24,7 @@ class ReduceOps:
         self._options = tuple(getattr(c10d, name) for name in names if hasattr(c10d, name))
 
     def number_of(self, boxed: Any, caller: Optional[FrameType]) -> Optional[int]:
-        """None where neither the argument nor ``caller``, the innermost frame, tells."""
+        """Return it; None where neither the argument nor ``caller``, the innermost frame, shows it."""
         if boxed._has_method("op"):
             return int(boxed.op())
         if caller is None or _AUTOGRAD in caller.f_code.co_filename:

@@ -1,4 +1,4 @@
-"""Sees a tensor that a collective changed in place come back as, or below, the root of a backward."""
+"""Tensors that a collective changed in place and that come back as, or below, the root of a backward."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GRAPHS_HELD = 2
 
 
 class ReducedLosses:
-    """Remembers what was reduced since the last backward."""
+    """What was reduced since the last backward."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -22,7 +22,7 @@ class ReducedLosses:
         """Graph node of the tensor, and the call chain of the collective."""
 
     def note(self, kind: str, tensors: tuple[Any, ...], site: int) -> None:
-        """A collective of the user's is about to change these tensors."""
+        """Note a collective of the user's that is about to change these tensors."""
         if kind not in KINDS or not tensors:
             return
         node = tensors[0].grad_fn
@@ -30,7 +30,7 @@ class ReducedLosses:
             self._reduced = [*self._reduced[1 - GRAPHS_HELD :], (node, site)]
 
     def before_backward(self, roots: Any, site: int) -> None:
-        """A backward is about to start from ``roots``, a tensor or several."""
+        """Report what was reduced below ``roots``, a tensor or several from which a backward starts."""
         reduced, self._reduced = self._reduced, []
         if not reduced:
             return

@@ -8,7 +8,7 @@ from functools import lru_cache
 from types import FrameType
 
 TREES_KEPT = 8
-"""Files whose collectives come in turn need not be parsed anew for each of their lines."""
+"""Collectives of a few files come in turn, which need not be parsed anew for each of their lines."""
 
 
 def tree_around(frame: FrameType) -> ast.AST:
@@ -27,6 +27,6 @@ def _parsed(text: str) -> ast.AST:
 
 
 def covers(node: ast.AST, line: int) -> bool:
-    """Tell whether a line is part of a statement or an expression."""
+    """Return whether a line is part of a statement or an expression."""
     first = getattr(node, "lineno", None)
     return first is not None and first <= line <= (getattr(node, "end_lineno", None) or first)
