@@ -17,7 +17,7 @@ _CATCHING = frozenset({"StopIteration", "Exception", "BaseException"})
 
 
 def awaits_end(frame: FrameType, is_users: Callable[[str], bool]) -> bool:
-    """Tell whether anything on the stack from ``frame``, which draws, would take a ``StopIteration``; True in doubt.
+    """Return whether anything on the stack from ``frame``, which draws, would take a ``StopIteration``; True in doubt.
 
     Loops do, and handlers that do not raise again. A library in between may.
     """
@@ -42,7 +42,7 @@ def _outwards(frame: Optional[FrameType]) -> Iterator[FrameType]:
 
 
 def _is_prepared(frame: FrameType, *, draws: bool) -> bool:
-    """Tell whether the line that a frame is at stands under a handler of the end, or draws with a default."""
+    """Return whether the line that a frame is at stands under a handler of the end, or draws with a default."""
     try:
         tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals)))
     except (SyntaxError, ValueError, RecursionError):

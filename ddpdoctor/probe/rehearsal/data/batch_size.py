@@ -7,7 +7,7 @@ from typing import Any
 
 
 def cut_batches(torch: Any, samples: int) -> None:
-    """Let every loader that collates fetch at most so many samples for a batch, in workers too."""
+    """Make every loader that collates fetch at most so many samples for a batch, in workers too."""
     fetchers = torch.utils.data._utils.fetch
     for fetcher_class in (fetchers._MapDatasetFetcher, fetchers._IterableDatasetFetcher):
         fetcher_class.fetch = _fetch_less(fetcher_class.fetch, samples)

@@ -1,4 +1,4 @@
-"""Notes how the data is divided: subsets, what samplers were told of ranks, and the order of what data sets hold."""
+"""How the data is divided: subsets, the ranks given to samplers, and the order of what data sets hold."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SITE, _PART = "_ddpdoctor_site", "_ddpdoctor_part"
 
 
 class Division:
-    """Listens to the constructors of ``Subset`` and ``DistributedSampler``."""
+    """Listeners at the constructors of ``Subset`` and ``DistributedSampler``."""
 
     def __init__(self, journal: Journal, torch: Any) -> None:
         self._journal = journal
@@ -94,7 +94,7 @@ def described(sampler: Any, dataset: Any) -> dict[str, Any]:
 
 
 def _row_digests(rows: Any, length: int, deadline_s: float, torch: Any) -> Optional[tuple[str, str]]:
-    """Digests of rows in and without their order; None when it is no plain list of one row a sample, or too much."""
+    """Return digests of rows with and without their order; None when it is no plain list of one row a sample."""
     # Containers of other kinds may look rows up by a label, or open a file.
     if not 1 < length <= MOST_ROWS or type(rows).__name__ not in ("list", "tuple", "ndarray", "Tensor"):
         return None

@@ -15,11 +15,11 @@ MOST_DRAIN_S = 3.0
 WIDEST = 4
 """A sampler that draws more than so many times the data set has no end."""
 LISTS_KEPT = 3
-"""Lists are read for so many passes of a loader; later epochs tell nothing new."""
+"""Lists are read for so many passes of a loader; later epochs show nothing new."""
 
 
 class Indices:
-    """Follows the indices that the iterators of loaders draw from their samplers."""
+    """The indices that the iterators of loaders draw from their samplers."""
 
     def __init__(self, journal: Journal, torch: Any) -> None:
         self._journal = journal
@@ -50,7 +50,7 @@ class Indices:
         iterator_class._next_index, iterator_class._reset = _next_index, _reset
 
     def whole(self, iterator: Any, loader: int, ordinal: int, number: int) -> dict[str, Any]:
-        """Count, digest and file of the whole index list; empty when it has no end or no indices."""
+        """Return count, digest and file of the whole index list; empty when it has no end or no indices."""
         if ordinal >= LISTS_KEPT or loader in self._endless or getattr(iterator, "_dataset_kind", 1) != 0:
             return {}
         if not self._drain(iterator):
@@ -64,7 +64,7 @@ class Indices:
         return {"index_count": len(base), "index_digest": digest_of(base), "indices": name}
 
     def have_no_end(self, loader: int) -> bool:
-        """Tell whether a loader's sampler drew so much more than its data set that its passes have no end."""
+        """Return whether a loader's sampler drew so much more than its data set that its passes have no end."""
         return loader in self._wide
 
     def _keep(self, iterator: Any, index: Any) -> None:

@@ -1,4 +1,4 @@
-"""How many samples the last batch of a pass holds, by what its loader says of itself."""
+"""How many samples the last batch of a pass holds, by the attributes of its loader."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Optional
 
 
 def short_batch_samples(iterator: Any, ranks_of_job: int) -> Optional[int]:
-    """Samples of the batch that ends a whole pass short; 0 when every batch is full, None when nothing tells.
+    """Return the samples of the short batch that ends a whole pass; 0 when all are full, None when not known.
 
     ``ranks_of_job`` is how many ranks divide the data when the job is not rehearsed; 0 when that is not known.
     """
@@ -26,7 +26,7 @@ def short_batch_samples(iterator: Any, ranks_of_job: int) -> Optional[int]:
 
 
 def _samples(sampler: Any, ranks_of_job: int) -> Optional[int]:
-    """Samples that a pass of one rank draws; None when the sampler does not say."""
+    """Return the samples that a pass of one rank draws; None when the sampler has no length."""
     from torch.utils.data import DistributedSampler
 
     try:

@@ -1,8 +1,8 @@
-"""Which question a ``len(loader)`` in a script asks: how long training is, or where the loop over this pass ends.
+"""What a ``len(loader)`` in a script is for: how long training is, or where the loop over this pass ends.
 
 Schedules, intervals and averages are made of the true length and break on another. A loop that ends by the length has
-to be told the one that it will meet. The source of the asking line tells them apart; a length is followed through
-names, tensors, what a function returns, and a reduction in which the ranks agree on the shortest.
+to get the one that it will meet. The source of the calling line decides; a length is followed through names, tensors,
+what a function returns, and a reduction in which the ranks agree on the shortest.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Literal, NamedTuple, Optional
 
 COUNTING_FRAMEWORKS = ("lightning", "pytorch_lightning", "transformers")
-"""Their trainers ask for the length in order to know a pass's last batch."""
+"""Their trainers read the length in order to know a pass's last batch."""
 _MOST_CALLERS = 4
 _MOST_NAMES = 4
 """Assignments and returns through which a length is followed."""
@@ -23,7 +23,7 @@ _PASS_ON_THEMSELVES = frozenset({"item", "to", "cuda", "cpu", "int", "long", "cl
 _AGREE = frozenset({"all_reduce", "broadcast"})
 
 Purpose = Literal["", "end", "turns"]
-"""What a length is asked for: ``end``, where a loop ends; ``turns``, how often a loop draws by itself, which this rank
+"""What a length is for: ``end``, where a loop ends; ``turns``, how often a loop draws by itself, which this rank
 decides alone; empty for anything else."""
 
 
@@ -39,14 +39,14 @@ class Source(NamedTuple):
 
 
 class Lengths:
-    """Reads the lines that ask, each once."""
+    """The lines that read a length, each parsed once."""
 
     def __init__(self) -> None:
         self._sources: dict[str, Optional[Source]] = {}
         self._answers: dict[tuple[object, int], Purpose] = {}
 
     def purpose(self, frame: Optional[FrameType]) -> Purpose:
-        """Tell what the code at ``frame`` asks for a length for."""
+        """Return what the code at ``frame`` uses a length for."""
         for _ in range(_MOST_CALLERS):
             if frame is None:
                 return ""
@@ -54,7 +54,7 @@ class Lengths:
                 return "end"
             if frame.f_code.co_name != "__len__":
                 break
-            # A wrapper passes on what it was asked itself.
+            # A wrapper passes on its own call.
             frame = frame.f_back
         if frame is None:
             return ""
@@ -131,7 +131,7 @@ def _uses(node: ast.AST, source: Source, names_left: int) -> Iterator[str]:
 
 
 def _held_by(node: ast.AST, parent: Optional[ast.AST], source: Source) -> Optional[ast.AST]:
-    """The expression around a length, or a tensor of it, that is still that length; None when there is none."""
+    """Return the expression around a length, or a tensor of it, that is still that length; None when there is none."""
     if isinstance(parent, ast.List) and _name(source.parents.get(parent)) in _PASS_ON:
         return source.parents[parent]
     if isinstance(parent, ast.Attribute) and parent.attr in _PASS_ON_THEMSELVES:
@@ -153,7 +153,7 @@ def _use_in_call(call: ast.Call, source: Source) -> str:
     if name in ("print", "info", "debug", "format"):
         return "harmless"
     if name in _PASS_ON:
-        # What it is compared with is the same on every rank, or nobody knows.
+        # What it is compared with is the same on every rank, or unknown.
         return "agreed" if name == "min" else "harmless"
     if name in _AGREE:
         shortest = any("MIN" in (getattr(part, "id", ""), getattr(part, "attr", "")) for part in ast.walk(call))
@@ -171,7 +171,7 @@ def _use_in_call(call: ast.Call, source: Source) -> str:
 
 
 def _uses_of_result(statement: ast.Return, source: Source, names_left: int) -> Iterator[str]:
-    """What is made of a length that a function returns, where it is called in this file; ``other`` where it is not."""
+    """Yield the uses of a length that a function returns, where it is called in this file, else ``other``."""
     function = getattr(_scope(statement, source), "name", "")
     calls = [node for node in source.parents if isinstance(node, ast.Call) and _name(node) == function]
     for call in calls:
@@ -189,14 +189,13 @@ def _uses_of_name(name: str, assignment: ast.AST, source: Source, names_left: in
 
 
 def _scope(node: ast.AST, source: Source) -> ast.AST:
-    """The function around a statement, or the module."""
     while node in source.parents and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         node = source.parents[node]
     return node
 
 
 def _counts(side: ast.AST, source: Source) -> bool:
-    """Tell whether an expression is a loop's counter, perhaps with arithmetic around it, and no call."""
+    """Return whether an expression is a loop's counter, perhaps with arithmetic around it, and no call."""
     nodes = list(ast.walk(side))
     names = {getattr(node, "id", getattr(node, "attr", "")) for node in nodes}
     return bool(names & source.counters) and not any(isinstance(node, ast.Call) for node in nodes)
@@ -209,7 +208,7 @@ def _draws(node: ast.AST) -> bool:
 
 
 def _name(node: Optional[ast.AST]) -> str:
-    """Last name of what is called; empty for anything but a call."""
+    """Return the last name of what is called; empty for anything but a call."""
     function = getattr(node, "func", None)
     return str(getattr(function, "id", getattr(function, "attr", "")))
 
@@ -230,7 +229,7 @@ def _covers(node: ast.AST, line: int) -> bool:
 
 
 def _position(frame: FrameType) -> tuple[int, int]:
-    """Line and column of what the frame executes; the column is -1 where this Python does not know it."""
+    """Return line and column of what the frame executes; the column is -1 where this Python has none."""
     positions = getattr(frame.f_code, "co_positions", None)
     if positions is not None:
         for index, (line, _, column, _) in enumerate(positions()):

@@ -1,4 +1,4 @@
-"""Tells which exceptions code may raise because a pass that it relied on was cut."""
+"""Which exceptions code may raise because a pass that it relied on was cut."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import sys
 from collections.abc import Callable
 
 _OF_LESS_DATA = (ZeroDivisionError, IndexError, KeyError, AssertionError, ValueError, UnboundLocalError)
-"""What code raises that meets fewer batches than it counts on …"""
+"""Exceptions of code that meets fewer batches than it counts on …"""
 _SIZES = re.compile(r"must match|shape|size|dimension", re.IGNORECASE)
-"""… and what torch says then."""
+"""… and torch's messages then."""
 
 
 def may_come_of_less_data(error: BaseException, is_users: Callable[[str], bool]) -> bool:
-    """Tell whether more batches might have spared the script this exception.
+    """Return whether more batches might have spared the script this exception.
 
-    They cannot where a key is missing whose name stands nowhere in the user's files but where it is asked for.
+    They cannot where a missing key is named nowhere in the user's files but where it is looked up.
     """
     if isinstance(error, KeyError) and len(error.args) == 1 and isinstance(error.args[0], str):
         return _stands_elsewhere(error.args[0], error, is_users)

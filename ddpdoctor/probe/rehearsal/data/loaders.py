@@ -26,7 +26,7 @@ from .workers import few_workers
 
 
 class Loaders:
-    """Replaces the iteration and the length of ``DataLoader``."""
+    """Replacements of the iteration and the length of ``DataLoader``."""
 
     def __init__(self, journal: Journal, schedule: Schedule, ending: Ending, torch: Any) -> None:
         self._journal = journal
@@ -93,7 +93,7 @@ class Loaders:
         loader_class.__iter__ = __iter__
 
     def _loader_made(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """Write what is known of a loader at its construction, and see to it that its passes are cut."""
+        """Write the facts of a loader at its construction, and shorten its passes."""
         if self._journal.rank is None and not self._journal.plan.get("spawns_ranks"):
             return
         loader, site = arguments[0], self._journal.site(frame)
@@ -113,7 +113,7 @@ class Loaders:
             self._shorten(defining)
 
     def _told(self, loader: Any, true: int, asker: Any) -> int:
-        """The length that the code at ``asker`` is told."""
+        """Return the length for the code at ``asker``."""
         purpose = self._lengths.purpose(asker) if hasattr(loader, "_ddpdoctor_number") else ""
         if not purpose:
             return true
@@ -123,14 +123,14 @@ class Loaders:
         return self._sites.get(loader._ddpdoctor_number) in self._with_workers
 
     def _fetches(self, loader: Any, workers: int) -> None:
-        """A pass has so many workers; without them, though the script has some, the rank fetches in their place."""
+        """Note how many workers a pass has; without those of the script, the rank fetches in their place."""
         if workers:
             self._with_workers.add(self._sites[loader._ddpdoctor_number])
         elif loader.num_workers:
             self.in_workers_place(loader.dataset)
 
     def begin(self, loader: Any, site: int, frame: FrameType) -> Trail:
-        """A pass begins; ``frame`` asked for it."""
+        """Begin a pass that the code at ``frame`` requests."""
         self.training_begins()
         number = loader._ddpdoctor_number
         ordinal = self._ordinals[number] = self._ordinals.get(number, -1) + 1
@@ -153,25 +153,25 @@ class Loaders:
         return trail
 
     def is_over(self, trail: Trail) -> bool:
-        """Tell whether the pass has yielded what it may; called before each batch."""
+        """Return whether the pass has yielded what it may; called before each batch."""
         self._newest = trail
         self._ending.check()
         return self._schedule.is_over(trail)
 
     def drawn(self, trail: Trail) -> None:
-        """The pass has yielded a batch."""
+        """Count a batch of the pass."""
         self._just_cut = False
         self._schedule.drawn(trail)
 
     def newest_batch(self) -> tuple[int, int, int, bool]:
-        """Loader, pass and position of the batch that was drawn last (-1 without any), and ``Forward.looped``."""
+        """Return loader, pass and position of the newest batch (-1 without any), and ``Forward.looped``."""
         trail = self._newest
         if trail is None:
             return -1, -1, -1, False
         return trail.loader, trail.ordinal, trail.yielded - 1, trail.looped
 
     def is_looped(self, frame: FrameType) -> bool:
-        """Tell whether a ``for`` statement of the user's draws a batch, in the main thread and in no generator."""
+        """Return whether a ``for`` statement of the user's draws a batch, in the main thread and in no generator."""
         code = frame.f_code
         return (
             loops(frame)
@@ -181,14 +181,14 @@ class Loaders:
         )
 
     def is_counted(self, trail: Trail, frame: FrameType) -> bool:
-        """Tell whether code asks for a batch more without being prepared for the end: it counts what it draws."""
+        """Return whether code draws one batch more without being prepared for the end: it counts what it draws."""
         if trail.is_counted is None:
             counted = self._journal.guarded(awaits_end, frame, self._journal.user_code.holds, harms=()) is False
             trail.is_counted = trail.main and self._is_bare(frame) and counted
         return trail.is_counted
 
     def may_go_on(self, trail: Trail) -> bool:
-        """Tell whether a pass whose batches are counted may yield more than others."""
+        """Return whether a pass with batches that are counted may yield more than others."""
         return self._schedule.may_go_on(trail)
 
     def was_cut(self, trail: Trail, frame: FrameType, end: str) -> None:
@@ -198,12 +198,12 @@ class Loaders:
             self._ending.end("steps")
 
     def _is_bare(self, frame: FrameType) -> bool:
-        """Tell whether the user's code draws by itself, and no ``for`` statement."""
+        """Return whether the user's code draws by itself, and no ``for`` statement."""
         code = frame.f_code
         return not loops(frame) and self._journal.user_code.holds(code.co_filename)
 
     def finish(self, trail: Trail, inner: Any, end: str) -> None:
-        """A pass is over: read its sampler to the end, without its data, and note both."""
+        """End a pass: read its sampler to the end, without its data, and note both."""
         if trail.ended:
             return
         self._schedule.end(trail)
@@ -226,7 +226,7 @@ class Loaders:
         )
 
     def trained(self) -> None:
-        """A backward was made."""
+        """Count a backward."""
         self._just_cut = False
         late = self._schedule.backward_ended()
         if late is not None:
@@ -234,7 +234,7 @@ class Loaders:
             self._journal.event("pass_trained", number=late.number, backwards=late.backwards)
 
     def caused(self, error: BaseException) -> str:
-        """Tell whether an exception comes of a cut of ours: ``cut``, ``perhaps-cut``, or empty when it does not."""
+        """Return how an exception comes of a cut of ours: ``cut``, ``perhaps-cut``, or empty when it does not."""
         if is_cut(error):
             return "cut"
         if not self._just_cut or not isinstance(error, Exception):
@@ -244,12 +244,11 @@ class Loaders:
         return "perhaps-cut" if may_come_of_less_data(error, self._journal.user_code.holds) else ""
 
     def _length(self, loader: Any) -> Optional[int]:
-        """The loader's true length; None when it has none."""
         return length_of(loader, self._true_length)
 
 
 def _stack(frame: Optional[FrameType]) -> tuple[tuple[CodeType, Optional[int]], ...]:
-    """The lines that lead to a call, a framework's included: it trains and evaluates under one line of the user's."""
+    """Return the lines that lead to a call, a framework's too: it trains and evaluates under one line of the user's."""
     lines = []
     while frame is not None:
         lines.append((frame.f_code, frame.f_lineno))

@@ -1,4 +1,4 @@
-"""Notes which random numbers a rank will draw for its data: who seeds them, and the generators' states at a fetch.
+"""Which random numbers a rank will draw for its data: what seeds them, and the generators' states at a fetch.
 
 States are read, never drawn from.
 """
@@ -20,7 +20,7 @@ SEEDINGS_NOTED = 50
 
 
 class Randomness:
-    """Patches the functions that seed; reads the generators when asked."""
+    """Patches of the functions that seed, and the generators' states on request."""
 
     def __init__(self, journal: Journal, torch: Any) -> None:
         self._journal = journal
@@ -37,7 +37,7 @@ class Randomness:
             self._hook("numpy", "seed", numpy.random)
 
     def fetch_begins(self) -> None:
-        """The first batch of a data set is about to be fetched."""
+        """Read the states before the first batch of a data set is fetched."""
         self._before = self._journal.guarded(self._read_states, harms=("random_states",))
 
     def fetch_ended(self, dataset: Any, length: int) -> None:
@@ -46,7 +46,7 @@ class Randomness:
             self._journal.guarded(self._note_states, dataset, length, *self._before, harms=("random_states",))
 
     def _read_states(self) -> tuple[dict[str, str], dict[str, int]]:
-        """Digest of each library's generator in this process, and how often each was seeded."""
+        """Return the digest of each library's generator in this process, and how often each was seeded."""
         states = {
             "torch": tensor_digest(self._torch.default_generator.get_state()),
             "random": _digest(repr(random.getstate()).encode()),
@@ -94,7 +94,7 @@ class Randomness:
             )
 
     def _place(self, dataset: Any) -> Optional[dict[str, Any]]:
-        """The lines of the innermost data set's ``__getitem__``, when the user wrote it."""
+        """Return the lines of the innermost data set's ``__getitem__``, when the user wrote it."""
         while isinstance(dataset, self._torch.utils.data.Subset):
             dataset = dataset.dataset
         code = getattr(getattr(type(dataset), "__getitem__", None), "__code__", None)

@@ -1,4 +1,4 @@
-"""Fetches a few samples under a fixed seed, so that the ranks' data can be compared sample by sample.
+"""A few samples, fetched under a fixed seed, so that the ranks' data can be compared sample by sample.
 
 It happens right after the first batch, in the process that fetches (a worker's or the rank's own), with every random
 state put back as it was.
@@ -56,7 +56,7 @@ class Samples:
         fetcher_class.fetch = fetch_and_probe
 
     def leave_out(self, dataset: Any) -> None:
-        """Probe no fetch of a data set in this process: its workers were asked, whose random states the job has."""
+        """Probe no fetch of a data set in this process: its workers do, with the random states of the job."""
         self._probed.add(id(dataset))
 
     def _probe(self, dataset: Any, length: int) -> None:
@@ -81,7 +81,7 @@ class Samples:
                 put_back(state)
 
     def _places(self, dataset: Any, length: int) -> list[tuple[Any, int]]:
-        """What to fetch; of a subset's base a few samples as well, which ranks with other subsets have too.
+        """Return what to fetch; of a subset's base a few samples as well, which ranks with other subsets have too.
 
         The first two are what data sets of different lengths have in common.
         """
@@ -98,7 +98,7 @@ class Samples:
         return dataset
 
     def _fetch(self, dataset: Any, index: int) -> Any:
-        """One sample under the seed; None when the data set does not take the index, which is no fault of it."""
+        """Return one sample under the seed; None when the data set does not take the index, which is no fault of it."""
         self._torch.default_generator.manual_seed(SEED)
         random.seed(SEED)
         numpy = sys.modules.get("numpy")
@@ -110,7 +110,7 @@ class Samples:
             return None
 
     def _states(self, dataset: Any) -> list[tuple[Callable[[Any], Any], Any]]:
-        """How to put back every random state that a fetch may move, the data set's own generators included."""
+        """Return how to put back every random state that a fetch may move, the data set's own generators included."""
         generator = self._torch.default_generator
         states: list[tuple[Callable[[Any], Any], Any]] = [
             (generator.set_state, generator.get_state()),
@@ -137,7 +137,7 @@ class Samples:
 
 
 def _length(dataset: Any) -> Optional[int]:
-    """Number of samples of a data set; None when it has none to tell."""
+    """Return the number of samples of a data set; None when it has no length."""
     try:
         return len(dataset)
     except (TypeError, NotImplementedError):
@@ -145,6 +145,6 @@ def _length(dataset: Any) -> Optional[int]:
 
 
 def _is_number(index: Any) -> bool:
-    """Tell whether the sampler draws plain numbers; other keys cannot be made up."""
+    """Return whether the sampler draws plain numbers; other keys cannot be made up."""
     first = index[0] if isinstance(index, (list, tuple)) and index else index
     return isinstance(first, int)

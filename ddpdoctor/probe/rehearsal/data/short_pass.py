@@ -15,35 +15,35 @@ class CutShort(StopIteration):
 
 
 class Owner(Protocol):
-    """Who decides over the passes."""
+    """What decides over the passes."""
 
     def is_over(self, trail: Trail) -> bool:
-        """Tell whether the pass has yielded what it may."""
+        """Return whether the pass has yielded what it may."""
 
     def drawn(self, trail: Trail) -> None:
-        """The pass has yielded a batch."""
+        """Count a batch of the pass."""
 
     def is_counted(self, trail: Trail, frame: FrameType) -> bool:
-        """Tell whether ``frame``, which asks for one batch more, counts its batches instead of awaiting an end."""
+        """Return whether ``frame``, which draws one batch more, counts its batches instead of awaiting an end."""
 
     def may_go_on(self, trail: Trail) -> bool:
-        """Tell whether a pass whose batches are counted may yield more than others."""
+        """Return whether a pass with batches that are counted may yield more than others."""
 
     def was_cut(self, trail: Trail, frame: FrameType, end: str) -> None:
         """Leave the user's code where ``frame`` cannot go on without more batches."""
 
     def is_looped(self, frame: FrameType) -> bool:
-        """Tell whether a ``for`` statement of the user's draws the batch."""
+        """Return whether a ``for`` statement of the user's draws the batch."""
 
     def hand_out(self, trail: Trail, batch: Any, inner: Any) -> Any:
         """Return the batch that the script gets, which is the one that was drawn unless the rehearsal is a stress."""
 
     def finish(self, trail: Trail, inner: Any, end: str) -> None:
-        """The pass is over."""
+        """End the pass."""
 
 
 class ShortPass:
-    """Ends when its owner says so; everything else it asks of the real iterator."""
+    """Ends when its owner decides so; everything else is that of the real iterator."""
 
     def __init__(self, owner: Owner, trail: Trail, inner: Iterator[Any]) -> None:
         self._owner = owner
@@ -88,7 +88,7 @@ class ShortPass:
 
 
 def is_cut(error: BaseException) -> bool:
-    """Tell whether an exception is the end of a pass that we cut, or was made of it."""
+    """Return whether an exception is the end of a pass that we cut, or was made of it."""
     seen: set[int] = set()
     step: Optional[BaseException] = error
     while step is not None and id(step) not in seen:

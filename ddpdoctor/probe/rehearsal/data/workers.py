@@ -18,11 +18,10 @@ AT_MOST_FORKED = 4
 
 @contextlib.contextmanager
 def few_workers(loader: Any, torch: Any, *, seen: bool = False) -> Iterator[int]:
-    """Let the iterator that is made meanwhile start few workers, and fewer where they are spawned; yield how many.
+    """Make the iterator that is made meanwhile start few workers, and fewer where they are spawned; yield how many.
 
-    ``seen`` tells that a pass of such a loader had workers already: they are not spawned again, and the rank fetches,
-    unless the script prepares them. A data set that divides itself among its workers keeps them all. What was set stays
-    what the script reads.
+    With ``seen`` a pass of such a loader had workers already: they are not spawned again, and the rank fetches, unless
+    the script prepares them. A data set that divides itself among its workers keeps them all. The script reads its own.
     """
     asked = loader.num_workers
     divides = isinstance(loader.dataset, torch.utils.data.IterableDataset)
@@ -40,12 +39,12 @@ def few_workers(loader: Any, torch: Any, *, seen: bool = False) -> Iterator[int]
 
 
 def _does_without(loader: Any) -> bool:
-    """Tell whether a rank that fetches by itself fetches the same: no worker is prepared, kept or watched."""
+    """Return whether a rank that fetches by itself fetches the same: no worker is prepared, kept or watched."""
     return loader.worker_init_fn is None and not loader.persistent_workers and not loader.timeout
 
 
 def _spawns(loader: Any) -> bool:
-    """Tell whether the workers of a loader are started anew, and not forked."""
+    """Return whether the workers of a loader are started anew, and not forked."""
     context = loader.multiprocessing_context
     method = multiprocessing.get_start_method(allow_none=True) if context is None else context.get_start_method()
     return method in ("spawn", "forkserver")
