@@ -1,4 +1,4 @@
-"""On how many threads torch computes in a rank, and whether anybody asked for so many."""
+"""On how many threads torch computes in a rank, and whether so many were chosen."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...journal import Journal
 
 
 class CpuThreads:
-    """Tells it at the first optimizer step: what a script sets, it has set by then."""
+    """Reported at the first optimizer step: what a script sets, it has set by then."""
 
     def __init__(self, journal: Journal, torch: Any) -> None:
         self._journal = journal
@@ -22,7 +22,7 @@ class CpuThreads:
         on_call(self._journal, self._torch, "set_num_threads", before=self._chosen, harms=("cpu_threads",))
 
     def note_threads(self) -> None:
-        """Write it down."""
+        """Write the number of threads."""
         chosen = self._set or bool(self._journal.plan.get("threads_chosen"))
         self._journal.event("cpu_threads", threads=int(self._torch.get_num_threads()), chosen=chosen)
 

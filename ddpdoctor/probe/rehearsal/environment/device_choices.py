@@ -1,4 +1,4 @@
-"""Notes when a process chooses its GPU, and the barriers before that which have to guess it."""
+"""When a process chooses its GPU, and the barriers before that which have to guess it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOTED = 20
 
 
 class DeviceChoices:
-    """Listens to ``torch.cuda.set_device`` and ``torch.distributed.barrier``."""
+    """Listeners at ``torch.cuda.set_device`` and ``torch.distributed.barrier``."""
 
     def __init__(self, journal: Journal, torch: Any) -> None:
         self._journal = journal

@@ -22,10 +22,10 @@ _FAILED = "failed-"
 
 
 class Failure:
-    """Delays the end of a process that an exception ends."""
+    """A delay of the end of a process that an exception ends."""
 
     def __init__(self, journal: Journal, started: Callable[[], int]) -> None:
-        """``started`` returns how many processes were started as ranks, 0 where that is not known."""
+        """Delay ends where ``started`` returns how many processes were started as ranks, 0 where that is not known."""
         self._journal = journal
         self._started = started
 

@@ -21,11 +21,11 @@ _CLASSES = (
 )
 _GPUS = ("auto", "gpu", "cuda")
 _OWN_RANKS = ("spawn", "fork", "notebook")
-"""Strategies that start their ranks themselves, whoever started the script."""
+"""Strategies that start their ranks themselves, even in a script that a launcher started."""
 
 
 class LightningTrainers:
-    """Changes what trainers and fabrics are made with, in ranks that a launcher started."""
+    """Changes to the arguments of trainers and fabrics, in ranks that a launcher started."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -51,7 +51,7 @@ class LightningTrainers:
         made.__init__ = make_fitted
 
     def _fitted(self, options: dict[str, Any]) -> dict[str, Any]:
-        """The options that a rehearsal sets; none for a strategy that is not DDP."""
+        """Return the options that a rehearsal sets; none for a strategy that is not DDP."""
         strategy = options.get("strategy", "auto")
         name = strategy if isinstance(strategy, str) else type(strategy).__name__.lower()
         if not name.startswith(("ddp", "auto")) or any(word in name for word in _OWN_RANKS):

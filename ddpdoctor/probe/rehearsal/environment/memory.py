@@ -1,4 +1,4 @@
-"""Whether this machine has the memory to train a model on the CPU, asked before the kernel ends a rank for it."""
+"""Whether this machine has the memory to train a model on the CPU, looked up before the kernel ends a rank for it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Need(NamedTuple):
 
 
 def need_of(parameters: Iterable[Any], ranks: int) -> Need:
-    """The need of ``ranks`` ranks for a module with these parameters; those on other devices count for nothing."""
+    """Return the need of ``ranks`` ranks for a module with these parameters; those on other devices do not count."""
     count = total = held = 0
     for parameter in parameters:
         if parameter.device.type != "cpu":
@@ -37,13 +37,13 @@ def need_of(parameters: Iterable[Any], ranks: int) -> Need:
 
 
 def free_bytes(root: str = "/") -> Optional[int]:
-    """Return what this machine and the container around us still give; None where neither says."""
+    """Return what this machine and the container around us still give; None where both are unknown."""
     limits = [_of_machine(root), *(_of_cgroup(root, *names) for names in _CGROUPS)]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def shortage(need: Need, free: Optional[int], ranks: int) -> str:
-    """Say that the memory does not suffice; empty when it does, or when nobody knows."""
+    """Return a sentence that the memory does not suffice; empty when it does, or when that is not known."""
     if free is None or need.missing_bytes <= free:
         return ""
     return (

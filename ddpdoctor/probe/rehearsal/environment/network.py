@@ -1,4 +1,4 @@
-"""Sees Python's own connections to other machines, which a rehearsal does not hold back."""
+"""Python's own connections to other machines, which a rehearsal does not hold back."""
 
 from __future__ import annotations
 

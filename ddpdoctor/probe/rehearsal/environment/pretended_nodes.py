@@ -1,4 +1,4 @@
-"""Lets a rank believe that it runs on one of several nodes, by the variables that a launcher there would set."""
+"""The variables of a launcher on several nodes, set for a rank of a rehearsal on one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import MutableMapping
 
 
 def pretend(environment: MutableMapping[str, str], ranks_per_node: int, slurm: bool) -> None:
-    """Rewrite what torch's launcher set for ranks of one node; with ``slurm`` say the same in Slurm's words."""
+    """Rewrite what torch's launcher set for ranks of one node; with ``slurm`` set Slurm's variables alike."""
     rank, world_size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
     node, local_rank = divmod(rank, ranks_per_node)
     nodes = -(-world_size // ranks_per_node)

@@ -1,7 +1,7 @@
-"""Leads the ranks of a rehearsal to one place of meeting on this machine, and makes their group for those who are here.
+"""One place of meeting for the ranks of a rehearsal on this machine, and a group of those that are here.
 
-A script may name an address at which nobody listens here (``10.0.0.7``, a host of its cluster), or more ranks than were
-started; init_process_group would wait for its timeout. What it asked for is noted, and the rest is rehearsed. A port
+A script may name an address at which nothing listens here (``10.0.0.7``, a host of its cluster), or more ranks than
+were started; init_process_group would wait for its timeout. What it named is noted, and the rest is rehearsed. A port
 that the script names is given another number, the same on every rank: two rehearsals at a time, or one beside the live
 job, would otherwise meet at one port.
 """
@@ -29,10 +29,10 @@ _HERE = "127.0.0.1"
 
 
 class Rendezvous:
-    """Changes where ranks meet and how many they are, where they would wait in vain."""
+    """Changes of where ranks meet and how many they are, where they would wait in vain."""
 
     def __init__(self, journal: Journal, ending: Ending) -> None:
-        """Made before the user's first line: what the launcher has said may be overwritten by it."""
+        """Save the launcher's variables before the user's first line, which may overwrite them."""
         self._journal = journal
         self._ending = ending
         self._launched = os.environ.get(_LAUNCHER_HAS_THE_STORE) == str(True)
@@ -44,7 +44,7 @@ class Rendezvous:
         """How often this process has joined a group."""
 
     def install(self) -> None:
-        """Replace what makes the store, what tells the ranks, and what spawns them; torch must be imported."""
+        """Replace what makes the store, what numbers the ranks, and what spawns them; torch must be imported."""
         module = sys.modules.get("torch.distributed.rendezvous")
         make_store = getattr(module, "_create_c10d_store", None)
         if make_store is not None:
@@ -73,7 +73,7 @@ class Rendezvous:
             @functools.wraps(start)
             def start_processes(fn: Any, args: Any = (), nprocs: int = 1, *others: Any, **options: Any) -> Any:
                 waits = options.get("join", others[0] if others else True)
-                # Who starts one and goes on may be a rank itself.
+                # The process that starts one and goes on may be a rank itself.
                 os.environ[SPAWNED_VARIABLE] = str(nprocs) if waits or nprocs > 1 else ""
                 try:
                     return start(fn, args, nprocs, *others, **options)
@@ -84,7 +84,7 @@ class Rendezvous:
                 setattr(owner, "start_processes", start_processes)  # noqa: B010
 
     def _place(self, hostname: str, port: int) -> Optional[tuple[str, int]]:
-        """Where the store of this rehearsal is that stands for an address; None to leave it as it is."""
+        """Return where the store of this rehearsal is that stands for an address; None to leave it as it is."""
         if not port:
             return None
         away = not _is_here(hostname)
@@ -99,11 +99,11 @@ class Rendezvous:
         return self._address, int(self._port)
 
     def _other(self, port: int) -> int:
-        """The port that stands for ``port`` in this rehearsal; the first rank that asks chooses it."""
+        """Return the port that stands for ``port`` in this rehearsal; the first rank here chooses it."""
         return self._chosen("ports.json", str(port), free_port)
 
     def _chosen(self, name: str, key: str, choose: Callable[[], int]) -> int:
-        """What the first rank that asked has chosen, in a file that all of them share."""
+        """Return what the first rank here has chosen, in a file that all of them share."""
         with open(os.path.join(self._journal.run_directory, name), "a+", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)
@@ -115,7 +115,7 @@ class Rendezvous:
             return int(chosen[key])
 
     def _fitted(self, url: str, rank: Any, world_size: Any) -> Optional[tuple[int, int]]:
-        """Rank and number of ranks where the script asks for more ranks than were started; None where it does not."""
+        """Return rank and number of ranks where the script names more ranks than were started, else None."""
         started = self.started()
         if not isinstance(rank, int) or not isinstance(world_size, int):
             return None  # torch words the error
@@ -152,13 +152,13 @@ class Rendezvous:
 
 
 def _told(url: str, name: str, variable: str) -> Optional[int]:
-    """What an address says, or the environment where it does not; None where neither is a number."""
+    """Return a number in an address, or in the environment where it is not there; None where neither is one."""
     text = (parse_qs(urlparse(url).query).get(name) or [os.environ.get(variable, "")])[0]
     return int(text) if text.isdigit() else None
 
 
 def _is_here(hostname: str) -> bool:
-    """Tell whether a host is this machine, without asking the network for its address, which may take long."""
+    """Return whether a host is this machine, without a query of the network for its address, which may take long."""
     if hostname in ("localhost", "", "::1", socket.gethostname()):
         return True
     for family in (socket.AF_INET, socket.AF_INET6):

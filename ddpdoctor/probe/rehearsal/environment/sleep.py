@@ -1,4 +1,4 @@
-"""Tells a rank that sleeps, and when it wakes, from one that is stuck."""
+"""Whether a rank sleeps, and when it wakes, so that it is not taken for a stuck one."""
 
 from __future__ import annotations
 
