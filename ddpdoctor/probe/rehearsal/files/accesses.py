@@ -19,21 +19,21 @@ from ...user_code import calling_frame
 from .real_paths import UnresolvablePath, name_path, status_of_target, target_path
 
 TOLD_AFTER = 3
-"""A question asked so often, with nothing but sleep between, is a poll."""
+"""A path that is queried so often, with nothing but sleep between, is polled."""
 _PATHS_HELD = 64
 
 
 class Polling:
-    """Counts the main thread's questions for paths, and their answers, since it last did anything else."""
+    """The main thread's queries of paths, and their results, since it last did anything else."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._activity: tuple[int, ...] = ()
         self._asked: dict[tuple[int, str, bool], tuple[int, int]] = {}
-        """How often each line has asked for each path and got the answer, and since when."""
+        """How often each line has queried each path with this result, and since when."""
 
     def asked(self, path: str, site: int, *, found: bool) -> None:
-        """A line of the user's has asked whether there is a path, or tried in vain to read it."""
+        """Count a query of whether there is a path by a line of the user's, or an attempt in vain to read it."""
         ring = self._journal.ring
         if ring is None or threading.current_thread() is not threading.main_thread():
             return
@@ -50,7 +50,7 @@ class Polling:
             ring.note_polling(since_ns, now_ns)
 
     def did_something(self) -> None:
-        """What was asked before is over."""
+        """Forget the earlier queries."""
         self._asked.clear()
         if self._journal.ring is not None:
             self._journal.ring.note_polling(0, 0)
@@ -72,7 +72,7 @@ _PATH_CHECKS = ("exists", "is_file", "is_dir")
 
 
 class Accesses:
-    """Listens to audit events and to the functions that ask whether a path exists."""
+    """Listeners at audit events and at the functions that query whether a path exists."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -97,7 +97,7 @@ class Accesses:
         }
 
     def install(self) -> None:
-        """Patch the functions that ask whether a path exists; only the user's own calls are noted."""
+        """Patch the functions that query whether a path exists; only the user's own calls are noted."""
         for name in _CHECKS:
             # Where pickle looks for it, it has to be the same function.
             self._hook(name, os.path, sys.modules[getattr(os.path, name).__module__])
@@ -182,7 +182,7 @@ class Accesses:
 
 
 def _fetcher(frame: Optional[FrameType]) -> str:
-    """The library that fetches or extracts and stands between the user and the call; empty where there is none."""
+    """Return the library that fetches or extracts and stands between the user and the call, or an empty text."""
     for _ in range(_DEPTH):
         if frame is None:
             break
@@ -208,7 +208,7 @@ Listener = Callable[[tuple[Any, ...]], None]
 
 
 def listen(journal: Journal, listeners: Mapping[str, Listener]) -> None:
-    """Call a listener whenever its event happens; what happens inside a listener is not heard."""
+    """Call a listener whenever its event happens; what happens inside a listener does not count."""
     thread = threading.local()
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Notes how checkpoints are loaded: onto which device, and whether the names of the parameters fit."""
+"""How checkpoints are loaded: onto which device, and whether the names of the parameters fit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PREFIX = "module."
 
 
 class Checkpoints:
-    """Patches ``torch.load``, what it asks for the place of each storage, and ``Module.load_state_dict``."""
+    """Patches of ``torch.load``, of its look-up of each storage's place, and of ``Module.load_state_dict``."""
 
     def __init__(self, journal: Journal, torch: Any) -> None:
         self._journal = journal

@@ -1,8 +1,8 @@
 """What the ranks of one rehearsal made, and in which state they left it: a log in the run directory that they share.
 
 A record is one line: a CRC-32 in eight hexadecimal digits and a JSON list. What is about to be made is recorded, in one
-append, *before* it is made, so whoever finds a file that a rank made finds its record as well; its state is recorded
-again when it was opened, while it is written, and before it is closed.
+append, *before* it is made, so that a file which a rank made always has its record; its state is recorded again when it
+was opened, while it is written, and before it is closed.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from .made import Identity, Made, decoded
 LOG_NAME = "created-files.log"
 """Name of the log inside the run directory."""
 OVERLAY_LOG_NAME = "files-in-the-overlay.log"
-"""Its name where the ranks write to an overlay: who cleans up must not look for those files outside."""
+"""Its name where the ranks write to an overlay: the clean-up must not look for those files outside."""
 
 MADE = ("file", "directory", "socket", "pipe", "name")
 """What is about to be made; a ``name`` is a link made by the ranks to content that may not be theirs."""
 KINDS = (*MADE, "open", "closed", "relabelled", "doubtful", "private", "foreign")
 """Besides what is made: ``open``, a process of ours has it open for writing, in this state; ``closed``, it left it in
 this state; ``relabelled``, its names or mode are changed by us, its content is not; ``doubtful``, another program wrote
-to it while a rank had it open; ``private``, a directory that nobody else knows the name of; ``foreign``, it was there
-before the rehearsal and was changed or taken away with leave: whatever has that name is never cleaned up."""
+to it while a rank had it open; ``private``, a directory with a name that only the rank has; ``foreign``, it was there
+before the rehearsal and was changed or taken away by permission: whatever has that name is never cleaned up."""
 
 
 class Record(NamedTuple):
@@ -112,7 +112,7 @@ class Replay:
             self.entries[name].changed(record.kind, record.identity, record.pid, record.time_ns)
 
     def _aliases(self, path: str, identity: Optional[Identity], entry: Made) -> set[str]:
-        """The path and the other names of the same file; one that had its number before is another file."""
+        """Return the path and the other names of the same file; one that had its number before is another file."""
         names = {path}
         known = identity or (entry.identities[-1] if entry.identities else None)
         if known is not None:
@@ -124,7 +124,7 @@ class Replay:
         return names
 
     def _move(self, record: Record) -> None:
-        """A file keeps its state under its new name; the old one is known on, for the rename comes after its record."""
+        """Move a file's state to its new name; the old one is kept, for the rename comes after its record."""
         old, new = record.moved_from, record.path
         if record.kind == "foreign":
             self.foreign.add(new)
@@ -144,7 +144,7 @@ class Replay:
             self._names.setdefault(identity.place, set()).add(new)
 
     def maker(self, path: str, status: os.stat_result) -> Made | None:
-        """Say what the ranks made at ``path``, where what lies there now is known to be theirs; otherwise None."""
+        """Return what the ranks made at ``path``, where what is there now is known to be theirs; otherwise None."""
         if path in self.foreign:
             return None
         entry = self.entries.get(path)
@@ -204,13 +204,13 @@ class CreatedFiles:
             _close(log)
 
     def maker(self, path: str, status: os.stat_result) -> Made | None:
-        """Say what any rank made at ``path``, where what lies there now is known to be theirs; otherwise None."""
+        """Return what any rank made at ``path``, where what is there now is known to be theirs; otherwise None."""
         with self._lock:
             self._follow()
             return self._replay.maker(path, status)
 
     def entry(self, path: str) -> Made | None:
-        """Return what the log knows of a path, whatever lies there now."""
+        """Return what the log holds of a path, whatever is there now."""
         with self._lock:
             self._follow()
             return self._replay.entries.get(path)

@@ -56,7 +56,7 @@ class BytecodeHeldBack(PermissionError):
 
 
 class FileRules:
-    """Judges operations on files, keeps the log of created files and tells what happens to which file.
+    """Rules for operations on files, the log of created files, and reports of what happens to which file.
 
     Every method that is named after an operation takes the arguments of Python's audit event of that name and returns a
     refusal, or None when the operation may go on.
@@ -78,7 +78,7 @@ class FileRules:
         self.open_files = OpenFiles(self._created)
 
     def opened(self, path: object, flags: object, dir_fd: object = None) -> Refusal | None:
-        """``open`` and ``os.open``; ``flags`` are those of the system call."""
+        """Judge ``open`` and ``os.open``; ``flags`` are those of the system call."""
         if not isinstance(flags, int) or not flags & (_CHANGES | os.O_CREAT):
             return None
         target = self._resolve(target_path, "write", path, dir_fd)
@@ -88,18 +88,18 @@ class FileRules:
         return self.written(target, "write", creates=bool(flags & os.O_CREAT), changes=changes)
 
     def saved(self, path: object) -> Refusal | None:
-        """A library that writes from C++ is about to create or overwrite ``path``."""
+        """Judge a library that is about to create or overwrite ``path`` from C++."""
         target = target_path(path)
         return None if target is None else self.written(target, "save", creates=True, changes=True)
 
     def written_on(self, path: object) -> None:
-        """A library will write to ``path``, for which it has leave, now and then until the process ends."""
+        """Expect a library to write to ``path``, as it may, now and then until the process ends."""
         target = target_path(path)
         if target is not None and self._created.entry(target) is not None:
             self.open_files.expect(target, for_good=True)
 
     def written(self, target: str, action: str, *, creates: bool, changes: bool) -> Refusal | None:
-        """The content of a resolved path is about to change, or the path to come into being."""
+        """Judge a change of the content of a resolved path, or its creation."""
         if self._is_exempt(target):
             return None
         status = status_of_target(target)
@@ -128,12 +128,12 @@ class FileRules:
         return Refusal(action, target, f"would write to {shown(target)}, {reason}")
 
     def truncated(self, path: object) -> Refusal | None:
-        """``os.truncate``; a descriptor was judged when it was opened."""
+        """Judge ``os.truncate``; a descriptor was judged when it was opened."""
         target = target_path(path)
         return None if target is None else self.written(target, "write", creates=False, changes=True)
 
     def attributes_changed(self, path: object, dir_fd: object = None) -> Refusal | None:
-        """``os.chmod``, ``os.chown`` and extended attributes."""
+        """Judge ``os.chmod``, ``os.chown`` and extended attributes."""
         target = self._resolve(target_path, "write", described_path(path), dir_fd)
         if not isinstance(target, str):
             return target
@@ -144,34 +144,34 @@ class FileRules:
         return Refusal("write", target, f"would change the mode or owner of {shown(target)}, {_NOT_OURS}")
 
     def keeps_times(self, path: object, dir_fd: object = None) -> bool:
-        """``os.utime``: tell whether the times are those of a file that was there before.
+        """Return whether the times that ``os.utime`` sets are those of a file that was there before.
 
-        They are left as they are, without a word: a script that touches its marker file has no use for them.
+        They are left as they are, without a report: a script that touches its marker file has no use for them.
         """
         target = self._resolve(target_path, "write", described_path(path), dir_fd)
         return isinstance(target, str) and self._is_foreign(target)
 
     def _is_foreign(self, target: str) -> bool:
-        """Tell whether a file or directory is there that the ranks did not make and may not change."""
+        """Return whether a file or directory is there that the ranks did not make and may not change."""
         status = status_of_target(target)
         if status is None or self._allow_writes or self._is_exempt(target):
             return False
         return (is_regular(status) or is_directory(status)) and self._maker(target, status) is None
 
     def times_set(self, path: object, dir_fd: object = None) -> None:
-        """``os.utime`` was called: what the ranks made has other times now."""
+        """Note that ``os.utime`` was called: what the ranks made has other times now."""
         target = self._resolve(target_path, "write", described_path(path), dir_fd)
         status = status_of_target(target) if isinstance(target, str) else None
         if isinstance(target, str) and status is not None and self._created.entry(target) is not None:
             self._created.note("relabelled", target, identity=identity_of(status))
 
     def mapped(self, descriptor: object) -> None:
-        """A file is mapped into memory, by its descriptor."""
+        """Note a file that is mapped into memory, by its descriptor."""
         if isinstance(descriptor, int) and descriptor >= 0:
             self.open_files.mapped(descriptor)
 
     def temporary_directory_made(self, path: object) -> None:
-        """``tempfile.mkdtemp``: nobody else knows the name, so what other programs put there is the ranks' as well."""
+        """Note ``tempfile.mkdtemp``: only the rank has its name, so that all that is put there is its own."""
         name = name_path(path)
         if name is not None and not self._is_exempt(name):
             self._created.note("private", name)
@@ -181,11 +181,11 @@ class FileRules:
         self.open_files.expect(path)
 
     def _maker(self, path: str, status: os.stat_result) -> Made | None:
-        """What the ranks made at ``path``, where what lies there now is as they left it."""
+        """Return what the ranks made at ``path``, where what is there now is as they left it."""
         return self._created.maker(path, status)
 
     def removed(self, path: object, dir_fd: object = None) -> Refusal | None:
-        """``os.remove`` and ``os.unlink``."""
+        """Judge ``os.remove`` and ``os.unlink``."""
         name = self._resolve(name_path, "remove", path, dir_fd)
         if not isinstance(name, str):
             return name
@@ -195,7 +195,7 @@ class FileRules:
         return self._taken_away(name, status)
 
     def directory_removed(self, path: object, dir_fd: object = None) -> Refusal | None:
-        """``os.rmdir``, which takes empty directories only."""
+        """Judge ``os.rmdir``, which takes empty directories only."""
         name = self._resolve(name_path, "remove", path, dir_fd)
         if not isinstance(name, str):
             return name
@@ -205,7 +205,7 @@ class FileRules:
         return self._taken_away(name, status)
 
     def tree_removed(self, path: object, dir_fd: object = None) -> Refusal | None:
-        """``shutil.rmtree``: refused as a whole, before its first file; what it does is judged file by file besides."""
+        """Judge ``shutil.rmtree``: refused as a whole, before its first file; its steps are judged besides."""
         name = self._resolve(name_path, "remove", path, dir_fd)
         if not isinstance(name, str):
             return name
@@ -231,7 +231,7 @@ class FileRules:
         return None
 
     def renamed(self, source: object, target: object, source_fd: object, target_fd: object) -> Refusal | None:
-        """``os.rename`` and ``os.replace``."""
+        """Judge ``os.rename`` and ``os.replace``."""
         old = self._resolve(name_path, "rename", source, source_fd)
         new = self._resolve(name_path, "rename", target, target_fd)
         if not isinstance(old, str) or not isinstance(new, str):
@@ -255,7 +255,7 @@ class FileRules:
         return None
 
     def _stranger_in(self, directory: str) -> str | None:
-        """Something below a directory of the ranks' that they did not make."""
+        """Return something below a directory of the ranks' that they did not make."""
         for root, folders, files in os.walk(directory):
             for name in (*folders, *files):
                 path = os.path.join(root, name)
@@ -279,7 +279,7 @@ class FileRules:
             self.open_files.expect(new)
 
     def linked(self, source: object, target: object, source_fd: object, target_fd: object) -> Refusal | None:
-        """``os.link``: the new name is the ranks', its content only if the old one's is."""
+        """Judge ``os.link``: the new name is the ranks', its content only if the old one's is."""
         old = self._resolve(name_path, "write", source, source_fd)
         if not isinstance(old, str):
             return old
@@ -289,12 +289,12 @@ class FileRules:
         made = self._maker(old, status)
         if made is not None:
             self._created.note("relabelled", old)
-        # ``/proc/self/fd/N`` of a file without a name (``O_TMPFILE``), which nobody but the rank can have made.
+        # ``/proc/self/fd/N`` of a file without a name (``O_TMPFILE``), which only the rank can have made.
         nameless = old.startswith("/proc/") and not os.stat(old).st_nlink
         return self._new_name(target, target_fd, made.kind if made is not None else "file" if nameless else "name")
 
     def symlinked(self, target: object, dir_fd: object) -> Refusal | None:
-        """``os.symlink``."""
+        """Judge ``os.symlink``."""
         return self._new_name(target, dir_fd, "name")
 
     def _new_name(self, path: object, dir_fd: object, kind: str) -> Refusal | None:
@@ -307,7 +307,7 @@ class FileRules:
         return None
 
     def directory_made(self, path: object, dir_fd: object) -> Refusal | None:
-        """``os.mkdir``."""
+        """Judge ``os.mkdir``."""
         name = self._resolve(name_path, "write", path, dir_fd)
         if not isinstance(name, str):
             return name
@@ -317,13 +317,13 @@ class FileRules:
         return None
 
     def pipe_made(self, path: object, dir_fd: object) -> Refusal | None:
-        """``os.mkfifo`` and ``os.mknod``; other things than pipes are files, or need rights that few scripts have."""
+        """Judge ``os.mkfifo`` and ``os.mknod``; others than pipes are files, or need rights that few scripts have."""
         return self._new_name(path, dir_fd, "pipe")
 
     def socket_bound(self, address: object) -> Refusal | None:
-        """``socket.bind``, which makes a file of a Unix socket; a path that is taken makes it fail by itself.
+        """Judge ``socket.bind``, which makes a file of a Unix socket; a path that is taken makes it fail by itself.
 
-        Nobody is told: such sockets are made by libraries, as by a loader's worker that hands on tensors, and stay
+        It is not reported: such sockets are made by libraries, as by a loader's worker that hands on tensors, and stay
         behind when the process is killed.
         """
         name = name_path(address)
@@ -332,7 +332,7 @@ class FileRules:
         return None
 
     def database_connected(self, database: object) -> Refusal | None:
-        """``sqlite3.connect``, which writes from C; a database that was there may only be opened read-only."""
+        """Judge ``sqlite3.connect``, which writes from C; a database that was there may only be opened read-only."""
         location = _database_path(database)
         target = None if location is None else target_path(location)
         if target is None:
@@ -344,13 +344,13 @@ class FileRules:
         return self.written(target, "write", creates=True, changes=True)
 
     def database_attached(self, database: object) -> Refusal | None:
-        """A database is attached to a connection; None stands for a path that sqlite does not tell beforehand."""
+        """Judge a database that is attached to a connection; None is a path that sqlite does not give beforehand."""
         if database is not None:
             return self.database_connected(database)
         return self._unknown("attach a database whose path is not known beforehand")
 
     def called_from_c(self, name: object) -> Refusal | None:
-        """A function of the C library that changes files is about to be called through ``ctypes``."""
+        """Judge a function of the C library that changes files and is about to be called through ``ctypes``."""
         return self._unknown(f"call {name}() of the C library, which cannot be observed")
 
     def _unknown(self, action: str) -> Refusal | None:
@@ -400,7 +400,7 @@ def _has_content(directory: str) -> bool:
 
 
 def _database_path(database: object) -> object:
-    """The file behind a database's name; None when it lives in memory or is opened read-only."""
+    """Return the file behind a database's name; None when it is in memory or is opened read-only."""
     if not isinstance(database, (str, bytes, os.PathLike)):
         return None
     text = os.fsdecode(database)

@@ -1,4 +1,4 @@
-"""Puts file objects that tell what they write in the place of Python's own, for files that are opened for writing."""
+"""File objects that record what they write, in the place of Python's own, for files that are opened for writing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Followed(io.FileIO):
     _quietly: Callable[[Callable[[], Any]], Any]
 
     def write(self, data: Any, /) -> int:
-        """Write, if nobody else has written since."""
+        """Write, after a test that no other program has written since."""
         return int(self._seen(lambda: io.FileIO.write(self, data)) or 0)
 
     def truncate(self, size: Optional[int] = None, /) -> int:
@@ -109,7 +109,7 @@ def _begun(files: OpenFiles, raw: Followed, quietly: Callable[[Callable[[], Any]
 
 
 def _is_valid(mode: str, buffering: object) -> bool:
-    """Tell whether a mode is one that needs no error or warning of Python's own ``open``."""
+    """Return whether a mode is one that needs no error or warning of Python's own ``open``."""
     letters = set(mode)
     if not letters <= _KNOWN or len(letters) != len(mode) or len(letters & set("rwax")) != 1 or {"b", "t"} <= letters:
         return False

@@ -28,7 +28,7 @@ class Identity(NamedTuple):
         return self.device, self.inode
 
     def fits(self, status: os.stat_result) -> bool:
-        """Tell whether a file is in this very state."""
+        """Return whether a file is in this very state."""
         return (
             self.place == (status.st_dev, status.st_ino)
             and (self.size, self.mtime_ns) == (status.st_size, status.st_mtime_ns)
@@ -73,17 +73,17 @@ class Made:
         self.doubtful = False
         """Another program has written to it while a rank had it open."""
         self._announced: dict[int, int] = {}
-        """Processes that were about to make it and have not said what came of it, with the time."""
+        """Processes that were about to make it and have not recorded its state yet, with the time."""
         self._writers: dict[int, int] = {}
-        """Processes that have it open for writing, with the time of their last word."""
+        """Processes that have it open for writing, with the time of their last record."""
 
     def announced(self, pid: int, time_ns: int) -> None:
-        """A process is about to make it."""
+        """Note that a process is about to make it."""
         self._announced[pid] = time_ns
         self.doubtful = False
 
     def changed(self, kind: str, identity: Optional[Identity], pid: int, time_ns: int) -> None:
-        """A record of its state."""
+        """Apply a record of its state."""
         if kind == "doubtful":
             self.doubtful = True
         elif kind == "relabelled":
@@ -112,15 +112,15 @@ class Made:
         return moved
 
     def knows(self, status: os.stat_result) -> bool:
-        """Tell whether a process of the rehearsal recorded this very state."""
+        """Return whether a process of the rehearsal recorded this very state."""
         return any(identity.fits(status) for identity in self.identities)
 
     def has_other_writers(self, pid: int) -> bool:
-        """Tell whether a process of the rehearsal beside this one has it open for writing, or is about to."""
+        """Return whether a process of the rehearsal beside this one has it open for writing, or is about to."""
         return bool((self._writers.keys() | self._announced.keys()) - {pid})
 
     def is_at_work_or_left(self, status: os.stat_result) -> bool:
-        """Tell, while ranks run, whether what lies there is theirs: as one left it, or being written by one."""
+        """Return, while ranks run, whether what is there is theirs: as one left it, or being written by one."""
         if self.doubtful or not self.is_of_kind(status):
             return False
         if self._is_left(status) or (self._writers and self._is_same_file(status)):
@@ -128,7 +128,7 @@ class Made:
         return any(status.st_ctime_ns >= time_ns - CLOCK_SLACK_NS for time_ns in self._announced.values())
 
     def is_certain(self, status: os.stat_result) -> bool:
-        """Tell, when no rank runs any more, whether what lies there is theirs and nobody has changed it since."""
+        """Return, when no rank runs any more, whether what is there is theirs and was not changed since."""
         if self.doubtful or not self.is_of_kind(status):
             return False
         if self._is_left(status):
@@ -138,7 +138,7 @@ class Made:
         )
 
     def may_be_unfinished(self, status: os.stat_result) -> bool:
-        """Tell whether a rank may have been killed before it said in which state it left this."""
+        """Return whether a rank may have been killed before it recorded in which state it left this."""
         if self.identities and not self._is_same_file(status):
             return False
         return bool(self._announced or self._writers) and status.st_ctime_ns >= self.time_ns - CLOCK_SLACK_NS
@@ -155,7 +155,7 @@ class Made:
         return any(identity.place == (status.st_dev, status.st_ino) for identity in self.identities)
 
     def is_of_kind(self, status: os.stat_result) -> bool:
-        """Tell whether there is now what was to be made."""
+        """Return whether there is now what was to be made."""
         mode = status.st_mode
         if self.kind == "directory":
             return stat.S_ISDIR(mode)

@@ -1,4 +1,4 @@
-"""Writers that Python's audit hooks do not see, or not well enough: asked for leave before they open their file."""
+"""Writers that Python's audit hooks do not see, or not well enough: judged before they open their file."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def wrap_torch(torch: Any, ask: Ask, ask_for_good: Ask, done: Done) -> None:
 
 
 def _nothing() -> None:
-    """What a writer that is never done does when its first call is over."""
+    """Do nothing after the first call of a writer that is never done."""
 
 
 def _guarded_mapping(from_file: Any, ask: Ask) -> Any:
-    """A tensor or storage that shares a file's memory writes to the file; a private one does not."""
+    """Judge a tensor or storage that shares a file's memory, as it writes to the file; a private one does not."""
 
     @functools.wraps(from_file)
     def mapped(filename: Any, shared: Any = False, *arguments: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Keeps the ranks of a rehearsal from changing, replacing or deleting files that existed before it.
+"""The guard that keeps the ranks of a rehearsal from changing, replacing or deleting files that existed before it.
 
 An audit hook sees what Python itself does to files; wrappers see what torch and safetensors do from C++ and Rust. What
 is allowed is decided in ``file_rules``. Not seen: other native writers (HDF5, Arrow, OpenCV), and what children do.
@@ -32,7 +32,7 @@ OnFile = Callable[[str, str, bool], object]
 OnChild = Callable[[str, bool], object]
 """Called with the command line of a child process, and whether it keeps these rules, just before it starts."""
 OfUser = Callable[[], bool]
-"""Tells whether the user's own code is at work."""
+"""Returns whether the user's own code is at work."""
 
 _RULES = {
     "open": ("opened", (0, 2)),
@@ -54,7 +54,7 @@ _RULES = {
 """Audit event -> method of ``FileRules`` and the positions of the arguments that it takes."""
 
 _NOTED = {"mmap.__new__": "mapped", "tempfile.mkdtemp": "temporary_directory_made"}
-"""Audit event -> method of ``FileRules`` that is told of its first argument and refuses nothing."""
+"""Audit event -> method of ``FileRules`` that gets its first argument and refuses nothing."""
 
 _CHILDREN = {"subprocess.Popen": 1, "os.posix_spawn": 1, "os.exec": 1, "os.system": 0}
 """Audit event -> position of the command in its arguments."""
@@ -82,7 +82,7 @@ def install(
     """Guard this process, its threads and the processes that it forks until it ends; a second call replaces the first.
 
     ``run_directory`` holds the log of created files that all ranks share, and may be written freely. In an overlay,
-    where ``mount_points`` names those outside it, everything is told and nothing refused.
+    where ``mount_points`` names those outside it, everything is reported and nothing refused.
     """
     guard = _Guard(
         run_directory, allow_writes, on_refused, on_file, on_child, of_user, in_overlay=mount_points is not None
@@ -104,7 +104,7 @@ def install(
 
 
 def _follow_what_is_written() -> None:
-    """Where files are written for good: know their last state, and guard the ways that no audit event tells of."""
+    """Follow the last state of files that are written for good, and guard the ways that have no audit event."""
     follow_io(lambda: _ACTIVE[0].rules.open_files, lambda call: _ACTIVE[0].quietly(call))
     wrap_makers(settle)
     wrap_pipe_makers(lambda path, dir_fd: _ACTIVE[0].judge(_ACTIVE[0].rules.pipe_made, path, dir_fd), settle)
@@ -161,7 +161,7 @@ def _ask_to_save(path: object) -> None:
 
 
 class _Guard:
-    """Connects events to rules, and rules to the rank's callbacks."""
+    """The connection of events to rules, and of rules to the rank's callbacks."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class _Guard:
         self.rules = FileRules(run_directory, allow_writes, self._tell_file, in_overlay=in_overlay)
 
     def is_quiet(self) -> bool:
-        """True in a thread that is inside one of our own calls."""
+        """Return whether this thread is inside one of our own calls."""
         return getattr(self._thread, "quiet", False)
 
     def quietly(self, call: Callable[[], Any]) -> Any:
@@ -216,7 +216,7 @@ class _Guard:
             raise PermissionError(f"{refusal.sentence}: refused in a rehearsal")
 
     def keeps_times(self, path: object, dir_fd: object) -> bool:
-        """True when a file's times must stay as they are; what cannot be judged may have them set."""
+        """Return whether a file's times must stay as they are; what cannot be judged may have them set."""
         if self.is_quiet():
             return False
         try:
@@ -225,7 +225,7 @@ class _Guard:
             return False
 
     def note(self, note: Callable[..., object], *arguments: object) -> None:
-        """Take something down that has happened; a fault of it reaches nobody."""
+        """Note something that has happened; a fault of it is ignored."""
         if self.is_quiet():
             return
         try:
@@ -244,7 +244,7 @@ class _Guard:
         self._tell(lambda: self._on_child(_command_line(command), keeps_the_rules(command, environment)))
 
     def looked_up(self, name: object) -> None:
-        """A function of a library in C is looked up by its name: nobody sees what is done with it."""
+        """Judge a function of a library in C that is looked up by its name: its calls cannot be seen."""
         if name in LIBC_WRITERS and self._of_user():
             self.judge(self.rules.called_from_c, name)
         elif name in LIBC_STARTERS and self._of_user():
@@ -293,7 +293,7 @@ def _is_for_writing(arguments: tuple[Any, ...]) -> bool:
 
 
 def keeps_the_rules(command: object, environment: object) -> bool:
-    """Tell whether a child is a Python in which the rules are in force, too."""
+    """Return whether a child is a Python in which the rules are in force, too."""
     words = [_text(word) for word in command] if isinstance(command, (list, tuple)) else []
     if not words or not re.fullmatch(r"python[\d.]*", os.path.basename(words[0])):
         return False

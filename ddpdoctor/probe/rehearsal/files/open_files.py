@@ -1,4 +1,4 @@
-"""Follows what this process writes until it is closed, so that its last state is known, and no other is taken for it.
+"""What this process writes until it is closed, so that its last state is known, and no other is taken for it.
 
 A file object of Python is followed write by write: before each one the file must be as the one before left it. What
 writes by itself (a descriptor, a mapping, a library in C) is looked at when it is done, or soon after.
@@ -39,14 +39,14 @@ class Written:
         self._noted_by = 0
 
     def unseen(self) -> None:
-        """Somebody took the descriptor, and may write through it."""
+        """Note that the descriptor was taken, and may be written through."""
         self._last = None
 
     def before(self, descriptor: int) -> os.stat_result:
-        """We are about to write, or to close: since our last write nobody else may have written. Return its state.
+        """Return the file's state before we write or close it: since our last write no other program may have written.
 
         Another rank may have been writing when we looked at the file, and have closed it when we look at the log: a
-        state that nobody recorded counts only if it is still there after that.
+        state without a record counts only if it is still there after that.
         """
         status = os.fstat(descriptor)
         for _ in range(_LOOKS):
@@ -65,7 +65,7 @@ class Written:
         return status
 
     def after(self, status: os.stat_result) -> None:
-        """We have written."""
+        """Note that we have written."""
         if self._last is not None:
             self._last = identity_of(status)
         if time.time_ns() - self._noted_ns >= WRITE_NOTED_EVERY_NS or self._noted_by != os.getpid():
@@ -77,7 +77,7 @@ class Written:
         self._created.note("open", self._path, identity=identity_of(status))
 
     def closing(self, descriptor: int) -> None:
-        """The file object is about to be closed."""
+        """Note that the file object is about to be closed."""
         self._files.leave(path_of(descriptor) or self._path, self.before(descriptor))
 
 
@@ -87,7 +87,7 @@ class OpenFiles:
     def __init__(self, created: CreatedFiles) -> None:
         self._created = created
         self._unsettled: dict[str, float] = {}
-        """What this process makes or changes in a way that does not say when it is done; since when."""
+        """What this process makes or changes in a way that does not show when it is done; since when."""
         self._descriptors: dict[int, str] = {}
         """What ``os.open`` was called for."""
         self._written_on: set[str] = set()
@@ -100,13 +100,13 @@ class OpenFiles:
         self._unsettled, self._written_on = {}, set()
 
     def expect(self, path: str, *, for_good: bool = False) -> None:
-        """Something of the ranks is about to be made or changed here; ``for_good``: as long as the process lives."""
+        """Expect something of the ranks to be made or changed here; ``for_good``: as long as the process lives."""
         if for_good:
             self._written_on.add(path)
         self._unsettled[path] = time.monotonic()
 
     def begin(self, descriptor: int) -> Optional[Written]:
-        """A file object was opened for writing: the account of it, where the file is one that the ranks make."""
+        """Return an account of a file object that was opened for writing, where the file is one that the ranks make."""
         path, status = path_of(descriptor), os.fstat(descriptor)
         if path is None or not stat.S_ISREG(status.st_mode) or not self._is_ours(path, status):
             return None
@@ -120,7 +120,7 @@ class OpenFiles:
         return entry is not None and entry.is_at_work_or_left(status)
 
     def opened(self, descriptor: int, flags: int) -> None:
-        """``os.open`` has opened a file."""
+        """Note a file that ``os.open`` has opened."""
         self._descriptors.pop(descriptor, None)
         path = path_of(descriptor) if flags & (_ACCESS_MODE | os.O_CREAT) else None
         if path is None:
@@ -131,7 +131,7 @@ class OpenFiles:
             self._created.note("open", path, identity=identity_of(status))
 
     def closing(self, descriptor: int) -> None:
-        """``os.close`` is about to close a descriptor."""
+        """Note a descriptor that ``os.close`` is about to close."""
         path = self._descriptors.pop(descriptor, None)
         if path is not None and path_of(descriptor) == path:
             self._unsettled.pop(path, None)
@@ -143,7 +143,7 @@ class OpenFiles:
             self._created.note("open" if path in self._unsettled else "closed", path, identity=identity_of(status))
 
     def mapped(self, descriptor: int) -> None:
-        """A file is mapped: what is written to it is not seen any more, and goes on after it was closed."""
+        """Note a file that is mapped: what is written to it is not seen any more, and goes on after it was closed."""
         path = path_of(descriptor)
         if path is not None and self._created.entry(path) is not None:
             self.expect(path)
@@ -152,7 +152,7 @@ class OpenFiles:
         """Record the state of what is no longer open here; at the end of the process also of what still is."""
         if not self._unsettled and not at_end:
             return
-        # Who comes here may hold the lock of the log, which who settles takes: never wait for one with the other.
+        # This thread may hold the lock of the log, which settling takes: never wait for one with the other.
         if not self._lock.acquire(timeout=_END_WAITS_S if at_end else 0):
             return
         try:
@@ -186,7 +186,7 @@ class OpenFiles:
 
 
 def path_of(descriptor: int) -> Optional[str]:
-    """The path of the file that a descriptor is open on; None where there is none, or the system does not tell."""
+    """Return the path of the file that a descriptor is open on; None where there is none, or the system hides it."""
     try:
         path = os.readlink(f"/proc/self/fd/{descriptor}")
     except OSError:
@@ -195,7 +195,7 @@ def path_of(descriptor: int) -> Optional[str]:
 
 
 def _writable_files() -> dict[tuple[int, int], str]:
-    """The files that this process can write to by a descriptor or a shared mapping: by device and inode, the path."""
+    """Return the paths that this process can write to, by descriptor or shared mapping: by device, inode."""
     found: dict[tuple[int, int], str] = {}
     try:
         descriptors = os.listdir("/proc/self/fd")

@@ -1,4 +1,4 @@
-"""Takes the places of functions of ``os`` that Python's audit events do not tell of, or not enough."""
+"""Replacements of functions of ``os`` that have no audit event in Python, or one that lacks something."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def wrap_os_open(ask: Callable[[object, int, object], None], quiet: Callable[[Ca
 
 
 def wrap_makers(done: Done) -> None:
-    """Tell when something was made, moved or linked by ``os``, whose audit events come before."""
+    """Call ``done`` when something was made, moved or linked by ``os``, whose audit events come before."""
     for name in ("mkdir", "symlink", "link", "rename", "replace", "truncate"):
         take_place(name, _followed(getattr(os, name), done))
 
 
 def wrap_pipe_makers(tell: Callable[[object, object], None], done: Done) -> None:
-    """Tell of ``os.mkfifo`` and ``os.mknod``, which have no audit events; ``tell`` takes path and ``dir_fd``."""
+    """Report ``os.mkfifo`` and ``os.mknod``, which have no audit events; ``tell`` takes path and ``dir_fd``."""
     for name in ("mkfifo", "mknod"):
         if hasattr(os, name):
             take_place(name, _told(_followed(getattr(os, name), done), tell))

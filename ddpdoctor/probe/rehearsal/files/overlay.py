@@ -14,13 +14,13 @@ from .os_functions import take_place
 
 REASON = "overlay"
 _OF_OTHERS = os.strerror(errno.EOVERFLOW)
-"""The kernel's answer where a file belongs to somebody who has no number in the user namespace of the box."""
+"""The kernel's error where a file belongs to a user without a number in the user namespace of the box."""
 
 
 def caused(error: BaseException, mount_points: Optional[Mapping[str, bool]]) -> str:
-    """``overlay`` when an exception, or what led to it, comes of the overlay; empty otherwise.
+    """Return ``overlay`` when an exception, or what led to it, comes of the overlay; empty otherwise.
 
-    ``mount_points`` says of those outside the box whether they are read-only; None where there is no overlay.
+    ``mount_points`` holds for those outside the box whether they are read-only; None where there is no overlay.
     """
     if mount_points is None:
         return ""
@@ -76,7 +76,7 @@ def _across_overlays(
 
 
 def _real_name(path: Any) -> str:
-    """The path without symbolic links in its directories; the last name stays what it is."""
+    """Return the path without symbolic links in its directories; the last name stays what it is."""
     text = os.fsdecode(path).rstrip("/") or "/"
     return os.path.join(os.path.realpath(os.path.dirname(text) or "."), os.path.basename(text))
 

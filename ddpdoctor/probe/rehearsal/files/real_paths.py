@@ -8,7 +8,7 @@ import stat
 
 
 class UnresolvablePath(Exception):
-    """The path is relative to a directory descriptor whose path the system does not tell."""
+    """The path is relative to a directory descriptor with a path that the system does not show."""
 
 
 def target_path(path: object, dir_fd: object = None) -> str | None:
@@ -29,7 +29,7 @@ def name_path(path: object, dir_fd: object = None) -> str | None:
 
 
 def described_path(path: object) -> object:
-    """Return what a descriptor is open on, where the system tells; anything else as it is."""
+    """Return what a descriptor is open on, where the system shows it; anything else as it is."""
     if not isinstance(path, int) or isinstance(path, bool):
         return path
     try:
@@ -88,17 +88,17 @@ def status_of_name(path: str) -> os.stat_result | None:
 
 
 def is_directory(status: os.stat_result) -> bool:
-    """Tell whether a stat result is a directory's."""
+    """Return whether a stat result is a directory's."""
     return stat.S_ISDIR(status.st_mode)
 
 
 def is_regular(status: os.stat_result) -> bool:
-    """Tell whether a stat result is a regular file's: no device, terminal, pipe or socket."""
+    """Return whether a stat result is a regular file's: no device, terminal, pipe or socket."""
     return stat.S_ISREG(status.st_mode)
 
 
 def is_inside(path: str, directory: str) -> bool:
-    """Tell whether ``path`` is ``directory`` or lies in it; both are resolved."""
+    """Return whether ``path`` is ``directory`` or is in it; both are resolved."""
     return path == directory or path.startswith(directory.rstrip(os.sep) + os.sep)
 
 

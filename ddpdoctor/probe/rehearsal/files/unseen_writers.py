@@ -1,4 +1,4 @@
-"""Ways to files that Python's audit events do not tell of: sqlite's ATTACH, readline, shared memory, libc by ctypes."""
+"""Ways to files that have no audit events in Python: sqlite's ATTACH, readline, shared memory, libc by ctypes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LIBC_STARTERS = frozenset((
 
 
 def wrap_sqlite(sqlite: ModuleType, ask: Callable[[object], object]) -> None:
-    """Ask for leave before a database is attached to a connection; ``ask`` gets its path, None where it is unknown.
+    """Judge a database before it is attached to a connection; ``ask`` gets its path, None where it is unknown.
 
     ``sqlite`` is the module in C, from which the others take ``connect``.
     """
