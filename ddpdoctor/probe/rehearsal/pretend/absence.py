@@ -1,4 +1,4 @@
-"""Tells what is not on the disk from what is wrong, without asking the network."""
+"""What is not on the disk, told apart from what is wrong without a query of the network."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 Note = Callable[[str], None]
-"""Takes what was pretended, as the user would call it."""
+"""Takes what was pretended, in the words of the user."""
 ABSENT: Final = object()
 """What ``on_this_machine`` returns for what is not there."""
 _SWITCHES = (
@@ -22,11 +22,11 @@ _ABSENCES = frozenset(
     {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "URLError", "FileNotFoundError", "DatasetNotFoundError"}
 )
 _SAID = ("huggingface.co", "no file named", "appear to have a file named", "on the Hub", "the backend tokenizer from")
-"""What transformers or datasets say of what is not there, in an OSError or a ValueError."""
+"""What messages of transformers or datasets hold about what is not there, in an OSError or a ValueError."""
 
 
 class OffTheNetwork:
-    """Keeps the Hugging Face hub to what is on the disk."""
+    """A context that keeps the Hugging Face hub to what is on the disk."""
 
     def __enter__(self) -> None:
         self._before: list[tuple[Any, str, Any]] = []
@@ -53,7 +53,7 @@ def on_this_machine(load: Callable[..., Any], *arguments: Any, **options: Any) -
 
 
 def is_absence(error: BaseException) -> bool:
-    """Tell whether an exception, or what caused it, says that something is not on the disk and may not be fetched."""
+    """Return whether an exception, or its cause, means that something is not on the disk and may not be fetched."""
     seen: Any = error
     while seen is not None:
         if {one.__name__ for one in type(seen).__mro__} & _ABSENCES:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 ITEMS = 1 << 20
-"""Of a stream whose length nothing tells: enough for some hundred batches of 1,024 tokens."""
+"""Of a stream of unknown length: enough for some hundred batches of 1,024 tokens."""
 LARGEST = 64
 """Values are below it, so that the smallest vocabulary (characters of a text, 65) has them all."""
 _ENDINGS = (".bin", ".dat", ".npy", ".raw", ".idx", ".tokens", ".mmap")
@@ -55,7 +55,7 @@ def serve_numpy(numpy: Any, note: Callable[[str], None], directory: str) -> None
 
 
 def _is_absent(path: Any) -> bool:
-    """Tell whether a binary file is named that is not there."""
+    """Return whether a binary file is named that is not there."""
     if not isinstance(path, (str, os.PathLike)):
         return False
     name = os.fspath(path)

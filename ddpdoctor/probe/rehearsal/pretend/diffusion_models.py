@@ -29,12 +29,12 @@ _SMALL: dict[str, dict[str, Any]] = {
 
 
 def serve_models(module: Any, note: Note, directory: str) -> None:
-    """``from_pretrained`` of a model."""
+    """Serve ``from_pretrained`` of a model."""
     _serve(module.ModelMixin, note, "weights", "random ones")
 
 
 def serve_schedulers(module: Any, note: Note, directory: str) -> None:
-    """``from_pretrained`` of a noise scheduler."""
+    """Serve ``from_pretrained`` of a noise scheduler."""
     _serve(module.SchedulerMixin, note, "settings", "their defaults")
 
 

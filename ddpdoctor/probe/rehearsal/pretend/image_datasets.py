@@ -59,11 +59,11 @@ _CLASSES_OF_FOLDERS = (
 )
 """Part of a path, the longer names of smaller sets first."""
 FEWEST_CLASSES = 10
-"""Of a folder whose name tells nothing: labels below the number that a model is made for are always right."""
+"""Of a folder with a name that gives no number: labels below the number that a model is made for are always right."""
 
 
 def serve_torchvision(datasets: Any, note: Note, directory: str) -> None:
-    """Let the classes of ``torchvision.datasets`` be made without their files."""
+    """Make the classes of ``torchvision.datasets`` work without their files."""
     vision = datasets.VisionDataset
     for name, kind in KINDS.items():
         real = getattr(datasets, name, None)
@@ -73,7 +73,7 @@ def serve_torchvision(datasets: Any, note: Note, directory: str) -> None:
 
 
 def _serve_kind(real: Any, kind: Kind, vision: Any, note: Note) -> None:
-    """One class whose files hold all its samples in one array."""
+    """Serve one class with files that hold all its samples in one array."""
     serve_construction(real, vision, note, lambda dataset, named: _fill(dataset, kind, named))
 
 
@@ -84,7 +84,7 @@ def serve_construction(
     fill: Callable[[Any, dict[str, Any]], None],
     is_served: Callable[[dict[str, Any]], bool] = lambda named: True,
 ) -> None:
-    """Let a class of torchvision be made without its files: as its base class makes it, then ``fill``.
+    """Make a class of torchvision work without its files: as its base class makes it, then ``fill``.
 
     ``fill`` and ``is_served`` get the arguments by their names, with defaults; what is not served goes to the class.
     """
@@ -113,7 +113,7 @@ def serve_construction(
 
 
 def has_files(root: str) -> bool:
-    """Tell whether anything is where a data set would be; what is there is for torchvision to judge."""
+    """Return whether anything is where a data set would be; what is there is for torchvision to judge."""
     for _, _, files in os.walk(root):
         if any(not name.startswith(".") and not name.endswith((".py", ".pyc", ".md", ".txt")) for name in files):
             return True
@@ -144,7 +144,7 @@ def _fill(dataset: Any, kind: Kind, named: dict[str, Any]) -> None:
 
 
 def _serve_folders(datasets: Any, note: Note) -> None:
-    """``ImageFolder``, and ``ImageNet`` that is one, of a directory that is not there."""
+    """Serve ``ImageFolder``, and ``ImageNet`` that is one, of a directory that is not there."""
     folder = datasets.DatasetFolder
     find, make, construct = folder.find_classes, folder.make_dataset, folder.__init__
 
@@ -190,7 +190,7 @@ def _serve_image_net(image_net: Any, image_folder: Any) -> None:
 
 
 def serve_timm(module: Any, note: Note, directory: str) -> None:
-    """The reader of such folders that timm has."""
+    """Serve the reader of such folders that timm has."""
     reader = module.ReaderImageFolder
     construct, get = reader.__init__, reader.__getitem__
 
@@ -220,7 +220,7 @@ def serve_timm(module: Any, note: Note, directory: str) -> None:
 
 
 def serve_timm_factory(module: Any, note: Note, directory: str) -> None:
-    """What chooses timm's reader, and wants the directory to be there before it asks the reader."""
+    """Serve what chooses timm's reader, and wants the directory to be there before it makes the reader."""
     create = module.create_reader
 
     @functools.wraps(create)
@@ -233,7 +233,7 @@ def serve_timm_factory(module: Any, note: Note, directory: str) -> None:
 
 
 def is_absent(directory: Any) -> bool:
-    """Tell whether a directory is not there, or empty."""
+    """Return whether a directory is not there, or empty."""
     try:
         with os.scandir(directory) as entries:
             return not any(entries)
@@ -242,19 +242,18 @@ def is_absent(directory: Any) -> bool:
 
 
 def _short(directory: Any) -> str:
-    """The last two names of a path."""
     return os.sep.join(str(directory).rstrip(os.sep).split(os.sep)[-2:])
 
 
 def class_names(directory: str) -> list[str]:
-    """As many classes as the path speaks of, named as ImageNet names them."""
+    """Return as many class names as the path stands for, in ImageNet's form."""
     lower = directory.lower()
     count = next((number for word, number in _CLASSES_OF_FOLDERS if word in lower), FEWEST_CLASSES)
     return [f"n{number:08d}" for number in range(count)]
 
 
 def samples_of(directory: str, class_to_idx: dict[str, int]) -> list[tuple[str, int]]:
-    """Paths of pictures that are not there, with their labels."""
+    """Return paths of pictures that are not there, with their labels."""
     return [
         (os.path.join(directory, name, f"{name}_{number}.JPEG"), label)
         for name, label in class_to_idx.items()
@@ -271,6 +270,6 @@ def _load(loader: Callable[[str], Any], path: str) -> Any:
 
 
 def picture(path: str, side: Optional[int] = None) -> Any:
-    """Return a picture in colours that is the same whenever it is asked for by its path."""
+    """Return a picture in colours that is the same for the same path."""
     blocks = importlib.import_module("PIL.Image").frombytes("RGB", (16, 16), random.Random(path).randbytes(16 * 16 * 3))
     return blocks.resize((side or SIDE, side or SIDE))

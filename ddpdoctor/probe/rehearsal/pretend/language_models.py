@@ -20,7 +20,7 @@ FEWEST_TOKENS = 32
 """transformers 5 makes a tokenizer of the special tokens alone where there is a configuration and no vocabulary: in
 5.23 fewer than these, and at most one token that is not special (``▁``, ``.``). Those of nucleotides are as small."""
 _KINDS = {"smollm": "llama", "alpaca": "llama", "vicuna": "llama", "pythia": "gpt_neox", "dialogpt": "gpt2"}
-"""Names of models that do not say what kind they are."""
+"""Names of models without their kind in them."""
 _READ_BY_THE_LOADER = frozenset(
     {
         *("cache_dir", "force_download", "proxies", "token", "local_files_only", "revision", "trust_remote_code"),
@@ -41,7 +41,7 @@ _TEMPLATE = "{% for one in messages %}{{ one['role'] + ': ' + (one['content'] or
 
 
 def serve_configurations(module: Any, note: Note, directory: str) -> None:
-    """``from_pretrained`` of a configuration, which models and tokenizers ask for, too."""
+    """Serve ``from_pretrained`` of a configuration, which models and tokenizers use, too."""
     base = getattr(module, "PreTrainedConfig", None) or module.PretrainedConfig
     load: Any = base.__dict__["get_config_dict"].__func__
 
@@ -61,7 +61,7 @@ def serve_configurations(module: Any, note: Note, directory: str) -> None:
 
 
 def kind_of(name: str) -> str:
-    """The model type that a name speaks of, ``bert`` in ``org/bert-base-cased``; empty for none that is known."""
+    """Return the model type that a name contains, ``bert`` in ``org/bert-base-cased``; empty for none that is known."""
     mapping: Any = getattr(sys.modules.get("transformers.models.auto.configuration_auto"), "CONFIG_MAPPING_NAMES", {})
     plain = re.sub(r"[^a-z0-9]", "", name.rpartition("/")[2].lower()) or name
     for word, kind in _KINDS.items():
@@ -72,7 +72,7 @@ def kind_of(name: str) -> str:
 
 
 def _small(kind: str) -> dict[str, Any]:
-    """What makes the default configuration of a kind one that a CPU trains in seconds."""
+    """Return what makes the default configuration of a kind one that a CPU trains in seconds."""
     try:
         cls = sys.modules["transformers.models.auto.configuration_auto"].CONFIG_MAPPING[kind]
         default = cls()
@@ -92,12 +92,12 @@ def _small(kind: str) -> dict[str, Any]:
 
 
 def serve_tokenizers(base: Any, note: Note, directory: str) -> None:
-    """``from_pretrained`` of a tokenizer class."""
+    """Serve ``from_pretrained`` of a tokenizer class."""
     _serve_tokenizer(base.PreTrainedTokenizerBase, note)
 
 
 def serve_auto_tokenizer(auto: Any, note: Note, directory: str) -> None:
-    """``AutoTokenizer.from_pretrained``."""
+    """Serve ``AutoTokenizer.from_pretrained``."""
     _serve_tokenizer(auto.AutoTokenizer, note)
 
 
@@ -116,7 +116,7 @@ def _serve_tokenizer(owner: Any, note: Note) -> None:
 
 
 def _has_vocabulary(tokenizer: Any) -> bool:
-    """Tell a tokenizer that was read from the disk, however small, from one of the special tokens alone."""
+    """Return whether a tokenizer was read from the disk, however small, and is not one of the special tokens alone."""
     try:
         if len(tokenizer) >= FEWEST_TOKENS:
             return True
@@ -126,7 +126,7 @@ def _has_vocabulary(tokenizer: Any) -> bool:
 
 
 def _tokenizer(kind: str, options: dict[str, Any]) -> Any:
-    """A tokenizer of bytes, whose numbers are below those of any vocabulary."""
+    """Return a tokenizer of bytes, with numbers below those of any vocabulary."""
     tokenizers: Any = __import__("tokenizers")
     words = [*_SPECIAL.values(), *sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())]
     vocabulary = {word: number for number, word in enumerate(words)}

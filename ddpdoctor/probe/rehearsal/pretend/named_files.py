@@ -1,6 +1,6 @@
 """Pictures and sounds that a script names one by one, as in a list of its repository, and that are not on the disk.
 
-Only their decoders know what is asked for: what names a file, or looks whether it is there, finds none.
+Only their decoders serve them: what names a file, or looks whether it is there, finds none.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from .image_datasets import SIDE, picture
 _PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 _SOUNDS = (".wav", ".flac", ".ogg", ".mp3", ".m4a")
 _OF_CLASSES = re.compile(r"mask|label|annot|segment|(?<![a-z])gt", re.IGNORECASE)
-"""What names a picture whose pixels are numbers of classes, or the directory that it is in."""
+"""In the name of a picture with numbers of classes as pixels, or of the directory that it is in."""
 CLASSES_OF_PIXELS = 2
-"""Any model that tells the pixels of pictures apart knows these two."""
+"""Any model that classifies the pixels of pictures has these two."""
 SECONDS = 4
 """Of a sound: what is cut to segments must be longer."""
 _RATES = (("libritts", 24_000), ("librispeech", 16_000), ("vctk", 48_000), ("commonvoice", 48_000))
@@ -31,7 +31,7 @@ USUAL_RATE = 22_050
 
 
 def serve_pillow(image: Any, note: Note, directory: str) -> None:
-    """``PIL.Image.open``."""
+    """Serve ``PIL.Image.open``."""
     opened = image.open
 
     @functools.wraps(opened)
@@ -50,7 +50,7 @@ def serve_pillow(image: Any, note: Note, directory: str) -> None:
 
 
 def serve_opencv(cv2: Any, note: Note, directory: str) -> None:
-    """``cv2.imread``, which gives None for what is not there."""
+    """Serve ``cv2.imread``, which gives None for what is not there."""
     read = cv2.imread
 
     @functools.wraps(read)
@@ -71,7 +71,7 @@ def serve_opencv(cv2: Any, note: Note, directory: str) -> None:
 
 
 def serve_scipy(wavfile: Any, note: Note, directory: str) -> None:
-    """``scipy.io.wavfile.read``."""
+    """Serve ``scipy.io.wavfile.read``."""
     read = wavfile.read
 
     @functools.wraps(read)
@@ -86,7 +86,7 @@ def serve_scipy(wavfile: Any, note: Note, directory: str) -> None:
 
 
 def serve_soundfile(soundfile: Any, note: Note, directory: str) -> None:
-    """``soundfile.read``."""
+    """Serve ``soundfile.read``."""
     read = soundfile.read
 
     @functools.wraps(read)
@@ -105,7 +105,7 @@ def serve_soundfile(soundfile: Any, note: Note, directory: str) -> None:
 
 
 def serve_librosa(audio: Any, note: Note, directory: str) -> None:
-    """``librosa.load``."""
+    """Serve ``librosa.load``."""
     load = audio.load
 
     @functools.wraps(load)
@@ -122,7 +122,7 @@ def serve_librosa(audio: Any, note: Note, directory: str) -> None:
 
 
 def serve_torchaudio(torchaudio: Any, note: Note, directory: str) -> None:
-    """``torchaudio.load``."""
+    """Serve ``torchaudio.load``."""
     load = torchaudio.load
 
     @functools.wraps(load)
@@ -138,7 +138,7 @@ def serve_torchaudio(torchaudio: Any, note: Note, directory: str) -> None:
 
 
 def _absent(file: Any, endings: tuple[str, ...]) -> str:
-    """The path of a file that is not there and has one of these endings; empty for anything else."""
+    """Return the path of a file that is not there and has one of these endings; empty for anything else."""
     if not isinstance(file, (str, os.PathLike)):
         return ""
     path = os.fspath(file)
@@ -146,7 +146,7 @@ def _absent(file: Any, endings: tuple[str, ...]) -> str:
 
 
 def _is_of_classes(path: str) -> bool:
-    """Tell by the name of a picture and of its directories below the place of the data whether it is a mask."""
+    """Return whether a picture is a mask, by its name and those of its directories below the place of the data."""
     return not path.lower().endswith((".jpg", ".jpeg")) and bool(_OF_CLASSES.search(path))
 
 
@@ -161,7 +161,7 @@ def _rate(path: str) -> int:
 
 
 def _samples(path: str, rate: int = 0) -> Any:
-    """Noise of 16 bits that is the same whenever it is asked for by its path."""
+    """Return noise of 16 bits that is the same for the same path."""
     numpy: Any = importlib.import_module("numpy")
     return numpy.frombuffer(_noise(path, 2 * SECONDS * (rate or _rate(path))), numpy.int16).copy() // 8
 

@@ -27,7 +27,7 @@ class Pictures(NamedTuple):
     test: int
     classes: int
     target: str = "label"
-    """``label``, ``mask`` (the class of each pixel) or ``annotation`` (boxes, as VOC's XML files say them)."""
+    """``label``, ``mask`` (the class of each pixel) or ``annotation`` (boxes, as in VOC's XML files)."""
 
 
 PICTURES = {
@@ -63,7 +63,7 @@ _TESTS = ("val", "test")
 
 
 def serve_pictures(datasets: Any, note: Note, directory: str) -> None:
-    """Let these classes of ``torchvision.datasets`` be made without their files."""
+    """Make these classes of ``torchvision.datasets`` work without their files."""
     for name, pictures in PICTURES.items():
         real = getattr(datasets, name, None)
         if isinstance(real, type):
@@ -94,7 +94,7 @@ def _serve(real: Any, pictures: Pictures, vision: Any, note: Note) -> None:
 
 
 def _wants_labels(named: dict[str, Any]) -> bool:
-    """Tell whether the target is the usual one: segmentations and boxes of these classes are not generated."""
+    """Return whether the target is the usual one: segmentations and boxes of these classes are not generated."""
     return named.get("target_types", named.get("target_type", _LABEL)) in (_LABEL, [_LABEL], (_LABEL,))
 
 
@@ -129,7 +129,7 @@ def _target(dataset: Any, pictures: Pictures, index: int) -> Any:
 
 
 def _mask(label: int) -> Any:
-    """A picture whose middle is of one class, with a border that counts for none, as VOC draws it."""
+    """Return a picture with a middle of one class, and a border that counts for none, as VOC draws it."""
     image: Any = importlib.import_module("PIL.Image")
     mask = image.new("P", (SIDE, SIDE), 0)
     mask.paste(255, (SIDE // 4 - 2, SIDE // 4 - 2, 3 * SIDE // 4 + 2, 3 * SIDE // 4 + 2))
@@ -138,7 +138,7 @@ def _mask(label: int) -> Any:
 
 
 def _serve_coco(real: Any, vision: Any, note: Note) -> None:
-    """COCO's annotations are a file that ``pycocotools`` reads; without it, it gets generated ones."""
+    """Give ``pycocotools``, which reads COCO's annotations from a file, generated ones where there is none."""
     construct, load = real.__init__, real._load_image
 
     @functools.wraps(construct)

@@ -1,7 +1,7 @@
 """The table of what is pretended: what may be absent, and what stands for it where it is.
 
-A provider looks for the real thing first, on the disk and among the packages, and asks no network; only where there is
-none it serves something of the same shape, type and number of classes, the same on every rank, and says so.
+A provider looks for the real thing first, on the disk and among the packages, and never on the network; only where
+there is none it serves something of the same shape, type and number of classes, the same on every rank, and reports it.
 """
 
 from __future__ import annotations
@@ -56,20 +56,20 @@ PROVIDERS: tuple[tuple[str, Provider], ...] = (
     ("librosa.core.audio", named_files.serve_librosa),
     ("torchaudio", named_files.serve_torchaudio),
 )
-"""The module that would serve the real thing, and what looks after it."""
+"""The module that would serve the real thing, and its provider."""
 OF_TORCH: tuple[Provider, ...] = (weights.serve_hub, weights.serve_modules)
 """The same of torch itself, before other libraries take its functions."""
 
 
 class Pretence:
-    """Installs the providers in one process of the job."""
+    """The providers in one process of the job."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._noted: set[str] = set()
 
     def before_torch(self) -> None:
-        """Serve what scripts may ask for before torch."""
+        """Serve what scripts may load before torch."""
         self.make_directories()
         trackers.serve_imports(self._journal.user_code.holds, self._note)
         for name, provider in PROVIDERS:
@@ -86,7 +86,7 @@ class Pretence:
     def make_directories(self) -> None:
         """Make the directories that a first try missed, where an overlay will throw them away.
 
-        They are asked for only under an overlay, but a second try may be refused one.
+        They are in the plan only under an overlay, but a second try may be refused one.
         """
         if self._journal.plan.get("mount_points") is None:
             return

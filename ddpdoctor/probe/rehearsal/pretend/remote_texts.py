@@ -17,7 +17,7 @@ TEXT_BYTES = 1 << 20
 
 
 def serve_urllib(module: Any, note: Note, directory: str) -> None:
-    """``urllib.request.urlopen``, which ``urlretrieve`` goes through, too."""
+    """Serve ``urllib.request.urlopen``, which ``urlretrieve`` goes through, too."""
     opened = module.urlopen
 
     @functools.wraps(opened)
@@ -34,7 +34,7 @@ def serve_urllib(module: Any, note: Note, directory: str) -> None:
 
 
 def serve_requests(module: Any, note: Note, directory: str) -> None:
-    """``requests.get``, alone or of a session."""
+    """Serve ``requests.get``, alone or of a session."""
     ask = module.Session.request
 
     @functools.wraps(ask)
@@ -50,7 +50,7 @@ def serve_requests(module: Any, note: Note, directory: str) -> None:
 
 
 def serve_fsspec(module: Any, note: Note, directory: str) -> None:
-    """``fsspec.open``."""
+    """Serve ``fsspec.open``."""
     opened = module.open
 
     @functools.wraps(opened)
@@ -66,14 +66,14 @@ def serve_fsspec(module: Any, note: Note, directory: str) -> None:
 
 
 def _is_text(address: Any) -> bool:
-    """Tell whether an address is that of a plain text on the web."""
+    """Return whether an address is that of a plain text on the web."""
     if not isinstance(address, str) or not address.startswith(("http://", "https://")):
         return False
     return urlparse(address).path.endswith(".txt")
 
 
 def _generated(address: str, note: Note) -> bytes:
-    """The same words whenever they are asked for by their address."""
+    """Return the same words for the same address."""
     note(f"the text {os.path.basename(urlparse(address).path)} of {urlparse(address).hostname} (generated words)")
     draw = random.Random(address)
     content = bytearray()

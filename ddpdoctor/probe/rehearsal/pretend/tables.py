@@ -63,13 +63,13 @@ _OF_FILES = {
     **dict.fromkeys(("prompt", "completion", "response", "answer"), "text"),
     **dict.fromkeys(("chosen", "rejected"), "talk"),
 }
-"""Of files that are not there, where the script does not say their columns: the usual names of texts."""
+"""Of files that are not there, where the script does not give their columns: the usual names of texts."""
 _BUILDERS = frozenset({"json", "csv", "text", "parquet"})
 _WORDS = ("the", "rank", "step", "model", "data", "loss", "graph", "light", "river", "stone", "sees", "gives", "new")
 
 
 def serve_datasets(module: Any, note: Note, directory: str) -> None:
-    """``datasets.load_dataset``."""
+    """Serve ``datasets.load_dataset``."""
     load = module.load_dataset
 
     @functools.wraps(load)
@@ -101,7 +101,7 @@ def columns_of(path: str, name: str) -> Optional[dict[str, Any]]:
 
 
 def _answer(columns: Mapping[str, Any], features: Any, options: Mapping[str, Any]) -> Any:
-    """What is asked for: one split, several, or all in a dictionary."""
+    """Return what is requested: one split, several, or all in a dictionary."""
     datasets = sys.modules["datasets"]
 
     def one(split: str) -> Any:
@@ -153,7 +153,7 @@ def _cell(kind: Any, draw: random.Random, row: int) -> Any:
 
 
 def _of_feature(key: str, kind: Any, draw: random.Random, row: int = 0) -> Any:
-    """A value of a column that the script has described."""
+    """Return a value of a column that the script has described."""
     if isinstance(kind, Mapping):
         return {name: _of_feature(name, one, draw, row) for name, one in kind.items()}
     inner = kind[0] if isinstance(kind, list) else getattr(kind, "feature", None)
@@ -163,14 +163,14 @@ def _of_feature(key: str, kind: Any, draw: random.Random, row: int = 0) -> Any:
     if kind_of == "string":
         if key == "role":
             return ("user", "assistant")[row % 2]
-        # Of a text whose name does not say that it is one, nothing is known: it may have to be JSON.
+        # A text whose name is none of these may have to be JSON.
         return sentence(draw) if key in _OF_FILES or key in ("content", "question", "answer") else ""
     names = getattr(kind, "num_classes", None)
     return draw.randrange(int(names)) if names else 0
 
 
 def sentence(draw: random.Random) -> str:
-    """Some words, the same for the same draws."""
+    """Return some words, the same for the same draws."""
     return " ".join(draw.choices(_WORDS, k=draw.randint(8, 40)))
 
 
@@ -179,7 +179,7 @@ def _image(draw: random.Random) -> Any:
 
 
 class Metric:
-    """Takes what it gets and says one half."""
+    """A metric that takes anything and always returns one half."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -196,7 +196,7 @@ class Metric:
 
 
 def serve_evaluate(module: Any, note: Note, directory: str) -> None:
-    """``evaluate.load``."""
+    """Serve ``evaluate.load``."""
     load = module.load
 
     @functools.wraps(load)

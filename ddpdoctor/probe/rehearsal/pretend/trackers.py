@@ -28,7 +28,7 @@ TRACKERS = frozenset(
 
 
 def serve_imports(is_users: Callable[[str], bool], note: Callable[[str], None]) -> None:
-    """Answer the import statements of the user's files; libraries, which ask whether a tracker is there, see none."""
+    """Serve the import statements of the user's files; libraries, which test whether a tracker is there, see none."""
     load = builtins.__import__
     served: dict[str, SilentModule] = {}
 
@@ -57,7 +57,7 @@ def serve_imports(is_users: Callable[[str], bool], note: Callable[[str], None]) 
 
 
 class Silent:
-    """Takes every call, attribute, item and context, and says nothing."""
+    """An object that takes every call, attribute, item and context, and does nothing."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         pass

@@ -10,11 +10,11 @@ from urllib.parse import urlparse
 from .absence import ABSENT, Note, on_this_machine, short_name
 
 _NO_SETTINGS = frozenset({"config", "dtype", "torch_dtype", "from_pretrained"})
-"""Options of a model whose names a configuration has, too."""
+"""Options of a model with names that a configuration has, too."""
 
 
 class NoWeights(dict[Any, Any]):
-    """Stands for a checkpoint that was not downloaded: it holds nothing, and every part of it is of the same kind.
+    """A checkpoint that was not downloaded: it holds nothing, and every part of it is of the same kind.
 
     ``Module.load_state_dict`` leaves the module as it is where it gets one.
     """
@@ -24,7 +24,7 @@ class NoWeights(dict[Any, Any]):
 
 
 def serve_hub(torch: Any, note: Note, directory: str) -> None:
-    """``torch.hub.load_state_dict_from_url``, which torchvision's models go through, too, and ``torch.hub.list``."""
+    """Serve ``torch.hub.load_state_dict_from_url``, which torchvision's models use, and ``torch.hub.list``."""
     hub = torch.hub
     load = hub.load_state_dict_from_url
 
@@ -51,7 +51,7 @@ def serve_hub(torch: Any, note: Note, directory: str) -> None:
 
 
 def serve_modules(torch: Any, note: Note, directory: str) -> None:
-    """``load_state_dict`` of a module takes what stands for weights, and keeps its own."""
+    """Make ``load_state_dict`` of a module take what stands for weights, and keep its own."""
     module = torch.nn.Module
     load = module.load_state_dict
 
@@ -65,7 +65,7 @@ def serve_modules(torch: Any, note: Note, directory: str) -> None:
 
 
 def serve_checkpoints(torch: Any, note: Note, names: frozenset[str]) -> None:
-    """``torch.load`` of files that are not there, as the script names them."""
+    """Serve ``torch.load`` of files that are not there, by their names in the script."""
     load = torch.load
 
     @functools.wraps(load)
@@ -80,7 +80,7 @@ def serve_checkpoints(torch: Any, note: Note, names: frozenset[str]) -> None:
 
 
 def serve_timm(builder: Any, note: Note, directory: str) -> None:
-    """What ``create_model(pretrained=True)`` of timm loads."""
+    """Serve what ``create_model(pretrained=True)`` of timm loads."""
     load = builder.load_pretrained
 
     @functools.wraps(load)
@@ -96,7 +96,7 @@ def serve_timm(builder: Any, note: Note, directory: str) -> None:
 
 
 def serve_transformers(modeling: Any, note: Note, directory: str) -> None:
-    """``from_pretrained`` of a model whose configuration is there, in its directory or as an argument."""
+    """Serve ``from_pretrained`` of a model with a configuration that is there, in its directory or as an argument."""
     model_class = modeling.PreTrainedModel
     load = model_class.__dict__["from_pretrained"].__func__
 
@@ -119,7 +119,7 @@ def serve_transformers(modeling: Any, note: Note, directory: str) -> None:
 
 
 def _of_configuration(config_class: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """What is said to a model and meant for its configuration (``num_labels``)."""
+    """Return the options of a model that are meant for its configuration (``num_labels``)."""
     try:
         default = config_class()
     except Exception:  # one that is not made without arguments
