@@ -25,11 +25,11 @@ FORWARDS_COMPARED = 200
 """Training forwards of a wrap before which its parameters are compared with those that DDP listed."""
 CHANGES_NOTED = 32
 ZEROS_SOUGHT = 32
-"""Training forwards of a wrap after whose backward gradients of zero are told from others."""
+"""Training forwards of a wrap before backwards after which gradients of zero are looked for."""
 
 
 class Modules:
-    """Listens to ``DistributedDataParallel``."""
+    """Listeners at ``DistributedDataParallel``."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Modules:
         on_call(journal, ddp_class, "register_comm_hook", before=self._comm_hook_comes, harms=("wraps",))
 
     def backward_begins(self) -> tuple[list[int], list[int]]:
-        """Numbers of the wraps that hold gradients already, and of those that are under ``no_sync`` only now."""
+        """Return the numbers of the wraps that hold gradients already, and of those under ``no_sync`` only now."""
         adding, too_late = [], []
         for ddp, reduction in list(self._wraps.items()):
             reduction.backward_begins()
@@ -100,17 +100,17 @@ class Modules:
         return {number: fate for number, fate in fates.items() if fate is not None}
 
     def backward_failed(self) -> None:
-        """A backward was left by an exception: which gradients had come by then says nothing."""
+        """Close the reductions of a backward that was left by an exception: its gradients prove nothing."""
         for reduction in self._wraps.values():
             reduction.close()
 
     def close_iterations(self) -> None:
-        """An iteration is over (a step, a new forward, the end): note which parameters got no gradient in it."""
+        """Note which parameters got no gradient in an iteration that is over: at a step, a new forward, the end."""
         for reduction in list(self._wraps.values()):
             self._close(reduction)
 
     def name_of(self, parameter: Any) -> Optional[tuple[int, str]]:
-        """Wrap and name of a parameter; None when no wrapped module holds it."""
+        """Return wrap and name of a parameter; None when no wrapped module holds it."""
         known = self._named.get(id(parameter))
         return known[1:] if known is not None and known[0]() is parameter else None
 
@@ -121,7 +121,7 @@ class Modules:
                 yield reduction.number, name, parameter
 
     def tensor_name(self, tensor: Any) -> str:
-        """Name of a parameter or a buffer in a wrapped module, with the wrap's number; empty for other tensors."""
+        """Return the name of a parameter or a buffer in a wrapped module, with the wrap's number; empty for others."""
         known = self.name_of(tensor)
         if known is None:
             buffers = ((own.number, ddp.module.named_buffers()) for ddp, own in list(self._wraps.items()))
@@ -129,7 +129,7 @@ class Modules:
         return "" if known is None else f"{known[1]} of model {known[0]}" if known[0] else known[1]
 
     def inner_owner_of(self, error: BaseException) -> str:
-        """Class of a wrapped model that has the attribute that was asked of its DDP wrapper; empty otherwise."""
+        """Return the class of a wrapped model with the attribute that its DDP wrapper lacks; empty for other errors."""
         if not isinstance(error, AttributeError) or f"'{self._ddp_class.__name__}' object" not in str(error):
             return ""
         name = str(error).rstrip("'").rpartition("'")[2]
@@ -149,7 +149,7 @@ class Modules:
             self._journal.event("communication_hook", wrap=reduction.number)
 
     def _shortage(self, module: Any) -> str:
-        """Say that this machine has not the memory to train the module; empty when it has."""
+        """Return a sentence that this machine has not the memory to train the module; empty when it has."""
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "") or self._torch.distributed.get_world_size())
         return memory.shortage(memory.need_of(module.parameters(), ranks), memory.free_bytes(), ranks)
 

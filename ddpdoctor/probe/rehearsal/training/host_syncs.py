@@ -1,7 +1,7 @@
-"""Notes the lines of the user's that read a tensor's value in training, where the job is to run on GPUs.
+"""The lines of the user's that read a tensor's value in training, where the job is to run on GPUs.
 
-Each such read makes a job on GPUs wait until its GPU has done all that it was asked for. On a CPU in the place of GPUs
-every read of the training counts, for nothing tells which tensors would be on a GPU there.
+Each such read makes a job on GPUs wait until its GPU has done all that was queued. On a CPU in the place of GPUs every
+read of the training counts, for it is not known which tensors would be on a GPU there.
 """
 
 from __future__ import annotations

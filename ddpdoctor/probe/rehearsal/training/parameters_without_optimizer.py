@@ -30,7 +30,7 @@ class _LeftOut(NamedTuple):
 
 
 class Unheld:
-    """Knows when each parameter came into a module, and what every optimizer leaves out in its first steps."""
+    """When each parameter came into a module, and what every optimizer leaves out in its first steps."""
 
     def __init__(self, journal: Journal, modules: Modules) -> None:
         self._journal = journal
@@ -66,7 +66,7 @@ class Unheld:
         self._watched[optimizer] = left_out
 
     def after_step(self, optimizer: Any, ordinal: int) -> None:
-        """Tell, after the last step that is watched, what had gradients and is as it was before the first."""
+        """Report, after the last step that is watched, what had gradients and is as it was before the first."""
         if ordinal + 1 != STEPS_WATCHED or not (watched := self._watched.pop(optimizer, [])):
             return
         held = self._held()
@@ -103,10 +103,10 @@ class Unheld:
             self._came[id(parameter)] = ref(parameter), self._moment
 
     def _left_out(self, optimizer: Any) -> list[_LeftOut]:
-        """What no optimizer holds of the models that this one was built for, where it has a gradient.
+        """Return what no optimizer holds of the models that this one was built for, where it has a gradient.
 
         It was built for a model of which it holds a part: then what came into the model later is left out. Or it was
-        built for one whose every parameter was replaced: then what it holds has no gradient, and the same shapes.
+        built for one of which every parameter was replaced: then what it holds has no gradient, and the same shapes.
         """
         made, _ = self._made[optimizer]
         held = self._held()
@@ -132,7 +132,7 @@ class Unheld:
         return known is not None and known[0]() is parameter and known[1] > moment
 
     def _held(self) -> set[int]:
-        """Identities of the parameters that any optimizer of the process holds."""
+        """Return the identities of the parameters that any optimizer of the process holds."""
         return {
             id(parameter)
             for optimizer in list(self._made)
@@ -141,7 +141,7 @@ class Unheld:
         }
 
     def _strangers(self, optimizer: Any) -> list[Any]:
-        """What an optimizer holds that is in no wrapped module and has no gradient."""
+        """Return what an optimizer holds that is in no wrapped module and has no gradient."""
         now = {id(parameter) for _, _, parameter in self._modules.parameters()}
         return [
             parameter
@@ -156,5 +156,5 @@ def _has_gradient(parameter: Any) -> bool:
 
 
 def _fits(trained: dict[str, Any], strangers: list[Any]) -> bool:
-    """Whether parameters of the same shapes are among those that an optimizer holds for nothing."""
+    """Return whether parameters of the same shapes are among those that an optimizer holds for nothing."""
     return not Counter(tuple(p.shape) for p in trained.values()) - Counter(tuple(p.shape) for p in strangers)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, Optional
 
 DEEP_ENOUGH = 3
-"""Parameters whose gradients are looked at to tell whether a backward adds to what is there."""
+"""Parameters with gradients that show whether a backward adds to what is there."""
 
 
 class Reduction:
-    """Follows DDP's own rule: a forward that records gradients arms the reduction of the next backward, unless it runs
-    under ``no_sync``; each parameter is reduced when its first gradient arrives, and what comes later is not.
+    """DDP's own rule: a forward that records gradients arms the reduction of the next backward, unless it runs under
+    ``no_sync``; each parameter is reduced when its first gradient arrives, and what comes later is not.
     """
 
     def __init__(self, number: int, names: dict[int, str]) -> None:
@@ -22,7 +22,7 @@ class Reduction:
         self.decision: Optional[bool] = None
         """Whether the last forward armed the reduction; None when there was none since the last step."""
         self.watched: set[int] = set()
-        """Parameters whose gradients are listened to."""
+        """Parameters with gradients that are listened to."""
         self.site = -1
         self.training_forwards = 0
         self.last_missing: Optional[tuple[str, ...]] = None
@@ -35,17 +35,17 @@ class Reduction:
         """Parameters that got a gradient in this backward."""
 
     def forward_begins(self, synchronises: bool, site: int) -> None:
-        """A forward that records gradients begins."""
+        """Begin a forward that records gradients."""
         self.decision, self.site = synchronises, site
         self._open_forwards += 1
 
     def backward_begins(self) -> None:
-        """A backward begins."""
+        """Begin a backward."""
         self._reached = self._again = self._twice = False
         self._now.clear()
 
     def arrive(self, parameter: int) -> None:
-        """A parameter got its gradient."""
+        """Note that a parameter got its gradient."""
         self._reached = True
         self._twice = self._twice or parameter in self._now
         self._now.add(parameter)
@@ -76,7 +76,7 @@ class Reduction:
         return "again" if had_forward or kept else "bypass"
 
     def close(self) -> tuple[str, ...]:
-        """The iteration is over: forget its gradients, and name the parameters that got none in a reduction."""
+        """End the iteration: forget its gradients, and return the parameters that got none in a reduction."""
         arrived, self.arrived = self.arrived, set()
         if not arrived:
             return ()
@@ -88,16 +88,16 @@ class Reduction:
 
 
 def accumulates(parameters: Any) -> bool:
-    """Tell whether gradients that are not zero are there already; looks at the smallest few."""
+    """Return whether gradients that are not zero are there already, by the smallest few."""
     gradients = sorted((p.grad for p in parameters if _is_plain(p.grad)), key=lambda gradient: gradient.numel())
     return any(not is_zero(gradient) for gradient in gradients[:DEEP_ENOUGH])
 
 
 def is_zero(gradient: Any) -> bool:
-    """Tell whether a gradient is there and zero everywhere."""
+    """Return whether a gradient is there and zero everywhere."""
     return _is_plain(gradient) and not bool(gradient.detach().any())
 
 
 def _is_plain(gradient: Any) -> bool:
-    """Tell whether a gradient can be looked at without talking to other ranks: dense, and whole on this one."""
+    """Return whether a gradient can be looked at without communication: dense, and whole on this rank."""
     return type(gradient).__name__ == "Tensor" and not gradient.is_sparse

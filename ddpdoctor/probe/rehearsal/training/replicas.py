@@ -22,7 +22,7 @@ Named = list[tuple[int, str, Any]]
 
 
 class Replicas:
-    """Looks at what an optimizer holds, before and after it steps."""
+    """Digests of what an optimizer holds, before and after it steps."""
 
     def __init__(self, journal: Journal, modules: Modules) -> None:
         self._journal = journal
@@ -46,7 +46,7 @@ class Replicas:
             self._write("parameter_digests", number, ordinal + 1, self._parameters(optimizer))
 
     def scope_of(self, optimizer: Any) -> tuple[list[int], int]:
-        """The wraps whose parameters an optimizer steps, -1 for those of no wrapped module, and how many elements."""
+        """Return the wraps of the parameters that an optimizer steps, -1 for no wrapped module, and their elements."""
         wraps, elements = set(), 0
         for group in optimizer.param_groups:
             for parameter in group["params"]:

@@ -26,7 +26,7 @@ NOTED = 4_000
 
 
 class Steps:
-    """Counts backwards and optimizer steps, and gives the ending its moments."""
+    """The counts of backwards and optimizer steps, at which the rehearsal may end."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Steps:
             )
 
     def _note_taken(self, inputs: Any, frame: Any) -> None:
-        """Note gradients of parameters that were asked for as values."""
+        """Note gradients of parameters that were computed as values."""
         owners = [self._modules.name_of(item) for item in (inputs if isinstance(inputs, (list, tuple)) else (inputs,))]
         wraps = sorted({owner[0] for owner in owners if owner is not None})
         if not wraps:
@@ -192,7 +192,7 @@ class Steps:
             self._journal.guarded(self._unheld.after_step, optimizer, ordinal, harms=("unheld_parameters",))
 
     def _place(self, optimizer: Any) -> tuple[int, int]:
-        """Number of an optimizer, and how many steps it has made."""
+        """Return the number of an optimizer, and how many steps it has made."""
         number = self._optimizers.get(optimizer)
         if number is None:
             number, self._made = self._made, self._made + 1
@@ -201,7 +201,7 @@ class Steps:
 
 
 def _keeps_graph(arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
-    """Tell whether a backward leaves its graph for another one: ``retain_graph`` or ``create_graph``."""
+    """Return whether a backward leaves its graph for another one: ``retain_graph`` or ``create_graph``."""
     keeps = options.get("retain_graph", arguments[2] if len(arguments) > 2 else None)
     creates = options.get("create_graph", arguments[3] if len(arguments) > 3 else False)
     return bool(creates if keeps is None else keeps)

@@ -1,4 +1,4 @@
-"""Who loads the state of optimizers, schedulers and gradient scalers, and what these hold at the first step."""
+"""Which ranks load the state of optimizers, schedulers and gradient scalers, and what these hold at the first step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BYTES_OF_A_TENSOR = 1 << 12
 
 
 class TrainingState:
-    """Counts objects with training state in the order in which they are made, and notes what is loaded into them."""
+    """Objects with training state, counted in the order in which they are made, and what is loaded into them."""
 
     def __init__(self, journal: Journal, torch: Any, replicas: Replicas) -> None:
         self._journal = journal
@@ -60,12 +60,12 @@ class TrainingState:
             )
 
     def _wraps_of(self, held: Any) -> list[int]:
-        """The wraps whose parameters it steers; empty when that is not known."""
+        """Return the wraps of the parameters that it steers; empty when that is not known."""
         steered = held if isinstance(held, self._torch.optim.Optimizer) else getattr(held, "optimizer", None)
         return [] if steered is None else self._replicas.scope_of(steered)[0]
 
     def _digest(self, values: Iterable[Any]) -> str:
-        """Digest of the numbers and tensors among some values; other objects are left out."""
+        """Return a digest of the numbers and tensors among some values; other objects are left out."""
         digest = hashlib.blake2b(digest_size=8)
         for value in itertools.islice(values, VALUES_DIGESTED):
             if isinstance(value, self._torch.Tensor):
@@ -90,7 +90,7 @@ class TrainingState:
 
 
 def _optimizer_values(optimizer: Any) -> Iterator[Any]:
-    """The options and the state of an optimizer, in the order of its parameters."""
+    """Yield the options and the state of an optimizer, in the order of its parameters."""
     for group in optimizer.param_groups:
         for name in sorted(group):
             if name != "params":

@@ -1,4 +1,4 @@
-"""Finds the calls in the user's files that could average a model, so that those not reached yet are known."""
+"""The calls in the user's files that could average a model, so that those not reached yet are known."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def note_written_averages(journal: Journal) -> None:
 
 
 def calls_written(journal: Journal, names: Set[str]) -> Iterator[tuple[str, int]]:
-    """File and line of each call of a function with such a last name in the user's modules that are loaded by now."""
+    """Yield file and line of each call of a function with such a last name in the user's loaded modules."""
     left = MOST_BYTES
     library = os.path.dirname(os.__file__) + os.sep
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
