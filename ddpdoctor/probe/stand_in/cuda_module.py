@@ -1,4 +1,4 @@
-"""What ``torch.cuda`` and ``torch.accelerator`` answer under the stand-in."""
+"""What ``torch.cuda`` and ``torch.accelerator`` return under the stand-in."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .streams import for_any_device, stream_classes
 
 NAME = "CUDA stand-in"
 MEMORY_BYTES = 16 * 2**30
-"""What every pretended GPU says it has."""
+"""Memory of every pretended GPU."""
 CAPABILITY = (8, 0)
-"""Of a GPU that has bfloat16 and TF32, which is what training scripts ask about."""
+"""Of a GPU that has bfloat16 and TF32, which training scripts test for."""
 
 _ZEROS = (
     "memory_allocated",
@@ -67,11 +67,11 @@ _BEHIND = {
     "_cuda_synchronize": "synchronize",
     "_cuda_emptyCache": "empty_cache",
 }
-"""What a torch with CUDA has in ``torch._C``, as far as others than torch itself call it, and what answers for it."""
+"""What a torch with CUDA has in ``torch._C``, as far as others than torch itself call it, and what stands for it."""
 
 
 def install(torch: Any, devices: Devices) -> None:
-    """Put the answers in the place of the functions, in ``torch.cuda`` and the modules behind it."""
+    """Put the stand-ins in the place of the functions, in ``torch.cuda`` and the modules behind it."""
     cuda = torch.cuda
     answers: dict[str, Any] = {
         **_queries(torch, devices),
@@ -104,7 +104,7 @@ def install(torch: Any, devices: Devices) -> None:
 
 
 def _another(function: Any) -> Any:
-    """A function of its own that does the same: ``torch.compile`` refuses one that stands under two names."""
+    """Return a function of its own that does the same: ``torch.compile`` refuses one that stands under two names."""
 
     def same(*arguments: Any, **options: Any) -> Any:
         return function(*arguments, **options)
@@ -120,7 +120,7 @@ def _always(value: Any) -> Any:
 
 
 def _queries(torch: Any, devices: Devices) -> dict[str, Any]:
-    """Questions about the machine."""
+    """Return the queries of the machine."""
 
     def properties(device: Any = None) -> Any:
         index = devices.checked(devices.index(device))
@@ -184,7 +184,7 @@ class _Zeros(dict):  # type: ignore[type-arg]
 
 
 def _device_choice(devices: Devices) -> dict[str, Any]:
-    """The current device, and the ways to choose another."""
+    """Return the current device, and the ways to choose another."""
 
     class device:  # noqa: N801 - its name in torch
         """Context manager that changes the current device."""
@@ -216,7 +216,7 @@ def _device_choice(devices: Devices) -> dict[str, Any]:
 
 
 def _random_numbers(torch: Any, devices: Devices) -> dict[str, Any]:
-    """Generators of the pretended GPUs; what runs on the CPU draws from the CPU's, which they leave alone."""
+    """Return the generators of the pretended GPUs; they leave alone those of the CPU, which draw."""
     generators: dict[int, Any] = {}
 
     def generator(device: Any = "cuda") -> Any:
@@ -251,7 +251,7 @@ def _random_numbers(torch: Any, devices: Devices) -> dict[str, Any]:
 
 
 def _accelerator(torch: Any, devices: Devices, answers: dict[str, Any]) -> None:
-    """``torch.accelerator`` speaks of the same GPUs."""
+    """Serve ``torch.accelerator`` with the same GPUs."""
 
     @contextlib.contextmanager
     def device_index(index: Any) -> Iterator[None]:

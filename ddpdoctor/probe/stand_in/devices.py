@@ -9,14 +9,14 @@ from typing import Any, Optional
 
 CUDA = "cuda"
 NO_SUCH_GPU = "invalid device ordinal"
-"""What CUDA says of a GPU that the node lacks."""
+"""CUDA's error for a GPU that the node lacks."""
 
 
 class Devices:
     """The GPUs of one process, and the translation of devices to the CPU."""
 
     def __init__(self, torch: Any, count: int, note_use: Callable[[int, str], object], *, known: bool = True) -> None:
-        """``known``: the layout says how many GPUs a node has; otherwise the node of the job may have more."""
+        """With ``known`` the layout gives the GPUs of a node; otherwise the node of the job may have more."""
         self._torch = torch
         self._present = count
         self._known = known
@@ -38,14 +38,14 @@ class Devices:
         self._used.clear()
 
     def count(self) -> int:
-        """GPUs that the process sees; what ``CUDA_VISIBLE_DEVICES`` says is read once, as CUDA does."""
+        """Return the GPUs that the process sees; ``CUDA_VISIBLE_DEVICES`` is read once, as CUDA does."""
         if self._visible is None:
             named = os.environ.get("CUDA_VISIBLE_DEVICES")
             self._visible = self._present if named is None else self._usable(named)
         return self._visible
 
     def _usable(self, named: str) -> int:
-        """Entries up to the first that no GPU answers to: a job's node may well have the GPUs 4 and 5."""
+        """Return the entries up to the first without a GPU: a job's node may well have the GPUs 4 and 5."""
         usable = 0
         for entry in named.split(","):
             text = entry.strip()
@@ -77,7 +77,7 @@ class Devices:
         return former
 
     def index(self, device: Any, optional: bool = False) -> int:
-        """Index that a device, a string, a number or None stands for; raises ValueError for what is no CUDA device."""
+        """Return the index of a device, a string, a number or None; raise ValueError for what is no CUDA device."""
         if device is None:
             return self.current
         if isinstance(device, bool) or not isinstance(device, (int, str, self._torch.device)):
@@ -94,7 +94,7 @@ class Devices:
         return self.current if parsed.index is None else int(parsed.index)
 
     def checked(self, index: int) -> int:
-        """Return the index, where there is such a GPU; otherwise the error that CUDA raises."""
+        """Return the index, where there is such a GPU; otherwise raise the error that CUDA raises."""
         if not 0 <= index < self.count():
             if self.count() == 0:
                 raise RuntimeError("No CUDA GPUs are available")
@@ -105,7 +105,7 @@ class Devices:
         return index
 
     def is_cuda(self, device: Any) -> bool:
-        """Tell whether a device argument names CUDA; a bare index means the accelerator."""
+        """Return whether a device argument names CUDA; a bare index means the accelerator."""
         if isinstance(device, self._torch.device):
             return bool(device.type == CUDA)
         if isinstance(device, str):
@@ -113,14 +113,14 @@ class Devices:
         return isinstance(device, int) and not isinstance(device, bool)
 
     def on_cpu(self, device: Any) -> Any:
-        """The CPU for a CUDA device that exists, the argument itself for any other; raises what CUDA would raise."""
+        """Return the CPU for a CUDA device that exists, any other argument itself; raise what CUDA would raise."""
         if not self.is_cuda(device):
             return device
         self.use(device)
         return self.cpu
 
     def use(self, device: Any) -> int:
-        """Check a device that a tensor goes to, and note its first use; returns its index."""
+        """Check a device that a tensor goes to, note its first use, and return its index."""
         index = self.checked(self.index(device))
         named = device is not None and (isinstance(device, int) or self._torch.device(device).index is not None)
         key = (index, "explicit" if named else "current")

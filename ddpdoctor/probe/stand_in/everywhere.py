@@ -1,4 +1,4 @@
-"""Keeps the function mode on where torch switches it off: in threads, inside ``backward()``, under default devices."""
+"""The function mode where torch switches it off: in threads, inside ``backward()``, under default devices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def keep_on(torch: Any, mode: Any, devices: Devices) -> None:
 
 
 def _in_backward(torch: Any, mode: Any) -> None:
-    """Custom functions, hooks and recomputation run in the engine, which ``Tensor.backward`` enters without modes."""
+    """Enter the mode in the engine, where hooks and recomputation run and ``Tensor.backward`` has no modes."""
     run = torch.autograd.graph._engine_run_backward
 
     @functools.wraps(run)
@@ -34,7 +34,7 @@ def _in_backward(torch: Any, mode: Any) -> None:
 
 
 def _in_threads(mode: Any) -> None:
-    """The stack of modes is a thread's own; what a thread runs gets the mode on its."""
+    """Enter the mode in what a thread runs, for the stack of modes is a thread's own."""
     run = threading.Thread.run
 
     @functools.wraps(run)
@@ -46,7 +46,7 @@ def _in_threads(mode: Any) -> None:
 
 
 def _under_default_device(torch: Any, devices: Devices) -> None:
-    """``with torch.device("cuda")`` and ``set_default_device`` put the device in after our mode has looked."""
+    """Serve ``with torch.device("cuda")`` and ``set_default_device``, which put the device in after our mode."""
     context = importlib.import_module("torch.utils._device").DeviceContext
     construct = context.__init__
 

@@ -1,4 +1,4 @@
-"""Turns ``cuda`` into ``cpu`` in every call of a torch function: moves, factories, pinning."""
+"""``cuda`` as ``cpu`` in every call of a torch function: moves, factories, pinning."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def make_mode(torch: Any, devices: Devices, note_truth: Callable[[], object]) ->
     methods = {name: getattr(tensor, name) for name in ("cuda", "to", "pin_memory", "type")}
 
     class CudaOnCpu(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
-        """Calls the function with the CPU where it was to be called with a CUDA device."""
+        """A mode that calls the function with the CPU where it was to be called with a CUDA device."""
 
         def __torch_function__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
             handler = handlers.get(function)
@@ -45,7 +45,7 @@ def make_mode(torch: Any, devices: Devices, note_truth: Callable[[], object]) ->
 
 
 def _handlers(torch: Any, devices: Devices, note_truth: Callable[[], object]) -> dict[Any, Handler]:
-    """What is done for functions whose device is no keyword, or that are for CUDA alone."""
+    """Return the handlers of functions without a device as a keyword, or that are for CUDA alone."""
     tensor, named = torch.Tensor, torch.device
     handlers: dict[Any, Handler] = {}
 
@@ -64,7 +64,7 @@ def _handlers(torch: Any, devices: Devices, note_truth: Callable[[], object]) ->
         return function(*arguments, **options)
 
     def by_index(function: Any, arguments: Any, options: Any) -> Any:
-        """A bare index means the accelerator, which the CPU's torch does not have."""
+        """Name the accelerator that a bare index means, which the CPU's torch does not have."""
         if arguments and _is_index(arguments[0]):
             arguments = (named("cuda", arguments[0]), *arguments[1:])
         elif _is_index(options.get("device")):

@@ -1,4 +1,4 @@
-"""What the stand-in cannot serve: it says so, by name, at the user's line."""
+"""What the stand-in cannot serve: an error with its name, at the user's line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts the stand-in in place, once torch is imported and before the user's next line."""
+"""The stand-in, put in place once torch is imported and before the user's next line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NEEDS_A_GPU = re.compile(
     r"not implemented for '(Half|BFloat16|Float8\w*)'|(PREMUL_SUM|NCCL)",
     re.IGNORECASE,
 )
-"""What torch and CUDA extensions say on a CPU that would have gone well on a GPU."""
+"""What torch and CUDA extensions report on a CPU that would have gone well on a GPU."""
 
 
 class StandIn:
@@ -31,7 +31,7 @@ class StandIn:
     def __init__(self, journal: Journal, torch: Any, device_count: int) -> None:
         self._journal = journal
         self._asked: set[tuple[str, int]] = set()
-        """Lines that asked a tensor where it is."""
+        """Lines that read where a tensor is."""
         devices = self._devices = Devices(
             torch, device_count, self._note_use, known=int(journal.plan.get("nodes", 1)) > 1
         )
@@ -46,10 +46,10 @@ class StandIn:
         keep_on(torch, make_mode(torch, devices, self._note_question), devices)
 
     def caused(self, error: BaseException) -> str:
-        """``stand-in`` when an exception comes of what the CPU is not; empty when it is the script's own.
+        """Return ``stand-in`` when an exception comes of what the CPU is not; empty when it is the script's own.
 
-        A GPU that the node lacks is the script's own fault. What follows from a line that asked where a tensor is may
-        be ours: on a GPU it would have had another answer.
+        A GPU that the node lacks is the script's own fault. What follows from a line that read where a tensor is may be
+        ours: on a GPU the value would have been another.
         """
         if not isinstance(error, Exception) or NO_SUCH_GPU in str(error):
             return ""
@@ -83,7 +83,6 @@ class StandIn:
 
 
 def _line_of(trace: Optional[TracebackType]) -> tuple[str, int]:
-    """Where an exception was raised."""
     line = ("", 0)
     while trace is not None:
         line = (trace.tb_frame.f_code.co_filename, trace.tb_lineno)

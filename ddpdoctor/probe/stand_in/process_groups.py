@@ -1,4 +1,4 @@
-"""NCCL groups served by gloo, and DDP modules that believe in their GPUs."""
+"""NCCL groups served by gloo, and DDP modules with the devices of a GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NCCL_VERSION = (2, 21, 5)
 
 
 def install(torch: Any, devices: Devices) -> None:
-    """Translate what is asked of ``torch.distributed`` and of ``DistributedDataParallel``."""
+    """Translate calls of ``torch.distributed`` and of ``DistributedDataParallel``."""
     torch.cuda.nccl.version = lambda: NCCL_VERSION
     distributed = torch.distributed
     if not distributed.is_available():
@@ -38,13 +38,13 @@ class ProcessGroupNCCL:
 
 
 class _Backends:
-    """Remembers which groups were asked of NCCL, because ``get_backend`` must say so."""
+    """Which groups were made for NCCL, because ``get_backend`` must return it."""
 
     def __init__(self, torch: Any, devices: Devices) -> None:
         self._distributed = torch.distributed
         self._devices = devices
         self._asked: dict[str, str] = {}
-        """Backend that was asked for, by the name of the group."""
+        """Backend of the call that made it, by the name of the group."""
 
     def install(self) -> None:
         distributed = self._distributed
@@ -86,7 +86,7 @@ class _Backends:
         return with_gloo
 
     def _name(self, group: Any) -> str:
-        """Name of a group; of the default one for what is no group."""
+        """Return the name of a group; of the default one for what is no group."""
         if not isinstance(group, self._distributed.ProcessGroup):
             group = self._distributed.group.WORLD
         return str(getattr(group, "group_name", ""))
@@ -101,7 +101,7 @@ class _Backends:
         return get_backend
 
     def _all_gather(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """NCCL serves lists of unequal sizes, and gloo does not: there each rank broadcasts its part, as NCCL does."""
+        """Serve lists of unequal sizes, which NCCL gathers and gloo does not: each rank broadcasts its part."""
 
         @functools.wraps(function)
         def all_gather(tensor_list: Any, tensor: Any, group: Any = None, async_op: bool = False) -> Any:
@@ -129,17 +129,17 @@ class _Backends:
 
 
 def asks_for_nccl(backend: str) -> bool:
-    """Tell whether a backend's name has NCCL in it: ``nccl``, ``cpu:gloo,cuda:nccl``."""
+    """Return whether a backend's name has NCCL in it: ``nccl``, ``cpu:gloo,cuda:nccl``."""
     return NCCL in backend.lower()
 
 
 def on_gloo(backend: Any) -> Any:
-    """Return the backend that serves instead; what does not ask for NCCL stays, and None means both, so gloo."""
+    """Return the backend that serves instead; one without NCCL stays, and None means both, so gloo."""
     return "gloo" if backend is None or asks_for_nccl(str(backend)) else backend
 
 
 def _ddp(torch: Any, devices: Devices) -> None:
-    """DDP checks its devices and would refuse CPU modules with ``device_ids`` or SyncBatchNorm."""
+    """Let DDP take CPU modules with ``device_ids`` or SyncBatchNorm, which its check of the devices would refuse."""
     ddp = torch.nn.parallel.DistributedDataParallel
     construct = ddp.__init__
     signature = inspect.signature(construct)
@@ -167,7 +167,7 @@ def _ddp(torch: Any, devices: Devices) -> None:
 
 
 def _data_parallel(torch: Any) -> None:
-    """``DataParallel`` runs its module once, as it does where it has no devices."""
+    """Let ``DataParallel`` run its module once, as it does where it has no devices."""
     data_parallel = torch.nn.DataParallel
     construct = data_parallel.__init__
 

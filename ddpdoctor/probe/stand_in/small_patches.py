@@ -14,7 +14,7 @@ def install_compiling(torch: Any) -> None:
     module_class = torch.nn.Module
 
     class OptimizedModule(module_class):  # type: ignore[misc, valid-type]
-        """Holds the model as ``_orig_mod``, where ``torch.compile`` holds it too, and answers for its attributes."""
+        """A module that holds the model as ``_orig_mod``, as ``torch.compile`` does, and has its attributes."""
 
         def __init__(self, module: Any) -> None:
             super().__init__()
@@ -40,7 +40,7 @@ def install_compiling(torch: Any) -> None:
 
 
 def install_optimizers(torch: Any) -> None:
-    """``capturable`` is for CUDA graphs and refuses CPU parameters; ``fused`` and ``foreach`` work as they are."""
+    """Ignore ``capturable``, which is for CUDA graphs and refuses CPU parameters; ``fused`` and ``foreach`` work."""
     optimizer = torch.optim.Optimizer
     construct = optimizer.__init__
 
@@ -54,7 +54,7 @@ def install_optimizers(torch: Any) -> None:
 
 
 def install_precision(torch: Any) -> None:
-    """Translate the device of ``autocast``, of its decorators and of the questions about it."""
+    """Translate the device of ``autocast``, of its decorators and of its queries."""
     autocast = torch.autocast
     construct = autocast.__init__
     signature = inspect.signature(construct)
@@ -79,7 +79,7 @@ def install_precision(torch: Any) -> None:
 
 
 def _for_cpu(function: Any) -> Any:
-    """The same question, asked of the CPU; without a device it means CUDA."""
+    """Return the same query for the CPU; without a device it means CUDA."""
 
     def asked(*arguments: Any) -> Any:
         if not arguments or isinstance(arguments[0], bool):
@@ -90,7 +90,7 @@ def _for_cpu(function: Any) -> Any:
 
 
 def _custom_functions(torch: Any) -> None:
-    """``custom_fwd`` and ``custom_bwd`` of ``torch.amp`` take the device as a keyword."""
+    """Make ``custom_fwd`` and ``custom_bwd`` of ``torch.amp``, which take the device as a keyword, run on the CPU."""
     for name in ("custom_fwd", "custom_bwd"):
         decorator = getattr(torch.amp, name, None)
         if decorator is None:
@@ -110,7 +110,7 @@ def _custom_functions(torch: Any) -> None:
 
 
 def install_profiling(torch: Any) -> None:
-    """Take the CUDA activity out of what is asked of ``torch.profiler``."""
+    """Take the CUDA activity out of the arguments of ``torch.profiler``."""
     cpu = torch.profiler.ProfilerActivity.CPU
     profile = torch.profiler.profile
     construct = profile.__init__

@@ -11,7 +11,7 @@ from .devices import Devices
 
 
 def stream_classes(torch: Any, devices: Devices) -> dict[str, Any]:
-    """``Stream``, ``ExternalStream``, ``Event`` and the context manager ``StreamContext`` of ``torch.cuda``."""
+    """Return ``Stream``, ``ExternalStream``, ``Event`` and the context manager ``StreamContext`` of ``torch.cuda``."""
 
     class Event:
         """A moment of the CPU's clock."""
@@ -30,16 +30,16 @@ def stream_classes(torch: Any, devices: Devices) -> dict[str, Any]:
             self._time_s = time.perf_counter()
 
         def wait(self, stream: Any = None) -> None:
-            """Nothing runs behind the caller's back."""
+            """Return at once: nothing runs behind the caller's back."""
 
         def query(self) -> bool:
             return True
 
         def synchronize(self) -> None:
-            """Nothing runs behind the caller's back."""
+            """Return at once: nothing runs behind the caller's back."""
 
         def elapsed_time(self, end_event: Any) -> float:
-            """Milliseconds between two recorded events; raises what CUDA raises when one lacks."""
+            """Return the milliseconds between two recorded events; raise what CUDA raises when one lacks."""
             if not (self.enable_timing and end_event.enable_timing):
                 raise ValueError("Both events must be created with argument 'enable_timing=True'.")
             if self._time_s is None or end_event._time_s is None:
@@ -56,10 +56,10 @@ def stream_classes(torch: Any, devices: Devices) -> dict[str, Any]:
             self.cuda_stream = self.stream_id = id(self)
 
         def wait_event(self, event: Any) -> None:
-            """Nothing runs behind the caller's back."""
+            """Return at once: nothing runs behind the caller's back."""
 
         def wait_stream(self, stream: Any) -> None:
-            """Nothing runs behind the caller's back."""
+            """Return at once: nothing runs behind the caller's back."""
 
         def record_event(self, event: Any = None) -> Any:
             event = Event() if event is None else event
@@ -73,7 +73,7 @@ def stream_classes(torch: Any, devices: Devices) -> dict[str, Any]:
             return False
 
         def synchronize(self) -> None:
-            """Nothing runs behind the caller's back."""
+            """Return at once: nothing runs behind the caller's back."""
 
         def __enter__(self) -> Any:
             self._entered = StreamContext(self)
@@ -140,7 +140,7 @@ def stream_classes(torch: Any, devices: Devices) -> dict[str, Any]:
 
 
 def _pass_for_bases(event: type, stream: type) -> None:
-    """Be what torch._dynamo, which optimizers import, asks ``torch.cuda``'s classes to be; torch 2.6 asks nothing."""
+    """Register the classes as those that torch._dynamo, which optimizers import, expects; torch 2.6 expects none."""
     bases = sys.modules.get("torch._streambase")
     for name, served in (("_EventBase", event), ("_StreamBase", stream)):
         base = getattr(bases, name, None)
@@ -149,7 +149,7 @@ def _pass_for_bases(event: type, stream: type) -> None:
 
 
 def for_any_device(real: type, served: type, devices: Devices) -> type:
-    """``torch.Stream`` or ``torch.Event``: served where a GPU is named, or no device, which means one."""
+    """Serve ``torch.Stream`` or ``torch.Event`` where a GPU is named, or no device, which means one."""
 
     class OfAnyDevice(type):
         """Makes objects of other classes, and takes them for its own."""

@@ -29,17 +29,15 @@ _NAMES = {
 
 
 def _over(tensor: Any) -> list[int]:
-    """All dimensions but that of the channels."""
     return [0, *range(2, tensor.dim())]
 
 
 def _spread(channels: Any, tensor: Any) -> Any:
-    """A value per channel in the shape that fits a batch."""
     return channels.view(1, -1, *([1] * (tensor.dim() - 2)))
 
 
 def _stats(torch: Any, batch: Any, eps: float) -> tuple[Any, Any]:
-    """Mean and inverse standard deviation of each channel, in float32 for shorter types."""
+    """Return the mean and inverse standard deviation of each channel, in float32 for shorter types."""
     values = batch.float() if batch.element_size() < 4 else batch
     mean = values.mean(_over(batch))
     variance = values.var(_over(batch), unbiased=False)
@@ -57,7 +55,7 @@ def _gather_stats(
     eps: float,
     counts: Any,
 ) -> tuple[Any, Any]:
-    """Mean and inverse standard deviation over all ranks; updates the running ones."""
+    """Return the mean and inverse standard deviation over all ranks; update the running ones."""
     weights = counts.to(means.dtype).view(-1, 1)
     total = weights.sum()
     mean = (means * weights).sum(0) / total
@@ -72,7 +70,7 @@ def _gather_stats(
 
 
 def _normalise(torch: Any, batch: Any, weight: Any, bias: Any, mean: Any, inverse_deviation: Any, eps: float) -> Any:
-    """The normalised batch, in its own type."""
+    """Return the normalised batch, in its own type."""
     result = (batch.to(mean.dtype) - _spread(mean, batch)) * _spread(inverse_deviation, batch)
     if weight is not None:
         result = result * _spread(weight, batch)
@@ -92,7 +90,7 @@ def _backward_reduce(
     of_weight: bool,
     of_bias: bool,
 ) -> tuple[Any, Any, Any, Any]:
-    """Sums over this rank's samples, and the gradients of weight and bias."""
+    """Return sums over this rank's samples, and the gradients of weight and bias."""
     wide = gradient.to(mean.dtype)
     sum_dy = wide.sum(_over(batch))
     sum_dy_xmu = (wide * (batch.to(mean.dtype) - _spread(mean, batch))).sum(_over(batch))
@@ -112,7 +110,7 @@ def _backward_input(
     sum_dy_xmu: Any,
     counts: Any,
 ) -> Any:
-    """Gradient of the batch, from sums over all ranks."""
+    """Return the gradient of the batch, from sums over all ranks."""
     total = counts.sum().to(mean.dtype)
     centred = batch.to(mean.dtype) - _spread(mean, batch)
     projected = centred * _spread(inverse_deviation.pow(2) * sum_dy_xmu / total, batch)
@@ -123,7 +121,7 @@ def _backward_input(
 
 
 def _forward(torch: Any) -> None:
-    """The forward of torch refuses CPU tensors before it synchronises; without peers it is that of any batch norm."""
+    """Replace torch's forward, which refuses CPU tensors; without peers it is that of any batch norm."""
     batch_norm = torch.nn.SyncBatchNorm
     distributed = torch.distributed
     synchronised = torch.nn.modules.batchnorm.sync_batch_norm

@@ -33,14 +33,14 @@ def install(torch: Any, devices: Devices) -> None:
         set_type(kind.replace("torch.cuda.", "torch.") if isinstance(kind, str) else kind)
 
     torch.set_default_tensor_type = set_default_tensor_type
-    # A stream of ours is refused before any mode is asked.
+    # A stream of ours is refused before any mode is entered.
     torch.Tensor.record_stream = lambda self, stream: None
     _generators(torch, devices)
     _storages(torch, devices)
 
 
 def _generators(torch: Any, devices: Devices) -> None:
-    """``torch.Generator(device="cuda")`` is made on the CPU; every generator is still one to ``isinstance``."""
+    """Make ``torch.Generator(device="cuda")`` on the CPU; every generator is still one to ``isinstance``."""
     real = torch.Generator
 
     class Kind(type):
@@ -62,7 +62,7 @@ def _generators(torch: Any, devices: Devices) -> None:
 
 
 def _storages(torch: Any, devices: Devices) -> None:
-    """A storage saved on ``cuda:1`` needs that GPU when it is loaded without ``map_location``."""
+    """Restore a storage saved on ``cuda:1``, which needs that GPU when it is loaded without ``map_location``."""
 
     def restored(storage: Any, location: str) -> Any:
         if not (location == CUDA or location.startswith("cuda:")):
