@@ -12,7 +12,7 @@ TRAINING = """
 dist.init_process_group("gloo")
 model = DDP(nn.Linear(4, 4))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-data = TensorDataset(torch.randn(100, 4))
+data = TensorDataset(torch.ones(100, 4))
 """
 LOOP = """
 for epoch in range(3):
@@ -162,7 +162,7 @@ SILENT_SCRIPTS = {
     "evaluation loader": """
         dist.init_process_group("gloo")
         model = DDP(nn.Linear(4, 4))
-        data = TensorDataset(torch.randn(100, 4))
+        data = TensorDataset(torch.ones(100, 4))
         loader = DataLoader(data, sampler=DistributedSampler(data, shuffle=False))
         test_loader = DataLoader(data, batch_size=4)
         for (x,) in loader:
@@ -173,7 +173,7 @@ SILENT_SCRIPTS = {
         """,
     "model that is not wrapped": """
         model = nn.Linear(4, 4)
-        data = TensorDataset(torch.randn(100, 4))
+        data = TensorDataset(torch.ones(100, 4))
         for (x,) in DataLoader(data, shuffle=True):
             model(x).sum().backward()
         """,
@@ -182,7 +182,7 @@ SILENT_SCRIPTS = {
         hvd.init()
         model = nn.Linear(4, 4)
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-        for (x,) in DataLoader(TensorDataset(torch.randn(100, 4)), shuffle=True):
+        for (x,) in DataLoader(TensorDataset(torch.ones(100, 4)), shuffle=True):
             model(x).sum().backward()
         """,
     "random batches seeded by rank": """
@@ -229,7 +229,7 @@ def test_loader_handed_to_a_trainer_in_a_spawned_function(tmp_path: Path) -> Non
 
         def main(rank, world_size):
             dist.init_process_group("gloo", rank=rank, world_size=world_size)
-            data = TensorDataset(torch.randn(10, 4))
+            data = TensorDataset(torch.ones(10, 4))
             loader = DataLoader(data, shuffle=True)  # DDP101
             Trainer(nn.Linear(4, 4), loader, rank).train(3)
 
@@ -372,6 +372,6 @@ def test_set_epoch(tmp_path: Path, text: str) -> None:
     head = """
         dist.init_process_group("gloo")
         model = DDP(nn.Linear(4, 4))
-        data = TensorDataset(torch.randn(100, 4))
+        data = TensorDataset(torch.ones(100, 4))
         """
     check_marks(tmp_path, head + text, "DDP102")

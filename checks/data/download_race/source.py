@@ -11,8 +11,7 @@ import msgspec
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, constant, is_varying, tags_of
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.queries.job_kind import is_distributed
-from ddpdoctor.source.vocabulary import speaks_of_ranks
+from ddpdoctor.source.queries.job_kind import hints_at_ranks, is_distributed
 
 _DATASETS = re.compile(r"(torchvision|torchaudio|torchtext)\.datasets\.")
 _ALWAYS_FETCH = "torchtext.datasets."
@@ -42,7 +41,7 @@ def shared_downloads(projection: Projection) -> Iterator[SharedDownload]:
     for event in events:
         if event.ranks != ALL_RANKS or event.guards or event.node in seen or _own_path(event):
             continue
-        if any(speaks_of_ranks(condition) for condition in event.conditions):
+        if hints_at_ranks(event):
             continue
         if any(_IN_TURN.search(context.module.excerpt(context.node, 200)) for context in event.contexts):
             continue

@@ -35,7 +35,7 @@ from ddpdoctor.checks.data.missing_distributed_sampler.fix import divide
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.fix.edits import Fix
 from ddpdoctor.source.projection import whole_projection
-from ddpdoctor.source.queries.training_loops import by_engine, division, feedings
+from ddpdoctor.source.queries.training_loops import by_engine, division, feedings, is_drawn
 from ddpdoctor.source.script.script import Script
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ def in_source(script: Script) -> Iterator[Finding]:
         if not feeding.certain or any(part != "whole" for part in parts):
             continue
         loader, backward = feeding.loader, feeding.backward
+        if is_drawn(projection.machine, loader):
+            continue
         model, through = ("a model that DeepSpeed trains", "its engine") if by_engine(backward) else _BY_DDP
         yield CHECK.finding(
             "source",

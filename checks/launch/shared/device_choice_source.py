@@ -12,6 +12,7 @@ from ddpdoctor.source.interpreter.values import Const, PerRank, constant, option
 from ddpdoctor.source.neighbours import ACCELERATE_STATES
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import depends_on_mode, framework, initialisations, is_nccl_only, on_every_rank
+from ddpdoctor.source.script.launch_files import gives_each_rank_a_machine
 from ddpdoctor.source.script.text_search import mentions_any
 from ddpdoctor.source.torch_model.framework_attributes import ACCELERATOR
 from ddpdoctor.source.torch_model.recorded_names import SET_VARIABLE
@@ -66,7 +67,8 @@ def unchosen_devices(projection: Projection) -> tuple[Event, ...]:
     joined = [event for event in initialisations(projection) if "device_id" not in event.named]
     if not joined:
         return ()
-    return tuple(_moves_of_all(projection))
+    moves = tuple(_moves_of_all(projection))
+    return () if moves and gives_each_rank_a_machine(script) else moves
 
 
 def moves_before_accelerator(projection: Projection) -> tuple[Event, ...]:

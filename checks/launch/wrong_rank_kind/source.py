@@ -21,7 +21,7 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.queries.job_kind import keyword
+from ddpdoctor.source.queries.job_kind import keyword, names_another_machine
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK
 from ddpdoctor.source.script.launch_facts import reads_launcher_rank
 from ddpdoctor.source.script.syntax_index import last_name, made_from
@@ -72,6 +72,8 @@ def rank_mix_ups(projection: Projection) -> Iterator[RankMixUp]:
         if event.name != "init_process_group":
             continue
         if _constants(event.named.get("rank")) == LOCAL_RANK:
+            if not from_launcher and names_another_machine(projection):
+                continue  # Started by hand on each machine, so the option counts the processes of all of them.
             yield RankMixUp(
                 event, "the local rank", "the global rank", "the rank in the process group", is_certain=from_launcher
             )

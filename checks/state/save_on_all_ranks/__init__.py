@@ -24,13 +24,14 @@ References
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.source.projection import whole_projection
-from ddpdoctor.source.queries.saving import shared_saves
+from ddpdoctor.source.queries.saving import SharedSave, shared_saves
 from ddpdoctor.source.script.script import Script
 
 if TYPE_CHECKING:
@@ -44,19 +45,23 @@ CHECK = Check(
     needs=frozenset({"files"}),
     triggers=("save", "write_text", "write_bytes", "to_csv", "to_parquet", "dump"),
 )
+MAXIMUM_PLACES = 5
 
 
 def in_source(script: Script) -> Iterator[Finding]:
-    """Report writes that every rank reaches with one path."""
+    """Report writes that every rank reaches with one path; those that one test would guard as one finding."""
+    blocks: dict[ast.AST, list[SharedSave]] = {}
     for save in shared_saves(whole_projection(script)):
-        if save.by != "all":
-            continue
+        if save.by == "all":
+            blocks.setdefault(save.event.module.block_around(save.event.node), []).append(save)
+    for save, *others in blocks.values():
+        more = f" and {len(others)} more {'file' if len(others) == 1 else 'files'}" if others else ""
         yield CHECK.finding(
             "source",
-            f"every rank writes {save.path}, and the path does not depend on the rank",
+            f"every rank writes {save.path}{more}, and the path does not depend on the rank",
             remedy="Save on one rank only (`if dist.get_rank() == 0:`), with a barrier after it where others read the "
             "file; or include the rank in the path.",
-            locations=(save.event.module.location(save.event.node),),
+            locations=tuple(one.event.module.location(one.event.node) for one in (save, *others[: MAXIMUM_PLACES - 1])),
             evidence=(
                 Fact(
                     text="there is no rank test around this call or its callers",

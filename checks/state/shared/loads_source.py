@@ -9,15 +9,16 @@ from collections.abc import Iterator
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import NONE, Value, constant, options_of
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.queries.job_kind import is_distributed, may_use_cuda, noted
+from ddpdoctor.source.queries.job_kind import hints_at_ranks, is_distributed, may_use_cuda, noted
 from ddpdoctor.source.queries.optimizers import has_no_tensors
 from ddpdoctor.source.queries.saving import is_one_path
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.syntax_index import descend, made_from
 from ddpdoctor.source.script.text_search import mentions_any
-from ddpdoctor.source.vocabulary import speaks_of_ranks
 
 _CHECKPOINT = re.compile(r"check_?point|ckpt|resume|snapshot|state_?dict|weights|pretrained", re.IGNORECASE)
+_STATE = re.compile(r"state|model|net|weight|param|optim|sched|scaler|ema|module|encoder|decoder|epoch|step|iter", re.I)
+"""In a key of a checkpoint."""
 _SHARDED_STATE = ("set_default_device", "FSDP", "fully_shard")
 _TO_CPU = re.compile(r"\.cpu\(\)|\.to\(\s*(device=)?(torch\.device\()?['\"]cpu")
 
@@ -95,21 +96,35 @@ def may_be_one_path(event: Event, path: Value | None) -> bool:
     several = event.ranks & (event.ranks - 1)
     if path is None or not several or event.in_parent or not is_one_path(path):
         return False
-    return not any(speaks_of_ranks(condition) for condition in event.conditions)
+    return not hints_at_ranks(event)
 
 
 def _is_checkpoint(event: Event) -> bool:
     """Return whether what is loaded is a model's state rather than data, by its use, its name or its path."""
     call, module = event.node, event.module
-    if isinstance(call, ast.Call) and call.args and _CHECKPOINT.search(ast.unparse(call.args[0])):
-        return True
     around = module.parents.get(call)
-    if isinstance(around, ast.Call) and getattr(around.func, "attr", "") == "load_state_dict":
-        return True
+    named = isinstance(call, ast.Call) and bool(call.args) and _CHECKPOINT.search(ast.unparse(call.args[0])) is not None
     if isinstance(around, ast.Assign) and len(around.targets) == 1 and isinstance(around.targets[0], ast.Name):
         name = around.targets[0].id
-        return _CHECKPOINT.search(name) is not None or _is_loaded_later(module, call, name)
-    return False
+        if _is_loaded_later(module, call, name):
+            return True
+        return (named or _CHECKPOINT.search(name) is not None) and not _holds_no_state(module, call, name)
+    return named or (isinstance(around, ast.Call) and getattr(around.func, "attr", "") == "load_state_dict")
+
+
+def _holds_no_state(module: Module, call: ast.AST, name: str) -> bool:
+    """Return whether a variable is only asked for parts by their keys, none of which is called like a state."""
+    uses = [
+        module.parents.get(node)
+        for node in module.index.within(module.body_around(call), ast.Name)
+        if node.id == name and isinstance(node.ctx, ast.Load)
+    ]
+    keys = [
+        use.slice.value
+        for use in uses
+        if isinstance(use, ast.Subscript) and isinstance(use.slice, ast.Constant) and isinstance(use.slice.value, str)
+    ]
+    return bool(keys) and len(keys) == len(uses) and not any(map(_STATE.search, keys))
 
 
 def _is_loaded_later(module: Module, call: ast.AST, name: str) -> bool:

@@ -6,12 +6,14 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ddpdoctor.source.events import Condition, Event
+from ddpdoctor.source.events import LONGEST_CONDITION, Condition, Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, Value, constant, tags_of
 from ddpdoctor.source.projection import Projection, project
+from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.syntax_index import descend
 from ddpdoctor.source.script.text_search import mentions_any
-from ddpdoctor.source.torch_model.recorded_names import SET_DEFAULT, SET_VARIABLE
+from ddpdoctor.source.torch_model.recorded_names import SET_VARIABLE
 from ddpdoctor.source.vocabulary import SPAWNERS, speaks_of_ranks
 
 _FRAMEWORKS = frozenset(
@@ -173,26 +175,37 @@ _THIS_MACHINE = re.compile(r"^(tcp://)?(localhost|127\.0\.0\.1|\[?::1\]?)(:|$)")
 
 def is_single_node(projection: Projection) -> bool:
     """Return whether a job cannot have two nodes: its world is the GPUs of one, or its address is this machine's."""
-    joined = list(initialisations(projection))
-    for event in joined:
-        size, address = event.argument("world_size", 3), event.argument("init_method", 1)
+    for event in initialisations(projection):
+        size = event.argument("world_size", 3)
         if size is not None and ("device-count", 0) in tags_of(size):
             return True
-        if address is not None and _is_this_machine(constant(address)):
-            return True
-    settings = [event for event in projection.of_kind("call") if event.name in (SET_VARIABLE, SET_DEFAULT)]
-    return bool(joined) and any(
-        constant(event.positional[0]) == "MASTER_ADDR"
-        and _is_this_machine(constant(event.positional[1]))
-        and event.name == SET_VARIABLE
-        and not event.conditions
-        for event in settings
-        if len(event.positional) > 1
+    return any(map(_is_this_machine, _written_addresses(projection)))
+
+
+def names_another_machine(projection: Projection) -> bool:
+    """Return whether the address in the code is that of another machine: no launcher has told it."""
+    return any(
+        not address.startswith(("env:", "file:")) and not _is_this_machine(address)
+        for address in _written_addresses(projection)
     )
 
 
-def _is_this_machine(address: object) -> bool:
-    return isinstance(address, str) and _THIS_MACHINE.match(address) is not None
+def _written_addresses(projection: Projection) -> Iterator[str]:
+    """The addresses of the rendezvous that stand in the code and that nothing outside of it replaces."""
+    joined = list(initialisations(projection))
+    values = [event.argument("init_method", 1) for event in joined]
+    for event in projection.of_kind("call") if joined else ():
+        names = event.name == SET_VARIABLE and constant(event.positional[0]) == "MASTER_ADDR"
+        if names and len(event.positional) > 1 and not event.conditions:
+            values.append(event.positional[1])
+    for value in values:
+        address = constant(value) if value is not None else None
+        if isinstance(address, str):
+            yield address
+
+
+def _is_this_machine(address: str) -> bool:
+    return _THIS_MACHINE.match(address) is not None
 
 
 def backend_of(initialisation: Event) -> Value | None:
@@ -223,11 +236,23 @@ def noted(projection: Projection, *names: str) -> Iterator[Event]:
 
 def on_every_rank(event: Event) -> bool:
     """Return whether all ranks come to an event, with no hint of a rank test around it."""
-    return (
-        event.ranks == ALL_RANKS
-        and not event.guards
-        and not event.in_parent
-        and not any(speaks_of_ranks(condition) for condition in event.conditions)
+    return event.ranks == ALL_RANKS and not event.guards and not event.in_parent and not hints_at_ranks(event)
+
+
+def hints_at_ranks(event: Event) -> bool:
+    """Return whether a condition around an event that could not be decided speaks of ranks, or is a name for one."""
+    return any(_asks_for_rank(module, test) for module, test in event.undecided)
+
+
+def _asks_for_rank(module: Module, test: ast.AST) -> bool:
+    if speaks_of_ranks(module.excerpt(test, LONGEST_CONDITION)):
+        return True
+    names = {node.id for node in descend(test) if isinstance(node, ast.Name)}
+    return any(
+        isinstance(node.value, (ast.BoolOp, ast.Compare, ast.UnaryOp))
+        and any(isinstance(target, ast.Name) and target.id in names for target in node.targets)
+        and speaks_of_ranks(module.excerpt(node.value, LONGEST_CONDITION))
+        for node in module.index.within(module.body_around(test), ast.Assign)
     )
 
 

@@ -15,6 +15,7 @@ from ddpdoctor.source.interpreter.values import ALL_RANKS, constant
 from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.queries.job_kind import framework, initialisations, keyword, may_spawn
 from ddpdoctor.source.script.launch_facts import reads_launcher_rank
+from ddpdoctor.source.script.launch_files import exports
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.script.text_search import mentions_any
@@ -206,7 +207,7 @@ def missing_environments(projection: Projection) -> Iterator[MissingEnvironment]
             if option not in event.named and not _sets(script, name)
         )
         places = tuple(name for name in sorted(_ADDRESS) if not mentions_any(script, (name,)))
-        if missing or places:
+        if missing or (places and not exports(script, places[0])):
             yield MissingEnvironment(event, (*places, *missing), bool(missing))
 
 

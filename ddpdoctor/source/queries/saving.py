@@ -22,7 +22,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.file_uses import FileUse, reads, writes
-from ddpdoctor.source.queries.job_kind import is_distributed, is_of_one_process
+from ddpdoctor.source.queries.job_kind import hints_at_ranks, is_distributed, is_of_one_process
 from ddpdoctor.source.ranks.ranks import LOCAL_RANK, numbers_in
 from ddpdoctor.source.script.syntax_index import descend, made_from
 from ddpdoctor.source.vocabulary import speaks_of_ranks
@@ -58,9 +58,7 @@ def shared_saves(projection: Projection) -> Iterator[SharedSave]:
             continue
         if len(numbers_in(event.ranks)) < 2 or not is_one_path(use.path):
             continue
-        if any(speaks_of_ranks(condition) for condition in event.conditions):
-            continue
-        if is_of_one_process(projection, event):
+        if hints_at_ranks(event) or is_of_one_process(projection, event):
             continue
         before = _guard_that_others_left_by(projection, event)
         guard = _local_guard(event, before)

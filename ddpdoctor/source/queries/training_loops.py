@@ -26,7 +26,8 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.script.syntax_index import descend
+from ddpdoctor.source.script.syntax_index import descend, made_from
+from ddpdoctor.source.script.text_search import mentions_any
 from ddpdoctor.source.vocabulary import DATA_LOADER, DISTRIBUTED_SAMPLER, MAP_STYLE_DATASETS
 
 Division = Literal["sharded", "whole", "unknown"]
@@ -39,6 +40,9 @@ _WHOLE_SAMPLERS = frozenset(
 _RANK_WORDS = frozenset(
     {"rank", "get_rank", "RANK", "LOCAL_RANK", "local_rank", "world_size", "get_world_size", "shard"}
 )
+
+
+_DRAWS = frozenset(f"torch.{name}" for name in ("rand", "randn", "randint", "normal"))
 
 
 class Feeding(msgspec.Struct, frozen=True, eq=False):
@@ -208,6 +212,15 @@ def _divided_by_rank(machine: Machine, dataset: Value) -> bool:
         is_varying(part) or (isinstance(part, (ExternalObject, Instance)) and _divided_by_rank(machine, part))
         for part in parts
     )
+
+
+def is_drawn(machine: Machine, loader: Event) -> bool:
+    """Return whether a loader's data are random numbers that nothing seeds: each rank has its own."""
+    made = machine.object(loader.argument("dataset", 0) or NONE)
+    if made is None or made.name != "torch.utils.data.TensorDataset" or mentions_any(machine.script, ("seed",)):
+        return False
+    parts = made_from(made.node, made.module.body_around(made.node))
+    return any(isinstance(part, ast.Call) and made.module.resolve(part.func) in _DRAWS for part in parts)
 
 
 def _mentions_ranks(node: ast.AST) -> bool:

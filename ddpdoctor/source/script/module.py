@@ -134,6 +134,17 @@ class Module(msgspec.Struct, frozen=True, dict=True, eq=False):
         functions = (ast.FunctionDef, ast.AsyncFunctionDef)
         return next((around for around in self.ancestors(node) if isinstance(around, functions)), self.tree)
 
+    def block_around(self, node: ast.AST) -> ast.AST:
+        """The first statement of the list of statements that a node is in: the one body that runs or is passed over."""
+        inner = node
+        for around in self.ancestors(node):
+            for field in ("body", "orelse", "finalbody"):
+                statements = getattr(around, field, None)
+                if isinstance(statements, list) and inner in statements:
+                    return statements[0]  # type: ignore[no-any-return]
+            inner = around
+        return self.tree
+
     def function_of(self, node: ast.AST) -> str:
         """Return the qualified name of the function (or class) around a node; empty at module level."""
         names = [around.name for around in self.ancestors(node) if isinstance(around, Scope)]

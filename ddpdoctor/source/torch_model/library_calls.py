@@ -28,6 +28,8 @@ from ddpdoctor.source.interpreter.values import (
     options_of,
 )
 from ddpdoctor.source.ranks.rank_local_values import COUNTED, OWN_KINDS, agrees_by_name, members_of, origin_of
+from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.syntax_index import last_name
 from ddpdoctor.source.torch_model.tensors import TENSOR_CALLS
 from ddpdoctor.source.vocabulary import (
     DATA_LOADER,
@@ -40,8 +42,16 @@ from ddpdoctor.source.vocabulary import (
     SAME_ITEMS,
 )
 
-INIT_PROCESS_GROUP = "torch.distributed.init_process_group"
-_START = INIT_PROCESS_GROUP.rpartition(".")[2]
+_STARTS = frozenset(
+    {
+        "torch.distributed.init_process_group",
+        "deepspeed.init_distributed",
+        "deepspeed.initialize",
+        "accelerate.Accelerator",
+    }
+)
+"""What makes the process group, itself or in a framework."""
+_STARTING = frozenset(name.rpartition(".")[2] for name in _STARTS)
 Named = dict[str, Value]
 Handler = Callable[[Machine, ast.AST, list[Value], Named, bool], Value]
 """Makes a call: where it stands, the arguments by position and by name, and whether those are all."""
@@ -94,8 +104,9 @@ def _is_initialized(machine: Machine, node: ast.AST, positional: list[Value], na
     Elsewhere a false answer would be a guess: a framework, or a call that was not followed, may have made it.
     """
     owner = machine.frame.owner
-    makes = _names_the_start(machine.frame.module.tree if owner is None else owner.node)
-    return Const(not makes or any(event.name == INIT_PROCESS_GROUP for event in machine.events.values()))
+    module = machine.frame.module
+    makes = _names_a_start(module, module.tree if owner is None else owner.node)
+    return Const(not makes or any(event.name in _STARTS for event in machine.events.values()))
 
 
 def _initialized_by_apex(
@@ -112,15 +123,14 @@ def _initialized_by_apex(
 
 
 @lru_cache(maxsize=4096)
-def _names_the_start(scope: ast.AST) -> bool:
+def _names_a_start(module: Module, scope: ast.AST) -> bool:
     """Return whether the code of a function, or of a module outside of its definitions, starts the process group."""
     waiting = list(ast.iter_child_nodes(scope))
     while waiting:
         node = waiting.pop()
-        if isinstance(node, ast.Attribute | ast.Name):
-            name = node.attr if isinstance(node, ast.Attribute) else node.id
-            if name == _START:
-                return True
+        name = last_name(node)
+        if name in _STARTING and (name == "init_process_group" or module.resolve(node) in _STARTS):
+            return True
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             waiting.extend(ast.iter_child_nodes(node))
     return False
