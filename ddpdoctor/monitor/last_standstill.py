@@ -104,13 +104,13 @@ class LastStandstill:
 
 def _headway(record: RunRecord) -> tuple[tuple[int, int, int], ...]:
     """Return how far each rank has come: its steps, and the collectives that it has completed."""
-    return tuple((pulse.rank, pulse.step, pulse.completed) for pulse in record.pulses)
+    return tuple((heartbeat.rank, heartbeat.step, heartbeat.completed) for heartbeat in record.heartbeats)
 
 
 def _stands_since_ns(record: RunRecord, number: int | None) -> int:
-    """Return since when a rank has been at one place, as its newest pulse says; 0 for one that says nothing."""
-    pulse = None if number is None else record.pulse(number)
-    return 0 if pulse is None else pulse.beat_at_ns - pulse.unchanged_ms * 1_000_000
+    """Return since when a rank has been at one place, as its newest heartbeat says; 0 for one that says nothing."""
+    heartbeat = None if number is None else record.heartbeat(number)
+    return 0 if heartbeat is None else heartbeat.beat_at_ns - heartbeat.unchanged_ms * 1_000_000
 
 
 def _goes_on(stood: _Stood, record: RunRecord, *, told_to_end: bool) -> bool:

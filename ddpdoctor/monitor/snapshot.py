@@ -54,7 +54,8 @@ class RankView(RankFigures, frozen=True, kw_only=True):
     """Steps behind these figures."""
     measured_at_ns: int | None = None
     """Time of the newest step behind these figures."""
-    pulse_at_ns: int | None = None
+    beat_at_ns: int | None = msgspec.field(default=None, name="pulse_at_ns")
+    """When it wrote its newest heartbeat; recorded histories have the older name."""
     calls: tuple[CallView, ...] = ()
     """Its newest explicit collectives, newest last."""
     gauges: tuple[Gauge, ...] = ()

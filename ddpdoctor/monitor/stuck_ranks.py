@@ -85,7 +85,7 @@ class StuckRanks:
                 continue
             beat_ns = ring.heartbeat().beat_at_ns
             if 0 < beat_ns < now_ns - HELD_AFTER_NS:
-                self._signalled.ask(pid, entry.pulse_thread, now_ns)
+                self._signalled.ask(pid, entry.heartbeat_thread, now_ns)
 
     def judged(self, record: RunRecord, training_threads: Mapping[int, int], looping: int | None) -> RunRecord:
         """Return a record with what is known of its ranks, and the stacks that they wrote at a signal.

@@ -76,7 +76,7 @@ class Head(Event, frozen=True, kw_only=True):
     told: str
 
 
-class Pulse(Event, frozen=True, kw_only=True):
+class HeartbeatBegun(Event, frozen=True, kw_only=True, tag="pulse"):
     """The probe's own thread has begun, which beats from now on."""
 
     thread: int

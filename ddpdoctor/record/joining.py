@@ -89,7 +89,7 @@ class Joiner:
                 rows.extend(row for row in found if getattr(row, "rank", None) not in lost) if lost else rows.extend(
                     found
                 )
-        for name in ("ranks", "collectives", "step_tracks", "call_tracks", "pulses", "host_uses"):
+        for name in ("ranks", "collectives", "step_tracks", "call_tracks", "heartbeats", "host_uses"):
             streams[name].sort(key=lambda row: row.rank)
         return RunRecord(
             job=msgspec.structs.replace(
@@ -176,7 +176,7 @@ def _owners(parts: Sequence[NodePart]) -> dict[int, str]:
     """Return the node of each rank: where it beat last, for ranks may be started again elsewhere."""
     owners: dict[int, tuple[int, str]] = {}
     for part in parts:
-        beats = {pulse.rank: part.clock.moved(pulse.beat_at_ns) for pulse in part.record.pulses}
+        beats = {heartbeat.rank: part.clock.moved(heartbeat.beat_at_ns) for heartbeat in part.record.heartbeats}
         for rank in part.record.ranks:
             beat_ns = beats.get(rank.rank, 0)
             if rank.rank not in owners or beat_ns > owners[rank.rank][0]:

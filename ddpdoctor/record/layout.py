@@ -3,8 +3,8 @@
 ``job.json``                 what was asked for; written by the launcher before the ranks start
 ``events-PID.jsonl``         one JSON object a line, appended with one ``write`` each, so that a kill loses none; also
                              what torch's flight recorder held (``flight``), where a hang is suspected
-``collectives-PID.ring``     of a rehearsal: a head with the pulse, then one row a collective; see "Rings" below
-``steps-PID.ring``           of a live run: a head with the pulse, then one row a step
+``collectives-PID.ring``     of a rehearsal: a head with the heartbeat, then one row a collective; see "Rings" below
+``steps-PID.ring``           of a live run: a head with the heartbeat, then one row a step
 ``calls-PID.ring``           of a live run: a head, then one row for each explicit collective
 ``indices-PID-N.bin``        the sorted sample indices of one pass, signed 64-bit, native byte order
 ``stacks-PID.txt``           what ``faulthandler`` wrote when the rank could not answer itself
@@ -28,7 +28,7 @@
 under the job, or a disk that is full, costs rows and nothing else, and a mapped one the life of who touches it. A row
 is its number (signed 64 bit, from 0), its fields (signed 64 bit each) and the CRC-32 of both; row *n* lies in slot *n*
 modulo the number of slots. A slot whose checksum fits holds the row that it names, whatever else happened to the file.
-A row may be written again with the same number: a call when it is over. The head is written anew with each pulse but
+A row may be written again with the same number: a call when it is over. The head is written with each heartbeat but
 for the request at ``COMMAND_OFFSET``, which is the reader's. Strings that repeat (call chains, signatures, groups) are
 events that are written before the first row that refers to them.
 """
@@ -47,8 +47,8 @@ IDENTITY = struct.Struct("<8sIIIIQ")
 NEXT = struct.Struct("<Q")
 NEXT_OFFSET = 40
 """In a head, behind the identity: number of the first row that was not written yet."""
-PULSE_OFFSET = 64
-"""In a head: the newest pulse, a signed 64-bit number a field, then a CRC-32 of them."""
+HEARTBEAT_OFFSET = 64
+"""In a head: the newest heartbeat, a signed 64-bit number a field, then a CRC-32 of them."""
 COMMAND = struct.Struct("<I")
 COMMAND_OFFSET = 1024
 """Number of the newest request for stacks and collectives, written by the reader."""
@@ -56,7 +56,7 @@ CHECKSUM_BYTES = 4
 
 
 class RingKind(NamedTuple):
-    """What the rows and the pulse of a ring hold."""
+    """What the rows and the heartbeat of a ring hold."""
 
     magic: bytes
     fields: tuple[str, ...]
@@ -64,7 +64,7 @@ class RingKind(NamedTuple):
     """Slots."""
     finished_by: str = ""
     """The field that is 0 in a row which will be written again."""
-    pulse_fields: tuple[str, ...] = ()
+    heartbeat_fields: tuple[str, ...] = ()
     in_order: bool = False
     """Rows are written one after the other: one that is not there when the next one is was lost."""
 
@@ -93,7 +93,7 @@ COLLECTIVES = RingKind(
     ),
     in_order=True,
 )
-"""Of a rehearsal: a row is written before its collective is entered, which may end the process. In the pulse:
+"""Of a rehearsal: a row is written before its collective is entered, which may end the process. In the heartbeat:
 ``waiting_row`` is the row that the main thread waits in (-1: none); ``polling_since_ns`` since when it has done nothing
 but ask for a file, for nothing (0: it has not), and ``polled_at_ns`` when it asked last; the rest is as in a live
 run's."""
@@ -159,7 +159,7 @@ CALL_KINDS = (
     "recv_object_list",
     "reduction",
 )
-"""What is waited in: explicit collectives as users spell them, DDP's broadcast of buffers, and (in a pulse only) the
+"""What is waited in: explicit collectives as users spell them, DDP's broadcast of buffers, and (in a heartbeat) the
 reduction of gradients at the end of a backward."""
 PHASES = (
     "starting",
@@ -175,7 +175,7 @@ PHASES = (
 )
 """As ``measured.Phase``."""
 
-PULSE_FIELDS = (
+HEARTBEAT_FIELDS = (
     "beat_at_ns",
     "phase",
     "phase_since_ns",
@@ -200,8 +200,8 @@ PULSE_FIELDS = (
 )
 """``kind`` is -1 outside of any collective; ``answered`` is the newest request that was served; ``blocked`` is 1
 while a collective is under way and the training thread does nothing, in a place that is not Python's own;
-``own_bytes`` are those that the probe itself has read and written by now; the rest is as in ``measured.Pulse``."""
-STEPS = RingKind(b"DDPDSTEP", STEP_FIELDS, LIVE_ROWS, pulse_fields=PULSE_FIELDS)
+``own_bytes`` are those that the probe itself has read and written by now; the rest as in ``measured.RankHeartbeat``."""
+STEPS = RingKind(b"DDPDSTEP", STEP_FIELDS, LIVE_ROWS, heartbeat_fields=HEARTBEAT_FIELDS)
 CALLS = RingKind(b"DDPDCALL", CALL_FIELDS, LIVE_ROWS, "left_at_ns")
 
 JOB_FILE = "job.json"

@@ -29,7 +29,7 @@ from ddpdoctor.record.streams.measured import (
     HostUse,
     MatmulPrecision,
     OptimizerSize,
-    Pulse,
+    RankHeartbeat,
     StepTrack,
 )
 from ddpdoctor.record.streams.places import LinesExecuted, StackDump
@@ -394,7 +394,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     step_tracks: tuple[StepTrack, ...] = ()
     """One track a rank, of a live run."""
     call_tracks: tuple[CallTrack, ...] = ()
-    pulses: tuple[Pulse, ...] = ()
+    heartbeats: tuple[RankHeartbeat, ...] = ()
     """The newest of each rank, of a live run."""
     gpus: tuple[Gpu, ...] = ()
     host_uses: tuple[HostUse, ...] = ()
@@ -434,9 +434,9 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Return the collectives of one rank."""
         return next(iter(self._rows_of("collectives", rank)), None)
 
-    def pulse(self, rank: int) -> Pulse | None:
+    def heartbeat(self, rank: int) -> RankHeartbeat | None:
         """Return what the heart of one rank said last, of a live run."""
-        return next(iter(self._rows_of("pulses", rank)), None)
+        return next(iter(self._rows_of("heartbeats", rank)), None)
 
     def stacks_of(self, rank: int) -> Sequence[StackDump]:
         """Return the stacks of one rank, in their order."""
@@ -465,6 +465,6 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return max(counts.values(), default=0)
 
 
-_BESIDE_STREAMS = ("job", "sites", "signatures", "streams", "pulses", "logs", "nodes")
+_BESIDE_STREAMS = ("job", "sites", "signatures", "streams", "heartbeats", "logs", "nodes")
 STREAMS = tuple(name for name in RunRecord.__struct_fields__ if name not in _BESIDE_STREAMS)
 """The names of the streams of a record, which are what a check's ``needs`` is compared with."""

@@ -22,8 +22,8 @@ _TORN_S = 0.001
 """A row that is being written again may be torn for a moment."""
 
 
-class RawPulse(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest pulse in the process's own numbers; see ``layout.PULSE_FIELDS``."""
+class LiveHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest heartbeat of a live run in the process's own numbers; see ``layout.HEARTBEAT_FIELDS``."""
 
     beat_at_ns: int
     phase: int
@@ -49,7 +49,7 @@ class RawPulse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest heartbeat of a rank."""
+    """What the newest heartbeat of every kind of run has."""
 
     beat_at_ns: int
     main_cpu_ns: int
@@ -112,7 +112,7 @@ class RingTail:
         self._kind = kind
         self._row = layout.numbers(1 + len(kind.fields))
         self._row_bytes = self._row.size + layout.CHECKSUM_BYTES
-        self._pulse = layout.numbers(len(kind.pulse_fields))
+        self._heartbeat_numbers = layout.numbers(len(kind.heartbeat_fields))
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             self.pid, self._created_ns = self._check()
@@ -164,13 +164,13 @@ class RingTail:
         at = bisect_left(self.numbers, number)
         return at if at < len(self.numbers) and self.numbers[at] == number else -1
 
-    def pulse(self) -> RawPulse | None:
-        """Return the newest pulse of a live run; None while there is none, or when the file is damaged."""
+    def live_heartbeat(self) -> LiveHeartbeat | None:
+        """Return the newest heartbeat of a live run; None while there is none, or when the file is damaged."""
         values = self._newest()
-        return None if values is None else RawPulse(**values)
+        return None if values is None else LiveHeartbeat(**values)
 
     def heartbeat(self) -> Heartbeat:
-        """Return of the newest pulse what every kind of run tells; the last that was read where the file is damaged."""
+        """Return of the newest heartbeat what every kind of run has; the last that was read of a damaged file."""
         values = self._newest()
         if values is not None:
             known = {name: values[name] for name in Heartbeat.__struct_fields__ if name in values}
@@ -311,12 +311,12 @@ class RingTail:
         self._unfinished = [position - over for position in self._unfinished if position >= over]
 
     def _newest(self) -> dict[str, int] | None:
-        """Return the newest pulse; None while there is none, or when the file is damaged."""
-        content = self._bytes_at(layout.PULSE_OFFSET, self._pulse.size + layout.CHECKSUM_BYTES)
-        packed = content[: self._pulse.size]
-        if not _fits(packed, content[self._pulse.size :]):
+        """Return the newest heartbeat; None while there is none, or when the file is damaged."""
+        content = self._bytes_at(layout.HEARTBEAT_OFFSET, self._heartbeat_numbers.size + layout.CHECKSUM_BYTES)
+        packed = content[: self._heartbeat_numbers.size]
+        if not _fits(packed, content[self._heartbeat_numbers.size :]):
             return None
-        return dict(zip(self._kind.pulse_fields, self._pulse.unpack(packed), strict=True))
+        return dict(zip(self._kind.heartbeat_fields, self._heartbeat_numbers.unpack(packed), strict=True))
 
     def _parsed(self, content: bytes) -> tuple[int, ...] | None:
         """Return the number and the fields of a row; None when the slot holds none."""

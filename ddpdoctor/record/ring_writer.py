@@ -24,7 +24,7 @@ class Ring:
         self._row = layout.numbers(1 + len(kind.fields))
         self._row_bytes = self._row.size + layout.CHECKSUM_BYTES
         self._rows = kind.rows
-        self._pulse = layout.numbers(len(kind.pulse_fields))
+        self._heartbeat_numbers = layout.numbers(len(kind.heartbeat_fields))
         self._waiting: deque[tuple[int, tuple[int, ...]]] = deque(maxlen=kind.rows)
         self.next = 0
         """Number of the next row."""
@@ -105,17 +105,17 @@ class Ring:
         return written
 
     @property
-    def pulse_bytes(self) -> int:
-        """How many bytes the writing of a pulse moves."""
-        return layout.PULSE_OFFSET + self._pulse.size + layout.CHECKSUM_BYTES
+    def heartbeat_bytes(self) -> int:
+        """How many bytes the writing of a heartbeat moves."""
+        return layout.HEARTBEAT_OFFSET + self._heartbeat_numbers.size + layout.CHECKSUM_BYTES
 
-    def write_head(self, pulse: tuple[int, ...] | None = None) -> None:
-        """Write the identity, and the newest pulse where there is one."""
+    def write_head(self, heartbeat: tuple[int, ...] | None = None) -> None:
+        """Write the identity, and the newest heartbeat where there is one."""
         head = self._head.ljust(layout.NEXT_OFFSET, b"\0") + layout.NEXT.pack(self._written)
-        head = head.ljust(layout.PULSE_OFFSET, b"\0")
+        head = head.ljust(layout.HEARTBEAT_OFFSET, b"\0")
         try:
-            if pulse is not None:
-                packed = self._pulse.pack(*pulse)
+            if heartbeat is not None:
+                packed = self._heartbeat_numbers.pack(*heartbeat)
                 head += packed + zlib.crc32(packed).to_bytes(layout.CHECKSUM_BYTES, "little")
             self.moved_bytes += os.pwrite(self._descriptor, head, 0)
         except (OSError, struct.error):
@@ -175,7 +175,7 @@ class CollectiveRing:
                 self._ring.write(index, (*row[:-1], epoch_ns()))
 
     def beat(self, *beat: int) -> None:
-        """Write a pulse: the fields of ``layout.COLLECTIVES`` from ``main_cpu_ns`` to ``sleeps_until_ns``."""
+        """Write a heartbeat: the fields of ``layout.COLLECTIVES`` from ``main_cpu_ns`` to ``sleeps_until_ns``."""
         self._beat = (epoch_ns(), *beat)
         self._write_head()
 
@@ -196,5 +196,5 @@ class CollectiveRing:
 
     def _write_head(self) -> None:
         with self._lock:
-            own_bytes = self._ring.moved_bytes + self._ring.begun_bytes + self._ring.pulse_bytes
+            own_bytes = self._ring.moved_bytes + self._ring.begun_bytes + self._ring.heartbeat_bytes
             self._ring.write_head((*self._beat, self._lost + self._ring.lost, *self._polling, own_bytes))

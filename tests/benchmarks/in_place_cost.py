@@ -6,7 +6,7 @@ place, in the order off, on, on, off. Measured is the CPU time of the training t
 touch; the cost is the median over such rounds of what "on" takes more than "off", with a bootstrap interval of 95 %.
 Every second round is a null control, with the hooks off throughout: what it says is the error of the method.
 
-The process's CPU is told as well: what the pulse's thread does takes the GIL from the training thread.
+The process's CPU is told as well: what the heartbeat's thread does takes the GIL from the training thread.
 """
 
 from __future__ import annotations

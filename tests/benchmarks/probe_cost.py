@@ -3,7 +3,7 @@
 The hooks run around functions that do nothing, in the order of a usual step: a fetch, a forward that broadcasts
 buffers, a backward, an optimizer's step. Measured is the CPU time of the calling thread, over 100,000 steps in blocks;
 the cheapest block counts, for a busy machine only adds to it, and blocks are short so that some fall into its quiet
-moments. What the hooks keep is taken in by the same thread, as often as the pulse's thread would in steps of 5 ms: only
+moments. What the hooks keep is taken in by the same thread, as often as by the heartbeat's in steps of 5 ms: only
 the making and writing of rows is another's. A second measurement has an explicit collective in each step, at which the
 training thread takes in all that waits and writes the beginning of the call's row.
 """
@@ -23,7 +23,7 @@ BLOCKS = 200
 ALLOWED_US = 16.0
 ALLOWED_CALL_US = 15.0
 TAKEN_IN_EVERY = 40
-"""Steps of 5 ms in the fifth of a second between two pulses."""
+"""Steps of 5 ms in the fifth of a second between two heartbeats."""
 
 
 def measure() -> tuple[tuple[float, float], tuple[float, float]]:

@@ -57,7 +57,7 @@ def _moment(ranks: int, number: int) -> Snapshot:
             waiting_ns=(80 + (number * 7 + rank.rank) % 10) * 1e6,
             lateness_ns=rank.lateness_ns[number:] + rank.lateness_ns[:number],
             measured_at_ns=None,
-            pulse_at_ns=None,
+            beat_at_ns=None,
         )
         for rank in base.ranks
     )

@@ -51,10 +51,10 @@ class SimulatedRank:
             self._make_step()
 
     def beat(self, now_ns: int) -> None:
-        """Take the rows to their files, with a pulse."""
+        """Take the rows to their files, with a heartbeat."""
         self._calls.flush()
         self._steps.flush()
-        values = dict.fromkeys(layout.PULSE_FIELDS, 0) | {
+        values = dict.fromkeys(layout.HEARTBEAT_FIELDS, 0) | {
             "beat_at_ns": now_ns,
             "phase": _FORWARD,
             "phase_since_ns": now_ns - 10_000_000,
@@ -67,7 +67,7 @@ class SimulatedRank:
             "main_cpu_ns": self.made * self._step_ns,
             "stack_hash": self.made,
         }
-        self._steps.write_head(tuple(values[name] for name in layout.PULSE_FIELDS))
+        self._steps.write_head(tuple(values[name] for name in layout.HEARTBEAT_FIELDS))
         self._calls.write_head()
 
     def _make_step(self) -> None:

@@ -13,7 +13,7 @@ from ddpdoctor.checks.death import killed_rank, root_exception
 from ddpdoctor.diagnosis.failures.killed_ranks import may_yet_be_told
 from ddpdoctor.finding import Finding, Frame
 from ddpdoctor.record.model import Rank, RankException, Site
-from ddpdoctor.record.streams.measured import Pulse
+from ddpdoctor.record.streams.measured import RankHeartbeat
 from ddpdoctor.record.streams.places import StackDump
 from tests.diagnosis.measured_job import MILLISECOND_NS, MeasuredJob
 
@@ -47,8 +47,8 @@ def lost_the_others(rank: int, site: int = BACKWARD, at_ms: float = 2_000.0, *, 
     return Rank(rank=rank, end="raised", exceptions=(raised,))
 
 
-def pulse(rank: int, step: int, *, phase: Any = "finished") -> Pulse:
-    return Pulse(rank=rank, beat_at_ns=2_000 * MILLISECOND_NS, phase=phase, step=step)
+def heartbeat(rank: int, step: int, *, phase: Any = "finished") -> RankHeartbeat:
+    return RankHeartbeat(rank=rank, beat_at_ns=2_000 * MILLISECOND_NS, phase=phase, step=step)
 
 
 def stack(rank: int, frames: tuple[Frame, ...], *, native: bool = True) -> StackDump:
@@ -63,11 +63,11 @@ def terminated(rank: int, frames: tuple[Frame, ...]) -> StackDump:
 def found(
     job: MeasuredJob, *ranks: Rank, steps: tuple[int, ...], at_end: Any = "finished", **streams: Any
 ) -> list[Finding]:
-    pulses = tuple(
-        pulse(rank.rank, step, phase="other" if rank.end == "signalled" else at_end)
+    heartbeats = tuple(
+        heartbeat(rank.rank, step, phase="other" if rank.end == "signalled" else at_end)
         for rank, step in zip(ranks, steps, strict=True)
     )
-    record = job.record(**{"ranks": ranks, "pulses": pulses, "sites": SITES, **streams})
+    record = job.record(**{"ranks": ranks, "heartbeats": heartbeats, "sites": SITES, **streams})
     return [item for check in EVERY_CHECK for item in check.in_run(record) if isinstance(item, Finding)]
 
 

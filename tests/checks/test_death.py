@@ -14,7 +14,7 @@ from ddpdoctor.checks.gradients import unused_parameters
 from ddpdoctor.checks.speed import straggler
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.record.model import RankException, TensorInfo, Wrap
-from ddpdoctor.record.streams.measured import Pulse
+from ddpdoctor.record.streams.measured import RankHeartbeat
 from tests.diagnosis.jobs import MILLISECOND_NS, JobBuilder
 from tests.diagnosis.measured_job import MeasuredJob
 
@@ -49,9 +49,9 @@ def only(job: JobBuilder, **streams: Any) -> Finding:
     return finding
 
 
-def pulses(*beats_ms: int, phase: Any = "backward", **fields: Any) -> tuple[Pulse, ...]:
+def heartbeats(*beats_ms: int, phase: Any = "backward", **fields: Any) -> tuple[RankHeartbeat, ...]:
     return tuple(
-        Pulse(rank=rank, beat_at_ns=beat * MILLISECOND_NS, phase=phase, step=7, **fields)
+        RankHeartbeat(rank=rank, beat_at_ns=beat * MILLISECOND_NS, phase=phase, step=7, **fields)
         for rank, beat in enumerate(beats_ms)
     )
 
@@ -75,7 +75,7 @@ def test_the_rank_that_was_killed_is_named_and_not_those_that_lost_it(
 ) -> None:
     killed = job(3)
     killed.leave(1, "signalled", signal=number, pid=42, host="node7")
-    finding = only(lose_peer(killed, 0, 2), pulses=pulses(5_000, 4_000, 5_000))
+    finding = only(lose_peer(killed, 0, 2), heartbeats=heartbeats(5_000, 4_000, 5_000))
     assert (finding.code, finding.severity, finding.title, finding.ranks) == ("DDP703", Severity.ERROR, title, (1,))
     assert advice in finding.remedy
     assert [fact.text for fact in finding.evidence] == [
@@ -89,7 +89,7 @@ def test_the_first_heart_to_stop_is_the_first_that_was_killed() -> None:
     vanished = job(3)
     for rank in vanished.ranks:
         vanished.leave(rank, "signalled")
-    assert only(vanished, pulses=pulses(9_000, 9_100, 4_000)).ranks == (2,)
+    assert only(vanished, heartbeats=heartbeats(9_000, 9_100, 4_000)).ranks == (2,)
 
 
 def test_processes_that_end_together_or_by_hand_were_ended_on_purpose() -> None:
@@ -98,7 +98,8 @@ def test_processes_that_end_together_or_by_hand_were_ended_on_purpose() -> None:
         vanished.leave(rank, "signalled")
         terminated.leave(rank, "signalled", signal=signal.SIGTERM)
         finished.leave(rank, "signalled", signal=signal.SIGABRT, main_finished=True)
-    assert [found(gone, pulses=pulses(4_000, 4_100)) for gone in (vanished, terminated, finished)] == [[], [], []]
+    beats = heartbeats(4_000, 4_100)
+    assert [found(gone, heartbeats=beats) for gone in (vanished, terminated, finished)] == [[], [], []]
 
 
 def test_a_rank_that_the_launcher_ended_after_another_had_failed_is_none() -> None:
@@ -170,9 +171,10 @@ def test_a_timeout_of_nccl_names_the_rank_that_is_behind() -> None:
     failed = job(3)
     failed.fail(0, "DistBackendError", 50, NCCL_TIMEOUT, communication=True)
     beats = tuple(
-        Pulse(rank=rank, beat_at_ns=1, enqueued=enqueued, completed=25) for rank, enqueued in enumerate((26, 26, 25))
+        RankHeartbeat(rank=rank, beat_at_ns=1, enqueued=enqueued, completed=25)
+        for rank, enqueued in enumerate((26, 26, 25))
     )
-    finding = only(failed, pulses=beats)
+    finding = only(failed, heartbeats=beats)
     assert finding.title == "rank 0 timed out in allreduce #26 at train.py:50 after 10 min: rank 2 did not arrive"
     monitored = job(2)
     monitored.fail(0, "RuntimeError", 50, "Rank 1 failed to pass monitoredBarrier in 2000 ms", communication=True)
@@ -236,7 +238,7 @@ def test_ranks_that_never_came_are_named_after_a_minute() -> None:
 
 
 def test_a_job_that_goes_on_has_no_cause_of_death() -> None:
-    assert found(job(2), pulses=pulses(9_000, 9_000)) == []
+    assert found(job(2), heartbeats=heartbeats(9_000, 9_000)) == []
     assert straggler.CHECK.severity.keys() == {"run"}
 
 

@@ -17,7 +17,7 @@ from ddpdoctor.checks.data import uneven_inputs
 from ddpdoctor.checks.death import root_exception
 from ddpdoctor.finding import Finding, Frame, Severity
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.streams.measured import Pulse
+from ddpdoctor.record.streams.measured import RankHeartbeat
 from ddpdoctor.record.streams.places import StackDump
 from tests.diagnosis.jobs import JobBuilder, healthy_job
 
@@ -78,8 +78,8 @@ def stuck_in_a_watched_job(stood_ms: int, *, beat_ms_ago: int = 100, **of_rank: 
     job.of_rank[1].update(of_rank)
     now_ns = job.tick()
     beat_at_ns, unchanged_ms = now_ns - beat_ms_ago * 1_000_000, stood_ms - beat_ms_ago
-    pulse = Pulse(rank=1, beat_at_ns=beat_at_ns, phase="other", unchanged_ms=unchanged_ms)
-    record = job.record(pulses=(pulse,))
+    heartbeat = RankHeartbeat(rank=1, beat_at_ns=beat_at_ns, phase="other", unchanged_ms=unchanged_ms)
+    record = job.record(heartbeats=(heartbeat,))
     return msgspec.structs.replace(record, job=msgspec.structs.replace(record.job, kind="run", ended_ns=now_ns))
 
 

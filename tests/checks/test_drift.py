@@ -10,7 +10,7 @@ from ddpdoctor.checks.collectives import early_exit, silent_desync
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.record.model import Wrap
 from ddpdoctor.record.streams.data import Loader, Pass
-from ddpdoctor.record.streams.measured import Pulse
+from ddpdoctor.record.streams.measured import RankHeartbeat
 from tests.diagnosis.jobs import JobBuilder
 
 
@@ -119,11 +119,11 @@ def test_without_a_loader_it_is_the_backward_that_did_not_follow_a_forward() -> 
     wraps = tuple(Wrap(rank=rank, wrap=0, ranks=(0, 1)) for rank in job.ranks)
 
     def said(*made: tuple[int, int], check: Any = silent_desync) -> list[Finding]:
-        pulses = tuple(
-            Pulse(rank=rank, beat_at_ns=1, forwards=forwards, backwards=backwards)
+        heartbeats = tuple(
+            RankHeartbeat(rank=rank, beat_at_ns=1, forwards=forwards, backwards=backwards)
             for rank, (forwards, backwards) in enumerate(made)
         )
-        record = job.record(wraps=wraps, pulses=pulses)
+        record = job.record(wraps=wraps, heartbeats=heartbeats)
         return [found for found in check.in_run(record) if isinstance(found, Finding)]
 
     (finding,) = said((6, 5), (6, 5))

@@ -11,7 +11,7 @@ from ddpdoctor.checks.collectives import barrier_in_hot_loop, long_wait, timeout
 from ddpdoctor.diagnosis.wording import milliseconds_text
 from ddpdoctor.finding import Finding, Frame, Severity
 from ddpdoctor.record.model import Group, Site
-from ddpdoctor.record.streams.measured import Pulse
+from ddpdoctor.record.streams.measured import RankHeartbeat
 from tests.diagnosis.measured_job import MILLISECOND_NS, MeasuredJob
 
 STEP = {"forward": 20.0, "backward": 40.0, "optimizer": 5.0}
@@ -56,8 +56,8 @@ def test_a_wait_that_lasts_says_where_the_late_rank_is() -> None:
     for rank in (1, 2):
         job.call(rank, "barrier", start + rank, 0.0, site=0)
     job.now_ms[0] += 400_000.0
-    pulse = Pulse(rank=0, beat_at_ns=1, phase="evaluation", site=1)
-    (finding,) = said(long_wait, job, pulses=(pulse,))
+    heartbeat = RankHeartbeat(rank=0, beat_at_ns=1, phase="evaluation", site=1)
+    (finding,) = said(long_wait, job, heartbeats=(heartbeat,))
     assert finding.title == (
         "ranks 1 and 2 have waited 7 min in barrier at train.py:70 for rank 0, busy in evaluation at train.py:60; "
         "the timeout is 10 min"
@@ -69,12 +69,12 @@ def test_ranks_in_backward_wait_for_one_that_is_elsewhere() -> None:
     job = with_timeout(MeasuredJob(2).run(30, STEP), 10 * MINUTE_NS)
     since_ns = round(job.now_ms[0] * MILLISECOND_NS)
     job.now_ms[0] += 360_000.0
-    inside = Pulse(rank=0, beat_at_ns=1, phase="backward", phase_since_ns=since_ns)
-    outside = Pulse(rank=1, beat_at_ns=1, phase="other", phase_since_ns=since_ns, site=1)
-    (finding,) = said(long_wait, job, pulses=(inside, outside))
+    inside = RankHeartbeat(rank=0, beat_at_ns=1, phase="backward", phase_since_ns=since_ns)
+    outside = RankHeartbeat(rank=1, beat_at_ns=1, phase="other", phase_since_ns=since_ns, site=1)
+    (finding,) = said(long_wait, job, heartbeats=(inside, outside))
     assert finding.title.startswith("rank 0 has waited 6 min in backward for rank 1, busy at train.py:60;")
-    both = (inside, Pulse(rank=1, beat_at_ns=1, phase="backward", phase_since_ns=since_ns))
-    assert said(long_wait, job, pulses=both) == []
+    both = (inside, RankHeartbeat(rank=1, beat_at_ns=1, phase="backward", phase_since_ns=since_ns))
+    assert said(long_wait, job, heartbeats=both) == []
 
 
 def test_a_late_rank_in_backward_counts_as_well() -> None:

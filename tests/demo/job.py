@@ -141,7 +141,7 @@ def _rank(rank: int, elapsed_s: float, started_at_ns: int, seed: int, culprit: b
         lateness_ns=tuple(_lateness(past, seed)[rank] for past in range(second - SLICES + 1, second + 1)),
         samples_per_s=BATCH_SIZE * 1e9 / phases.step_ns,
         measured_at_ns=started_at_ns + int(measured_s * NS),
-        pulse_at_ns=now_ns - int(0.3e9),
+        beat_at_ns=now_ns - int(0.3e9),
         calls=_calls(elapsed_s, started_at_ns, seed),
         stack=stack if taken_at_ns is not None else (),
         stack_taken_at_ns=taken_at_ns,

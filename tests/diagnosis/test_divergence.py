@@ -10,7 +10,7 @@ from ddpdoctor.diagnosis.divergence_kind import classify
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.model import RunRecord, Wrap
 from ddpdoctor.record.streams.data import Loader, Pass
-from ddpdoctor.record.streams.measured import Pulse
+from ddpdoctor.record.streams.measured import RankHeartbeat
 from ddpdoctor.record.streams.places import StackDump
 from ddpdoctor.record.streams.training import MissingGradient
 from tests.diagnosis.jobs import SCRIPT, JobBuilder, healthy_job
@@ -490,7 +490,7 @@ def test_a_backward_left_out_shows_in_the_counts_at_the_end(thrown_out: bool) ->
     if thrown_out:
         job.fail(0, "RuntimeError", 50, "Connection closed by peer", communication=True)
     counts = {0: 3 if thrown_out else 2, 1: 2}
-    pulses = tuple(Pulse(rank=rank, beat_at_ns=1, forwards=3, backwards=made) for rank, made in counts.items())
+    beats = tuple(RankHeartbeat(rank=rank, beat_at_ns=1, forwards=3, backwards=made) for rank, made in counts.items())
     wraps = tuple(Wrap(rank=rank, wrap=0, ranks=(0, 1)) for rank in job.ranks)
-    divergence, trouble = diagnose(job.record(pulses=pulses, wraps=wraps))
+    divergence, trouble = diagnose(job.record(heartbeats=beats, wraps=wraps))
     assert (divergence.form, trouble) == ("absentee", "desync")

@@ -11,7 +11,7 @@ import pytest
 from ddpdoctor.diagnosis.live.last_steps import ASK_IT, stood_at_the_end, with_last_steps
 from ddpdoctor.diagnosis.performance.summary import RunVerdict
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.streams.measured import Pulse, StepTrack
+from ddpdoctor.record.streams.measured import RankHeartbeat, StepTrack
 from tests.diagnosis.jobs import healthy_job
 
 SECOND_NS = 1_000_000_000
@@ -64,8 +64,9 @@ def _run(lived_s: int, *, main_finished: bool = False, steps: int = 1) -> RunRec
     columns = [name for name in StepTrack.__struct_fields__ if name not in ("rank", "dropped")]
     rows = {name: array("q", [SECOND_NS]) for name in columns} | {"step": array("q", [steps])}
     track = StepTrack(rank=0, dropped=0, **rows)
-    blank: dict[str, Any] = dict.fromkeys(Pulse.__struct_fields__, 0) | {"phase": "other", "collective": ""}
-    pulses = [
-        Pulse(**{**blank, "rank": rank, "beat_at_ns": (1 + lived_s) * SECOND_NS, "site": site}) for rank in (0, 1)
+    blank: dict[str, Any] = dict.fromkeys(RankHeartbeat.__struct_fields__, 0) | {"phase": "other", "collective": ""}
+    beats = [
+        RankHeartbeat(**{**blank, "rank": rank, "beat_at_ns": (1 + lived_s) * SECOND_NS, "site": site})
+        for rank in (0, 1)
     ]
-    return msgspec.structs.replace(record, step_tracks=(track,), pulses=tuple(pulses))
+    return msgspec.structs.replace(record, step_tracks=(track,), heartbeats=tuple(beats))

@@ -8,7 +8,7 @@ import pytest
 from ddpdoctor.diagnosis.live.lasting_waits import told_wait
 from ddpdoctor.diagnosis.live.verdict import VerdictMemory, live_verdict
 from ddpdoctor.finding import Frame
-from ddpdoctor.record.streams.measured import Pulse
+from ddpdoctor.record.streams.measured import RankHeartbeat
 from ddpdoctor.record.streams.places import StackDump
 from tests.diagnosis.jobs import SCRIPT, healthy_job
 
@@ -25,7 +25,7 @@ def said(*inside: Frame, restless: bool = False) -> str:
     site = job.site(LOOP.line)
     job.tick(14_000)
     job.streams["stacks"] = (StackDump(rank=1, thread="main", main=True, frames=(*inside, LOOP), time_ns=job.now_ns),)
-    job.streams["pulses"] = (Pulse(rank=1, beat_at_ns=job.now_ns, site=site),)
+    job.streams["heartbeats"] = (RankHeartbeat(rank=1, beat_at_ns=job.now_ns, site=site),)
     record = job.record()
     ranks = tuple(msgspec.structs.replace(rank, restless=restless and rank.rank == 1) for rank in record.ranks)
     assert live_verdict(memory, msgspec.structs.replace(record, ranks=ranks), job.now_ns) is None

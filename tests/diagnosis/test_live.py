@@ -12,7 +12,7 @@ from ddpdoctor.diagnosis.divergence.matching import Matcher
 from ddpdoctor.diagnosis.divergence.waiting import blocked_ranks
 from ddpdoctor.diagnosis.live.verdict import VerdictMemory, live_verdict
 from ddpdoctor.finding import Frame
-from ddpdoctor.record.streams.measured import Pulse
+from ddpdoctor.record.streams.measured import RankHeartbeat
 from ddpdoctor.record.streams.places import StackDump
 from ddpdoctor.record.streams.waits import Wait
 from tests.diagnosis.jobs import SCRIPT, JobBuilder, healthy_job
@@ -221,13 +221,13 @@ def test_ranks_that_stand_in_two_places_are_told_apart() -> None:
 
 
 def test_a_rank_that_waits_in_a_collective_which_is_not_known_yet_is_not_said_to_stand() -> None:
-    """On a loaded machine its pulse comes before what its flight recorder holds."""
+    """On a loaded machine its heartbeat comes before what its flight recorder holds."""
     read = Frame(SCRIPT, 10, "load"), Frame(SCRIPT, 90, "<module>")
     job = _standing_job({0: read, 1: read})
-    waits, stands = job.streams["pulses"]
-    job.streams["pulses"] = (msgspec.structs.replace(waits, collective="reduction"), stands)
+    waits, stands = job.streams["heartbeats"]
+    job.streams["heartbeats"] = (msgspec.structs.replace(waits, collective="reduction"), stands)
     assert look_for(VerdictMemory(), job, 2) is None
-    job.streams["pulses"] = (msgspec.structs.replace(waits, collective="barrier", enqueued=-1), stands)
+    job.streams["heartbeats"] = (msgspec.structs.replace(waits, collective="barrier", enqueued=-1), stands)
     assert look_for(VerdictMemory(), job, 2) is not None, "this torch records no collectives"
 
 
@@ -265,13 +265,14 @@ def _standing_job(stacks: Mapping[int, tuple[Frame, ...]]) -> JobBuilder:
         StackDump(rank=rank, thread="main", main=True, frames=frames, time_ns=job.now_ns)
         for rank, frames in stacks.items()
     )
-    job.streams["pulses"] = tuple(_pulse(rank, job.now_ns) for rank in job.ranks)
+    job.streams["heartbeats"] = tuple(_heartbeat(rank, job.now_ns) for rank in job.ranks)
     return job
 
 
-def _pulse(rank: int, now_ns: int) -> Pulse:
-    blank: dict[str, Any] = dict.fromkeys(Pulse.__struct_fields__, 0) | {"phase": "other", "collective": "", "site": -1}
-    return Pulse(**{**blank, "rank": rank, "beat_at_ns": now_ns})
+def _heartbeat(rank: int, now_ns: int) -> RankHeartbeat:
+    blank: dict[str, Any] = dict.fromkeys(RankHeartbeat.__struct_fields__, 0)
+    blank |= {"phase": "other", "collective": "", "site": -1}
+    return RankHeartbeat(**{**blank, "rank": rank, "beat_at_ns": now_ns})
 
 
 def test_ranks_that_stand_are_no_hang_where_nobody_measured_for_how_long() -> None:
@@ -280,7 +281,7 @@ def test_ranks_that_stand_are_no_hang_where_nobody_measured_for_how_long() -> No
     rehearsed.job["kind"] = "rehearsal"
     assert look_for(VerdictMemory(), rehearsed, 2) is None
     outside = _standing_job({0: read, 1: read})
-    del outside.streams["pulses"]
+    del outside.streams["heartbeats"]
     assert look_for(VerdictMemory(), outside, 2) is None
 
 

@@ -13,7 +13,7 @@ from ddpdoctor.diagnosis.live.verdict import VerdictMemory, live_verdict
 from ddpdoctor.finding import Frame
 from ddpdoctor.record import layout
 from ddpdoctor.record.model import Group, Job, Rank, RunRecord, Site
-from ddpdoctor.record.streams.measured import CallTrack, Pulse
+from ddpdoctor.record.streams.measured import CallTrack, RankHeartbeat
 
 SECOND = 1_000_000_000
 
@@ -37,8 +37,8 @@ def job(*calls: tuple[str, int], stands_ms: int = 4_000) -> RunRecord:
         )
         for rank, (kind, peer) in enumerate(calls)
     )
-    pulses = tuple(
-        Pulse(
+    beats = tuple(
+        RankHeartbeat(
             rank=rank, beat_at_ns=5 * SECOND, phase="explicit", phase_since_ns=SECOND, step=3, collective=kind,
             sequence=-1, enqueued=0, completed=0, site=rank, main_cpu_ns=0, unchanged_ms=stands_ms,
         )
@@ -50,7 +50,7 @@ def job(*calls: tuple[str, int], stands_ms: int = 4_000) -> RunRecord:
         groups=(Group(ranks=ranks),),
         sites=tuple(Site(frames=(Frame("train.py", 10 + rank, "main"),)) for rank in ranks),
         call_tracks=tracks,
-        pulses=pulses,
+        heartbeats=beats,
     )
 
 
@@ -90,12 +90,12 @@ def test_who_has_not_come_to_a_monitored_barrier_is_missing() -> None:
     record = job(("monitored_barrier", -1), ("recv", 0))
     first, second = record.call_tracks
     tracks = msgspec.structs.replace(first, sequence=array("q", [7])), second
-    busy = msgspec.structs.replace(record.pulses[1], collective="")
-    alone = msgspec.structs.replace(record, call_tracks=tracks, pulses=(record.pulses[0], busy))
+    busy = msgspec.structs.replace(record.heartbeats[1], collective="")
+    alone = msgspec.structs.replace(record, call_tracks=tracks, heartbeats=(record.heartbeats[0], busy))
     blocked = blocked_ranks(alone, Matcher())
     assert {rank: entry.missing for rank, entry in blocked.items()} == {0: (1,)}
     there = tuple(msgspec.structs.replace(track, sequence=array("q", [7])) for track in record.call_tracks)
     kinds = tuple(msgspec.structs.replace(track, kind=there[0].kind, peer=array("q", [-1])) for track in there)
-    pulses = tuple(msgspec.structs.replace(pulse, collective="monitored_barrier") for pulse in record.pulses)
-    both = msgspec.structs.replace(record, call_tracks=kinds, pulses=pulses)
+    beats = tuple(msgspec.structs.replace(beat, collective="monitored_barrier") for beat in record.heartbeats)
+    both = msgspec.structs.replace(record, call_tracks=kinds, heartbeats=beats)
     assert {entry.missing for entry in blocked_ranks(both, Matcher()).values()} == {()}

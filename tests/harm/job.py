@@ -136,7 +136,7 @@ def thousand_modules():
     wrap_and_drop(900)
     deadline = time.monotonic() + 60
     while sum(ours_in(tracemalloc.take_snapshot()).values()) >= MOST_BYTES and time.monotonic() < deadline:
-        time.sleep(0.1)  # what waits to be taken in is gone after the next pulse
+        time.sleep(0.1)  # what waits to be taken in is gone after the next heartbeat
     ours = ours_in(tracemalloc.take_snapshot())
     tracemalloc.stop()
     grown = {place: now - before.get(place, 0) for place, now in kept().items() if now > before.get(place, 0) + 20}

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 from ddpdoctor.probe.heartbeat import ThreadWatch
 from ddpdoctor.probe.journal import Journal
-from ddpdoctor.probe.live.heartbeat import PulseThread
+from ddpdoctor.probe.live.heartbeat import HeartbeatThread
 from ddpdoctor.probe.live.observer import Observer
 from ddpdoctor.record.assembly.assemble import Assembly
 from ddpdoctor.record.assembly.restarts import superseded
@@ -60,20 +60,20 @@ def test_the_child_is_the_rank_from_its_first_step_to_its_end(tmp_path: Path) ->
     assert len(parents) == 2 and first.faults == assembly.faults == []
     assert [rank.end for rank in record.ranks] == ["finished", "finished"]
     assert [track.step[-1] for track in record.step_tracks] == [20, 20]
-    assert all(assembly.book.processes[rank.pid].pulse_thread for rank in record.ranks)
-    assert all(pulse.step == 20 for pulse in record.pulses)
+    assert all(assembly.book.processes[rank.pid].heartbeat_thread for rank in record.ranks)
+    assert all(heartbeat.step == 20 for heartbeat in record.heartbeats)
 
 
 def test_a_fork_while_our_thread_works_leaves_no_lock_held_that_the_child_waits_for(tmp_path: Path) -> None:
     flights = SimpleNamespace(counts=lambda: (-1, -1, 0), dump=lambda reason: True)
     gauges = SimpleNamespace(look=lambda *arguments: None)
     journal = Journal(str(tmp_path), {"kind": "run"})
-    pulse = PulseThread(Observer(journal), flights, gauges, lambda: None, lambda: None)  # type: ignore[arg-type]
-    pulse._watch = ThreadWatch(threading.get_ident(), journal.user_code)
-    with pulse._beating, pulse._holding_frames:
+    heartbeat = HeartbeatThread(Observer(journal), flights, gauges, lambda: None, lambda: None)  # type: ignore[arg-type]
+    heartbeat._watch = ThreadWatch(threading.get_ident(), journal.user_code)
+    with heartbeat._beating, heartbeat._holding_frames:
         child = os.fork()
         if not child:
-            pulse.become_forked_child()
-            free = pulse._beating.acquire(timeout=0) and pulse._holding_frames.acquire(timeout=0)
-            os._exit(0 if free and pulse._watch is None else 1)
+            heartbeat.become_forked_child()
+            free = heartbeat._beating.acquire(timeout=0) and heartbeat._holding_frames.acquire(timeout=0)
+            os._exit(0 if free and heartbeat._watch is None else 1)
     assert os.waitpid(child, 0)[1] == 0

@@ -11,7 +11,7 @@ from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.monitor.last_standstill import FORGOTTEN_AFTER_NS, LastStandstill
 from ddpdoctor.monitor.snapshot import FindingView, StallView
 from ddpdoctor.record.model import Job, Rank, RankException, RunRecord
-from ddpdoctor.record.streams.measured import Pulse
+from ddpdoctor.record.streams.measured import RankHeartbeat
 
 STALL = StallView(title="rank 1 is stuck at train.py:3 while rank 0 waits", since_ns=5, sides=(), may_go_on=True)
 STUCK = Divergence(
@@ -40,14 +40,14 @@ HANG = finding("DDP305", severity=Severity.WARNING)
 def record(*ranks: Rank, completed: int = 40, at_ns: int = 10**10, unchanged_ms: int = 9000) -> RunRecord:
     given = {rank.rank: rank for rank in ranks}
     every = tuple(given.get(number, Rank(rank=number, end="running")) for number in (0, 1))
-    pulses = tuple(
-        Pulse(
+    heartbeats = tuple(
+        RankHeartbeat(
             rank=number, beat_at_ns=at_ns, phase="backward", phase_since_ns=1, step=40, collective="", sequence=-1,
             enqueued=41, completed=completed, site=-1, main_cpu_ns=0, unchanged_ms=unchanged_ms,
         )
         for number in (0, 1)
     )  # fmt: skip
-    return RunRecord(job=Job(kind="run", world_size=2, ended_ns=at_ns), ranks=every, pulses=pulses)
+    return RunRecord(job=Job(kind="run", world_size=2, ended_ns=at_ns), ranks=every, heartbeats=heartbeats)
 
 
 def raised(rank: int, kind: str, *, communication: bool = False, by_signal: int = 0) -> Rank:

@@ -82,7 +82,7 @@ Thread 0x00007feb050286c0 (most recent call first):
   File "/lib/threading.py", line 982 in run
 
 Thread 0x00007feb058296c0 (most recent call first):
-  File "{ours}/pulse.py", line 93 in _run
+  File "{ours}/heartbeat.py", line 93 in _run
   File "/lib/threading.py", line 982 in run
 
 Thread 0x00007feb251eab80 (most recent call first):

@@ -235,4 +235,4 @@ def test_a_standstill_is_explained_by_the_ranks_own_flight_recorders(tmp_path: P
     assert (found.form, found.culprit) == ("mismatch", 0)
     lines = {turn.rank: turn.line for turn in found.turns}
     assert lines[0] is not None and lines[0].function == "log"
-    assert {pulse.rank: pulse.phase for pulse in record.pulses}[0] == "explicit"
+    assert {heartbeat.rank: heartbeat.phase for heartbeat in record.heartbeats}[0] == "explicit"

@@ -15,7 +15,7 @@ from ddpdoctor.monitor.series import Series
 from ddpdoctor.monitor.snapshot import FindingView, Snapshot, StallSide, StallView, WaitView
 from ddpdoctor.monitor.views.build_snapshot import Look, build_snapshot
 from ddpdoctor.record.model import RunRecord, Site
-from ddpdoctor.record.streams.measured import Phase, Pulse
+from ddpdoctor.record.streams.measured import Phase, RankHeartbeat
 from ddpdoctor.report.run import run_json, run_text
 from ddpdoctor.report.run.chrome_trace import encode
 from ddpdoctor.report.run.run_lines import RunLines, progress
@@ -150,24 +150,24 @@ def test_a_run_that_makes_no_steps_says_what_its_ranks_do_where_and_for_how_long
     record = msgspec.structs.replace(_record(), sites=(Site((Frame("/job/train.py", 88, "validate"),)),))
     ended_at_ns = record.step_tracks[0].ended_at_ns[-1]
 
-    def pulse(rank: int, phase: Phase, **fields: Any) -> Pulse:
-        return Pulse(rank=rank, beat_at_ns=ended_at_ns + 40 * SECOND_NS, phase=phase, step=40, **fields)
+    def heartbeat(rank: int, phase: Phase, **fields: Any) -> RankHeartbeat:
+        return RankHeartbeat(rank=rank, beat_at_ns=ended_at_ns + 40 * SECOND_NS, phase=phase, step=40, **fields)
 
-    def told(*pulses: Pulse, after_s: float = 40) -> Snapshot:
-        return _snapshot(msgspec.structs.replace(record, pulses=pulses), ended_at_ns + int(after_s * SECOND_NS))
+    def told(*heartbeats: RankHeartbeat, after_s: float = 40) -> Snapshot:
+        return _snapshot(msgspec.structs.replace(record, heartbeats=heartbeats), ended_at_ns + int(after_s * SECOND_NS))
 
     def progress_of(snapshot: Snapshot) -> str:
         (line,) = RunLines("/job").news(snapshot)
         return line
 
-    evaluating = [pulse(rank, "evaluation", site=0, phase_since_ns=ended_at_ns + 39 * SECOND_NS) for rank in (0, 1)]
+    evaluating = [heartbeat(rank, "evaluation", site=0, phase_since_ns=ended_at_ns + 39 * SECOND_NS) for rank in (0, 1)]
     both = told(*evaluating)
     assert progress_of(both) == (
         "ddpdoctor: step 40, no step for 40 s, ranks 0 and 1 evaluating at train.py:88 for 40 s"
     )
     assert both.verdict.why[0] == "no step for 40 s: ranks 0 and 1 evaluating at train.py:88 for 40 s"
-    saving = pulse(0, "saving", site=0, phase_since_ns=ended_at_ns + 10 * SECOND_NS)
-    waiting = pulse(1, "explicit", collective="barrier", sequence=3, phase_since_ns=ended_at_ns + SECOND_NS)
+    saving = heartbeat(0, "saving", site=0, phase_since_ns=ended_at_ns + 10 * SECOND_NS)
+    waiting = heartbeat(1, "explicit", collective="barrier", sequence=3, phase_since_ns=ended_at_ns + SECOND_NS)
     assert progress_of(told(saving, waiting)) == (
         "ddpdoctor: step 40, no step for 40 s, rank 0 saving at train.py:88 for 30 s, rank 1 waiting in barrier #3 for "
         "39 s"

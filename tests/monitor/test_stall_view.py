@@ -5,7 +5,7 @@ from __future__ import annotations
 from ddpdoctor.diagnosis.divergence.divergence import find_divergence
 from ddpdoctor.monitor.views.stall_view import stall_view
 from ddpdoctor.record.model import Group
-from ddpdoctor.record.streams.measured import Pulse
+from ddpdoctor.record.streams.measured import RankHeartbeat
 from tests.diagnosis.jobs import MILLISECOND_NS, healthy_job
 
 SECOND_NS = 1_000 * MILLISECOND_NS
@@ -20,11 +20,11 @@ def test_who_attaches_later_is_told_for_how_long_the_job_has_stood() -> None:
     job.wait_in_last(0, 1)
     began_ns = job.now_ns
     job.tick(30_000)
-    pulses = (
-        Pulse(rank=0, beat_at_ns=job.now_ns, phase="explicit", phase_since_ns=entered_ns),
-        Pulse(rank=1, beat_at_ns=job.now_ns, phase="backward", phase_since_ns=began_ns),
+    heartbeats = (
+        RankHeartbeat(rank=0, beat_at_ns=job.now_ns, phase="explicit", phase_since_ns=entered_ns),
+        RankHeartbeat(rank=1, beat_at_ns=job.now_ns, phase="backward", phase_since_ns=began_ns),
     )
-    record = job.record(pulses=pulses)
+    record = job.record(heartbeats=heartbeats)
     divergence = find_divergence(record)
     assert divergence is not None
     stall = stall_view(divergence, None, record, seen_ns=job.now_ns)

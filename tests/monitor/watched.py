@@ -79,4 +79,4 @@ def watch(run: Path, until: Callable[[LiveRun, RunRecord], bool]) -> tuple[LiveR
         if until(live, record):
             return live, record
         time.sleep(0.1)
-    raise AssertionError(f"it did not come to that: {record.pulses}")
+    raise AssertionError(f"it did not come to that: {record.heartbeats}")

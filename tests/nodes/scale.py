@@ -80,12 +80,12 @@ class OwnRank(SimulatedRank):
                 rank, fault, step_ns = self._rank, self._fault, self._step_ns
                 told = simulated_hang.lines(rank, fault, self._struck, self._ended_ns, step_ns, now_ns)
                 file.write(told if first else "")
-        values = simulated_hang.pulse_values(
+        values = simulated_hang.heartbeat_values(
             self._rank, self._fault, self._struck, self._ended_ns, now_ns, self._answered
         )
         self._calls.flush()
         self._steps.flush()
-        self._steps.write_head(tuple(values[name] for name in layout.PULSE_FIELDS))
+        self._steps.write_head(tuple(values[name] for name in layout.HEARTBEAT_FIELDS))
         self._calls.write_head()
 
     def _make_step(self) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from ddpdoctor.finding import Frame
 from ddpdoctor.record import layout
 from ddpdoctor.record.model import CollectiveTrack, Rank, Signature, Site
-from ddpdoctor.record.streams.measured import Pulse
+from ddpdoctor.record.streams.measured import RankHeartbeat
 from ddpdoctor.record.streams.places import StackDump
 
 RANKS_OF_A_NODE = 8
@@ -105,10 +105,10 @@ def track(rank: int, fault: str, struck: int, ended_ns: int, step_ns: int) -> Co
     )
 
 
-def pulse(rank: int, fault: str, struck: int, ended_ns: int, now_ns: int) -> Pulse:
+def heartbeat(rank: int, fault: str, struck: int, ended_ns: int, now_ns: int) -> RankHeartbeat:
     """What its heart says."""
     waits = not stands(rank, fault)
-    return Pulse(
+    return RankHeartbeat(
         rank=rank,
         beat_at_ns=now_ns,
         phase="backward" if waits else "other",
@@ -173,10 +173,10 @@ def lines(rank: int, fault: str, struck: int, ended_ns: int, step_ns: int, now_n
     return "".join(json.dumps({**event, "time_ns": now_ns}) + "\n" for event in events)
 
 
-def pulse_values(rank: int, fault: str, struck: int, ended_ns: int, now_ns: int, answered: int) -> dict[str, int]:
-    """The same as ``pulse``, as a rank writes it."""
-    told = pulse(rank, fault, struck, ended_ns, now_ns)
-    return dict.fromkeys(layout.PULSE_FIELDS, 0) | {
+def heartbeat_values(rank: int, fault: str, struck: int, ended_ns: int, now_ns: int, answered: int) -> dict[str, int]:
+    """The same as ``heartbeat``, as a rank writes it."""
+    told = heartbeat(rank, fault, struck, ended_ns, now_ns)
+    return dict.fromkeys(layout.HEARTBEAT_FIELDS, 0) | {
         "beat_at_ns": now_ns,
         "phase": layout.PHASES.index(told.phase),
         "phase_since_ns": told.phase_since_ns,

@@ -37,7 +37,7 @@ from ddpdoctor.monitor.nodes.messages import (
 from ddpdoctor.record import layout
 from ddpdoctor.record.model import STREAMS, Group, Job, RunRecord, StreamState, Wrap
 from ddpdoctor.record.streams.machine import Node
-from ddpdoctor.record.streams.measured import Gauge, Gpu, HostUse, Pulse, StepTrack
+from ddpdoctor.record.streams.measured import Gauge, Gpu, HostUse, RankHeartbeat, StepTrack
 from tests.nodes import simulated_hang
 from tests.nodes.simulated_hang import HANGS, QUIET_AFTER_NS, RANKS_OF_A_NODE, STUCK_AFTER_NS
 
@@ -135,23 +135,25 @@ class SimulatedNode:
         local_ns, local_end_ns = now_ns + self._ahead_ns, ended_ns + self._ahead_ns
         if hangs:
             step = struck - 1
-            pulses = tuple(
-                simulated_hang.pulse(rank, self._fault, struck, local_end_ns, local_ns) for rank in self._ranks
+            beats = tuple(
+                simulated_hang.heartbeat(rank, self._fault, struck, local_end_ns, local_ns) for rank in self._ranks
             )
         else:
-            pulses = tuple(
-                Pulse(rank=rank, beat_at_ns=local_ns, phase="forward", phase_since_ns=local_ns - 10**7, step=step + 1)
+            beats = tuple(
+                RankHeartbeat(
+                    rank=rank, beat_at_ns=local_ns, phase="forward", phase_since_ns=local_ns - 10**7, step=step + 1
+                )
                 for rank in self._ranks
             )
-        record = RunRecord(job=Job(kind="run"), pulses=pulses)
-        fields = {"pulses": pack_field(record, "pulses")}
+        record = RunRecord(job=Job(kind="run"), heartbeats=beats)
+        fields = {"heartbeats": pack_field(record, "heartbeats")}
         if self._number == 1:
             fields = self._whole(record)
         collectives = None
         if news > self._told:
             is_first, self._told = not self._told, news
             record = self._standing(record, struck, local_ns, stuck=news > 1)
-            fields = {name: pack_field(record, name) for name in ("pulses", "ranks", "stacks")}
+            fields = {name: pack_field(record, name) for name in ("heartbeats", "ranks", "stacks")}
             if is_first:
                 collectives = tuple(self._recorder(rank, struck, local_end_ns) for rank in self._ranks)
         steps = tuple(self._rows(rank, self._step + 1, step) for rank in self._ranks) if step > self._step else ()

@@ -39,7 +39,7 @@ def record(stuck: bool, after_s: float) -> RunRecord:
         ),
         wraps=tuple(Wrap(rank=rank, wrap=0, site=0, module_class="Net", ranks=everyone) for rank in ranks),
         collectives=tuple(simulated_hang.track(rank, FAULT, struck, ENDED_NS, STEP_NS) for rank in ranks),
-        pulses=tuple(simulated_hang.pulse(rank, FAULT, struck, ENDED_NS, now_ns) for rank in ranks),
+        heartbeats=tuple(simulated_hang.heartbeat(rank, FAULT, struck, ENDED_NS, now_ns) for rank in ranks),
         stacks=tuple(simulated_hang.stack(rank, FAULT, now_ns - SECOND_NS) for rank in ranks),
     )
 

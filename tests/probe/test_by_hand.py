@@ -62,7 +62,7 @@ def test_a_line_in_the_script_watches_it_with_what_this_torch_offers(tmp_path: P
     assert list(whole.step) == list(poor.step) == list(range(1, 12))
     assert all(length > 0 for length in (*whole.backward_ns, *poor.backward_ns))
     assert set(poor.exposed_ns) == {-1}
-    assert [pulse.enqueued >= 0 for pulse in record.pulses] == [True, False]
+    assert [heartbeat.enqueued >= 0 for heartbeat in record.heartbeats] == [True, False]
     assert assembly.faults == []
     assert set(assembly.live.lacks) == {
         "_BaseDataLoaderIter",

@@ -1,4 +1,4 @@
-"""What the pulse writes of progress and of the flight recorder belongs to one moment."""
+"""What the heartbeat writes of progress and of the flight recorder belongs to one moment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from ddpdoctor.probe.journal import Journal
-from ddpdoctor.probe.live.heartbeat import DUMPED_AGAIN, LATE_DUMPS_NS, SUSPICIOUS_AFTER_MS, PulseThread
+from ddpdoctor.probe.live.heartbeat import DUMPED_AGAIN, LATE_DUMPS_NS, SUSPICIOUS_AFTER_MS, HeartbeatThread
 
 
 class MovingRank:
@@ -55,7 +55,7 @@ def test_a_rank_that_goes_on_and_on_is_written_a_few_times_only(tmp_path: Path) 
 
 def test_dumps_get_seldom_where_a_rank_pauses_in_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rank = MovingRank(0)
-    pulse = _pulse(tmp_path, rank)
+    heartbeat = _heartbeat(tmp_path, rank)
     clock = SimpleNamespace(now_ns=10**13)
     monkeypatch.setattr(time, "monotonic_ns", lambda: clock.now_ns)
     written_at_step = []
@@ -63,20 +63,20 @@ def test_dumps_get_seldom_where_a_rank_pauses_in_every_step(tmp_path: Path, monk
         for _ in range(4 * SUSPICIOUS_AFTER_MS // 1_000):  # each step stands twice as long as a pause may
             clock.now_ns += 500_000_000
             before = len(rank.written)
-            pulse._suspect((step, step - 1, step, 1), True, clock.now_ns, late=False)
+            heartbeat._suspect((step, step - 1, step, 1), True, clock.now_ns, late=False)
             written_at_step += [step] * (len(rank.written) > before)
     gaps = [later - earlier for earlier, later in itertools.pairwise(written_at_step)]
     assert written_at_step[:2] == [1, 2]
     assert gaps == sorted(gaps)
     assert len(written_at_step) <= 8, "60 pauses of 3 s: the gap doubles from one dump to the next"
-    assert pulse._gap_ns > LATE_DUMPS_NS
+    assert heartbeat._gap_ns > LATE_DUMPS_NS
 
 
 def _dump(folder: Path, rank: MovingRank) -> None:
-    _pulse(folder, rank)._dump()
+    _heartbeat(folder, rank)._dump()
 
 
-def _pulse(folder: Path, rank: MovingRank) -> PulseThread:
+def _heartbeat(folder: Path, rank: MovingRank) -> HeartbeatThread:
     journal = Journal(str(folder), {"project_root": str(folder), "kind": "run"})
     parts: Any = SimpleNamespace(journal=journal)
-    return PulseThread(parts, cast("Any", rank), parts, rank.note_progress, lambda: None)
+    return HeartbeatThread(parts, cast("Any", rank), parts, rank.note_progress, lambda: None)

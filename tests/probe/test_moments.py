@@ -63,11 +63,11 @@ def test_two_threads_take_in_each_moment_once_and_in_order() -> None:
     told = Told()
     over = threading.Event()
 
-    def pulse() -> None:
+    def heartbeat() -> None:
         while not over.is_set():
             told.moments.take_in()
 
-    thread = threading.Thread(target=pulse)
+    thread = threading.Thread(target=heartbeat)
     thread.start()
     for number in range(20_000):
         told.moments.keep((told.number, number))

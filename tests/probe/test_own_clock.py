@@ -69,7 +69,7 @@ def test_what_waits_without_a_limit_has_no_clock(code: str) -> None:
 
 
 def test_a_time_that_is_none_is_no_clock() -> None:
-    """A thread that goes on while it is asked leaves something else in its place; no pulse could hold this one."""
+    """A thread that goes on while it is asked leaves something else in its place; no heartbeat could hold this one."""
     code = (
         "import ctypes; ctypes.CDLL(None).nanosleep((ctypes.c_int64 * 2)(1 << 62, 0), None)",
         "import ctypes, time; ctypes.CDLL(None).nanosleep((ctypes.c_int64 * 2)(1 << 30, 0), None)",

@@ -22,7 +22,7 @@ from ddpdoctor.record import clock, layout
 from ddpdoctor.record.clock import epoch_ns, from_system, kept_clock, share_clock
 from ddpdoctor.record.model import Job, Rank, RunRecord
 from ddpdoctor.record.ring_reader import Heartbeat
-from ddpdoctor.record.streams.measured import Pulse
+from ddpdoctor.record.streams.measured import RankHeartbeat
 from ddpdoctor.record.writer import EventWriter
 
 S = 1_000_000_000
@@ -63,9 +63,11 @@ def test_a_rank_that_beats_is_not_silent_and_its_monitor_looks_on(tmp_path: Path
 
 
 def test_the_time_of_a_silence_is_said_once() -> None:
-    pulses = tuple(Pulse(rank=rank, beat_at_ns=100 * S, phase="forward", phase_since_ns=99 * S) for rank in (0, 1))
+    beats = tuple(
+        RankHeartbeat(rank=rank, beat_at_ns=100 * S, phase="forward", phase_since_ns=99 * S) for rank in (0, 1)
+    )
     ranks = tuple(Rank(rank=rank, end="running") for rank in (0, 1))
-    record = RunRecord(job=Job(kind="run", world_size=2), ranks=ranks, pulses=pulses)
+    record = RunRecord(job=Job(kind="run", world_size=2), ranks=ranks, heartbeats=beats)
     views = rank_views(record, RunSummary(), 130 * S)
     assert meanwhile(views, 130 * S) == "ranks 0 and 1 no sign of life for 30 s"
 

@@ -11,7 +11,7 @@ from ddpdoctor.finding import Frame
 from ddpdoctor.record.joining import SITES, TIMES, Clock, Joiner, NodePart
 from ddpdoctor.record.model import Group, RunRecord, Site, StreamState
 from ddpdoctor.record.streams.machine import Node
-from ddpdoctor.record.streams.measured import Pulse
+from ddpdoctor.record.streams.measured import RankHeartbeat
 from tests.diagnosis.measured_job import MeasuredJob
 
 AHEAD_NS = 5_000_000_000
@@ -27,8 +27,8 @@ DURATIONS = {
 
 def job() -> RunRecord:
     record = MeasuredJob(4).run(30, PHASES, barrier=True, transfer=1.0).record()
-    pulses = tuple(Pulse(rank=rank, beat_at_ns=40_000_000_000, site=rank % 2) for rank in range(4))
-    return msgspec.structs.replace(record, pulses=pulses, sites=tuple(LINES[:2]))
+    beats = tuple(RankHeartbeat(rank=rank, beat_at_ns=40_000_000_000, site=rank % 2) for rank in range(4))
+    return msgspec.structs.replace(record, heartbeats=beats, sites=tuple(LINES[:2]))
 
 
 def node(record: RunRecord, ranks: tuple[int, ...], ahead_ns: int = 0, renumbered: bool = False) -> RunRecord:
@@ -39,7 +39,7 @@ def node(record: RunRecord, ranks: tuple[int, ...], ahead_ns: int = 0, renumbere
         part,
         **{
             name: tuple(row for row in getattr(part, name) if row.rank in ranks)
-            for name in ("ranks", "step_tracks", "call_tracks", "pulses")
+            for name in ("ranks", "step_tracks", "call_tracks", "heartbeats")
         },
     )
     if not renumbered:
@@ -49,7 +49,7 @@ def node(record: RunRecord, ranks: tuple[int, ...], ahead_ns: int = 0, renumbere
         part,
         sites=(LINES[2], *reversed(part.sites)),
         groups=(other, *part.groups),
-        pulses=tuple(msgspec.structs.replace(pulse, site=2 - pulse.site) for pulse in part.pulses),
+        heartbeats=tuple(msgspec.structs.replace(beat, site=2 - beat.site) for beat in part.heartbeats),
         call_tracks=tuple(
             msgspec.structs.replace(
                 track, group=array("q", [number + 1 for number in track.group]), site=array("q", [0] * len(track))
@@ -67,8 +67,9 @@ def test_what_two_nodes_recorded_is_what_one_would_have() -> None:
     ]
     joined = Joiner().join(parts)
     assert joined.step_tracks == whole.step_tracks
-    assert [pulse.beat_at_ns for pulse in joined.pulses] == [40_000_000_000] * 4
-    assert [joined.site(pulse.site) for pulse in joined.pulses] == [whole.site(pulse.site) for pulse in whole.pulses]
+    assert [beat.beat_at_ns for beat in joined.heartbeats] == [40_000_000_000] * 4
+    sites = [[record.site(beat.site) for beat in record.heartbeats] for record in (joined, whole)]
+    assert sites[0] == sites[1]
     for ours, theirs in zip(joined.call_tracks, whole.call_tracks, strict=True):
         assert [joined.groups[number] for number in ours.group] == [whole.groups[number] for number in theirs.group]
         assert (ours.entered_at_ns, ours.left_at_ns) == (theirs.entered_at_ns, theirs.left_at_ns)
@@ -91,11 +92,13 @@ def test_numbers_that_were_given_never_change() -> None:
 def test_a_rank_that_two_nodes_have_is_where_it_beat_last() -> None:
     whole = job()
     moved = msgspec.structs.replace(
-        node(whole, (1,)), pulses=(Pulse(rank=1, beat_at_ns=90_000_000_000),), nodes=(Node(host="b", ranks=(1,)),)
+        node(whole, (1,)),
+        heartbeats=(RankHeartbeat(rank=1, beat_at_ns=90_000_000_000),),
+        nodes=(Node(host="b", ranks=(1,)),),
     )
     joined = Joiner().join([NodePart(name="a", record=node(whole, (0, 1))), NodePart(name="b", record=moved)])
     assert [(rank.rank) for rank in joined.ranks] == [0, 1]
-    assert [pulse.beat_at_ns for pulse in joined.pulses] == [40_000_000_000, 90_000_000_000]
+    assert [beat.beat_at_ns for beat in joined.heartbeats] == [40_000_000_000, 90_000_000_000]
     assert len(joined.step_tracks) == 2
 
 

@@ -141,13 +141,13 @@ def test_a_full_disk_is_counted(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert writer.lost == 3
 
 
-def test_a_pulse_that_no_row_can_hold_is_counted_and_the_next_one_written(path: Path) -> None:
+def test_a_heartbeat_that_no_row_can_hold_is_counted_and_the_next_one_written(path: Path) -> None:
     writer, reader = ring(path, steps=True), tail(path, steps=True)
-    pulse = tuple(range(len(layout.PULSE_FIELDS)))
-    writer.write_head((1 << 63, *pulse[1:]))
-    assert (writer.lost, reader.pulse()) == (1, None)
-    writer.write_head(pulse)
-    assert reader.pulse() is not None
+    heartbeat = tuple(range(len(layout.HEARTBEAT_FIELDS)))
+    writer.write_head((1 << 63, *heartbeat[1:]))
+    assert (writer.lost, reader.live_heartbeat()) == (1, None)
+    writer.write_head(heartbeat)
+    assert reader.live_heartbeat() is not None
 
 
 def test_a_file_of_another_version_is_refused_and_an_empty_one_awaited(path: Path) -> None:

@@ -109,7 +109,7 @@ def rank(number: int, *, step: Phases, late: float = 0.0, **changed: object) -> 
         lateness_ns=course(200, 0.4 * MS, max(0.4, late) * MS, 30),
         samples_per_s=64e9 / step.step_ns,
         measured_at_ns=NOW - 200 * MS,
-        pulse_at_ns=NOW - 300 * MS,
+        beat_at_ns=NOW - 300 * MS,
         calls=tuple(
             CallView(
                 kind="all_reduce",

@@ -99,7 +99,7 @@ def test_a_silent_source_is_told_apart_from_a_silent_job() -> None:
 
 def test_a_rank_without_a_heartbeat_says_so() -> None:
     ranks = tuple(
-        msgspec.structs.replace(rank, pulse_at_ns=runs.NOW - 33 * runs.S) if rank.rank == 2 else rank
+        msgspec.structs.replace(rank, beat_at_ns=runs.NOW - 33 * runs.S) if rank.rank == 2 else rank
         for rank in runs.snapshot().ranks
     )
     lines = painted(runs.snapshot(ranks=ranks), "ranks", width=160)

@@ -197,7 +197,7 @@ def _ranks(view: View, width: int, room: int) -> list[Line]:
             "  ",
             *heat_strip(rank.lateness_ns, rank.step_times.p50_ns if rank.step_times else None, strip, view.glyphs),
         )
-        lines += as_fresh([cells], view, rank.pulse_at_ns or rank.measured_at_ns) if rank.alive else [cells]
+        lines += as_fresh([cells], view, rank.beat_at_ns or rank.measured_at_ns) if rank.alive else [cells]
     if len(ranks) > len(shown_ranks):
         lines.append(line(Cell(f"  and {len(ranks) - len(shown_ranks)} more ranks", "dim")))
     return lines

@@ -100,7 +100,7 @@ def _columns(view: View, hosts: bool) -> list[Column[RankRow]]:
         since = "" if rank.state_since_ns is None else span(view.snapshot.now_ns - rank.state_since_ns)
         long = rank.state_since_ns is not None and view.snapshot.now_ns - rank.state_since_ns >= 1_000_000_000
         role = "bad" if rank.culprit else "" if rank.alive else "dim"
-        age, words = view.age(rank.pulse_at_ns) if rank.alive and rank.pulse_at_ns is not None else ("fresh", "")
+        age, words = view.age(rank.beat_at_ns) if rank.alive and rank.beat_at_ns is not None else ("fresh", "")
         if age == "stale":
             return line(Cell(f"no heartbeat for {words.removesuffix(' old')}", "warning"))
         text = shown(rank.state) + (f" for {since}" if long and rank.alive else "")

@@ -67,7 +67,7 @@ def timed_out(record: RunRecord) -> TimedOut | None:
         track, row = call
         kind, sequence = track.kinds[track.kind[row]], track.sequence[row]
         frame = record.site(track.site[row]).innermost or frame
-    elif not said and any(pulse.rank == first and pulse.phase == "backward" for pulse in record.pulses):
+    elif not said and any(heartbeat.rank == first and heartbeat.phase == "backward" for heartbeat in record.heartbeats):
         kind = GRADIENTS
     return TimedOut(
         ranks=ranks,
@@ -110,7 +110,7 @@ def _absent(
         place = next(at for at, own in lane(track, group).items() if own == row)
         absent = tuple(sorted(other.rank for other in members if place not in lane(other, group)))
         return absent, sequence - 1 if absent and sequence else None
-    enqueued = {pulse.rank: pulse.enqueued for pulse in record.pulses if pulse.enqueued >= 0}
+    enqueued = {heartbeat.rank: heartbeat.enqueued for heartbeat in record.heartbeats if heartbeat.enqueued >= 0}
     most = max((enqueued[rank] for rank in ranks if rank in enqueued), default=-1)
     behind = tuple(sorted(rank for rank, number in enqueued.items() if number < most))
     if behind:

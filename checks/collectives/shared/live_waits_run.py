@@ -15,7 +15,7 @@ from ddpdoctor.diagnosis.wording import duration_text, place, rank_list, verb
 from ddpdoctor.record.model import RunRecord, Site
 
 if TYPE_CHECKING:
-    from ddpdoctor.record.streams.measured import CallTrack, Pulse
+    from ddpdoctor.record.streams.measured import CallTrack, RankHeartbeat
 
 _SHARED_PHASES = frozenset({"explicit", "backward"})
 """Where a rank may be waiting for others."""
@@ -94,7 +94,7 @@ def told(wait: LiveWait) -> str:
 def _in_calls(record: RunRecord) -> Iterator[LiveWait]:
     """Yield the longest wait in the explicit collectives of each group, and those that last."""
     tracks = {track.rank: track for track in record.call_tracks}
-    pulses = {pulse.rank: pulse for pulse in record.pulses}
+    beats = {beat.rank: beat for beat in record.heartbeats}
     for number, group in enumerate(record.groups):
         if len(group.ranks) < 2 or any(rank not in tracks for rank in group.ranks):
             continue
@@ -120,7 +120,7 @@ def _in_calls(record: RunRecord) -> Iterator[LiveWait]:
                 waited_ns=best_ns,
                 site=record.site(track.site[row]),
             )
-        yield from _open_calls(record, number, members, lanes, pulses)
+        yield from _open_calls(record, number, members, lanes, beats)
 
 
 def _open_calls(
@@ -128,7 +128,7 @@ def _open_calls(
     number: int,
     members: list[CallTrack],
     lanes: list[dict[tuple[bool, int], int]],
-    pulses: dict[int, Pulse],
+    beats: dict[int, RankHeartbeat],
 ) -> Iterator[LiveWait]:
     open_at = {
         at: (track, row)
@@ -151,7 +151,7 @@ def _open_calls(
                 [rank for _, rank in came],
                 late,
                 min(came)[0],
-                pulses,
+                beats,
                 record.site(track.site[row]),
             )
 
@@ -179,14 +179,14 @@ def _in_gradients(record: RunRecord) -> Iterator[LiveWait]:
 
 def _in_backward_now(record: RunRecord) -> Iterator[LiveWait]:
     """Ranks that are in backward while others of the job are elsewhere; at most so long, for they compute there too."""
-    pulses = {pulse.rank: pulse for pulse in record.pulses}
-    group = _group_of(record, tuple(sorted(pulses)))
-    inside = [pulse for pulse in pulses.values() if pulse.phase == "backward"]
-    late = [pulse.rank for pulse in pulses.values() if pulse.phase not in (*_SHARED_PHASES, "finished")]
-    if group is None or not inside or not late or len(inside) + len(late) != len(pulses):
+    beats = {beat.rank: beat for beat in record.heartbeats}
+    group = _group_of(record, tuple(sorted(beats)))
+    inside = [beat for beat in beats.values() if beat.phase == "backward"]
+    late = [beat.rank for beat in beats.values() if beat.phase not in (*_SHARED_PHASES, "finished")]
+    if group is None or not inside or not late or len(inside) + len(late) != len(beats):
         return
-    since_ns = max(pulse.phase_since_ns for pulse in inside)
-    yield _lasting(record, group, GRADIENTS, [pulse.rank for pulse in inside], late, since_ns, pulses, Site())
+    since_ns = max(beat.phase_since_ns for beat in inside)
+    yield _lasting(record, group, GRADIENTS, [beat.rank for beat in inside], late, since_ns, beats, Site())
 
 
 def _lasting(
@@ -196,10 +196,10 @@ def _lasting(
     waiting: list[int],
     late: list[int],
     since_ns: int,
-    pulses: dict[int, Pulse],
+    beats: dict[int, RankHeartbeat],
     site: Site,
 ) -> LiveWait:
-    busy = pulses.get(late[0])
+    busy = beats.get(late[0])
     return LiveWait(
         group=group,
         kind=kind,

@@ -19,7 +19,7 @@ from ddpdoctor.diagnosis.divergence.waiting import Blocked, is_echo, was_ended_b
 from ddpdoctor.diagnosis.sync_points import lane
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.model import Rank, RunRecord, Signature, Site
-from ddpdoctor.record.streams.measured import CallTrack, Pulse
+from ddpdoctor.record.streams.measured import CallTrack, RankHeartbeat
 
 SEEN_LATER_NS = 1_000_000_000
 """A living rank whose heart beat so long after a call of another has not made it, where its rows do not hold it."""
@@ -214,15 +214,15 @@ def _judged(
 
 def _went_past(record: RunRecord, member: int, call: Call, died: Rank) -> bool:
     """Return whether a rank of which everything is known continued, or failed, without a call that it had come to."""
-    rank, pulse = record.of_rank(member), _pulse(record, member)
-    if rank is None or pulse is None or _is_beyond(record, member, call) or _track(record, member) is None:
+    rank, heartbeat = record.of_rank(member), _heartbeat(record, member)
+    if rank is None or heartbeat is None or _is_beyond(record, member, call) or _track(record, member) is None:
         return False
     terminated = was_terminated(record, rank) and bool(last_stack(record, rank)) and _ended_natively(record, died)
     # The row of a call that no one waits for later is written before it is entered, so none of these is lost.
     is_whole = terminated or is_echo(rank)
-    if not is_whole and not (rank.end == "running" and pulse.beat_at_ns > call.entered_at_ns + SEEN_LATER_NS):
+    if not is_whole and not (rank.end == "running" and heartbeat.beat_at_ns > call.entered_at_ns + SEEN_LATER_NS):
         return False
-    return pulse.step > call.step or (is_whole and _ended_natively(record, died))
+    return heartbeat.step > call.step or (is_whole and _ended_natively(record, died))
 
 
 def _is_beyond(record: RunRecord, member: int, call: Call) -> bool:
@@ -233,8 +233,8 @@ def _is_beyond(record: RunRecord, member: int, call: Call) -> bool:
 
 def _outlasted_its_group(record: RunRecord, rank: Rank, call: Call) -> bool:
     """Return whether the rank waited for as long as its group may: then the timeout ended it."""
-    pulse, timeout_ns = _pulse(record, rank.rank), record.groups[call.group].timeout_ns
-    return pulse is not None and 0 < timeout_ns <= pulse.beat_at_ns - call.entered_at_ns
+    heartbeat, timeout_ns = _heartbeat(record, rank.rank), record.groups[call.group].timeout_ns
+    return heartbeat is not None and 0 < timeout_ns <= heartbeat.beat_at_ns - call.entered_at_ns
 
 
 def _failed_in(record: RunRecord, call: Call) -> bool:
@@ -302,5 +302,5 @@ def _track(record: RunRecord, rank: int) -> CallTrack | None:
     return next((track for track in record.call_tracks if track.rank == rank), None)
 
 
-def _pulse(record: RunRecord, rank: int) -> Pulse | None:
-    return record.pulse(rank)
+def _heartbeat(record: RunRecord, rank: int) -> RankHeartbeat | None:
+    return record.heartbeat(rank)

@@ -247,7 +247,7 @@ def from_idle(record: RunRecord) -> Divergence | None:
         return None
     kept = all(what_keeps(record, rank.rank) is not None for rank in alive)
     # One that is in a collective waits for others; in which, its recorder tells a moment later, where torch has one.
-    measured = {pulse.rank for pulse in record.pulses if not pulse.collective or pulse.enqueued < 0}
+    measured = {heartbeat.rank for heartbeat in record.heartbeats if not heartbeat.collective or heartbeat.enqueued < 0}
     if not kept and (record.job.kind != "run" or not all(rank.rank in measured for rank in alive)):
         return None
     shown = alive if kept else record.ranks

@@ -286,29 +286,29 @@ def _main_dump(record: RunRecord, rank: int) -> StackDump | None:
 
 def _seen_ago_ns(record: RunRecord, rank: int) -> int:
     """Return how old the stack of a rank is, where it may have changed since; 0 where it has not."""
-    dump, pulse = _main_dump(record, rank), record.pulse(rank)
-    if pulse is None or record.job.kind != "run":
+    dump, heartbeat = _main_dump(record, rank), record.heartbeat(rank)
+    if heartbeat is None or record.job.kind != "run":
         return 0
-    taken_ns = pulse.beat_at_ns if dump is None else max(dump.time_ns, 0)
-    if dump is not None and pulse.beat_at_ns - pulse.unchanged_ms * 1_000_000 <= dump.time_ns + _BEAT_NS:
-        taken_ns = max(taken_ns, pulse.beat_at_ns)
+    taken_ns = heartbeat.beat_at_ns if dump is None else max(dump.time_ns, 0)
+    if dump is not None and heartbeat.beat_at_ns - heartbeat.unchanged_ms * 1_000_000 <= dump.time_ns + _BEAT_NS:
+        taken_ns = max(taken_ns, heartbeat.beat_at_ns)
     ago_ns = record.job.ended_ns - taken_ns
     return ago_ns if ago_ns > OLD_NS else 0
 
 
 def _is_newer_than_stack(record: RunRecord, rank: int) -> bool:
-    """Return whether the newest pulse of a rank came well after its newest stack, from another place."""
-    dump, pulse = _main_dump(record, rank), record.pulse(rank)
-    if dump is None or pulse is None:
-        return pulse is not None
-    stands_since_ns = pulse.beat_at_ns - pulse.unchanged_ms * 1_000_000
+    """Return whether the newest heartbeat of a rank came well after its newest stack, from another place."""
+    dump, heartbeat = _main_dump(record, rank), record.heartbeat(rank)
+    if dump is None or heartbeat is None:
+        return heartbeat is not None
+    stands_since_ns = heartbeat.beat_at_ns - heartbeat.unchanged_ms * 1_000_000
     return stands_since_ns > dump.time_ns + _BEAT_NS
 
 
 def _last_place(record: RunRecord, rank: int) -> tuple[Frame, ...]:
-    """Return where the pulse of a rank saw it last."""
-    pulse = record.pulse(rank)
-    return () if pulse is None else record.site(pulse.site).frames
+    """Return where the heartbeat of a rank saw it last."""
+    heartbeat = record.heartbeat(rank)
+    return () if heartbeat is None else record.site(heartbeat.site).frames
 
 
 def user_frames(record: RunRecord, stack: tuple[Frame, ...]) -> tuple[Frame, ...]:

@@ -40,7 +40,7 @@ def open_calls(record: RunRecord) -> dict[int, OpenCall]:
     """By rank the send, receive or monitored barrier that it stands in."""
     found = {}
     alive = {rank.rank for rank in record.ranks if rank.end == "running"}
-    standing = {pulse.rank for pulse in record.pulses if pulse.unchanged_ms >= STANDS_MS and pulse.collective in _KINDS}
+    standing = {beat.rank for beat in record.heartbeats if beat.unchanged_ms >= STANDS_MS and beat.collective in _KINDS}
     for track in record.call_tracks:
         row = len(track) - 1
         if track.rank not in alive & standing or row < 0 or track.left_at_ns[row] or len(track.peer) != len(track):

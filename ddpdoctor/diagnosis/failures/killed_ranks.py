@@ -30,7 +30,7 @@ class Killed(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     pid: int
     phase: str
-    """What it did last, as its pulse says; empty when it had none."""
+    """What it did last, as its heartbeat says; empty when it had none."""
     step: int
     within: Call | None
     """The explicit collective that it was in; None where it was in none."""
@@ -51,21 +51,21 @@ def killed_rank(record: RunRecord) -> Killed | None:
         return None
     if any(rank.exceptions and not is_echo(rank) for rank in record.ranks):
         return None
-    beats = {pulse.rank: pulse.beat_at_ns for pulse in record.pulses}
+    beats = {heartbeat.rank: heartbeat.beat_at_ns for heartbeat in record.heartbeats}
     last_sign = {rank.rank: beats.get(rank.rank, rank.ended_ns) for rank in record.ranks}
     first = min(own, key=lambda rank: (rank.signal is None, last_sign[rank.rank], rank.rank))
     if find_aborted(record, _matched(record)) is not None:
         return None
     if first.signal is None and not _went_first(first, record, last_sign):
         return None
-    pulse = record.pulse(first.rank)
+    heartbeat = record.heartbeat(first.rank)
     return Killed(
         rank=first.rank,
         signal=first.signal,
         host=first.host,
         pid=first.pid,
-        phase="" if pulse is None else pulse.phase,
-        step=0 if pulse is None else pulse.step,
+        phase="" if heartbeat is None else heartbeat.phase,
+        step=0 if heartbeat is None else heartbeat.step,
         within=call_it_died_in(record, first),
         echoes=tuple(rank.rank for rank in record.ranks if is_echo(rank)),
     )

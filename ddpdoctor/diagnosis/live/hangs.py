@@ -50,5 +50,5 @@ def _stood_ns(record: RunRecord) -> int:
     """Return for how long the stuck ranks that live have stood at one place; very long where none of them lives."""
     stuck = {rank.rank for rank in record.ranks if rank.stuck and rank.end == "running"}
     now_ns = record.job.ended_ns
-    pulses = [pulse for pulse in record.pulses if pulse.rank in stuck]
-    return max((now_ns - pulse.beat_at_ns + pulse.unchanged_ms * 1_000_000 for pulse in pulses), default=now_ns)
+    beats = [beat for beat in record.heartbeats if beat.rank in stuck]
+    return max((now_ns - beat.beat_at_ns + beat.unchanged_ms * 1_000_000 for beat in beats), default=now_ns)

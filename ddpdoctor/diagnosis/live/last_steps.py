@@ -42,13 +42,13 @@ def stood_at_the_end(record: RunRecord, usual_step_ns: float) -> tuple[int, str]
     left = [rank.rank for rank in record.ranks if rank.end == "left-by-exit" and not rank.exit_code]
     over = [rank.rank for rank in record.ranks if rank.main_finished or rank.end == "finished"]
     at_work = [rank.rank for rank in record.ranks if rank.rank not in (*over, *left)]
-    pulses = [pulse for pulse in record.pulses if pulse.rank in at_work]
-    lived_ns = max((pulse.beat_at_ns for pulse in pulses), default=0) - ended_ns
+    beats = [beat for beat in record.heartbeats if beat.rank in at_work]
+    lived_ns = max((beat.beat_at_ns for beat in beats), default=0) - ended_ns
     if not ended_ns or lived_ns < max(SHORTEST_NS, USUAL_STEPS * usual_step_ns):
         return 0, ""
     by_place: dict[Frame | None, list[int]] = {}
-    for pulse in pulses:
-        by_place.setdefault(record.site(pulse.site).innermost if pulse.site >= 0 else None, []).append(pulse.rank)
+    for beat in beats:
+        by_place.setdefault(record.site(beat.site).innermost if beat.site >= 0 else None, []).append(beat.rank)
     places = "; ".join(
         f"{rank_list(ranks)} at {place(frame)}" for frame, ranks in by_place.items() if frame is not None
     )

@@ -138,12 +138,12 @@ def _waited_for(record: RunRecord, turn: NextCall, at: Frame | None) -> str:
 def _function_it_is_in(record: RunRecord, turn: NextCall) -> Frame | None:
     """Return the innermost of the user's functions that a rank has been in for a while.
 
-    Its pulse says which line has called that function; the stack says where in it the rank is.
+    Its heartbeat says which line has called that function; the stack says where in it the rank is.
     """
-    pulse = record.pulse(turn.rank)
-    stood = None if pulse is None else record.site(pulse.site).innermost
+    heartbeat = record.heartbeat(turn.rank)
+    stood = None if heartbeat is None else record.site(heartbeat.site).innermost
     frames = user_frames(record, turn.stack)
-    if pulse is None or stood is None or record.job.ended_ns - pulse.beat_at_ns > OLD_NS:
+    if heartbeat is None or stood is None or record.job.ended_ns - heartbeat.beat_at_ns > OLD_NS:
         return turn.line  # A call holds its interpreter: the stack that was taken from outside is newer.
     places = [(frame.file, frame.line) for frame in frames]
     at = places.index((stood.file, stood.line)) if (stood.file, stood.line) in places else 0

@@ -99,7 +99,7 @@ def skipped_backward(record: RunRecord, divergence: Divergence) -> SkippedBackwa
     """Find the backward that a rank left out which then ran to its end, while others wait in one that it never made."""
     in_backward, blocked = _in_backward(divergence, record), blocked_in_backward(divergence, record)
     # Of a rank that its peer's leaving threw out of the backward, the backward has been counted.
-    counts = {pulse.rank: (pulse.forwards, pulse.backwards + (pulse.rank in blocked)) for pulse in record.pulses}
+    counts = {beat.rank: (beat.forwards, beat.backwards + (beat.rank in blocked)) for beat in record.heartbeats}
     for members in replica_sets(record) if record.wraps else ():
         known = [counts[rank] for rank in members if rank in counts]
         made = {forwards for forwards, _ in known}
@@ -117,7 +117,7 @@ def skipped_backward(record: RunRecord, divergence: Divergence) -> SkippedBackwa
 def blocked_in_backward(divergence: Divergence, record: RunRecord) -> Set[int]:
     """Return the ranks that live and wait in a backward for one that does not come.
 
-    Of ranks that diverge for good one whose reduction is not over waits, be it that its pulse has not said so yet.
+    Of ranks that diverge for good one whose reduction is not over waits, be it that its heartbeat has not said so yet.
     """
     return {rank.rank for rank in record.ranks if rank.end == "running"} & _in_backward(divergence, record)
 

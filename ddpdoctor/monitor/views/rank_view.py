@@ -11,7 +11,7 @@ from ddpdoctor.diagnosis.performance.summary import RunSummary
 from ddpdoctor.monitor.processes.stacks import without_ours
 from ddpdoctor.monitor.snapshot import CallView, RankView
 from ddpdoctor.record.model import Rank, RunRecord, shared_fields
-from ddpdoctor.record.streams.measured import CallTrack, Gauge, Phase, Pulse
+from ddpdoctor.record.streams.measured import CallTrack, Gauge, Phase, RankHeartbeat
 from ddpdoctor.record.streams.places import StackDump
 
 SHOWN_SILENT_AFTER_NS = 5_000_000_000
@@ -39,7 +39,7 @@ def rank_views(
     lateness_ns: Callable[[int], tuple[float | None, ...]] = lambda rank: (),
 ) -> tuple[RankView, ...]:
     """Return one view for each rank that is known, ascending; ``lateness_ns`` gives the course of a rank's lateness."""
-    pulses = {pulse.rank: pulse for pulse in record.pulses}
+    beats = {beat.rank: beat for beat in record.heartbeats}
     figures = {entry.rank: entry for entry in summary.ranks}
     steps = {track.rank: (track.step[-1], track.ended_at_ns[-1]) for track in record.step_tracks if len(track)}
     calls = {track.rank: track for track in record.call_tracks}
@@ -51,8 +51,8 @@ def rank_views(
     views = []
     for rank in record.ranks:
         number = rank.rank
-        pulse, figure, stack = pulses.get(number), figures.get(number), stacks.get(number)
-        site = pulse.site if pulse is not None else -1
+        beat, figure, stack = beats.get(number), figures.get(number), stacks.get(number)
+        site = beat.site if beat is not None else -1
         step, stepped_at_ns = steps.get(number, (None, None))
         view = RankView(
             rank=number,
@@ -61,9 +61,9 @@ def rank_views(
             host=rank.host,
             pid=rank.pid or None,
             gpu_index=gpus.get(number),
-            state=state_of(rank, pulse, now_ns),
-            phase=pulse.phase if pulse is not None else "starting",
-            state_since_ns=_since_ns(pulse, stepped_at_ns, now_ns),
+            state=state_of(rank, beat, now_ns),
+            phase=beat.phase if beat is not None else "starting",
+            state_since_ns=_since_ns(beat, stepped_at_ns, now_ns),
             where=record.site(site).innermost if site < len(record.sites) else None,
             alive=rank.end == "running",
             failed=_failed(rank),
@@ -71,7 +71,7 @@ def rank_views(
             step=step,
             stepped_at_ns=stepped_at_ns,
             lateness_ns=lateness_ns(number),
-            pulse_at_ns=pulse.beat_at_ns if pulse is not None else None,
+            beat_at_ns=beat.beat_at_ns if beat is not None else None,
             gauges=tuple(gauges.get(number, ())),
             calls=_call_views(record, calls.get(number)),
             stack=without_ours(stack.frames) if stack is not None else (),
@@ -84,33 +84,33 @@ def rank_views(
     return tuple(views)
 
 
-def state_of(rank: Rank, pulse: Pulse | None, now_ns: int) -> str:
+def state_of(rank: Rank, beat: RankHeartbeat | None, now_ns: int) -> str:
     """Return what a rank does, as a predicate."""
     if rank.end != "running":
         return _end_of(rank)
     if rank.stopped:
         return "stopped by a signal"
-    if pulse is None:
+    if beat is None:
         return "starting"
-    if _is_silent(pulse, now_ns):
+    if _is_silent(beat, now_ns):
         return "no sign of life"
-    if pulse.collective:
-        number = f" #{pulse.sequence}" if pulse.sequence >= 0 else ""
-        return f"waiting in {pulse.collective}{number}"
-    return _DOING.get(pulse.phase, pulse.phase)
+    if beat.collective:
+        number = f" #{beat.sequence}" if beat.sequence >= 0 else ""
+        return f"waiting in {beat.collective}{number}"
+    return _DOING.get(beat.phase, beat.phase)
 
 
-def _is_silent(pulse: Pulse, now_ns: int) -> bool:
-    return pulse.beat_at_ns > 0 and now_ns - pulse.beat_at_ns > SHOWN_SILENT_AFTER_NS
+def _is_silent(beat: RankHeartbeat, now_ns: int) -> bool:
+    return beat.beat_at_ns > 0 and now_ns - beat.beat_at_ns > SHOWN_SILENT_AFTER_NS
 
 
-def _since_ns(pulse: Pulse | None, stepped_at_ns: int | None, now_ns: int) -> int | None:
+def _since_ns(beat: RankHeartbeat | None, stepped_at_ns: int | None, now_ns: int) -> int | None:
     """Return since when a rank does what it does; each forward of an evaluation begins the phase anew."""
-    if pulse is not None and _is_silent(pulse, now_ns):
-        return pulse.beat_at_ns
-    if pulse is not None and pulse.phase == "evaluation" and stepped_at_ns is not None:
+    if beat is not None and _is_silent(beat, now_ns):
+        return beat.beat_at_ns
+    if beat is not None and beat.phase == "evaluation" and stepped_at_ns is not None:
         return stepped_at_ns
-    return pulse.phase_since_ns or None if pulse is not None else None
+    return beat.phase_since_ns or None if beat is not None else None
 
 
 def _failed(rank: Rank) -> bool:

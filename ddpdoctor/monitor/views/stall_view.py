@@ -36,7 +36,7 @@ def stall_view(divergence: Divergence, finding: Finding | None, record: RunRecor
 def _since_ns(divergence: Divergence, record: RunRecord, seen_ns: int) -> int:
     """When the first rank began to wait in the store, or else when a rank last came to something new."""
     stores = [turn.wait.started_ns for turn in divergence.turns if turn.wait is not None]
-    changes = [pulse.phase_since_ns for pulse in record.pulses if pulse.phase_since_ns]
+    changes = [heartbeat.phase_since_ns for heartbeat in record.heartbeats if heartbeat.phase_since_ns]
     return min(stores) if stores else min(seen_ns, max(changes, default=seen_ns))
 
 

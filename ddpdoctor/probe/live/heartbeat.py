@@ -40,7 +40,7 @@ DUMPED_AGAIN = 3
 _REDUCTION = layout.CALL_KINDS.index("reduction")
 
 
-class PulseThread:
+class HeartbeatThread:
     """A watch on the training thread of its own process, which takes its rows to their files."""
 
     def __init__(
@@ -175,7 +175,7 @@ class PulseThread:
             phase = STARTING
         elif phase == OTHER and evaluating:
             phase = EVALUATION
-        pulse = (
+        heartbeat = (
             now_ns + offset_ns(),
             phase,
             since_ns + offset_ns(),
@@ -197,13 +197,13 @@ class PulseThread:
             steps_ring.lost + calls_ring.lost,
             int(under_way > 0 and is_blocked),
             steps_ring.moved_bytes
-            + steps_ring.pulse_bytes
+            + steps_ring.heartbeat_bytes
             + calls_ring.moved_bytes
             + calls_ring.begun_bytes
             + journal.writer.moved_bytes
             + own_clock.read_bytes,
         )
-        steps_ring.write_head(pulse)
+        steps_ring.write_head(heartbeat)
 
     def _look_at_frames(self, watch: ThreadWatch, now_ns: int) -> tuple[bool, int]:
         """Find where the training thread is, while its frames are held, which is to say not for long.

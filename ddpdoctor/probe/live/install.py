@@ -15,7 +15,7 @@ from .collectives import Calls
 from .ddp_events import Evidence, Searches
 from .flights.recorder import Flights
 from .gauges import Gauges
-from .heartbeat import PulseThread
+from .heartbeat import HeartbeatThread
 from .hooks import Training
 from .loaders import Passes
 from .node_meeting import NodeMeeting
@@ -30,7 +30,7 @@ class Live:
         self._journal = journal
         self._process_end = process_end
         self.observer = Observer(journal)
-        self._pulse: Optional[PulseThread] = None
+        self._heartbeat: Optional[HeartbeatThread] = None
         self._groups: Optional[GroupBook] = None
         self._waits: Optional[Groups] = None
         self._training: Optional[Training] = None
@@ -59,8 +59,8 @@ class Live:
         gauges = Gauges(journal)
         flights = Flights(torch, journal, self._groups, capabilities)
         self._meeting = NodeMeeting(journal, torch)
-        self._pulse = PulseThread(observer, flights, gauges, passes.note_progress, self._meeting.look)
-        observer.adopted = self._pulse.start
+        self._heartbeat = HeartbeatThread(observer, flights, gauges, passes.note_progress, self._meeting.look)
+        observer.adopted = self._heartbeat.start
         searches = Searches(journal, evidence.wrap_number)
         reductions = Reductions(observer, torch, capabilities, evidence.wrap_number, searches)
         observer.look_soon = reductions.look_soon
@@ -68,21 +68,21 @@ class Live:
         self._training.install()
         Calls(observer, torch, capabilities, self._groups).install()
         self._waits = Groups(
-            journal, torch, self._groups, self.world_made, self._meeting.end, self._pulse.let_frames_go
+            journal, torch, self._groups, self.world_made, self._meeting.end, self._heartbeat.let_frames_go
         )
         self._waits.install()
         self._process_end.before_counting = observer.moments.take_in
         self._process_end.trains_here = observer.is_training_thread
         self._process_end.after_telling = self._process_end.before_os_exit = self._close
         os.register_at_fork(after_in_child=observer.become_forked_child)
-        os.register_at_fork(after_in_child=self._pulse.become_forked_child)
+        os.register_at_fork(after_in_child=self._heartbeat.become_forked_child)
         # It is held, and written if the child becomes a rank: its hooks are those of its parent.
         os.register_at_fork(after_in_child=lambda: journal.event("torch", version=str(torch.__version__)))
         if journal.rank is not None:
             # A rank that its launcher has named: it may stand before there is a world.
             observer.open_rings()
             if observer.step_ring is not None:
-                self._pulse.start(threading.main_thread().ident or 0)
+                self._heartbeat.start(threading.main_thread().ident or 0)
 
     def meet_world(self, torch: Any) -> None:
         """Measure from now on, if this process is a rank already."""
@@ -93,16 +93,16 @@ class Live:
             self._waits.note_world()
         else:
             self.observer.start()
-            if self._pulse is not None:
-                self._pulse.resume()
+            if self._heartbeat is not None:
+                self._heartbeat.resume()
 
     def stop(self) -> None:
         """Measure no longer, and write what is there."""
-        if self.observer.step_ring is not None and self._pulse is not None and self._training is not None:
+        if self.observer.step_ring is not None and self._heartbeat is not None and self._training is not None:
             self._training.close()
             self.observer.finish()
             self.observer.stop()
-            self._pulse.last_beat()
+            self._heartbeat.last_beat()
 
     def world_made(self, rank: int, world_size: int) -> None:
         """Measure this process, which is a rank now."""
@@ -116,8 +116,8 @@ class Live:
         if not self._began:
             self._began = True
             self.observer.start()
-            if self._pulse is not None and self.observer.step_ring is not None:
-                self._pulse.start(self.observer.thread)
+            if self._heartbeat is not None and self.observer.step_ring is not None:
+                self._heartbeat.start(self.observer.thread)
             self._journal.guarded(self._settings.note_others, harms=("settings",))
         elif self.observer.is_training_thread():
             self.observer.finish()  # A step does not reach from one world into the next.
@@ -126,8 +126,8 @@ class Live:
         """Write what is still open, as the process is about to end; what takes longest last."""
         if self._meeting is not None:
             self._meeting.end()
-        if self.observer.step_ring is not None and self._pulse is not None and self._training is not None:
+        if self.observer.step_ring is not None and self._heartbeat is not None and self._training is not None:
             self._training.close()
             self.observer.finish()
-            self._pulse.beat_now()
-            self._pulse.last_beat()
+            self._heartbeat.beat_now()
+            self._heartbeat.last_beat()

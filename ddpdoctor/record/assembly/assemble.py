@@ -231,7 +231,7 @@ class Assembly:
             lines=self._lines.rows(),
             step_tracks=self.live.step_tracks(),
             call_tracks=self.live.call_tracks() if paired else (),
-            pulses=self.live.pulses(),
+            heartbeats=self.live.heartbeats(),
             nodes=self.book.nodes(),
             **rows,
         )

@@ -1,4 +1,4 @@
-"""Makes tracks and pulses of the rings of a live run."""
+"""Makes tracks and heartbeats of the rings of a live run."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.flight_tracks import FlightTracks
 from ddpdoctor.record.assembly.ranks import LastSign
 from ddpdoctor.record.model import CollectiveTrack, shared_fields
-from ddpdoctor.record.ring_reader import RawPulse, RingTail
-from ddpdoctor.record.streams.measured import CallTrack, Phase, Pulse, StepTrack
+from ddpdoctor.record.ring_reader import LiveHeartbeat, RingTail
+from ddpdoctor.record.streams.measured import CallTrack, Phase, RankHeartbeat, StepTrack
 
 NumberOf = Callable[[int, str, int], int]
 """The record's number for a process's own: process, kind, number there."""
@@ -142,47 +142,47 @@ class LiveRings:
         """
         rows = {}
         for pid, tail in self.steps.items():
-            pulse = tail.pulse()
-            waits = pulse is not None and _waits(pulse)
-            if pulse is not None and waits:
-                stands_since_ns = pulse.beat_at_ns - pulse.unchanged_ms * 1_000_000
+            beat = tail.live_heartbeat()
+            waits = beat is not None and _waits(beat)
+            if beat is not None and waits:
+                stands_since_ns = beat.beat_at_ns - beat.unchanged_ms * 1_000_000
                 waits = self.flights.newest_ns.get(pid, 0) > stands_since_ns - SAME_WAIT_NS
             rows[pid] = self.flights.oldest_open(pid) if waits else -1
         return rows
 
     def sleeping(self) -> dict[int, int]:
         """By process when the sleep ends that its training thread is in; 0 for none."""
-        pulses = {pid: tail.pulse() for pid, tail in self.steps.items()}
-        return {pid: pulse.sleeps_until_ns for pid, pulse in pulses.items() if pulse is not None}
+        beats = {pid: tail.live_heartbeat() for pid, tail in self.steps.items()}
+        return {pid: beat.sleeps_until_ns for pid, beat in beats.items() if beat is not None}
 
     def lost_events(self) -> dict[int, int]:
         """Events that each process could not write."""
-        pulses = {pid: tail.pulse() for pid, tail in self.steps.items()}
-        return {pid: pulse.lost_events for pid, pulse in pulses.items() if pulse is not None}
+        beats = {pid: tail.live_heartbeat() for pid, tail in self.steps.items()}
+        return {pid: beat.lost_events for pid, beat in beats.items() if beat is not None}
 
     def mute(self) -> set[int]:
-        """Processes that have made a ring and could not write one pulse to it, as on a disk that is full."""
-        return self._empty | {pid for pid, tail in self.steps.items() if tail.pulse() is None}
+        """Processes that have made a ring and could not write one heartbeat to it, as on a disk that is full."""
+        return self._empty | {pid for pid, tail in self.steps.items() if tail.live_heartbeat() is None}
 
     def last_signs(self) -> dict[int, LastSign]:
-        """Return what the newest pulse of each process that has a ring says of its end."""
+        """Return what the newest heartbeat of each process that has a ring says of its end."""
         signs = {pid: LastSign(mute=True) for pid in self._empty}
         for pid, tail in self.steps.items():
-            pulse = tail.pulse()
-            if pulse is None:
+            beat = tail.live_heartbeat()
+            if beat is None:
                 signs[pid] = LastSign(mute=True)
             else:
-                signs[pid] = LastSign(finished=pulse.phase == _FINISHED, lost_events=pulse.lost_events)
+                signs[pid] = LastSign(finished=beat.phase == _FINISHED, lost_events=beat.lost_events)
         return signs
 
-    def pulses(self) -> tuple[Pulse, ...]:
-        """Return the newest pulse of each rank, ascending."""
-        pulses = []
+    def heartbeats(self) -> tuple[RankHeartbeat, ...]:
+        """Return the newest heartbeat of each rank, ascending."""
+        beats = []
         for pid, tail in self.steps.items():
-            rank, raw = self._rank_of(pid), tail.pulse()
+            rank, raw = self._rank_of(pid), tail.live_heartbeat()
             if rank is not None and raw is not None:
-                pulses.append(self._pulse(pid, rank, raw))
-        return tuple(sorted(pulses, key=lambda pulse: pulse.rank))
+                beats.append(self._heartbeat(pid, rank, raw))
+        return tuple(sorted(beats, key=lambda beat: beat.rank))
 
     def close(self) -> None:
         """Let go of every file."""
@@ -208,7 +208,7 @@ class LiveRings:
             found.append(0 if at < 0 else steps[at] + (time_ns > ended[at]))
         return found
 
-    def _pulse(self, pid: int, rank: int, raw: RawPulse) -> Pulse:
+    def _heartbeat(self, pid: int, rank: int, raw: LiveHeartbeat) -> RankHeartbeat:
         in_words = {
             "rank": rank,
             "phase": _PHASES[raw.phase] if 0 <= raw.phase < len(_PHASES) else "other",
@@ -216,7 +216,7 @@ class LiveRings:
             "sequence": max(-1, raw.sequence),
             "site": self._number_of(pid, "site", raw.site),
         }
-        return Pulse(**shared_fields(raw, Pulse) | in_words)
+        return RankHeartbeat(**shared_fields(raw, RankHeartbeat) | in_words)
 
     def _open(self, pid: int, name: str, kind: layout.RingKind, tails: dict[int, RingTail]) -> None:
         if pid in tails or pid in self.refused:
@@ -237,9 +237,9 @@ class LiveRings:
         return array("q", [known[number] for number in column])
 
 
-def _waits(pulse: RawPulse) -> bool:
+def _waits(beat: LiveHeartbeat) -> bool:
     """Return whether the training thread is held by a collective: it stands, and one is under way."""
-    return pulse.unchanged_ms >= WAITING_AFTER_MS and (pulse.kind >= 0 or bool(pulse.blocked))
+    return beat.unchanged_ms >= WAITING_AFTER_MS and (beat.kind >= 0 or bool(beat.blocked))
 
 
 def _rows_since(tail: RingTail, time: str, since_ns: int) -> dict[str, array[int]]:

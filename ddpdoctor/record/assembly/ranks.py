@@ -28,7 +28,7 @@ class ProcessEntry:
         self.started_ns = 0
         self.told_ns = 0
         """When it told of anything last."""
-        self.pulse_thread = 0
+        self.heartbeat_thread = 0
         """The thread of ours in it, by the number that the system knows."""
         self.training_thread = 0
         """The thread that trains, by Python's number, where that is not the main thread; else 0."""
@@ -49,7 +49,7 @@ class ProcessEntry:
 
 
 class LastSign(msgspec.Struct, frozen=True, kw_only=True):
-    """What the last pulse of a process says of its end."""
+    """What the last heartbeat of a process says of its end."""
 
     mute: bool = False
     """It could not write any."""
@@ -98,8 +98,8 @@ class RankBook:
                 entry.host, entry.interfaces, entry.environment = event.name, event.interfaces, event.environment
             case events.Head():
                 self.head = event.told
-            case events.Pulse():
-                entry.pulse_thread = event.thread
+            case events.HeartbeatBegun():
+                entry.heartbeat_thread = event.thread
             case events.TrainingThread():
                 entry.training_thread = event.thread
             case events.Torch():

@@ -1,4 +1,4 @@
-"""What the probe measures of a live job: steps, explicit collectives, the newest pulse; and what is sampled of GPUs.
+"""What the probe measures of a live job: steps, explicit collectives, the newest heartbeat; and samples of GPUs.
 
 Columns are arrays of integers of equal length, oldest first; times are nanoseconds since the epoch (``*_at_ns``) or
 durations (``*_ns``). A duration that was not measured is -1, a time that was not measured is 0. The rings hold the
@@ -113,8 +113,8 @@ class CallTrack(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.kind)
 
 
-class Pulse(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank's heartbeat said last."""
+class RankHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest heartbeat of a rank."""
 
     rank: int
     beat_at_ns: int
