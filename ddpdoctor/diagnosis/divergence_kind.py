@@ -10,6 +10,7 @@ from ddpdoctor.diagnosis.failures.gpu_indices import asks_for_global_rank
 from ddpdoctor.diagnosis.failures.named import trouble_of
 from ddpdoctor.diagnosis.failures.no_rendezvous import failed_rendezvous
 from ddpdoctor.diagnosis.files.path_races import races
+from ddpdoctor.diagnosis.training.left_out_backwards import left_out_before
 from ddpdoctor.diagnosis.training.lone_forwards import forward_ranks
 from ddpdoctor.diagnosis.training.pass_lengths import uneven_passes
 from ddpdoctor.diagnosis.training.skipped_batches import SkippedBatch, skipped_batches
@@ -33,10 +34,10 @@ def classify(divergence: Divergence, record: RunRecord) -> Trouble:
             if record.job.stop_reason == "memory":
                 return "lacking-machine"
             return "killed" if record.job.kind != "rehearsal" else "early-exit"
-        return "desync" if any(drifts(record, blocked_in_backward(divergence, record))) else "early-exit"
+        return "desync" if _drifted(divergence, record) else "early-exit"
     if divergence.form == "stuck":
         # A rank that stands after a step that it left out would not have come either, had it gone on.
-        return "desync" if any(drifts(record, blocked_in_backward(divergence, record))) else "hang"
+        return "desync" if _drifted(divergence, record) else "hang"
     if _builds_on_subset(divergence, record):
         return "ddp-on-subset"
     if any(turn.wait is not None and turn.wait.kind == "new_group" for turn in divergence.turns):
@@ -48,7 +49,7 @@ def classify(divergence: Divergence, record: RunRecord) -> Trouble:
         return "uneven-passes"
     if skip_behind(divergence, record) is not None:
         return "data-branch"
-    if any(drifts(record, blocked_in_backward(divergence, record))):
+    if _drifted(divergence, record):
         return "desync"
     if left:
         return "early-exit" if skipped_backward(record, divergence) is None else "desync"
@@ -61,6 +62,12 @@ def classify(divergence: Divergence, record: RunRecord) -> Trouble:
     # Dumps hold no forwards: that each rank decides by its own data cannot be told from a rank test.
     apart = record.job.kind != "log" and _did_before_what_they_do_apart(divergence, record)
     return "data-branch" if apart else "rank-branch"
+
+
+def _drifted(divergence: Divergence, record: RunRecord) -> bool:
+    """Return whether a rank had left out a backward, so that it is ahead of the others at the end."""
+    in_passes = any(drifts(record, blocked_in_backward(divergence, record)))
+    return in_passes or left_out_before(record, divergence) is not None
 
 
 def divergence_of(record: RunRecord, trouble: Trouble | None) -> Divergence | None:

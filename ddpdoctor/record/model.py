@@ -43,6 +43,7 @@ from ddpdoctor.record.streams.training import (
     StepDigest,
     TensorRead,
     TrainingState,
+    UnfollowedForward,
     UnheldParameters,
     UnusedSearch,
     WrapChange,
@@ -408,6 +409,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     tensor_reads: tuple[TensorRead, ...] = ()
     unused_searches: tuple[UnusedSearch, ...] = ()
     """Later ones of a rank and wrap take the place of earlier ones."""
+    unfollowed_forwards: tuple[UnfollowedForward, ...] = ()
 
     nodes: tuple[Node, ...] = ()
     """The machines of a live run, as far as ranks on them have told."""

@@ -229,6 +229,11 @@ FAULTS: dict[str, Fault] = {
         culprit=1,
         quick=True,
     ),
+    "a step left out on rank 1 before its forward": Fault(
+        script=training_script(within="if rank == 1 and step == 2 and fault(): continue", after="dist.barrier()"),
+        code="DDP301",
+        culprit=1,
+    ),
     "skipped backward on both, other steps": Fault(
         script=training_script(between="if step == 2 + rank and fault(): continue"), code="DDP312", either=True
     ),

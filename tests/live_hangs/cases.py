@@ -146,6 +146,30 @@ from accelerate import debug_launcher
 if __name__ == "__main__":
     debug_launcher(main, num_processes=2)
 """
+_NO_LOADER = (
+    HEAD
+    + """
+def main():
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(rank)
+    model = DDP(nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(60):
+        x = torch.randn(4, 8)
+        if rank == 1 and step == 5: x[0] = float("nan")
+        loss = model(x).sum()  # here
+        if not torch.isfinite(loss) and fault(): continue
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        time.sleep(0.02)
+    dist.all_reduce(torch.ones(2))
+    dist.destroy_process_group()
+
+main()
+"""
+)
 TWO_OF_THREE = """
 for rank in 0 1; do
     RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=3 MASTER_ADDR=127.0.0.1 MASTER_PORT=FREE python train.py &
@@ -333,6 +357,7 @@ NEW: dict[str, Hang] = {
         ).replace("loss.backward()", "loss.backward()  # here"),
         codes=("DDP312", "DDP306", "DDP302"),
     ),
+    "a bad loss on one rank, without a loader": Hang(script=_NO_LOADER, codes=("DDP312",), kind="end", ending="itself"),
     "uneven lengths": Hang(
         script=script(
             after_init=f"lengths = [{4 * 60}, {4 * 44}]",

@@ -79,15 +79,19 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
 def _remedy(divergence: Divergence) -> str:
     from ddpdoctor.diagnosis.divergence import describe
+    from ddpdoctor.diagnosis.divergence.aborted import is_in_backward
 
     if divergence.form == "standstill" and len({turn.group for turn in divergence.turns}) > 1:
         return "Use the groups in the same order on every rank."
     if divergence.form == "standstill" and all(turn.row is not None for turn in divergence.turns):
         return "Let the ranks make these calls in the same order."
-    return (
+    remedy = (
         f"Make every rank call {describe.disputed_call(divergence)}, or none: move it out of the branch that only some "
         "ranks take."
     )
+    if any(map(is_in_backward, divergence.turns)):
+        remedy += " Where it comes after the loop, the ranks made different numbers of steps: let none leave one out."
+    return remedy
 
 
 def in_log(record: RunRecord) -> Iterator[Finding]:

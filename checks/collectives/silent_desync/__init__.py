@@ -5,9 +5,9 @@ What it finds
     from then on gradients of different steps are averaged. Ranks that run one loop in different orders, so that a
     collective mixes up two tensors of one shape, distinguished by the key, variable or parameter of the iteration. In a
     live run: passes over a loader in which the ranks drew the same number of batches and averaged gradients different
-    numbers of times, and ranks that draw more batches for as many steps, as warnings while the job continues; and a
-    backward that a rank skipped if it ends while the others wait in one. As a warning, too: two lines whose collectives
-    are paired crosswise (A with B, then B with A).
+    numbers of times, ranks that draw more batches for as many steps, and ranks that run their training forward once
+    more than the others for one backward, as warnings while the job continues; an error once the ranks part for it. As
+    a warning, too: two lines whose collectives are paired crosswise (A with B, then B with A).
 
 Why it is bad
     No error, exit code 0, wrong gradients from that step on. Often the job hangs only at the end of training, when one
@@ -24,7 +24,8 @@ Remedy
 
 When it is wrong
     The warnings: where a rank chooses by itself between two branches that reduce the same quantity; and in a live run,
-    if training ends after a number of steps that each rank counts without the batches that it skips.
+    if training ends after a number of steps that each rank counts without the batches that it skips, or where a rank
+    runs the forward of one batch again by itself.
 
 References
     https://docs.pytorch.org/docs/stable/notes/ddp.html
@@ -32,7 +33,7 @@ References
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
@@ -40,6 +41,7 @@ from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnosis.divergence.divergence import Divergence
+    from ddpdoctor.diagnosis.training.left_out_backwards import LeftOut
     from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
@@ -48,7 +50,7 @@ CHECK = Check(
     stands_for="desync",
     severity=dict.fromkeys(("rehearsal", "run", "log"), Severity.ERROR),
     needs=frozenset({"ranks", "collectives"}),
-    needs_live=frozenset({"ranks", "wraps", "loaders", "passes", "step_tracks"}),
+    needs_live=frozenset({"ranks", "wraps", "loaders", "passes", "step_tracks", "unfollowed_forwards"}),
 )
 _REMEDIES = {
     "crossed": "Call the two collectives in the same order on every rank.",
@@ -76,6 +78,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 def _drifts(record: RunRecord, divergence: Divergence | None) -> Iterator[Finding]:
     """Report the passes in which the ranks drifted apart, with what happened to it; else the backward left out."""
     from ddpdoctor.diagnosis.divergence import describe
+    from ddpdoctor.diagnosis.training.left_out_backwards import lasting, left_out_before
     from ddpdoctor.diagnosis.training.step_drift import blocked_in_backward, drifts, skipped_backward
     from ddpdoctor.diagnosis.wording import count
 
@@ -109,10 +112,17 @@ def _drifts(record: RunRecord, divergence: Divergence | None) -> Iterator[Findin
             evidence=facts + (() if divergence is None else describe.facts(divergence, basis)),
             severity=Severity.WARNING if divergence is None else None,
         )
-    if not found and divergence is None:
-        yield from _ahead(record)
-    skipped = None if found or divergence is None else skipped_backward(record, divergence)
-    if skipped is not None and divergence is not None:
+    if found:
+        return
+    if divergence is None:
+        ahead = list(_ahead(record))
+        yield from ahead or _left_out(record, lasting(record), None)
+        return
+    left_out = left_out_before(record, divergence)
+    skipped = skipped_backward(record, divergence)
+    if left_out is not None:
+        yield from _left_out(record, [left_out], divergence)
+    elif skipped is not None:
         yield CHECK.finding(
             basis,
             f"{skipped.sentence}: {consequence}",
@@ -120,6 +130,31 @@ def _drifts(record: RunRecord, divergence: Divergence | None) -> Iterator[Findin
             locations=at_end,
             ranks=skipped.named,
             evidence=describe.facts(divergence, basis),
+        )
+
+
+def _left_out(record: RunRecord, every: Iterable[LeftOut], divergence: Divergence | None) -> Iterator[Finding]:
+    """Report since when ranks are ahead by a backward that they left out, with what became of it."""
+    from ddpdoctor.diagnosis.divergence import describe
+
+    basis = record.job.kind
+    for found in every:
+        facts = tuple(
+            Fact(text=text, basis=basis, rank=rank, numbers={"count": number, "step": found.step})
+            for rank, text, number in found.facts
+        )
+        consequence = "from there on, gradients of different steps are averaged"
+        if divergence is not None:
+            consequence += f", and in the end {describe.title(divergence)}"
+        at_end = () if divergence is None else describe.locations(divergence)
+        yield CHECK.finding(
+            basis,
+            f"{found.sentence}: {consequence}",
+            remedy=_SKIP_TOGETHER,
+            locations=tuple(dict.fromkeys((*((found.location,) if found.location is not None else ()), *at_end))),
+            ranks=found.ranks,
+            evidence=facts + (() if divergence is None else describe.facts(divergence, basis)),
+            severity=Severity.WARNING if divergence is None else None,
         )
 
 

@@ -33,6 +33,7 @@ from .precision import COUNTED_FORWARD, Precision
 from .reductions import Reducer, Reductions
 from .timing.steps import Source
 from .timing.stopwatch import BACKWARD, DATA_WAIT, FORWARD, OPTIMIZER, SAVING
+from .unfollowed_forwards import NONE_OPEN, UnfollowedForwards
 
 _now_ns = time.monotonic_ns
 ROOM_MADE_EVERY = 16
@@ -67,6 +68,7 @@ class Training:
         self._sizes = OptimizerSizes(observer.journal, torch)
         self._precision = Precision(observer.journal, torch, capabilities.is_compiling)
         self._reads = HostReads(observer, torch, capabilities.is_compiling)
+        self._unfollowed = UnfollowedForwards(observer, evidence.wrap_number)
 
     def install(self) -> None:
         """Patch the classes and functions; each once a process."""
@@ -162,7 +164,7 @@ class Training:
         forward, training, observer = ddp_class.forward, self, self._observer
         is_compiling, is_recording, keep = self._is_compiling, self._is_recording, self._keep
         reductions, known, phase_ended = self._reductions, self._reductions.known, observer.watch.leave
-        forward_began = reductions.forward_began
+        forward_began, getframe = reductions.forward_began, sys._getframe
 
         @functools.wraps(forward)
         def forward_timed(ddp: Any, *arguments: Any, **options: Any) -> Any:
@@ -177,6 +179,16 @@ class Training:
                     reducer.forwards = forwards = reducer.forwards + 1
                     if not synchronises:
                         reducer.kept_local += 1
+                    elif ddp.training:
+                        try:
+                            caller = getframe(3)  # behind the two functions of `torch.nn.Module` that call a forward
+                        except ValueError:
+                            caller = getframe(1)
+                        around = caller.f_back or caller
+                        place = caller.f_code, caller.f_lasti, around.f_code, around.f_lasti
+                        if reducer.opened_at == observer.backwards_over or reducer.unfollowed is not None:
+                            training._look_at_unfollowed(ddp, reducer, place, getframe(1))
+                        reducer.opened_at, reducer.place = observer.backwards_over, place
                     if forwards >= reducer.next_look:
                         looked = True
                         training._look_at_forward(ddp, reducer, sys._getframe(1))
@@ -190,6 +202,8 @@ class Training:
             try:
                 return forward(ddp, *arguments, **options)
             except BaseException as error:
+                if reducer is not None:
+                    reducer.opened_at = NONE_OPEN
                 leave_no_frame(error)
                 raise
             finally:
@@ -225,6 +239,7 @@ class Training:
             finally:
                 if watched:
                     observer.backwards -= 1
+                    observer.backwards_over += 1
                     try:
                         keep((backward_ended, passes.newest, _now_ns()))
                         if observer.on_device:
@@ -314,6 +329,12 @@ class Training:
             iterator._ddpdoctor_source = self._sources[number]
         except Exception:  # an iterator of the user's own takes no attributes
             return
+
+    def _look_at_unfollowed(self, ddp: Any, reducer: Reducer, place: tuple[Any, ...], frame: FrameType) -> None:
+        """A forward has begun that is not the first since the newest backward, or the first after such ones."""
+        self._observer.journal.guarded(
+            self._unfollowed.look, ddp, reducer, place, frame, harms=("unfollowed_forwards",)
+        )
 
     def _look_at_forward(self, ddp: Any, reducer: Reducer, frame: FrameType) -> None:
         """Look at a forward that records gradients: one of the first, of a loader, on a GPU, or every 16th.

@@ -21,8 +21,8 @@ class Observer:
     """What one rank holds of its own training."""
 
     __slots__ = (
-        "_faults", "adopted", "backwards", "course", "has_new_loader", "journal", "look_soon", "moments", "on_device",
-        "step_ring", "steps", "thread", "watch",
+        "_faults", "adopted", "backwards", "backwards_over", "course", "has_new_loader", "journal", "look_soon",
+        "moments", "on_device", "step_ring", "steps", "thread", "watch",
     )  # fmt: skip
 
     def __init__(self, journal: Journal) -> None:
@@ -36,6 +36,8 @@ class Observer:
         """What the hooks have noted and ``course`` has not taken in."""
         self.backwards = 0
         """Backwards that are running; more than one when checkpointing recomputes inside of one."""
+        self.backwards_over = 0
+        """Backwards that have ended, by an exception or not."""
         self.on_device = False
         """A module is trained on a GPU."""
         self.has_new_loader = False

@@ -34,7 +34,7 @@ class Reducer:
 
     __slots__ = (
         "began_ns", "buckets", "forwards", "kept_local", "layout", "layouts", "next_look", "next_read", "offset",
-        "on_gpu", "rate", "rated_at", "read_ns", "shortest_ns", "size_bytes",
+        "on_gpu", "opened_at", "place", "rate", "rated_at", "read_ns", "shortest_ns", "size_bytes", "unfollowed",
     )  # fmt: skip
 
     def __init__(self, size_bytes: int, buckets: int, *, on_gpu: bool) -> None:
@@ -50,6 +50,13 @@ class Reducer:
         """The next of them at which there is more to do than to note it."""
         self.kept_local = 0
         """Those of them that do not synchronise."""
+        self.opened_at = -1
+        """Backwards of the rank that were over when the newest training forward that synchronises began; -1 where that
+        one raised."""
+        self.place: tuple[Any, ...] = ()
+        """Where that was called from."""
+        self.unfollowed: Optional[Any] = None
+        """Those before it that no backward has followed."""
         self.offset: Optional[int] = None
         """Iterations before the first that was seen; None until the logger has counted."""
         self.rate = 1

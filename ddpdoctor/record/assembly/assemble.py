@@ -80,6 +80,7 @@ _OF_CHILDREN = {
     "host_read": "host_reads",
     "tensor_read": "tensor_reads",
     "unused_search": "unused_searches",
+    "unfollowed_forward": "unfollowed_forwards",
 }
 """The same of what counts in a process that works for a rank, too: its row is the rank's."""
 _LISTED = frozenset({*_ROWS.values(), *_OF_CHILDREN.values(), "missing_gradients", "files", "stacks"})

@@ -28,6 +28,7 @@ _LIVE = frozenset(
         "matmul_precisions",
         "host_reads",
         "unused_searches",
+        "unfollowed_forwards",
     }
 )
 """What a live run records in full …"""
@@ -41,6 +42,7 @@ _ONLY_LIVE = (
     "matmul_precisions",
     "host_reads",
     "unused_searches",
+    "unfollowed_forwards",
 )
 """… and what nothing else does."""
 

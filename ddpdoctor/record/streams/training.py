@@ -173,6 +173,24 @@ class UnusedSearch(msgspec.Struct, frozen=True, kw_only=True):
     """Some parameter was unused in the newest of them, and in none before."""
 
 
+class UnfollowedForward(msgspec.Struct, frozen=True, kw_only=True):
+    """Training forwards through a DDP module of a live run that the same line ran again before a backward came.
+
+    Only of forwards whose backward would have reduced gradients, and only where a backward followed the last of them.
+    """
+
+    rank: int
+    wrap: int
+    forwards: int
+    """Those without a backward of their own."""
+    step: int
+    """The step that the backward belongs to, by the rank's count."""
+    site: int = -1
+    """Call chain of the forward."""
+    last: bool = False
+    """No more of them are told of this module on this rank."""
+
+
 class TensorRead(msgspec.Struct, frozen=True, kw_only=True):
     """A read of a tensor's value by a line of the user's, in a rehearsal of a job that may run on GPUs."""
 

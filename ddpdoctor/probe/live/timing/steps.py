@@ -167,6 +167,11 @@ class Steps:
         """Ordinal of the open step, or of the newest one; 0 before the first."""
         return self.completed + (self.state >= ACTIVE)
 
+    @property
+    def of_newest_forward(self) -> int:
+        """Ordinal of the step that the newest training forward belongs to, if a backward follows it."""
+        return self.current + (self.state == STEPPED and self._split is not None)
+
     def fetch_begins(self, source: Source, recording: bool, now_ns: int) -> None:
         """Begin a fetch; ``recording`` is whether gradients are on."""
         if self.state == ACTIVE:

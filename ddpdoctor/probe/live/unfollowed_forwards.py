@@ -1,0 +1,59 @@
+"""Training forwards that no backward followed: where no loader counts, they alone tell that a rank left a step out.
+
+A module has left one out when it runs its next forward from the same place before any backward has come, and that one
+or a later one from there is followed by a backward. Forwards from another place (an evaluation that records gradients)
+leave nothing out, and neither do those that raised: the same batch is tried again. A loop that sums the losses of
+several forwards leaves out as many on every rank, which is for the diagnosis to compare.
+"""
+
+from __future__ import annotations
+
+from types import FrameType
+from typing import Any, Callable, NamedTuple, Optional
+
+from .observer import Observer
+from .reductions import Reducer
+
+NONE_OPEN = -1
+MOST_TOLD = 64
+"""Events of one module: a loop with several forwards for each backward has one a step, on every rank."""
+
+
+class Unfollowed(NamedTuple):
+    """Forwards that will have been left out if a backward follows the newest."""
+
+    forwards: int
+    step: int
+    site: int
+
+
+class UnfollowedForwards:
+    """Tells of them, where a forward is not the first since the newest backward."""
+
+    def __init__(self, observer: Observer, wrap_number: Callable[[Any], Optional[int]]) -> None:
+        self._observer = observer
+        self._wrap_number = wrap_number
+        self._told: dict[int, int] = {}
+
+    def look(self, ddp: Any, reducer: Reducer, place: tuple[Any, ...], frame: FrameType) -> None:
+        """A forward begins at a ``place`` after one that was open, or after some that were not followed."""
+        if reducer.opened_at != self._observer.backwards_over:
+            self._tell(ddp, reducer)
+        elif reducer.place != place:
+            reducer.unfollowed = None
+        elif reducer.unfollowed is not None:
+            reducer.unfollowed = reducer.unfollowed._replace(forwards=reducer.unfollowed.forwards + 1)
+        else:
+            self._observer.moments.take_in()
+            site = self._observer.journal.site(frame)
+            reducer.unfollowed = Unfollowed(1, self._observer.steps.of_newest_forward, site)
+
+    def _tell(self, ddp: Any, reducer: Reducer) -> None:
+        """A backward has followed the newest forward: those before it are certain."""
+        found, wrap = reducer.unfollowed, self._wrap_number(ddp)
+        reducer.unfollowed = None
+        if found is None or wrap is None:
+            return
+        told = self._told[wrap] = self._told.get(wrap, 0) + 1
+        if told <= MOST_TOLD:
+            self._observer.journal.event("unfollowed_forward", wrap=wrap, last=told == MOST_TOLD, **found._asdict())
