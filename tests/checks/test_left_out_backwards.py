@@ -10,7 +10,7 @@ from ddpdoctor.checks.collectives import rank_divergent_collective, silent_desyn
 from ddpdoctor.diagnosis.training.left_out_backwards import LASTING_STEPS
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.record.model import Wrap
-from ddpdoctor.record.streams.measured import Pulse
+from ddpdoctor.record.streams.measured import RankHeartbeat
 from ddpdoctor.record.streams.training import UnfollowedForward
 from tests.diagnosis.jobs import JobBuilder
 
@@ -22,7 +22,7 @@ def left_out(job: JobBuilder, *places: tuple[int, int], forwards: int = 1, **fie
     site = job.site(17)
     return {
         "wraps": tuple(Wrap(rank=rank, wrap=0, ranks=job.ranks) for rank in job.ranks),
-        "pulses": tuple(Pulse(rank=rank, beat_at_ns=1, step=REACHED) for rank in job.ranks),
+        "heartbeats": tuple(RankHeartbeat(rank=rank, beat_at_ns=1, step=REACHED) for rank in job.ranks),
         "unfollowed_forwards": tuple(
             UnfollowedForward(rank=rank, wrap=0, forwards=forwards, step=step, site=site, **fields)
             for rank, step in places
@@ -83,7 +83,7 @@ def test_a_rank_that_is_told_of_no_further_is_compared_until_then() -> None:
     job = JobBuilder(2, kind="run")
     streams = left_out(job, (0, 6), (1, 6), (1, 7), last=True)
     assert said(job, streams) == []
-    (finding,) = said(job, left_out(job, (1, 6), last=True) | {"pulses": left_out(job)["pulses"]})
+    (finding,) = said(job, left_out(job, (1, 6), last=True) | {"heartbeats": left_out(job)["heartbeats"]})
     assert finding.ranks == (1,)
 
 

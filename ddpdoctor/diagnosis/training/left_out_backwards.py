@@ -86,7 +86,7 @@ def left_out_backwards(record: RunRecord) -> Iterator[LeftOut]:
 def lasting(record: RunRecord) -> Iterator[LeftOut]:
     """Yield those that no rank has made up for in a good many steps, while the job continues."""
     for found in left_out_backwards(record):
-        reached = [pulse.step for pulse in record.pulses if pulse.rank in found.ranks + found.others]
+        reached = [beat.step for beat in record.heartbeats if beat.rank in found.ranks + found.others]
         if reached and min(reached) - found.newest >= LASTING_STEPS:
             yield found
 
@@ -108,7 +108,7 @@ def _of_set(record: RunRecord, members: tuple[int, ...], rows: list[UnfollowedFo
     if not rows or len(members) < 2:
         return None
     steps = {row.step for row in rows}
-    reached = max((pulse.step for pulse in record.pulses if pulse.rank in members), default=0)
+    reached = max((beat.step for beat in record.heartbeats if beat.rank in members), default=0)
     if len(steps) > max(1.0, USUAL_SHARE * max(reached, rows[-1].step)):
         return None
     totals, since = dict.fromkeys(members, 0), None
