@@ -50,7 +50,7 @@ _KEPT_ARGUMENTS = frozenset({"module", "sampler", "batch_sampler", "dataset"})
 """Attributes under which objects of torch keep an argument of their construction."""
 _TASKS_FOR_RANKS = Unknown(tags=frozenset({("world-size", 0), TASK_COUNT}))
 """The number of a cluster's tasks, called the number of ranks."""
-_COUNTS = frozenset({"device-count", "world-size", "local-world-size", "task-count", "remainder", "share"})
+_COUNTS = frozenset({"device-count", "world-size", "local-world-size", "task-count", "remainder", "quotient", "share"})
 
 
 def attribute_of(machine: Machine, value: Value, name: str) -> Value:

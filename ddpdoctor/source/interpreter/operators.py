@@ -25,12 +25,15 @@ from ddpdoctor.source.interpreter.values import (
     Unknown,
     Value,
     derived,
+    tagged,
     tags_of,
     truth,
 )
 
 REMAINDER = frozenset({("remainder", 0)})
 """Tag of what depends on the remainder of a division: it changes every so many turns of a loop."""
+QUOTIENT = frozenset({("quotient", 0)})
+"""Tag of what a number is divided by something into: of a rank, the number of its node."""
 WORLD = Unknown(tags=frozenset({("world-size", 0)}))
 LONGEST = 10_000
 """Largest text or sequence that is computed."""
@@ -93,7 +96,8 @@ def binary(kind: ast.operator, left: Value, right: Value) -> Value:
         return SequenceValue((*left.values, *right.values), left.open or right.open)
     if isinstance(kind, ast.Mod) and right not in (Const(1), Const(0)) and not isinstance(left, Const):
         return derived((left, right), REMAINDER)
-    return _moved_world_size(kind, left, right) or derived((left, right))
+    result = _moved_world_size(kind, left, right) or derived((left, right))
+    return tagged(result, QUOTIENT) if isinstance(kind, ast.FloorDiv) and isinstance(left, Const) else result
 
 
 def _moved_world_size(kind: ast.operator, left: Value, right: Value) -> Value | None:

@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.source.events import Event, Guard
+from ddpdoctor.source.interpreter.operators import QUOTIENT
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     Const,
@@ -19,6 +20,7 @@ from ddpdoctor.source.interpreter.values import (
     Value,
     is_varying,
     options_of,
+    tags_of,
 )
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.file_uses import FileUse, reads, writes
@@ -130,6 +132,8 @@ def _local_guard(event: Event, before: Guard | None) -> Guard | None:
         )
         if not divides and numbers_in(arm) == numbers_in(event.ranks) and isinstance(guard.value, PerRank):
             outside = [value for rank, value in enumerate(guard.value.values) if not arm >> rank & 1]
+            if any(QUOTIENT & tags_of(value) for value in guard.value.values):
+                continue  # The number of the node is tested, too.
             if all(isinstance(value, Const) for value in outside):
                 return guard
     return None
