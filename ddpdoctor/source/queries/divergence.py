@@ -15,6 +15,7 @@ from ddpdoctor.source.events import Branch, Event, Exit, Guard, Item, Jump, Loop
 from ddpdoctor.source.interpreter.values import ALL_RANKS, RANKS, is_guessed
 from ddpdoctor.source.projection import Projection, Walk
 from ddpdoctor.source.ranks.ranks import numbers_in, spoken
+from ddpdoctor.source.script.module import dotted
 from ddpdoctor.source.script.syntax_index import descend
 
 SHOWN = 3
@@ -322,10 +323,44 @@ def _by_exit(
         for left in reversed(projection.exits):
             if not left.ranks & other_mask or left.ranks & mask or (left.scope and left.scope not in event.scopes):
                 continue
+            if _excludes(left, event):
+                continue
             before = one is not None and left.ordinal < event.ordinal
             if before or _leaves(other) or (isinstance(one, Loop) and _stands_in(left.node, one.node)):
                 return _Found(event, mask, other_mask, here, there, left.guard, left)
     return None
+
+
+def _excludes(left: Exit, event: Event) -> bool:
+    """Return whether a switch of the function that was left is off on the way to the exit and on at the call.
+
+    ``if not args.all: if rank: return`` keeps nobody from the call in ``if args.all: gather()`` further down.
+    """
+    at_exit = dict(_switches(left, getattr(left.node, "lineno", 0)))
+    undecided = {_switch(test)[0] for _, test in event.undecided}
+    lines = [frame.line for frame in event.chain if frame.file == str(left.module.path)]
+    return any(
+        name in undecided and at_exit.get(name, is_on) is not is_on
+        for line in lines
+        for name, is_on in _switches(left, line)
+    )
+
+
+def _switches(left: Exit, line: int) -> Iterator[tuple[str, bool]]:
+    """Yield the names that the function which was left tests around a line, and whether they are true there."""
+    for around in left.module.index.within(left.module.body_around(left.node), ast.If):
+        name, is_on = _switch(around.test)
+        for arm, value in ((around.body, is_on), (around.orelse, not is_on)):
+            if name and arm and arm[0].lineno <= line <= (arm[-1].end_lineno or 0):
+                yield name, value
+
+
+def _switch(test: ast.AST) -> tuple[str, bool]:
+    """Return the variable or attribute that a condition asks for, and what it is where the condition holds."""
+    is_on = True
+    while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        test, is_on = test.operand, not is_on
+    return dotted(test), is_on
 
 
 def _by_caught_raise(projection: Projection, walk: Walk) -> Iterator[_Found]:

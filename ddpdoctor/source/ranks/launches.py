@@ -24,7 +24,12 @@ from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK, exact_per_rank
 
 
 def spawn(machine: Machine, node: ast.AST, positional: list[Value], named: dict[str, Value]) -> Value:
-    """Run the function of ``torch.multiprocessing.spawn``, which gets the number of the process first."""
+    """Run the function of ``torch.multiprocessing.spawn``, which gets the number of the process first.
+
+    What a rank spawns is a job of its own: those processes are peers of each other, not of the other ranks.
+    """
+    if machine.spawns and not machine.in_parent:
+        return NONE
     function = named.get("fn", positional[0] if positional else UNIFORM)
     arguments = named.get("args", positional[1] if len(positional) > 1 else SequenceValue(()))
     _run_ranks(machine, node, function, arguments, with_index=True)
