@@ -56,6 +56,9 @@ Named = dict[str, Value]
 Handler = Callable[[Machine, ast.AST, list[Value], Named, bool], Value]
 """Makes a call: where it stands, the arguments by position and by name, and whether those are all."""
 _MAKERS = frozenset({"from_pretrained", "from_config"})
+_OPENING = frozenset({"builtins.open", "io.open", "codecs.open", "gzip.open", "bz2.open", "lzma.open"})
+_OF_NAMES = frozenset({"clock", "random", "drawn"})
+"""Kinds of the tags of what names of files are made of."""
 _NUMBERS = frozenset({"world-size", "local-world-size", "device-count", "task-count"})
 TensorFactory = Callable[[Sequence[Value], Mapping[str, Value]], Value]
 
@@ -72,6 +75,8 @@ def plain_handler_of(name: str) -> Handler:
     factory = TENSOR_CALLS.get(name)
     if factory is not None:
         return partial(_tensor, factory)
+    if name in _OPENING:
+        return _opened
     if RANK_VARYING_CALLS.match(name):
         return partial(_fixed, Unknown(True, False, origin_of(name)))
     if name == "apex.amp.initialize":
@@ -96,6 +101,12 @@ def _fixed(
     value: Value, machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool
 ) -> Value:
     return value
+
+
+def _opened(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    """Return a file, whose content does not come from the time or the random number that its name is made of."""
+    result = derived([*positional, *named.values()])
+    return Unknown(result.varying, False, frozenset(tag for tag in origins_kept(result) if tag[0] not in _OF_NAMES))
 
 
 def _is_initialized(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
