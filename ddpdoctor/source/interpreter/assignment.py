@@ -167,7 +167,9 @@ def container_method(machine: Machine, node: ast.AST, function: BoundMethod, arg
         return next((entry for known, entry in receiver.entries if known == key), derived(arguments[1:]))
     if isinstance(receiver, (SequenceValue, DictValue)) and name in _MUTATORS and isinstance(node, ast.Call):
         if isinstance(node.func, ast.Attribute):
-            overwrite(machine, node.func.value, _mutated(machine, receiver, name, arguments))
+            mutated = _mutated(machine, receiver, name, arguments)
+            by_rank = any(loop.skipped for loop in machine.loops)
+            overwrite(machine, node.func.value, join(receiver, mutated, True) if by_rank else mutated)
         return UNIFORM
     text = constant(receiver)
     if isinstance(text, str) and not arguments and name in {"lower", "upper", "strip"}:

@@ -208,6 +208,6 @@ class LoopFrame:
 
     def __init__(self, around: LoopAround) -> None:
         self.around = around
-        self.left = 0
-        """Mask of the ranks that left the turn by ``break`` or ``continue``."""
+        self.skipped = False
+        """Ranks may decide differently which turns they leave by ``break`` or ``continue``."""
         self.left_behind: list[dict[Cell, Value]] = []

@@ -399,7 +399,7 @@ class Machine:
         living = [(written, reached) for written, reached, _ in outcomes if reached]
         for written, reached, sinks in outcomes:
             if not reached and living and not all_raise(sinks, start):
-                self._leave_behind(written, sinks, start)
+                self._leave_behind(written, sinks, start, varying)
         self.store.merge_arms(living or [(written, start) for written, _, _ in outcomes[:1]], varying)
         if own is not None and own.kind != "files":
             self.mark_decided(self.store, {cell for written, _, _ in outcomes for cell in written})
@@ -407,7 +407,7 @@ class Machine:
         for _, reached, _ in outcomes:
             self.mask |= reached
 
-    def _leave_behind(self, written: dict[Cell, Value], sinks: Sinks, ranks: int) -> None:
+    def _leave_behind(self, written: dict[Cell, Value], sinks: Sinks, ranks: int, varying: bool) -> None:
         in_turn = any(
             isinstance(sink[-1], Jump) and sink[-1].kind in ("break", "continue")
             for rank, sink in enumerate(sinks)
@@ -415,6 +415,7 @@ class Machine:
         )
         if in_turn and self.loops:
             self.loops[-1].left_behind.append(written)
+            self.loops[-1].skipped |= varying
         else:
             self.frame.left_behind.append(written)
 
