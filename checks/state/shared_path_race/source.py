@@ -14,6 +14,7 @@ from ddpdoctor.source.interpreter.values import Value, constant
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.file_uses import FileUse, writes
 from ddpdoctor.source.queries.job_kind import (
+    comes_before_ranks,
     is_distributed,
     is_of_a_mode_that_ends,
     is_of_one_process,
@@ -112,7 +113,8 @@ def shared_paths(projection: Projection) -> Iterator[SharedPath]:
         path = _path(event)
         if path is None or not is_one_path(path) or _is_preparation(event) or _is_tried(event.module, event.node):
             continue
-        shared = _judge(event) if not is_of_one_process(projection, event) else None
+        by_one = is_of_one_process(projection, event) or comes_before_ranks(projection, event)
+        shared = _judge(event) if not by_one else None
         if shared is not None and not _PER_PROCESS.search(shared.path):
             seen.add(event.node)
             yield msgspec.structs.replace(shared, mild=is_of_a_mode_that_ends(projection, event))

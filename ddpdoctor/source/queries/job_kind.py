@@ -98,19 +98,31 @@ def joins_in_own_course(projection: Projection) -> bool:
 
 
 def is_of_one_process(projection: Projection, event: Event) -> bool:
-    """Return whether an event is in the other arm of a test than all that joins ranks, or than all that starts them.
+    """Return whether an event is in the other arm of a test than all that joins, starts or makes DDP of ranks.
 
     The test may stand at another place with the same words: ``if cfg.DIST: init_process_group()``, ``else: save()``.
     """
-    joining = [*projection.of_kind("wrap"), *initialisations(projection)]
-    starting = [other for other in projection.events if other.kind == "call" and other.name in SPAWNERS]
+    signs = list(projection.of_kind("wrap")), list(initialisations(projection)), _starts(projection)
     for condition in event.undecided:
         arm, text = _arm(event, condition), condition[0].excerpt(condition[1], 1_000)
-        for others in (joining, starting) if arm is not None else ():
+        for others in signs if arm is not None else ():
             arms = [_arms(other, text) for other in others]
             if arms and all(found and arm not in found for found in arms):
                 return True
     return False
+
+
+def comes_before_ranks(projection: Projection, event: Event) -> bool:
+    """Return whether an event is on the way to where the script starts ranks, if only on request."""
+    return any(
+        event.ordinal < start.ordinal
+        and all(_arm(event, condition) in (None, _arm(start, condition)) for condition in start.undecided)
+        for start in _starts(projection)
+    )
+
+
+def _starts(projection: Projection) -> list[Event]:
+    return [event for event in projection.events if event.kind == "call" and event.name in SPAWNERS]
 
 
 def is_of_a_mode_that_ends(projection: Projection, event: Event) -> bool:
