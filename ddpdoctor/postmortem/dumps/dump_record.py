@@ -13,7 +13,8 @@ import msgspec
 from ddpdoctor.finding import Frame
 from ddpdoctor.findings.locations import in_user_code
 from ddpdoctor.postmortem.dumps.dumps import Dump, DumpFrame, Entry, ranks_of
-from ddpdoctor.probe.live.flights.entries import KINDS, described, origin_of
+from ddpdoctor.probe.facts.collectives import origin_of
+from ddpdoctor.probe.live.flights.entries import KINDS, described
 from ddpdoctor.record.model import CollectiveTrack, Group, Rank, RunRecord, Signature, Site, StreamState
 
 DEFAULT_GROUP = "default_pg"
@@ -193,7 +194,7 @@ class DumpBook:
         key = (kind, peer, tuple(map(tuple, entry.input_sizes)), tuple(entry.input_dtypes), frames)
         known = self._described.get(key)
         if known is None:
-            origin = origin_of([(frame.filename, frame.line, frame.name) for frame in frames]) if frames else "user"
+            origin = origin_of((frame.filename, frame.name) for frame in frames) if frames else "user"
             shapes = [tuple(shape) for shape in entry.input_sizes]
             fields = described(kind, shapes, next(iter(entry.input_dtypes), ""), origin)
             root = members[peer] if peer is not None and peer < len(members) else peer

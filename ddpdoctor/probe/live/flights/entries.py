@@ -1,8 +1,11 @@
-"""What an entry of torch's flight recorder means: the names of kinds and dtypes, and who issued it."""
+"""What an entry of torch's flight recorder means: the names of kinds and dtypes."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from ...facts import collectives
+from ...facts.collectives import elements
 
 KINDS = {
     "_all_gather_base": "all_gather_into_tensor",
@@ -29,39 +32,8 @@ DTYPES = {
 BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
 
 
-def origin_of(frames: list[tuple[str, int, str]]) -> str:
-    """Return who issued a collective, by the Python frames that led to it, innermost first."""
-    if not frames or "/torch/autograd/" in frames[0][0]:
-        return "ddp-backward"  # by the reducer: nothing of Python's stands between autograd and the collective
-    for file, _, name in frames:
-        if file.endswith("/algorithms/join.py"):
-            return "join"
-        if file.endswith("/nn/parallel/distributed.py"):
-            if name.endswith("__init__"):
-                return "ddp-construct"
-            if not name.endswith(("_run_ddp_forward", "forward")) or name.endswith(("_pre_forward", "_post_forward")):
-                return "ddp-forward"
-        elif "/torch/" not in file:
-            return "user"
-    return "user"
-
-
 def described(kind: str, shapes: list[tuple[int, ...]], dtype: str, origin: str) -> dict[str, Any]:
     """Return the fields of a signature; ``dtype`` is torch's name of it."""
     name = DTYPES.get(dtype, dtype.lower())
-    numels = []
-    for shape in shapes:
-        count = 1
-        for size in shape:
-            count *= int(size)
-        numels.append(count)
-    return {
-        "kind": kind,
-        "shapes": shapes,
-        "numels": numels,
-        "dtype": name,
-        "reduce_op": "",
-        "root": None,
-        "size_bytes": sum(numels) * BYTES.get(name, 1),
-        "origin": origin,
-    }
+    size_bytes = sum(map(elements, shapes)) * BYTES.get(name, 1)
+    return collectives.described(kind, shapes, name, size_bytes, origin)

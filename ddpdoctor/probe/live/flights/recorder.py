@@ -11,10 +11,11 @@ import pickle
 from typing import Any, NoReturn
 
 from ....record.clock import from_system
+from ...facts.collectives import origin_of
 from ...groups import GroupBook
 from ...journal import Journal
 from ...torch_compat import Capabilities
-from .entries import KINDS, described, origin_of
+from .entries import KINDS, described
 from .without_compiler import without_compiler
 
 MOST_ENTRIES = 500
@@ -89,7 +90,7 @@ class Flights:
         ]
         shapes = [tuple(shape) for shape in entry["input_sizes"]]
         dtype = str(next(iter(entry["input_dtypes"]), ""))
-        origin = origin_of(frames)
+        origin = origin_of((file, name) for file, _, name in frames)
         key = (kind, tuple(shapes), dtype, origin)
         signature = self._journal.signature(key, lambda: described(kind, shapes, dtype, origin))
         users = tuple(frame for frame in frames if self._journal.user_code.holds(frame[0]))[:16]

@@ -5,12 +5,12 @@ Groups, backend names, arguments and results are untouched: the override writes 
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Optional
 
+from ...facts.collectives import described, origin_of
 from ...groups import GroupBook
 from ...journal import Journal
 from .dict_entries import DictEntries
@@ -51,11 +51,6 @@ _LISTS = {"allgather_": 0, "reduce_scatter_": 1}
 
 _MOST_FAULTS = 8
 """After so many nothing is logged any more: each costs an event, and the record shows what it lacks."""
-_DDP_FILE = os.path.join("torch", "nn", "parallel", "distributed.py")
-_JOIN_FILE = os.path.join("torch", "distributed", "algorithms", "join.py")
-_AUTOGRAD = os.path.join("torch", "autograd", "")
-_TORCH = os.path.join("", "torch", "")
-_parts: dict[str, str] = {}
 
 
 class CollectiveHook:
@@ -153,7 +148,7 @@ class CollectiveHook:
             root = None
             if root_at is not None and int(arguments[root_at]) < len(ranks):
                 root = ranks[int(arguments[root_at])]
-            origin = origin_of(frame)
+            origin = origin_of(_frames(frame))
             dtype = tensors[0].dtype if tensors else None
             list_at = _LISTS.get(operator)
             uneven = None if list_at is None else len({part.numel() for part in _flat(arguments[list_at])}) > 1
@@ -189,42 +184,11 @@ class CollectiveHook:
         return self._groups.note(self._unbox_group(arguments[at]))
 
 
-def origin_of(frame: Optional[FrameType]) -> str:
-    """Return who issues the collective that starts under ``frame``: the user, ``join()``, or a moment of DDP."""
-    if frame is None or _part_of(frame) == "autograd":
-        return "ddp-backward"
+def _frames(frame: Optional[FrameType]) -> Iterator[tuple[str, str]]:
+    """Yield file and function of a frame and of those that led to it."""
     while frame is not None:
-        part = _part_of(frame)
-        if part == "":
-            return "user"
-        if part == "join":
-            return "join"
-        if part == "ddp":
-            return _moment_of(frame)
+        yield frame.f_code.co_filename, frame.f_code.co_name
         frame = frame.f_back
-    return "user"
-
-
-def _moment_of(frame: Optional[FrameType]) -> str:
-    """Return DDP's moment, given its innermost frame; a collective of the module that it wraps is the user's."""
-    if frame is not None and frame.f_code.co_name in ("_run_ddp_forward", "forward"):
-        return "user"
-    while frame is not None and _part_of(frame) == "ddp":
-        if frame.f_code.co_name == "__init__":
-            return "ddp-construct"
-        frame = frame.f_back
-    return "ddp-forward"
-
-
-def _part_of(frame: FrameType) -> str:
-    """Return the part of torch that a frame's file belongs to, empty for other files; looked up once a file."""
-    name = frame.f_code.co_filename
-    part = _parts.get(name)
-    if part is None:
-        part = "ddp" if name.endswith(_DDP_FILE) else "join" if name.endswith(_JOIN_FILE) else "torch"
-        part = "autograd" if _AUTOGRAD in name else part if _TORCH in name else ""
-        _parts[name] = part
-    return part
 
 
 def _is_process_group(argument: Any) -> bool:
@@ -241,15 +205,12 @@ def _described(
     about: tuple[str, str],
     uneven: Optional[bool],
 ) -> dict[str, Any]:
+    shapes = [tuple(tensor.shape) for tensor in tensors]
+    dtype = str(tensors[0].dtype).replace("torch.", "") if tensors else ""
+    size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    named_op = "" if reduce_op is None else dict(enumerate(REDUCE_OPS)).get(int(reduce_op), str(reduce_op))
     return {
-        "kind": kind,
-        "shapes": [tuple(tensor.shape) for tensor in tensors],
-        "numels": [tensor.numel() for tensor in tensors],
-        "dtype": str(tensors[0].dtype).replace("torch.", "") if tensors else "",
-        "reduce_op": "" if reduce_op is None else dict(enumerate(REDUCE_OPS)).get(int(reduce_op), str(reduce_op)),
-        "root": root,
-        "size_bytes": sum(tensor.numel() * tensor.element_size() for tensor in tensors),
-        "origin": origin,
+        **described(kind, shapes, dtype, size_bytes, origin, reduce_op=named_op, root=root),
         **{name: value for name, value in zip(("subject", "entries_of"), about) if value},
         **({} if uneven is None else {"uneven": uneven}),
     }
