@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from ddpdoctor.diagnosis.divergence.departures import root_exception
 from ddpdoctor.diagnosis.divergence.divergence import Divergence, find_divergence
 from ddpdoctor.diagnosis.divergence.next_calls import NextCall
@@ -10,6 +12,7 @@ from ddpdoctor.diagnosis.failures.gpu_indices import asks_for_global_rank
 from ddpdoctor.diagnosis.failures.named import trouble_of
 from ddpdoctor.diagnosis.failures.no_rendezvous import failed_rendezvous
 from ddpdoctor.diagnosis.files.path_races import races
+from ddpdoctor.diagnosis.record_cache import ByIdentity
 from ddpdoctor.diagnosis.training.left_out_backwards import left_out_before
 from ddpdoctor.diagnosis.training.lone_forwards import forward_ranks
 from ddpdoctor.diagnosis.training.pass_lengths import uneven_passes
@@ -72,8 +75,14 @@ def _drifted(divergence: Divergence, record: RunRecord) -> bool:
 
 def divergence_of(record: RunRecord, trouble: Trouble | None) -> Divergence | None:
     """Find the divergence of a run if it is this one."""
-    divergence = find_divergence(record)
-    return divergence if divergence is not None and classify(divergence, record) == trouble else None
+    found = _found(ByIdentity(record))
+    return found[0] if found is not None and found[1] == trouble else None
+
+
+@lru_cache(maxsize=2)
+def _found(key: ByIdentity[RunRecord]) -> tuple[Divergence, Trouble] | None:
+    divergence = find_divergence(key.of)
+    return None if divergence is None else (divergence, classify(divergence, key.of))
 
 
 def _named(divergence: Divergence, record: RunRecord) -> Trouble | None:

@@ -7,7 +7,7 @@ import signal
 
 from ddpdoctor.diagnosis.divergence.aborted import is_in_backward
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
-from ddpdoctor.diagnosis.divergence.matching import Matcher
+from ddpdoctor.diagnosis.divergence.matching import matched
 from ddpdoctor.diagnosis.divergence.next_calls import NextCall, elsewhere
 from ddpdoctor.diagnosis.divergence.waiting import blocked_ranks
 from ddpdoctor.diagnosis.wording import (
@@ -115,9 +115,7 @@ def lone_forward(divergence: Divergence, lone: tuple[NextCall, ...]) -> str:
 
 def whereabouts(record: RunRecord) -> str:
     """Say for each rank what it does at the end of the record; empty when nothing is known of any."""
-    matcher = Matcher()
-    matcher.advance(record)
-    blocked = blocked_ranks(record, matcher)
+    blocked = blocked_ranks(record, matched(record))
     turns = tuple(elsewhere(record, rank.rank, rank, blocked.get(rank.rank)) for rank in record.ranks)
     return _waiting([turn for turn in turns if turn.line is not None])
 

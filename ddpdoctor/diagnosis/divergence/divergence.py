@@ -11,7 +11,7 @@ import msgspec
 from ddpdoctor.diagnosis.divergence.aborted import Aborted, aborted_culprit, aborted_turns, find_aborted
 from ddpdoctor.diagnosis.divergence.culprit import line_culprit, step_culprit
 from ddpdoctor.diagnosis.divergence.departures import find_departed_rank, unmatched_group
-from ddpdoctor.diagnosis.divergence.matching import FirstMismatch, Matcher
+from ddpdoctor.diagnosis.divergence.matching import FirstMismatch, Matcher, matched
 from ddpdoctor.diagnosis.divergence.next_calls import (
     Lanes,
     NextCall,
@@ -74,8 +74,8 @@ def find_divergence(record: RunRecord) -> Divergence | None:
 @lru_cache(maxsize=2)
 def _find_divergence(key: ByIdentity[RunRecord]) -> Divergence | None:
     record = key.of
-    matcher = Matcher()
-    parting = matcher.advance(record)
+    matcher = matched(record)
+    parting = matcher.parting
     blocked = blocked_ranks(record, matcher)
     absentee = find_departed_rank(record, matcher, blocked)
     if absentee is not None and parting is not None and left_ns(absentee) < parting.time_ns:

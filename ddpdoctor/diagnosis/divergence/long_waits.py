@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from ddpdoctor.diagnosis.divergence.matching import Matcher
+from ddpdoctor.diagnosis.divergence.matching import Matcher, matched
 from ddpdoctor.diagnosis.divergence.next_calls import Lanes, NextCall, elsewhere
 from ddpdoctor.diagnosis.divergence.waiting import left_ns
 from ddpdoctor.diagnosis.performance.thresholds import threshold
@@ -74,8 +74,7 @@ def longest_wait(record: RunRecord) -> LongWait | None:
     """Return the wait that comes nearest to the timeout of its group, if it is long; waits that still last count as
     well.
     """
-    matcher = Matcher()
-    matcher.advance(record)
+    matcher = matched(record)
     found = timed_out_wait(record, matcher)
     if found is not None:
         return found

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right, insort
+from functools import lru_cache
 from typing import Literal
 
 import msgspec
 
+from ddpdoctor.diagnosis.record_cache import ByIdentity
 from ddpdoctor.record.model import CollectiveTrack, Rank, RunRecord, Signature
 
 POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "recv_any_source", "batch_isend_irecv"})
@@ -259,6 +261,18 @@ class Matcher:
                 return ""
             counts.append(count)
         return "" if counts[0] == counts[1] else "step"
+
+
+def matched(record: RunRecord) -> Matcher:
+    """Compare the tracks of a record; once for all who ask, who advance it no further."""
+    return _matched(ByIdentity(record))
+
+
+@lru_cache(maxsize=2)
+def _matched(key: ByIdentity[RunRecord]) -> Matcher:
+    matcher = Matcher()
+    matcher.advance(key.of)
+    return matcher
 
 
 def evidence_rows(track: CollectiveTrack, rank: Rank | None) -> int:

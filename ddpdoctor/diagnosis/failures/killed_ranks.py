@@ -8,7 +8,7 @@ import signal
 import msgspec
 
 from ddpdoctor.diagnosis.divergence.aborted import CRASHES, Call, call_it_died_in, find_aborted, was_terminated
-from ddpdoctor.diagnosis.divergence.matching import Matcher
+from ddpdoctor.diagnosis.divergence.matching import matched
 from ddpdoctor.diagnosis.divergence.waiting import is_echo
 from ddpdoctor.record.model import Rank, RunRecord
 
@@ -54,7 +54,7 @@ def killed_rank(record: RunRecord) -> Killed | None:
     beats = {heartbeat.rank: heartbeat.beat_at_ns for heartbeat in record.heartbeats}
     last_sign = {rank.rank: beats.get(rank.rank, rank.ended_ns) for rank in record.ranks}
     first = min(own, key=lambda rank: (rank.signal is None, last_sign[rank.rank], rank.rank))
-    if find_aborted(record, _matched(record)) is not None:
+    if find_aborted(record, matched(record)) is not None:
         return None
     if first.signal is None and not _went_first(first, record, last_sign):
         return None
@@ -76,12 +76,6 @@ def may_yet_be_told(record: RunRecord, rank: Rank) -> bool:
     others_run = any(other.end == "running" for other in record.ranks if other.rank != rank.rank)
     crashed = rank.end == "signalled" and rank.signal in CRASHES
     return crashed and others_run and record.job.ended_ns - rank.ended_ns < PEERS_TELL_WITHIN_NS
-
-
-def _matched(record: RunRecord) -> Matcher:
-    matcher = Matcher()
-    matcher.advance(record)
-    return matcher
 
 
 def _gave_up_before(rank: Rank, time_ns: int) -> bool:

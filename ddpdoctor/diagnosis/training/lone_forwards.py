@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ddpdoctor.diagnosis.divergence.matching import Matcher
+from ddpdoctor.diagnosis.divergence.matching import matched
 from ddpdoctor.diagnosis.divergence.next_calls import Lanes
 from ddpdoctor.diagnosis.wording import location_of, place, rank_list, verb
 from ddpdoctor.finding import Frame, Location
@@ -63,8 +63,7 @@ def forward_ranks(record: RunRecord) -> dict[Line, frozenset[int]]:
 
 def lucky_broadcasts(record: RunRecord) -> Iterator[LuckyBroadcast]:
     """Yield each line whose forward not all ranks ran and whose broadcast was paired with another line's."""
-    matcher = Matcher()
-    matcher.advance(record)
+    matcher = matched(record)
     ran = forward_ranks(record)
     told: set[Line] = set()
     for group in sorted(matcher.lanes):
