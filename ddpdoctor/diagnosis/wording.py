@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from pathlib import PurePath
 
 from ddpdoctor.finding import Frame, Location
-from ddpdoctor.record.model import Group, Signature, Site
+from ddpdoctor.record.model import Site
+from ddpdoctor.record.streams.collectives import Group, Signature
 
 _ORIGINS = {
     "user": "",

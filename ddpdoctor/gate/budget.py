@@ -15,7 +15,8 @@ import msgspec
 from ddpdoctor.files.source_text import line_of
 from ddpdoctor.findings.locations import plain, shown_path
 from ddpdoctor.gate.windows import Window, by_pass, position, sizes, windows_of
-from ddpdoctor.record.model import RunRecord, Signature, Wrap
+from ddpdoctor.record.model import RunRecord, Wrap
+from ddpdoctor.record.streams.collectives import Signature
 
 Metric = Literal[
     "collectives",

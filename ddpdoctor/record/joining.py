@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.record.model import Group, RunRecord, Signature, Site, StreamState
+from ddpdoctor.record.model import RunRecord, Site, StreamState
+from ddpdoctor.record.streams.collectives import Group, Signature
 
 SITES = frozenset({"site", "sampler_site", "forward_site", "backward_site"})
 """Fields that hold a number of ``RunRecord.sites``."""

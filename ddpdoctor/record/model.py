@@ -7,7 +7,6 @@ and referred to by its index.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Literal
@@ -15,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from ddpdoctor.finding import Frame
+from ddpdoctor.record.streams.collectives import CollectiveTrack, Group, Signature
 from ddpdoctor.record.streams.data import Loader, Pass
 from ddpdoctor.record.streams.devices import CheckpointLoad, DeviceChoice, DeviceUse, StateNames
 from ddpdoctor.record.streams.files import Access, FileEvent
@@ -220,16 +220,6 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     """The last lines that the rank wrote."""
 
 
-class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """A process group, known by its sorted ranks and its ordinal among groups of the same ranks."""
-
-    ranks: tuple[int, ...]
-    ordinal: int = 0
-    backend: str = ""
-    timeout_ns: int = 0
-    """How long a collective of it may wait; 0 when not known."""
-
-
 class TensorInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A parameter or a buffer of a wrapped module."""
 
@@ -266,54 +256,6 @@ class Wrap(msgspec.Struct, frozen=True, kw_only=True):
     synchronised_batch_norms: int = 0
     communication_hook: bool = False
     """A hook of the user takes the place of DDP's own reduction."""
-
-
-class Signature(msgspec.Struct, frozen=True, kw_only=True):
-    """What must agree between ranks for a collective to be the same collective, and what describes it."""
-
-    kind: str
-    """``all_reduce``, ``broadcast``, ``all_gather``, ``barrier``, … as users spell it."""
-    numels: tuple[int, ...] = ()
-    """Elements of each tensor."""
-    shapes: tuple[tuple[int, ...], ...] = ()
-    dtype: str = ""
-    reduce_op: str = ""
-    root: int | None = None
-    """Global rank of the root, or of the peer that a point-to-point call names."""
-    size_bytes: int = 0
-    origin: Literal["user", "ddp-construct", "ddp-forward", "ddp-backward", "join"] = "user"
-    """Who issued it."""
-    uneven: bool | None = None
-    """The tensors of its list, one for each rank, differ in size; None where it has no list or that was not seen."""
-    subject: str = ""
-    """What this turn of the loop around it is about, by its name in the script, or a digest behind a ``#``; empty
-    where neither is known."""
-    entries_of: str = ""
-    """The dictionary with as many entries as there are elements, which the script puts together in a tensor."""
-
-
-class CollectiveTrack(msgspec.Struct, frozen=True, kw_only=True):
-    """The collectives of one rank in the order of their start, in columns of equal length."""
-
-    rank: int
-    group: array[int]
-    """Index into ``RunRecord.groups``."""
-    sequence: array[int]
-    """Position among the collectives of that group on this rank, from 0."""
-    signature: array[int]
-    """Index into ``RunRecord.signatures``."""
-    site: array[int]
-    """Index into ``RunRecord.sites``."""
-    step: array[int]
-    """How often the training forward with the same call chain as the current one had run; see ``Forward.step``."""
-    forward_site: array[int]
-    """Call chain of the training forward that ``step`` counts; -1 before the first."""
-    started_ns: array[int]
-    completed_ns: array[int]
-    """0 while incomplete."""
-
-    def __len__(self) -> int:
-        return len(self.group)
 
 
 class Forward(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from ddpdoctor.checks.collectives import (
 )
 from ddpdoctor.checks.collectives.collective_mismatch.run import find_model_mismatch
 from ddpdoctor.finding import Confirmed, Finding, Refuted, SaidOfRun, Severity
-from ddpdoctor.record.model import Group
+from ddpdoctor.record.streams.collectives import Group
 from ddpdoctor.record.streams.training import Backward
 from ddpdoctor.record.streams.waits import OutsiderCall, ReducedLoss
 from tests.diagnosis.jobs import SCRIPT, JobBuilder, healthy_job

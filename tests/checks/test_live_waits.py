@@ -10,7 +10,8 @@ import pytest
 from ddpdoctor.checks.collectives import barrier_in_hot_loop, long_wait, timeout_unfit
 from ddpdoctor.diagnosis.wording import milliseconds_text
 from ddpdoctor.finding import Finding, Frame, Severity
-from ddpdoctor.record.model import Group, Site
+from ddpdoctor.record.model import Site
+from ddpdoctor.record.streams.collectives import Group
 from ddpdoctor.record.streams.measured import RankHeartbeat
 from tests.diagnosis.measured_job import MILLISECOND_NS, MeasuredJob
 

@@ -7,19 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from ddpdoctor.finding import Frame
-from ddpdoctor.record.model import (
-    STREAMS,
-    CollectiveTrack,
-    Group,
-    Job,
-    Rank,
-    RankEnd,
-    RankException,
-    RunRecord,
-    Signature,
-    Site,
-    StreamState,
-)
+from ddpdoctor.record.model import STREAMS, Job, Rank, RankEnd, RankException, RunRecord, Site, StreamState
+from ddpdoctor.record.streams.collectives import CollectiveTrack, Group, Signature
 from ddpdoctor.record.streams.waits import Wait
 
 SCRIPT = "/job/train.py"

@@ -6,7 +6,8 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddpdoctor.record.model import STREAMS, Group, Job, Rank, RunRecord, StreamState
+from ddpdoctor.record.model import STREAMS, Job, Rank, RunRecord, StreamState
+from ddpdoctor.record.streams.collectives import Group
 from ddpdoctor.record.streams.measured import CallTrack, StepTrack
 
 MILLISECOND_NS = 1_000_000

@@ -13,7 +13,8 @@ from ddpdoctor.diagnosis.divergence.divergence import Divergence, find_divergenc
 from ddpdoctor.diagnosis.divergence.long_waits import longest_wait
 from ddpdoctor.diagnosis.divergence_kind import classify, skip_behind
 from ddpdoctor.diagnosis.training.skipped_batches import skipped_batches
-from ddpdoctor.record.model import Forward, Group, RunRecord, Wrap
+from ddpdoctor.record.model import Forward, RunRecord, Wrap
+from ddpdoctor.record.streams.collectives import Group
 from ddpdoctor.record.streams.data import Loader, Pass
 from ddpdoctor.record.streams.training import Backward
 from tests.diagnosis.jobs import JobBuilder, healthy_job

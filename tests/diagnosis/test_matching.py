@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from ddpdoctor.diagnosis.divergence.matching import Matcher, disagreement
-from ddpdoctor.record.model import CollectiveTrack, Forward, RunRecord, Signature
+from ddpdoctor.record.model import Forward, RunRecord
+from ddpdoctor.record.streams.collectives import CollectiveTrack, Signature
 from tests.diagnosis.jobs import JobBuilder, healthy_job
 
 

@@ -12,7 +12,8 @@ from ddpdoctor.diagnosis.divergence.waiting import blocked_ranks
 from ddpdoctor.diagnosis.live.verdict import VerdictMemory, live_verdict
 from ddpdoctor.finding import Frame
 from ddpdoctor.record import layout
-from ddpdoctor.record.model import Group, Job, Rank, RunRecord, Site
+from ddpdoctor.record.model import Job, Rank, RunRecord, Site
+from ddpdoctor.record.streams.collectives import Group
 from ddpdoctor.record.streams.measured import CallTrack, RankHeartbeat
 
 SECOND = 1_000_000_000

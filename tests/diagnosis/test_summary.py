@@ -8,7 +8,8 @@ import pytest
 from ddpdoctor.diagnosis.performance.summarise import summarise
 from ddpdoctor.diagnosis.performance.summary import Phases, RunSummary
 from ddpdoctor.diagnosis.steps import recent
-from ddpdoctor.record.model import Group, Rank, Wrap
+from ddpdoctor.record.model import Rank, Wrap
+from ddpdoctor.record.streams.collectives import Group
 from ddpdoctor.record.streams.measured import CallTrack, StepTrack
 from tests.diagnosis.measured_job import GRADIENT_BYTES, MILLISECOND_NS, MeasuredJob
 

@@ -5,7 +5,7 @@ import pytest
 
 from ddpdoctor.diagnosis.performance.traffic import Link, link_of
 from ddpdoctor.monitor.gpus.nvml import nvlink_bytes_per_s, pcie_bytes_per_s
-from ddpdoctor.record.model import Group
+from ddpdoctor.record.streams.collectives import Group
 from ddpdoctor.record.streams.measured import Gpu
 from tests.gpu.jobs import gpu, record
 

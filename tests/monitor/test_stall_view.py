@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddpdoctor.diagnosis.divergence.divergence import find_divergence
 from ddpdoctor.monitor.views.stall_view import stall_view
-from ddpdoctor.record.model import Group
+from ddpdoctor.record.streams.collectives import Group
 from ddpdoctor.record.streams.measured import RankHeartbeat
 from tests.diagnosis.jobs import MILLISECOND_NS, healthy_job
 

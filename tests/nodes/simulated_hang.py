@@ -11,7 +11,8 @@ from pathlib import Path
 
 from ddpdoctor.finding import Frame
 from ddpdoctor.record import layout
-from ddpdoctor.record.model import CollectiveTrack, Rank, Signature, Site
+from ddpdoctor.record.model import Rank, Site
+from ddpdoctor.record.streams.collectives import CollectiveTrack, Signature
 from ddpdoctor.record.streams.measured import RankHeartbeat
 from ddpdoctor.record.streams.places import StackDump
 

@@ -35,7 +35,8 @@ from ddpdoctor.monitor.nodes.messages import (
     unpack_answer,
 )
 from ddpdoctor.record import layout
-from ddpdoctor.record.model import STREAMS, Group, Job, RunRecord, StreamState, Wrap
+from ddpdoctor.record.model import STREAMS, Job, RunRecord, StreamState, Wrap
+from ddpdoctor.record.streams.collectives import Group
 from ddpdoctor.record.streams.machine import Node
 from ddpdoctor.record.streams.measured import Gauge, Gpu, HostUse, RankHeartbeat, StepTrack
 from tests.nodes import simulated_hang

@@ -22,7 +22,8 @@ from ddpdoctor.monitor.nodes.head import Head
 from ddpdoctor.monitor.nodes.meeting import Meeting, endpoint, reach
 from ddpdoctor.monitor.nodes.messages import PROTOCOL, Update, pack
 from ddpdoctor.record.joining import Clock
-from ddpdoctor.record.model import CollectiveTrack, RunRecord
+from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.streams.collectives import CollectiveTrack
 from tests.diagnosis.measured_job import MeasuredJob
 
 RECORD = MeasuredJob(2).run(50, {"forward": 20.0, "backward": 40.0}, barrier=True, transfer=1.0).record()

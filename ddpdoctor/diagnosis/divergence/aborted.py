@@ -18,7 +18,8 @@ from ddpdoctor.diagnosis.divergence.next_calls import NextCall, elsewhere, main_
 from ddpdoctor.diagnosis.divergence.waiting import Blocked, is_echo, was_ended_by_launcher
 from ddpdoctor.diagnosis.sync_points import lane
 from ddpdoctor.finding import Frame
-from ddpdoctor.record.model import Rank, RunRecord, Signature, Site
+from ddpdoctor.record.model import Rank, RunRecord, Site
+from ddpdoctor.record.streams.collectives import Signature
 from ddpdoctor.record.streams.measured import CallTrack, RankHeartbeat
 
 SEEN_LATER_NS = 1_000_000_000

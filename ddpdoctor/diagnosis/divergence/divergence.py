@@ -24,7 +24,8 @@ from ddpdoctor.diagnosis.divergence.reordered_calls import find_crossing, find_s
 from ddpdoctor.diagnosis.divergence.unused_parameters import explains
 from ddpdoctor.diagnosis.divergence.waiting import Blocked, blocked_ranks, left_ns, standing_still
 from ddpdoctor.diagnosis.record_cache import ByIdentity
-from ddpdoctor.record.model import Group, Rank, RunRecord
+from ddpdoctor.record.model import Rank, RunRecord
+from ddpdoctor.record.streams.collectives import Group
 
 Form = Literal["mismatch", "desync", "crossed", "swapped", "absentee", "standstill", "stuck", "aborted"]
 

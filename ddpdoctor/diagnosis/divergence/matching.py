@@ -10,7 +10,8 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.diagnosis.record_cache import ByIdentity
-from ddpdoctor.record.model import CollectiveTrack, Rank, RunRecord, Signature
+from ddpdoctor.record.model import Rank, RunRecord
+from ddpdoctor.record.streams.collectives import CollectiveTrack, Signature
 
 POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "recv_any_source", "batch_isend_irecv"})
 """Kinds that pair two ranks, not a group: they take no part in the matching of sequences."""

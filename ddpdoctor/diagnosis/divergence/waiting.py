@@ -10,7 +10,8 @@ import msgspec
 
 from ddpdoctor.diagnosis.divergence.matching import POINT_TO_POINT, Lane, Matcher
 from ddpdoctor.diagnosis.sync_points import lane
-from ddpdoctor.record.model import CollectiveTrack, Rank, RunRecord, Signature, Site
+from ddpdoctor.record.model import Rank, RunRecord, Site
+from ddpdoctor.record.streams.collectives import CollectiveTrack, Signature
 from ddpdoctor.record.streams.measured import CallTrack
 from ddpdoctor.record.streams.waits import Wait
 

@@ -8,7 +8,8 @@ from functools import cached_property
 
 import msgspec
 
-from ddpdoctor.record.model import CollectiveTrack, RunRecord
+from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.streams.collectives import CollectiveTrack
 from ddpdoctor.record.streams.waits import Wait
 
 _FROM_ROOT = frozenset({"broadcast", "scatter"})

@@ -10,7 +10,8 @@ from ddpdoctor.diagnosis.divergence.next_calls import NextCall
 from ddpdoctor.diagnosis.wording import rank_list, verb
 from ddpdoctor.finding import Frame, Trouble
 from ddpdoctor.findings.locations import in_user_code
-from ddpdoctor.record.model import RunRecord, Signature
+from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.streams.collectives import Signature
 from ddpdoctor.record.streams.places import StackDump
 
 _COLLECTIVES = frozenset(

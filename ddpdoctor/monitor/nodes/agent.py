@@ -38,7 +38,8 @@ from ddpdoctor.monitor.nodes.messages import (
 )
 from ddpdoctor.record.clock import epoch_ns
 from ddpdoctor.record.joining import Clock
-from ddpdoctor.record.model import CollectiveTrack, RunRecord
+from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.streams.collectives import CollectiveTrack
 
 EVERY_S = 1.0
 """Updates are so far apart, however often this node is looked at; what may prove a hang is sent at once."""

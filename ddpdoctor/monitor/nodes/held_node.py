@@ -14,7 +14,8 @@ from ddpdoctor.diagnosis.clocks import Bound, ClockBounds
 from ddpdoctor.monitor.nodes.messages import JobFacts, Rows, Update, unpack_field, unpack_rows
 from ddpdoctor.record import layout
 from ddpdoctor.record.joining import Clock, NodePart
-from ddpdoctor.record.model import CollectiveTrack, Job, RunRecord
+from ddpdoctor.record.model import Job, RunRecord
+from ddpdoctor.record.streams.collectives import CollectiveTrack
 from ddpdoctor.record.streams.measured import CallTrack, StepTrack
 
 _HOLD_RANKS = frozenset({"groups", "wraps"})

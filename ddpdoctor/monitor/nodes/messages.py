@@ -20,7 +20,8 @@ from ddpdoctor import __version__
 from ddpdoctor.errors import RecordError
 from ddpdoctor.monitor.snapshot import Snapshot
 from ddpdoctor.record import layout
-from ddpdoctor.record.model import CollectiveTrack, RunRecord
+from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.streams.collectives import CollectiveTrack
 from ddpdoctor.record.streams.measured import CallTrack, StepTrack
 
 MOST_BYTES = 8 << 20

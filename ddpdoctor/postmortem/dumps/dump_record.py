@@ -15,7 +15,8 @@ from ddpdoctor.findings.locations import in_user_code
 from ddpdoctor.postmortem.dumps.dumps import Dump, DumpFrame, Entry, ranks_of
 from ddpdoctor.probe.facts.collectives import origin_of
 from ddpdoctor.probe.live.flights.entries import KINDS, described
-from ddpdoctor.record.model import CollectiveTrack, Group, Rank, RunRecord, Signature, Site, StreamState
+from ddpdoctor.record.model import Rank, RunRecord, Site, StreamState
+from ddpdoctor.record.streams.collectives import CollectiveTrack, Group, Signature
 
 DEFAULT_GROUP = "default_pg"
 """How torch describes the group of all ranks."""

@@ -21,19 +21,9 @@ from ddpdoctor.record.assembly.states import StateRows
 from ddpdoctor.record.assembly.stop_reasons import ending_of
 from ddpdoctor.record.assembly.waits import WaitRows
 from ddpdoctor.record.events import Event, Row, frames_of, typed
-from ddpdoctor.record.model import (
-    STREAMS,
-    CollectiveTrack,
-    Group,
-    Job,
-    RankException,
-    RunRecord,
-    Signature,
-    Site,
-    StopReason,
-    Wrap,
-)
+from ddpdoctor.record.model import STREAMS, Job, RankException, RunRecord, Site, StopReason, Wrap
 from ddpdoctor.record.reader import RunFiles
+from ddpdoctor.record.streams.collectives import CollectiveTrack, Group, Signature
 from ddpdoctor.record.streams.data import Pass
 from ddpdoctor.record.streams.files import FileAction, FileEvent
 from ddpdoctor.record.streams.measured import Gauge

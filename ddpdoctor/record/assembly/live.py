@@ -12,8 +12,9 @@ from ddpdoctor.errors import RecordError
 from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.flight_tracks import FlightTracks
 from ddpdoctor.record.assembly.ranks import LastSign
-from ddpdoctor.record.model import CollectiveTrack, shared_fields
+from ddpdoctor.record.model import shared_fields
 from ddpdoctor.record.ring_reader import LiveHeartbeat, RingTail
+from ddpdoctor.record.streams.collectives import CollectiveTrack
 from ddpdoctor.record.streams.measured import CallTrack, Phase, RankHeartbeat, StepTrack
 
 NumberOf = Callable[[int, str, int], int]
