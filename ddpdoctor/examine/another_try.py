@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ddpdoctor.diagnosis.failures.gpu_indices import highest_gpu_asked_for
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.launch.request import RehearsalRequest
 from ddpdoctor.record.exception_summary import headline
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 
 TRIES = 4
 """Rehearsals of one script at most: each leaves out one more thing that the job does otherwise."""
+
+PRETENDED_PACKAGES = frozenset({"apex"})
+"""Those that torch's own classes can stand for."""
+
+MOST_GPUS = 16
+"""Of one node, as the largest have them; an index beyond is a mistake of the script."""
 
 USAGE = 2
 """The exit code of a script that does not know its arguments."""
@@ -116,11 +123,14 @@ def another_try(request: RehearsalRequest, record: RunRecord, section: Rehearsal
     """Return the rehearsal that leaves out what may have failed this one; None where the script has to answer for
     it.
     """
+    if record.job.stop_reason == "rendezvous":
+        return _with_the_other_nodes_ranks(request, record)
     if section.status != "failed" and not _left_others_waiting(record):
         return None
     return (
         _with_pretended_gpus(request, record, section)
         or _with_the_jobs_gpus(request, record, section)
+        or _with_packages_pretended(request, record)
         or _with_random_weights(request, record)
         or _with_empty_directories(request, record)
         or _with_slurms_variables(request, record)
@@ -152,20 +162,47 @@ def _with_pretended_gpus(request: RehearsalRequest, record: RunRecord, section: 
 
 
 def _with_the_jobs_gpus(request: RehearsalRequest, record: RunRecord, section: RehearsalSection) -> Try | None:
-    """A script whose arguments name the GPUs of its job (``--device 0,1,2,3``) wants them all, however few ranks run.
+    """A script that names the GPUs of its job (``--device 0,1,2,3``, ``cuda:2``) wants them all, however few ranks run.
 
     Only one that cannot continue with a GPU a rank gets more: who takes their number for that of the ranks is right
-    there.
+    there. The job's node has at least the GPUs that its launcher starts ranks for, and those that a rank asks for.
     """
     launch = request.launch
-    of_a_node = (launch.ranks or 0) // launch.nodes
-    few = not request.gpus_per_node and request.nodes == 1 and of_a_node > request.nproc
-    if not few or not launch.has_launcher or record.job.device != "stand-in" or record.steps():
+    if request.gpus_per_node or request.nodes > 1 or record.job.device != "stand-in" or record.steps():
         return None
-    if not any(map(_is_about_gpus, _exceptions(record))):
+    wanted = highest_gpu_asked_for(record) + 1
+    if launch.has_launcher and any(map(_is_about_gpus, _exceptions(record))):
+        wanted = max(wanted, (launch.ranks or 0) // launch.nodes)
+    if not request.nproc < wanted <= MOST_GPUS:
         return None
-    why = f"with {request.nproc} GPUs {section.reason}; rehearsed again with the {of_a_node} GPUs of the job's node"
-    return Try(msgspec.structs.replace(request, gpus_per_node=of_a_node), why)
+    why = f"with {request.nproc} GPUs {section.reason}; rehearsed again with the {wanted} GPUs of the job's node"
+    return Try(msgspec.structs.replace(request, gpus_per_node=wanted), why)
+
+
+def _with_the_other_nodes_ranks(request: RehearsalRequest, record: RunRecord) -> Try | None:
+    """A command for one of several nodes of one GPU spawns one rank of the group: those of the others run here, too."""
+    asked = max((wait.ranks_asked for wait in record.waits), default=0)
+    ranks = min(asked, request.nproc)
+    if not request.spawns_ranks or request.spawned_ranks or ranks < 2:
+        return None
+    why = f"the script starts 1 of the {asked} ranks of its group; rehearsed again with {ranks} on this machine"
+    return Try(msgspec.structs.replace(request, spawned_ranks=ranks), why)
+
+
+def _with_packages_pretended(request: RehearsalRequest, record: RunRecord) -> Try | None:
+    """A package that is built for the GPUs of the job cannot be installed here; only a script that ends without it
+    gets one in its place, since many take another way where it is missing.
+    """
+    from ddpdoctor.diagnosis.failures.environment import lack_behind
+
+    lacks = (lack_behind(raised) for raised in _exceptions(record))
+    missing = {lack.name.partition(".")[0] for lack in lacks if lack is not None and lack.kind == "package"}
+    wanted = missing & PRETENDED_PACKAGES - set(request.absent_packages)
+    if not request.pretend or not wanted:
+        return None
+    name = min(wanted)
+    why = f"{name} is not installed; rehearsed again with torch's own classes in its place"
+    return Try(msgspec.structs.replace(request, absent_packages=(*request.absent_packages, name)), why)
 
 
 def _with_random_weights(request: RehearsalRequest, record: RunRecord) -> Try | None:

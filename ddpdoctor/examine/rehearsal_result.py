@@ -120,7 +120,8 @@ def _led(record: RunRecord) -> Iterator[str]:
     for address in sorted({wait.led_from for wait in record.waits if wait.led_from}):
         yield f"the rendezvous took place on this machine instead of {address}"
     for asked in sorted({wait.ranks_asked for wait in record.waits if wait.ranks_asked}):
-        yield f"the script creates its group for {asked} ranks; here it was created for {record.job.world_size}"
+        here = record.job.world_size or len(record.ranks)
+        yield f"the script creates its group for {asked} ranks; here it was created for {here}"
 
 
 def _unknown_gaps(record: RunRecord) -> Iterator[str]:

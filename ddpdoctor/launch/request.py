@@ -119,8 +119,12 @@ class RehearsalRequest(RehearsalOptions, frozen=True, kw_only=True):
     """GPUs that a pretended node has; 0 for as many as it has ranks."""
     tells_slurm: bool = False
     """The ranks find what Slurm would tell them, which they asked for in an earlier try."""
+    spawned_ranks: int = 0
+    """Ranks to spawn where the script spawns one of a group's several, as an earlier try showed; 0 to leave it."""
     absent_weights: tuple[str, ...] = ()
     """Checkpoints that ``torch.load`` did not find in an earlier try, and that stand for nothing in this one."""
+    absent_packages: tuple[str, ...] = ()
+    """Packages that an earlier try did not find, and that torch's own classes stand for in this one."""
     absent_directories: tuple[str, ...] = ()
     """Directories of data that an argument names and an earlier try did not find; empty ones stand for them."""
 

@@ -201,6 +201,7 @@ class _Rehearsal:
             "project_root": str(root),
             "supervisor_pid": os.getpid(),
             "spawns_ranks": self._request.spawns_ranks,
+            "spawned_ranks": self._request.spawned_ranks,
             "batches": self._request.batches,
             "full": self._request.full,
             "batch_size": batch_size(self._request, self._job.device),
@@ -221,6 +222,7 @@ class _Rehearsal:
             "keep": self._request.keep,
             "pretend": self._request.pretend,
             "absent_weights": self._request.absent_weights,
+            "absent_packages": self._request.absent_packages,
             "absent_directories": self._request.absent_directories,
             "job": msgspec.to_builtins(self._job),
         }

@@ -107,6 +107,106 @@ def test_a_script_that_names_the_gpus_of_its_job_gets_them_all(tmp_path: Path) -
     assert any("with 2 GPUs" in note and "the 4 GPUs of the job's node" in note for note in rehearsal["notes"])
 
 
+SPAWNS_FOR_ITS_GPUS = """
+import os
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def main(rank, ranks):
+    torch.cuda.set_device(f"cuda:{rank}")
+    dist.init_process_group("nccl", "tcp://127.0.0.1:29517", rank=rank, world_size=ranks)
+    model = DDP(torch.nn.Linear(4, 4).cuda(), device_ids=[rank])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(3):
+        model(torch.randn(3, 4, device="cuda")).sum().backward()
+        optimizer.step()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    os.environ["CUDA_VISIBLE_DEVICES"] = "5,6,7"
+    mp.spawn(main, args=(3,), nprocs=3)
+"""
+
+
+def test_a_script_that_spawns_a_rank_for_each_gpu_that_it_names_gets_them_all(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SPAWNS_FOR_ITS_GPUS)
+    _, report = check("--device", "stand-in", "train.py", cwd=tmp_path)
+    rehearsal = report["rehearsal"]
+    assert (rehearsal["status"], rehearsal["ranks"], rehearsal["steps"]) == ("completed", 3, 3), rehearsal
+    assert not [finding for finding in report["findings"] if finding["severity"] == "error"], report["findings"]
+    assert any("the 3 GPUs of the job's node" in note for note in rehearsal["notes"])
+
+
+APEX = """
+import os
+import torch, torch.distributed as dist
+IMPORT
+
+def main():
+    dist.init_process_group("gloo")
+    model = apex.parallel.convert_syncbn_model(torch.nn.Sequential(FusedLayerNorm(4), torch.nn.Linear(4, 1)))
+    model, optimizer = amp.initialize(model, FusedSGD(model.parameters(), lr=0.1, set_grad_none=True), opt_level="O1")
+    model = DDP(model, delay_allreduce=True)
+    for step in range(3):
+        loss = model(torch.randn(8, 4)).sum()
+        with amp.scale_loss(loss, optimizer) as scaled_loss:
+            scaled_loss.backward()
+        torch.nn.utils.clip_grad_norm_(amp.master_params(optimizer), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.save({"amp": amp.state_dict()}, "model.pt")
+    dist.destroy_process_group()
+
+main()
+"""
+IMPORTS_APEX = """import apex
+from apex import amp
+from apex.normalization import FusedLayerNorm
+from apex.optimizers import FusedSGD
+from apex.parallel import DistributedDataParallel as DDP
+"""
+REFUSES_WITHOUT = "\n".join(
+    [
+        "try:",
+        *(f"    {line}" for line in IMPORTS_APEX.splitlines()),
+        "except ImportError:",
+        "    raise ImportError('No')",
+    ]
+)
+
+
+@pytest.mark.parametrize("imports", [IMPORTS_APEX, REFUSES_WITHOUT], ids=["plain", "refuses"])
+def test_a_script_that_needs_apex_gets_torchs_classes_in_its_place(tmp_path: Path, imports: str) -> None:
+    (tmp_path / "train.py").write_text(APEX.replace("IMPORT", imports))
+    code, report = check("train.py", cwd=tmp_path)
+    rehearsal = report["rehearsal"]
+    assert (code, rehearsal["status"], rehearsal["steps"]) == (0, "completed", 3), rehearsal
+    assert "pretended: apex (without mixed precision and with torch's DistributedDataParallel)" in rehearsal["notes"]
+    assert any(note.startswith("apex is not installed; rehearsed again") for note in rehearsal["notes"])
+
+
+GOES_WITHOUT_APEX = """try:
+        import apex
+        way = "apex"
+    except ImportError:
+        way = "torch"
+    assert way == "torch"
+"""
+
+
+def test_a_script_that_does_without_apex_is_rehearsed_without_it(tmp_path: Path) -> None:
+    counting(tmp_path, GOES_WITHOUT_APEX, "pass")
+    code, report = check("train.py", cwd=tmp_path)
+    assert (code, report["rehearsal"]["status"]) == (0, "completed"), report["rehearsal"]
+
+
+def test_no_package_is_pretended_where_nothing_may_be(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(APEX.replace("IMPORT", IMPORTS_APEX))
+    code, report = check("--no-pretend", "train.py", cwd=tmp_path)
+    assert (code, report["rehearsal"]["status"]) == (3, "failed"), report["rehearsal"]
+    assert "apex" in report["rehearsal"]["reason"]
+
+
 def test_a_step_that_splits_its_batch_is_rehearsed_with_whole_batches(tmp_path: Path) -> None:
     counting(tmp_path, "pass", "batch = batch.view(8, -1, 4).flatten(0, 1)")
     code, report = check("--device", "stand-in", "train.py", cwd=tmp_path)

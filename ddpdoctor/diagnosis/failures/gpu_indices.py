@@ -34,6 +34,17 @@ def asks_for_global_rank(rank: Rank, raised: RankException) -> bool:
     return match is not None and int(match[1]) == rank.rank != rank.local_rank
 
 
+def highest_gpu_asked_for(record: RunRecord) -> int:
+    """Return the highest index of a GPU that the node lacks and that no rank took its global rank for; -1 for none."""
+    indices = (
+        int(match[1])
+        for rank in record.ranks
+        for raised in rank.exceptions
+        if (match := _NO_SUCH_GPU.search(raised.message)) and not asks_for_global_rank(rank, raised)
+    )
+    return max(indices, default=-1)
+
+
 def gpus_of_the_node(raised: RankException) -> int | None:
     """Return how many GPUs the pretended node has, where an exception came of asking for more."""
     match = _NO_SUCH_GPU.search(raised.message)

@@ -8,13 +8,14 @@ job, would otherwise meet at one port.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import functools
 import json
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Optional
 from urllib.parse import parse_qs, urlparse
 
@@ -51,8 +52,11 @@ class Rendezvous:
 
             @functools.wraps(make_store)
             def make_store_here(hostname: str, port: int, *arguments: Any, **options: Any) -> Any:
-                place = self._journal.guarded(self._place, hostname, port, harms=()) or (hostname, port)
-                return make_store(*place, *arguments, **options)
+                place = self._journal.guarded(self._place, hostname, port, harms=())
+                if place is None:
+                    return make_store(hostname, port, *arguments, **options)
+                with self._as_the_launcher_says():
+                    return make_store(*place, *arguments, **options)
 
             setattr(module, "_create_c10d_store", make_store_here)  # noqa: B010 - a private name of torch
         functions = sys.modules.get("torch.distributed.distributed_c10d")
@@ -73,6 +77,8 @@ class Rendezvous:
             @functools.wraps(start)
             def start_processes(fn: Any, args: Any = (), nprocs: int = 1, *others: Any, **options: Any) -> Any:
                 waits = options.get("join", others[0] if others else True)
+                if nprocs == 1 and waits:
+                    nprocs = int(self._journal.plan.get("spawned_ranks") or 1)
                 # The process that starts one and goes on may be a rank itself.
                 os.environ[SPAWNED_VARIABLE] = str(nprocs) if waits or nprocs > 1 else ""
                 try:
@@ -82,6 +88,23 @@ class Rendezvous:
 
             for owner in (spawning, sys.modules["torch.multiprocessing"]):
                 setattr(owner, "start_processes", start_processes)  # noqa: B010
+
+    @contextlib.contextmanager
+    def _as_the_launcher_says(self) -> Iterator[None]:
+        """Undo what the script wrote over the launcher's address: torch 2.14 joins the launcher's store only where
+        the variables name it, and otherwise opens one of its own at the same port.
+        """
+        launcher = {"MASTER_ADDR": self._address, "MASTER_PORT": self._port} if self._launched else {}
+        scripts = {name: os.environ.get(name) for name in launcher}
+        os.environ.update(launcher)
+        try:
+            yield
+        finally:
+            for name, value in scripts.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
 
     def _place(self, hostname: str, port: int) -> Optional[tuple[str, int]]:
         """Return where the store of this rehearsal is that stands for an address; None to leave it as it is."""
@@ -126,6 +149,7 @@ class Rendezvous:
         if not started or asked is None or own is None or asked <= started:
             return None
         if started < 2:
+            self._journal.event("led", ranks=asked)
             self._ending.end("rendezvous", f"the command starts 1 of the {asked} ranks that its group waits for")
             return None
         self._journal.event("led", ranks=asked)

@@ -15,6 +15,8 @@ from typing import Any
 from ...journal import Journal
 from ...torch_compat import after_import
 from . import (
+    absent_packages,
+    apex,
     arrays,
     diffusion_models,
     image_datasets,
@@ -71,9 +73,16 @@ class Pretence:
     def before_torch(self) -> None:
         """Serve what scripts may load before torch."""
         self.make_directories()
-        trackers.serve_imports(self._journal.user_code.holds, self._note)
+        absent_packages.serve_imports(self._stand_ins(), self._journal.user_code.holds, self._note)
         for name, provider in PROVIDERS:
             after_import(name, functools.partial(self._guarded, provider))
+
+    def _stand_ins(self) -> dict[str, absent_packages.StandIn]:
+        silent = absent_packages.StandIn(trackers.SilentModule, "a silent tracker")
+        stand_ins = dict.fromkeys(trackers.TRACKERS, silent)
+        if "apex" in self._journal.plan.get("absent_packages", ()):
+            stand_ins["apex"] = absent_packages.StandIn(apex.module_of, apex.WHAT)
+        return stand_ins
 
     def after_torch(self, torch: Any) -> None:
         """Serve what torch itself downloads."""

@@ -1,12 +1,10 @@
-"""Experiment trackers that are not installed: the script's own imports of them get modules that take everything."""
+"""Experiment trackers that are not installed: modules that take everything and do nothing."""
 
 from __future__ import annotations
 
-import builtins
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from types import ModuleType
-from typing import Any, Optional
+from typing import Any
 
 TRACKERS = frozenset(
     {
@@ -25,35 +23,6 @@ TRACKERS = frozenset(
     }
 )
 """Top-level modules; what torch.utils.tensorboard lacks is one of them, too."""
-
-
-def serve_imports(is_users: Callable[[str], bool], note: Callable[[str], None]) -> None:
-    """Serve the import statements of the user's files; libraries, which test whether a tracker is there, see none."""
-    load = builtins.__import__
-    served: dict[str, SilentModule] = {}
-
-    def import_or_pretend(
-        name: str,
-        globals: Optional[Mapping[str, Any]] = None,
-        locals: Optional[Mapping[str, Any]] = None,
-        fromlist: Any = (),
-        level: int = 0,
-    ) -> Any:
-        try:
-            return load(name, globals, locals, fromlist, level)
-        except ModuleNotFoundError as error:
-            missing = (error.name or "").partition(".")[0]
-            asking = str((globals or {}).get("__file__") or "")
-            if level or missing not in TRACKERS or not is_users(asking):
-                raise
-            note(f"{missing} (a silent tracker)")
-            whole = served.setdefault(name, SilentModule(name))
-            top = name.partition(".")[0]
-            if fromlist:
-                return whole
-            return sys.modules[top] if top in sys.modules else served.setdefault(top, SilentModule(top))
-
-    builtins.__import__ = import_or_pretend
 
 
 class Silent:
