@@ -186,7 +186,8 @@ def _with_the_other_nodes_ranks(request: RehearsalRequest, record: RunRecord) ->
     if not request.spawns_ranks or request.spawned_ranks or ranks < 2:
         return None
     why = f"the script starts 1 of the {asked} ranks of its group; rehearsed again with {ranks} on this machine"
-    return Try(msgspec.structs.replace(request, spawned_ranks=ranks), why)
+    changed = msgspec.structs.replace(request, spawned_ranks=ranks)
+    return Try(changed, why, "which does not work for this script")
 
 
 def _with_packages_pretended(request: RehearsalRequest, record: RunRecord) -> Try | None:

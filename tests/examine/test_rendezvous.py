@@ -137,11 +137,14 @@ def test_a_command_for_one_of_several_nodes_that_spawns_one_rank_gets_the_others
 def test_a_spawned_rank_that_is_of_one_number_wherever_it_runs_is_told_in_seconds(tmp_path: Path) -> None:
     meet = "dist.init_process_group('gloo', 'tcp://127.0.0.1:29511', rank=0, world_size=2)"
     code, report = examined(tmp_path, meet, "mp.spawn(train, nprocs=1)")
-    assert (code, report["rehearsal"]["steps"]) == (3, 0), report["rehearsal"]
+    rehearsal = report["rehearsal"]
+    assert (code, rehearsal["steps"], shown(report)) == (3, 0, []), report["findings"]
+    assert rehearsal["reason"] == "the command starts 1 of the 2 ranks that its group waits for"
+    assert rehearsal["hint"].startswith("Start every rank of the job with one command")
 
 
 def test_the_launchers_store_is_found_though_the_script_has_set_its_own_address(tmp_path: Path) -> None:
-    meet = """from torch.distributed import rendezvous
+    meet = """rendezvous = sys.modules['torch.distributed.rendezvous']
     make, launchers = rendezvous.TCPStore, os.environ['MASTER_PORT']
     def make_store(**options):
         # Torch 2.14 opens a second store where the variables name another place than the one asked for.

@@ -154,7 +154,8 @@ def main():
         torch.nn.utils.clip_grad_norm_(amp.master_params(optimizer), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-    torch.save({"amp": amp.state_dict()}, "model.pt")
+    if dist.get_rank() == 0:
+        torch.save({"amp": amp.state_dict()}, "model.pt")
     dist.destroy_process_group()
 
 main()

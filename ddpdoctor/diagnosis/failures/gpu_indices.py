@@ -36,13 +36,9 @@ def asks_for_global_rank(rank: Rank, raised: RankException) -> bool:
 
 def highest_gpu_asked_for(record: RunRecord) -> int:
     """Return the highest index of a GPU that the node lacks and that no rank took its global rank for; -1 for none."""
-    indices = (
-        int(match[1])
-        for rank in record.ranks
-        for raised in rank.exceptions
-        if (match := _NO_SUCH_GPU.search(raised.message)) and not asks_for_global_rank(rank, raised)
-    )
-    return max(indices, default=-1)
+    raised = [one for rank in record.ranks for one in rank.exceptions if not asks_for_global_rank(rank, one)]
+    matches = (_NO_SUCH_GPU.search(one.message) for one in (*record.job.early_exceptions, *raised))
+    return max((int(match[1]) for match in matches if match), default=-1)
 
 
 def gpus_of_the_node(raised: RankException) -> int | None:
