@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -11,14 +10,13 @@ from ddpdoctor.finding import Frame
 from ddpdoctor.source.events import Jump, events_in
 from ddpdoctor.source.interpreter.attributes import bound_to, class_attribute, promised_by_name
 from ddpdoctor.source.interpreter.budget import MAXIMUM_DEPTH, Walks
-from ddpdoctor.source.interpreter.scopes import NEVER, CallFrame, signature_of
+from ddpdoctor.source.interpreter.scopes import NEVER, CallFrame, bound, signature_of
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     NO_GRADIENTS,
     NONE,
     OPAQUE,
-    UNIFORM,
     BoundMethod,
     Const,
     DictValue,
@@ -34,23 +32,20 @@ from ddpdoctor.source.interpreter.values import (
     Unknown,
     Value,
     derived,
-    join,
     merged_results,
-    options_of,
 )
 from ddpdoctor.source.ranks.rank_local_seeds import drawn_apart, of_unread
 from ddpdoctor.source.ranks.rank_local_values import chooses_keys
 from ddpdoctor.source.ranks.ranks import FIRST, guessed_per_rank
 from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.syntax_index import descend, last_name
+from ddpdoctor.source.script.syntax_index import last_name
+from ddpdoctor.source.torch_model.choices import call_option
 from ddpdoctor.source.torch_model.ddp import call_wrapped, is_thin_wrap, wrap_by_class
 from ddpdoctor.source.torch_model.external_calls import call_external, call_method
-from ddpdoctor.source.torch_model.optimizer_choice import method_of_any, of_any_class
 from ddpdoctor.source.torch_model.recorded_training import bare_forward
-from ddpdoctor.source.vocabulary import DATA_LOADER, DDP, FIRST_RANK_DECORATORS, OPTIMIZER
+from ddpdoctor.source.vocabulary import DATA_LOADER, DDP, FIRST_RANK_DECORATORS
 
 MAXIMUM_RECURSION = 1
-_OPTIMIZER_CLASS = re.compile(r"torch\.optim\.(?!lr_scheduler|swa_utils)")
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
@@ -138,7 +133,7 @@ def apply(
     ):
         return function
     if isinstance(function, (OneOf, PerRank)):
-        return _call_option(machine, node, function, positional, named, complete)
+        return call_option(machine, node, function, positional, named, complete)
     if isinstance(function, Unknown) and function.opaque and isinstance(node, ast.Call):
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         promised = promised_by_name(machine, name)
@@ -146,47 +141,6 @@ def apply(
             return promised
     result = derived([function, *positional, *named.values()])
     return Unknown(result.varying, opaque=True, tags=result.tags)
-
-
-def _call_option(
-    machine: Machine, node: ast.AST, function: Value, positional: list[Value], named: dict[str, Value], complete: bool
-) -> Value:
-    """Call one of several: DDP if it is among them (as in a job with ranks), else the first that can be read."""
-    options = list(options_of(function))
-    if isinstance(function, OneOf) and _is_of_each(machine, node, options):
-        results: list[Value] = []
-
-        def call_one(option: Value) -> None:
-            results.append(apply(machine, node, option, positional, named, complete))
-
-        machine.fork([partial(call_one, option) for option in options])
-        return derived(results)
-    method = method_of_any(options)
-    if method is not None:
-        return apply(machine, node, method, positional, named, complete)
-    for option in options:
-        if isinstance(option, ExternalObject) and option.name == DDP:
-            return apply(machine, node, option, positional, named, complete)
-    if all(isinstance(option, External) and _OPTIMIZER_CLASS.match(option.name) for option in options):
-        return apply(machine, node, External(OPTIMIZER), positional, named, complete)
-    for option in options:
-        if isinstance(option, External) and option.name.startswith("torch."):
-            return apply(machine, node, option, positional, named, complete)
-    for option in options:
-        if isinstance(option, (Function, ProjectClass, Instance, Partial, ExternalObject)):
-            value = apply(machine, node, option, positional, named, complete)
-            return of_any_class(value) or join(value, derived((value,)))
-    return derived([function, *positional, *named.values()])
-
-
-def _is_of_each(machine: Machine, node: ast.AST, options: list[Value]) -> bool:
-    """Return whether a loop calls a method of each of several objects of the project: the callbacks of a trainer."""
-    if not machine.loops or not isinstance(node, ast.Call) or not all(isinstance(one, Function) for one in options):
-        return False
-    target = getattr(machine.loops[-1].around.node, "target", None)
-    return isinstance(target, ast.Name) and any(
-        isinstance(inner, ast.Name) and inner.id == target.id for inner in descend(node.func)
-    )
 
 
 def _call_instance(
@@ -291,7 +245,12 @@ def call_function(
     caller = machine.frame
     site = Frame(caller.file, getattr(node, "lineno", 1), caller.function or "<module>")
     entry = machine.mask
-    _bind(machine, frame, function, positional, named, complete)
+    signature = machine.signatures.get(function.node)
+    if signature is None:
+        signature = machine.signatures[function.node] = signature_of(function.node)
+    values = positional if function.receiver is None else [function.receiver, *positional]
+    for name, value in bound(signature, values, named, complete).items():
+        machine.store.set(frame.scope, name, value)
     emitted, oldest = machine.emitted, machine.store.oldest_written
     machine.store.oldest_written = NEVER
     gradients = machine.gradients
@@ -370,45 +329,6 @@ def _run_body(machine: Machine, function: Function) -> None:
     machine.execute(machine, function.node.body)
     if machine.mask and frame.results:
         frame.results.append((machine.mask, NONE))
-
-
-def _bind(
-    machine: Machine,
-    frame: CallFrame,
-    function: Function,
-    positional: Sequence[Value],
-    named: Mapping[str, Value],
-    complete: bool,
-) -> None:
-    signature = machine.signatures.get(function.node)
-    if signature is None:
-        signature = machine.signatures[function.node] = signature_of(function.node)
-    names = signature.names
-    values = positional if function.receiver is None else [function.receiver, *positional]
-    given: dict[str, Value] = dict(zip(names, values, strict=False))
-    rest = dict(named)
-    for name in signature.all_names:
-        if name in rest:
-            given[name] = rest.pop(name)
-        elif name not in given:
-            given[name] = _default(signature.defaults.get(name), complete)
-    if signature.rest:
-        extra = values[len(names) :]
-        given[signature.rest] = SequenceValue(tuple(extra)) if complete else SequenceValue((OPAQUE,), open=True)
-    if signature.named_rest:
-        given[signature.named_rest] = DictValue(tuple(rest.items())) if complete else OPAQUE
-    for name, value in given.items():
-        machine.store.set(frame.scope, name, value)
-
-
-def _default(default: ast.expr | None, complete: bool) -> Value:
-    if default is None or not complete:
-        return OPAQUE
-    if isinstance(default, ast.Constant):
-        return Const(default.value)
-    if isinstance(default, ast.UnaryOp) and isinstance(default.operand, ast.Constant):
-        return Const(-default.operand.value) if isinstance(default.operand.value, int) else UNIFORM
-    return OPAQUE
 
 
 def _scopes_around(machine: Machine, function: Function) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from functools import partial
 from ddpdoctor.source.interpreter.assignment import item_at, one_of_classes, scope_of
 from ddpdoctor.source.interpreter.attributes import attribute_of, guess_from_name
 from ddpdoctor.source.interpreter.calls import call, context_function
-from ddpdoctor.source.interpreter.iteration import comprehension, dict_comprehension, iterated
+from ddpdoctor.source.interpreter.loops import comprehension, dict_comprehension, iterated
 from ddpdoctor.source.interpreter.operators import ORDERINGS, binary, compare, formatted, negated, of_four, unary
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (

@@ -9,7 +9,20 @@ import msgspec
 
 from ddpdoctor.finding import Frame
 from ddpdoctor.source.events import LoopAround
-from ddpdoctor.source.interpreter.values import ALL_RANKS, RANKS, Function, Value, join, on_rank, per_rank
+from ddpdoctor.source.interpreter.values import (
+    ALL_RANKS,
+    OPAQUE,
+    RANKS,
+    UNIFORM,
+    Const,
+    DictValue,
+    Function,
+    SequenceValue,
+    Value,
+    join,
+    on_rank,
+    per_rank,
+)
 from ddpdoctor.source.script.module import Module
 
 
@@ -50,6 +63,36 @@ Cell = tuple[int, str]
 
 NEVER = 1 << 60
 """Larger than any number of a scope."""
+
+
+def bound(
+    signature: Signature, values: Sequence[Value], named: Mapping[str, Value], complete: bool
+) -> dict[str, Value]:
+    """Return the parameters with what a call gives them; ``complete`` says whether all of that is known by place."""
+    names = signature.names
+    given: dict[str, Value] = dict(zip(names, values, strict=False))
+    rest = dict(named)
+    for name in signature.all_names:
+        if name in rest:
+            given[name] = rest.pop(name)
+        elif name not in given:
+            given[name] = _default(signature.defaults.get(name), complete)
+    if signature.rest:
+        extra = values[len(names) :]
+        given[signature.rest] = SequenceValue(tuple(extra)) if complete else SequenceValue((OPAQUE,), open=True)
+    if signature.named_rest:
+        given[signature.named_rest] = DictValue(tuple(rest.items())) if complete else OPAQUE
+    return given
+
+
+def _default(default: ast.expr | None, complete: bool) -> Value:
+    if default is None or not complete:
+        return OPAQUE
+    if isinstance(default, ast.Constant):
+        return Const(default.value)
+    if isinstance(default, ast.UnaryOp) and isinstance(default.operand, ast.Constant):
+        return Const(-default.operand.value) if isinstance(default.operand.value, int) else UNIFORM
+    return OPAQUE
 
 
 class Store:

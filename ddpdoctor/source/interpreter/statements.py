@@ -11,8 +11,7 @@ from ddpdoctor.source.interpreter.assignment import assign_to, forget
 from ddpdoctor.source.interpreter.calls import decorated, run_class_body
 from ddpdoctor.source.interpreter.expressions import evaluate, is_context_manager, truth_of
 from ddpdoctor.source.interpreter.imports import run_import
-from ddpdoctor.source.interpreter.iteration import iterated, opened
-from ddpdoctor.source.interpreter.loops import first_walk
+from ddpdoctor.source.interpreter.loops import first_walk, iterated, opened
 from ddpdoctor.source.interpreter.scopes import LoopFrame
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (

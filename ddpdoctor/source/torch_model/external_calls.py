@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache, partial
 
 from ddpdoctor.source.interpreter.assignment import container_method, overwrite
@@ -25,7 +25,6 @@ from ddpdoctor.source.interpreter.values import (
     UNIFORM,
     VARYING,
     BoundMethod,
-    Const,
     External,
     ExternalObject,
     Function,
@@ -60,7 +59,20 @@ from ddpdoctor.source.torch_model import accelerate_calls, lightning
 from ddpdoctor.source.torch_model.buffers import note_buffer
 from ddpdoctor.source.torch_model.configurations import MERGES, merge
 from ddpdoctor.source.torch_model.ddp import backward, is_thin_wrap, wrap
-from ddpdoctor.source.torch_model.external_objects import make_dict, make_engine, make_partial, make_super
+from ddpdoctor.source.torch_model.external_objects import (
+    WORLD_GROUP,
+    make_ddp,
+    make_device,
+    make_dict,
+    make_engine,
+    make_group,
+    make_loader,
+    make_partial,
+    make_sampler,
+    make_super,
+    note_device,
+    set_device,
+)
 from ddpdoctor.source.torch_model.library_calls import Handler, Named, origins_kept, plain_handler_of, read_attribute
 from ddpdoctor.source.torch_model.recorded_calls import is_noted_method, note_call, note_method
 from ddpdoctor.source.torch_model.tensors import tensor_method
@@ -235,10 +247,10 @@ def _known_method(
         isinstance(receiver, ExternalObject) and MODULE.search(receiver.name) is not None
     )
     if is_module and name in MODULE_SELF_METHODS:
-        _note_device(machine, node, name, positional, named)
+        note_device(machine, node, name, positional, named)
         return receiver
     if name in {"cuda", "to"}:
-        _note_device(machine, node, name, positional, named)
+        note_device(machine, node, name, positional, named)
     return None
 
 
@@ -325,20 +337,6 @@ def _collective(
     return SYNCHRONISED
 
 
-WORLD_GROUP = External("torch.distributed.group.WORLD")
-
-
-def _new_group(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-    if constant(named.get("use_local_synchronization", Const(False))) is False:
-        machine.emit("collective", "new_group", node, positional, named, in_tree=True)
-    ranks = named.get("ranks", positional[0] if positional else NONE)
-    return (
-        WORLD_GROUP
-        if complete and constant(ranks) is None
-        else ExternalObject(machine.object_number(node), "ProcessGroup")
-    )
-
-
 def _get_rank(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
     group = named.get("group", positional[0] if positional else NONE)
     if constant(group) is not None and group != WORLD_GROUP:
@@ -364,25 +362,6 @@ def _environment(machine: Machine, node: ast.AST, positional: list[Value], named
     return value
 
 
-def _loader(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-    number = machine.object_number(node)
-    machine.emit("loader", DATA_LOADER, node, positional, named, number=number, complete=complete)
-    return ExternalObject(number, DATA_LOADER)
-
-
-def _sampler(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-    number = machine.object_number(node)
-    machine.emit("sampler", DISTRIBUTED_SAMPLER, node, positional, named, number=number, complete=complete)
-    return ExternalObject(number, DISTRIBUTED_SAMPLER)
-
-
-def _ddp(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-    for value in (named.get("device_ids"), positional[1] if len(positional) > 1 else None):
-        if value is not None and constant(value) is not None:
-            _note_device(machine, node, "device_ids", [value], {})
-    return wrap(machine, node, positional, named, complete)
-
-
 def _save(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
     machine.emit("save", "torch.save", node, positional, named, complete=complete)
     return NONE
@@ -392,30 +371,6 @@ def _load(machine: Machine, node: ast.AST, positional: list[Value], named: Named
     """Return the same on all ranks, except for a file of the part of the data that a rank took for itself."""
     parts = frozenset(tag for tag in tags_of(named.get("f", positional[0] if positional else NONE)) if tag[0] == PART)
     return Unknown(True, False, parts) if parts else UNIFORM
-
-
-def _set_device(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-    _note_device(machine, node, "set_device", positional, named)
-    return NONE
-
-
-def _device(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-    if len(positional) > 1 and constant(positional[0]) == "cuda":
-        _note_device(machine, node, "device", positional[1:2], {})
-        return by_rank(lambda index: _text_of_device(index), positional[1])
-    return positional[0] if len(positional) == 1 else derived(positional)
-
-
-def _text_of_device(index: Value) -> Value:
-    return Const(f"cuda:{constant(index)}") if isinstance(index, Const) else derived((index,))
-
-
-def _note_device(
-    machine: Machine, node: ast.AST, name: str, positional: list[Value], named: Mapping[str, Value]
-) -> None:
-    value = positional[0] if positional else named.get("device")
-    if value is not None:
-        machine.emit("device", name, node, [value])
 
 
 def _range(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
@@ -453,7 +408,7 @@ def _run_callback(machine: Machine, node: ast.AST, positional: list[Value], name
 
 
 _SPECIAL: dict[str, Handler] = {
-    "torch.distributed.new_group": _new_group,
+    "torch.distributed.new_group": make_group,
     "torch.distributed.get_rank": _get_rank,
     "torch.distributed.get_node_local_rank": lambda machine, node, positional, named, complete: variable(
         machine, "LOCAL_RANK"
@@ -464,16 +419,16 @@ _SPECIAL: dict[str, Handler] = {
     "os.environ.get": _environment,
     "torch.manual_seed": _seed,
     "torch.random.manual_seed": _seed,
-    DATA_LOADER: _loader,
-    DISTRIBUTED_SAMPLER: _sampler,
-    DDP: _ddp,
+    DATA_LOADER: make_loader,
+    DISTRIBUTED_SAMPLER: make_sampler,
+    DDP: make_ddp,
     "torch.save": _save,
     "torch.load": _load,
     "deepspeed.initialize": make_engine,
-    "torch.cuda.set_device": _set_device,
-    "torch.cuda.device": _set_device,
+    "torch.cuda.set_device": set_device,
+    "torch.cuda.device": set_device,
     "torch.cuda.device_count": lambda machine, node, positional, named, complete: DEVICE_COUNT,
-    "torch.device": _device,
+    "torch.device": make_device,
     "contextlib.nullcontext": lambda machine, node, positional, named, complete: NO_CONTEXT,
     "functools.partial": make_partial,
     "builtins.super": make_super,

@@ -1,0 +1,267 @@
+"""What a walk of a script remembers: the variables of four ranks, the objects they made, and what they did so far."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+
+from ddpdoctor.finding import Frame
+from ddpdoctor.source.events import (
+    Condition,
+    ContextAround,
+    Event,
+    EventKind,
+    Exit,
+    Guard,
+    LoopAround,
+    OwnTest,
+    Part,
+    Sinks,
+    wider,
+)
+from ddpdoctor.source.interpreter.budget import MAXIMUM_BARREN_WALKS, Effort
+from ddpdoctor.source.interpreter.scopes import CallFrame, LoopFrame, Signature, Store
+from ddpdoctor.source.interpreter.values import (
+    ALL_RANKS,
+    BUILTINS,
+    OPAQUE,
+    RANKS,
+    Const,
+    External,
+    ExternalObject,
+    ProjectClass,
+    Value,
+    is_agreed,
+)
+from ddpdoctor.source.script.call_graph import Mentions, mentions_of
+from ddpdoctor.source.script.script import Script
+
+
+class Memory:
+    """Variables, objects and events, as the ranks that run the present statement find and leave them."""
+
+    def __init__(self, script: Script, spawns: bool) -> None:
+        self.script = script
+        self.spawns = spawns
+        self.root = ""
+        """The function that the walk started from though nothing read calls it; empty in the script's own course."""
+        self.in_parent = spawns
+        """The present code runs in the process that spawns the ranks."""
+        self.store = Store()
+        self.mask = ALL_RANKS
+        self.gone = 0
+        """Mask of the ranks that left the program."""
+        self.raised = 0
+        """Mask of the ranks that left it by an exception."""
+        self.sinks: Sinks = [[] for _ in RANKS]
+        self.frames: list[CallFrame] = []
+        self.loops: list[LoopFrame] = []
+        self.calls: list[Frame] = []
+        """Call sites of the frames, outermost first."""
+        self.guards: list[Guard] = []
+        self.conditions: list[Condition] = []
+        self.undecided = 0
+        """How many undecided conditions are around the present statement."""
+        self.trying = 0
+        """How many ``try`` statements with handlers are around it."""
+        self.tentative = False
+        """The first walk of a loop is around it: it is taken back when the next turn finds something changed."""
+        self.quiet = False
+        """That walk is going to be taken back: it only finds out what the loop changes."""
+        self.contexts: list[ContextAround] = []
+        self.wrapped: dict[int, int] = {}
+        """The number of the DDP object that holds a module, by the number of the module."""
+        self.loader_classes: dict[int, ProjectClass] = {}
+        """The classes of loaders that the project derives from DataLoader, by the numbers of those."""
+        self.cycles: dict[int, LoopAround] = {}
+        """Loops that begin a loader again, with ``iter`` or in a generator that never ends, by its number."""
+        self.prepared: set[int] = set()
+        """Numbers of the loaders that an Accelerator divides between the ranks."""
+        self.handing_on: set[int] = set()
+        """Numbers of the DDP objects that have the attributes of their modules, too."""
+        self.inside_ddp = 0
+        """Forwards through DDP objects around the present statement."""
+        self.parts: dict[int, Part] = {}
+        """Where ranks took parts of the data for themselves, by the number in the tags of those parts."""
+        self.gradients = True
+        self.synchronising = True
+        """False inside of ``no_sync``."""
+        self.draws_apart = False
+        """The ranks have seeded torch's random numbers differently."""
+        self.events: dict[int, Event] = {}
+        self.exits: list[Exit] = []
+        self.counting: set[ast.AST] = set()
+        """Conditions that depend on the remainder of a division, wherever that was computed."""
+        self.own_tests: list[OwnTest] = []
+        """Conditions around the present statement that every rank decides by something of its own."""
+        self.own_raises: list[tuple[OwnTest, ast.AST]] = []
+        """Where a rank may end by an exception or an exit code because of such a condition."""
+        self.scope_modules: dict[str, int] = {}
+        """Scope of each project module that was run."""
+        self.outer_scopes: dict[int, tuple[int, ...]] = {}
+        """The scopes that a function defined in a scope can see, innermost first."""
+        self.signatures: dict[ast.AST, Signature] = {}
+        self.missed: set[str] = set()
+        """Names that were not found where an assignment would put them; those of attributes begin with a dot."""
+        self.changing: dict[ast.AST, dict[tuple[bool, int, str], Value]] = {}
+        """Loops whose turns find what earlier turns changed, and what they found when they were walked last.
+
+        Cells have a flag before them that tells variables of the function around the loop, whatever the call."""
+        self.visited: set[ast.AST] = set()
+        """Functions that were walked."""
+        self.objects: dict[tuple[object, ...], int] = {}
+        self.started: dict[ast.AST, set[tuple[object, ...]]] = {}
+        """The keys of the objects that ranks made, by the call that started them."""
+        self.steps = 0
+        """Statements and expressions walked so far."""
+        self.effort = Effort()
+        self.uncertain = False
+        """A call that only some ranks make was not followed though it may run collectives: do not compare the ranks."""
+        self._numbers = 0
+        self._mentions: Mentions | None = None
+        self._barren_walks: dict[ast.AST, int] = {}
+        self.emitted = 0
+        """How often anything was recorded, in quiet walks too."""
+
+    @property
+    def frame(self) -> CallFrame:
+        """The call that is being walked."""
+        return self.frames[-1]
+
+    def number(self) -> int:
+        """Return a new number for a scope, an object or an event."""
+        self._numbers += 1
+        return self._numbers
+
+    def object_number(self, node: object) -> int:
+        """Return the number of the object that a construction makes: one a call chain, whatever the turn of a loop."""
+        key = (node, *((frame.file, frame.line) for frame in self.calls))
+        if key not in self.objects:
+            self.objects[key] = self.number()
+        return self.objects[key]
+
+    def assign(self, owner: int, name: str, value: Value) -> None:
+        """Give a name a value on the ranks that run the present statement."""
+        if self.mask == ALL_RANKS & ~self.gone or (self.mask == ALL_RANKS & ~1 & ~self.gone and is_agreed(value)):
+            # What the others take from a broadcast is what rank 0 put into it: `if rank != 0: stop = box[0]`.
+            self.store.write((owner, name), value)
+        else:
+            self.store.set(owner, name, value, self.mask)
+
+    def lookup(self, name: str) -> Value:
+        """Return the value of a name in the scopes of the present function."""
+        frame = self.frames[-1]
+        owners = self.store.owners
+        names = owners.get(frame.scope)
+        if names is not None and (value := names.get(name)) is not None and name not in frame.globals:
+            return value
+        self.missed.add(name)
+        if name not in frame.globals:
+            for scope in frame.scopes[1:]:
+                names = owners.get(scope)
+                if names is not None and (value := names.get(name)) is not None:
+                    return value
+        names = owners.get(self.scope_modules.get(frame.module.name, -1))
+        if names is not None and (value := names.get(name)) is not None:
+            return value
+        if name == "__name__":
+            return Const(frame.module.name)
+        if name == "__file__":
+            return Const(str(frame.module.path))
+        if name in BUILTINS:
+            return BUILTINS[name]
+        full = frame.module.aliases.get(name)
+        return External(full) if full else OPAQUE
+
+    @property
+    def mentions(self) -> Mentions:
+        """What the functions of the script may lead to."""
+        if self._mentions is None:
+            self._mentions = mentions_of(self.script.modules)
+        return self._mentions
+
+    def can_skip(self, node: ast.AST) -> bool:
+        """Return whether to pass over a function: its walks recorded and changed nothing and separated no ranks."""
+        return self._barren_walks.get(node, 0) >= MAXIMUM_BARREN_WALKS
+
+    def note_walk(self, node: ast.AST, *, barren: bool) -> None:
+        """Count the walks of a function that recorded nothing, changed nothing and separated no ranks.
+
+        Functions that may run collectives are walked every time: what one rank skips has to be known.
+        """
+        if not barren or getattr(node, "name", "") in self.mentions.synchronising:
+            self._barren_walks[node] = -(1 << 60)
+        else:
+            self._barren_walks[node] = self._barren_walks.get(node, 0) + 1
+
+    def emit(
+        self,
+        kind: EventKind,
+        name: str,
+        node: ast.AST,
+        positional: Sequence[Value] = (),
+        named: Mapping[str, Value] | None = None,
+        *,
+        number: int = 0,
+        complete: bool = True,
+        receiver: Value | None = None,
+        in_tree: bool = False,
+    ) -> None:
+        """Record what the present ranks do; with ``in_tree`` it is a collective that peers have to match."""
+        self.emitted += 1
+        ordinal = number or self.number()
+        if self.quiet and not in_tree:
+            return
+        frame = self.frames[-1]
+        around = frame.around
+        if around is None or around[0] is not self.calls:
+            around = frame.around = self.calls, tuple(reversed(self.calls)), tuple([one.scope for one in self.frames])
+        here = Frame(frame.file, getattr(node, "lineno", 1), frame.function or "<module>")
+        event = Event(
+            ordinal=ordinal,
+            kind=kind,
+            name=name,
+            node=node,
+            module=frame.module,
+            function=frame.function,
+            chain=(here, *around[1]),
+            ranks=self.mask,
+            guards=tuple(self.guards) if self.guards else (),
+            undecided=tuple(self.conditions) if self.conditions else (),
+            loops=tuple([loop.around for loop in self.loops]) if self.loops else (),
+            positional=tuple(positional),
+            named=named or {},
+            complete=complete,
+            receiver=receiver,
+            gradients=self.gradients,
+            in_parent=self.in_parent,
+            root=self.root,
+            scopes=around[2],
+            contexts=tuple(self.contexts) if self.contexts else (),
+        )
+        if not self.quiet:
+            previous = self.events.get(ordinal)
+            self.events[ordinal] = event if previous is None else wider(previous, event)
+        if in_tree:
+            for rank in RANKS:
+                if self.mask >> rank & 1:
+                    self.sinks[rank].append(event)
+
+    def note(
+        self,
+        kind: EventKind,
+        name: str,
+        node: ast.AST,
+        positional: Sequence[Value] = (),
+        named: Mapping[str, Value] | None = None,
+        complete: bool = True,
+        receiver: Value | None = None,
+    ) -> None:
+        """Record something that does not make the function around it worth more walks."""
+        if not self.quiet:
+            self.emit(kind, name, node, positional, named, complete=complete, receiver=receiver)
+            self.emitted -= 1
+
+    def object(self, value: Value) -> Event | None:
+        """Return the construction of an external object."""
+        return self.events.get(value.number) if isinstance(value, ExternalObject) else None

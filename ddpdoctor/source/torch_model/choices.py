@@ -1,0 +1,94 @@
+"""Calls of what a condition, a table or a function of the project chooses: which of several is read."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Sequence
+from functools import partial
+
+import msgspec
+
+from ddpdoctor.source.interpreter.state import Machine
+from ddpdoctor.source.interpreter.values import (
+    BoundMethod,
+    External,
+    ExternalObject,
+    Function,
+    Instance,
+    OneOf,
+    Partial,
+    ProjectClass,
+    Value,
+    derived,
+    join,
+    options_of,
+)
+from ddpdoctor.source.script.syntax_index import descend
+from ddpdoctor.source.vocabulary import DDP, OPTIMIZER
+
+_OPTIMIZER_CLASS = re.compile(r"torch\.optim\.(?!lr_scheduler|swa_utils)")
+_SCHEDULER = "torch.optim.lr_scheduler.LRScheduler"
+
+
+def call_option(
+    machine: Machine, node: ast.AST, function: Value, positional: list[Value], named: dict[str, Value], complete: bool
+) -> Value:
+    """Call one of several: DDP if it is among them (as in a job with ranks), else the first that can be read."""
+    options = list(options_of(function))
+    if isinstance(function, OneOf) and _is_of_each(machine, node, options):
+        results: list[Value] = []
+
+        def call_one(option: Value) -> None:
+            results.append(machine.apply(machine, node, option, positional, named, complete))
+
+        machine.fork([partial(call_one, option) for option in options])
+        return derived(results)
+    method = _method_of_any(options)
+    if method is not None:
+        return machine.apply(machine, node, method, positional, named, complete)
+    for option in options:
+        if isinstance(option, ExternalObject) and option.name == DDP:
+            return machine.apply(machine, node, option, positional, named, complete)
+    if all(isinstance(option, External) and _OPTIMIZER_CLASS.match(option.name) for option in options):
+        return machine.apply(machine, node, External(OPTIMIZER), positional, named, complete)
+    for option in options:
+        if isinstance(option, External) and option.name.startswith("torch."):
+            return machine.apply(machine, node, option, positional, named, complete)
+    for option in options:
+        if isinstance(option, (Function, ProjectClass, Instance, Partial, ExternalObject)):
+            value = machine.apply(machine, node, option, positional, named, complete)
+            return _of_any_class(value) or join(value, derived((value,)))
+    return derived([function, *positional, *named.values()])
+
+
+def _is_of_each(machine: Machine, node: ast.AST, options: list[Value]) -> bool:
+    """Return whether a loop calls a method of each of several objects of the project: the callbacks of a trainer."""
+    if not machine.loops or not isinstance(node, ast.Call) or not all(isinstance(one, Function) for one in options):
+        return False
+    target = getattr(machine.loops[-1].around.node, "target", None)
+    return isinstance(target, ast.Name) and any(
+        isinstance(inner, ast.Name) and inner.id == target.id for inner in descend(node.func)
+    )
+
+
+def _method_of_any(options: Sequence[Value]) -> BoundMethod | None:
+    """Return one method of whichever optimizer it is; None where some option is something else."""
+    methods = [option for option in options if isinstance(option, BoundMethod) and _is_training_state(option.receiver)]
+    if len(methods) < len(options) or len({method.name for method in methods}) != 1:
+        return None
+    return BoundMethod(OneOf(tuple(method.receiver for method in methods)), methods[0].name)
+
+
+def _of_any_class(made: Value) -> Value | None:
+    """Return what one of several functions makes as an optimizer or a scheduler of unknown class; None for others."""
+    options = list(options_of(made))
+    if not options or not all(_is_training_state(option) for option in options):
+        return None
+    first = options[0]
+    assert isinstance(first, ExternalObject)
+    return msgspec.structs.replace(first, name=_SCHEDULER if "lr_scheduler" in first.name else OPTIMIZER)
+
+
+def _is_training_state(value: Value) -> bool:
+    return isinstance(value, ExternalObject) and value.name.startswith("torch.optim.")
