@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from ddpdoctor.finding import Basis, Fact, Finding, Location, SaidOfRun, Severity, Trouble
+from ddpdoctor.finding import Basis, Fact, Finding, FoundInRun, Location, Severity, Trouble
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -87,8 +87,8 @@ class LoadedCheck(msgspec.Struct, frozen=True, kw_only=True):
     documentation: str
     """The module's docstring."""
     in_source: Callable[[Script], Iterator[Finding]] | None = None
-    in_run: Callable[[RunRecord], Iterator[SaidOfRun]] | None = None
-    in_log: Callable[[RunRecord], Iterator[SaidOfRun]] | None = None
+    in_run: Callable[[RunRecord], Iterator[FoundInRun]] | None = None
+    in_log: Callable[[RunRecord], Iterator[FoundInRun]] | None = None
     """Of a record that was read from what a dead job left."""
 
 

@@ -217,5 +217,5 @@ class Confirmed(msgspec.Struct, frozen=True, kw_only=True):
     """What the run showed."""
 
 
-SaidOfRun: TypeAlias = "Finding | Refuted | Confirmed"
+FoundInRun: TypeAlias = "Finding | Refuted | Confirmed"
 """What a check yields of a run."""

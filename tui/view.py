@@ -14,7 +14,7 @@ from ddpdoctor.tui.draw.glyphs import UNICODE, Glyphs
 from ddpdoctor.tui.draw.table import Cursor
 
 DIM_AFTER_NS = 3_000_000_000
-SAID_AFTER_NS = 10_000_000_000
+AGE_SHOWN_AFTER_NS = 10_000_000_000
 
 Freshness = Literal["fresh", "old", "stale", "unknown"]
 """``old`` figures are dimmed, ``stale`` ones say how old they are as well."""
@@ -73,7 +73,7 @@ class View:
         age_ns = max(0, self.snapshot.now_ns - at_ns) + self.silent_ns
         if age_ns <= DIM_AFTER_NS:
             return "fresh", ""
-        if age_ns <= SAID_AFTER_NS:
+        if age_ns <= AGE_SHOWN_AFTER_NS:
             return "old", ""
         return "stale", f"{span(age_ns)} old"
 

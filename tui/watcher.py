@@ -73,15 +73,15 @@ class Watcher:
             except queue.Empty:
                 continue
             except Exception as error:
-                self._post(Failed(_said(error)))
+                self._post(Failed(_error_text(error)))
 
     def _look(self) -> Message:
         try:
             state = self._playback.playback() if self._playback is not None else None
             return Fresh(self._source.snapshot(), state)
         except Exception as error:
-            return Failed(_said(error))
+            return Failed(_error_text(error))
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return error.message if isinstance(error, DdpDoctorError) else f"{type(error).__name__}: {error}"

@@ -45,7 +45,7 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report waits that another group would not have survived."""
-    from ddpdoctor.checks.collectives.shared.live_waits_run import told, unfit_timeouts
+    from ddpdoctor.checks.collectives.shared.live_waits_run import unfit_timeouts, wait_text
     from ddpdoctor.diagnosis.wording import duration_text, group_name, site_location
 
     for wait, number in unfit_timeouts(record):
@@ -54,7 +54,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         name = group_name(group, record.job.world_size)
         yield CHECK.finding(
             "run",
-            f"{told(wait)}, and {name} would have timed out after {duration_text(group.timeout_ns)}",
+            f"{wait_text(wait)}, and {name} would have timed out after {duration_text(group.timeout_ns)}",
             remedy=f"Give {name} a timeout well above {duration_text(wait.waited_ns)}.",
             locations=() if place is None else (place,),
             ranks=wait.late,

@@ -72,7 +72,8 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     location = location_of(within)
     yield CHECK.finding(
         basis,
-        _told(killed) + ("" if killed.within is None else f" inside {killed.within.signature.kind} at {place(within)}"),
+        _title(killed)
+        + ("" if killed.within is None else f" inside {killed.within.signature.kind} at {place(within)}"),
         remedy=_remedy(killed),
         locations=() if location is None else (location,),
         ranks=(killed.rank,),
@@ -80,7 +81,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     )
 
 
-def _told(killed: Killed) -> str:
+def _title(killed: Killed) -> str:
     if killed.signal is None:
         return f"the process of rank {killed.rank} ended without an exception or an exit code"
     try:

@@ -68,14 +68,14 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     for exposure in exposures(record):
         yield CHECK.finding(
             "run",
-            _told(exposure),
+            _title(exposure),
             remedy=_REMEDIES[exposure.kind],
             what_if=_MENDED[exposure.kind],
             evidence=tuple(_fact(entry) for entry in exposure.traffic[:4]),
         )
 
 
-def _told(exposure: Exposure) -> str:
+def _title(exposure: Exposure) -> str:
     from ddpdoctor.diagnosis.wording import milliseconds_text
 
     part = f"{exposure.share:.0%} of the step ({milliseconds_text(exposure.exposed_ns)} of "

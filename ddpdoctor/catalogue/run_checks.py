@@ -10,7 +10,7 @@ import msgspec
 
 from ddpdoctor.catalogue.registry import CatalogueEntry, load
 from ddpdoctor.check import BoundHit, LoadedCheck, NotStated, Outcome, OutcomeState, TooLittleEvidence
-from ddpdoctor.finding import Confirmed, Finding, Refuted, SaidOfRun, Severity
+from ddpdoctor.finding import Confirmed, Finding, FoundInRun, Refuted, Severity
 from ddpdoctor.source.recursion import deep_recursion
 from ddpdoctor.source.script.script import take_gap
 from ddpdoctor.source.script.text_search import mentions_any
@@ -152,7 +152,7 @@ def _run_check(entry: CatalogueEntry, script: Script, record: RunRecord | None, 
 def _look_at_run(
     result: CheckResult,
     check: LoadedCheck,
-    in_run: Callable[[RunRecord], Iterator[SaidOfRun]],
+    in_run: Callable[[RunRecord], Iterator[FoundInRun]],
     record: RunRecord,
 ) -> CheckResult:
     missing = _missing_evidence(check, record)
@@ -181,7 +181,7 @@ def _said_nothing(code: str, name: str, gap: str) -> CheckResult:
 
 
 class _Said(msgspec.Struct, frozen=True):
-    yielded: tuple[SaidOfRun, ...]
+    yielded: tuple[FoundInRun, ...]
     gap: str = ""
     bound_hit: bool = False
     crashed: bool = False
@@ -192,7 +192,7 @@ _NOTHING = _Said(())
 
 
 def _ask(function: Callable[[Evidence], Iterator[Yield]], evidence: Evidence) -> _Said:
-    yielded: list[SaidOfRun] = []
+    yielded: list[FoundInRun] = []
     try:
         for item in function(evidence):
             if not isinstance(item, (Finding, Refuted, Confirmed)):

@@ -70,7 +70,7 @@ def wants_unused_suppressions(select: Sequence[str], ignore: Sequence[str], sett
     return (not selected or any(map(_means_unused, selected))) and not any(map(_means_unused, ignored))
 
 
-def heard(results: Sequence[CheckResult], settings: Settings, catalogue: Catalogue) -> tuple[CheckResult, ...]:
+def unignored(results: Sequence[CheckResult], settings: Settings, catalogue: Catalogue) -> tuple[CheckResult, ...]:
     """Take out the findings in files in which the settings ignore their check."""
     if not settings.per_file_ignores:
         return tuple(results)

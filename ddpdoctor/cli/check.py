@@ -200,7 +200,7 @@ def _examined_script(request: ExamineRequest, fail_on: Severity | None) -> Exami
         return checked(request, fail_on)
     from ddpdoctor.launch.runs import leftovers
 
-    if note := leftovers.told(leftovers.leftovers()):
+    if note := leftovers.leftovers_text(leftovers.leftovers()):
         streams.say(note)
     with streams.live_progress() as show:
         return checked(request, fail_on, show)

@@ -93,21 +93,21 @@ def _run(arguments: Sequence[str] | None) -> int:
     except click.ClickException as error:
         return _say_usage(error)
     except DdpDoctorError as error:
-        return _said(error)
+        return _report_error(error)
     except (click.Abort, KeyboardInterrupt):
         streams.say("interrupted")
         return ExitCode.INTERRUPTED
     except MemoryError:
-        return _said(DdpDoctorError("out of memory"))
+        return _report_error(DdpDoctorError("out of memory"))
     except OSError as error:
         if error.filename is None:
             return _say_defect()
-        return _said(DdpDoctorError(f"{os.fsdecode(error.filename)}: {error.strerror or error}"))
+        return _report_error(DdpDoctorError(f"{os.fsdecode(error.filename)}: {error.strerror or error}"))
     except Exception:
         return _say_defect()
 
 
-def _said(error: DdpDoctorError) -> int:
+def _report_error(error: DdpDoctorError) -> int:
     streams.say_error(error)
     return error.exit_code
 

@@ -262,7 +262,7 @@ def _rehearsed(
         slurm=any("SLURM_" in module.text for module in script.modules),
         local_rank_option=required_local_rank(script) or passed,
         rank_options=rank_options(script),
-        asks_cuda=wants_cuda(script, request.arguments),
+        demands_cuda=wants_cuda(script, request.arguments),
         may_use_gpus=any(word in module.text.lower() for module in script.modules for word in _OF_GPUS),
         machine=request.settings.job,
     )

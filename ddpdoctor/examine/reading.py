@@ -14,9 +14,9 @@ from ddpdoctor.catalogue.select import (
     UNUSED_SUPPRESSION,
     chosen_checks,
     comments_of,
-    heard,
     judged_codes,
     pre_launch,
+    unignored,
     wants_unused_suppressions,
 )
 from ddpdoctor.config.suppressions import Suppression
@@ -97,7 +97,7 @@ def reading_of(
         files=tuple(str(module.path) for module in script.modules),
         entry=entry,
         notes=(*script.notes, *bounds_of(results)),
-        results=heard(results, choice.settings, choice.catalogue),
+        results=unignored(results, choice.settings, choice.catalogue),
         comments=comments,
         judged=judged,
         fixes=fixes,

@@ -146,7 +146,7 @@ def _renamed(seen: Finding, cause: Finding) -> Finding:
 
 
 def _same_cause(suspicion: Finding, seen: Finding) -> bool:
-    if seen.stress and not any(_ASKED[seen.stress] in text for text in _said(suspicion)):
+    if seen.stress and not any(_ASKED[seen.stress] in text for text in _texts(suspicion)):
         return False
     same = suspicion.code == seen.code or (suspicion.trouble, seen.trouble) in _WHY
     if same and _overlap(_all_places(suspicion), _all_places(seen)):
@@ -157,7 +157,7 @@ def _same_cause(suspicion: Finding, seen: Finding) -> bool:
     return _overlap(chain, _all_places(seen)) or _overlap(suspicion.locations[:1], _stack_places(seen))
 
 
-def _said(finding: Finding) -> tuple[str, ...]:
+def _texts(finding: Finding) -> tuple[str, ...]:
     return (finding.title, *(fact.text for fact in finding.evidence))
 
 

@@ -141,7 +141,7 @@ def _events(record: RunRecord, rank: int) -> Iterator[tuple[Metric, str, int, in
     for index in range(len(track) if track is not None else 0):
         assert track is not None
         signature = record.signatures[track.signature[index]]
-        what, site, time_ns = told(signature), track.site[index], track.started_ns[index]
+        what, site, time_ns = signature_text(signature), track.site[index], track.started_ns[index]
         yield "collectives", what, site, time_ns, 1
         yield "bytes_sent", what, site, time_ns, signature.size_bytes
         if signature.origin == "ddp-forward":
@@ -154,7 +154,7 @@ def _events(record: RunRecord, rank: int) -> Iterator[tuple[Metric, str, int, in
             yield "host_synchronisations", f".{read.method}()", read.site, read.time_ns, 1
 
 
-def told(signature: Signature) -> str:
+def signature_text(signature: Signature) -> str:
     """Say what a collective is: its kind, and whose it is when DDP makes it."""
     whose = {"ddp-backward": "gradients", "ddp-forward": "buffers", "ddp-construct": "new wrap", "join": "join"}
     name = whose.get(signature.origin, "")

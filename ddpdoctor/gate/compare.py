@@ -22,7 +22,7 @@ LABELS: dict[Metric, tuple[str, Literal["", "bytes"]]] = {
     "model_state_bytes": ("model state", "bytes"),
 }
 DDP_OWN = ("gradients (", "buffers (")
-"""What DDP does by itself, as ``budget.told`` calls it."""
+"""What DDP does by itself, as ``budget.signature_text`` calls it."""
 SMALLEST = 1e-9
 """A difference below this is one of the division."""
 

@@ -43,7 +43,7 @@ def visible_gpus(environment: Mapping[str, str]) -> int:
     return min(len(usable), present)
 
 
-def chosen_device(asked: Device, gpus: int, ranks: int, *, asks_cuda: bool) -> Device:
+def chosen_device(asked: Device, gpus: int, ranks: int, *, demands_cuda: bool) -> Device:
     """Return what the ranks run on: real GPUs where there is one for each, else what serves the script.
 
     Raises UsageError when real GPUs were asked for and are too few.
@@ -57,7 +57,7 @@ def chosen_device(asked: Device, gpus: int, ranks: int, *, asks_cuda: bool) -> D
         return asked
     if gpus >= ranks:
         return "cuda"
-    return "stand-in" if asks_cuda else "cpu"
+    return "stand-in" if demands_cuda else "cpu"
 
 
 def _present_gpus() -> int:

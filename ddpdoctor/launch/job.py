@@ -133,13 +133,13 @@ class LaunchedJob:
             if lasted_s < _SETTLES_S:
                 pass
             elif not ranks:
-                say(f"of the job, these are still running: {_told(left)}")
+                say(f"of the job, these are still running: {_listed(left)}")
                 return
             elif not is_said:
                 is_said = True
                 say(
-                    f"the launcher has ended, but ranks of the job have not: {_told(ranks)}; they are asked to stop in "
-                    f"{RANKS_GET_S:.0f} s, and the next Ctrl-C or SIGTERM kills them"
+                    f"the launcher has ended, but ranks of the job have not: {_listed(ranks)}; they are asked to stop "
+                    f"in {RANKS_GET_S:.0f} s, and the next Ctrl-C or SIGTERM kills them"
                 )
             elif lasted_s >= 2 * RANKS_GET_S:
                 self._kill(lambda process: process.is_rank or process.starts_ranks)
@@ -177,7 +177,7 @@ def _signal_all(processes: Sequence[RunProcess], number: signal.Signals) -> None
             continue
 
 
-def _told(processes: Sequence[RunProcess]) -> str:
+def _listed(processes: Sequence[RunProcess]) -> str:
     return ", ".join(f"{process.pid} ({process.command})" for process in processes)
 
 

@@ -107,7 +107,7 @@ class RehearsalRequest(RehearsalOptions, frozen=True, kw_only=True):
     """An option for the local rank that the script does not start without (``--local_rank``)."""
     rank_options: tuple[str, ...] = ()
     """Spellings of the option by which the script takes its rank."""
-    asks_cuda: bool = False
+    demands_cuda: bool = False
     """The script demands CUDA or NCCL whatever the machine has."""
     may_use_gpus: bool = False
     """The script speaks of CUDA, or of a framework that trains on GPUs where there are some."""

@@ -16,7 +16,7 @@ from ddpdoctor.diagnosis.performance.summary import Phases, Traffic, VerdictStat
 from ddpdoctor.monitor.snapshot import RankView, RunState, Snapshot
 from ddpdoctor.record.streams.measured import Gpu, GpuSample
 
-Sample = tuple[tuple[str, ...], float]
+MetricSample = tuple[tuple[str, ...], float]
 """Values of the labels, and the figure."""
 _SECOND_NS = 1e9
 _GPU_FRESH_NS = 15_000_000_000
@@ -35,27 +35,27 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     """As Prometheus stores it, with the unit, and ``_total`` where it only grows."""
     help: str
     """One sentence."""
-    samples: Callable[[Snapshot], Iterator[Sample]]
+    samples: Callable[[Snapshot], Iterator[MetricSample]]
     kind: Literal["gauge", "counter"] = "gauge"
     unit: str = ""
     """A base unit of Prometheus; empty for a count and for 0 or 1."""
     labels: tuple[str, ...] = ()
 
 
-def _run(snapshot: Snapshot) -> Iterator[Sample]:
+def _run(snapshot: Snapshot) -> Iterator[MetricSample]:
     run = (snapshot.name, snapshot.run_directory, snapshot.backend, snapshot.device, snapshot.torch_version)
     yield (*run, __version__), 1
 
 
-def _state(snapshot: Snapshot) -> Iterator[Sample]:
+def _state(snapshot: Snapshot) -> Iterator[MetricSample]:
     yield from (((state,), state == snapshot.state) for state in get_args(RunState))
 
 
-def _verdict(snapshot: Snapshot) -> Iterator[Sample]:
+def _verdict(snapshot: Snapshot) -> Iterator[MetricSample]:
     yield from (((state,), state == snapshot.verdict.state) for state in get_args(VerdictState))
 
 
-def _findings(snapshot: Snapshot) -> Iterator[Sample]:
+def _findings(snapshot: Snapshot) -> Iterator[MetricSample]:
     holding = [view.finding for view in snapshot.findings if view.until_ns is None]
     told = {
         (finding.code, finding.name, finding.severity.value, str(finding.ranks[0]) if len(finding.ranks) == 1 else "")
@@ -64,22 +64,22 @@ def _findings(snapshot: Snapshot) -> Iterator[Sample]:
     yield from ((labels, 1) for labels in sorted(told))
 
 
-def _hang(snapshot: Snapshot) -> Iterator[Sample]:
+def _hang(snapshot: Snapshot) -> Iterator[MetricSample]:
     yield (), snapshot.stall is not None and snapshot.stall.proved
 
 
-def _standstill(snapshot: Snapshot) -> Iterator[Sample]:
+def _standstill(snapshot: Snapshot) -> Iterator[MetricSample]:
     yield (), 0 if snapshot.stall is None else max(0, snapshot.now_ns - snapshot.stall.since_ns) / _SECOND_NS
 
 
-def _hang_culprits(snapshot: Snapshot) -> Iterator[Sample]:
+def _hang_culprits(snapshot: Snapshot) -> Iterator[MetricSample]:
     sides = snapshot.stall.sides if snapshot.stall is not None else ()
     hosts = {rank.rank: rank.host for rank in snapshot.ranks}
     culprits = sorted(rank for side in sides if side.culprit for rank in side.ranks)
     yield from (((str(rank), hosts.get(rank, "")), 1) for rank in culprits)
 
 
-def _wait_for_rank(snapshot: Snapshot) -> Iterator[Sample]:
+def _wait_for_rank(snapshot: Snapshot) -> Iterator[MetricSample]:
     wait = snapshot.wait
     if wait is not None:
         hosts = {rank.rank: rank.host for rank in snapshot.ranks}
@@ -87,12 +87,12 @@ def _wait_for_rank(snapshot: Snapshot) -> Iterator[Sample]:
         yield (str(wait.late), hosts.get(wait.late, "")), waited_s
 
 
-def _phases(snapshot: Snapshot) -> Iterator[Sample]:
+def _phases(snapshot: Snapshot) -> Iterator[MetricSample]:
     if snapshot.phases is not None:
         yield from (((name,), seconds) for name, seconds in _phase_seconds(snapshot.phases))
 
 
-def _rank_phases(snapshot: Snapshot) -> Iterator[Sample]:
+def _rank_phases(snapshot: Snapshot) -> Iterator[MetricSample]:
     if len(snapshot.ranks) > _MOST_RANKS_BY_PHASE:
         return
     for rank in snapshot.ranks:
@@ -106,19 +106,19 @@ def _phase_seconds(phases: Phases) -> Iterator[tuple[str, float]]:
     yield from ((name, ns / _SECOND_NS) for name, ns in phases.parts_ns().items() if ns is not None)
 
 
-def _throttled(snapshot: Snapshot) -> Iterator[Sample]:
+def _throttled(snapshot: Snapshot) -> Iterator[MetricSample]:
     for gpu, sample in _newest(snapshot):
         yield from (((*_gpu_labels(gpu), reason), 1) for reason in sample.throttle_reasons)
 
 
-def _gpu_memory(snapshot: Snapshot) -> Iterator[Sample]:
+def _gpu_memory(snapshot: Snapshot) -> Iterator[MetricSample]:
     yield from ((_gpu_labels(gpu), float(gpu.memory_total_bytes)) for gpu in snapshot.gpus if gpu.memory_total_bytes)
 
 
-def _job(value: Callable[[Snapshot], float | None], scale: float = 1) -> Callable[[Snapshot], Iterator[Sample]]:
+def _job(value: Callable[[Snapshot], float | None], scale: float = 1) -> Callable[[Snapshot], Iterator[MetricSample]]:
     """One figure of the whole job."""
 
-    def samples(snapshot: Snapshot) -> Iterator[Sample]:
+    def samples(snapshot: Snapshot) -> Iterator[MetricSample]:
         figure = value(snapshot)
         if figure is not None:
             yield (), figure * scale
@@ -126,10 +126,10 @@ def _job(value: Callable[[Snapshot], float | None], scale: float = 1) -> Callabl
     return samples
 
 
-def _ranks(value: Callable[[RankView], float | None], scale: float = 1) -> Callable[[Snapshot], Iterator[Sample]]:
+def _ranks(value: Callable[[RankView], float | None], scale: float = 1) -> Callable[[Snapshot], Iterator[MetricSample]]:
     """One figure of each rank."""
 
-    def samples(snapshot: Snapshot) -> Iterator[Sample]:
+    def samples(snapshot: Snapshot) -> Iterator[MetricSample]:
         for rank in snapshot.ranks:
             figure = value(rank)
             if figure is not None:
@@ -138,10 +138,10 @@ def _ranks(value: Callable[[RankView], float | None], scale: float = 1) -> Calla
     return samples
 
 
-def _gpus(value: Callable[[GpuSample], float | None], scale: float = 1) -> Callable[[Snapshot], Iterator[Sample]]:
+def _gpus(value: Callable[[GpuSample], float | None], scale: float = 1) -> Callable[[Snapshot], Iterator[MetricSample]]:
     """One figure of each GPU that the driver told of just now."""
 
-    def samples(snapshot: Snapshot) -> Iterator[Sample]:
+    def samples(snapshot: Snapshot) -> Iterator[MetricSample]:
         for gpu, sample in _newest(snapshot):
             figure = value(sample)
             if figure is not None:
@@ -152,13 +152,13 @@ def _gpus(value: Callable[[GpuSample], float | None], scale: float = 1) -> Calla
 
 def _traffic(
     value: Callable[[Traffic], float | None], together: Callable[[list[float]], float]
-) -> Callable[[Snapshot], Iterator[Sample]]:
+) -> Callable[[Snapshot], Iterator[MetricSample]]:
     """One figure of each kind of communication; that of several groups of the same ranks is made ``together``.
 
     Of two samples with the same labels Prometheus refuses all that is served.
     """
 
-    def samples(snapshot: Snapshot) -> Iterator[Sample]:
+    def samples(snapshot: Snapshot) -> Iterator[MetricSample]:
         found: dict[tuple[str, ...], list[float]] = {}
         for traffic in snapshot.traffic:
             figure = value(traffic)
@@ -182,7 +182,7 @@ def _gpu_labels(gpu: Gpu) -> tuple[str, ...]:
 def _family(
     name: str,
     help: str,
-    samples: Callable[[Snapshot], Iterator[Sample]],
+    samples: Callable[[Snapshot], Iterator[MetricSample]],
     labels: Sequence[str] = (),
     unit: str = "",
 ) -> Family:

@@ -17,7 +17,7 @@ _SENT_FROM_OUTSIDE = frozenset({"KeyboardInterrupt", "SignalException"})
 """What Ctrl-C and a launcher that is told to end raise, beside what a script's own handler of a signal does."""
 _OF_THE_END = ("collectives", "death")
 """Families of errors that tell why a job ended: where a standstill was ended, that is the reason, and the only one."""
-_TOLD_BY_THE_END = frozenset({"early-exit", "killed", "exception"})
+_CAUSES_OF_THE_END = frozenset({"early-exit", "killed", "exception"})
 
 
 class _Stood(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +98,7 @@ class LastStandstill:
         if stood is None or not self.holds:
             return views
         cause = msgspec.structs.replace(stood.finding, severity=Severity.ERROR)
-        others = [view for view in views if not tells_the_end(view.finding) and not same_cause(view.finding, cause)]
+        others = [view for view in views if not is_of_the_end(view.finding) and not same_cause(view.finding, cause)]
         return (FindingView(finding=cause, since_ns=stood.view.since_ns), *others)
 
 
@@ -152,10 +152,10 @@ def raised_its_own(rank: Rank) -> bool:
 
 def _left_by_itself(stood: _Stood, *, told_to_end: bool) -> bool:
     """Return whether a rank that left is the reason, and no more is known: its end is known better now."""
-    return stood.divergence.form == "absentee" and not told_to_end and stood.finding.trouble in _TOLD_BY_THE_END
+    return stood.divergence.form == "absentee" and not told_to_end and stood.finding.trouble in _CAUSES_OF_THE_END
 
 
-def tells_the_end(finding: Finding) -> bool:
+def is_of_the_end(finding: Finding) -> bool:
     """Return whether a finding is about how a job ended."""
     return finding.severity is Severity.ERROR and finding.family in _OF_THE_END
 

@@ -141,7 +141,7 @@ class LiveRun:
         self.is_quiet = own_quiet or self.nodes.are_quiet
         is_late = not self._is_over and not self.is_quiet and now_ns - newest_ns > LATE_AFTER_NS
         self.quiet_at_ns = newest_ns + QUIET_AFTER_NS if is_late else 0
-        assembly.live.tells_collectives = self.is_quiet or not window_ns or assembly.book.any_ended()
+        assembly.live.makes_collectives = self.is_quiet or not window_ns or assembly.book.any_ended()
         self.own_record = self._own_record(now_ns)
         if assembly.has_gaps and not self._has_gaps:
             self._has_gaps, self._memory = True, VerdictMemory()  # It knows rows that are not shown any more.

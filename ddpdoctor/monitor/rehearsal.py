@@ -103,7 +103,7 @@ class _Rehearsal:
         if not request.network:
             self._environment |= LOOPBACK_ONLY
         gpus = visible_gpus(self._environment)
-        device = chosen_device(request.device, gpus, request.nproc, asks_cuda=request.asks_cuda)
+        device = chosen_device(request.device, gpus, request.nproc, demands_cuda=request.demands_cuda)
         self._hides_gpus = device != "cuda" and gpus > 0
         if device == "stand-in":
             self._environment.pop("CUDA_VISIBLE_DEVICES", None)  # of this machine, not of the one that is pretended

@@ -16,7 +16,7 @@ from ddpdoctor.record.clock import epoch_ns
 from ddpdoctor.record.model import Job, Rank, RunRecord
 from ddpdoctor.record.streams.places import StackDump
 
-ASKS_WITHIN_NS = 1_000_000_000
+QUERIES_WITHIN_NS = 1_000_000_000
 """A rank that has not asked for a file for so long, and does not sleep, does something else."""
 
 
@@ -114,7 +114,7 @@ class RehearsedRanks:
         asking = []
         for pid, ring in rings.items():
             beat = ring.heartbeat()
-            asks_still = now_ns - beat.polled_at_ns < ASKS_WITHIN_NS or beat.sleeps_until_ns > now_ns
+            asks_still = now_ns - beat.polled_at_ns < QUERIES_WITHIN_NS or beat.sleeps_until_ns > now_ns
             if beat.polling_since_ns and now_ns - beat.polling_since_ns >= long_ns and asks_still:
                 asking.append(pid)
         return frozenset(asking if asking and self._liveness.at_rest(rings) else ())

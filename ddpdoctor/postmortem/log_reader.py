@@ -115,7 +115,7 @@ class LogReader:
         self.read_so_far.ranks.update(map(int, _MARKS.findall(text)))
 
     def _take(self, line: bytes, number: int) -> Heed:
-        before = self._told
+        before = self._taken_in
         for prefixed in self._prefixed(line.decode("utf-8", "replace")):
             self._time_ns = prefixed.time_ns or self._time_ns
             if prefixed.rank is not None:
@@ -127,10 +127,10 @@ class LogReader:
         self._after = max(0, self._after - 1)
         if self._tracebacks.busy or self._table.open or self._after > 0:
             return "more"
-        return "something" if self._told != before else "nothing"
+        return "something" if self._taken_in != before else "nothing"
 
     @property
-    def _told(self) -> int:
+    def _taken_in(self) -> int:
         read = self.read_so_far
         return len(read.incidents) + len(read.endings) + len(self._told_to_end) + read.dropped
 

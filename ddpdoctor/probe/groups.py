@@ -107,7 +107,7 @@ class Groups:
             number = self._waits = self._waits + 1
             ranks = options.get("ranks", arguments[0] if arguments else None) if name == "new_group" else None
             launched = has_launcher(journal.plan)
-            asked = _asked(arguments, options, launched=launched) if name == "init_process_group" else {}
+            asked = _init_arguments(arguments, options, launched=launched) if name == "init_process_group" else {}
             journal.event(
                 "wait_begun",
                 number=number,
@@ -177,7 +177,7 @@ class Groups:
         self._world_made(rank, world_size)
 
 
-def _asked(arguments: tuple[Any, ...], options: dict[str, Any], *, launched: bool) -> dict[str, Any]:
+def _init_arguments(arguments: tuple[Any, ...], options: dict[str, Any], *, launched: bool) -> dict[str, Any]:
     """Return the backend that a call names, and its rendezvous where it is not the launcher's."""
     named = dict(zip(("backend", "init_method"), arguments))
     named.update(options)

@@ -52,7 +52,7 @@ def main() -> None:
             took_s.append(time.perf_counter() - started_s)
         return statistics.median(took_s)
 
-    told: dict[str, Any] = {
+    measured: dict[str, Any] = {
         "ranks": dist.get_world_size(),
         "backend": dist.get_backend(),
         "barrier_s": median_s(dist.barrier),
@@ -60,12 +60,12 @@ def main() -> None:
     }
     for size_bytes in SIZES_BYTES:
         tensor = torch.zeros(size_bytes // 4, dtype=torch.float32, device=device)
-        told["all_reduce"].append(
+        measured["all_reduce"].append(
             {"bytes": size_bytes, "seconds": median_s(functools.partial(dist.all_reduce, tensor))}
         )
     if dist.get_rank() == 0:
         with open(sys.argv[1], "w", encoding="utf-8") as file:
-            json.dump(told, file)
+            json.dump(measured, file)
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)  # torch 2.13 with gloo sometimes aborts when the interpreter ends.

@@ -78,10 +78,10 @@ class ProcessEnd:
         self._exit_code: Any = None
         self._activity_at_exit: tuple[int, ...] = ()
         self._reported: set[int] = set()
-        self.before_telling: Callable[[], None] = lambda: None
+        self.before_report: Callable[[], None] = lambda: None
         """Called before it is written how the process ends; not in a live run, where the launcher ends the peers of a
         dead rank within 0.1 s."""
-        self.after_telling: Callable[[], None] = lambda: None
+        self.after_report: Callable[[], None] = lambda: None
         """Called after that: what may take longer."""
         self.after_raising: Callable[[BaseException], None] = lambda error: None
         """Called after it is written which exception ends the process."""
@@ -116,13 +116,13 @@ class ProcessEnd:
         if id(error) in self._reported or self.ended_by_rehearsal:
             return
         self._reported.add(id(error))
-        self._close(self.before_telling)
-        self._tell(error, of_a_thread=of_a_thread)
-        self._close(self.after_telling)
+        self._close(self.before_report)
+        self._write_error(error, of_a_thread=of_a_thread)
+        self._close(self.after_report)
         if not self.ended_by_rehearsal:
             self._journal.guarded(self.after_raising, error, harms=())
 
-    def _tell(self, error: BaseException, *, of_a_thread: bool) -> None:
+    def _write_error(self, error: BaseException, *, of_a_thread: bool) -> None:
         consequence = self.consequence(error)
         if consequence:
             self.ended_by_rehearsal = True
@@ -180,14 +180,14 @@ class ProcessEnd:
 
         def _exit(status: int) -> NoReturn:
             if os.getpid() == self._pid and self._journal.rank is not None:
-                self._journal.guarded(self._tell_os_exit, status, harms=("ranks",))
+                self._journal.guarded(self._note_os_exit, status, harms=("ranks",))
                 self._journal.guarded(self.before_os_exit)
             leave(status)
 
         sys.exit = exit
         os._exit = _exit
 
-    def _tell_os_exit(self, status: int) -> None:
+    def _note_os_exit(self, status: int) -> None:
         """Write that the process leaves by ``os._exit``, and from where; as an exit handler no frame calls it."""
         try:
             caller = sys._getframe(3)
@@ -203,7 +203,7 @@ class ProcessEnd:
         """Note, as the last exit handler, that the script is over, and leave before the teardown can abort."""
         if os.getpid() != self._pid:
             return
-        self._close(self.before_telling)
+        self._close(self.before_report)
         error = getattr(sys, "last_value", None)
         if isinstance(error, BaseException):
             self._journal.guarded(self.report, error, harms=("ranks",))
@@ -211,7 +211,7 @@ class ProcessEnd:
         else:
             code = self._code_of_exit()
         self._journal.event("exit", code=code, finished=code == 0 and error is None)
-        self._close(self.after_telling)
+        self._close(self.after_report)
         if self._journal.rank is not None and self._journal.plan.get("kind") == "rehearsal":
             for stream in (sys.stdout, sys.stderr):
                 try:

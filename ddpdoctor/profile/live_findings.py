@@ -9,7 +9,7 @@ import msgspec
 
 from ddpdoctor.catalogue.registry import CatalogueEntry, load, read_catalogue, standing_for
 from ddpdoctor.catalogue.run_checks import run_live_checks
-from ddpdoctor.catalogue.select import chosen_checks, heard
+from ddpdoctor.catalogue.select import chosen_checks, unignored
 from ddpdoctor.config.settings import find_settings
 from ddpdoctor.config.suppressions import Suppression, suppress, suppressions_in
 from ddpdoctor.diagnosis.divergence import describe
@@ -22,7 +22,7 @@ from ddpdoctor.finding import Fact, Finding, Severity, Trouble
 from ddpdoctor.findings.fingerprint import with_fingerprints
 from ddpdoctor.findings.merge import merge
 from ddpdoctor.monitor.finding_hold import OF_THE_MOMENT
-from ddpdoctor.monitor.last_standstill import tells_the_end
+from ddpdoctor.monitor.last_standstill import is_of_the_end
 from ddpdoctor.monitor.snapshot import FindingView
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.what_if.gains import Gains
@@ -56,7 +56,7 @@ class LiveChecks:
             job = msgspec.structs.replace(record.job, thresholds=self._settings.thresholds)
             record = msgspec.structs.replace(record, job=job)
         chosen = [entry for entry in self._chosen if not _judges_speed(entry)] if stands else self._chosen
-        results = heard(run_live_checks(chosen, record), self._settings, self._catalogue)
+        results = unignored(run_live_checks(chosen, record), self._settings, self._catalogue)
         seen = [finding for result in results for finding in result.from_run]
         for finding in seen:
             if finding.location is not None and finding.location.file not in self._comments:
@@ -65,14 +65,14 @@ class LiveChecks:
         named = self._gains.added_to(with_fingerprints(kept, self._root), record)
         return tuple(msgspec.structs.replace(finding, title=placed(finding.title, record)) for finding in named)
 
-    def telling(self, divergence: Divergence, record: RunRecord, holding: Sequence[Finding]) -> Finding:
+    def of_divergence(self, divergence: Divergence, record: RunRecord, holding: Sequence[Finding]) -> Finding:
         """Return the finding among those that hold which tells a divergence; made of it where no check does (yet).
 
         So a standstill that is shown always has a code, ranks and a place.
         """
         trouble = classify(divergence, record)
         told = [finding for finding in holding if finding.trouble == trouble]
-        told += [finding for finding in holding if finding.severity is Severity.ERROR and _tells_partings(finding)]
+        told += [finding for finding in holding if finding.severity is Severity.ERROR and _can_part_ranks(finding)]
         if told:
             return told[0]
         entry = standing_for(self._catalogue, trouble)
@@ -97,7 +97,7 @@ class LiveChecks:
         them.
         """
         finding = self.of_wait(ended_in, record)
-        others = [view for view in views if view.finding.code != finding.code and not tells_the_end(view.finding)]
+        others = [view for view in views if view.finding.code != finding.code and not is_of_the_end(view.finding)]
         return (FindingView(finding=finding, since_ns=ended_in[0].since_ns), *others)
 
     def of_wait(self, ended_in: tuple[LastingWait, str], record: RunRecord) -> Finding:
@@ -140,7 +140,7 @@ def _judges_speed(entry: CatalogueEntry) -> bool:
     return "step_tracks" in check.needs_of("run") and not is_error and check.stands_for not in OF_THE_MOMENT
 
 
-def _tells_partings(finding: Finding) -> bool:
+def _can_part_ranks(finding: Finding) -> bool:
     """Return whether an error is one of those that can make ranks part."""
     return finding.family in ("data", "gradients", "collectives", "death")
 

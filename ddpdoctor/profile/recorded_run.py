@@ -13,7 +13,7 @@ from ddpdoctor.diagnosis.performance.verdict import run_verdict
 from ddpdoctor.errors import RecordError, UsageError
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.launch.runs.kept_runs import QUIET_FOR_S, live_processes, named_run, written_ago_s
-from ddpdoctor.monitor.last_standstill import raised_its_own, same_cause, tells_the_end
+from ddpdoctor.monitor.last_standstill import is_of_the_end, raised_its_own, same_cause
 from ddpdoctor.monitor.replay import final_snapshot
 from ddpdoctor.monitor.snapshot import FindingView, Snapshot
 from ddpdoctor.profile.watch import RunSource
@@ -85,7 +85,7 @@ def _ended_in(shown: Snapshot, cause: Finding, now: Snapshot) -> Snapshot:
         since_ns, cause = stall.since_ns, msgspec.structs.replace(cause, severity=Severity.ERROR)
         stall = msgspec.structs.replace(stall, may_go_on=False, cut_short=stall.may_go_on)
     others = tuple(
-        view for view in now.findings if not tells_the_end(view.finding) and not same_cause(view.finding, cause)
+        view for view in now.findings if not is_of_the_end(view.finding) and not same_cause(view.finding, cause)
     )
     findings = (FindingView(finding=cause, since_ns=since_ns), *others)
     holding = [view.finding for view in findings if view.until_ns is None]

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.diagnosis.failures.killed_ranks import may_yet_be_told
+from ddpdoctor.diagnosis.failures.killed_ranks import may_yet_be_known
 from ddpdoctor.diagnosis.hosts import only_lost_their_peers
 from ddpdoctor.diagnosis.live.last_steps import with_last_steps
 from ddpdoctor.diagnosis.performance.persistence import FEWEST_STEPS
@@ -33,7 +33,7 @@ from ddpdoctor.launch.job import LaunchedJob
 from ddpdoctor.monitor.duty_cycle import Pace
 from ddpdoctor.monitor.finding_hold import FindingHold
 from ddpdoctor.monitor.history import HistoryWriter
-from ddpdoctor.monitor.last_standstill import LastStandstill, is_suspicion, ran_to_their_ends, tells_the_end
+from ddpdoctor.monitor.last_standstill import LastStandstill, is_of_the_end, is_suspicion, ran_to_their_ends
 from ddpdoctor.monitor.live_run import LiveRun
 from ddpdoctor.monitor.series import Series
 from ddpdoctor.monitor.snapshot import FindingView, Listener, RunState, Snapshot, StallView
@@ -216,7 +216,7 @@ class RunSource:
         if ended_in is not None:
             views = self._checks.with_wait(views, ended_in, record)
         cause = self._last_standstill.cause if stands else None
-        if wait is not None and (told := self._last_wait.told) is not None:
+        if wait is not None and (told := self._last_wait.ended_in) is not None:
             cause = self._checks.of_wait(told, record)
         look = Look(
             now_ns=now_ns,
@@ -342,8 +342,8 @@ class RunSource:
         if unexplained or ((stalled or self._run.is_quiet or moved) and is_due):
             with self._check_pace.work(now_ns):
                 found = self._checks.findings(record, stands=not moved)
-                if any(may_yet_be_told(record, rank) for rank in record.ranks):
-                    found = tuple(finding for finding in found if not tells_the_end(finding))
+                if any(may_yet_be_known(record, rank) for rank in record.ranks):
+                    found = tuple(finding for finding in found if not is_of_the_end(finding))
                 judged = moved and summarise(record).steps >= FEWEST_STEPS
                 self._finding_hold.take(found, now_ns, moved=moved, judged=judged)
             if moved:
@@ -367,7 +367,7 @@ class RunSource:
             return None, None
         self._stalled_since_ns = self._stalled_since_ns or now_ns
         holding = [view.finding for view in views if view.until_ns is None]
-        finding = self._checks.telling(divergence, record, holding)
+        finding = self._checks.of_divergence(divergence, record, holding)
         return stall_view(divergence, finding, record, self._stalled_since_ns), finding
 
     def _culprit(self) -> int | None:

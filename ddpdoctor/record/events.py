@@ -196,7 +196,7 @@ class LateBatchNorms(Event, frozen=True, kw_only=True):
     """All that are by now."""
 
 
-class Sample(Event, frozen=True, kw_only=True):
+class DatasetSample(Event, frozen=True, kw_only=True, tag="sample"):
     """As in ``data.SampleProbe``, of the data set that has such a type and length."""
 
     dataset_type: str

@@ -22,13 +22,13 @@ def headline(raised: RankException) -> str:
     message = raised.message.strip()
     passed_on = _PASSED_ON.match(message)
     if passed_on is not None:
-        said = _said(message, passed_on["type"])
+        said = _worker_message(message, passed_on["type"])
         if said:
             return f"{said} ({_origin(message)}{passed_on['where']})"
     return message.partition("\n")[0]
 
 
-def _said(message: str, kind: str) -> str:
+def _worker_message(message: str, kind: str) -> str:
     """Return what stands behind the name of the exception under the worker's traceback."""
     lines = re.findall(rf"^(?:[\w.]+\.)?{kind}: ([^\n]+)$", message, re.MULTILINE)
     return lines[-1].strip() if lines else ""

@@ -13,7 +13,7 @@ from .descriptors import private_descriptor
 
 MOST_EVENT_BYTES = 1 << 28
 """No event is written once the file of a process is so large …"""
-TELL_THE_END = frozenset({"exit", "os_exit", "raised", "ended"})
+END_EVENTS = frozenset({"exit", "os_exit", "raised", "ended"})
 """… but for the few that tell how it ended."""
 
 
@@ -46,7 +46,7 @@ class EventWriter:
         """Append one event; ``fields`` must be JSON values."""
         if self._unopened:
             self.open()
-        if self._broken or (self.moved_bytes > MOST_EVENT_BYTES and event not in TELL_THE_END):
+        if self._broken or (self.moved_bytes > MOST_EVENT_BYTES and event not in END_EVENTS):
             self.lost += 1
             return
         fields["event"] = event

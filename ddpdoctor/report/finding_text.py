@@ -132,7 +132,7 @@ def _aside(fact: Fact, finding: Finding, root: str) -> str:
     one.
     """
     if fact.stack:
-        frames = _telling(fact.stack)[:STACK_FRAMES]
+        frames = _user_frames(fact.stack)[:STACK_FRAMES]
         chain = [f"{one_line(shown_path(frame.file, root))}:{frame.line}" for frame in frames]
         return f" ({' <- '.join(chain)})"
     if fact.location is None:
@@ -155,7 +155,7 @@ def _stack_columns(facts: Sequence[Fact], root: str, width: int) -> list[Text]:
         columns, column_width = 1, width - 2
     alike: dict[tuple[str, tuple[Frame, ...]], list[Fact]] = {}
     for fact in facts:
-        alike.setdefault((_said(fact), fact.stack), []).append(fact)
+        alike.setdefault((_fact_text(fact), fact.stack), []).append(fact)
     groups = list(alike.values())
     lines: list[Text] = []
     for start in range(0, len(groups), columns):
@@ -166,20 +166,20 @@ def _stack_columns(facts: Sequence[Fact], root: str, width: int) -> list[Text]:
     return lines
 
 
-def _telling(stack: Sequence[Frame]) -> list[Frame]:
+def _user_frames(stack: Sequence[Frame]) -> list[Frame]:
     """Return the frames in the user's code; all of them where none is."""
     return [frame for frame in stack if in_user_code(frame.file)] or list(stack)
 
 
-def _said(fact: Fact) -> str:
+def _fact_text(fact: Fact) -> str:
     return one_line(fact.text).removeprefix(f"rank {fact.rank} ")
 
 
 def _stack(alike: Sequence[Fact], root: str, width: int) -> list[Text]:
     fact = alike[0]
     ranks = named_ranks([fact.rank for fact in alike if fact.rank is not None])
-    lines = [*paragraph(Text(ranks, "bold"), width, indent=0), *paragraph(Text(_said(fact)), width, indent=0)]
-    frames = _telling(fact.stack)
+    lines = [*paragraph(Text(ranks, "bold"), width, indent=0), *paragraph(Text(_fact_text(fact)), width, indent=0)]
+    frames = _user_frames(fact.stack)
     for number, frame in enumerate(frames[:STACK_FRAMES]):
         lines.append(_frame(frame, root, width))
         code = visible(line_of(frame.file, frame.line)).strip()

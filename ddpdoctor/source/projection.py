@@ -132,7 +132,7 @@ def _project(script: Script) -> Projection:
     except RecursionError:
         machine.effort.cut[script.entry.tree] = f"code that is nested too deeply ({script.path})"
     events = tuple(machine.events[number] for number in sorted(machine.events))
-    return Projection(machine, events, tuple(machine.exits), tuple(walks), machine.effort.in_words())
+    return Projection(machine, events, tuple(machine.exits), tuple(walks), machine.effort.cut_functions())
 
 
 def _walk(machine: Machine, run: Callable[[], None]) -> Walk:

@@ -220,7 +220,7 @@ def is_first_rank_name(name: str) -> bool:
 
 
 @lru_cache(maxsize=4_096)
-def speaks_of_ranks(text: str) -> bool:
+def text_hints_at_ranks(text: str) -> bool:
     """Return whether the text of a condition hints at a rank test that could not be resolved."""
     return _RANK_WORDS.search(text) is not None
 

@@ -16,10 +16,10 @@ import pytest
 from _pytest.outcomes import Failed
 
 from ddpdoctor.testing import layout
+from ddpdoctor.testing.failure_text import failure_text
 from ddpdoctor.testing.layout import Body
 from ddpdoctor.testing.marks import DdpMark, mark_of
 from ddpdoctor.testing.run_test import RankEnd, TestEnd, run_test
-from ddpdoctor.testing.told import told
 from ddpdoctor.testing.warm_ranks import RanksFailedToStart, WarmRanks
 
 _warm_key = pytest.StashKey[WarmRanks]()
@@ -220,7 +220,7 @@ def _judge(end: TestEnd, mark: DdpMark) -> None:
         if set(outcomes) == {"xfailed"}:
             pytest.xfail(results[0]["reason"])
     kind = _SeenInDebugger if end.debugged else RanksFailed
-    raise kind(told(end, outcomes, mark), pytrace=False)
+    raise kind(failure_text(end, outcomes, mark), pytrace=False)
 
 
 def _outcome(rank: RankEnd) -> str:

@@ -164,13 +164,13 @@ def _shown(error: BaseException, test: dict[str, Any]) -> tuple[str, str]:
     shown = info.getrepr(
         style="value" if plain else "long" if test["style"] == "auto" else test["style"],
         showlocals=test["locals"],
-        tbfilter=lambda info: _telling(info.traceback, whole=test["style"] != "auto"),
+        tbfilter=lambda info: _without_own_frames(info.traceback, whole=test["style"] != "auto"),
     )
     crash = shown.reprcrash
     return _indented(str(shown)), crash.message if crash is not None else text_of(error)
 
 
-def _telling(trace: Any, *, whole: bool) -> Any:
+def _without_own_frames(trace: Any, *, whole: bool) -> Any:
     """Return a traceback without our own lines, and unless asked for without torch's where it called what failed."""
     own = trace.filter(lambda entry: not str(entry.path).startswith(_OURS)) or trace
     return own if whole else own.filter(lambda entry: _TORCH not in str(entry.path)) or own

@@ -275,7 +275,7 @@ class _Run:
         return self._judged
 
     def _tell(self) -> None:
-        told = self._eyes().told(self._end.stopped, self._statuses())
+        told = self._eyes().texts(self._end.stopped, self._statuses())
         self._end.verdict, self._end.account = told
 
     def _statuses(self) -> dict[int, int]:

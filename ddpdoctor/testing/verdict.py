@@ -61,7 +61,7 @@ class JudgedRanks:
         record = self._ranks.record(self._job)
         return find_divergence(record) is not None or _has_raised(record) or bool(record.wraps and _findings(record))
 
-    def told(self, stopped: str, statuses: dict[int, int]) -> tuple[str, str]:
+    def texts(self, stopped: str, statuses: dict[int, int]) -> tuple[str, str]:
         """Return what is wrong, in one line and at length; empty where nothing that a check speaks for."""
         self._statuses = statuses
         self._ranks.note_the_gone()

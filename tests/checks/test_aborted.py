@@ -10,7 +10,7 @@ import pytest
 
 from ddpdoctor.checks.collectives import collective_mismatch, rank_divergent_collective
 from ddpdoctor.checks.death import killed_rank, root_exception
-from ddpdoctor.diagnosis.failures.killed_ranks import may_yet_be_told
+from ddpdoctor.diagnosis.failures.killed_ranks import may_yet_be_known
 from ddpdoctor.finding import Finding, Frame
 from ddpdoctor.record.model import Rank, RankException, Site
 from ddpdoctor.record.streams.measured import RankHeartbeat
@@ -135,7 +135,7 @@ def test_a_rank_that_crashed_just_now_is_not_called_killed_before_its_peers_have
     crashed = Rank(rank=1, end="signalled", signal=signal.SIGABRT, ended_ns=record.job.ended_ns - SECOND_NS, pid=42)
     running = Rank(rank=0, end="running")
     before = msgspec.structs.replace(crashed, ended_ns=record.job.ended_ns - 3 * SECOND_NS)
-    told = [may_yet_be_told(alone.record(ranks=(running, rank)), rank) for rank in (crashed, before)]
+    told = [may_yet_be_known(alone.record(ranks=(running, rank)), rank) for rank in (crashed, before)]
     assert told == [True, False]
     (finding,) = found(alone, running, crashed, steps=(5, 5))
     assert finding.code == "DDP703", "at the end it is told at once"

@@ -16,7 +16,7 @@ from ddpdoctor.checks.collectives import (
     subset_new_group,
 )
 from ddpdoctor.checks.collectives.collective_mismatch.run import find_model_mismatch
-from ddpdoctor.finding import Confirmed, Finding, Refuted, SaidOfRun, Severity
+from ddpdoctor.finding import Confirmed, Finding, FoundInRun, Refuted, Severity
 from ddpdoctor.record.streams.collectives import Group
 from ddpdoctor.record.streams.training import Backward
 from ddpdoctor.record.streams.waits import OutsiderCall, ReducedLoss
@@ -26,7 +26,7 @@ from tests.diagnosis.test_causes import LOOP_LINE, forwards, on_loader
 DIFFER = "DDP expects same model across all ranks, but Rank 1 has 6 params, while rank 0 has inconsistent {} params."
 
 
-def only(results: Iterable[SaidOfRun]) -> Finding:
+def only(results: Iterable[FoundInRun]) -> Finding:
     (finding,) = results
     assert isinstance(finding, Finding)
     return finding
@@ -73,7 +73,7 @@ def trained(job: JobBuilder, steps: int, reduces: Iterable[int], line: int = 50)
     return job
 
 
-def said_of(job: JobBuilder) -> list[SaidOfRun]:
+def said_of(job: JobBuilder) -> list[FoundInRun]:
     return list(barrier_in_hot_loop.in_run(job.record()))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ddpdoctor.diagnosis.live.lasting_waits import told_wait
+from ddpdoctor.diagnosis.live.lasting_waits import wait_text
 from ddpdoctor.diagnosis.live.verdict import VerdictMemory, live_verdict
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.streams.measured import RankHeartbeat
@@ -30,7 +30,7 @@ def said(*inside: Frame, restless: bool = False) -> str:
     ranks = tuple(msgspec.structs.replace(rank, restless=restless and rank.rank == 1) for rank in record.ranks)
     assert live_verdict(memory, msgspec.structs.replace(record, ranks=ranks), job.now_ns) is None
     assert memory.wait is not None
-    return told_wait(memory.wait, job.now_ns)
+    return wait_text(memory.wait, job.now_ns)
 
 
 def test_a_rank_whose_process_does_a_little_beside_it_is_not_called_busy() -> None:
@@ -86,7 +86,7 @@ def told_from(*seen: int, store: bool = False) -> str:
     )
     live_verdict(memory, record, job.now_ns)
     assert memory.wait is not None
-    return told_wait(memory.wait, job.now_ns)
+    return wait_text(memory.wait, job.now_ns)
 
 
 def test_of_ranks_that_are_not_seen_nobody_is_accused() -> None:

@@ -3,13 +3,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ddpdoctor.diagnosis.live.liveness import Sample, Standing, at_rest, judge_liveness, stands_on
+from ddpdoctor.diagnosis.live.liveness import ProcessSample, Standing, at_rest, judge_liveness, stands_on
 
 
-def samples(seconds: int, cpu_ns: int = 0, io_bytes: int = 0, stacks: str = "a") -> list[Sample]:
+def samples(seconds: int, cpu_ns: int = 0, io_bytes: int = 0, stacks: str = "a") -> list[ProcessSample]:
     """One sample a second; the counters grow evenly, the stacks repeat."""
     return [
-        Sample(
+        ProcessSample(
             time_ns=second * 1_000_000_000,
             cpu_ns=second * cpu_ns,
             io_bytes=second * io_bytes,
@@ -36,11 +36,11 @@ def test_a_rank_without_any_sign_of_life_is_stuck() -> None:
     ],
     ids=["nothing seen", "too short", "computes", "reads", "moves", "no stack"],
 )
-def test_any_sign_of_life_is_busy(seen: list[Sample]) -> None:
+def test_any_sign_of_life_is_busy(seen: list[ProcessSample]) -> None:
     assert judge_liveness(seen, 5.0) == "busy"
 
 
-def woken(runs_per_s: int, of: str = "main") -> list[Sample]:
+def woken(runs_per_s: int, of: str = "main") -> list[ProcessSample]:
     """Six seconds in which a thread was given a core so often, which no counter of files or of the CPU tells."""
     counted = [sample.time_ns // 10**9 * runs_per_s for sample in samples(6)]
     return [
@@ -75,7 +75,7 @@ def test_a_child_that_came_or_went_meanwhile_was_woken_by_nobody() -> None:
 def test_only_the_last_seconds_count() -> None:
     busy = samples(3, cpu_ns=1_000_000_000)
     idle = [
-        Sample(time_ns=(4 + second) * 1_000_000_000, cpu_ns=3_000_000_000, io_bytes=0, stack_hash="a")
+        ProcessSample(time_ns=(4 + second) * 1_000_000_000, cpu_ns=3_000_000_000, io_bytes=0, stack_hash="a")
         for second in range(6)
     ]
     assert judge_liveness(busy + idle, 5.0) == "stuck"
@@ -91,11 +91,11 @@ def test_a_rank_that_only_asks_and_sleeps_is_at_rest_whatever_its_stack() -> Non
     [[], samples(4), samples(6, cpu_ns=200_000_000), samples(6, io_bytes=1)],
     ids=["nothing seen", "too short", "computes", "reads"],
 )
-def test_whoever_computes_or_reads_may_make_what_a_rank_asks_for(seen: list[Sample]) -> None:
+def test_whoever_computes_or_reads_may_make_what_a_rank_asks_for(seen: list[ProcessSample]) -> None:
     assert not at_rest(seen, 5.0)
 
 
-START = Sample(time_ns=0, cpu_ns=0, io_bytes=0, stack_hash="a", main_runs=0)
+START = ProcessSample(time_ns=0, cpu_ns=0, io_bytes=0, stack_hash="a", main_runs=0)
 
 
 def standing(seconds: int, **growing: int) -> Standing:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from ddpdoctor.cli.main import ddpdoctor
 from ddpdoctor.errors import UsageError
 from ddpdoctor.launch.runs.created_files import CHANGED, HOLDS_OTHERS, IN_USE
-from ddpdoctor.launch.runs.leftovers import clean_up, leftovers, told
+from ddpdoctor.launch.runs.leftovers import clean_up, leftovers, leftovers_text
 from ddpdoctor.launch.runs.owner import OWNER_FILE, this_process
 from ddpdoctor.launch.runs.run_directory import state_directory
 from ddpdoctor.probe.rehearsal.files.created_log import CreatedFiles
@@ -60,7 +60,7 @@ def killed(tmp_path: Path) -> Callable[..., Path]:
 
 def test_what_is_left_is_told_and_stays_until_it_is_cleaned(killed: Callable[..., Path]) -> None:
     project = killed()
-    assert "ckpt.pt and 3 more; `ddpdoctor clean`" in told(leftovers())
+    assert "ckpt.pt and 3 more; `ddpdoctor clean`" in leftovers_text(leftovers())
     assert len(list(project.rglob("*"))) == 4
     (leftover,) = leftovers()
     assert clean_up(leftover).left == ()
@@ -114,7 +114,7 @@ def test_once_all_is_the_users_nothing_is_told_and_the_record_goes(killed: Calla
     project = killed()
     for name in ("ckpt.pt", "metrics.csv", "runs/a"):
         (project / name).write_text("of the real training")
-    assert told(leftovers()) == ""
+    assert leftovers_text(leftovers()) == ""
     assert list((state_directory() / "runs").iterdir()) == []
     assert len(list(project.rglob("*"))) == 4
 
@@ -124,7 +124,7 @@ def test_the_run_of_another_machine_is_shown_and_never_touched(
     killed: Callable[..., Path], owner: dict[str, str]
 ) -> None:
     project = killed(**owner)
-    assert told(leftovers()) == ""
+    assert leftovers_text(leftovers()) == ""
     done = CliRunner().invoke(ddpdoctor, ["clean", "--yes"])
     assert done.exit_code == 0
     assert "is not touched: it was started on " in done.output

@@ -251,7 +251,7 @@ def test_how_a_process_ends_is_told_before_what_takes_time(tmp_path: Path) -> No
 
     journal = Journal(str(tmp_path), {"kind": "run"})
     end = ProcessEnd(journal)
-    end.before_telling, end.after_telling = (lambda: journal.event("rows")), (lambda: journal.event("recorder"))
+    end.before_report, end.after_report = (lambda: journal.event("rows")), (lambda: journal.event("recorder"))
     end.report(ValueError("bad batch"))
     assert [event["event"] for _, event in RunFiles(tmp_path).poll()] == ["rows", "raised", "recorder"]
 

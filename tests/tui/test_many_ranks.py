@@ -28,7 +28,7 @@ def _lines(view: View, width: int = 160, height: int = 45) -> list[str]:
 
 def test_the_worst_come_first_and_nodes_that_are_alike_are_one_line(big: Snapshot) -> None:
     rows = node_rows(nodes_of(View(snapshot=big, page="ranks")))
-    told = [(row.nodes[0].name if len(row.nodes) == 1 else len(row.nodes), row.told, row.worst.rank) for row in rows]
+    told = [(row.nodes[0].name if len(row.nodes) == 1 else len(row.nodes), row.summary, row.worst.rank) for row in rows]
     assert told == [
         ("node-320", "to blame", 2560),
         ("node-30", "1 of 8 ranks gone", 242),

@@ -41,7 +41,7 @@ class Node:
         rank, heat = self.ranks[index], self.heat[index]
         return (not rank.culprit, rank.alive or rank.state == "finished", -(heat or 0))
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """Return what is the matter, in words that are the same for nodes that are alike."""
         ranks = len(self.ranks)
         gone = sum(not rank.alive and rank.state != "finished" for rank in self.ranks)
@@ -57,7 +57,7 @@ class NodeRow:
     """A node, or several that are alike."""
 
     nodes: tuple[Node, ...]
-    told: str
+    summary: str
 
     @property
     def worst(self) -> RankView:
@@ -101,16 +101,16 @@ def node_rows(nodes: Sequence[Node]) -> list[NodeRow]:
     """
     alike: dict[tuple[str, int], list[Node]] = {}
     for node in nodes:
-        told = node.told()
-        hottest = max((heat or 0 for heat in node.heat), default=0) if told else 0
-        alike.setdefault((told, hottest), []).append(node)
+        summary = node.summary()
+        hottest = max((heat or 0 for heat in node.heat), default=0) if summary else 0
+        alike.setdefault((summary, hottest), []).append(node)
     rows = []
-    for (told, _), members in alike.items():
-        if told and len(members) <= SHOWN_ALONE:
-            rows += [NodeRow((node,), told) for node in members]
+    for (summary, _), members in alike.items():
+        if summary and len(members) <= SHOWN_ALONE:
+            rows += [NodeRow((node,), summary) for node in members]
         else:
-            rows.append(NodeRow(tuple(members), told))
-    return sorted(rows, key=lambda row: (not row.told, row.nodes[0].badness(row.nodes[0].worst)))
+            rows.append(NodeRow(tuple(members), summary))
+    return sorted(rows, key=lambda row: (not row.summary, row.nodes[0].badness(row.nodes[0].worst)))
 
 
 def _heat_now(rank: RankView) -> int | None:
@@ -136,8 +136,8 @@ def _columns(view: View) -> list[Column[NodeRow]]:
         text = row.nodes[0].name if len(row.nodes) == 1 else f"{len(row.nodes)} nodes"
         return line(Cell(f"{text}{sign}", "bad" if row.worst.culprit else "strong"))
 
-    def told(row: NodeRow, width: int) -> Cell:
-        return Cell(row.told or "alike", "warning" if row.told else "dim")
+    def summary(row: NodeRow, width: int) -> Cell:
+        return Cell(row.summary or "alike", "warning" if row.summary else "dim")
 
     def ranks(row: NodeRow, width: int) -> Cell:
         return Cell(rank_list(tuple(rank.rank for node in row.nodes for rank in node.ranks), 3).removeprefix("ranks "))
@@ -145,7 +145,7 @@ def _columns(view: View) -> list[Column[NodeRow]]:
     def worst(row: NodeRow, width: int) -> Line:
         rank = row.worst
         text = shown(rank.state)
-        if not row.told:
+        if not row.summary:
             states = Counter(rank.state for node in row.nodes for rank in node.ranks)
             text = "mostly " + shown(states.most_common(1)[0][0])
             return line(Cell(text, "dim"))
@@ -163,7 +163,7 @@ def _columns(view: View) -> list[Column[NodeRow]]:
     return [
         Column(name="node", title="node", width=11, most=18, importance=1, cell=name),
         Column(name="ranks", title="ranks", width=12, most=24, importance=4, cell=ranks),
-        Column(name="told", title="", width=18, most=30, importance=2, cell=told),
+        Column(name="told", title="", width=18, most=30, importance=2, cell=summary),
         figure_column("late", "late", late_ns, duration, figure, width=7, importance=3),
         figure_column("median", "median", step_ns, duration, figure, width=7, importance=6),
         figure_column("waits", "waits", waiting_ns, duration, figure, width=7, importance=7),

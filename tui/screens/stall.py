@@ -21,7 +21,7 @@ def paint_stall(view: View, width: int, height: int) -> Painting:
         return stacked(height, _moving(view, width))
     edge = Cell(f"{view.glyphs.cursor if not view.glyphs.plain else view.glyphs.bar_between} ", "edge.bad")
     title = shown(stall.title)
-    told = [line(edge, *cells) for cells in _told(stall, view, title, width - 2)]
+    told = [line(edge, *cells) for cells in _body(stall, view, title, width - 2)]
     sides = sorted(stall.sides, key=lambda side: not side.culprit)
     beside_each_other = _sides(sides, view, width)
     room = height - len(told) - len(beside_each_other) - 1
@@ -54,7 +54,7 @@ def _ranks(view: View, width: int, room: int) -> list[Line]:
     return lines
 
 
-def _told(stall: StallView, view: View, title: str, width: int) -> list[Line]:
+def _body(stall: StallView, view: View, title: str, width: int) -> list[Line]:
     ended = view.snapshot.state == "ended"
     badge = Cell(" ENDED " if ended else " STALLED ", "badge.bad")
     lines = paragraph(title[:1].upper() + title[1:], width - 10, "strong", badge)
@@ -132,7 +132,7 @@ def _moving(view: View, width: int) -> list[Line]:
     snapshot = view.snapshot
     return [
         heading("Stall", width, view.glyphs),
-        line(Cell(f"  {view.glyphs.good} ", "good"), Cell(_said(snapshot), "")),
+        line(Cell(f"  {view.glyphs.good} ", "good"), Cell(_no_stall(snapshot), "")),
         EMPTY,
         *paragraph(
             "This page opens when ranks wait for each other and cannot continue: it shows who waits for whom, their "
@@ -144,7 +144,7 @@ def _moving(view: View, width: int) -> list[Line]:
     ]
 
 
-def _said(snapshot: Snapshot) -> str:
+def _no_stall(snapshot: Snapshot) -> str:
     if snapshot.state == "waiting":
         return "no rank has trained a step yet"
     if snapshot.state == "ended":

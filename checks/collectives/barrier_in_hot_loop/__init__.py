@@ -37,7 +37,7 @@ import msgspec
 
 from ddpdoctor.check import Check
 from ddpdoctor.checks.collectives.barrier_in_hot_loop.source import every_step
-from ddpdoctor.finding import Fact, Finding, SaidOfRun, Severity
+from ddpdoctor.finding import Fact, Finding, FoundInRun, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
 
@@ -79,7 +79,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         )
 
 
-def in_run(record: RunRecord) -> Iterator[SaidOfRun]:
+def in_run(record: RunRecord) -> Iterator[FoundInRun]:
     """Report barriers that followed every training step, with what they cost where that is known; count reductions."""
     if record.job.kind == "run":
         yield from _in_live_run(record)

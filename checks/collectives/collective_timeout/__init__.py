@@ -64,7 +64,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         facts.append(Fact(text=text, basis=record.job.kind, numbers={"sequence": struck.agreed}))
     yield CHECK.finding(
         record.job.kind,
-        _told(struck),
+        _title(struck),
         remedy=f"Look at what {rank_list(struck.absent)} did meanwhile: divide that work, or give the group a timeout "
         "that covers it."
         if struck.absent
@@ -75,7 +75,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     )
 
 
-def _told(struck: TimedOut) -> str:
+def _title(struck: TimedOut) -> str:
     from ddpdoctor.diagnosis.wording import duration_text, place, rank_list
 
     what = {"": "a collective", "gradients": "the reduction of gradients"}.get(struck.kind, struck.kind)

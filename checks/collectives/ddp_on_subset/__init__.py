@@ -31,7 +31,7 @@ from ddpdoctor.check import Check
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.divergence import finding_of, partings_by
-from ddpdoctor.source.ranks.ranks import spoken
+from ddpdoctor.source.ranks.ranks import ranks_text
 from ddpdoctor.source.script.script import Script
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ def in_source(script: Script) -> Iterator[Finding]:
             CHECK,
             parting,
             _REMEDY,
-            f"only {spoken(parting.running)} of 4 can build DDP here, on the default group of all ranks; "
-            f"{spoken(parting.missing)} cannot",
+            f"only {ranks_text(parting.running)} of 4 can build DDP here, on the default group of all ranks; "
+            f"{ranks_text(parting.missing)} cannot",
         )
 
 

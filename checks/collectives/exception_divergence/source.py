@@ -11,7 +11,7 @@ import msgspec
 from ddpdoctor.finding import Location
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.queries.sync_points import function_around, led_through, meetings, reported_lines
+from ddpdoctor.source.queries.sync_points import events_through, function_around, reported_lines, sync_events
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.syntax_index import descend, last_name
 
@@ -49,7 +49,7 @@ class Swallowed(msgspec.Struct, frozen=True, kw_only=True):
 
 def swallowed(projection: Projection) -> Iterator[Swallowed]:
     """Handlers of failures that may hit one rank alone, which skip a collective and continue."""
-    events = [event for event in meetings(projection) if event.name not in _SETTING_UP and not event.in_parent]
+    events = [event for event in sync_events(projection) if event.name not in _SETTING_UP and not event.in_parent]
     told = reported_lines(projection)
     for module in projection.machine.script.modules if events else ():
         for node in module.index.of(ast.Try):
@@ -71,7 +71,7 @@ def _swallows(module: Module, handler: ast.ExceptHandler, events: Sequence[Event
     """Return whether a rank continues after a failure of its own without notifying the others."""
     if not _catches_local_failures(handler) or _ends(handler.body):
         return False
-    return not any(led_through(events, module, handler.lineno, handler.end_lineno or handler.lineno))
+    return not any(events_through(events, module, handler.lineno, handler.end_lineno or handler.lineno))
 
 
 def _makes_up_for(handler: ast.ExceptHandler, missed: Event) -> bool:
@@ -84,7 +84,7 @@ def _makes_up_for(handler: ast.ExceptHandler, missed: Event) -> bool:
 def _missed(module: Module, node: ast.Try, events: Sequence[Event]) -> Event | None:
     """Return the collective that a failure in the body skips, when more of them follow."""
     first, last = node.body[0].lineno, node.body[-1].end_lineno or node.body[-1].lineno
-    inside = list(led_through(events, module, first, last))
+    inside = list(events_through(events, module, first, last))
     loop = _loop_around(module, node)
     if inside and _only_calls(node.body, inside):
         return None
@@ -95,11 +95,11 @@ def _missed(module: Module, node: ast.Try, events: Sequence[Event]) -> Event | N
         return None
     leaving = {type(handler.body[-1]) for handler in node.handlers}
     if leaving & {ast.Continue, ast.Break}:
-        behind = next(led_through(events, module, last + 1, loop.end_lineno or last), None)
+        behind = next(events_through(events, module, last + 1, loop.end_lineno or last), None)
         if behind is not None:
             return behind
     if leaving & {ast.Break, ast.Return}:  # The next turns are missed whole.
-        return next(led_through(events, module, loop.body[0].lineno, node.lineno), None)
+        return next(events_through(events, module, loop.body[0].lineno, node.lineno), None)
     return None
 
 

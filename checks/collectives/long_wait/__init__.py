@@ -89,7 +89,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
     if record.job.kind == "run":
         for lived, timeout_ns in live_waits_run.long_waits(record):
-            title = f"{live_waits_run.told(lived)}; the timeout is {duration_text(timeout_ns)}"
+            title = f"{live_waits_run.wait_text(lived)}; the timeout is {duration_text(timeout_ns)}"
             places = (site_location(lived.site), site_location(lived.late_site))
             yield _finding(record, title, places, lived.late, lived.waited_ns, timeout_ns)
         return
@@ -97,7 +97,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     if wait is not None:
         busy = None if wait.before is None else location_of(wait.before.line)
         places = (location_of(wait.turn.line), busy)
-        found = _finding(record, long_waits.told(wait), places, wait.late, wait.waited_ns, wait.timeout_ns)
+        found = _finding(record, long_waits.wait_text(wait), places, wait.late, wait.waited_ns, wait.timeout_ns)
         yield msgspec.structs.replace(found, severity=Severity.ERROR) if wait.timed_out else found
 
 

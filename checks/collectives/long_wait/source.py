@@ -12,7 +12,7 @@ from ddpdoctor.finding import Location
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.queries.sync_points import function_around, led_through, meetings
+from ddpdoctor.source.queries.sync_points import events_through, function_around, sync_events
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.syntax_index import descend, last_name
 
@@ -41,7 +41,7 @@ class LongWait(msgspec.Struct, frozen=True, kw_only=True):
 
 def long_waits(projection: Projection) -> Iterator[LongWait]:
     """Generation and preprocessing on the first rank, in a script that keeps the default timeout."""
-    events = [event for event in meetings(projection) if event.ranks == ALL_RANKS and not event.in_parent]
+    events = [event for event in sync_events(projection) if event.ranks == ALL_RANKS and not event.in_parent]
     set_up = (event for event in projection.of_kind("collective") if event.name == "init_process_group")
     if any("timeout" in event.named for event in set_up):
         return
@@ -98,16 +98,16 @@ def _next_meeting(module: Module, node: ast.If, events: Sequence[Event]) -> Even
     """Return the collective that the others come to meanwhile: further down in the function, or in the next turn of a
     loop.
     """
-    if any(led_through(events, module, node.lineno, node.end_lineno or node.lineno)):
+    if any(events_through(events, module, node.lineno, node.end_lineno or node.lineno)):
         return None
     function = function_around(module, node)
     last = getattr(function, "end_lineno", None) or len(module.lines)
-    behind = next(led_through(events, module, (node.end_lineno or node.lineno) + 1, last), None)
+    behind = next(events_through(events, module, (node.end_lineno or node.lineno) + 1, last), None)
     if behind is not None:
         return behind
     for around in module.ancestors(node):
         if around is function:
             break
         if isinstance(around, (ast.For, ast.While)):
-            return next(led_through(events, module, around.lineno, node.lineno), None)
+            return next(events_through(events, module, around.lineno, node.lineno), None)
     return None

@@ -36,7 +36,7 @@ from ddpdoctor.checks.collectives.rank_zero_forward.source import lone_forwards
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.divergence import finding_of, partings_by
-from ddpdoctor.source.ranks.ranks import spoken
+from ddpdoctor.source.ranks.ranks import ranks_text
 from ddpdoctor.source.script.script import Script
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ def in_source(script: Script) -> Iterator[Finding]:
     for lone in lone_forwards(projection):
         yield CHECK.finding(
             "source",
-            f"this forward of a DDP model with buffers is run by {spoken(lone.ranks)} of 4 only: without gradients it "
-            "works only as long as its buffer broadcast is paired with the next one of training",
+            f"this forward of a DDP model with buffers is run by {ranks_text(lone.ranks)} of 4 only: without gradients "
+            "it works only as long as its buffer broadcast is paired with the next one of training",
             remedy=_REMEDY,
             locations=(lone.location,) if lone.condition_location is None else (lone.location, lone.condition_location),
             evidence=(

@@ -77,7 +77,7 @@ def unfit_timeouts(record: RunRecord) -> Iterator[tuple[LiveWait, int]]:
                 yield wait, number
 
 
-def told(wait: LiveWait) -> str:
+def wait_text(wait: LiveWait) -> str:
     """Say who waits or waited how long for whom."""
     done = verb(wait.waiting, "has waited", "have waited") if wait.lasts else "waited"
     what = "backward" if wait.kind == GRADIENTS else wait.kind

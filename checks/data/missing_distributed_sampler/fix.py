@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from ddpdoctor.checks.data.shared.epochs_source import loop_of_epochs
-from ddpdoctor.checks.data.shared.set_epoch_fix import tell_epoch_through
+from ddpdoctor.checks.data.shared.set_epoch_fix import set_epoch_through
 from ddpdoctor.finding import Finding
 from ddpdoctor.fix.edits import Edit, Fix, imported, with_keyword
 from ddpdoctor.source.interpreter.values import NONE, constant
@@ -33,7 +33,7 @@ def divide(feeding: Feeding, finding: Finding) -> Iterator[Fix]:
     if edits is None:
         return
     epochs = loop_of_epochs(feeding)
-    told = tell_epoch_through(module, call, epochs, "sampler") if shuffles and epochs is not None else None
+    told = set_epoch_through(module, call, epochs, "sampler") if shuffles and epochs is not None else None
     yield Fix(
         code=finding.code,
         description=f"give the loader sampler={sampler}" + (", and set its epoch" if told else ""),

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
 from ddpdoctor.checks.data.shared.epochs_source import forgotten_epochs
-from ddpdoctor.checks.data.shared.set_epoch_fix import tell_epoch
+from ddpdoctor.checks.data.shared.set_epoch_fix import set_epoch_fix
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.fix.edits import Fix
 from ddpdoctor.source.projection import whole_projection
@@ -77,7 +77,7 @@ def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
     """Offer to tell the sampler the epoch."""
     for forgotten in forgotten_epochs(whole_projection(script)):
         if forgotten.loader.module.location(forgotten.loader.node) == finding.location:
-            yield from tell_epoch(forgotten, finding)
+            yield from set_epoch_fix(forgotten, finding)
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:

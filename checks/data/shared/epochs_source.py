@@ -26,7 +26,7 @@ class ForgottenEpoch(msgspec.Struct, frozen=True, eq=False):
 
 def forgotten_epochs(projection: Projection) -> Iterator[ForgottenEpoch]:
     """Samplers that shuffle, feed training in several epochs, and on which ``set_epoch`` is certainly never called."""
-    told = _told(projection)
+    told = _samplers_with_epoch(projection)
     if told is None:
         return
     constant_calls = any(event.kind == "set-epoch" and _says_the_same(event) for event in projection.events)
@@ -49,7 +49,7 @@ def _shuffles(sampler: Event) -> bool:
     return shuffle is None or constant(shuffle) is True
 
 
-def _told(projection: Projection) -> set[int] | None:
+def _samplers_with_epoch(projection: Projection) -> set[int] | None:
     """Numbers of the samplers that are reported their epoch; None when a call cannot be assigned to a sampler."""
     told: set[int] = set()
     walked: set[ast.AST] = set()

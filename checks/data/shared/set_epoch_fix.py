@@ -15,7 +15,7 @@ _COUNTING = frozenset({"range", "trange"})
 _WRAPPING = frozenset({"tqdm", "track"})
 
 
-def tell_epoch(forgotten: ForgottenEpoch, finding: Finding) -> Iterator[Fix]:
+def set_epoch_fix(forgotten: ForgottenEpoch, finding: Finding) -> Iterator[Fix]:
     """Call ``set_epoch`` first thing in the loop of epochs.
 
     Nothing is offered unless the loop counts with one name, and the sampler has one name, is bound to it once, and is
@@ -38,10 +38,8 @@ def tell_epoch(forgotten: ForgottenEpoch, finding: Finding) -> Iterator[Fix]:
         )
 
 
-def tell_epoch_through(module: Module, loader: ast.AST, around: LoopAround, attribute: str) -> Edit | None:
-    """Return the call of ``set_epoch`` on the sampler of a loader that has a name; None where ``tell_epoch`` would not
-    fit.
-    """
+def set_epoch_through(module: Module, loader: ast.AST, around: LoopAround, attribute: str) -> Edit | None:
+    """Return the call of ``set_epoch`` on the sampler of a loader with a name; None as ``set_epoch_fix``."""
     loop = around.node
     if around.module is not module or not isinstance(loop, ast.For):
         return None

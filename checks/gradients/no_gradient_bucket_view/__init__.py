@@ -42,7 +42,7 @@ CHECK = Check(
     needs=frozenset({"wraps"}),
     triggers=("DistributedDataParallel",),
 )
-WORTH_SAYING_BYTES = 100_000_000
+WORTH_REPORTING_BYTES = 100_000_000
 """Bytes of gradients from which the second copy is worth a line."""
 BYTES_PER_PARAMETER = 4
 
@@ -55,7 +55,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         if module is None or not wrap.complete or "gradient_as_bucket_view" in wrap.named:
             continue
         size_bytes = known_parameters(projection.machine, module) * BYTES_PER_PARAMETER
-        if size_bytes < WORTH_SAYING_BYTES:
+        if size_bytes < WORTH_REPORTING_BYTES:
             continue
         place = wrap.module.location(wrap.node)
         yield CHECK.finding(
@@ -79,7 +79,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     from ddpdoctor.checks.gradients.shared.wrap_options_run import gradient_copies
 
     for copies in gradient_copies(record):
-        if copies.size_bytes >= WORTH_SAYING_BYTES:
+        if copies.size_bytes >= WORTH_REPORTING_BYTES:
             yield CHECK.finding(
                 record.job.kind,
                 f"gradients are stored twice: {copies.size_bytes / 1e6:,.0f} MB more than with gradient_as_bucket_view",

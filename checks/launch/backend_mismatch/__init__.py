@@ -37,7 +37,7 @@ from ddpdoctor.check import Check
 from ddpdoctor.checks.launch.shared.backends_source import backend_mismatches
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.source.projection import whole_projection
-from ddpdoctor.source.ranks.ranks import spoken
+from ddpdoctor.source.ranks.ranks import ranks_text
 from ddpdoctor.source.script.script import Script
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def in_source(script: Script) -> Iterator[Finding]:
     """Report process groups whose backend does not fit."""
     for mismatch in backend_mismatches(whole_projection(script)):
         event = mismatch.event
-        asked = "; ".join(f"{spoken(ranks)}: {name}" for name, ranks in mismatch.backends)
+        asked = "; ".join(f"{ranks_text(ranks)}: {name}" for name, ranks in mismatch.backends)
         yield CHECK.finding(
             "source",
             _TITLES[mismatch.form] + (f" ({asked})" if asked else ""),

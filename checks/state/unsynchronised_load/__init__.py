@@ -34,7 +34,7 @@ from ddpdoctor.check import Check
 from ddpdoctor.checks.state.unsynchronised_load.source import early_loads
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.source.projection import whole_projection
-from ddpdoctor.source.ranks.ranks import spoken
+from ddpdoctor.source.ranks.ranks import ranks_text
 from ddpdoctor.source.script.script import Script
 
 if TYPE_CHECKING:
@@ -57,13 +57,13 @@ def in_source(script: Script) -> Iterator[Finding]:
         load, save = early.load, early.save
         yield CHECK.finding(
             "source",
-            f"all ranks read {early.path}, which {spoken(save.ranks)} writes just before, and no rank waits for the "
-            "write",
+            f"all ranks read {early.path}, which {ranks_text(save.ranks)} writes just before, and no rank waits for "
+            "the write",
             remedy=REMEDY,
             locations=(load.module.location(load.node), save.module.location(save.node)),
             evidence=(
                 Fact(
-                    text=f"only {spoken(save.ranks)} writes here; there is no collective between this and the read",
+                    text=f"only {ranks_text(save.ranks)} writes here; there is no collective between this and the read",
                     basis="source",
                     location=save.module.location(save.node),
                     stack=save.chain,

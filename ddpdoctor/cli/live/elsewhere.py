@@ -34,7 +34,7 @@ def look_on(where: str, key_file: str | None, wanted: RunOutput, *, on_screen: b
             streams.say(f"ddpdoctor: showing the run at {source.where}; Ctrl-C detaches")
             code = ExitCode.CLEAN
             if on_screen:
-                with signals.heard(), relay.quietly():
+                with signals.taken(), relay.quietly():
                     screen.show(source)
                 streams.say("ddpdoctor: screen closed; the job was not touched")
                 if source.trouble:

@@ -49,7 +49,7 @@ def kept() -> Iterator[None]:
 
 
 @contextmanager
-def heard() -> Iterator[None]:
+def taken() -> Iterator[None]:
     """Hear those signals again that the screen takes itself, while it is shown."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_A_SCREEN)
     try:

@@ -169,7 +169,7 @@ def _shown(source: RunSource, relay: signals.Relay) -> str:
     from ddpdoctor.cli.live import screen
 
     try:
-        with signals.heard(), relay.quietly():
+        with signals.taken(), relay.quietly():
             return screen.show(source)
     except KeyboardInterrupt:
         return "terminated"

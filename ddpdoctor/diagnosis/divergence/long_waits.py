@@ -89,7 +89,7 @@ def longest_wait(record: RunRecord) -> LongWait | None:
     return longest if longest and longest.waited_ns >= share * longest.timeout_ns else None
 
 
-def told(wait: LongWait) -> str:
+def wait_text(wait: LongWait) -> str:
     """Say who waited how long for whom, and against which timeout."""
     assert wait.turn.signature is not None
     waited = f"{rank_list(wait.waiting)} waited {duration_text(wait.waited_ns)} in {collective(wait.turn.signature)}"

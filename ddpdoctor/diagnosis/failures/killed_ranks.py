@@ -14,7 +14,7 @@ from ddpdoctor.record.model import Rank, RunRecord
 
 BEATS_APART_NS = 1_000_000_000
 """A rank whose heart stopped so much earlier than the others' was gone before them; it beats five times a second."""
-PEERS_TELL_WITHIN_NS = 2_000_000_000
+PEERS_END_WITHIN_NS = 2_000_000_000
 """So long after a crash its peers, who lose their connection or are ended for it, have told where they were."""
 _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
 _BY_HAND = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
@@ -71,11 +71,11 @@ def killed_rank(record: RunRecord) -> Killed | None:
     )
 
 
-def may_yet_be_told(record: RunRecord, rank: Rank) -> bool:
+def may_yet_be_known(record: RunRecord, rank: Rank) -> bool:
     """Return whether a rank crashed just now, and why may be seen by what happens to those that still run."""
     others_run = any(other.end == "running" for other in record.ranks if other.rank != rank.rank)
     crashed = rank.end == "signalled" and rank.signal in CRASHES
-    return crashed and others_run and record.job.ended_ns - rank.ended_ns < PEERS_TELL_WITHIN_NS
+    return crashed and others_run and record.job.ended_ns - rank.ended_ns < PEERS_END_WITHIN_NS
 
 
 def _gave_up_before(rank: Rank, time_ns: int) -> bool:

@@ -41,7 +41,7 @@ class NoRendezvous(msgspec.Struct, frozen=True, kw_only=True):
 def failed_rendezvous(record: RunRecord) -> Iterator[NoRendezvous]:
     """Yield the first failure to meet: an address in use, a store out of reach, or ranks that never came."""
     for text, ranks, place in _failures(record):
-        found = _told(text)
+        found = _named_failure(text)
         if found is not None:
             yield NoRendezvous(sentence=found[0], remedy=found[1], fact=text[:240], ranks=ranks, location=place)
             return
@@ -61,7 +61,7 @@ def _failures(record: RunRecord) -> Iterator[tuple[str, tuple[int, ...], Locatio
         yield f"{error.type}: {headline(error)}", (number,) if number >= 0 else (), place
 
 
-def _told(text: str) -> tuple[str, str] | None:
+def _named_failure(text: str) -> tuple[str, str] | None:
     if _IN_USE.search(text):
         return (
             "the rendezvous port is in use: the rendezvous failed",

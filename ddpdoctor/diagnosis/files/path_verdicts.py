@@ -40,7 +40,7 @@ def judge_paths(record: RunRecord, trouble: Trouble | None) -> Iterator[PathVerd
             groups.setdefault((race.first.site, race.second.site), []).append(race)
     racing: set[Location] = set()
     for found in groups.values():
-        verdict = _told(record, trouble, found)
+        verdict = _verdict(record, trouble, found)
         racing |= set(verdict.locations)
         yield verdict
     for location, reason in _innocent(record, trouble):
@@ -48,7 +48,7 @@ def judge_paths(record: RunRecord, trouble: Trouble | None) -> Iterator[PathVerd
             yield PathVerdict(races=False, sentence=reason, locations=(location,))
 
 
-def _told(record: RunRecord, trouble: Trouble | None, found: Sequence[Race]) -> PathVerdict:
+def _verdict(record: RunRecord, trouble: Trouble | None, found: Sequence[Race]) -> PathVerdict:
     race = found[0]
     first, second = race.first, race.second
     name = PurePath(race.path).name + (f" and {len(found) - 1:,} more paths" if len(found) > 1 else "")

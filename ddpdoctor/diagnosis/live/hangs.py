@@ -38,7 +38,7 @@ def may_go_on(record: RunRecord, divergence: Divergence) -> bool:
     return _stood_ns(record) < PATIENCE_NS
 
 
-def told_sleep(turn: NextCall, at: Frame | None) -> str:
+def sleep_text(turn: NextCall, at: Frame | None) -> str:
     """Say that a rank sleeps, or asks again and again, where it has set itself a clock."""
     within = f" in `{at.function}`" if at is not None and at.function not in ("", "<module>") else ""
     if turn.sleeps_ns < POLLING_NS:

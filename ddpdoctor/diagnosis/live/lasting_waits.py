@@ -8,7 +8,7 @@ import msgspec
 
 from ddpdoctor.diagnosis.divergence.next_calls import OLD_NS, NextCall, elsewhere, user_frames
 from ddpdoctor.diagnosis.divergence.waiting import LEFT, Blocked, Waiters
-from ddpdoctor.diagnosis.live.hangs import told_sleep
+from ddpdoctor.diagnosis.live.hangs import sleep_text
 from ddpdoctor.diagnosis.wording import duration_text, location_of, place, rank_list, verb
 from ddpdoctor.finding import Frame, Location
 from ddpdoctor.record.model import Rank, RunRecord
@@ -97,7 +97,7 @@ def _awaited_by(waiting: Iterable[int], ranks: Iterable[int], waiters: Waiters) 
     return tuple(sorted(awaited))
 
 
-def told_wait(wait: LastingWait, now_ns: int, *, over: bool = False) -> str:
+def wait_text(wait: LastingWait, now_ns: int, *, over: bool = False) -> str:
     """Say it at a moment: ``ranks 0 and 2 have waited 14 s for rank 1, busy in `evaluate` at train.py:88``."""
     waited = duration_text(now_ns - wait.since_ns)
     has = "had" if over else verb(wait.waiting, "has", "have")
@@ -111,7 +111,7 @@ def _doing(turn: NextCall, at: Frame | None, waited_for: str, rank: Rank | None)
     if rank is None:
         return "which has not reported"
     if turn.sleeps_ns:
-        return told_sleep(turn, at)
+        return sleep_text(turn, at)
     within = f" in `{at.function}`" if at is not None and at.function not in ("", "<module>") else ""
     ago = f" {duration_text(turn.seen_ago_ns)} ago" if turn.seen_ago_ns else ""
     if at is None:

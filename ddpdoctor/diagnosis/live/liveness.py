@@ -18,7 +18,7 @@ WOKEN_EVERY_NS = 4_000_000_000
 WOKEN_AT_FIRST = 2
 
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
     """What was seen of one rank's process tree at one moment; the counters only grow."""
 
     time_ns: int
@@ -49,8 +49,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """A training thread that has stood at one place since a sample, whatever the rest of its process does."""
 
-    first: Sample
-    newest: Sample
+    first: ProcessSample
+    newest: ProcessSample
     restless: bool = False
     """The rest of the tree did something meanwhile."""
     stuck: bool = False
@@ -62,7 +62,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
         return self.newest.time_ns - self.first.time_ns
 
 
-def stands_on(before: Standing | None, sample: Sample) -> Standing:
+def stands_on(before: Standing | None, sample: ProcessSample) -> Standing:
     """Return what a sample makes of a standing: the same one continues, or another one may begin.
 
     It continues while its stack is the same, the thread itself hardly runs and no clock of its own does, and the tree
@@ -75,7 +75,7 @@ def stands_on(before: Standing | None, sample: Sample) -> Standing:
     return msgspec.structs.replace(before, newest=sample, restless=before.restless or did)
 
 
-def _stands(first: Sample, sample: Sample) -> bool:
+def _stands(first: ProcessSample, sample: ProcessSample) -> bool:
     place, at = (first.stack_hash, first.progress), (sample.stack_hash, sample.progress)
     if not sample.stack_hash or place != at or sample.main_wakes:
         return False
@@ -90,12 +90,12 @@ def _stands(first: Sample, sample: Sample) -> bool:
     )
 
 
-def _worked(first: Sample, last: Sample, cpu_share: float) -> bool:
+def _worked(first: ProcessSample, last: ProcessSample, cpu_share: float) -> bool:
     # Less than before: a process of the tree is gone, which had something to do.
     return abs(last.cpu_ns - first.cpu_ns) > cpu_share * (last.time_ns - first.time_ns)
 
 
-def judge_liveness(samples: Sequence[Sample], stall_after_s: float) -> Literal["busy", "stuck"]:
+def judge_liveness(samples: Sequence[ProcessSample], stall_after_s: float) -> Literal["busy", "stuck"]:
     """Judge the last ``stall_after_s`` seconds of samples, oldest first.
 
     Stuck needs all of it: samples that reach back that far, under 1 % of a core, no input or output, nothing that would
@@ -111,12 +111,12 @@ def judge_liveness(samples: Sequence[Sample], stall_after_s: float) -> Literal["
     return "stuck"
 
 
-def at_rest(samples: Sequence[Sample], stall_after_s: float) -> bool:
+def at_rest(samples: Sequence[ProcessSample], stall_after_s: float) -> bool:
     """Return whether a process tree has done nothing for ``stall_after_s`` seconds but ask for something and sleep."""
     return _is_idle(_last_seconds(samples, stall_after_s), POLLING_CPU_SHARE)
 
 
-def _last_seconds(samples: Sequence[Sample], seconds: float) -> Sequence[Sample]:
+def _last_seconds(samples: Sequence[ProcessSample], seconds: float) -> Sequence[ProcessSample]:
     """Return the newest samples that span so many seconds; empty when there are none yet."""
     for start in range(len(samples) - 1, -1, -1):
         if samples[-1].time_ns - samples[start].time_ns >= seconds * 1e9:
@@ -124,14 +124,14 @@ def _last_seconds(samples: Sequence[Sample], seconds: float) -> Sequence[Sample]
     return ()
 
 
-def _is_idle(window: Sequence[Sample], cpu_share: float) -> bool:
+def _is_idle(window: Sequence[ProcessSample], cpu_share: float) -> bool:
     if not window:
         return False
     first, last = window[0], window[-1]
     return not _worked(first, last, cpu_share) and last.io_bytes == first.io_bytes
 
 
-def _is_woken(window: Sequence[Sample]) -> bool:
+def _is_woken(window: Sequence[ProcessSample]) -> bool:
     """Return whether someone wakes the training thread or a child, again and again: what a socket gives is no
     file's.
     """

@@ -17,7 +17,7 @@ from ddpdoctor.diagnosis.divergence.divergence import (
 )
 from ddpdoctor.diagnosis.divergence.matching import Matcher
 from ddpdoctor.diagnosis.divergence.waiting import blocked_ranks
-from ddpdoctor.diagnosis.failures.killed_ranks import may_yet_be_told
+from ddpdoctor.diagnosis.failures.killed_ranks import may_yet_be_known
 from ddpdoctor.diagnosis.live.lasting_waits import LastingWait, lasting_wait
 from ddpdoctor.record.model import RunRecord
 
@@ -93,7 +93,7 @@ def live_verdict(memory: VerdictMemory, record: RunRecord, now_ns: int) -> Diver
         return parted if known or memory.confirmed((parted.form, parted.group, parted.sequence), now_ns) else None
     absentee = find_departed_rank(record, memory.matcher, blocked)
     found = None
-    if absentee is not None and may_yet_be_told(record, absentee):
+    if absentee is not None and may_yet_be_known(record, absentee):
         return None
     if absentee is not None:
         waiters = {rank: entry for rank, entry in blocked.items() if absentee.rank in entry.missing}

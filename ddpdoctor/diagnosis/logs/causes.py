@@ -48,7 +48,7 @@ _OWN_RENDEZVOUS = re.compile(
 _CUDA_ERROR = re.compile(r"CUDA error|cuda error|CUDNN_STATUS|CUBLAS_STATUS|ncclUnhandledCudaError")
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class LogCause(msgspec.Struct, frozen=True, kw_only=True):
     """One cause or echo: incidents that are the same thing."""
 
     trouble: Trouble
@@ -77,7 +77,7 @@ def user_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
     return tuple(frame for frame in frames if in_user_code(frame.file) and "/bin/" not in frame.file)
 
 
-def causes_of(record: RunRecord) -> tuple[Told, ...]:
+def causes_of(record: RunRecord) -> tuple[LogCause, ...]:
     """Return the first cause, then what else went wrong, in the order in which it did; nothing where no log reports
     it.
     """
@@ -85,9 +85,9 @@ def causes_of(record: RunRecord) -> tuple[Told, ...]:
 
 
 @lru_cache(maxsize=2)
-def _causes_of(key: ByIdentity[RunRecord]) -> tuple[Told, ...]:
+def _causes_of(key: ByIdentity[RunRecord]) -> tuple[LogCause, ...]:
     evidence = key.of.logs
-    by_attempt: dict[int, tuple[Told, ...]] = {}
+    by_attempt: dict[int, tuple[LogCause, ...]] = {}
     for attempt in sorted({one.attempt for one in evidence.incidents} | {one.attempt for one in evidence.endings}):
         told = _of_attempt(evidence, attempt)
         if told:
@@ -108,7 +108,7 @@ def _causes_of(key: ByIdentity[RunRecord]) -> tuple[Told, ...]:
     return tuple(found)
 
 
-def _of_attempt(evidence: LogEvidence, attempt: int) -> tuple[Told, ...]:
+def _of_attempt(evidence: LogEvidence, attempt: int) -> tuple[LogCause, ...]:
     endings = endings_of(one for one in evidence.endings if one.attempt == attempt)
     told = with_ranks([one for one in evidence.incidents if one.attempt == attempt], endings)
     raised = [one for one in told if one.kind != "said"]
@@ -122,7 +122,7 @@ def _of_attempt(evidence: LogEvidence, attempt: int) -> tuple[Told, ...]:
     found = [_judged(cause, groups, everyone, endings, evidence)]
     for group in groups:
         if group is not cause and group[0] not in found[0].incidents:
-            found.append(_told(group, "echo"))
+            found.append(_cause(group, "echo"))
     return tuple(found)
 
 
@@ -224,33 +224,33 @@ def _surely_before(one: Incident, other: Incident, evidence: LogEvidence) -> boo
 
 
 def _judged(
-    cause: tuple[Incident, ...],
+    failed: tuple[Incident, ...],
     groups: Sequence[tuple[Incident, ...]],
     everyone: frozenset[int],
     endings: Sequence[Ending],
     evidence: LogEvidence,
-) -> Told:
-    told = _told(cause, "cause")
-    if told.first.kind == "timed-out":
-        return _of_timeout(told, groups, everyone, endings)
-    if told.first.kind == "mismatch":
-        return _of_mismatch(told, groups)
-    if told.first.kind == "lost-peer":
-        return _of_lost_peer(told, everyone, endings)
-    if told.first.kind in ("killed-by-kernel", "signalled"):
-        told = _of_signal(told, groups)
+) -> LogCause:
+    cause = _cause(failed, "cause")
+    if cause.first.kind == "timed-out":
+        return _of_timeout(cause, groups, everyone, endings)
+    if cause.first.kind == "mismatch":
+        return _of_mismatch(cause, groups)
+    if cause.first.kind == "lost-peer":
+        return _of_lost_peer(cause, everyone, endings)
+    if cause.first.kind in ("killed-by-kernel", "signalled"):
+        cause = _of_signal(cause, groups)
     rivals = [
         group
         for group in groups
-        if group is not cause
+        if group is not failed
         and _is_own(group[0])
         and _kind(group) not in ("left", "interrupted", "ended-from-outside")
     ]
-    doubtful = [group[0] for group in rivals if not _is_later(group[0], told.first, evidence)]
-    doubtful = [one for one in doubtful if one not in told.behind and told.first.kind != "gpu"]
+    doubtful = [group[0] for group in rivals if not _is_later(group[0], cause.first, evidence)]
+    doubtful = [one for one in doubtful if one not in cause.behind and cause.first.kind != "gpu"]
     if doubtful:
-        told = replace(told, doubt="the logs do not show which of several failures came first")
-    return told
+        cause = replace(cause, doubt="the logs do not show which of several failures came first")
+    return cause
 
 
 def _is_later(one: Incident, first: Incident, evidence: LogEvidence) -> bool:
@@ -264,91 +264,91 @@ def _is_later(one: Incident, first: Incident, evidence: LogEvidence) -> bool:
     return bool(one.time_ns and first.time_ns) and one.time_ns > first.time_ns + ONE_MOMENT_NS
 
 
-def _told(group: Sequence[Incident], role: Role) -> Told:
+def _cause(group: Sequence[Incident], role: Role) -> LogCause:
     ranks = tuple(sorted({one.rank for one in group if one.rank is not None}))
     absent = tuple(sorted({rank for one in group for rank in one.absent}))
     attempts = tuple(sorted({one.attempt for one in group}))
-    return Told(
+    return LogCause(
         trouble=group[0].trouble, role=role, incidents=tuple(group), ranks=ranks, absent=absent, attempts=attempts
     )
 
 
 def _of_timeout(
-    told: Told, groups: Sequence[tuple[Incident, ...]], everyone: frozenset[int], endings: Sequence[Ending]
-) -> Told:
+    cause: LogCause, groups: Sequence[tuple[Incident, ...]], everyone: frozenset[int], endings: Sequence[Ending]
+) -> LogCause:
     """Return who waited in what; where all ranks waited in different calls, they part."""
-    told = _with_those_who_lost_it(told, groups, everyone)
-    waiting = [one for one in told.incidents if not one.absent] or list(told.incidents)
+    cause = _with_lost_peers(cause, groups, everyone)
+    waiting = [one for one in cause.incidents if not one.absent] or list(cause.incidents)
     calls = {(user_frames(one.frames)[:1], one.collective) for one in waiting if one.frames}
     operations = {one.collective for one in waiting if one.collective and not one.frames}
-    absent = set(told.absent) or set(everyone) - set(told.ranks)
+    absent = set(cause.absent) or set(everyone) - set(cause.ranks)
     unnamed = sum(one.rank is None for one in waiting)
-    if not told.absent and unnamed >= len(absent):
+    if not cause.absent and unnamed >= len(absent):
         absent = set()  # As many report it without saying who they are.
     enqueued = {
-        one.rank: one.last_enqueued for one in told.incidents if one.rank is not None and one.last_enqueued is not None
+        one.rank: one.last_enqueued for one in cause.incidents if one.rank is not None and one.last_enqueued is not None
     }
-    if not told.absent and not absent and len(set(enqueued.values())) > 1:
+    if not cause.absent and not absent and len(set(enqueued.values())) > 1:
         least = min(value for value in enqueued.values() if value is not None)
         behind = {rank for rank, value in enqueued.items() if value == least and rank is not None}
         if len(behind) < len(enqueued):
-            return replace(told, absent=tuple(sorted(behind)))
+            return replace(cause, absent=tuple(sorted(behind)))
     nobody_missing = not absent and len(waiting) > 1
     if nobody_missing and len(calls) > 1:
         lines = {frames for frames, _ in calls}
-        return replace(told, trouble="rank-branch" if len(lines) > 1 else "mismatch")
+        return replace(cause, trouble="rank-branch" if len(lines) > 1 else "mismatch")
     if nobody_missing and len(operations) > 1:
-        return replace(told, trouble="mismatch")
+        return replace(cause, trouble="mismatch")
     if len(everyone) == 1 and len(waiting) == 1 and endings and not any(ending.was_ended for ending in endings):
         # It waited for someone, and its launcher had no one left to end.
-        return replace(told, trouble="early-exit", doubt="the logs show neither which rank left nor why")
-    unsure = not told.absent and bool(absent) and len(absent) >= len(everyone)
-    return replace(told, absent=() if unsure else tuple(sorted(absent)))
+        return replace(cause, trouble="early-exit", doubt="the logs show neither which rank left nor why")
+    unsure = not cause.absent and bool(absent) and len(absent) >= len(everyone)
+    return replace(cause, absent=() if unsure else tuple(sorted(absent)))
 
 
-def _with_those_who_lost_it(told: Told, groups: Sequence[tuple[Incident, ...]], everyone: frozenset[int]) -> Told:
+def _with_lost_peers(cause: LogCause, groups: Sequence[tuple[Incident, ...]], everyone: frozenset[int]) -> LogCause:
     """Add the ranks that stood elsewhere when the others gave up: they lost the connection there.
 
     A rank that lost it in the same call came too late, and did not part from the others.
     """
     lost = tuple(one for group in groups for one in group if one.kind == "lost-peer" and one.frames)
-    here = {user_frames(one.frames)[:1] for one in told.incidents if one.frames}
+    here = {user_frames(one.frames)[:1] for one in cause.incidents if one.frames}
     there = {user_frames(one.frames)[:1] for one in lost}
-    ranks = {*told.ranks, *(one.rank for one in lost if one.rank is not None)}
-    if told.absent or not lost or here & there or len(here) != 1 or everyone - ranks:
-        return told
-    return replace(told, incidents=(*told.incidents, *lost), ranks=tuple(sorted(ranks)))
+    ranks = {*cause.ranks, *(one.rank for one in lost if one.rank is not None)}
+    if cause.absent or not lost or here & there or len(here) != 1 or everyone - ranks:
+        return cause
+    return replace(cause, incidents=(*cause.incidents, *lost), ranks=tuple(sorted(ranks)))
 
 
-def _of_mismatch(told: Told, groups: Sequence[tuple[Incident, ...]]) -> Told:
+def _of_mismatch(cause: LogCause, groups: Sequence[tuple[Incident, ...]]) -> LogCause:
     """Ranks in different collectives: with lines of their own they part, at one line they call it differently."""
     lost = tuple(one for group in groups for one in group if one.kind == "lost-peer" and one.frames)
-    lines = {user_frames(one.frames)[:1] for one in told.incidents if user_frames(one.frames)}
-    ranks = tuple(sorted({*told.ranks, *(rank for one in told.incidents for rank in one.others)}))
-    trouble: Trouble = "rank-branch" if told.trouble == "rank-branch" or len(lines) > 1 else "mismatch"
-    return replace(told, trouble=trouble, ranks=ranks, behind=lost)
+    lines = {user_frames(one.frames)[:1] for one in cause.incidents if user_frames(one.frames)}
+    ranks = tuple(sorted({*cause.ranks, *(rank for one in cause.incidents for rank in one.others)}))
+    trouble: Trouble = "rank-branch" if cause.trouble == "rank-branch" or len(lines) > 1 else "mismatch"
+    return replace(cause, trouble=trouble, ranks=ranks, behind=lost)
 
 
-def _of_lost_peer(told: Told, everyone: frozenset[int], endings: Sequence[Ending]) -> Told:
-    """Someone left, and no log says how: a rank of which nothing is told, that the launcher did not have to end."""
-    if told.trouble == "no-rendezvous":
-        return replace(told, doubt="the logs do not show why the process that holds the store ended")
+def _of_lost_peer(cause: LogCause, everyone: frozenset[int], endings: Sequence[Ending]) -> LogCause:
+    """Someone left, and no log says how: a rank of which nothing is known, that the launcher did not have to end."""
+    if cause.trouble == "no-rendezvous":
+        return replace(cause, doubt="the logs do not show why the process that holds the store ended")
     ended = {ending.rank for ending in endings}
-    gone = sorted(everyone - set(told.ranks) - ended)
+    gone = sorted(everyone - set(cause.ranks) - ended)
     if len(gone) == 1:
-        return replace(told, absent=tuple(gone), doubt="the logs do not show how that rank left")
-    return replace(told, doubt="the logs show neither which rank left nor why")
+        return replace(cause, absent=tuple(gone), doubt="the logs do not show how that rank left")
+    return replace(cause, doubt="the logs show neither which rank left nor why")
 
 
-def _of_signal(told: Told, groups: Sequence[tuple[Incident, ...]]) -> Told:
+def _of_signal(cause: LogCause, groups: Sequence[tuple[Incident, ...]]) -> LogCause:
     """A SIGKILL and the kernel's word that memory had run out are one."""
-    others = [one for group in groups for one in group if one not in told.incidents]
-    if told.first.kind == "killed-by-kernel":
+    others = [one for group in groups for one in group if one not in cause.incidents]
+    if cause.first.kind == "killed-by-kernel":
         killed = [one for one in others if one.kind == "signalled" and one.signal == SIGKILL]
-        ranks = tuple(sorted({*told.ranks, *(one.rank for one in killed if one.rank is not None)}))
-        return replace(told, ranks=ranks, behind=tuple(killed))
+        ranks = tuple(sorted({*cause.ranks, *(one.rank for one in killed if one.rank is not None)}))
+        return replace(cause, ranks=ranks, behind=tuple(killed))
     memory = [one for one in others if one.kind == "killed-by-kernel"]
-    return replace(told, behind=tuple(memory))
+    return replace(cause, behind=tuple(memory))
 
 
 def _everyone(evidence: LogEvidence, incidents: Sequence[Incident], endings: Sequence[Ending]) -> frozenset[int]:

@@ -16,31 +16,31 @@ from ddpdoctor.diagnosis.divergence_kind import classify
 from ddpdoctor.diagnosis.live.facts import limits, native_stacks
 from ddpdoctor.diagnosis.live.stacks import parted_stacks
 from ddpdoctor.diagnosis.logs import wording
-from ddpdoctor.diagnosis.logs.causes import Told, causes_of
+from ddpdoctor.diagnosis.logs.causes import LogCause, causes_of
 from ddpdoctor.diagnosis.record_cache import ByIdentity
 from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.finding import Finding, Severity, Trouble
 from ddpdoctor.record.model import RunRecord
 
 
-def from_log(check: Check, record: RunRecord, remedy: str | Callable[[Told], str]) -> Iterator[Finding]:
+def from_log(check: Check, record: RunRecord, remedy: str | Callable[[LogCause], str]) -> Iterator[Finding]:
     """Yield the first cause, where this check reports it, and the echoes that it speaks for; echoes are advice."""
-    for told in causes_of(record):
-        if told.trouble == check.stands_for:
-            is_cause = told.role == "cause" and not explains_the_death(record)
-            named = told.absent if told.first.kind in ("timed-out", "lost-peer") and is_cause else told.ranks
+    for cause in causes_of(record):
+        if cause.trouble == check.stands_for:
+            is_cause = cause.role == "cause" and not explains_the_death(record)
+            named = cause.absent if cause.first.kind in ("timed-out", "lost-peer") and is_cause else cause.ranks
             yield check.finding(
                 "log",
-                wording.title(told),
-                remedy=(remedy if isinstance(remedy, str) else remedy(told))
+                wording.title(cause),
+                remedy=(remedy if isinstance(remedy, str) else remedy(cause))
                 if is_cause
                 else "It followed from the first cause: fix that one first.",
-                locations=wording.locations(told),
+                locations=wording.locations(cause),
                 ranks=named,
-                evidence=tuple(wording.facts(told)),
+                evidence=tuple(wording.facts(cause)),
                 severity=None if is_cause else Severity.ADVICE,
                 role="cause" if is_cause else "echo",
-                doubt=told.doubt,
+                doubt=cause.doubt,
             )
 
 

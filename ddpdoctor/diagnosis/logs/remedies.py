@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpdoctor.diagnosis.logs.causes import Told
+from ddpdoctor.diagnosis.logs.causes import LogCause
 from ddpdoctor.diagnosis.logs.ranks import SIGABRT, SIGKILL, SIGTERM
 from ddpdoctor.diagnosis.logs.wording import TEARDOWN
 from ddpdoctor.diagnosis.wording import rank_list
@@ -11,10 +11,10 @@ _CRASHES = frozenset({4, 6, 7, 8, 11})
 _SIGHUP = 1
 
 
-def of_killing(told: Told) -> str:
+def of_killing(cause: LogCause) -> str:
     """Return what to do about a process that was killed."""
-    first = told.first
-    if first.kind == "killed-by-kernel" or any(one.kind == "killed-by-kernel" for one in told.behind):
+    first = cause.first
+    if first.kind == "killed-by-kernel" or any(one.kind == "killed-by-kernel" for one in cause.behind):
         return "Give the job more memory (container limit, --mem), or reduce its memory use: loader workers, caches."
     if first.kind == "worker-lost":
         return (
@@ -32,7 +32,7 @@ def of_killing(told: Told) -> str:
             "Find out who sent the signal: a user, the scheduler's time limit, a lost terminal (SIGHUP: nohup, tmux). "
             "The ranks themselves had not failed."
         )
-    if TEARDOWN in first.message or any(TEARDOWN in one.message for one in told.incidents):
+    if TEARDOWN in first.message or any(TEARDOWN in one.message for one in cause.incidents):
         return (
             "gloo's threads were still running when the interpreter ended: call dist.destroy_process_group() at "
             "the end of the script; the work had finished by then."
@@ -54,11 +54,11 @@ def of_killing(told: Told) -> str:
     return "Find out who sent the signal: the log of the scheduler or of the container, or a manual kill."
 
 
-def of_timeout(told: Told) -> str:
+def of_timeout(cause: LogCause) -> str:
     """Return what to do about a collective that timed out."""
-    if told.absent:
+    if cause.absent:
         return (
-            f"Look at what {rank_list(told.absent)} did meanwhile (py-spy, or `ddpdoctor autopsy --live` next "
+            f"Look at what {rank_list(cause.absent)} did meanwhile (py-spy, or `ddpdoctor autopsy --live` next "
             "time): divide that work, let all ranks reach this call, or give the group a timeout that covers it."
         )
     return (

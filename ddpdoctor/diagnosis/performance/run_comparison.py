@@ -171,7 +171,7 @@ _AMOUNTS: Mapping[str, Callable[[RunSummary], float | None]] = {
 
 def _settings(before: RunRecord, after: RunRecord) -> list[tuple[str, str, str]]:
     """Return what was set differently, by name."""
-    told = [_told(record) for record in (before, after)]
+    told = [_settings_of(record) for record in (before, after)]
     return [
         (name, told[0].get(name, ""), told[1].get(name, ""))
         for name in sorted({*told[0], *told[1]})
@@ -183,7 +183,7 @@ _OF_THE_TOOL = frozenset({"PYTHONPATH", "MASTER_PORT"})
 """Variables that differ from run to run by our doing or the launcher's."""
 
 
-def _told(record: RunRecord) -> dict[str, str]:
+def _settings_of(record: RunRecord) -> dict[str, str]:
     job = record.job
     told = {
         "torch": job.torch_version,

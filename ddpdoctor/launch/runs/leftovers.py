@@ -89,7 +89,7 @@ def _plan(directory: Path) -> dict[str, object]:
     return plan if isinstance(plan, dict) else {}
 
 
-def told(found: list[Leftover]) -> str:
+def leftovers_text(found: list[Leftover]) -> str:
     """Return one line that says what is left, and how to be rid of it; empty when there is nothing to be reported."""
     paths = [path for leftover in found if not leftover.foreign for path in leftover.files.made]
     paths += [left.path for leftover in found if not leftover.foreign for left in leftover.unclear]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ddpdoctor.diagnosis.live.liveness import Sample, Standing, at_rest, judge_liveness, stands_on
+from ddpdoctor.diagnosis.live.liveness import ProcessSample, Standing, at_rest, judge_liveness, stands_on
 from ddpdoctor.probe.live.timing.own_clock import clock_of
 from ddpdoctor.record.clock import epoch_ns
 from ddpdoctor.record.ring_reader import Beating, Heartbeat
@@ -47,7 +47,7 @@ class LivenessSampler:
         self._heeds_clocks = heeds_clocks
         self._stall_after_s = stall_after_s
         self._outer_pid = outer_pid
-        self._samples: dict[int, deque[Sample]] = {}
+        self._samples: dict[int, deque[ProcessSample]] = {}
         self._standings: dict[int, Standing] = {}
         self._sampled_s = 0.0
         self.longest_sleep_ns = LONGEST_SLEEP_NS
@@ -108,7 +108,7 @@ class LivenessSampler:
             self._forget(pid)
             return
         samples = self._samples.setdefault(pid, deque(maxlen=int(4 * self._stall_after_s / SAMPLE_EVERY_S) + 4))
-        sample = Sample(
+        sample = ProcessSample(
             time_ns=time.monotonic_ns(),
             cpu_ns=int(use.cpu_s * 1e9),
             io_bytes=use.io_bytes - beat.own_bytes - self._written_for_us(pid),

@@ -33,7 +33,7 @@ def _wake_the_probe(run_directory: str) -> None:
     importlib.import_module("_ddpdoctor.probe.start").start(run_directory)
 
 
-def _say(error: Exception) -> None:
+def _write_fault(error: Exception) -> None:
     """Write one line to the run directory, the only place where the probe may write."""
     try:
         with open(os.path.join(os.environ["DDPDOCTOR_RUN"], "probe-%d.log" % os.getpid()), "a") as log:
@@ -46,6 +46,6 @@ if os.environ.get("DDPDOCTOR_RUN"):
     try:
         _wake_the_probe(os.environ["DDPDOCTOR_RUN"])
     except Exception as error:  # the doctor never harms the patient
-        _say(error)
+        _write_fault(error)
 
 _load_the_other_sitecustomize()

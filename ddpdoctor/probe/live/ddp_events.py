@@ -22,11 +22,11 @@ FIRST_NOTED_AFTER = 20
 class Search:
     """The search for unused parameters in one DDP module."""
 
-    __slots__ = ("looks", "told_at", "unused")
+    __slots__ = ("looks", "reported_at", "unused")
 
     def __init__(self) -> None:
         self.looks = 0
-        self.told_at = FIRST_NOTED_AFTER
+        self.reported_at = FIRST_NOTED_AFTER
         self.unused = False
 
 
@@ -51,8 +51,8 @@ class Searches:
             return  # There is nothing more to learn.
         search.looks += 1
         search.unused = size_bytes != 0
-        if search.unused or search.looks == search.told_at:
-            search.told_at = 2 * search.looks
+        if search.unused or search.looks == search.reported_at:
+            search.reported_at = 2 * search.looks
             self._journal.event("unused_search", wrap=wrap, looks=search.looks, found_unused=search.unused)
 
 

@@ -214,8 +214,8 @@ class HeartbeatThread:
         is_blocked = watch.look(frame, now_ns)
         stands = watch.unchanged_ms >= SITE_AFTER_MS
         standing = self._standing.look(frame, self._stepped_ns, now_ns)
-        told = frame if stands else standing
-        self._site = self._observer.journal.site(told) if told is not None else -1
+        located = frame if stands else standing
+        self._site = self._observer.journal.site(located) if located is not None else -1
         return is_blocked, self._clocks.wakes_at_ns(frame, watch.thread, watch.since_ns) if stands else 0
 
     def _answer(self, requested: int, watch: ThreadWatch) -> None:

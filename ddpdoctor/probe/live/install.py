@@ -73,7 +73,7 @@ class Live:
         self._waits.install()
         self._process_end.before_counting = observer.moments.take_in
         self._process_end.trains_here = observer.is_training_thread
-        self._process_end.after_telling = self._process_end.before_os_exit = self._close
+        self._process_end.after_report = self._process_end.before_os_exit = self._close
         os.register_at_fork(after_in_child=observer.become_forked_child)
         os.register_at_fork(after_in_child=self._heartbeat.become_forked_child)
         # It is held, and written if the child becomes a rank: its hooks are those of its parent.

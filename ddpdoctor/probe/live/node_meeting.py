@@ -70,12 +70,12 @@ class NodeMeeting:
         if rank is None or now_s < self._looks_at_s:
             return
         self._looks_at_s = now_s + LOOK_EVERY_S
-        told = self._written(layout.HEAD_FILE if rank == 0 else layout.SEEK_FILE)
-        if not told or (rank != 0 and told != str(rank)):
+        message = self._written(layout.HEAD_FILE if rank == 0 else layout.SEEK_FILE)
+        if not message or (rank != 0 and message != str(rank)):
             return
         self._rank = None
         self._thread = threading.Thread(
-            target=self._meet, args=(told if rank == 0 else "", over), name="ddpdoctor-nodes", daemon=True
+            target=self._meet, args=(message if rank == 0 else "", over), name="ddpdoctor-nodes", daemon=True
         )
         self._thread.start()
 
@@ -87,20 +87,20 @@ class NodeMeeting:
         if thread is not None:
             thread.join(PATIENCE_S)
 
-    def _meet(self, told: str, over: threading.Event) -> None:
+    def _meet(self, message: str, over: threading.Event) -> None:
         pause_s = FIRST_PAUSE_S
         try:
-            while not over.is_set() and not self._exchanged(told):
+            while not over.is_set() and not self._exchanged(message):
                 over.wait(pause_s)
                 pause_s = min(LONGEST_PAUSE_S, pause_s * 1.5)
         except Exception:  # The store of a job that ends goes away; nothing is lost but the meeting.
             return
 
-    def _exchanged(self, told: str) -> bool:
+    def _exchanged(self, message: str) -> bool:
         """Put the message for the others into the store, or take theirs out; return whether it is done."""
         store = self._store()
-        if told:
-            store.set(KEY, told)
+        if message:
+            store.set(KEY, message)
             return True
         if not store.check([KEY]):
             return False

@@ -80,7 +80,7 @@ class Rehearsal:
             ),
             self._child_started,
             mount_points,
-            self._asked_by_user,
+            self._is_by_user,
         )
         accesses = Accesses(journal)
         settings = Settings(journal, lambda: journal.ring is not None)
@@ -134,7 +134,7 @@ class Rehearsal:
         Groups(journal, torch, self._groups, self._world_made).install()
         hook_non_member_calls(journal, torch)
         self._modules = modules
-        self._process_end.before_telling = self._close
+        self._process_end.before_report = self._close
         self._process_end.consequence = lambda error: (
             overlay.caused(error, plan.get("mount_points"))
             or loaders.caused(error)
@@ -164,7 +164,7 @@ class Rehearsal:
         if self._groups is not None:
             self._groups.note_world()
 
-    def _asked_by_user(self) -> bool:
+    def _is_by_user(self) -> bool:
         """Return whether the user's own code is at work, and no library."""
         frame = calling_frame()
         while frame is not None and frame.f_code.co_filename == ctypes.__file__:

@@ -28,7 +28,7 @@ STEPS_ON_ONE_BATCH = 64
 """… and the same while a pass is open, whose batches may serve many steps each."""
 
 
-class Told(NamedTuple):
+class ReadLength(NamedTuple):
     """The length of a pass that the script has read."""
 
     length: int = 0
@@ -65,7 +65,7 @@ class Trail:
         """Batches that it would yield if it were not cut."""
         self.main = main
         """The main thread draws, so that what training has done by a draw is the same in every run."""
-        self.told = Told()
+        self.read_length = ReadLength()
         self.ordinal = 0
         """n-th pass over its loader, from 0."""
         self.looped = True
@@ -92,7 +92,7 @@ class Schedule:
         self._places: dict[object, Place] = {}
         self._place_of: dict[int, Place] = {}
         """Where each loader was drawn from last."""
-        self._told: dict[int, Told] = {}
+        self._read_lengths: dict[int, ReadLength] = {}
         """What was read ahead of the pass, which is good for later ones until it is read again."""
         self._open: dict[int, Trail] = {}
         self._draws = 0
@@ -118,7 +118,7 @@ class Schedule:
         trail.brief, trail.patient = self._is_brief(place), _is_patient(place, main)
         trail.true = math.inf if true is None else true
         trail.draws_before = self._draws
-        trail.told = self._told.get(loader, Told())
+        trail.read_length = self._read_lengths.get(loader, ReadLength())
         place.passes += 1
         place.newest = trail
         self._open[trail.number] = trail
@@ -179,11 +179,11 @@ class Schedule:
         trail = next((trail for trail in list(self._open.values()) if trail.loader == loader), None)
         if trail is not None:
             planned = int(min(true, self._planned(trail.brief, trail.patient)))
-            trail.told = Told(max(trail.told.length, planned), turns)
-            return trail.told.length
+            trail.read_length = ReadLength(max(trail.read_length.length, planned), turns)
+            return trail.read_length.length
         place = self._place_of.get(loader, Place())
         planned = int(min(true, self._planned(self._is_brief(place), _is_patient(place, True))))
-        self._told[loader] = Told(planned, turns)
+        self._read_lengths[loader] = ReadLength(planned, turns)
         return planned
 
     def _planned(self, brief: bool, patient: bool) -> float:
@@ -197,11 +197,11 @@ class Schedule:
         patient = trail.patient
         if trail.main:
             patient = (patient or trail.backwards > 0) and trail.steps < STEPS_PER_PASS
-        return max(self._planned(trail.brief, patient), trail.told.length)
+        return max(self._planned(trail.brief, patient), trail.read_length.length)
 
     def _left_of(self, trail: Trail) -> float:
         """Return how many batches a pass that is trained on will still yield, as far as its steps so far show."""
-        limit = max(self._planned(trail.brief, False), trail.told.length)
+        limit = max(self._planned(trail.brief, False), trail.read_length.length)
         if trail.steps < STEPS_PER_PASS and not trail.brief:
             limit = max(limit, trail.yielded * STEPS_PER_PASS / max(1, trail.steps))
         return max(0.0, min(limit, trail.true) - trail.yielded)

@@ -30,7 +30,7 @@ class StandIn:
 
     def __init__(self, journal: Journal, torch: Any, device_count: int) -> None:
         self._journal = journal
-        self._asked: set[tuple[str, int]] = set()
+        self._location_reads: set[tuple[str, int]] = set()
         """Lines that read where a tensor is."""
         devices = self._devices = Devices(
             torch, device_count, self._note_use, known=int(journal.plan.get("nodes", 1)) > 1
@@ -43,7 +43,7 @@ class StandIn:
         install_optimizers(torch)
         install_profiling(torch)
         typed_tensors.install(torch, devices)
-        keep_on(torch, make_mode(torch, devices, self._note_question), devices)
+        keep_on(torch, make_mode(torch, devices, self._note_location_read), devices)
 
     def caused(self, error: BaseException) -> str:
         """Return ``stand-in`` when an exception comes of what the CPU is not; empty when it is the script's own.
@@ -58,7 +58,7 @@ class StandIn:
             if isinstance(seen, StandInGap):
                 return "stand-in"
             seen = seen.__cause__ or seen.__context__
-        if _line_of(error.__traceback__) in self._asked:
+        if _line_of(error.__traceback__) in self._location_reads:
             return "stand-in"
         ours = not isinstance(error, (ImportError, KeyError, OSError))
         return "stand-in" if ours and _NEEDS_A_GPU.search(str(error)) else ""
@@ -74,12 +74,12 @@ class StandIn:
             site=journal.here(),
         )
 
-    def _note_question(self) -> None:
+    def _note_location_read(self) -> None:
         """Note the user's line behind the function mode."""
         frame = sys._getframe(3)
         line = (frame.f_code.co_filename, frame.f_lineno)
-        if line not in self._asked:
-            self._asked.add(line)
+        if line not in self._location_reads:
+            self._location_reads.add(line)
 
 
 def _line_of(trace: Optional[TracebackType]) -> tuple[str, int]:

@@ -43,7 +43,7 @@ class _Backends:
     def __init__(self, torch: Any, devices: Devices) -> None:
         self._distributed = torch.distributed
         self._devices = devices
-        self._asked: dict[str, str] = {}
+        self._backends: dict[str, str] = {}
         """Backend of the call that made it, by the name of the group."""
 
     def install(self) -> None:
@@ -72,7 +72,7 @@ class _Backends:
                 return function(*arguments, **options)  # torch words the error
             asked = given.get("backend")
             default = name == "new_group" and asked is None
-            inherited = self._asked.get(self._name(None), "") if default else ""
+            inherited = self._backends.get(self._name(None), "") if default else ""
             given = {**given, "backend": "gloo" if inherited else on_gloo(asked)}
             device = given.pop("device_id", None)
             if device is not None:
@@ -80,7 +80,7 @@ class _Backends:
             if given["backend"] == "gloo":
                 given.pop("pg_options", None)
             made = function(**given)
-            self._asked[self._name(made)] = inherited or str(asked or ("" if default else NCCL)).lower()
+            self._backends[self._name(made)] = inherited or str(asked or ("" if default else NCCL)).lower()
             return made
 
         return with_gloo
@@ -95,8 +95,8 @@ class _Backends:
         @functools.wraps(function)
         def get_backend(group: Any = None) -> Any:
             real = function(group)
-            asked = self._asked.get(self._name(group), "")
-            return self._distributed.Backend(NCCL) if asks_for_nccl(asked) and real == "gloo" else real
+            asked = self._backends.get(self._name(group), "")
+            return self._distributed.Backend(NCCL) if names_nccl(asked) and real == "gloo" else real
 
         return get_backend
 
@@ -106,7 +106,7 @@ class _Backends:
         @functools.wraps(function)
         def all_gather(tensor_list: Any, tensor: Any, group: Any = None, async_op: bool = False) -> Any:
             even = len({part.numel() for part in tensor_list}) < 2
-            if even or not asks_for_nccl(self._asked.get(self._name(group), "")):
+            if even or not names_nccl(self._backends.get(self._name(group), "")):
                 return function(tensor_list, tensor, group=group, async_op=async_op)
             distributed, work = self._distributed, None
             ranks = distributed.get_process_group_ranks(group or distributed.group.WORLD)
@@ -128,14 +128,14 @@ class _Backends:
         return barrier
 
 
-def asks_for_nccl(backend: str) -> bool:
+def names_nccl(backend: str) -> bool:
     """Return whether a backend's name has NCCL in it: ``nccl``, ``cpu:gloo,cuda:nccl``."""
     return NCCL in backend.lower()
 
 
 def on_gloo(backend: Any) -> Any:
     """Return the backend that serves instead; one without NCCL stays, and None means both, so gloo."""
-    return "gloo" if backend is None or asks_for_nccl(str(backend)) else backend
+    return "gloo" if backend is None or names_nccl(str(backend)) else backend
 
 
 def _ddp(torch: Any, devices: Devices) -> None:

@@ -146,7 +146,7 @@ class Assembly:
             events.Led: self._waits.on_led,
             events.CommunicationHook: self._on_communication_hook,
             events.LateBatchNorms: self._on_late_batch_norms,
-            events.Sample: self._passes.on_sample,
+            events.DatasetSample: self._passes.on_sample,
             events.PassEnded: self._passes.on_ended,
             events.PassTrained: self._passes.on_trained,
             events.PassProgress: self._passes.on_progress,

@@ -43,7 +43,7 @@ class LiveRings:
         """How far back from the newest step the tracks reach; 0 for as far as the rings do."""
         self.most_rows = layout.LIVE_ROWS
         """Steps of each rank that are kept, the newest; of the explicit collectives those since the first of them."""
-        self.tells_collectives = True
+        self.makes_collectives = True
         """What the ranks wrote of torch's flight recorder is made into tracks, which takes a while for many ranks."""
         self.refused: dict[int, str] = {}
         """Processes whose rings could not be read, and why."""
@@ -123,7 +123,7 @@ class LiveRings:
     def collectives(self) -> tuple[CollectiveTrack, ...]:
         """Return what the ranks wrote of torch's flight recorder: one track a rank, ascending."""
         tracks = []
-        if not self.tells_collectives:
+        if not self.makes_collectives:
             return ()
         for pid in self.flights.processes():
             rank = self._rank_of(pid)

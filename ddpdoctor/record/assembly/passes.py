@@ -43,7 +43,7 @@ class PassRows:
             found.append(msgspec.structs.replace(loader, samples=tuple(samples.values())))
         return tuple(found)
 
-    def on_sample(self, pid: int, event: events.Sample) -> None:
+    def on_sample(self, pid: int, event: events.DatasetSample) -> None:
         """Take in a sample of a data set."""
         rank = self._rank_of(pid)
         if rank is not None:

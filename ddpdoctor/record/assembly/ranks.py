@@ -302,7 +302,7 @@ def exception_of(event: events.Raised) -> RankException:
     return RankException(**{**shared_fields(event, RankException), "frames": frames_of(event.frames)})
 
 
-_OF_A_RANK = (events.Sample, events.PassEnded, events.PassTrained, events.PassProgress, events.StateLoaded)
+_OF_A_RANK = (events.DatasetSample, events.PassEnded, events.PassTrained, events.PassProgress, events.StateLoaded)
 _WAITS = (events.WaitBegun, events.Led, events.WaitEnded)
 """A process that waits for its world has no rank yet, and may never have one: these count at once, and again later."""
 

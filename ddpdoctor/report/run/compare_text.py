@@ -50,7 +50,7 @@ def render(
 def as_json(compared: RunComparison, gone: list[Finding], come: list[Finding], allowed: float) -> str:
     """Render as indented JSON that ends with a line feed; times are nanoseconds."""
 
-    def told(finding: Finding) -> dict[str, Any]:
+    def as_object(finding: Finding) -> dict[str, Any]:
         return {"code": finding.code, "name": finding.name, "title": finding.title, "fingerprint": finding.fingerprint}
 
     content = {
@@ -60,8 +60,8 @@ def as_json(compared: RunComparison, gone: list[Finding], come: list[Finding], a
         "allowed": allowed,
         **msgspec.to_builtins(compared),
         "settings": [{"name": name, "before": one, "after": other} for name, one, other in compared.settings],
-        "findings_come": list(map(told, come)),
-        "findings_gone": list(map(told, gone)),
+        "findings_come": list(map(as_object, come)),
+        "findings_gone": list(map(as_object, gone)),
     }
     return msgspec.json.format(msgspec.json.encode(content), indent=2).decode("utf-8") + "\n"
 

@@ -94,7 +94,7 @@ class Effort:
         else:
             walks.alike = False
 
-    def in_words(self) -> str:
+    def cut_functions(self) -> str:
         """Return the names of the functions that were not followed at every call; empty when all were."""
         names = list(dict.fromkeys(self.cut.values()))
         more = f" and {len(names) - 3} more functions" if len(names) > 3 else ""

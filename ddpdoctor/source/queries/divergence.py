@@ -14,7 +14,7 @@ from ddpdoctor.finding import Fact, Finding, Frame, Location, Severity
 from ddpdoctor.source.events import Branch, Event, Exit, Guard, Item, Jump, Loop, Tree, events_in, same
 from ddpdoctor.source.interpreter.values import ALL_RANKS, RANKS, is_guessed
 from ddpdoctor.source.projection import Projection, Walk
-from ddpdoctor.source.ranks.ranks import numbers_in, spoken
+from ddpdoctor.source.ranks.ranks import numbers_in, ranks_text
 from ddpdoctor.source.script.module import dotted
 from ddpdoctor.source.script.syntax_index import descend
 
@@ -95,7 +95,7 @@ def finding_of(check: Check, parting: SourceParting, remedy: str, title: str = "
     """Return the finding for a place where ranks part; a warning where the rank test is one by its name only."""
     return check.finding(
         "source",
-        title or _in_words(parting),
+        title or _title(parting),
         remedy=remedy,
         locations=_places_of(parting),
         evidence=_evidence_of(parting),
@@ -107,7 +107,7 @@ def _evidence_of(parting: SourceParting) -> tuple[Fact, ...]:
     return (
         Fact(text=f"`{parting.condition}` decides", basis="source", location=parting.condition_location),
         Fact(
-            text=f"this call chain leads {spoken(parting.running)} of 4 to {parting.collective}",
+            text=f"this call chain leads {ranks_text(parting.running)} of 4 to {parting.collective}",
             basis="source",
             location=parting.location,
             stack=parting.chain,
@@ -131,28 +131,27 @@ def remedy_of(parting: SourceParting) -> str:
     return f"Make every rank call {parting.collective}, or none: move it out of the branch that only some ranks take."
 
 
-def _in_words(parting: SourceParting) -> str:
+def _title(parting: SourceParting) -> str:
     if parting.turns is not None:
         here, there = parting.turns
         return (
-            f"{spoken(parting.running)} {_verb(parting.running, 'run')} {parting.collective} {here} times, "
-            f"{spoken(parting.missing)} {there} times: the bound of the loop depends on the rank"
+            f"{ranks_text(parting.running)} {_verb(parting.running, 'run')} {parting.collective} {here} times, "
+            f"{ranks_text(parting.missing)} {there} times: the bound of the loop depends on the rank"
         )
     if parting.exit_location is not None:
         place = f"line {parting.exit_location.line}"
         if parting.exit_location.file != parting.location.file:
             place += f" of {PurePath(parting.exit_location.file).name}"
         return (
-            f"{spoken(parting.missing)} can leave at {place}, before {parting.collective}, "
-            f"which {spoken(parting.running)} {_verb(parting.running, 'run')}"
+            f"{ranks_text(parting.missing)} can leave at {place}, before {parting.collective}, "
+            f"which {ranks_text(parting.running)} {_verb(parting.running, 'run')}"
         )
     sides = [
-        f"{spoken(mask)} {_verb(mask, 'run')} " + (f"[{', '.join(names)}]" if names else "nothing more")
+        f"{ranks_text(mask)} {_verb(mask, 'run')} " + (f"[{', '.join(names)}]" if names else "nothing more")
         for mask, names in ((parting.running, parting.running_next), (parting.missing, parting.missing_next))
     ]
-    return f"only {spoken(parting.running)} of 4 {_verb(parting.running, 'reach')} {parting.collective}: " + "; ".join(
-        sides
-    )
+    ranks = f"{ranks_text(parting.running)} of 4 {_verb(parting.running, 'reach')}"
+    return f"only {ranks} {parting.collective}: " + "; ".join(sides)
 
 
 def _verb(mask: int, verb: str) -> str:
@@ -406,13 +405,13 @@ def _stands_in(node: ast.AST, around: ast.AST | None) -> bool:
 
 def _described(found: _Found) -> SourceParting:
     event, guard = found.event, found.guard
-    told_by_class = found.left is not None or found.turns is not None
+    by_class = found.left is not None or found.turns is not None
     return SourceParting(
         cause=_cause(event),
         collective=event.name,
         location=event.module.location(event.node),
-        running=found.running if told_by_class else event.ranks,
-        missing=found.missing if told_by_class else ALL_RANKS & ~event.ranks,
+        running=found.running if by_class else event.ranks,
+        missing=found.missing if by_class else ALL_RANKS & ~event.ranks,
         running_next=_names(found.running_next),
         missing_next=_names(found.missing_next),
         condition=guard.module.excerpt(guard.node),

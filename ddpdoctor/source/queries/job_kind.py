@@ -14,7 +14,7 @@ from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.script.syntax_index import descend
 from ddpdoctor.source.script.text_search import mentions_any
 from ddpdoctor.source.torch_model.recorded_names import SET_VARIABLE
-from ddpdoctor.source.vocabulary import SPAWNERS, speaks_of_ranks
+from ddpdoctor.source.vocabulary import SPAWNERS, text_hints_at_ranks
 
 _FRAMEWORKS = frozenset(
     {
@@ -253,17 +253,17 @@ def on_every_rank(event: Event) -> bool:
 
 def hints_at_ranks(event: Event) -> bool:
     """Return whether a condition around an event that could not be decided speaks of ranks, or is a name for one."""
-    return any(_asks_for_rank(module, test) for module, test in event.undecided)
+    return any(_is_rank_test(module, test) for module, test in event.undecided)
 
 
-def _asks_for_rank(module: Module, test: ast.AST) -> bool:
-    if speaks_of_ranks(module.excerpt(test, LONGEST_CONDITION)):
+def _is_rank_test(module: Module, test: ast.AST) -> bool:
+    if text_hints_at_ranks(module.excerpt(test, LONGEST_CONDITION)):
         return True
     names = {node.id for node in descend(test) if isinstance(node, ast.Name)}
     return any(
         isinstance(node.value, (ast.BoolOp, ast.Compare, ast.UnaryOp))
         and any(isinstance(target, ast.Name) and target.id in names for target in node.targets)
-        and speaks_of_ranks(module.excerpt(node.value, LONGEST_CONDITION))
+        and text_hints_at_ranks(module.excerpt(node.value, LONGEST_CONDITION))
         for node in module.index.within(module.body_around(test), ast.Assign)
     )
 

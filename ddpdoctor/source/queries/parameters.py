@@ -273,13 +273,13 @@ def _is_straight(forward: ast.FunctionDef, names: Sequence[str]) -> bool:
     if words & {"detach", "no_grad", "checkpoint", "training", "inference_mode", "item"}:
         return False
     return all(
-        _asks_for_part(node, names) or _goes_through_parts(node)
+        _skips_absent_part(node, names) or _goes_through_parts(node)
         for node in descend(forward)
         if isinstance(node, branching)
     )
 
 
-def _asks_for_part(node: ast.AST, names: Sequence[str]) -> bool:
+def _skips_absent_part(node: ast.AST, names: Sequence[str]) -> bool:
     """Return whether a statement skips only an absent part: ``if self.norm is not None: x = self.norm(x)``."""
     if not isinstance(node, ast.If) or node.orelse or not isinstance(node.test, ast.Compare):
         return False

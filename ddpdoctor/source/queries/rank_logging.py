@@ -35,7 +35,7 @@ _TRACKERS = re.compile(
 _WRITERS = re.compile(
     r"(tensorboard|tensorboardX)\.(\w+\.)?SummaryWriter$|^comet_ml\.(Offline)?Experiment$|^aim\.Run$|^neptune\.(new\.)?Run$"
 )
-_RANK_SAID = re.compile(r"rank|gpu|device|worker|proc|host|node|pid|world|file=|stderr", re.IGNORECASE)
+_RANK_NAMED = re.compile(r"rank|gpu|device|worker|proc|host|node|pid|world|file=|stderr", re.IGNORECASE)
 _OUTPUT = frozenset({"print", "stdout"})
 _REDUCING = re.compile(r"reduce|gather")
 """Of the name of a collective: it brings values of all ranks together."""
@@ -52,14 +52,14 @@ def lines_of_every_rank(projection: Projection) -> Iterator[Event]:
         return
     found: dict[ast.AST, Event] = {}
     for event in projection.in_course("call", "object"):
-        if event.node not in found and on_every_rank(event) and _is_chatter(event):
+        if event.node not in found and on_every_rank(event) and _is_output(event):
             found[event.node] = event
     if found:
         silenced = _print_is_replaced(projection)
         yield from (event for event in found.values() if event.name != "builtins.print" or not silenced)
 
 
-def _is_chatter(event: Event) -> bool:
+def _is_output(event: Event) -> bool:
     if event.kind == "object":
         return _WRITERS.search(event.name) is not None and not _depends_on_rank(event)
     if _TRACKERS.search(event.name):
@@ -70,7 +70,7 @@ def _is_chatter(event: Event) -> bool:
     if event.name != "builtins.print" or not event.loops or not event.positional:
         return False
     text = event.module.excerpt(event.node, 1_000)
-    return not _RANK_SAID.search(text) and not _reports_failure(event.module, event.node)
+    return not _RANK_NAMED.search(text) and not _reports_failure(event.module, event.node)
 
 
 def _depends_on_rank(event: Event) -> bool:
@@ -151,7 +151,7 @@ def local_metrics(projection: Projection) -> Iterator[Event]:
             found = not (reduces and in_pass) and any(in_pass or not is_of_whole_set(projection, one) for one in said)
         else:
             alone = silenced and event.name == "builtins.print"
-            found = not in_pass and (alone or on_every_rank(event)) and not _says_whose(event)
+            found = not in_pass and (alone or on_every_rank(event)) and not _names_a_rank(event)
             found = found and any(_is_of_shard(projection, value, training) for value in said)
         if found and not communicates(projection, event):
             seen.add(event.node)
@@ -180,8 +180,8 @@ def _is_report(event: Event) -> bool:
     return event.name == "log" and event.receiver is not None
 
 
-def _says_whose(event: Event) -> bool:
-    return _RANK_SAID.search(event.module.excerpt(event.node, 1_000)) is not None
+def _names_a_rank(event: Event) -> bool:
+    return _RANK_NAMED.search(event.module.excerpt(event.node, 1_000)) is not None
 
 
 def _is_of_shard(projection: Projection, value: Value, training: set[int]) -> bool:

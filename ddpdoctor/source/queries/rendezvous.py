@@ -71,7 +71,7 @@ def legacy_launches(script: Script) -> Iterator[LegacyLaunch]:
     for module in script.modules:
         for node in module.index.of(ast.Call) if "--local" in module.text else ():
             if _declares_local_rank(node) and _is_used(script):
-                if _asks_for_version(module, node) or not _is_reached(script, module, node):
+                if _is_for_old_torch(module, node) or not _is_reached(script, module, node):
                     continue
                 if _is_required(node) and script.spawns_ranks is None:
                     yield LegacyLaunch(module.location(node), "required")
@@ -87,7 +87,7 @@ def _is_reached(script: Script, module: Module, node: ast.AST) -> bool:
     return module is script.entry or function is module.tree or function in project(script).machine.visited
 
 
-def _asks_for_version(module: Module, node: ast.AST) -> bool:
+def _is_for_old_torch(module: Module, node: ast.AST) -> bool:
     """Return whether an option is declared only for the versions of torch that pass it."""
     return any(
         isinstance(around, ast.If) and "version" in ast.unparse(around.test).lower()

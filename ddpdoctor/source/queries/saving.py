@@ -27,7 +27,7 @@ from ddpdoctor.source.queries.file_uses import FileUse, reads, writes
 from ddpdoctor.source.queries.job_kind import hints_at_ranks, is_distributed, is_of_one_process
 from ddpdoctor.source.ranks.ranks import LOCAL_RANK, numbers_in
 from ddpdoctor.source.script.syntax_index import descend, made_from
-from ddpdoctor.source.vocabulary import speaks_of_ranks
+from ddpdoctor.source.vocabulary import text_hints_at_ranks
 
 _IN_MEMORY = ("io.", "tempfile.")
 _PASSING = re.compile(r"log|lock|cache|te?mp|rank|pid|host|node|devnull|stdout|stderr", re.IGNORECASE)
@@ -127,7 +127,7 @@ def _local_guard(event: Event, before: Guard | None) -> Guard | None:
         passing.append((before, ALL_RANKS & ~before.arm))
     for guard, arm in passing:
         divides = any(
-            isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and speaks_of_ranks(ast.unparse(node.left))
+            isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and text_hints_at_ranks(ast.unparse(node.left))
             for node in descend(guard.node)
         )
         if not divides and numbers_in(arm) == numbers_in(event.ranks) and isinstance(guard.value, PerRank):

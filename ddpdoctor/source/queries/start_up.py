@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.source.queries.job_kind import keyword
-from ddpdoctor.source.script.launch_facts import asks_first, launches
+from ddpdoctor.source.script.launch_facts import launches, tests_for_gpu
 from ddpdoctor.source.script.module import Module, dotted
 from ddpdoctor.source.script.script import Script
 
@@ -33,12 +33,12 @@ def wants_cuda(script: Script, arguments: Sequence[str]) -> bool:
 
     A variable or an option that holds something else as well ("cpu" in one place, "cuda" in another) demands nothing.
     """
-    if script.asks_cuda is not None:
+    if script.demands_cuda is not None:
         return True
     for module in script.modules:
         for call in module.index.of(ast.Call):
             asked = _asked(call, module.resolve(call.func))
-            if asked is None or asks_first(module, call):
+            if asked is None or tests_for_gpu(module, call):
                 continue
             value, wanted = asked
             known = dotted(value).rpartition(".")[2]
@@ -137,7 +137,7 @@ def _texts(script: Script, name: str, wanted: str, arguments: Sequence[str]) -> 
             if all(dotted(target).rpartition(".")[2] != name for target in targets):
                 continue
             text = _text(value)
-            if text and not (wanted in text and asks_first(module, node)):
+            if text and not (wanted in text and tests_for_gpu(module, node)):
                 yield text
 
 

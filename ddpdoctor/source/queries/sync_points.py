@@ -15,7 +15,7 @@ _CLOSED = frozenset({ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.La
 """Classes of nodes that are not looked into: what is in them runs at another time, or there is nothing."""
 
 
-def meetings(projection: Projection) -> tuple[Event, ...]:
+def sync_events(projection: Projection) -> tuple[Event, ...]:
     """Return everything in the script that synchronises the ranks, once each, in the order of execution."""
     found: dict[int, Event] = {}
     for walk in projection.walks:
@@ -24,7 +24,7 @@ def meetings(projection: Projection) -> tuple[Event, ...]:
     return tuple(found[ordinal] for ordinal in sorted(found))
 
 
-def led_through(events: Iterable[Event], module: Module, first_line: int, last_line: int) -> Iterator[Event]:
+def events_through(events: Iterable[Event], module: Module, first_line: int, last_line: int) -> Iterator[Event]:
     """Yield the events whose call chain passes some lines of a file."""
     file = str(module.path)
     for event in events:

@@ -33,7 +33,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.script.call_graph import adds_key
 from ddpdoctor.source.script.syntax_index import descend
-from ddpdoctor.source.vocabulary import RANK_VARYING_CALLS, speaks_of_ranks
+from ddpdoctor.source.vocabulary import RANK_VARYING_CALLS, text_hints_at_ranks
 
 DECIDED: Tag = ("own", 0)
 """Of a value that depends on what a rank decided by itself."""
@@ -64,7 +64,7 @@ _SIZES = frozenset(
     | {"dtype", "device", "requires_grad", "is_leaf", "grad_fn", "is_sparse", "layout"}
 )
 """Attributes and functions that give the form of data."""
-_ASKS_STRUCTURE = frozenset({"isinstance", "hasattr", "callable", "is_tensor", "is_floating_point", "is_cuda", "type"})
+_STRUCTURE_TESTS = frozenset({"isinstance", "hasattr", "callable", "is_tensor", "is_floating_point", "is_cuda", "type"})
 _MEMBERS = frozenset({"set", "frozenset", "unique", "unique_consecutive", "nonzero", "masked_select"})
 _AGREED = re.compile(r"(^|_)(all_?)?(reduced?|gather(ed)?|broadcast|sync(ed|hronized?)?|agree|consensus)(_|$)")
 
@@ -79,7 +79,7 @@ def origin_of(name: str) -> frozenset[Tag]:
     return frozenset()
 
 
-def asks_for_file(name: str) -> bool:
+def queries_file(name: str) -> bool:
     """Return whether a method without arguments queries the file system of the rank's machine: ``Path.exists()``."""
     return name in _FILE_METHODS
 
@@ -123,7 +123,7 @@ def own_test(machine: Machine, node: ast.AST, value: Value) -> OwnTest | None:
     if machine.guards or not (is_varying(value) or any(kind == EXTENT for kind, _ in tags)):
         return None
     kind = _kind(machine, tags)
-    if kind is None or speaks_of_ranks(ast.unparse(node)) or not _varies(machine, node):
+    if kind is None or text_hints_at_ranks(ast.unparse(node)) or not _varies(machine, node):
         return None
     return _described(machine, node, kind)
 
@@ -257,7 +257,7 @@ def _attribute_varies(machine: Machine, node: ast.Attribute) -> bool:
 
 def _call_varies(machine: Machine, node: ast.Call) -> bool:
     last = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-    if last in _SIZES or last in _ASKS_STRUCTURE:
+    if last in _SIZES or last in _STRUCTURE_TESTS:
         return False
     full = machine.frame.module.resolve(node.func)
     if full and RANK_VARYING_CALLS.match(full):

@@ -37,7 +37,7 @@ def numbers_in(mask: int) -> tuple[int, ...]:
     return tuple(rank for rank in RANKS if mask >> rank & 1)
 
 
-def spoken(mask: int) -> str:
+def ranks_text(mask: int) -> str:
     """Name the ranks of a mask: ``rank 0``, ``ranks 1-3``, ``ranks 0 and 2``."""
     ranks = numbers_in(mask)
     if len(ranks) == 1:

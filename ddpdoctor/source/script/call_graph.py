@@ -71,7 +71,7 @@ class _ModuleMentions(msgspec.Struct, frozen=True):
 
 def _in_module(module: Module) -> _ModuleMentions:
     index = module.index
-    speaking, calls = _speaking(module), _calls_of(index)
+    places_found, calls = _synchronising_places(module), _calls_of(index)
     synchronising: set[str] = set()
     callers: dict[str, set[str]] = {}
     for place in sorted(index.outer_definitions, reverse=True):
@@ -79,9 +79,9 @@ def _in_module(module: Module) -> _ModuleMentions:
         called, outer = calls.get(place, set()), index.outer_definitions[place]
         if outer >= 0:
             calls.setdefault(outer, set()).update(called)
-        if place in speaking:
+        if place in places_found:
             synchronising.add(name)
-            speaking.add(outer)
+            places_found.add(outer)
         for word in called - _TOO_COMMON:
             callers.setdefault(word, set()).add(name)
     return _ModuleMentions(
@@ -91,7 +91,7 @@ def _in_module(module: Module) -> _ModuleMentions:
     )
 
 
-def _speaking(module: Module) -> set[int]:
+def _synchronising_places(module: Module) -> set[int]:
     """Return the places of the definitions in which a synchronising word stands, without those around them."""
     index, around = module.index, module.index.definitions
     words = _SYNCHRONISING | {

@@ -42,7 +42,7 @@ def acts(module: Module) -> bool:
     if known is None:
         body = module.tree.body
         called = not _is_only_imported(module) and any(map(_statement_acts, body))
-        known = module.__dict__["_acts"] = called or any(map(_asks_whether_it_is_run, body))
+        known = module.__dict__["_acts"] = called or any(map(_tests_how_it_is_run, body))
     return known
 
 
@@ -52,7 +52,7 @@ def _is_only_imported(module: Module) -> bool:
     return relative or module.path.name == "__init__.py"
 
 
-def _asks_whether_it_is_run(statement: ast.stmt) -> bool:
+def _tests_how_it_is_run(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.If) and any(
         isinstance(node, ast.Name) and node.id == "__name__" for node in descend(statement.test)
     )

@@ -61,7 +61,7 @@ def cuda_demand(modules: Sequence[Module]) -> SourceFact | None:
     """Return the first place that needs CUDA or NCCL and is not under a condition that tests whether they are there."""
     for module in modules:
         for node in module.index.of(ast.Call):
-            if _demands_cuda(module, node) and not asks_first(module, node):
+            if _demands_cuda(module, node) and not tests_for_gpu(module, node):
                 return _fact(module, node)
     return None
 
@@ -145,17 +145,17 @@ def _demands_cuda(module: Module, call: ast.Call) -> bool:
     if name in _MOVES_TO_CUDA:
         return True
     if name == "torch.device" or (isinstance(call.func, ast.Attribute) and call.func.attr == "to"):
-        return bool(call.args) and _says_cuda(call.args[0])
+        return bool(call.args) and _names_cuda(call.args[0])
     return isinstance(call.func, ast.Attribute) and call.func.attr == "cuda"
 
 
-def _says_cuda(node: ast.expr) -> bool:
+def _names_cuda(node: ast.expr) -> bool:
     if isinstance(node, ast.JoinedStr) and node.values:
         node = node.values[0] if isinstance(node.values[0], ast.Constant) else node
     return isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("cuda")
 
 
-def asks_first(module: Module, node: ast.AST) -> bool:
+def tests_for_gpu(module: Module, node: ast.AST) -> bool:
     """Return whether a node stands under a condition that tests for a GPU, or under a ``try``."""
     for around in module.ancestors(node):
         if isinstance(around, (ast.If, ast.IfExp, ast.While)):

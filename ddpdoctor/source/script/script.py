@@ -85,7 +85,7 @@ class Script(msgspec.Struct, frozen=True, dict=True, eq=False, kw_only=True):
         return rank_launch(self.modules)
 
     @cached_property
-    def asks_cuda(self) -> SourceFact | None:
+    def demands_cuda(self) -> SourceFact | None:
         """Where the script demands CUDA or NCCL whatever the machine has; None when it does not."""
         return cuda_demand(self.modules)
 
@@ -220,7 +220,7 @@ def _follow(modules: list[Module], finder: Finder, reader: Reader) -> Iterator[s
                 yield f"only the first {MAXIMUM_MODULES} imported project modules were read"
                 return
             seen.add(real)
-            if len(modules) >= MODULES_READ_WHOLE and not _speaks_of_ranks(found.path):
+            if len(modules) >= MODULES_READ_WHOLE and not _mentions_ranks(found.path):
                 continue
             try:
                 modules.append(reader(found.path, found.name, found.package))
@@ -231,7 +231,7 @@ def _follow(modules: list[Module], finder: Finder, reader: Reader) -> Iterator[s
                 yield f"{found.path} cannot be read: {error or type(error).__name__}"
 
 
-def _speaks_of_ranks(path: Path) -> bool:
+def _mentions_ranks(path: Path) -> bool:
     try:
         content = path.read_bytes()
     except OSError:

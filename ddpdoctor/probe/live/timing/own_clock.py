@@ -55,12 +55,12 @@ def clock_of(pid: int, thread: int) -> Optional[Clock]:
         return None
     path = f"/proc/{pid}/task/{thread}/syscall"
     try:
-        told = _read(path)
-        words = told.split()
+        text = _read(path)
+        words = text.split()
         name = _MACHINE.get(int(words[0])) if len(words) >= 7 else None
         clock = _clock(pid, name, [int(word, 16) for word in words[1:7]]) if name is not None else None
         # A thread that went on meanwhile has put something else where its time was: seen as a year beyond 64 bits.
-        return clock if clock is not None and _read(path) == told else None
+        return clock if clock is not None and _read(path) == text else None
     except (OSError, ValueError, struct.error):
         return None
 

@@ -58,7 +58,7 @@ class Source:
         """A backward has followed a fetch from it."""
 
 
-class Sample:
+class ReductionSample:
     """What DDP's logger measured of synchronised backwards of one step."""
 
     __slots__ = ("backwards", "exposed_ns", "ready_at_ns", "reduced_at_ns", "window_ns")
@@ -86,7 +86,7 @@ class Pending:
         began_ns: int,
         ended_ns: int,
         tally: list[int],
-        sample: Optional[Sample],
+        sample: Optional[ReductionSample],
         device_times: Optional[DeviceTimes],
     ) -> None:
         self._step = step
@@ -153,7 +153,7 @@ class Steps:
         """End of the newest phase that belongs to the open step."""
         self.evaluating = False
         """The newest fetch is taken for one of an evaluation."""
-        self._sample: Optional[Sample] = None
+        self._sample: Optional[ReductionSample] = None
         self.make_device_times: Optional[Callable[[], DeviceTimes]] = None
         """Known once a module is trained on a GPU."""
         self.device_times: Optional[DeviceTimes] = None
@@ -254,9 +254,9 @@ class Steps:
         """Add what DDP's logger measured of a backward, of the open step or of the newest row."""
         pending = self._held[-1] if self._held else None
         if pending is not None and ready_at_ns < pending.ended_ns + offset_ns():
-            sample = pending.sample = pending.sample or Sample()
+            sample = pending.sample = pending.sample or ReductionSample()
         else:
-            sample = self._sample = self._sample or Sample()
+            sample = self._sample = self._sample or ReductionSample()
         sample.add(exposed_ns, window_ns, ready_at_ns, reduced_at_ns)
 
     def hand_out(self, now_ns: int) -> None:

@@ -63,8 +63,8 @@ class Loaders:
         def __len__(loader: Any) -> int:
             true = int(length(loader))
             asker = sys._getframe(1)
-            told = journal.guarded(loaders._told, loader, true, asker, harms=("passes",))
-            return true if told is None else told
+            planned = journal.guarded(loaders._length_for, loader, true, asker, harms=("passes",))
+            return true if planned is None else planned
 
         loader_class.__len__ = __len__
         on_call(journal, loader_class, "__init__", after=self._loader_made, harms=("loaders", "passes"))
@@ -112,7 +112,7 @@ class Loaders:
         if not hasattr(vars(defining)["__iter__"], "_ddpdoctor_shortens"):
             self._shorten(defining)
 
-    def _told(self, loader: Any, true: int, asker: Any) -> int:
+    def _length_for(self, loader: Any, true: int, asker: Any) -> int:
         """Return the length for the code at ``asker``."""
         purpose = self._lengths.purpose(asker) if hasattr(loader, "_ddpdoctor_number") else ""
         if not purpose:
@@ -220,7 +220,7 @@ class Loaders:
             number=trail.number,
             yielded=trail.yielded,
             end=end,
-            by_length=trail.told.turns and trail.yielded == trail.told.length,
+            by_length=trail.read_length.turns and trail.yielded == trail.read_length.length,
             backwards=trail.backwards,
             **fields,
         )

@@ -142,8 +142,8 @@ class Rendezvous:
         started = self.started()
         if not isinstance(rank, int) or not isinstance(world_size, int):
             return None  # torch words the error
-        asked = world_size if world_size >= 0 else _told(url, "world_size", "WORLD_SIZE")
-        own = rank if rank >= 0 else _told(url, "rank", "RANK")
+        asked = world_size if world_size >= 0 else _number_in(url, "world_size", "WORLD_SIZE")
+        own = rank if rank >= 0 else _number_in(url, "rank", "RANK")
         if self._launched and own is not None:
             self._refuse_a_second(own)
         if not started or asked is None or own is None or asked <= started:
@@ -175,7 +175,7 @@ class Rendezvous:
         return int(spawned) if spawned.isdigit() else 0
 
 
-def _told(url: str, name: str, variable: str) -> Optional[int]:
+def _number_in(url: str, name: str, variable: str) -> Optional[int]:
     """Return a number in an address, or in the environment where it is not there; None where neither is one."""
     text = (parse_qs(urlparse(url).query).get(name) or [os.environ.get(variable, "")])[0]
     return int(text) if text.isdigit() else None

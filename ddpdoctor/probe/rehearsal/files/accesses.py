@@ -18,7 +18,7 @@ from ...journal import Journal
 from ...user_code import calling_frame
 from .real_paths import UnresolvablePath, name_path, status_of_target, target_path
 
-TOLD_AFTER = 3
+POLLED_AFTER = 3
 """A path that is queried so often, with nothing but sleep between, is polled."""
 _PATHS_HELD = 64
 
@@ -29,29 +29,29 @@ class Polling:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._activity: tuple[int, ...] = ()
-        self._asked: dict[tuple[int, str, bool], tuple[int, int]] = {}
+        self._queries: dict[tuple[int, str, bool], tuple[int, int]] = {}
         """How often each line has queried each path with this result, and since when."""
 
-    def asked(self, path: str, site: int, *, found: bool) -> None:
+    def queried(self, path: str, site: int, *, found: bool) -> None:
         """Count a query of whether there is a path by a line of the user's, or an attempt in vain to read it."""
         ring = self._journal.ring
         if ring is None or threading.current_thread() is not threading.main_thread():
             return
         journal = self._journal
         activity = (ring.count, journal.forwards, journal.backwards, journal.optimizer_steps)
-        other_answer = (site, path, not found) in self._asked
-        if other_answer or activity != self._activity or len(self._asked) >= _PATHS_HELD:
+        other_answer = (site, path, not found) in self._queries
+        if other_answer or activity != self._activity or len(self._queries) >= _PATHS_HELD:
             self.did_something()
             self._activity = activity
         now_ns = time.time_ns()
-        times, since_ns = self._asked.get((site, path, found), (0, now_ns))
-        self._asked[site, path, found] = times + 1, since_ns
-        if times + 1 >= TOLD_AFTER:
+        times, since_ns = self._queries.get((site, path, found), (0, now_ns))
+        self._queries[site, path, found] = times + 1, since_ns
+        if times + 1 >= POLLED_AFTER:
             ring.note_polling(since_ns, now_ns)
 
     def did_something(self) -> None:
         """Forget the earlier queries."""
-        self._asked.clear()
+        self._queries.clear()
         if self._journal.ring is not None:
             self._journal.ring.note_polling(0, 0)
 
@@ -108,14 +108,14 @@ class Accesses:
         ask, accesses, holds = getattr(owners[0], name), self, self._journal.user_code.holds
 
         @functools.wraps(ask)
-        def ask_noted(path: Any, *arguments: Any, **options: Any) -> Any:
+        def query_noted(path: Any, *arguments: Any, **options: Any) -> Any:
             answer = ask(path, *arguments, **options)
             if holds(sys._getframe(1).f_code.co_filename):
                 accesses._journal.guarded(accesses._note_check, path, bool(answer), harms=("accesses",))
             return answer
 
         for owner in owners:
-            setattr(owner, name, ask_noted)
+            setattr(owner, name, query_noted)
 
     def _note_check(self, path: Any, found: bool) -> None:
         name = target_path(path)
@@ -171,7 +171,7 @@ class Accesses:
         key = (action, path, site, found)
         times = self._noted[key] = self._noted.get(key, 0) + 1
         if site >= 0 and (action == "check" or (action == "read" and not found)):
-            self._polling.asked(path, site, found=found)
+            self._polling.queried(path, site, found=found)
         elif site >= 0:
             self._polling.did_something()
         if site < 0 or times > NOTED_ALIKE:

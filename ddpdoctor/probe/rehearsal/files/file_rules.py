@@ -66,13 +66,13 @@ class FileRules:
         self,
         run_directory: str,
         allow_writes: bool,
-        tell: Callable[[str, str, bool], None],
+        report: Callable[[str, str, bool], None],
         *,
         in_overlay: bool = False,
     ) -> None:
         self._run_directory = os.path.realpath(run_directory)
         self._allow_writes = allow_writes
-        self._tell = tell
+        self._report = report
         name = OVERLAY_LOG_NAME if in_overlay else LOG_NAME
         self._created = CreatedFiles(self._run_directory, name=name)
         self.open_files = OpenFiles(self._created)
@@ -106,7 +106,7 @@ class FileRules:
         if status is None:
             if creates and os.path.isdir(os.path.dirname(target)):
                 self._announce("file", target)
-                self._tell("create" if action == "write" else action, target, False)
+                self._report("create" if action == "write" else action, target, False)
             return None
         if not changes or not is_regular(status):
             return None
@@ -116,13 +116,13 @@ class FileRules:
             if creates:  # Another rank may remove it before it is opened.
                 self._created.note(made.kind, target)
             self.open_files.expect(target)
-            self._tell(action, target, False)
+            self._report(action, target, False)
             return None
         if target.endswith(".lock") and status.st_size == 0:
             return None
         if self._allow_writes:
             self._created.note("foreign", target)
-            self._tell(action, target, True)
+            self._report(action, target, True)
             return None
         reason = _NOT_OURS if made is None else "a link to a file " + _NOT_OURS
         return Refusal(action, target, f"would write to {shown(target)}, {reason}")
@@ -222,12 +222,12 @@ class FileRules:
         if self._maker(name, status) is not None:
             if status.st_nlink > 1 and is_regular(status):
                 self._created.note("relabelled", name)  # Its other names see another time of change.
-            self._tell("remove", name, False)
+            self._report("remove", name, False)
             return None
         if not self._allow_writes:
             return Refusal("remove", name, f"would delete {shown(name)}, {_NOT_OURS}")
         self._created.note("foreign", name)
-        self._tell("remove", name, True)
+        self._report("remove", name, True)
         return None
 
     def renamed(self, source: object, target: object, source_fd: object, target_fd: object) -> Refusal | None:
@@ -251,7 +251,7 @@ class FileRules:
             if stranger is not None:
                 return Refusal("rename", stranger, f"would move {shown(stranger)}, {_NOT_OURS}")
         self._note_rename(old, new, made, status, replaces=replaces)
-        self._tell("rename", new, replaces)
+        self._report("rename", new, replaces)
         return None
 
     def _stranger_in(self, directory: str) -> str | None:
@@ -303,7 +303,7 @@ class FileRules:
             return name
         if not self._is_exempt(name) and self._is_free(name):
             self._announce(kind, name)
-            self._tell("create", name, False)
+            self._report("create", name, False)
         return None
 
     def directory_made(self, path: object, dir_fd: object) -> Refusal | None:
@@ -313,7 +313,7 @@ class FileRules:
             return name
         if not self._is_exempt(name) and self._is_free(name):
             self._announce("directory", name)
-            self._tell("mkdir", name, False)
+            self._report("mkdir", name, False)
         return None
 
     def pipe_made(self, path: object, dir_fd: object) -> Refusal | None:

@@ -59,8 +59,8 @@ _NOTED = {"mmap.__new__": "mapped", "tempfile.mkdtemp": "temporary_directory_mad
 _CHILDREN = {"subprocess.Popen": 1, "os.posix_spawn": 1, "os.exec": 1, "os.system": 0}
 """Audit event -> position of the command in its arguments."""
 
-_ASKED_AGAIN = 5
-_ASKED_AGAIN_AFTER_S = 0.002
+_JUDGED_AGAIN = 5
+_JUDGED_AGAIN_AFTER_S = 0.002
 _ENVIRONMENTS = {"subprocess.Popen": 3, "os.posix_spawn": 2, "os.exec": 2}
 """Audit event -> position of the environment in its arguments."""
 
@@ -91,7 +91,7 @@ def install(
     if len(_ACTIVE) > 1:
         del _ACTIVE[0]
         return
-    wrap_os_open(_ask_to_open, lambda call: _ACTIVE[0].quietly(call))
+    wrap_os_open(_judge_opening, lambda call: _ACTIVE[0].quietly(call))
     wrap_os_utime(
         lambda path, dir_fd: _ACTIVE[0].keeps_times(path, dir_fd),
         lambda path, dir_fd: _ACTIVE[0].note(_ACTIVE[0].rules.times_set, path, dir_fd),
@@ -112,7 +112,7 @@ def _follow_what_is_written() -> None:
         "_sqlite3",
         lambda sqlite: wrap_sqlite(sqlite, lambda path: _ACTIVE[0].judge(_ACTIVE[0].rules.database_attached, path)),
     )
-    after_import("readline", lambda readline: wrap_readline(readline, _ask_to_save, settle))
+    after_import("readline", lambda readline: wrap_readline(readline, _judge_saving, settle))
     wrap_shared_memory(
         lambda path, flags: _ACTIVE[0].judge(_ACTIVE[0].rules.opened, path, flags),
         lambda path: _ACTIVE[0].judge(_ACTIVE[0].rules.removed, path),
@@ -141,21 +141,21 @@ def _settle_at_end() -> None:
 
 def wrap_torch_writers(torch: Any) -> None:
     """Guard torch's and safetensors' own writers once ``torch`` is imported; without ``install`` nothing is guarded."""
-    wrap_torch(torch, _ask_to_save, _ask_to_write_on, settle)
-    wrap_safetensors(_ask_to_save, settle)
+    wrap_torch(torch, _judge_saving, _judge_writing_on, settle)
+    wrap_safetensors(_judge_saving, settle)
 
 
-def _ask_to_open(path: object, flags: int, dir_fd: object) -> None:
+def _judge_opening(path: object, flags: int, dir_fd: object) -> None:
     _ACTIVE[0].judge(_ACTIVE[0].rules.opened, path, flags, dir_fd)
 
 
-def _ask_to_write_on(path: object) -> None:
-    _ask_to_save(path)
+def _judge_writing_on(path: object) -> None:
+    _judge_saving(path)
     if _ACTIVE:
         _ACTIVE[0].note(_ACTIVE[0].rules.written_on, path)
 
 
-def _ask_to_save(path: object) -> None:
+def _judge_saving(path: object) -> None:
     if _ACTIVE:
         _ACTIVE[0].judge(_ACTIVE[0].rules.saved, path)
 
@@ -180,7 +180,7 @@ class _Guard:
         self._on_child = on_child
         self._of_user = of_user
         self._thread = threading.local()
-        self.rules = FileRules(run_directory, allow_writes, self._tell_file, in_overlay=in_overlay)
+        self.rules = FileRules(run_directory, allow_writes, self._report_file, in_overlay=in_overlay)
 
     def is_quiet(self) -> bool:
         """Return whether this thread is inside one of our own calls."""
@@ -201,9 +201,9 @@ class _Guard:
             return
         try:
             refusal = rule(*arguments)
-            for _ in range(_ASKED_AGAIN if refusal is not None and not self._in_overlay else 0):
+            for _ in range(_JUDGED_AGAIN if refusal is not None and not self._in_overlay else 0):
                 # Another rank may have been writing the file, or have replaced it, between our looks at file and log.
-                time.sleep(_ASKED_AGAIN_AFTER_S)
+                time.sleep(_JUDGED_AGAIN_AFTER_S)
                 refusal = refusal and rule(*arguments)
         except BytecodeHeldBack:
             raise
@@ -233,24 +233,24 @@ class _Guard:
         except Exception:
             return
 
-    def _tell_file(self, action: str, path: str, existed: bool) -> None:
-        self._tell(lambda: self._on_file(action, path, existed))
+    def _report_file(self, action: str, path: str, existed: bool) -> None:
+        self._report(lambda: self._on_file(action, path, existed))
 
-    def tell_child(self, event: str, arguments: tuple[Any, ...]) -> None:
+    def report_child(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Report a child process."""
         command = arguments[_CHILDREN[event]]
         position = _ENVIRONMENTS.get(event, len(arguments))
         environment = arguments[position] if position < len(arguments) else None
-        self._tell(lambda: self._on_child(_command_line(command), keeps_the_rules(command, environment)))
+        self._report(lambda: self._on_child(_command_line(command), keeps_the_rules(command, environment)))
 
     def looked_up(self, name: object) -> None:
         """Judge a function of a library in C that is looked up by its name: its calls cannot be seen."""
         if name in LIBC_WRITERS and self._of_user():
             self.judge(self.rules.called_from_c, name)
         elif name in LIBC_STARTERS and self._of_user():
-            self._tell(lambda: self._on_child(f"{name}() of the C library", False))
+            self._report(lambda: self._on_child(f"{name}() of the C library", False))
 
-    def _tell(self, callback: Callable[[], object]) -> None:
+    def _report(self, callback: Callable[[], object]) -> None:
         if self.is_quiet():
             return
         try:
@@ -271,7 +271,7 @@ def _hook_of(active: list[_Guard]) -> Callable[[str, tuple[Any, ...]], None]:
         if event in rules:
             if event == "open" and not _is_for_writing(arguments):
                 if arguments and "safetensors" in str(arguments[0]):
-                    wrap_safetensors(_ask_to_save, settle)
+                    wrap_safetensors(_judge_saving, settle)
                 return
             name, positions = rules[event]
             chosen = [arguments[index] if index < len(arguments) else None for index in positions]
@@ -281,7 +281,7 @@ def _hook_of(active: list[_Guard]) -> Callable[[str, tuple[Any, ...]], None]:
             active[0].note(getattr(active[0].rules, _NOTED[event]), arguments[0])
         elif event in children and len(arguments) > children[event]:
             settle(at_end=event == "os.exec")
-            active[0].tell_child(event, arguments)
+            active[0].report_child(event, arguments)
         elif event == "ctypes.dlsym" and len(arguments) > 1:
             active[0].looked_up(arguments[1])
 

@@ -48,17 +48,17 @@ def wrap_makers(done: Done) -> None:
         take_place(name, _followed(getattr(os, name), done))
 
 
-def wrap_pipe_makers(tell: Callable[[object, object], None], done: Done) -> None:
-    """Report ``os.mkfifo`` and ``os.mknod``, which have no audit events; ``tell`` takes path and ``dir_fd``."""
+def wrap_pipe_makers(report: Callable[[object, object], None], done: Done) -> None:
+    """Report ``os.mkfifo`` and ``os.mknod``, which have no audit events; ``report`` takes path and ``dir_fd``."""
     for name in ("mkfifo", "mknod"):
         if hasattr(os, name):
-            take_place(name, _told(_followed(getattr(os, name), done), tell))
+            take_place(name, _reported(_followed(getattr(os, name), done), report))
 
 
-def _told(original: Any, tell: Callable[[object, object], None]) -> Any:
+def _reported(original: Any, report: Callable[[object, object], None]) -> Any:
     @functools.wraps(original)
     def call(path: Any, *arguments: Any, dir_fd: int | None = None, **options: Any) -> Any:
-        tell(path, dir_fd)
+        report(path, dir_fd)
         return original(path, *arguments, dir_fd=dir_fd, **options)
 
     return call

@@ -21,7 +21,7 @@ _SWITCHES = (
 _ABSENCES = frozenset(
     {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "URLError", "FileNotFoundError", "DatasetNotFoundError"}
 )
-_SAID = ("huggingface.co", "no file named", "appear to have a file named", "on the Hub", "the backend tokenizer from")
+_TEXTS = ("huggingface.co", "no file named", "appear to have a file named", "on the Hub", "the backend tokenizer from")
 """What messages of transformers or datasets hold about what is not there, in an OSError or a ValueError."""
 
 
@@ -59,7 +59,7 @@ def is_absence(error: BaseException) -> bool:
         if {one.__name__ for one in type(seen).__mro__} & _ABSENCES:
             return True
         text = str(seen)
-        if isinstance(seen, (OSError, ValueError)) and any(words in text for words in _SAID):
+        if isinstance(seen, (OSError, ValueError)) and any(words in text for words in _TEXTS):
             return True
         seen = seen.__cause__ or seen.__context__
     return False

@@ -39,7 +39,7 @@ def serve_pillow(image: Any, note: Note, directory: str) -> None:
         path = _absent(fp, _PICTURES)
         if not path:
             return opened(fp, mode, *arguments, **options)
-        _say(note, "pictures", path)
+        _note_served(note, "pictures", path)
         if not _is_of_classes(path):
             return picture(path)
         mask = image.new("L", (SIDE, SIDE), 0)
@@ -58,7 +58,7 @@ def serve_opencv(cv2: Any, note: Note, directory: str) -> None:
         path = _absent(filename, _PICTURES)
         if not path:
             return read(filename, flags, *arguments, **options)
-        _say(note, "pictures", path)
+        _note_served(note, "pictures", path)
         numpy: Any = sys.modules["numpy"]  # OpenCV has imported it
         if _is_of_classes(path):
             pixels = numpy.zeros((SIDE, SIDE), numpy.uint8)
@@ -79,7 +79,7 @@ def serve_scipy(wavfile: Any, note: Note, directory: str) -> None:
         path = _absent(filename, _SOUNDS)
         if not path:
             return read(filename, *arguments, **options)
-        _say(note, "sounds", path)
+        _note_served(note, "sounds", path)
         return _rate(path), _samples(path)
 
     wavfile.read = read_or_make
@@ -94,7 +94,7 @@ def serve_soundfile(soundfile: Any, note: Note, directory: str) -> None:
         path = _absent(file, _SOUNDS)
         if not path:
             return read(file, frames, start, *arguments, **options)
-        _say(note, "sounds", path)
+        _note_served(note, "sounds", path)
         taken = _samples(path)[start:] if frames < 0 else _samples(path)[start : start + frames]
         sound = taken / 32768.0
         return (sound[:, None] if options.get("always_2d") else sound).astype(options.get("dtype", "float64")), _rate(
@@ -113,7 +113,7 @@ def serve_librosa(audio: Any, note: Note, directory: str) -> None:
         name = _absent(path, _SOUNDS)
         if not name:
             return load(path, sr=sr, duration=duration, **options)
-        _say(note, "sounds", name)
+        _note_served(note, "sounds", name)
         rate = int(sr or _rate(name))
         sound = _samples(name, rate) / 32768.0
         return sound[: len(sound) if duration is None else int(duration * rate)].astype("float32"), rate
@@ -130,7 +130,7 @@ def serve_torchaudio(torchaudio: Any, note: Note, directory: str) -> None:
         path = _absent(uri, _SOUNDS)
         if not path:
             return load(uri, *arguments, **options)
-        _say(note, "sounds", path)
+        _note_served(note, "sounds", path)
         sound = sys.modules["torch"].from_numpy((_samples(path) / 32768.0).astype("float32"))
         return sound[None], _rate(path)
 
@@ -150,7 +150,7 @@ def _is_of_classes(path: str) -> bool:
     return not path.lower().endswith((".jpg", ".jpeg")) and bool(_OF_CLASSES.search(path))
 
 
-def _say(note: Note, what: str, path: str) -> None:
+def _note_served(note: Note, what: str, path: str) -> None:
     kind = "pictures" if what == "pictures" else "noise"
     note(f"the {os.path.splitext(path)[1]} files that the script names (random {kind})")
 

@@ -9,7 +9,7 @@ from ddpdoctor.testing.marks import DdpMark
 from ddpdoctor.testing.run_test import RankEnd, TestEnd
 
 
-def told(end: TestEnd, outcomes: Sequence[str], mark: DdpMark) -> str:
+def failure_text(end: TestEnd, outcomes: Sequence[str], mark: DdpMark) -> str:
     """Return the message of the failure."""
     parts = [_first_line(end, outcomes, mark)]
     if end.account:
