@@ -32,7 +32,7 @@ def end_with_parent(parent: int) -> None:
         return
     process_control(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
-        os._exit(1)  # It died before it was asked for.
+        os._exit(1)  # It died before this call.
 
 
 RANK_PROCESS_VARIABLE = "DDPDOCTOR_RANK_PROCESS"

@@ -113,7 +113,7 @@ class UserCode:
 
 
 def name_of(frame: FrameType) -> str:
-    """Return the qualified name of a frame's function, where this Python knows it."""
+    """Return the qualified name of a frame's function, where this Python has it."""
     return str(getattr(frame.f_code, "co_qualname", frame.f_code.co_name))
 
 

@@ -1,4 +1,4 @@
-"""What the reader knows of torch and its neighbours: full names, and what they mean for ranks."""
+"""Torch and its neighbours by their full names, and what these mean for ranks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -28,6 +29,9 @@ WRITERS = {"ddpdoctor/report/streams.py", "ddpdoctor/testing/rank.py"}
 MAXIMUM_LINES = 450
 MAXIMUM_LINES_OF_TESTS = 500
 MAXIMUM_FILES = 14
+GONE = re.compile(r"\b(told|tells|nobody|somebody|heard|spoken)\b", re.IGNORECASE)
+"""Computed, reported, queried: what the reader of sources and the probe do has the field's words."""
+NO_VERBS = frozenset({"The", "A", "An", "What", "Whether", "How", "Where", "Those", "Tell"})
 
 
 def python_files() -> list[Path]:
@@ -111,6 +115,12 @@ def test_the_rules_for_the_ranks_name_the_same_files_everywhere() -> None:
     assert parts in contracts
 
 
+def test_docstrings_of_the_reader_and_the_probe_are_imperative_and_in_the_fields_words() -> None:
+    rooms = (PACKAGE / "source", PACKAGE / "probe")
+    files = [path for path in python_files() if any(map(path.is_relative_to, rooms))]
+    assert [place for path in files for place in _odd_docstrings(path)] == []
+
+
 def _is_silent(path: Path) -> bool:
     """Whether a file of ours may print nothing."""
     name = _name(path)
@@ -137,3 +147,13 @@ def _foreign_imports(path: Path) -> Iterator[str]:
             top = module.partition(".")[0]
             if top not in sys.stdlib_module_names and top != "torch":
                 yield f"{_name(path)}:{node.lineno}: {module}"
+
+
+def _odd_docstrings(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield from (f"{_name(path)}:{node.lineno}: {word}" for word in GONE.findall(node.value.value))
+        if isinstance(node, ast.FunctionDef) and not any("property" in ast.unparse(one) for one in node.decorator_list):
+            first, *_ = (ast.get_docstring(node) or "Return").split()
+            if first in NO_VERBS:
+                yield f"{_name(path)}:{node.lineno}: {first}"

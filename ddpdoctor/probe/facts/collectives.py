@@ -1,4 +1,4 @@
-"""What a collective is, as every record tells it: who issued it, and the fields of its signature."""
+"""What a collective is, alike in every record: who issued it, and the fields of its signature."""
 
 from __future__ import annotations
 

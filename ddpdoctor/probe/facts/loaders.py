@@ -47,7 +47,7 @@ def length_of(loader: Any, ask: Any) -> Optional[int]:
     except (TypeError, NotImplementedError):
         return None
     finally:
-        # torch warns of streams that yield more than the length that the script asked for.
+        # torch warns of streams that yield more than the length that the script has read.
         if asked is None and hasattr(loader, "_IterableDataset_len_called"):
             loader._IterableDataset_len_called = None
 

@@ -51,7 +51,7 @@ class HeartbeatThread:
         note_progress: Callable[[], None],
         meet: Callable[[], None],
     ) -> None:
-        """``note_progress`` writes how far the passes over loaders have come; ``meet`` looks for other monitors."""
+        """Call ``note_progress`` before a dump, for the passes over loaders, and ``meet`` in each beat."""
         self._observer = observer
         self._flights = flights
         self._gauges = gauges

@@ -10,7 +10,7 @@ real step, where noting them in place takes 6.2 µs, and with the rest of the ho
 a loop of their own it is 3.1 instead of 1.1 µs, and the hooks as a whole cost 22 % more (CPU of the training thread,
 Python 3.11, torch 2.13, ``python -m tests.benchmarks.dispatch_cost``). A rehearsal's have another task besides: they
 end passes, count what is read ahead, and may end the process, where these only note. What is not called in every step
-is heard by both in one way, ``probe/call_listeners.py``.
+goes in both through ``probe/call_listeners.py``.
 """
 
 from __future__ import annotations
@@ -331,7 +331,7 @@ class Training:
             return
 
     def _look_at_unfollowed(self, ddp: Any, reducer: Reducer, place: tuple[Any, ...], frame: FrameType) -> None:
-        """A forward has begun that is not the first since the newest backward, or the first after such ones."""
+        """Look at a forward that is not the first since the newest backward, or the first after such ones."""
         self._observer.journal.guarded(
             self._unfollowed.look, ddp, reducer, place, frame, harms=("unfollowed_forwards",)
         )

@@ -42,7 +42,7 @@ class Reducer:
         self.on_gpu = on_gpu
         self.buckets = buckets
         self.layout: Optional[tuple[str, str]] = None
-        """Sizes of the buckets and their parameters, in the logger's words; None before they were told."""
+        """Sizes of the buckets and their parameters, in the logger's format; None before it has them."""
         self.layouts = 0
         self.forwards = 0
         """Forwards that record gradients."""

@@ -1,4 +1,4 @@
-"""Training forwards that no backward followed: where no loader counts, they alone tell that a rank left a step out.
+"""Training forwards that no backward followed: where no loader counts, they alone show that a rank left a step out.
 
 A module has left one out when it runs its next forward from the same place before any backward has come, and that one
 or a later one from there is followed by a backward. Forwards from another place (an evaluation that records gradients)
@@ -15,7 +15,7 @@ from .observer import Observer
 from .reductions import Reducer
 
 NONE_OPEN = -1
-MOST_TOLD = 64
+MOST_WRITTEN = 64
 """Events of one module: a loop with several forwards for each backward has one a step, on every rank."""
 
 
@@ -28,17 +28,17 @@ class Unfollowed(NamedTuple):
 
 
 class UnfollowedForwards:
-    """Tells of them, where a forward is not the first since the newest backward."""
+    """The forwards of each DDP module that are not the first since the newest backward."""
 
     def __init__(self, observer: Observer, wrap_number: Callable[[Any], Optional[int]]) -> None:
         self._observer = observer
         self._wrap_number = wrap_number
-        self._told: dict[int, int] = {}
+        self._written: dict[int, int] = {}
 
     def look(self, ddp: Any, reducer: Reducer, place: tuple[Any, ...], frame: FrameType) -> None:
-        """A forward begins at a ``place`` after one that was open, or after some that were not followed."""
+        """Count a forward at a ``place`` that begins after an open one, or after some that were not followed."""
         if reducer.opened_at != self._observer.backwards_over:
-            self._tell(ddp, reducer)
+            self._write(ddp, reducer)
         elif reducer.place != place:
             reducer.unfollowed = None
         elif reducer.unfollowed is not None:
@@ -48,12 +48,14 @@ class UnfollowedForwards:
             site = self._observer.journal.site(frame)
             reducer.unfollowed = Unfollowed(1, self._observer.steps.of_newest_forward, site)
 
-    def _tell(self, ddp: Any, reducer: Reducer) -> None:
-        """A backward has followed the newest forward: those before it are certain."""
+    def _write(self, ddp: Any, reducer: Reducer) -> None:
+        """Write the forwards before the newest one, which are certain once a backward has followed that."""
         found, wrap = reducer.unfollowed, self._wrap_number(ddp)
         reducer.unfollowed = None
         if found is None or wrap is None:
             return
-        told = self._told[wrap] = self._told.get(wrap, 0) + 1
-        if told <= MOST_TOLD:
-            self._observer.journal.event("unfollowed_forward", wrap=wrap, last=told == MOST_TOLD, **found._asdict())
+        written = self._written[wrap] = self._written.get(wrap, 0) + 1
+        if written <= MOST_WRITTEN:
+            self._observer.journal.event(
+                "unfollowed_forward", wrap=wrap, last=written == MOST_WRITTEN, **found._asdict()
+            )

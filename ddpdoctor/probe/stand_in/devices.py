@@ -89,7 +89,7 @@ class Devices:
             if optional and parsed.type == "cpu":
                 return -1
             if device == self.cpu and not isinstance(device, str):
-                return self.current  # where a tensor says it is, which would be a GPU
+                return self.current  # where a tensor is, which would be a GPU
             raise ValueError(f"Expected a cuda device, but got: {device}")
         return self.current if parsed.index is None else int(parsed.index)
 

@@ -56,7 +56,7 @@ class _Backends:
             replacement = self._with_gloo(name, getattr(functions, name))
             setattr(functions, name, replacement)
             setattr(distributed, name, replacement)
-        # torch asks its own module, where gloo must be called gloo.
+        # torch reads its own module, where gloo must be called gloo.
         distributed.get_backend = self._get_backend(functions.get_backend)
         distributed.barrier = self._barrier(functions.barrier)
         distributed.all_gather = self._all_gather(functions.all_gather)

@@ -106,7 +106,7 @@ class Memory:
         self.changing: dict[ast.AST, dict[tuple[bool, int, str], Value]] = {}
         """Loops whose turns find what earlier turns changed, and what they found when they were walked last.
 
-        Cells have a flag before them that tells variables of the function around the loop, whatever the call."""
+        Cells have a flag before them for variables of the function around the loop, whatever the call."""
         self.visited: set[ast.AST] = set()
         """Functions that were walked."""
         self.objects: dict[tuple[object, ...], int] = {}

@@ -68,7 +68,7 @@ NEVER = 1 << 60
 def bound(
     signature: Signature, values: Sequence[Value], named: Mapping[str, Value], complete: bool
 ) -> dict[str, Value]:
-    """Return the parameters with what a call gives them; ``complete`` says whether all of that is known by place."""
+    """Return the parameters with what a call gives them; ``complete`` is whether all of that is known by place."""
     names = signature.names
     given: dict[str, Value] = dict(zip(names, values, strict=False))
     rest = dict(named)

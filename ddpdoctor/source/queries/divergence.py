@@ -333,7 +333,7 @@ def _by_exit(
 def _excludes(left: Exit, event: Event) -> bool:
     """Return whether a switch of the function that was left is off on the way to the exit and on at the call.
 
-    ``if not args.all: if rank: return`` keeps nobody from the call in ``if args.all: gather()`` further down.
+    ``if not args.all: if rank: return`` keeps no rank from the call in ``if args.all: gather()`` further down.
     """
     at_exit = dict(_switches(left, getattr(left.node, "lineno", 0)))
     undecided = {_switch(test)[0] for _, test in event.undecided}
@@ -355,7 +355,7 @@ def _switches(left: Exit, line: int) -> Iterator[tuple[str, bool]]:
 
 
 def _switch(test: ast.AST) -> tuple[str, bool]:
-    """Return the variable or attribute that a condition asks for, and what it is where the condition holds."""
+    """Return the variable or attribute that a condition tests, and its value where the condition holds."""
     is_on = True
     while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         test, is_on = test.operand, not is_on

@@ -195,7 +195,7 @@ def is_single_node(projection: Projection) -> bool:
 
 
 def names_another_machine(projection: Projection) -> bool:
-    """Return whether the address in the code is that of another machine: no launcher has told it."""
+    """Return whether the address in the code is that of another machine: it comes from no launcher."""
     return any(
         not address.startswith(("env:", "file:")) and not _is_this_machine(address)
         for address in _written_addresses(projection)
@@ -203,7 +203,7 @@ def names_another_machine(projection: Projection) -> bool:
 
 
 def _written_addresses(projection: Projection) -> Iterator[str]:
-    """The addresses of the rendezvous that stand in the code and that nothing outside of it replaces."""
+    """Yield the addresses of the rendezvous that the code holds and nothing outside of it replaces."""
     joined = list(initialisations(projection))
     values = [event.argument("init_method", 1) for event in joined]
     for event in projection.of_kind("call") if joined else ():
@@ -221,7 +221,7 @@ def _is_this_machine(address: str) -> bool:
 
 
 def backend_of(initialisation: Event) -> Value | None:
-    """Return the backend that a process group is asked for; None when it is left to torch."""
+    """Return the backend in the call of a process group; None when it is left to torch."""
     return initialisation.argument("backend", 0)
 
 
@@ -252,7 +252,7 @@ def on_every_rank(event: Event) -> bool:
 
 
 def hints_at_ranks(event: Event) -> bool:
-    """Return whether a condition around an event that could not be decided speaks of ranks, or is a name for one."""
+    """Return whether an undecided condition around an event names ranks, or is a name for a test of one."""
     return any(_is_rank_test(module, test) for module, test in event.undecided)
 
 

@@ -112,7 +112,7 @@ def unknown_to_the_launcher(script: Script) -> str:
     """Return ``--local_rank`` where a script takes it and not ``--local-rank``, as torch.distributed.launch passes."""
     taken: set[object] = set()
     if any("parse_known_args" in module.text for module in script.modules):
-        return ""  # what it does not know, it leaves alone
+        return ""  # What is unknown to it stays.
     for module in script.modules:
         for node in module.index.of(ast.Call) if "--local" in module.text else ():
             if _declares_local_rank(node):

@@ -135,7 +135,7 @@ class Module(msgspec.Struct, frozen=True, dict=True, eq=False):
         return next((around for around in self.ancestors(node) if isinstance(around, functions)), self.tree)
 
     def block_around(self, node: ast.AST) -> ast.AST:
-        """The first statement of the list of statements that a node is in: the one body that runs or is passed over."""
+        """Return the first statement of the list that a node is in: the one body that runs or is passed over."""
         inner = node
         for around in self.ancestors(node):
             for field in ("body", "orelse", "finalbody"):

@@ -119,7 +119,7 @@ _ADDED = frozenset({"__init__", _HANDS_ON})
 
 
 def is_thin_wrap(machine: Machine, cls: ProjectClass) -> bool:
-    """Return whether a class derives from DDP directly and changes nothing that checks know about DDP."""
+    """Return whether a class derives from DDP directly and changes nothing that checks rely on."""
     known: dict[ast.AST, bool] = machine.script.__dict__.setdefault("_thin_wraps", {})
     if cls.node not in known:
         module = machine.script.module(cls.module)

@@ -71,7 +71,7 @@ WORLD_GROUP = External("torch.distributed.group.WORLD")
 
 
 def make_group(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-    """Return a group; all ranks take part in making it, unless it is told to be local."""
+    """Return a group; all ranks take part in making it, unless it is local."""
     if constant(named.get("use_local_synchronization", Const(False))) is False:
         machine.emit("collective", "new_group", node, positional, named, in_tree=True)
     ranks = named.get("ranks", positional[0] if positional else NONE)

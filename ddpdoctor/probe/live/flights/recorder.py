@@ -1,4 +1,4 @@
-"""What torch's flight recorder holds, written down when a standstill is suspected or a reader asks for it.
+"""What torch's flight recorder holds, written down when a standstill is suspected or a reader requests it.
 
 Each dump adds what is new since the one before. An entry's number in its group is torch's own, less one.
 """

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Literal, NamedTuple, Optional
 
 COUNTING_FRAMEWORKS = ("lightning", "pytorch_lightning", "transformers")
-"""Their trainers read the length in order to know a pass's last batch."""
+"""Their trainers read the length to find a pass's last batch."""
 _MOST_CALLERS = 4
 _MOST_NAMES = 4
 """Assignments and returns through which a length is followed."""

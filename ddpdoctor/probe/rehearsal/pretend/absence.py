@@ -1,4 +1,4 @@
-"""What is not on the disk, told apart from what is wrong without a query of the network."""
+"""Whether something is missing on the disk or wrong, decided without a query of the network."""
 
 from __future__ import annotations
 

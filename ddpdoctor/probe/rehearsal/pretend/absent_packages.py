@@ -13,7 +13,7 @@ class StandIn(NamedTuple):
     """What stands for a package."""
 
     module: Callable[[str], ModuleType]
-    """Makes the module of a dotted name; raises ModuleNotFoundError for one that it does not know."""
+    """Makes the module of a dotted name; raises ModuleNotFoundError for an unknown one."""
     what: str
     """What it is, as the user reads it."""
 
@@ -21,7 +21,7 @@ class StandIn(NamedTuple):
 def serve_imports(
     stand_ins: Mapping[str, StandIn], is_users: Callable[[str], bool], note: Callable[[str], None]
 ) -> None:
-    """Answer the import statements of the user's files; libraries, which ask what is installed, see nothing of it."""
+    """Serve the import statements of the user's files; libraries, which test what is installed, see nothing of it."""
     load = builtins.__import__
     served: dict[str, ModuleType] = {}
 
