@@ -10,8 +10,9 @@ from typing import Callable
 from ..journal import Journal
 
 EVERY_STEPS = 10
-"""A total is written after so many more steps, and at the end: an event costs about 10 µs, a gauge of every step of a
-long run would fill its file."""
+EVERY_SHARE = 100
+"""A total is written after so many more steps, or a hundredth more of them where that is more, and at the end: an event
+costs about 10 µs, and only the newest counts. So a run of days, or of a million steps, adds a thousand of each."""
 
 
 class Gauges:
@@ -35,7 +36,7 @@ class Gauges:
         """Write every total where enough steps were made since the last time; called from the heartbeat's thread."""
         if not step:
             return
-        is_due = last or step - self._written_step >= EVERY_STEPS
+        is_due = last or step - self._written_step >= max(EVERY_STEPS, self._written_step // EVERY_SHARE)
         for key, total in self._readers.items():
             first_step, first = self._first.setdefault(key, (step, total()))
             if is_due and step > first_step:

@@ -21,6 +21,7 @@ import time
 from threading import get_ident
 from types import FrameType
 from typing import Any, Callable, Optional
+from weakref import WeakKeyDictionary
 
 from ..facts.optimizer_sizes import OptimizerSizes
 from ..torch_compat import Capabilities
@@ -61,8 +62,8 @@ class Training:
         self._reductions = reductions
         self._evidence = evidence
         self._passes = passes
-        self._sources: list[Source] = []
-        """Of each loader, by its number."""
+        self._sources: WeakKeyDictionary[Any, Source] = WeakKeyDictionary()
+        """Of each loader that lives: some scripts make one in each epoch."""
         self._unknown = Source()
         """The loader of every iterator that is not linked to it yet."""
         self._sizes = OptimizerSizes(observer.journal, torch)
@@ -321,12 +322,10 @@ class Training:
     def _remember(self, loader: Any, iterator: Any) -> None:
         """Link an iterator to its loader as a source of steps."""
         try:
-            number = loader.__dict__.get("_ddpdoctor_number")
-            if number is None:
-                number = len(self._sources)
-                self._sources.append(Source())
-                object.__setattr__(loader, "_ddpdoctor_number", number)
-            iterator._ddpdoctor_source = self._sources[number]
+            source = self._sources.get(loader)
+            if source is None:
+                source = self._sources[loader] = Source()
+            iterator._ddpdoctor_source = source
         except Exception:  # an iterator of the user's own takes no attributes
             return
 

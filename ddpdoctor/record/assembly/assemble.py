@@ -89,6 +89,7 @@ def row_types() -> Mapping[str, type[Any]]:
     return {**listed, "signature": Signature, "wrap": Wrap, "pass_begun": Pass, "training_state": TrainingState}
 
 
+MOST_FAULTS = 1_000
 MOST_STACKS = 2_000
 """From there on only the newest of each thread are kept: a watched job may be asked for weeks."""
 
@@ -182,7 +183,7 @@ class Assembly:
                 self._take(pid, typed(fields))
             except (KeyError, TypeError, ValueError) as error:  # msgspec's ValidationError is a ValueError
                 fault = f"event {fields['event']} of process {pid} could not be read: {error!r}"
-                self.faults.append(fault)
+                self._note_fault(fault)
                 self._completeness.unread(fault)
 
     def _take(self, pid: int, event: Event | Row) -> None:
@@ -404,8 +405,12 @@ class Assembly:
             self._rows["stacks"] = list({(dump.rank, dump.thread): dump for dump in stacks}.values())
 
     def _on_fault(self, pid: int, event: events.ProbeFault) -> None:
-        self.faults.append(f"process {pid}: {event.where}: {event.text}")
+        self._note_fault(f"process {pid}: {event.where}: {event.text}")
         self._completeness.part_failed(event.text, STREAMS if event.harms is None else event.harms)
+
+    def _note_fault(self, fault: str) -> None:
+        if len(self.faults) < MOST_FAULTS:
+            self.faults.append(fault)
 
     def _on_lost(self, pid: int, event: events.Lost) -> None:
         self._completeness.lost(pid, event.events)

@@ -10,6 +10,9 @@ from ddpdoctor.record import events
 from ddpdoctor.record.model import shared_fields
 from ddpdoctor.record.streams.waits import Wait
 
+MOST_WAITS = 2_000
+"""From there on those that are over are dropped, oldest first: a job may make groups for weeks."""
+
 
 class WaitRows:
     """Takes in the events of one run; a process that waits for its world may get its rank later."""
@@ -44,6 +47,10 @@ class WaitRows:
         self.rows[key] = msgspec.structs.replace(
             self.rows[key], ended_ns=event.time_ns, error=event.error, mentions_cuda=event.mentions_cuda
         )
+        if len(self.rows) > MOST_WAITS:
+            over = [key for key, wait in self.rows.items() if wait.ended_ns and not wait.error]
+            for key in over[: len(over) // 2]:
+                del self.rows[key]
 
 
 def _rank(rank: int | None) -> int:
