@@ -133,6 +133,7 @@ def another_try(request: RehearsalRequest, record: RunRecord, section: Rehearsal
         or _with_packages_pretended(request, record)
         or _with_random_weights(request, record)
         or _with_empty_directories(request, record)
+        or _with_listed_data(request, record)
         or _with_slurms_variables(request, record)
         or _with_whole_batches(request, record, section)
     )
@@ -238,6 +239,20 @@ def _with_empty_directories(request: RehearsalRequest, record: RunRecord) -> Try
             changed = msgspec.structs.replace(request, absent_directories=absent)
             return Try(changed, why, "which does not work for this script")
     return None
+
+
+def _with_listed_data(request: RehearsalRequest, record: RunRecord) -> Try | None:
+    """A script that lists its pictures or sounds itself continues where it is given names for them."""
+    from ddpdoctor.diagnosis.failures.environment import lack_behind
+
+    lacks = ((raised, lack_behind(raised, record)) for raised in _exceptions(record))
+    missing = next((headline(raised) for raised, lack in lacks if lack is not None and lack.kind == "data"), "")
+    if not missing and any(loader.dataset_length == 0 for loader in record.loaders):
+        missing = "a data set has no samples"
+    if not request.pretend or request.absent_data or not missing:
+        return None
+    why = f"data are missing ({missing}); rehearsed again with pretended names in what the script lists"
+    return Try(msgspec.structs.replace(request, absent_data=True), why, "which does not work for this script")
 
 
 def _asks_for_data(raised: RankException) -> bool:

@@ -123,6 +123,8 @@ class RehearsalRequest(RehearsalOptions, frozen=True, kw_only=True):
     """Ranks to spawn where the script spawns one of a group's several, as an earlier try showed; 0 to leave it."""
     absent_weights: tuple[str, ...] = ()
     """Checkpoints that ``torch.load`` did not find in an earlier try, and that stand for nothing in this one."""
+    absent_data: bool = False
+    """An earlier try ended for lack of data: what the script lists, and lists in text files, gets pretended names."""
     absent_packages: tuple[str, ...] = ()
     """Packages that an earlier try did not find, and that torch's own classes stand for in this one."""
     absent_directories: tuple[str, ...] = ()

@@ -222,6 +222,7 @@ class _Rehearsal:
             "keep": self._request.keep,
             "pretend": self._request.pretend,
             "absent_weights": self._request.absent_weights,
+            "absent_data": self._request.absent_data,
             "absent_packages": self._request.absent_packages,
             "absent_directories": self._request.absent_directories,
             "job": msgspec.to_builtins(self._job),

@@ -142,7 +142,8 @@ def _absent(file: Any, endings: tuple[str, ...]) -> str:
     if not isinstance(file, (str, os.PathLike)):
         return ""
     path = os.fspath(file)
-    return path if isinstance(path, str) and path.lower().endswith(endings) and not os.path.exists(path) else ""
+    # os.path.exists may be one that takes pretended names for files.
+    return path if isinstance(path, str) and path.lower().endswith(endings) and not os.path.lexists(path) else ""
 
 
 def _is_of_classes(path: str) -> bool:

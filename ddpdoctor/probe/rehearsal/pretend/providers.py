@@ -15,20 +15,20 @@ from typing import Any
 from ...journal import Journal
 from ...torch_compat import after_import
 from . import (
-    absent_packages,
-    apex,
     arrays,
     diffusion_models,
     image_datasets,
     language_models,
+    listed_data,
     named_files,
     picture_datasets,
     remote_texts,
     tables,
-    trackers,
     weights,
 )
 from .absence import Note
+from .packages import apex, trackers
+from .packages.imports import StandIn, serve_imports
 
 Provider = Callable[[ModuleType, Note, str], None]
 """Patches a module that was imported; gets a directory for what it makes, which goes with the rehearsal."""
@@ -73,15 +73,18 @@ class Pretence:
     def before_torch(self) -> None:
         """Serve what scripts may load before torch."""
         self.make_directories()
-        absent_packages.serve_imports(self._stand_ins(), self._journal.user_code.holds, self._note)
+        serve_imports(self._stand_ins(), self._journal.user_code.holds, self._note)
+        if self._journal.plan.get("absent_data"):
+            listed = listed_data.ListedData(self._journal.user_code, self._note)
+            self._journal.guarded(listed.install, harms=())
         for name, provider in PROVIDERS:
             after_import(name, functools.partial(self._guarded, provider))
 
-    def _stand_ins(self) -> dict[str, absent_packages.StandIn]:
-        silent = absent_packages.StandIn(trackers.SilentModule, "a silent tracker")
+    def _stand_ins(self) -> dict[str, StandIn]:
+        silent = StandIn(trackers.SilentModule, "a silent tracker")
         stand_ins = dict.fromkeys(trackers.TRACKERS, silent)
         if "apex" in self._journal.plan.get("absent_packages", ()):
-            stand_ins["apex"] = absent_packages.StandIn(apex.module_of, apex.WHAT)
+            stand_ins["apex"] = StandIn(apex.module_of, apex.WHAT)
         return stand_ins
 
     def after_torch(self, torch: Any) -> None:

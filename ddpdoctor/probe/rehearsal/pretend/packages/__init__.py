@@ -1,0 +1,1 @@
+"""Packages that are not installed, and what stands for them."""
