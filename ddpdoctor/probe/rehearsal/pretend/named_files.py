@@ -11,7 +11,7 @@ import os
 import random
 import re
 import sys
-from typing import Any
+from typing import Any, Callable
 
 from .absence import Note
 from .image_datasets import SIDE, picture
@@ -32,33 +32,21 @@ USUAL_RATE = 22_050
 
 def serve_pillow(image: Any, note: Note, directory: str) -> None:
     """Serve ``PIL.Image.open``."""
-    opened = image.open
 
-    @functools.wraps(opened)
-    def open_or_draw(fp: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
-        path = _absent(fp, _PICTURES)
-        if not path:
-            return opened(fp, mode, *arguments, **options)
-        _note_served(note, "pictures", path)
+    @_served(image, "open", "fp", _PICTURES, note)
+    def draw(path: str, mode: str = "r", *arguments: Any, **options: Any) -> Any:
         if not _is_of_classes(path):
             return picture(path)
         mask = image.new("L", (SIDE, SIDE), 0)
         mask.paste(CLASSES_OF_PIXELS - 1, (SIDE // 4, SIDE // 4, 3 * SIDE // 4, 3 * SIDE // 4))
         return mask
 
-    image.open = open_or_draw
-
 
 def serve_opencv(cv2: Any, note: Note, directory: str) -> None:
     """Serve ``cv2.imread``, which gives None for what is not there."""
-    read = cv2.imread
 
-    @functools.wraps(read)
-    def imread(filename: Any, flags: Any = 1, *arguments: Any, **options: Any) -> Any:
-        path = _absent(filename, _PICTURES)
-        if not path:
-            return read(filename, flags, *arguments, **options)
-        _note_served(note, "pictures", path)
+    @_served(cv2, "imread", "filename", _PICTURES, note)
+    def draw(path: str, flags: Any = 1, *arguments: Any, **options: Any) -> Any:
         numpy: Any = sys.modules["numpy"]  # OpenCV has imported it
         if _is_of_classes(path):
             pixels = numpy.zeros((SIDE, SIDE), numpy.uint8)
@@ -67,74 +55,67 @@ def serve_opencv(cv2: Any, note: Note, directory: str) -> None:
         drawn = numpy.frombuffer(_noise(path, SIDE * SIDE * 3), numpy.uint8).reshape(SIDE, SIDE, 3).copy()
         return drawn[:, :, 0].copy() if flags == 0 else drawn
 
-    cv2.imread = imread
-
 
 def serve_scipy(wavfile: Any, note: Note, directory: str) -> None:
     """Serve ``scipy.io.wavfile.read``."""
-    read = wavfile.read
 
-    @functools.wraps(read)
-    def read_or_make(filename: Any, *arguments: Any, **options: Any) -> Any:
-        path = _absent(filename, _SOUNDS)
-        if not path:
-            return read(filename, *arguments, **options)
-        _note_served(note, "sounds", path)
+    @_served(wavfile, "read", "filename", _SOUNDS, note)
+    def make(path: str, *arguments: Any, **options: Any) -> Any:
         return _rate(path), _samples(path)
-
-    wavfile.read = read_or_make
 
 
 def serve_soundfile(soundfile: Any, note: Note, directory: str) -> None:
     """Serve ``soundfile.read``."""
-    read = soundfile.read
 
-    @functools.wraps(read)
-    def read_or_make(file: Any, frames: int = -1, start: int = 0, *arguments: Any, **options: Any) -> Any:
-        path = _absent(file, _SOUNDS)
-        if not path:
-            return read(file, frames, start, *arguments, **options)
-        _note_served(note, "sounds", path)
+    @_served(soundfile, "read", "file", _SOUNDS, note)
+    def make(path: str, frames: int = -1, start: int = 0, *arguments: Any, **options: Any) -> Any:
         taken = _samples(path)[start:] if frames < 0 else _samples(path)[start : start + frames]
         sound = taken / 32768.0
-        return (sound[:, None] if options.get("always_2d") else sound).astype(options.get("dtype", "float64")), _rate(
-            path
-        )
-
-    soundfile.read = read_or_make
+        sound = (sound[:, None] if options.get("always_2d") else sound).astype(options.get("dtype", "float64"))
+        return sound, _rate(path)
 
 
 def serve_librosa(audio: Any, note: Note, directory: str) -> None:
     """Serve ``librosa.load``."""
-    load = audio.load
 
-    @functools.wraps(load)
-    def load_or_make(path: Any, *, sr: Any = USUAL_RATE, duration: Any = None, **options: Any) -> Any:
-        name = _absent(path, _SOUNDS)
-        if not name:
-            return load(path, sr=sr, duration=duration, **options)
-        _note_served(note, "sounds", name)
-        rate = int(sr or _rate(name))
-        sound = _samples(name, rate) / 32768.0
+    @_served(audio, "load", "path", _SOUNDS, note)
+    def make(path: str, *, sr: Any = USUAL_RATE, duration: Any = None, **options: Any) -> Any:
+        rate = int(sr or _rate(path))
+        sound = _samples(path, rate) / 32768.0
         return sound[: len(sound) if duration is None else int(duration * rate)].astype("float32"), rate
-
-    audio.load = load_or_make
 
 
 def serve_torchaudio(torchaudio: Any, note: Note, directory: str) -> None:
     """Serve ``torchaudio.load``."""
-    load = torchaudio.load
 
-    @functools.wraps(load)
-    def load_or_make(uri: Any, *arguments: Any, **options: Any) -> Any:
-        path = _absent(uri, _SOUNDS)
-        if not path:
-            return load(uri, *arguments, **options)
-        _note_served(note, "sounds", path)
+    @_served(torchaudio, "load", "uri", _SOUNDS, note)
+    def make(path: str, *arguments: Any, **options: Any) -> Any:
         sound = sys.modules["torch"].from_numpy((_samples(path) / 32768.0).astype("float32"))
         return sound[None], _rate(path)
 
-    torchaudio.load = load_or_make
+
+def _served(
+    owner: Any, name: str, parameter: str, endings: tuple[str, ...], note: Note
+) -> Callable[[Callable[..., Any]], None]:
+    """Have a decoder give what the decorated function makes for the path of a file with one of these endings, where
+    that is not there; ``parameter`` is what the decoder calls the file.
+    """
+    decode = getattr(owner, name)
+
+    def replace(make: Callable[..., Any]) -> None:
+        @functools.wraps(decode)
+        def decode_or_make(*arguments: Any, **options: Any) -> Any:
+            path = _absent(arguments[0] if arguments else options.get(parameter), endings)
+            if not path:
+                return decode(*arguments, **options)
+            kind = "pictures" if endings is _PICTURES else "noise"
+            note(f"the {os.path.splitext(path)[1]} files that the script names (random {kind})")
+            options.pop(parameter, None)
+            return make(path, *arguments[1:], **options)
+
+        setattr(owner, name, decode_or_make)
+
+    return replace
 
 
 def _absent(file: Any, endings: tuple[str, ...]) -> str:
@@ -149,11 +130,6 @@ def _absent(file: Any, endings: tuple[str, ...]) -> str:
 def _is_of_classes(path: str) -> bool:
     """Return whether a picture is a mask, by its name and those of its directories below the place of the data."""
     return not path.lower().endswith((".jpg", ".jpeg")) and bool(_OF_CLASSES.search(path))
-
-
-def _note_served(note: Note, what: str, path: str) -> None:
-    kind = "pictures" if what == "pictures" else "noise"
-    note(f"the {os.path.splitext(path)[1]} files that the script names (random {kind})")
 
 
 def _rate(path: str) -> int:
