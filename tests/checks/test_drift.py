@@ -82,7 +82,8 @@ def test_a_rank_that_is_over_before_the_others_is_laid_to_the_backward_that_it_l
     (finding,) = _said(job, *passes)
     assert finding.severity is Severity.ERROR
     left = "rank 1 ran to its end and left" if end == "finished" else "rank 1 left with exit code 0"
-    assert f"rank 0 averaged gradients 50 times, rank 1 49: in the end {left}" in finding.title
+    averaged = "rank 0 averaged gradients 50 times, rank 1 49: from there on, gradients of different steps are averaged"
+    assert f"{averaged}, and in the end {left}" in finding.title
     assert _said(job, *passes, check=early_exit) == []
     (early,) = _said(job, _pass(job, 0, 49, end="open", yielded=51), _pass(job, 1, 50), check=early_exit)
     assert early.title.startswith(left)

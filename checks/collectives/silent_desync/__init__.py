@@ -33,11 +33,11 @@ References
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Fact, Finding, Location, Refuted, Severity
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnosis.divergence.divergence import Divergence
@@ -76,86 +76,75 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
 
 def _drifts(record: RunRecord, divergence: Divergence | None) -> Iterator[Finding]:
-    """Report the passes in which the ranks drifted apart, with what happened to it; else the backward left out."""
-    from ddpdoctor.diagnosis.divergence import describe
+    """Report the passes in which the ranks drifted apart, with what happened to it; else the backwards left out."""
     from ddpdoctor.diagnosis.training.left_out_backwards import lasting, left_out_before
     from ddpdoctor.diagnosis.training.step_drift import blocked_in_backward, drifts, skipped_backward
     from ddpdoctor.diagnosis.wording import count
 
-    basis = record.job.kind
     blocked = frozenset() if divergence is None else blocked_in_backward(divergence, record)
-    consequence = "from there on, gradients of different steps are averaged"
-    if divergence is not None:
-        consequence = f"in the end {describe.title(divergence)}"
-    at_end = () if divergence is None else describe.locations(divergence)
-    found = list(drifts(record, blocked))
-    for drift in found:
+    is_drifting = False
+    for drift in drifts(record, blocked):
+        is_drifting = True
+        batches = f"pass {drift.ordinal} of this loader, which yielded {count(drift.batches, 'batch', 'batches')}"
         facts = tuple(
             Fact(
-                text=(
-                    f"rank {rank} averaged gradients {count(averaged, 'time', 'times')} in pass {drift.ordinal} of "
-                    f"this loader, which yielded {count(drift.batches, 'batch', 'batches')}"
-                ),
-                basis=basis,
+                text=f"rank {rank} averaged gradients {count(averaged, 'time', 'times')} in {batches}",
+                basis=record.job.kind,
                 numbers={"averaged": averaged, "batches": drift.batches},
                 rank=rank,
                 location=drift.location,
             )
             for rank, averaged in drift.averaged[:8]
         )
-        yield CHECK.finding(
-            basis,
-            f"{drift.sentence}: {consequence}",
-            remedy=_SKIP_TOGETHER,
-            locations=tuple(dict.fromkeys((*((drift.location,) if drift.location is not None else ()), *at_end))),
-            ranks=drift.named,
-            evidence=facts + (() if divergence is None else describe.facts(divergence, basis)),
-            severity=Severity.WARNING if divergence is None else None,
-        )
-    if found:
+        yield _desync(record, divergence, drift.sentence, drift.named, facts, drift.location)
+    if is_drifting:
         return
     if divergence is None:
         ahead = list(_ahead(record))
-        yield from ahead or _left_out(record, lasting(record), None)
-        return
-    left_out = left_out_before(record, divergence)
-    skipped = skipped_backward(record, divergence)
-    if left_out is not None:
-        yield from _left_out(record, [left_out], divergence)
-    elif skipped is not None:
-        yield CHECK.finding(
-            basis,
-            f"{skipped.sentence}: {consequence}",
-            remedy=_SKIP_TOGETHER,
-            locations=at_end,
-            ranks=skipped.named,
-            evidence=describe.facts(divergence, basis),
-        )
+        yield from ahead or (_left_out(record, None, found) for found in lasting(record))
+    elif (left_out := left_out_before(record, divergence)) is not None:
+        yield _left_out(record, divergence, left_out)
+    elif (skipped := skipped_backward(record, divergence)) is not None:
+        yield _desync(record, divergence, skipped.sentence, skipped.named, is_dated=False)
 
 
-def _left_out(record: RunRecord, every: Iterable[LeftOut], divergence: Divergence | None) -> Iterator[Finding]:
-    """Report since when ranks are ahead by a backward that they left out, with what became of it."""
+def _left_out(record: RunRecord, divergence: Divergence | None, found: LeftOut) -> Finding:
+    facts = tuple(
+        Fact(text=text, basis=record.job.kind, rank=rank, numbers={"count": number, "step": found.step})
+        for rank, text, number in found.facts
+    )
+    return _desync(record, divergence, found.sentence, found.ranks, facts, found.location)
+
+
+def _desync(
+    record: RunRecord,
+    divergence: Divergence | None,
+    sentence: str,
+    ranks: tuple[int, ...],
+    facts: tuple[Fact, ...] = (),
+    place: Location | None = None,
+    *,
+    is_dated: bool = True,
+) -> Finding:
+    """Return the finding that ranks are out of step: a warning while the job continues, and an error where it has ended
+    in a divergence. ``is_dated``: the sentence says since when.
+    """
     from ddpdoctor.diagnosis.divergence import describe
 
-    basis = record.job.kind
-    for found in every:
-        facts = tuple(
-            Fact(text=text, basis=basis, rank=rank, numbers={"count": number, "step": found.step})
-            for rank, text, number in found.facts
-        )
-        consequence = "from there on, gradients of different steps are averaged"
-        if divergence is not None:
-            consequence += f", and in the end {describe.title(divergence)}"
-        at_end = () if divergence is None else describe.locations(divergence)
-        yield CHECK.finding(
-            basis,
-            f"{found.sentence}: {consequence}",
-            remedy=_SKIP_TOGETHER,
-            locations=tuple(dict.fromkeys((*((found.location,) if found.location is not None else ()), *at_end))),
-            ranks=found.ranks,
-            evidence=facts + (() if divergence is None else describe.facts(divergence, basis)),
-            severity=Severity.WARNING if divergence is None else None,
-        )
+    consequences = ["from there on, gradients of different steps are averaged"] if is_dated else []
+    at_end: tuple[Location, ...] = ()
+    if divergence is not None:
+        consequences.append(f"in the end {describe.title(divergence)}")
+        at_end, facts = describe.locations(divergence), (*facts, *describe.facts(divergence, record.job.kind))
+    return CHECK.finding(
+        record.job.kind,
+        f"{sentence}: {', and '.join(consequences)}",
+        remedy=_SKIP_TOGETHER,
+        locations=tuple(dict.fromkeys((*(() if place is None else (place,)), *at_end))),
+        ranks=ranks,
+        evidence=facts,
+        severity=Severity.WARNING if divergence is None else None,
+    )
 
 
 def _ahead(record: RunRecord) -> Iterator[Finding]:

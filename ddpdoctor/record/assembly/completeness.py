@@ -9,34 +9,9 @@ from ddpdoctor.record.assembly.ranks import RankBook
 from ddpdoctor.record.model import STREAMS, RunKind, StreamState
 from ddpdoctor.record.reader import RunFiles
 
-_LIVE = frozenset(
-    {
-        "ranks",
-        "groups",
-        "waits",
-        "wraps",
-        "loaders",
-        "passes",
-        "files",
-        "stacks",
-        "settings",
-        "step_tracks",
-        "call_tracks",
-        "optimizer_sizes",
-        "bucket_layouts",
-        "gauges",
-        "matmul_precisions",
-        "host_reads",
-        "unused_searches",
-        "unfollowed_forwards",
-    }
-)
-"""What a live run records in full …"""
-_ONLY_LIVE = (
+_MEASURED = (
     "step_tracks",
     "call_tracks",
-    "gpus",
-    "host_uses",
     "bucket_layouts",
     "gauges",
     "matmul_precisions",
@@ -44,6 +19,12 @@ _ONLY_LIVE = (
     "unused_searches",
     "unfollowed_forwards",
 )
+_LIVE = (
+    *("ranks", "groups", "waits", "wraps", "loaders", "passes", "files", "stacks", "settings", "optimizer_sizes"),
+    *_MEASURED,
+)
+"""What a live run records in full …"""
+_ONLY_LIVE = (*_MEASURED, "gpus", "host_uses")
 """… and what nothing else does."""
 
 
