@@ -18,7 +18,7 @@ from ddpdoctor.launch.pid_namespaces import OuterPids
 from ddpdoctor.monitor.gpus.node_gpus import NodeGpus
 from ddpdoctor.monitor.gpus.rank_gpus import environment_of
 from ddpdoctor.monitor.nodes.nodes import Nodes
-from ddpdoctor.monitor.processes.crash_dump import LastWords, read_last_words, with_last_words
+from ddpdoctor.monitor.processes.crash_dump import CrashDump, read_crash_dump, with_crash_dumps
 from ddpdoctor.monitor.processes.hosts import Hosts
 from ddpdoctor.monitor.processes.liveness import SILENT_AFTER_NS
 from ddpdoctor.monitor.processes.loops import LoopDetector, usual_interval_ns
@@ -112,7 +112,7 @@ class LiveRun:
         """Some rank has made no step for a while."""
         self.quiet_at_ns = 0
         """When it will be quiet if no step comes; 0 where steps come."""
-        self._last_words: dict[int, LastWords | None] = {}
+        self._crash_dumps: dict[int, CrashDump | None] = {}
         """Of each process that is gone; None where it left none."""
         self.nodes = Nodes(directory, self._ask_own_rank, head_at)
         self._window_ns = 0
@@ -161,7 +161,7 @@ class LiveRun:
             self._memory.confirm_ns = NODES_CONFIRM_NS if self.nodes.is_head else CONFIRM_NS
             found = live_verdict(self._memory, record, now_ns)
             is_new = found is not None and self.divergence is None
-            if is_new and not self.nodes.were_heard(self._memory.confirmed_since_ns, now_ns):
+            if is_new and not self.nodes.have_reported(self._memory.confirmed_since_ns, now_ns):
                 found = None
             self.wait = self._memory.wait
             self._looping = self._loops.look(self.wait, self.own_record, now_ns) or self._looping_still()
@@ -350,10 +350,10 @@ class LiveRun:
         self._assembly.files.close()
         self._assembly.live.close()
 
-    def _words_of(self, pid: int) -> LastWords | None:
-        if pid not in self._last_words:
-            self._last_words[pid] = read_last_words(self._directory, pid)
-        return self._last_words[pid]
+    def _words_of(self, pid: int) -> CrashDump | None:
+        if pid not in self._crash_dumps:
+            self._crash_dumps[pid] = read_crash_dump(self._directory, pid)
+        return self._crash_dumps[pid]
 
     def _joined(self, now_ns: int) -> RunRecord:
         """Return what is known of all ranks, those of other nodes included."""
@@ -377,7 +377,7 @@ class LiveRun:
             stop_reason="interrupted" if self._told_to_end else "",
             ended_ns=now_ns,
         )
-        record = with_last_words(self._assembly.record(job), self._last_words, threads)
+        record = with_crash_dumps(self._assembly.record(job), self._crash_dumps, threads)
         if self._gpus is not None:
             record = self._with_hosts(self._gpus.added_to(record), now_ns)
         return self._stuck_ranks.judged(record, threads, self._looping)

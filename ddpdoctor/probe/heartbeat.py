@@ -225,7 +225,7 @@ def give_back_the_signal(run_directory: str) -> None:
         _take_licence_away(run_directory)
 
 
-def take_last_words(run_directory: str) -> None:
+def write_crash_dumps(run_directory: str) -> None:
     """Write the signal of a crash, and the stack of every thread, to a file; not where the script has a use for that.
 
     Of a SIGTERM, with which a launcher ends the peers of a dead rank at once, write where the main thread was; it then
@@ -234,7 +234,7 @@ def take_last_words(run_directory: str) -> None:
     try:
         if faulthandler.is_enabled():
             return
-        path = os.path.join(run_directory, layout.last_words_name(os.getpid()))
+        path = os.path.join(run_directory, layout.crash_dump_name(os.getpid()))
         file = open(path, "wb", buffering=0)  # noqa: SIM115 - stays open for the signal handler
         faulthandler.enable(file=file, all_threads=True)
         _kept_open.append(file)

@@ -234,7 +234,7 @@ def stacks_name(pid: int) -> str:
     return f"stacks-{pid}.txt"
 
 
-def last_words_name(pid: int) -> str:
+def crash_dump_name(pid: int) -> str:
     """Name of the file that ``faulthandler`` writes when one process crashes."""
     return f"last-words-{pid}.txt"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import ddpdoctor
-from ddpdoctor.monitor.processes.crash_dump import read_last_words
+from ddpdoctor.monitor.processes.crash_dump import read_crash_dump
 from ddpdoctor.monitor.processes.stacks import parse_faulthandler, users_stacks, with_training_thread
 from ddpdoctor.profile.watch import RunSource
 from ddpdoctor.record import layout
@@ -23,8 +23,8 @@ from ddpdoctor.record.ring_writer import Ring
 RANK = """
 import os, sys, time
 sys.path.insert(0, REPOSITORY)
-from ddpdoctor.probe.heartbeat import take_last_words
-take_last_words(".")
+from ddpdoctor.probe.heartbeat import write_crash_dumps
+write_crash_dumps(".")
 print("ready", flush=True); time.sleep(600)  # here
 """
 CUT = """Fatal Python error: Aborted
@@ -49,7 +49,7 @@ def test_a_sigterm_ends_a_rank_as_before_and_tells_where_it_was(tmp_path: Path, 
     rank.terminate()
     rank.communicate()
     assert rank.returncode == -signal.SIGTERM
-    words = read_last_words(tmp_path, rank.pid)
+    words = read_crash_dump(tmp_path, rank.pid)
     assert words is not None and words.signal is None, "who sent it is not known, so it is no cause"
     (stack,) = words.stacks
     line = 1 + RANK.splitlines().index('print("ready", flush=True); time.sleep(600)  # here')
@@ -58,8 +58,8 @@ def test_a_sigterm_ends_a_rank_as_before_and_tells_where_it_was(tmp_path: Path, 
 
 
 def test_a_crash_while_another_thread_runs_on_says_no_more_than_is_known(tmp_path: Path) -> None:
-    (tmp_path / layout.last_words_name(42)).write_text(CUT)
-    words = read_last_words(tmp_path, 42)
+    (tmp_path / layout.crash_dump_name(42)).write_text(CUT)
+    words = read_crash_dump(tmp_path, 42)
     assert words is not None and words.signal == signal.SIGABRT
     assert [(stack.main, stack.native_end, stack.frames) for stack in words.stacks] == [(True, True, ())]
 
@@ -68,9 +68,9 @@ def test_a_process_that_said_nothing_has_no_last_words(tmp_path: Path, rank: sub
     rank.kill()
     rank.communicate()
     deadline = time.monotonic() + 10
-    while not (tmp_path / layout.last_words_name(rank.pid)).exists() and time.monotonic() < deadline:
+    while not (tmp_path / layout.crash_dump_name(rank.pid)).exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert read_last_words(tmp_path, rank.pid) is None
+    assert read_crash_dump(tmp_path, rank.pid) is None
 
 
 def test_where_another_thread_trains_its_stack_counts_and_not_the_one_that_awaits_it() -> None:
@@ -121,7 +121,7 @@ def _ended_in_a_call(run: Path, rank: int, size_bytes: int, words: str) -> None:
     calls = Ring(str(run / layout.calls_name(pid)), layout.CALLS)
     calls.begin((layout.CALL_KINDS.index("all_reduce"), 0, 0, 1, now_ns, 0, size_bytes, 0))
     calls.write_head()
-    (run / layout.last_words_name(pid)).write_text(words)
+    (run / layout.crash_dump_name(pid)).write_text(words)
 
 
 def test_ranks_that_end_before_their_flight_recorders_were_read_still_have_a_cause(tmp_path: Path) -> None:

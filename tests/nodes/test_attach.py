@@ -165,7 +165,7 @@ def test_the_end_of_a_job_is_seen_although_the_head_closes_at_once() -> None:
 
 def test_a_head_that_is_lost_is_told_and_one_in_its_place_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attached, "AGAIN_AFTER_S", 0.3)
-    monkeypatch.setattr(screens.Screens, "last_words", lambda self: iter(()))  # It is killed.
+    monkeypatch.setattr(screens.Screens, "last_messages", lambda self: iter(()))  # It is killed.
     with showing() as first, looking(first.keys.screens) as run:
         first.close()
         monkeypatch.setattr(attached, "SILENT_AFTER_S", 0.5)

@@ -176,7 +176,7 @@ def test_a_head_that_is_lost_on_the_screen_is_no_clean_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(attached, "SILENT_AFTER_S", 0.5)
-    monkeypatch.setattr(screens.Screens, "last_words", lambda self: iter(()))
+    monkeypatch.setattr(screens.Screens, "last_messages", lambda self: iter(()))
     wanted: Any = Kept()
     with showing() as head:
         write_attach_file(tmp_path, head.keys.screens)

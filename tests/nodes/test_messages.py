@@ -86,9 +86,9 @@ def test_rows_that_are_told_again_take_the_place_of_what_was_there() -> None:
 def test_an_update_tells_of_the_moment_when_it_was_sent() -> None:
     node = HeldNode("s", "b")
     node.take(update(1), 7_000, 16)
-    assert node.told_ns() == 7_000, "nothing is known of its clock"
+    assert node.reported_ns() == 7_000, "nothing is known of its clock"
     node.take(msgspec.structs.replace(update(2, clock=(1_000, 5_000, 5_010)), sent_at_ns=1_500), 9_000, 16)
-    assert 6_500 <= node.told_ns() <= 6_510 < node.heard_ns
+    assert 6_500 <= node.reported_ns() <= 6_510 < node.received_ns
 
 
 def test_what_is_held_of_a_rank_is_bounded() -> None:

@@ -121,7 +121,7 @@ def test_nodes_are_joined_once_their_clock_is_known_and_lost_ones_count_for_noth
             ((session, _),) = nodes.epoch
             assert session == agent._session
             (node,) = nodes._head.nodes.values()
-            node.heard_ns -= 2 * LOST_AFTER_NS
+            node.received_ns -= 2 * LOST_AFTER_NS
             assert not nodes.are_quiet
             assert nodes.joined(own, 0, time.time_ns()) is own
             assert nodes.epoch == ()

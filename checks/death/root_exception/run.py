@@ -26,8 +26,8 @@ def common_exception(record: RunRecord) -> tuple[tuple[int, ...], RankException,
         return None
     first = min((error for _, error in known), key=lambda error: error.time_ns)
     alike = [rank for rank, error in known if (error.type, error.frames[:1]) == (first.type, first.frames[:1])]
-    spoken_for = trouble_of(first) or (UNFINISHED in first.message and any(unused_parameters(record)))
-    if len(alike) < len(known) or spoken_for or any(failed_rendezvous(record)):
+    has_check = trouble_of(first) or (UNFINISHED in first.message and any(unused_parameters(record)))
+    if len(alike) < len(known) or has_check or any(failed_rendezvous(record)):
         return None
     message = headline(first)
     shortened = message if len(message) <= MESSAGE_CHARACTERS else f"{message[: MESSAGE_CHARACTERS - 1]}…"

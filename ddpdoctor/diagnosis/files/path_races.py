@@ -184,7 +184,7 @@ class _Path:
         access.
         """
         rank = self._record.of_rank(access.rank)
-        raised = _last_words(rank) if rank is not None else None
+        raised = _exception_of(rank) if rank is not None else None
         if raised is None or raised.type not in ("FileExistsError", "FileNotFoundError"):
             return None
         named = _NAMED.findall(raised.message)
@@ -205,7 +205,7 @@ class _Path:
         )
 
 
-def _last_words(rank: Rank) -> RankException | None:
+def _exception_of(rank: Rank) -> RankException | None:
     return min(rank.exceptions, key=lambda raised: raised.time_ns, default=None) if rank.end == "raised" else None
 
 

@@ -15,7 +15,7 @@ from ddpdoctor.finding import Location
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.data import Pass
 
-_NOBODY: Set[int] = frozenset()
+_NO_RANKS: Set[int] = frozenset()
 
 
 class Drift(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
         return f"in a pass of {count(self.batches, 'batch', 'batches')} for each {', '.join(parts)}"
 
 
-def drifts(record: RunRecord, in_backward: Set[int] = _NOBODY) -> Iterator[Drift]:
+def drifts(record: RunRecord, in_backward: Set[int] = _NO_RANKS) -> Iterator[Drift]:
     """Yield the first such pass of each loader that feeds a DDP module.
 
     Only passes over the whole loader, by a ``for`` statement, outside of ``join()``, of ranks that average with each

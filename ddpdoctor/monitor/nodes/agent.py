@@ -171,7 +171,7 @@ class Agent:
         waiting_s = 0.0
         """Since when an update is under way; 0 when none is."""
         content, sent_ns, sends, began_s = b"", 0, 0, time.monotonic()
-        heard = False
+        reached = False
         try:
             while not self._over.is_set():
                 if not waiting_s:
@@ -188,12 +188,12 @@ class Agent:
                     if answer is not None and answer.number == self._number:
                         # Of an update that was sent twice it is not known which one was received.
                         self._take(answer, sent_ns if sends == 1 else 0, epoch_ns())
-                        waiting_s, heard = 0.0, True
-                elif not heard and time.monotonic() - began_s > UNREACHED_AFTER_S:
+                        waiting_s, reached = 0.0, True
+                elif not reached and time.monotonic() - began_s > UNREACHED_AFTER_S:
                     return False
-                if heard and waiting_s and time.monotonic() - self.answered_s > 2 * AGAIN_AFTER_S:
+                if reached and waiting_s and time.monotonic() - self.answered_s > 2 * AGAIN_AFTER_S:
                     self.trouble = f"{where.removeprefix('tcp://')}: it has not answered for a while"
-            if heard and self._sent_state != "ended":
+            if reached and self._sent_state != "ended":
                 self._send(own, pack(self._farewell()))
         finally:
             own.close(200)

@@ -106,7 +106,7 @@ class AttachedRun:
         self._numbers = itertools.count(1)
         self._number = 0
         """Of the request that is not answered yet; 0 when there is none."""
-        self._asked_s = self._heard_s = time.monotonic()
+        self._requested_s = self._received_s = time.monotonic()
         self._newest: Snapshot | None = None
         self._lines: Mapping[str, Mapping[int, str]] = {}
         self._left = self._has_ended = False
@@ -147,7 +147,7 @@ class AttachedRun:
                 raise HeadLeft(f"the monitor at {self.where} no longer serves this screen: {self._refused}")
             if self._left and not self._has_ended:
                 raise HeadLeft(f"the monitor at {self.where} has ended; the job may continue without it")
-            silent_s = time.monotonic() - self._heard_s
+            silent_s = time.monotonic() - self._received_s
             if silent_s > SILENT_AFTER_S:
                 raise RecordError(
                     f"no message from {self.where} for {silent_s:.0f} s: its monitor, link or machine is down; the "
@@ -216,18 +216,18 @@ class AttachedRun:
 
     def _ask(self, own: zmq.Socket[bytes]) -> None:
         now_s = time.monotonic()
-        if self._number and now_s - self._asked_s <= AGAIN_AFTER_S:
+        if self._number and now_s - self._requested_s <= AGAIN_AFTER_S:
             return
         number, has_ns = next(self._numbers), 0 if self._newest is None else self._newest.now_ns
         request = Request(protocol=PROTOCOL, number=number, host=socket.gethostname()[:255], has_ns=has_ns)
         with suppress(zmq.Again):  # There is no connection yet, or none any more.
             own.send(pack(request), zmq.NOBLOCK)
-            self._number, self._asked_s = number, now_s
+            self._number, self._requested_s = number, now_s
 
     def _take(self, shown: Shown, picture: Picture | None) -> None:
         if shown.refused and self._newest is None:
             raise UsageError(f"the monitor at {self.where} does not serve this screen: {shown.refused}")
-        self._heard_s, self._left, self._refused = time.monotonic(), shown.has_left, shown.refused
+        self._received_s, self._left, self._refused = time.monotonic(), shown.has_left, shown.refused
         self._is_greeted = True
         if shown.number == self._number:
             self._number = 0

@@ -30,13 +30,13 @@ class FloodGuard:
         self._events = own.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self._since: dict[int, int] = {}
         """By descriptor, what it had brought when its last message was seen."""
-        self._heard: set[int] = set()
+        self._receiving: set[int] = set()
         self._looks_at_s = 0.0
 
-    def heard(self, frame: zmq.Frame) -> None:
+    def received(self, frame: zmq.Frame) -> None:
         """A message came whole, of which this is a frame."""
         with suppress(zmq.ZMQError, ValueError):
-            self._heard.add(int(frame.get("__fd")))
+            self._receiving.add(int(frame.get("__fd")))
 
     def cut_off(self, now_s: float) -> int:
         """Cut off those that have brought too much; how many these were."""
@@ -53,13 +53,13 @@ class FloodGuard:
         for descriptor, before in list(self._since.items()):
             with suppress(OSError), _connection(descriptor) as connection:
                 received = _received(connection)
-                if descriptor in self._heard or received < before:
+                if descriptor in self._receiving or received < before:
                     self._since[descriptor] = received
                 elif received - before > self._most_bytes and connection.getsockname()[1] == self.port:
                     connection.shutdown(socket.SHUT_RDWR)
                     del self._since[descriptor]
                     cut += 1
-        self._heard.clear()
+        self._receiving.clear()
         return cut
 
     def close(self) -> None:

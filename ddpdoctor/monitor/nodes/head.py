@@ -44,7 +44,7 @@ FEWEST_ROWS = 256
 MOST_NODES = 4_096
 _POLL_MS = 100
 _LINGER_MS = 200
-LAST_WORDS_S = 10.0
+LAST_MESSAGE_S = 10.0
 """For so long a head that is over waits until those who look on have its last snapshot, which a slow link delays."""
 FULL_COLLECTIONS_EVERY = 1_000
 _FRAMES = 2
@@ -151,7 +151,7 @@ class Head:
     def close(self) -> None:
         """Listen no longer."""
         self._over.set()
-        self._thread.join(timeout=LAST_WORDS_S + 5)
+        self._thread.join(timeout=LAST_MESSAGE_S + 5)
         sys.setswitchinterval(self._switch_s)
         self._guard.stop()
         self._context.destroy(linger=_LINGER_MS)
@@ -187,17 +187,17 @@ class Head:
                 self.strange += 1
                 self.trouble = f"some messages of other machines could not be processed: {error!r}"[:500]
         with suppress(Exception):  # The last word to who looks on; the watching is over anyway.
-            self._say_last_words()
+            self._send_last_messages()
         self._floods.close()
         self._socket.close(_LINGER_MS)
 
     def _receive(self) -> None:
         frames = received(self._socket, _FRAMES)
         received_ns = epoch_ns()
-        self._floods.heard(frames[-1])
+        self._floods.received(frames[-1])
         identity, *parts = [frame.bytes for frame in frames]
         if frames[-1].get("User-Id") == self.keys.screens.client_key:
-            said = self._heard(identity, parts)
+            said = self._answered(identity, parts)
         else:
             answer = self._answer(parts, received_ns)
             said = None if answer is None else pack_answer(answer)
@@ -205,18 +205,18 @@ class Head:
             # Who is gone by now gets nothing, and no one waits for it.
             self._socket.send_multipart([identity, said], zmq.NOBLOCK)
 
-    def _say_last_words(self) -> None:
+    def _send_last_messages(self) -> None:
         """Show the end; a connection that is closed loses what is still under way when the other side says more."""
-        self._show(self.screens.last_words())
-        until_s = time.monotonic() + LAST_WORDS_S
+        self._show(self.screens.last_messages())
+        until_s = time.monotonic() + LAST_MESSAGE_S
         while not self.screens.have_the_last and time.monotonic() < until_s:
             if self._socket.poll(_POLL_MS):
                 frames = received(self._socket, _FRAMES)
                 if frames[-1].get("User-Id") == self.keys.screens.client_key:
                     identity, *parts = [frame.bytes for frame in frames]
-                    self._heard(identity, parts)
+                    self._answered(identity, parts)
 
-    def _heard(self, screen: bytes, parts: list[bytes]) -> bytes | None:
+    def _answered(self, screen: bytes, parts: list[bytes]) -> bytes | None:
         """Take in what a screen asks for; what it is answered at once."""
         now_s = time.monotonic()
         if self.screens.is_flooded(now_s):

@@ -32,7 +32,7 @@ class HeldNode:
         self.host = host
         self.number = 0
         """Of the newest update that was taken in."""
-        self.heard_ns = 0
+        self.received_ns = 0
         """When that was, by the head's clock."""
         self._sent_ns = 0
         """When it was sent, by the node's own."""
@@ -79,20 +79,20 @@ class HeldNode:
             for held in (self._steps, self._calls):
                 for gone in held.keys() - set(self.ranks):  # The job was started again with others here.
                     del held[gone]
-        self.number, self.heard_ns, self._sent_ns = update.number, now_ns, update.sent_at_ns
+        self.number, self.received_ns, self._sent_ns = update.number, now_ns, update.sent_at_ns
         self._job = update.job
         self.state, self.exit_code, self.is_quiet = update.state, update.exit_code, update.is_quiet
         if update.clock is not None:
             self._bounds.add(Bound(*update.clock))
 
-    def told_ns(self) -> int:
+    def reported_ns(self) -> int:
         """Return of which moment the newest update tells, by the head's clock: it may have been long under way."""
         clock = self.clock()
-        return self.heard_ns if clock is None else min(self.heard_ns, clock.moved(self._sent_ns))
+        return self.received_ns if clock is None else min(self.received_ns, clock.moved(self._sent_ns))
 
     def is_lost(self, now_ns: int) -> bool:
         """Return whether nothing has been heard of it for long, although it had not ended."""
-        return self.state != "ended" and now_ns - self.heard_ns > LOST_AFTER_NS
+        return self.state != "ended" and now_ns - self.received_ns > LOST_AFTER_NS
 
     def is_silent(self, now_ns: int) -> bool:
         """Return whether nothing more is expected of it: it has ended, or is lost."""

@@ -38,7 +38,7 @@ FRESH_NS = 3_000_000_000
 """A standstill is believed where every node was heard of within so long."""
 SETTLED_AFTER_NS = 1_500_000_000
 """After the world was made all ranks of this node have said so."""
-LAST_WORDS_S = 10.0
+LAST_MESSAGE_S = 10.0
 """For so long the head waits for the ends of the others when its own job is over; an agent waits a third of it."""
 CLOCK_KEPT_EVERY_NS = 10_000_000_000
 FIRST_NARROWED_NS = 1_000_000_000
@@ -76,14 +76,14 @@ class Nodes:
         """Why there is no head here, or none that the others are reported of, …"""
         self._retried_at_ns = 0
         """… and when that is tried again: a port that was taken may be free by then."""
-        self._told = ""
+        self._known_head = ""
         self._world: frozenset[int] = frozenset()
         """The processes that are ranks here."""
-        self._is_told = False
+        self._is_announced = False
         """The other nodes are reported where the head is."""
         self._seeks = -1
         """The rank that was named to find the head."""
-        self._said: tuple[str, ...] = ()
+        self._shown_verdict: tuple[str, ...] = ()
         """What the other nodes were told of the verdict, without its figures."""
         self._was_lost: dict[str, int] = {}
         """For how many seconds lost nodes had been silent when that was noticed."""
@@ -126,13 +126,13 @@ class Nodes:
         """The ranks of other nodes are reported here."""
         return self._head is not None and self._several_since_ns > 0
 
-    def were_heard(self, since_ns: int, now_ns: int) -> bool:
+    def have_reported(self, since_ns: int, now_ns: int) -> bool:
         """Return whether every node that is joined was heard of just now, and told of a moment after ``since_ns``."""
         if self._head is None:
             return True
         with self._head.lock:
             return all(
-                (now_ns - node.heard_ns < FRESH_NS and node.told_ns() > since_ns) or node.is_silent(now_ns)
+                (now_ns - node.received_ns < FRESH_NS and node.reported_ns() > since_ns) or node.is_silent(now_ns)
                 for node in self._head.nodes.values()
             )
 
@@ -158,7 +158,7 @@ class Nodes:
                 self._lead(is_settled, now_ns)
             if self._head is not None:
                 self._head.forget_gone(own, world_size, now_ns)
-        elif book.head and book.head != self._told and self._takes_place():
+        elif book.head and book.head != self._known_head and self._takes_place():
             self._resign()
             self._follow(book.head, master)
         elif is_settled and self._takes_place():
@@ -176,13 +176,13 @@ class Nodes:
         """Forward nothing any more: rank 0 is here."""
         if self._agent is not None:
             self._agent.close()
-            self._agent, self._told = None, ""
+            self._agent, self._known_head = None, ""
 
     def _resign(self) -> None:
         """Be no head any more: rank 0 is elsewhere since the job was started again."""
         if self._head is not None:
             self._head.close()
-            self._head, self._led_since_ns, self._is_told = None, 0, False
+            self._head, self._led_since_ns, self._is_announced = None, 0, False
             for kept in (self._clocks, self._narrowed, self._was_lost):
                 kept.clear()
 
@@ -234,11 +234,11 @@ class Nodes:
 
     def tell(self, verdict: RunVerdict) -> None:
         """Let the other nodes know the verdict on all ranks, once it is one, and whenever it is another."""
-        if self._head is None or (verdict.state == "unknown" and not self._said):
+        if self._head is None or (verdict.state == "unknown" and not self._shown_verdict):
             return
         said = (verdict.state, verdict.code, verdict.text.partition(" waiting for ")[0] if verdict.code else "")
-        if said != self._said:
-            self._said = said
+        if said != self._shown_verdict:
+            self._shown_verdict = said
             self._head.verdict = f"{verdict.state.upper()}: {verdict.text}"[:2000]
 
     def ask_for_stacks(self, rank: int) -> None:
@@ -249,7 +249,7 @@ class Nodes:
     def await_ends(self) -> None:
         """Wait a little for the reports of the other nodes on their ends."""
         self._is_over = True
-        until_s = time.monotonic() + LAST_WORDS_S
+        until_s = time.monotonic() + LAST_MESSAGE_S
         while self._head is not None and time.monotonic() < until_s:
             with self._head.lock:
                 now_ns = epoch_ns()
@@ -260,7 +260,7 @@ class Nodes:
     def finish(self) -> None:
         """Wait until the head has the end of this node."""
         if self._agent is not None and self._agent.answered_s:
-            self._agent.finish(LAST_WORDS_S / 3)
+            self._agent.finish(LAST_MESSAGE_S / 3)
 
     def notes(self, now_ns: int) -> tuple[str, ...]:
         """Return what the user has to know of the other nodes, in sentences."""
@@ -333,9 +333,9 @@ class Nodes:
                 self._led_since_ns = epoch_ns()
                 keep_keys(self._directory, self._head.keys)
                 write_attach_file(self._directory, self._head.keys.screens)
-            if is_settled and not self._is_told:
+            if is_settled and not self._is_announced:
                 write_head_file(self._directory, self._head.meeting)
-                self._is_told = True
+                self._is_announced = True
             self._fault = ""
         except (UsageError, ConfigurationError, OSError, ImportError) as error:
             said = error.message if isinstance(error, (UsageError, ConfigurationError)) else str(error)
@@ -346,7 +346,7 @@ class Nodes:
         from ddpdoctor.monitor.nodes.agent import Agent
         from ddpdoctor.monitor.nodes.meeting import read_meeting
 
-        self._told = told
+        self._known_head = told
         meeting = read_meeting(told)
         if meeting is None:
             self._fault = "the announcement of the node of rank 0 cannot be read; this node keeps its own record"
@@ -385,7 +385,7 @@ class Nodes:
         notes = [
             note for note in (self._fault, self._head.others, self._head.screens.others, self._head.trouble) if note
         ]
-        if self._is_told and not self._head.was_reached and 0 < self._led_since_ns < now_ns - UNHEARD_AFTER_NS:
+        if self._is_announced and not self._head.was_reached and 0 < self._led_since_ns < now_ns - UNHEARD_AFTER_NS:
             notes.append(
                 f"no monitor of another node has connected to port {self._head.meeting.port} of this machine yet: the "
                 "other "
@@ -397,7 +397,7 @@ class Nodes:
             for session in self._was_lost.keys() - {node.session for node in lost}:
                 del self._was_lost[session]
             for node in lost:
-                self._was_lost.setdefault(node.session, (now_ns - node.heard_ns) // 1_000_000_000)
+                self._was_lost.setdefault(node.session, (now_ns - node.received_ns) // 1_000_000_000)
         if not lost:
             return tuple(notes)
         if len(lost) <= FEW_LOST:

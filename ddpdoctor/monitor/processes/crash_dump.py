@@ -30,7 +30,7 @@ _FORKED = "popen_fork.py"
 """A child that a rank forked has the rank's file, and this module of Python's in its main thread's stack."""
 
 
-class LastWords(msgspec.Struct, frozen=True, kw_only=True):
+class CrashDump(msgspec.Struct, frozen=True, kw_only=True):
     """The end of one process."""
 
     signal: int | None
@@ -38,10 +38,10 @@ class LastWords(msgspec.Struct, frozen=True, kw_only=True):
     stacks: tuple[StackDump, ...]
 
 
-def read_last_words(directory: Path, pid: int) -> LastWords | None:
+def read_crash_dump(directory: Path, pid: int) -> CrashDump | None:
     """Return what a process wrote at its end; None where it did not, or had no time to."""
     try:
-        with (directory / layout.last_words_name(pid)).open("rb") as file:
+        with (directory / layout.crash_dump_name(pid)).open("rb") as file:
             text = file.read(_MOST_BYTES).decode(errors="replace")
     except OSError:
         return None
@@ -55,16 +55,16 @@ def read_last_words(directory: Path, pid: int) -> LastWords | None:
                 # The stack of a thread that ran on could not be read; the main thread's would have come after it.
                 stacks = (StackDump(rank=-1, thread="main", main=True),)
             ended = (msgspec.structs.replace(stack, native_end=native, of_the_end=True) for stack in stacks)
-            return LastWords(signal=number, stacks=tuple(ended))
+            return CrashDump(signal=number, stacks=tuple(ended))
     _, terminated, told = text.rpartition(_TERMINATED)
     if terminated and _FORKED not in told:
         main = users_stacks(parse_faulthandler(f"Thread 0x0:\n{told}", -1))
-        return LastWords(signal=None, stacks=tuple(msgspec.structs.replace(one, of_the_end=True) for one in main))
+        return CrashDump(signal=None, stacks=tuple(msgspec.structs.replace(one, of_the_end=True) for one in main))
     return None
 
 
-def with_last_words(
-    record: RunRecord, words: Mapping[int, LastWords | None], training_threads: Mapping[int, int]
+def with_crash_dumps(
+    record: RunRecord, words: Mapping[int, CrashDump | None], training_threads: Mapping[int, int]
 ) -> RunRecord:
     """Return the record with the stacks of the ranks that a signal ended.
 

@@ -39,11 +39,11 @@ def sharding_sampler(loader: Any) -> Any:
     return None
 
 
-def length_of(loader: Any, ask: Any) -> Optional[int]:
-    """Return a loader's length by ``ask``, its class's own method; None when it has none."""
+def length_of(loader: Any, length: Any) -> Optional[int]:
+    """Return a loader's length by ``length``, its class's own method; None when it has none."""
     asked = getattr(loader, "_IterableDataset_len_called", None)
     try:
-        return int(ask(loader))
+        return int(length(loader))
     except (TypeError, NotImplementedError):
         return None
     finally:

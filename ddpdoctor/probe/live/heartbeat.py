@@ -9,7 +9,7 @@ from typing import Optional
 
 from ...record import layout
 from ...record.clock import offset_ns
-from ..heartbeat import ThreadWatch, give_back_the_signal, register_for_stacks, take_last_words, write_stacks
+from ..heartbeat import ThreadWatch, give_back_the_signal, register_for_stacks, write_crash_dumps, write_stacks
 from .flights.recorder import Flights
 from .gauges import Gauges
 from .observer import Observer
@@ -93,7 +93,7 @@ class HeartbeatThread:
             self._observer.journal.event("training_thread", thread=thread)
         if is_first:
             register_for_stacks(self._observer.journal.run_directory)
-            take_last_words(self._observer.journal.run_directory)
+            write_crash_dumps(self._observer.journal.run_directory)
             threading.Thread(target=self._run, name="ddpdoctor-pulse", daemon=True).start()
 
     def let_frames_go(self) -> None:

@@ -143,7 +143,7 @@ class Training:
             watched = observer.thread == get_ident()
             if watched:
                 training._pause_begins(DATA_WAIT)
-                observer.journal.guarded(training._passes.pass_is_asked_for, loader, harms=("passes",))
+                observer.journal.guarded(training._passes.pass_is_requested, loader, harms=("passes",))
             try:
                 iterator = iterate(loader)
             except BaseException as error:

@@ -156,7 +156,7 @@ class Passes:
             self._journal, self._torch.utils.data.DataLoader, "__init__", after=self._loader_made, harms=("loaders",)
         )
 
-    def pass_is_asked_for(self, loader: Any) -> None:
+    def pass_is_requested(self, loader: Any) -> None:
         """Prepare for an iterator that is about to be made, or started anew where workers persist."""
         iterator = getattr(loader, "_iterator", None)
         if iterator is not None:

@@ -13,7 +13,7 @@ from .timing.phases import Course
 from .timing.steps import Steps
 from .timing.stopwatch import Stopwatch
 
-_NOBODY = -1
+_NO_THREAD = -1
 MOST_FAULTS = 3
 
 
@@ -27,7 +27,7 @@ class Observer:
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
-        self.thread = _NOBODY
+        self.thread = _NO_THREAD
         """The training thread; none before there is a world, and when the probe has switched itself off."""
         self.watch = Stopwatch()
         self.steps = Steps(self.watch, self._put_step)
@@ -67,7 +67,7 @@ class Observer:
                 self.step_ring = Ring(f"{directory}/{layout.steps_name(journal.pid)}", layout.STEPS)
                 self.course.call_ring = Ring(f"{directory}/{layout.calls_name(journal.pid)}", layout.CALLS)
             except OSError as error:
-                self.thread = _NOBODY
+                self.thread = _NO_THREAD
                 journal.event("probe_fault", where="ring", text=repr(error), harms=["step_tracks", "call_tracks"])
 
     def is_training_thread(self) -> bool:
@@ -76,7 +76,7 @@ class Observer:
 
     def adopts(self) -> bool:
         """Measure the calling thread from now on, where it is the first to train; return whether that is so."""
-        if self.thread == _NOBODY or self.steps.current or self.journal.forwards:
+        if self.thread == _NO_THREAD or self.steps.current or self.journal.forwards:
             return False
         self.thread = threading.get_ident()
         self.adopted(self.thread)
@@ -89,14 +89,14 @@ class Observer:
 
     def stop(self) -> None:
         """Measure nothing any more."""
-        self.thread = _NOBODY
+        self.thread = _NO_THREAD
 
     def fault(self, where: str, error: Exception, harms: tuple[str, ...]) -> None:
         """Note that a part of the probe has failed, and which streams lack something; switch off after some faults."""
         self._faults += 1
         self.journal.event("probe_fault", where=where, text=repr(error), harms=list(harms))
         if self._faults >= MOST_FAULTS:
-            self.thread = _NOBODY
+            self.thread = _NO_THREAD
 
     def finish(self) -> None:
         """End the last step."""
@@ -106,7 +106,7 @@ class Observer:
 
     def become_forked_child(self) -> None:
         """Measure nothing in a child that a rank forked."""
-        self.thread = _NOBODY
+        self.thread = _NO_THREAD
         self.moments.become_forked_child()
         for ring in (self.step_ring, self.call_ring):
             if ring is not None:

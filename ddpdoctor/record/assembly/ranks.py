@@ -26,7 +26,7 @@ class ProcessEntry:
         self.owner = 0
         """The rank's process that has started it, perhaps by programs that are not known; 0 for none."""
         self.started_ns = 0
-        self.told_ns = 0
+        self.newest_event_ns = 0
         """When it told of anything last."""
         self.heartbeat_thread = 0
         """The thread of ours in it, by the number that the system knows."""
@@ -87,7 +87,7 @@ class RankBook:
             forget(pid, self.processes, self.worlds)
             self.lives += 1
         entry = self.processes.setdefault(pid, ProcessEntry())
-        entry.told_ns = max(entry.told_ns, event.time_ns)
+        entry.newest_event_ns = max(entry.newest_event_ns, event.time_ns)
         match event:
             case events.Process():
                 self._begin(entry, event)

@@ -69,7 +69,7 @@ def _started_anew(book: RankBook, beat_ns: Callable[[int], int], is_alive: Calla
     dropped: set[int] = set()
     for pids in places.values():
         newest_ns = max(_started_ns(book, pid) for pid in pids)
-        older = [pid for pid in pids if book.processes[pid].told_ns < newest_ns]
+        older = [pid for pid in pids if book.processes[pid].newest_event_ns < newest_ns]
         dropped.update(pid for pid in older if beat_ns(pid) < newest_ns and not is_alive(pid))
     return dropped
 

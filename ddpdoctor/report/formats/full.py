@@ -97,10 +97,10 @@ def _rehearsal_block(examination: Examination, width: int) -> list[Text]:
         return []
     heading = Text.assemble(("rehearsal ", "bold"), (rehearsal.status, "bold yellow"))
     lines = [heading, *paragraph(Text(one_line(rehearsal.reason)), width)]
-    return lines if explained else lines + _last_words(rehearsal, width)
+    return lines if explained else lines + _last_exception(rehearsal, width)
 
 
-def _last_words(rehearsal: RehearsalSection, width: int) -> list[Text]:
+def _last_exception(rehearsal: RehearsalSection, width: int) -> list[Text]:
     lines: list[Text] = []
     if rehearsal.output.strip():
         lines.append(Text("  the end of its output:", "dim"))

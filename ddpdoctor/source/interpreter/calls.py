@@ -275,8 +275,8 @@ def call_function(
     quiet = emitted == machine.emitted and machine.mask == entry and on_yield is None
     changed_nothing = machine.store.oldest_written >= frame.scope
     # A constant is worth its walks: `if not is_initialized(): return 0` keeps every rank but 0 from its own number.
-    tells_nothing = returned == NONE or isinstance(returned, Unknown)
-    machine.note_walk(function.node, barren=quiet and changed_nothing and tells_nothing)
+    returns_nothing = returned == NONE or isinstance(returned, Unknown)
+    machine.note_walk(function.node, barren=quiet and changed_nothing and returns_nothing)
     machine.store.oldest_written = min(machine.store.oldest_written, oldest)
     machine.effort.note(
         function.node,

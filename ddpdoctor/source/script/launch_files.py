@@ -14,7 +14,7 @@ LEVELS_DOWN = 2
 """How far below the project's root such files are looked for: ``deploy/kubernetes/job.yaml``."""
 MOST_FILES, MOST_BYTES = 60, 200_000
 _JOB = re.compile(r"^kind:\s*['\"]?PyTorchJob\b", re.MULTILINE)
-_TELLS = re.compile(r"^readme|\.(sh|slurm|sbatch|ya?ml)$", re.IGNORECASE)
+_LAUNCH_FILES = re.compile(r"^readme|\.(sh|slurm|sbatch|ya?ml)$", re.IGNORECASE)
 
 
 def exports(script: Script, variable: str) -> bool:
@@ -46,7 +46,7 @@ def _files(directory: Path, levels: int) -> Iterator[Path]:
         entries = sorted(directory.iterdir())
     except OSError:
         return
-    yield from (entry for entry in entries if _TELLS.search(entry.name) and entry.is_file())
+    yield from (entry for entry in entries if _LAUNCH_FILES.search(entry.name) and entry.is_file())
     for entry in entries if levels else ():
         if not entry.name.startswith(".") and entry.is_dir() and not entry.is_symlink():
             yield from _files(entry, levels - 1)

@@ -25,13 +25,13 @@ def may_come_of_less_data(error: BaseException, is_users: Callable[[str], bool])
 
 
 def _stands_elsewhere(key: str, error: BaseException, is_users: Callable[[str], bool]) -> bool:
-    asking = set()
+    failing = set()
     trace = error.__traceback__
     while trace is not None:
-        asking.add((os.path.realpath(trace.tb_frame.f_code.co_filename), trace.tb_lineno))
+        failing.add((os.path.realpath(trace.tb_frame.f_code.co_filename), trace.tb_lineno))
         trace = trace.tb_next
     named = {str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
-    files = {os.path.realpath(name) for name in named if os.path.isfile(name)} | {name for name, _ in asking}
+    files = {os.path.realpath(name) for name in named if os.path.isfile(name)} | {name for name, _ in failing}
     word = re.compile(rf"(?<!\w){re.escape(key)}(?!\w)")
     for file in filter(is_users, files):
         try:
@@ -39,6 +39,6 @@ def _stands_elsewhere(key: str, error: BaseException, is_users: Callable[[str], 
                 lines = source.readlines()
         except OSError:
             return True
-        if any(word.search(line) and (file, number) not in asking for number, line in enumerate(lines, 1)):
+        if any(word.search(line) and (file, number) not in failing for number, line in enumerate(lines, 1)):
             return True
     return not any(map(is_users, files))

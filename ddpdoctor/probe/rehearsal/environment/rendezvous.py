@@ -55,7 +55,7 @@ class Rendezvous:
                 place = self._journal.guarded(self._place, hostname, port, harms=())
                 if place is None:
                     return make_store(hostname, port, *arguments, **options)
-                with self._as_the_launcher_says():
+                with self._with_launchers_address():
                     return make_store(*place, *arguments, **options)
 
             setattr(module, "_create_c10d_store", make_store_here)  # noqa: B010 - a private name of torch
@@ -90,7 +90,7 @@ class Rendezvous:
                 setattr(owner, "start_processes", start_processes)  # noqa: B010
 
     @contextlib.contextmanager
-    def _as_the_launcher_says(self) -> Iterator[None]:
+    def _with_launchers_address(self) -> Iterator[None]:
         """Undo what the script wrote over the launcher's address: torch 2.14 joins the launcher's store only where
         the variables name it, and otherwise opens one of its own at the same port.
         """

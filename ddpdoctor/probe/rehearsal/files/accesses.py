@@ -105,11 +105,11 @@ class Accesses:
             self._hook(name, pathlib.Path)
 
     def _hook(self, name: str, *owners: Any) -> None:
-        ask, accesses, holds = getattr(owners[0], name), self, self._journal.user_code.holds
+        query, accesses, holds = getattr(owners[0], name), self, self._journal.user_code.holds
 
-        @functools.wraps(ask)
+        @functools.wraps(query)
         def query_noted(path: Any, *arguments: Any, **options: Any) -> Any:
-            answer = ask(path, *arguments, **options)
+            answer = query(path, *arguments, **options)
             if holds(sys._getframe(1).f_code.co_filename):
                 accesses._journal.guarded(accesses._note_check, path, bool(answer), harms=("accesses",))
             return answer

@@ -17,61 +17,61 @@ _PROFILE = "_autograd", "_ProfilerResult", "save"
 _FILE_STORE = "_distributed_c10d", "FileStore", "__init__"
 """Module and class in ``torch._C``, and the method whose first argument is the path."""
 
-Ask = Callable[[object], None]
+Judge = Callable[[object], None]
 """Called with the path that is about to be written; raises when it must not be."""
 Done = Callable[[], None]
 """Called when a writer is done with its file."""
 
 
-def wrap_torch(torch: Any, ask: Ask, ask_for_good: Ask, done: Done) -> None:
+def wrap_torch(torch: Any, judge: Judge, judge_for_good: Judge, done: Done) -> None:
     """Guard what saves, packs, exports, maps and rendezvouses through files.
 
     ``torch.save``, ``torch.package``, ``torch.export.save``, ``torch.jit.save``, the profiler, ``from_file`` and
-    ``FileStore``, which asks by ``ask_for_good``: it writes on as long as the process lives.
+    ``FileStore``, which judges by ``judge_for_good``: it writes on as long as the process lives.
     """
     native = torch._C
     if hasattr(native, _MARK):
         return
     setattr(native, _MARK, True)
     if hasattr(native, "PyTorchFileWriter"):
-        native.PyTorchFileWriter = _guarded_writer(native.PyTorchFileWriter, ask, done)
+        native.PyTorchFileWriter = _guarded_writer(native.PyTorchFileWriter, judge, done)
     for class_name in _SCRIPT_CLASSES:
         script_class = getattr(native, class_name, None)
         for method_name in _SCRIPT_WRITERS:
             method = getattr(script_class, method_name, None)
             if method is not None:
-                setattr(script_class, method_name, _guarded_method(method, ask, done))
-    torch.from_file = _guarded_mapping(torch.from_file, ask)
-    torch.UntypedStorage.from_file = staticmethod(_guarded_mapping(torch.UntypedStorage.from_file, ask))
-    for (module_name, class_name, method_name), asks, then in (
-        (_PROFILE, ask, done),
-        (_FILE_STORE, ask_for_good, _nothing),
+                setattr(script_class, method_name, _guarded_method(method, judge, done))
+    torch.from_file = _guarded_mapping(torch.from_file, judge)
+    torch.UntypedStorage.from_file = staticmethod(_guarded_mapping(torch.UntypedStorage.from_file, judge))
+    for (module_name, class_name, method_name), judges, then in (
+        (_PROFILE, judge, done),
+        (_FILE_STORE, judge_for_good, _nothing),
     ):
         owner = getattr(getattr(native, module_name, None), class_name, None)
         if hasattr(owner, method_name):
-            setattr(owner, method_name, _guarded_method(getattr(owner, method_name), asks, then))
+            setattr(owner, method_name, _guarded_method(getattr(owner, method_name), judges, then))
 
 
 def _nothing() -> None:
     """Do nothing after the first call of a writer that is never done."""
 
 
-def _guarded_mapping(from_file: Any, ask: Ask) -> Any:
+def _guarded_mapping(from_file: Any, judge: Judge) -> Any:
     """Judge a tensor or storage that shares a file's memory, as it writes to the file; a private one does not."""
 
     @functools.wraps(from_file)
     def mapped(filename: Any, shared: Any = False, *arguments: Any, **options: Any) -> Any:
         if shared:
-            ask(filename)
+            judge(filename)
         return from_file(filename, shared, *arguments, **options)
 
     return mapped
 
 
-def _guarded_writer(writer: Any, ask: Ask, done: Done) -> Any:
+def _guarded_writer(writer: Any, judge: Judge, done: Done) -> Any:
     def __init__(self: Any, target: object, *arguments: Any, **options: Any) -> None:
         if isinstance(target, (str, bytes, os.PathLike)):
-            ask(target)
+            judge(target)
         writer.__init__(self, target, *arguments, **options)
 
     def write_end_of_file(self: Any) -> Any:
@@ -83,9 +83,9 @@ def _guarded_writer(writer: Any, ask: Ask, done: Done) -> Any:
     return type(writer)(writer.__name__, (writer,), members)
 
 
-def _guarded_method(method: Any, ask: Ask, done: Done) -> Any:
+def _guarded_method(method: Any, judge: Judge, done: Done) -> Any:
     def save(self: Any, path: object, *arguments: Any, **options: Any) -> Any:
-        ask(path)
+        judge(path)
         try:
             return method(self, path, *arguments, **options)
         finally:
@@ -95,22 +95,22 @@ def _guarded_method(method: Any, ask: Ask, done: Done) -> Any:
     return save
 
 
-def wrap_safetensors(ask: Ask, done: Done) -> None:
+def wrap_safetensors(judge: Judge, done: Done) -> None:
     """Guard ``safetensors``' file writer in those of its modules that are imported; doing it again changes nothing."""
     for name in _SAFETENSORS_MODULES:
         module = sys.modules.get(name)
         if module is not None:
-            _guard_serialize_file(module, ask, done)
+            _guard_serialize_file(module, judge, done)
 
 
-def _guard_serialize_file(module: ModuleType, ask: Ask, done: Done) -> None:
+def _guard_serialize_file(module: ModuleType, judge: Judge, done: Done) -> None:
     original = getattr(module, "serialize_file", None)
     if original is None or hasattr(original, "__wrapped__"):
         return
 
     @functools.wraps(original)
     def serialize_file(tensors: Any, filename: Any, *arguments: Any, **options: Any) -> Any:
-        ask(filename)
+        judge(filename)
         try:
             return original(tensors, filename, *arguments, **options)
         finally:

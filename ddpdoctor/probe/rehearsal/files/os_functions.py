@@ -25,10 +25,10 @@ def take_place(name: str, function: Any) -> None:
         setattr(owner, name, function)
 
 
-def wrap_os_open(ask: Callable[[object, int, object], None], quiet: Callable[[Callable[[], int]], int]) -> None:
+def wrap_os_open(judge: Callable[[object, int, object], None], quiet: Callable[[Callable[[], int]], int]) -> None:
     """Guard ``os.open`` where it is given a ``dir_fd``, which its audit event leaves out.
 
-    ``ask`` takes path, flags and descriptor; ``quiet`` runs the call without its audit event being judged again.
+    ``judge`` takes path, flags and descriptor; ``quiet`` runs the call without its audit event being judged again.
     """
     original = os.open
 
@@ -36,7 +36,7 @@ def wrap_os_open(ask: Callable[[object, int, object], None], quiet: Callable[[Ca
     def open_at(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         if dir_fd is None:
             return original(path, flags, mode)
-        ask(path, flags, dir_fd)
+        judge(path, flags, dir_fd)
         return quiet(lambda: original(path, flags, mode, dir_fd=dir_fd))
 
     take_place("open", open_at)

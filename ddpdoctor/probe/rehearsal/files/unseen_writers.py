@@ -32,8 +32,8 @@ LIBC_STARTERS = frozenset((
 # fmt: on
 
 
-def wrap_sqlite(sqlite: ModuleType, ask: Callable[[object], object]) -> None:
-    """Judge a database before it is attached to a connection; ``ask`` gets its path, None where it is unknown.
+def wrap_sqlite(sqlite: ModuleType, judge: Callable[[object], object]) -> None:
+    """Judge a database before it is attached to a connection; ``judge`` gets its path, None where it is unknown.
 
     ``sqlite`` is the module in C, from which the others take ``connect``.
     """
@@ -41,7 +41,7 @@ def wrap_sqlite(sqlite: ModuleType, ask: Callable[[object], object]) -> None:
 
     def authorize(action: int, first: Any, *others: Any) -> int:
         if action == _SQLITE_ATTACH:
-            ask(first)
+            judge(first)
         return _SQLITE_OK
 
     @functools.wraps(original)
@@ -53,16 +53,16 @@ def wrap_sqlite(sqlite: ModuleType, ask: Callable[[object], object]) -> None:
     vars(sqlite)["connect"] = connect
 
 
-def wrap_readline(readline: ModuleType, ask: Callable[[object], object], done: Callable[[], object]) -> None:
+def wrap_readline(readline: ModuleType, judge: Callable[[object], object], done: Callable[[], object]) -> None:
     """Guard the history file of readline, a new module object or one that is imported already."""
     for name in _READLINE_WRITERS:
         original = getattr(readline, name, None)
         if original is not None and not hasattr(original, "__wrapped__"):
             index = 0 if name == "write_history_file" else 1
-            vars(readline)[name] = _asking(original, index, ask, done)
+            vars(readline)[name] = _judged(original, index, judge, done)
 
 
-def _asking(original: Any, index: int, ask: Callable[[object], object], done: Callable[[], object]) -> Any:
+def _judged(original: Any, index: int, judge: Callable[[object], object], done: Callable[[], object]) -> Any:
     @functools.wraps(original)
     def write(*arguments: Any) -> Any:
         name = arguments[index] if len(arguments) > index else None
@@ -70,7 +70,7 @@ def _asking(original: Any, index: int, ask: Callable[[object], object], done: Ca
             from os.path import expanduser
 
             name = expanduser(_READLINE_DEFAULT)
-        ask(name)
+        judge(name)
         try:
             return original(*arguments)
         finally:
