@@ -18,7 +18,8 @@ import tokenizers
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.examine.another_try import rehearse_until_shown
 from ddpdoctor.launch.request import RehearsalRequest
-from ddpdoctor.probe.rehearsal.pretend import diffusion_models, image_datasets, remote_texts, tables, trackers, weights
+from ddpdoctor.probe.rehearsal.pretend import diffusion_models, image_datasets, remote_texts, tables, weights
+from ddpdoctor.probe.rehearsal.pretend.packages import trackers
 from ddpdoctor.record.model import Job, Rank, RankException, RunRecord
 from tests.check_command import check
 
