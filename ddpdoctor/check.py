@@ -112,7 +112,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     """Why it was not evaluated or where the bound was hit; empty otherwise."""
     unstated: bool = False
-    """It was not evaluated because nobody has said what it needs to know of the job."""
+    """It was not evaluated because a fact of the job that it needs was not given."""
 
 
 class BoundHit(Exception):

@@ -132,7 +132,7 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 MOST_TIMES = 100.0
-"""A gain is told up to so many times, and what is beyond it as no bound; infinity is no number in JSON."""
+"""A gain is reported up to so many times, and what is beyond it as no bound; infinity is no number in JSON."""
 
 
 class Gain(msgspec.Struct, frozen=True, kw_only=True):

@@ -121,7 +121,7 @@ def with_recordings(record: RunRecord, seen: Sequence[Seen]) -> tuple[RunRecord,
             notes.append(f"rank {one.rank.rank}: {problem}")
     if not book.ranks:
         return record, notes
-    # That a rank stands still is known from its stacks; a recorder tells only that it is in no collective.
+    # That a rank stands still is known from its stacks; a recorder shows only that it is in no collective.
     stuck = {rank.rank for rank in record.ranks if rank.stuck}
     found = book.into(record, record.job.ended_ns)
     ranks = tuple(msgspec.structs.replace(rank, stuck=rank.rank in stuck) for rank in found.ranks)

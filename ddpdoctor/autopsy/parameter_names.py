@@ -14,7 +14,7 @@ from ddpdoctor.record.streams.incidents import Incident
 
 
 def with_names(record: RunRecord, runs: Sequence[RunRecord]) -> tuple[RunRecord, tuple[str, ...]]:
-    """Return the record with names where they can be told, and sentences that say where they are from."""
+    """Return the record with names where they are known, and sentences on where they are from."""
     incidents, notes = [], set[str]()
     for one in record.logs.incidents:
         if any(name.startswith("#") for name in one.unused):

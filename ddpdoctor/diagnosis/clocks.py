@@ -107,7 +107,7 @@ def bounds_of_steps(first: RunRecord, other: RunRecord) -> Iterator[Bound]:
     """
     here, there = ({track.rank: track for track in record.step_tracks} for record in (first, other))
     for members in replica_sets(first):
-        # Where no wrap tells more, all ranks meet: those of the other record, too.
+        # Where no wrap shows more, all ranks meet: those of the other record, too.
         meets_all = here.keys() == set(members)
         ours = [_samples(track) for rank, track in here.items() if meets_all or rank in members]
         theirs = [_samples(track) for rank, track in there.items() if meets_all or rank in members]

@@ -62,7 +62,7 @@ def classify(divergence: Divergence, record: RunRecord) -> Trouble:
         return "mismatch" if divergence.difference else "rank-branch"
     if len(_chains(divergence)) < 2:
         return "hang" if divergence.form == "standstill" else "mismatch"
-    # Dumps hold no forwards: that each rank decides by its own data cannot be told from a rank test.
+    # Dumps hold no forwards: that each rank decides by its own data looks like a rank test.
     apart = record.job.kind != "log" and _did_before_what_they_do_apart(divergence, record)
     return "data-branch" if apart else "rank-branch"
 

@@ -1,4 +1,4 @@
-"""Compares step times of pairs of rehearsals: how much slower one side is, and how far that can be told. Pure."""
+"""Compares step times of pairs of rehearsals: how much slower one side is, and how far that is certain. Pure."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from ddpdoctor.finding import Severity
 
 _WORST_FIRST = (OutcomeState.FINDINGS, OutcomeState.BOUND_HIT, OutcomeState.NOT_EVALUATED, OutcomeState.PASSED)
 _CODES = (ExitCode.INTERRUPTED, ExitCode.FINDINGS, ExitCode.ERROR, ExitCode.INCONCLUSIVE, ExitCode.CLEAN)
-"""What a shell is told first: an interruption, then what is certainly wrong."""
+"""What decides the exit code first: an interruption, then what is certainly wrong."""
 
 
 def together(examinations: Sequence[Examination]) -> Examination:

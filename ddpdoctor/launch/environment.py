@@ -110,7 +110,7 @@ def rehearsal_command(request: RehearsalRequest, python: str, output: Path) -> l
     by_old_launcher = request.launch.starter == "torch.distributed.launch"
     passes_local_rank = by_old_launcher and not given_local_rank(request)
     if options:
-        # torch's launcher starts its own Python, without options, unless it is told to start none.
+        # torch's launcher starts its own Python, without options, unless it is set to start none.
         flags, script = ["--no-python"], [python, *options, "-u", *flags, *script]
     return [
         python,

@@ -15,7 +15,7 @@ SCAN_SHARE = 0.02
 
 
 def numbers_of(pid: int) -> tuple[int, ...]:
-    """Return the numbers of a process from ours to that of the innermost namespace; only its own where no one tells."""
+    """Return the numbers of a process from ours to that of the innermost namespace; only its own where unknown."""
     try:
         with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
             words = next(line for line in file if line.startswith("NSpid:")).split()[1:]

@@ -96,7 +96,7 @@ def module_places(launch: Launch, python: str | None, *, static: bool) -> tuple[
 
 
 def has_launcher(request: RehearsalRequest) -> bool:
-    """Return whether a launcher tells the ranks where they meet: Slurm does not, nor who starts each rank by hand."""
+    """Return whether a launcher sets the rendezvous of the ranks: Slurm does not, nor a start by hand."""
     return not request.tells_slurm and numbered_arguments(request) == request.arguments
 
 

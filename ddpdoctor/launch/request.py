@@ -100,7 +100,7 @@ class RehearsalRequest(RehearsalOptions, frozen=True, kw_only=True):
     nodes: int = 1
     """Nodes that are pretended, with equally many ranks each."""
     slurm: bool = False
-    """The script reads Slurm's variables, so the layout is told in them too."""
+    """The script reads Slurm's variables, so the layout is set in them too."""
     spent_s: float = 0.0
     """What earlier rehearsals of the same script took of the limit."""
     local_rank_option: str = ""

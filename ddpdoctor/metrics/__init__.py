@@ -1,1 +1,1 @@
-"""What a watched job tells Prometheus: which figures, under which names, and the port where they are fetched."""
+"""The figures of a watched job for Prometheus, their names, and the port where they are fetched."""

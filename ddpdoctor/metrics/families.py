@@ -139,7 +139,7 @@ def _ranks(value: Callable[[RankView], float | None], scale: float = 1) -> Calla
 
 
 def _gpus(value: Callable[[GpuSample], float | None], scale: float = 1) -> Callable[[Snapshot], Iterator[MetricSample]]:
-    """One figure of each GPU that the driver told of just now."""
+    """Return one figure of each GPU with a fresh sample of the driver."""
 
     def samples(snapshot: Snapshot) -> Iterator[MetricSample]:
         for gpu, sample in _newest(snapshot):

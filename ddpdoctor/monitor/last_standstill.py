@@ -89,7 +89,7 @@ class LastStandstill:
 
     @property
     def cause(self) -> Finding | None:
-        """The finding that tells the standstill which was seen last, whether it is the cause of an end or not yet."""
+        """The finding of the standstill which was seen last, whether it is the cause of an end or not yet."""
         return self._stood.finding if self._stood is not None else None
 
     def as_cause(self, views: tuple[FindingView, ...]) -> tuple[FindingView, ...]:

@@ -51,7 +51,7 @@ WHOLE_ROWS = 400_000
 """… and that are read again for its end: of up to 97 ranks all that the rings hold."""
 FEWEST_ROWS = 256
 NODES_CONFIRM_NS = 2_000_000_000
-"""Nodes report once a second: with several a standstill has to look the same for so long, and each has to be heard."""
+"""Nodes report once a second: with several a standstill has to look the same for so long, and each has to report."""
 ANSWER_WITHIN_NS = 300_000_000
 """A rank that is asked for its evidence writes it with its next beat, five times a second."""
 ASK_AGAIN_NS = 1_000_000_000

@@ -203,7 +203,7 @@ class Snapshot(JobFigures, frozen=True, kw_only=True):
 
 
 class Listener(Protocol):
-    """Who is told of each new snapshot besides the face."""
+    """What gets each new snapshot besides the screen."""
 
     note: str
     """What the user has to know of it, as a sentence without a full stop; may be empty."""

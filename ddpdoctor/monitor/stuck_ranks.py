@@ -30,7 +30,7 @@ class StuckRanks:
     """Knows of each rank of a run whether it is stuck, stopped, or stands while its process does a little."""
 
     def __init__(self, directory: Path, outer: OuterPids, trains_in_main: Callable[[int], bool]) -> None:
-        """``trains_in_main`` tells whether the training thread of a process is its main one."""
+        """``trains_in_main`` returns whether the training thread of a process is its main one."""
         self._outer = outer
         self._signalled = SignalledStacks(directory, outer)
         self._liveness = LivenessSampler(

@@ -53,7 +53,7 @@ class Found(msgspec.Struct, kw_only=True):
     path: Path | None
     """None for stdin."""
     name: str
-    """As the user is told of it."""
+    """Its name in messages."""
     kind: InputKind
     rank: int | None = None
     by_launcher: bool = False

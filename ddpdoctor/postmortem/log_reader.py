@@ -41,7 +41,7 @@ MOST_INCIDENTS = 20_000
 
 
 class LogRead(msgspec.Struct, kw_only=True):
-    """What one log told."""
+    """The content of one log."""
 
     incidents: list[Incident] = []
     endings: list[RankEnding] = []
@@ -70,7 +70,7 @@ class LogReader:
         attempt: int = 0,
         year: int = 0,
     ) -> None:
-        """``rank``, ``host`` and ``attempt`` are what the log's place among others tells."""
+        """``rank``, ``host`` and ``attempt`` follow from the log's place among others."""
         self.read_so_far = LogRead()
         self._name, self._habit, self._positions, self._year = name, habit, positions, year
         self._rank, self._host, self._attempt = rank, host, attempt

@@ -47,7 +47,7 @@ class Prefixed(msgspec.Struct):
     host: str = ""
     time_ns: int = 0
     marked: str = ""
-    """Equal for lines of one process; empty where nothing tells processes apart."""
+    """Equal for lines of one process; empty where processes cannot be separated."""
     level: str = ""
     """``E``, ``W``, ``I`` or ``F`` where torch's C++ or launcher wrote it."""
     pid: int = 0

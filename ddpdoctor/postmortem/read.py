@@ -40,7 +40,7 @@ class Postmortem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 RunReader = Callable[[Path, str, "count[int]"], LogRead]
-"""Reads a run directory of ours, by its path and the name that the user is told."""
+"""Reads a run directory of ours, by its path and its name in messages."""
 
 
 def read_postmortem(

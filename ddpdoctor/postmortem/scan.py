@@ -14,7 +14,7 @@ PIECE_BYTES = 1 << 20
 LONGEST_LINE = 1 << 20
 """A longer line, as progress bars write them that never end a line, is cut."""
 MOST_ALIKE = 2_000
-"""A line that has told nothing so often, whatever its numbers were, costs a look into a dictionary from then on (1.5 µs
+"""A line without information so often, whatever its numbers were, costs a look into a dictionary from then on (1.5 µs
 against 13): jobs repeat a harmless error for days, and die of another one."""
 MOST_KINDS = 20_000
 MOST_TAKEN = 2_000_000
@@ -63,7 +63,7 @@ class Scanner:
         self._wants_next = False
         self._taken = self._left_out = 0
         self._dull: dict[bytes, int] = {}
-        """How often a line has told nothing, by the line without its digits."""
+        """How often a line was of no interest, by the line without its digits."""
 
     @property
     def is_full(self) -> bool:
@@ -93,7 +93,7 @@ class Scanner:
             self._search(text[:end])
 
     def _heeds(self, line: bytes, *, follows: bool) -> bool:
-        """Hand on a line unless so many of its kind have told nothing; tells whether the next one is needed."""
+        """Hand on a line unless so many of its kind were of no interest; return whether the next one is needed."""
         kind = line[:_ALIKE_BYTES].translate(None, _DIGITS)
         known = self._dull.get(kind, 0)
         if known >= MOST_ALIKE and not follows:

@@ -32,7 +32,7 @@ LONGEST_MESSAGE_LINE = 2_000
 
 
 class Raised(msgspec.Struct, kw_only=True):
-    """An exception as its traceback tells it."""
+    """An exception as in its traceback."""
 
     marked: str = ""
     line: int = 0
@@ -96,7 +96,7 @@ class Tracebacks:
         self._open.append(raised)
 
     def take(self, marked: str, text: str) -> tuple[bool, list[Raised]]:
-        """Take in a line; tells whether it belonged to a traceback, and which ones are complete now."""
+        """Take in a line; return whether it belonged to a traceback, and which ones are complete now."""
         done = self._aged()
         if self._goes_on(marked, text):
             return True, done

@@ -66,7 +66,7 @@ class LiveChecks:
         return tuple(msgspec.structs.replace(finding, title=placed(finding.title, record)) for finding in named)
 
     def of_divergence(self, divergence: Divergence, record: RunRecord, holding: Sequence[Finding]) -> Finding:
-        """Return the finding among those that hold which tells a divergence; made of it where no check does (yet).
+        """Return the finding of a divergence among those that hold; made of it where no check reports it (yet).
 
         So a standstill that is shown always has a code, ranks and a place.
         """
@@ -101,7 +101,7 @@ class LiveChecks:
         return (FindingView(finding=finding, since_ns=ended_in[0].since_ns), *others)
 
     def of_wait(self, ended_in: tuple[LastingWait, str], record: RunRecord) -> Finding:
-        """Return what tells a wait in which a job was ended."""
+        """Return the finding of a wait in which a job was ended."""
         wait, said = ended_in
         heard = bool(wait.unseen) or any(rank.rank == wait.late for rank in record.ranks)
         trouble: Trouble = "long-wait" if heard else "no-rendezvous"
@@ -134,7 +134,7 @@ _REMEDY = "Compare what the ranks do at these lines: all of them must reach the 
 
 
 def _judges_speed(entry: CatalogueEntry) -> bool:
-    """Return whether a check judges measured steps, and neither proves that something is wrong nor tells what waits."""
+    """Return whether a check judges measured steps, and neither proves that something is wrong nor reports a wait."""
     check = load(entry).check
     is_error = check.severity.get("run") is Severity.ERROR
     return "step_tracks" in check.needs_of("run") and not is_error and check.stands_for not in OF_THE_MOMENT

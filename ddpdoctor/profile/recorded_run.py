@@ -1,4 +1,4 @@
-"""What there is to say of a run that was recorded: as its monitor told it, or as it is found now."""
+"""What a recorded run shows: as its monitor wrote it, or as it is found now."""
 
 from __future__ import annotations
 

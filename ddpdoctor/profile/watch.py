@@ -142,7 +142,7 @@ class RunSource:
         """What happened to listeners that failed, which are reported nothing more."""
 
     def tell(self, listener: Listener) -> None:
-        """Have it told of each new snapshot from now on."""
+        """Pass it each new snapshot from now on."""
         self._listeners.append(listener)
 
     def snapshot(self) -> Snapshot:
@@ -295,7 +295,7 @@ class RunSource:
         return msgspec.structs.replace(verdict, why=(*verdict.why, why_nothing))
 
     def _is_excused(self, record: RunRecord) -> bool:
-        """Return whether the exit code says nothing of the job: it was told to end, or its scripts had all finished."""
+        """Return whether the exit code means nothing: the job was told to end, or its scripts had all finished."""
         told = self._job is not None and self._job.told_to_end
         finished = bool(record.ranks) and all(rank.main_finished for rank in record.ranks)
         return told or (finished and len(record.ranks) == record.job.world_size)
@@ -360,7 +360,7 @@ class RunSource:
     def _stall(
         self, record: RunRecord, views: Sequence[FindingView], now_ns: int
     ) -> tuple[StallView | None, Finding | None]:
-        """Return what the job stands in now, and the finding that tells it."""
+        """Return what the job stands in now, and its finding."""
         divergence = self._run.divergence
         if divergence is None:
             self._stalled_since_ns = 0
@@ -402,7 +402,7 @@ def _judged_ns(step_ns: float, ranks: int) -> int:
 
 
 def _without_collectives(record: RunRecord) -> RunRecord:
-    """Keep from the checks what ranks told of their collectives at different moments, unless it proves something."""
+    """Keep from the checks what ranks wrote of their collectives at different moments, unless it proves something."""
     absent = StreamState("absent", "the job continues, so the flight recorders of the ranks were not read")
     return msgspec.structs.replace(record, collectives=(), streams={**record.streams, "collectives": absent})
 

@@ -354,7 +354,7 @@ class Flight(Event, frozen=True, kw_only=True):
     """Nothing is missing between this and the last event of the recorder."""
     rows: tuple[tuple[int, ...], ...]
     completed: tuple[int, ...]
-    """Entries that were told before and are over now."""
+    """Entries that were written before and are over now."""
 
 
 class MissingCapability(Event, frozen=True, kw_only=True):

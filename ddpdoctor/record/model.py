@@ -248,7 +248,7 @@ class Wrap(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...] = ()
     """Global ranks of its process group; empty when not known."""
     ignored: tuple[str, ...] = ()
-    """Parameters and buffers that DDP was told to ignore."""
+    """Parameters and buffers that DDP is set to ignore."""
     contains: tuple[int, ...] = ()
     """Wraps that are inside of the module that it wraps."""
     batch_norms: int = 0
@@ -354,7 +354,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     unfollowed_forwards: tuple[UnfollowedForward, ...] = ()
 
     nodes: tuple[Node, ...] = ()
-    """The machines of a live run, as far as ranks on them have told."""
+    """The machines of a live run, as far as ranks on them have written."""
     logs: LogEvidence = LogEvidence()
     """What the logs of a dead job tell."""
 

@@ -25,7 +25,7 @@ class EventWriter:
         self._descriptor = -1
         self._broken = False
         self.lost = 0
-        """Events that could not be written; told by the next one that can."""
+        """Events that could not be written; reported with the next one that can."""
         self._told = 0
         self.moved_bytes = 0
         """Bytes that were written to the file."""

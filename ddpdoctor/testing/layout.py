@@ -16,7 +16,7 @@ MESSAGE_BYTES = 1 << 16
 TEST_FILE = "test.json"
 VALUES_FILE = "values.pickle"
 DONE = b"done"
-"""A rank has written its result, and waits to be reported to end: its peers may still talk to it."""
+"""A rank has written its result, and waits until it is ended: its peers may still talk to it."""
 DEBUG = b"debug"
 """A rank asks for the terminal."""
 DEBUGGED = b"debugged"

@@ -133,7 +133,7 @@ def _function_of(module: ModuleType, test: dict[str, Any], instance: object) -> 
 
 
 def _failure(hooks: RankHooks, error: BaseException, test: dict[str, Any]) -> dict[str, Any]:
-    """Return what is told of the exception that the body was left by."""
+    """Return the text of the exception that ended the body."""
     reason = ""
     if isinstance(error, pytest.skip.Exception):
         hooks.finished(0)

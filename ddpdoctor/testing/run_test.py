@@ -144,7 +144,7 @@ class _Run:
             self._judged.close()
 
     def _await_gone(self, rank: int, process: WarmRank, deadline_s: float) -> None:
-        """Wait for the word that the fork is gone, after it was told to be killed where it is not over."""
+        """Wait for the word that the fork is gone, after it is killed where it is not over."""
         try:
             if not self._end.ranks[rank].is_over or self._end.stopped:
                 process.ask(do="end")

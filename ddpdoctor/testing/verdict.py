@@ -23,7 +23,7 @@ from ddpdoctor.testing.layout import Body
 STALL_AFTER_S = 5.0
 WIDTH = 100
 _LONE_FORWARD: Trouble = "lone-forward"
-"""A forward of one rank alone may pair with a broadcast of the others in a later one, and only its line tells."""
+"""A forward of one rank alone may pair with a broadcast of the others in a later one, and only its line shows it."""
 _OF_EXCEPTIONS: frozenset[Trouble] = frozenset(
     {"unused-parameters", "ready-twice", "mismatch", "long-wait", "out-of-memory"}
 )

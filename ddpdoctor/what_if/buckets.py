@@ -38,7 +38,7 @@ class Gradients(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gradients_of(wraps: Sequence[Wrap], layouts: Sequence[BucketLayout]) -> Gradients | None:
-    """Return the gradients of one rank's wraps; None where DDP has told of no bucket.
+    """Return the gradients of one rank's wraps; None where DDP has reported no bucket.
 
     Later wraps get their gradients first, as the last one in forward is the first in backward.
     """

@@ -40,7 +40,7 @@ class Gains:
             if known is not None and steps < AGAIN * known[0]:
                 return known[1]
             gain = None
-            # Whatever is wrong with the figures: the finding itself is told.
+            # Whatever is wrong with the figures: the finding itself is reported.
             with suppress(Exception):
                 if not model:
                     model.append(Model(observe(record)))
@@ -55,7 +55,7 @@ class Gains:
 
 
 def _gain(model: Model, finding: Finding) -> Gain | None:
-    """None where mending it brings nothing that could be told from noise."""
+    """None where mending it brings no more than noise."""
     speedup = model.outcome(parse(finding.what_if)).speedup
     if speedup.value < 1.005:
         return None

@@ -38,7 +38,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
-    """The cost of an all-reduce as the run tells it, and its extremes where it does not tell all."""
+    """The cost of an all-reduce by the run, and its extremes where the run does not show all."""
 
     best: Link
     likely: tuple[Link, ...]

@@ -24,7 +24,7 @@ from ddpdoctor.what_if.replay import RankTimes
 FEWEST_STEPS = 20
 """Steps after the warm-up that it takes to predict from."""
 FEWEST_SAMPLED = 8
-"""Of these, steps of which DDP's own logger told how its communication went."""
+"""Of these, steps with DDP's own measurement of communication."""
 MOST_CELLS = 512
 """Steps times ranks that are replayed: a prediction from 8 ranks takes 64 steps, spread over the run."""
 FEWEST_REPLAYED = 24
@@ -65,7 +65,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     block_step_ns: tuple[float, ...]
     """The same of eight parts of the run: how steady it was."""
     samples: float
-    """Of all ranks in a step; 0 where they cannot be told."""
+    """Of all ranks in a step; 0 where they are not known."""
     micro_batches: float
     synchronised: int
     gradients: Gradients

@@ -30,7 +30,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     step_ns: Interval
     samples: float
-    """Of all ranks in a step; 0 where they cannot be told."""
+    """Of all ranks in a step; 0 where they are not known."""
     speedup: Interval
     """Of the work done a second; a step of four micro-batches does four times as much as one of one."""
     best: Replay

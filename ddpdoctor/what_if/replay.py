@@ -43,7 +43,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """Of each rank the time in which its loaders make the batches of a step beside the training; empty where the data
     wait of the run stands for itself."""
     samples: float = 0.0
-    """Of all ranks in a step; 0 where they cannot be told."""
+    """Of all ranks in a step; 0 where they are not known."""
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):

@@ -50,7 +50,7 @@ def _shuffles(sampler: Event) -> bool:
 
 
 def _samplers_with_epoch(projection: Projection) -> set[int] | None:
-    """Numbers of the samplers that are reported their epoch; None when a call cannot be assigned to a sampler."""
+    """Return the numbers of the samplers that get their epoch; None when a call cannot be assigned to one."""
     told: set[int] = set()
     walked: set[ast.AST] = set()
     for event in projection.events:

@@ -247,7 +247,7 @@ def from_idle(record: RunRecord) -> Divergence | None:
     if not alive or not all(rank.stuck for rank in alive) or len(record.ranks) < expected:
         return None
     kept = all(what_keeps(record, rank.rank) is not None for rank in alive)
-    # One that is in a collective waits for others; in which, its recorder tells a moment later, where torch has one.
+    # One that is in a collective waits for others; in which, its recorder shows a moment later, where torch has one.
     measured = {heartbeat.rank for heartbeat in record.heartbeats if not heartbeat.collective or heartbeat.enqueued < 0}
     if not kept and (record.job.kind != "run" or not all(rank.rank in measured for rank in alive)):
         return None

@@ -22,7 +22,7 @@ from ddpdoctor.record.streams.waits import Wait
 Action = Literal["collective", "store", "finished", "left-by-exit", "raised", "signalled", "elsewhere"]
 
 OLD_NS = 2_000_000_000
-"""A stack that may have changed since and is older is told as such."""
+"""A stack that may have changed since and is older is marked as such."""
 _BEAT_NS = 400_000_000
 _ONE_LOOK_NS = 500_000_000
 _MOST_FRAMES = 100

@@ -15,7 +15,7 @@ from ddpdoctor.record.model import Rank, RunRecord
 BEATS_APART_NS = 1_000_000_000
 """A rank whose heart stopped so much earlier than the others' was gone before them; it beats five times a second."""
 PEERS_END_WITHIN_NS = 2_000_000_000
-"""So long after a crash its peers, who lose their connection or are ended for it, have told where they were."""
+"""So long after a crash its peers, who lose their connection or are ended for it, have written where they were."""
 _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
 _BY_HAND = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 """How launchers, schedulers and users end a job."""
@@ -26,7 +26,7 @@ class Killed(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: int
     signal: int | None
-    """None where no one was told."""
+    """None where none is known."""
     host: str
     pid: int
     phase: str
@@ -39,7 +39,7 @@ class Killed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def killed_rank(record: RunRecord) -> Killed | None:
-    """Return the first rank that was killed while others were at work; None where that cannot be told.
+    """Return the first rank that was killed while others were at work; None where that is not known.
 
     Processes that all vanish at the same moment were ended together, by their launcher or the user, and those of a job
     that was told to end by that: nothing is said.

@@ -63,7 +63,7 @@ def _races(key: ByIdentity[RunRecord]) -> tuple[Race, ...]:
 
 
 def _all_accesses(record: RunRecord) -> Iterator[Access]:
-    """Yield the accesses, with the writes of C++ writers, which only the no-touch rule hears of."""
+    """Yield the accesses, with the writes of C++ writers, which only the no-touch rule sees."""
     yield from (access for access in record.accesses if access.rank >= 0)
     for event in record.files:
         if event.rank >= 0 and event.action in ("save", "rename"):

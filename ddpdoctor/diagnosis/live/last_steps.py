@@ -1,4 +1,4 @@
-"""What a run did between its newest step and its end, where nothing else tells."""
+"""What a run did between its newest step and its end, where nothing else shows it."""
 
 from __future__ import annotations
 

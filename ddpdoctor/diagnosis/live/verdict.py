@@ -47,7 +47,7 @@ class VerdictMemory:
         """Remember a suspicion; tell whether it has looked the same for long enough.
 
         With ranks on other nodes the ``waits`` that it rests on have to stay the same, not the suspicion: that a rank
-        does nothing was seen for seconds where it runs, and is told later.
+        does nothing was seen for seconds where it runs, and is reported later.
         """
         if suspicion != self._suspicion:
             self._suspicion, self._since_ns = suspicion, now_ns

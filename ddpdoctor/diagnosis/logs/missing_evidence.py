@@ -17,9 +17,9 @@ PROFILE = "`ddpdoctor profile -- COMMAND` records all of this while the job runs
 
 
 def missing_evidence(record: RunRecord, *, dumps: int, explained: bool) -> tuple[str, ...]:
-    """Return what would have told more, most telling first; nothing where the first cause is plain.
+    """Return what would have shown more, the best first; nothing where the first cause is plain.
 
-    ``explained`` tells that the dumps show where the ranks diverge.
+    ``explained``: the dumps show where the ranks diverge.
     """
     causes = causes_of(record)
     cause = causes[0] if causes else None

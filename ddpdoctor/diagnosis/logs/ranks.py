@@ -1,4 +1,4 @@
-"""Finds the ranks of incidents and of ended processes, where a log tells them in a roundabout way."""
+"""Finds the ranks of incidents and of ended processes, where a log shows them only indirectly."""
 
 from __future__ import annotations
 

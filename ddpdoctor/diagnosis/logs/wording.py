@@ -14,7 +14,7 @@ from ddpdoctor.record.streams.incidents import Incident
 
 MESSAGE_CHARACTERS = 200
 FACTS_OF_RANKS = 16
-"""Of more ranks than this the facts are not told one by one."""
+"""Of more ranks than this the facts are not listed one by one."""
 UNUSED_SHOWN = 6
 TEARDOWN = "terminate called without an active exception"
 

@@ -1,4 +1,4 @@
-"""What differs between two recorded runs of a job: noise told from change."""
+"""What differs between two recorded runs of a job: noise, and change."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def left_out_before(record: RunRecord, divergence: Divergence) -> LeftOut | None
 
 
 def _of_set(record: RunRecord, members: tuple[int, ...], rows: list[UnfollowedForward]) -> LeftOut | None:
-    # Of a rank that tells no more of them nothing is known from there on.
+    # Of a rank that writes no more of them nothing is known from there on.
     known_until = min((row.step for row in rows if row.last), default=None)
     rows = sorted((row for row in rows if known_until is None or row.step <= known_until), key=lambda row: row.step)
     if not rows or len(members) < 2:

@@ -1,4 +1,4 @@
-"""When a file was made, which Linux tells through ``statx`` alone."""
+"""When a file was made, which Linux has in ``statx`` alone."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def _used_elsewhere(paths: list[str]) -> set[str]:
 
 
 def _open_files() -> Iterator[tuple[int, int]]:
-    """Device and inode of every file that a process has open, as far as the system tells us."""
+    """Device and inode of every file that a process has open, as far as the system shows it."""
     try:
         processes = [name for name in os.listdir("/proc") if name.isdigit()]
     except OSError:

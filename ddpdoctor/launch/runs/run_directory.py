@@ -54,7 +54,7 @@ def remove_run_directory(directory: Path) -> None:
 
 
 def keep_for_cleaning(directory: Path) -> None:
-    """Keep a run directory: what its ranks left in the user's tree could not be told, ``ddpdoctor clean`` tells it."""
+    """Keep a run directory: what its ranks left in the user's tree is for ``ddpdoctor clean`` to report."""
     (directory / _KEPT).touch()
 
 

@@ -22,7 +22,7 @@ class RankProcess(msgspec.Struct, frozen=True, kw_only=True):
     pid: int = 0
     local_rank: int | None = None
     device: int | None = None
-    """Index of its current CUDA device among those that it sees, where it told."""
+    """Index of its current CUDA device among those that it sees, where known."""
     visible: str | None = None
     """Its ``CUDA_VISIBLE_DEVICES``; None when that is not set."""
     order: str = ""
@@ -30,7 +30,7 @@ class RankProcess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def with_ranks(gpus: tuple[Gpu, ...], ranks: Iterable[RankProcess]) -> tuple[Gpu, ...]:
-    """Return the GPUs with the ranks that use them; a rank whose GPU cannot be told is on none."""
+    """Return the GPUs with the ranks that use them; a rank with an unknown GPU is on none."""
     users: dict[int, list[int]] = {}
     for rank in ranks:
         position = _position(gpus, rank)
@@ -82,7 +82,7 @@ def _named(gpus: tuple[Gpu, ...], rank: RankProcess) -> int | None:
 
 
 def visible_positions(gpus: tuple[Gpu, ...], visible: str | None, order: str) -> tuple[int, ...] | None:
-    """Positions of the GPUs that a process sees, in its own order; None when that cannot be told.
+    """Positions of the GPUs that a process sees, in its own order; None when that is not known.
 
     As in CUDA the first entry that names no GPU ends the list, and a list that names one twice shows none.
     """

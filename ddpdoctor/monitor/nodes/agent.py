@@ -166,7 +166,7 @@ class Agent:
             self._addresses = (*(one for one in self._addresses if one != address), address)
 
     def _talk(self, context: zmq.Context[zmq.Socket[bytes]], where: str) -> bool:
-        """Send and hear until told to stop, or until the head has never answered; whether it ever has."""
+        """Send and receive until the stop, or until the head has never answered; return whether it ever has."""
         own = connected(context, self._meeting, where, MOST_BYTES)
         waiting_s = 0.0
         """Since when an update is under way; 0 when none is."""
@@ -296,7 +296,7 @@ class Agent:
         return waited or self._over.is_set() or _picture(self._record, self._state) != self._made_of
 
     def _farewell(self) -> Update:
-        """Says that nothing more will be told of ranks that continue."""
+        """Send that no more will come of ranks that continue."""
         return Update(
             protocol=PROTOCOL,
             session=self._session,
@@ -342,7 +342,7 @@ def _news(
         news.append(pack_rows(track, start, anew=anew))
         last_ns = times[-1] if len(track) else 0
         if left is not None:
-            # What has not ended yet is told again.
+            # What has not ended yet is sent again.
             oldest = max(0, len(track) - _MOST_REWRITTEN)
             open_at = next((at for at in range(oldest, len(track)) if not left[at]), None)
             last_ns = last_ns if open_at is None else times[open_at] - 1

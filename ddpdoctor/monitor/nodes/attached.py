@@ -30,7 +30,7 @@ ANSWERED_WITHIN_S = 0.25
 AGAIN_AFTER_S = 5.0
 """A request that was not answered for so long is sent again: it may have been lost with a connection."""
 _LINGER_MS = 200
-"""The head hears what was seen last, and waits no longer then."""
+"""The head gets what was seen last, and waits no longer then."""
 SILENT_AFTER_S = 6.0
 """The head answers every two seconds, whether there is news or not."""
 

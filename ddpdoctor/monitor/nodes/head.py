@@ -183,7 +183,7 @@ class Head:
                 return
             except zmq.ZMQError:
                 continue
-            except Exception as error:  # Of ours: the user is told, and the other nodes are heard.
+            except Exception as error:  # Of ours: the user is told, and the other nodes are still received.
                 self.strange += 1
                 self.trouble = f"some messages of other machines could not be processed: {error!r}"[:500]
         with suppress(Exception):  # The last word to who looks on; the watching is over anyway.

@@ -86,12 +86,12 @@ class HeldNode:
             self._bounds.add(Bound(*update.clock))
 
     def reported_ns(self) -> int:
-        """Return of which moment the newest update tells, by the head's clock: it may have been long under way."""
+        """Return the moment of the newest update, by the head's clock: it may have been long under way."""
         clock = self.clock()
         return self.received_ns if clock is None else min(self.received_ns, clock.moved(self._sent_ns))
 
     def is_lost(self, now_ns: int) -> bool:
-        """Return whether nothing has been heard of it for long, although it had not ended."""
+        """Return whether nothing has come from it for long, although it had not ended."""
         return self.state != "ended" and now_ns - self.received_ns > LOST_AFTER_NS
 
     def is_silent(self, now_ns: int) -> bool:

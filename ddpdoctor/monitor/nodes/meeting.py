@@ -1,4 +1,4 @@
-"""Where the head is, and the keys of the job: what the head tells the other nodes over the job's own store.
+"""Where the head is, and the keys of the job: what the head passes to the other nodes over the job's own store.
 
 One line of ASCII: ``PROTOCOL PORT SERVER-KEY CLIENT-KEY CLIENT-SECRET ADDRESS…``, in every version. Who can read the
 job's store can join in the training itself, so no more is given away than was already; no one else has the keys, which
@@ -46,7 +46,7 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_meeting(text: str) -> Meeting | None:
-    """Take apart what was told; None where that is nothing of ours."""
+    """Take the message apart; None where it is not ours."""
     protocol, *words = text.split(" ")
     if len(words) < 4 or not _PROTOCOL.fullmatch(protocol) or not words[0].isdigit() or len(words[0]) > 5:
         return None

@@ -49,7 +49,7 @@ Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
 class _Envelope(msgspec.Struct, frozen=True, kw_only=True):
-    """What a message of every version has, so that one that differs is told instead of misread.
+    """What a message of every version has, so that one that differs is reported instead of misread.
 
     The same holds for ``number``, ``host`` and ``refused`` of an answer, and for zlib (not of answers) and MessagePack.
     """
@@ -104,7 +104,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     host: ShortText
     sent_at_ns: Number
     state: Literal["running", "ended", "left"] = "running"
-    """``left``: the ranks continue, but nothing more will be told of them."""
+    """``left``: the ranks continue, but no more of them will be sent."""
     exit_code: int | None = None
     is_quiet: bool = False
     """Some of its ranks have made no step for a while."""
@@ -115,7 +115,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     steps: _ManyRows = ()
     calls: _ManyRows = ()
     collectives: _ManyRows | None = None
-    """What the ranks told of their flight recorders, as a whole; None where that has not changed."""
+    """What the ranks wrote of their flight recorders, as a whole; None where that has not changed."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

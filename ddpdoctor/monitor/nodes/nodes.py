@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ddpdoctor.monitor.nodes.held_node import HeldNode
 
 FRESH_NS = 3_000_000_000
-"""A standstill is believed where every node was heard of within so long."""
+"""A standstill is believed where every node has reported within so long."""
 SETTLED_AFTER_NS = 1_500_000_000
 """After the world was made all ranks of this node have said so."""
 LAST_MESSAGE_S = 10.0
@@ -80,11 +80,11 @@ class Nodes:
         self._world: frozenset[int] = frozenset()
         """The processes that are ranks here."""
         self._is_announced = False
-        """The other nodes are reported where the head is."""
+        """The address of the head is announced to the other nodes."""
         self._seeks = -1
         """The rank that was named to find the head."""
         self._shown_verdict: tuple[str, ...] = ()
-        """What the other nodes were told of the verdict, without its figures."""
+        """What was sent to the other nodes of the verdict, without its figures."""
         self._was_lost: dict[str, int] = {}
         """For how many seconds lost nodes had been silent when that was noticed."""
         self._narrowed: dict[str, tuple[int, int]] = {}
@@ -127,7 +127,7 @@ class Nodes:
         return self._head is not None and self._several_since_ns > 0
 
     def have_reported(self, since_ns: int, now_ns: int) -> bool:
-        """Return whether every node that is joined was heard of just now, and told of a moment after ``since_ns``."""
+        """Return whether every joined node has reported just now, and of a moment after ``since_ns``."""
         if self._head is None:
             return True
         with self._head.lock:

@@ -146,7 +146,7 @@ class Screens:
         return all(request is not None and request.has_ns == self._packed_ns for request in requests)
 
     def last_messages(self) -> Iterator[tuple[bytes, list[bytes]]]:
-        """Yield what each screen is told when it is over here, whether it has asked or was just answered."""
+        """Yield the last message to each screen, whether it has requested one or was just answered."""
         self._pack_at_s = 0.0
         content = self._content(0.0)
         for screen, held in self._screens.items():

@@ -171,7 +171,7 @@ def _of_pipe(pipe: Path, rank: RunningRank) -> Recording:
 
 
 def _stems(rank: RunningRank) -> tuple[str, ...]:
-    """Return where torch writes a dump: as it is told, or where it does by default from 2.9 on and did before."""
+    """Return where torch writes a dump: as it is set, or where it does by default from 2.9 on and did before."""
     for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
         if rank.settings.get(name):
             return (rank.settings[name],)

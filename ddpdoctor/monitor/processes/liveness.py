@@ -1,4 +1,4 @@
-"""Samples what the ranks' process trees do, so that a rank that is busy can be told from one that is stuck."""
+"""Samples what the ranks' process trees do, so that a busy rank is distinguished from one that is stuck."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ class _Use(NamedTuple):
 
 
 def _runs(pid: int) -> int:
-    """Return how often the main thread of a process was given a core; -1 where no one tells."""
+    """Return how often the main thread of a process was given a core; -1 where that is not known."""
     try:
         with open(f"/proc/{pid}/task/{pid}/schedstat", encoding="ascii") as file:
             return int(file.read().split()[2])

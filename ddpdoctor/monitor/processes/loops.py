@@ -93,7 +93,7 @@ def _longest_pause_ns(steps: StepTrack | None) -> int:
 
 
 def _wanted_core_ns(pid: int) -> int | None:
-    """Return for how long any thread of a process has run or waited for a core; None where no one tells."""
+    """Return for how long any thread of a process has run or waited for a core; None where not known."""
     most = None
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):

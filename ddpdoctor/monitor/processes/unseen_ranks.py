@@ -10,7 +10,7 @@ from ddpdoctor.record.assembly.ranks import RankBook
 from ddpdoctor.record.ring_reader import Beating
 
 FIRST_BEAT_WITHIN_NS = 2_000_000_000
-"""A rank beats five times a second: one that has not beaten for so long, when it is first met or has told its end, is
+"""A rank beats five times a second: one that has not beaten for so long, when it is first met or wrote its end, is
 gone."""
 SILENT_FOR_NS = 60_000_000_000
 """One that said nothing of its end may be in a call that holds its interpreter; no one waits longer for it to
@@ -30,7 +30,7 @@ class UnseenRanks:
         self._beating: set[int] = set()
         """Those that have beaten while they were not seen."""
         self._over: set[int] = set()
-        """Those that have told their end."""
+        """Those that have written their end."""
 
     def look(self, rings: Mapping[int, Beating], book: RankBook, now_ns: int) -> None:
         """Take down who has beaten since the last look."""

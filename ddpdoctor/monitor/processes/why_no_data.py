@@ -1,4 +1,4 @@
-"""Why a watched job tells nothing, or less than it should: what the user has to change, in one sentence."""
+"""Why a watched job shows nothing, or less than it should: what the user has to change, in one sentence."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Silence:
         self._looked_at_ns = 0
 
     def look(self, book: RankBook, now_ns: int) -> None:
-        """Look at the processes of a job that has told nothing yet."""
+        """Look at the processes of a job that has written nothing yet."""
         done = self._launcher is None or bool(book.processes) or bool(self._complaint)
         if not done and now_ns - self._looked_at_ns >= LOOK_EVERY_NS:
             self._looked_at_ns = now_ns

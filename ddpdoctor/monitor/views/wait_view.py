@@ -8,7 +8,7 @@ from ddpdoctor.monitor.snapshot import WaitView
 from ddpdoctor.record.model import RunRecord
 
 SHOWN_AFTER_NS = 10_000_000_000
-"""A wait for a rank that works is told after so long."""
+"""A wait for a rank that works is shown after so long."""
 
 
 class LastWait:

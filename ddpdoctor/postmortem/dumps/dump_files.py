@@ -19,7 +19,7 @@ _SUFFIXES = re.compile(r"(?:\.(?:json|pkl|pickle|gz|bin|dump|txt))+$", re.IGNORE
 
 
 class DumpsRead(msgspec.Struct, kw_only=True):
-    """What the dumps of a job told."""
+    """The content of a job's dumps."""
 
     book: DumpBook
     read: int = 0

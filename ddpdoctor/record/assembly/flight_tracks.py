@@ -25,7 +25,7 @@ class FlightTracks:
         self.newest_ns: dict[int, int] = {}
         """When each process wrote its newest dump."""
         self._columns: dict[int, dict[str, array[int]]] = {}
-        """Of each process, until it tells more."""
+        """Of each process, until it writes more."""
 
     def take(self, pid: int, event: Flight) -> None:
         """Take in one dump."""

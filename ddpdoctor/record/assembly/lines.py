@@ -10,7 +10,7 @@ from ddpdoctor.record.streams.places import LinesExecuted
 
 
 class LineRows:
-    """Takes in the events of one run; the same line may be told more than once."""
+    """Takes in the events of one run; the same line may come more than once."""
 
     def __init__(self, rank_of: Callable[[int], int | None]) -> None:
         self._rank_of = rank_of

@@ -88,7 +88,7 @@ class LiveRings:
         return [column[-1] if column else 0 for column in ends]
 
     def forget(self, pid: int) -> None:
-        """Forget what a process told of its flight recorder in an earlier life; its rings show it themselves."""
+        """Forget what a process wrote of its flight recorder in an earlier life; its rings show it themselves."""
         self.flights.forget(pid)
 
     def forget_flights(self) -> None:

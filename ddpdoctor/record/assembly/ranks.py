@@ -27,7 +27,7 @@ class ProcessEntry:
         """The rank's process that has started it, perhaps by programs that are not known; 0 for none."""
         self.started_ns = 0
         self.newest_event_ns = 0
-        """When it told of anything last."""
+        """When it wrote an event last."""
         self.heartbeat_thread = 0
         """The thread of ours in it, by the number that the system knows."""
         self.training_thread = 0
@@ -56,7 +56,7 @@ class LastSign(msgspec.Struct, frozen=True, kw_only=True):
     finished: bool = False
     """Its script was over."""
     lost_events: int = 0
-    """Events that it could not write: what told its end may be among them."""
+    """Events that it could not write: that of its end may be among them."""
 
 
 class RankBook:
@@ -65,7 +65,7 @@ class RankBook:
     def __init__(self) -> None:
         self.processes: dict[int, ProcessEntry] = {}
         self.launched_for = 0
-        """Ranks that the launcher has told of; 0 where it has not."""
+        """Ranks by the launcher's variables; 0 where there are none."""
         self.worlds: dict[int, tuple[int, str]] = {}
         """World size and backend as each rank's process group says, by process."""
         self.lives = 0
@@ -73,7 +73,7 @@ class RankBook:
         self.ended_well = 0
         """The launcher, where it is ours and has ended with code 0; else 0."""
         self.head = ""
-        """Where the monitor is that sees the ranks of all nodes, as it was told over the job's store."""
+        """Where the monitor is that sees the ranks of all nodes, as it came over the job's store."""
 
     def is_reborn(self, pid: int, event: Event | Row) -> bool:
         """Return whether an event is the first of a process that has made itself anew by ``exec``."""
@@ -298,7 +298,7 @@ def _exit_code(entry: ProcessEntry) -> int | None:
 
 
 def exception_of(event: events.Raised) -> RankException:
-    """Return an exception as a process told it."""
+    """Return an exception as a process wrote it."""
     return RankException(**{**shared_fields(event, RankException), "frames": frames_of(event.frames)})
 
 

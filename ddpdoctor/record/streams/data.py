@@ -32,9 +32,9 @@ class Loader(msgspec.Struct, frozen=True, kw_only=True):
     sampler_shards: bool = False
     """The sampler or batch sampler knows ranks (``num_replicas`` and ``rank``)."""
     sampler_rank: int | None = None
-    """The rank that the sampler was told."""
+    """The rank that the sampler was given."""
     sampler_replicas: int | None = None
-    """The number of ranks that the sampler was told."""
+    """The number of ranks that the sampler was given."""
     sampler_site: int = -1
     """Where the sampler was made."""
     part: int = -1

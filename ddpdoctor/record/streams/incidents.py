@@ -83,7 +83,7 @@ class RankEnding(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int = 0
     time_ns: int = 0
     exit_code: int = 0
-    """Negative for a signal; 0 where it is not told."""
+    """Negative for a signal; 0 where it is not known."""
     was_ended: bool = False
     """The launcher had told it to end."""
     first: bool = False
@@ -100,7 +100,7 @@ class LogEvidence(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...] = ()
     """Ranks that wrote at least one line that was looked at."""
     world_size: int = 0
-    """0 where nothing tells it."""
+    """0 where it is not known."""
     attempts: int = 1
     ordered: bool = False
     """All incidents stand in one log, so that their positions are their order in time."""

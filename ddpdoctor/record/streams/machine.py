@@ -18,7 +18,7 @@ class JobMachine(msgspec.Struct, frozen=True, kw_only=True):
     may_use_gpus: bool = False
     """The ranks train on GPUs, or speak of them and may where there are some."""
     spreads_threads: bool = False
-    """Where no one chooses, torch computes on a thread for each core in every rank: no launcher tells it otherwise."""
+    """Where no one chooses, torch computes on a thread for each core in every rank: no launcher changes that."""
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):

@@ -67,7 +67,7 @@ class StepTrack(msgspec.Struct, frozen=True, kw_only=True):
     explicit_calls: array[int]
     explicit_bytes: array[int]
     samples: array[int]
-    """Samples that this rank trained on; 0 when the batch size cannot be told."""
+    """Samples that this rank trained on; 0 when the batch size is not known."""
     batches: array[int]
     """Batches that were drawn for it, those included that were passed over."""
     micro_batches: array[int]

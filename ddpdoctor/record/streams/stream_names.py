@@ -15,4 +15,4 @@ AVERAGING = frozenset(
         "written_averages",
     }
 )
-"""What tells whether gradients were averaged over the ranks."""
+"""What shows whether gradients were averaged over the ranks."""

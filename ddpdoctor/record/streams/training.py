@@ -188,7 +188,7 @@ class UnfollowedForward(msgspec.Struct, frozen=True, kw_only=True):
     site: int = -1
     """Call chain of the forward."""
     last: bool = False
-    """No more of them are told of this module on this rank."""
+    """No more of them are written of this module on this rank."""
 
 
 class TensorRead(msgspec.Struct, frozen=True, kw_only=True):

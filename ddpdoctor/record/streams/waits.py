@@ -22,7 +22,7 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     backend: str = ""
     """As the call asked for it; empty when it did not."""
     meets_elsewhere: str = ""
-    """A ``tcp://`` address in the call whose port is not the one that a launcher had told; otherwise empty."""
+    """A ``tcp://`` address in the call whose port is not the launcher's; otherwise empty."""
     led_from: str = ""
     """The address at which the script would have met, and where no one listens; empty when it met where it said."""
     ranks_asked: int = 0

@@ -18,7 +18,7 @@ def render(examination: Examination) -> str:
 
 
 def leaves_doubt(examination: Examination) -> bool:
-    """Return whether a reader has to be reported that not everything was examined: no finding says why."""
+    """Return whether the line has to show that not everything was examined: no finding says why."""
     return examination.verdict == "inconclusive" or not (examination.complete or _seen_in_a_run(examination))
 
 

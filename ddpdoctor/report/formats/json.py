@@ -24,7 +24,7 @@ _LEFT_OUT: Mapping[type[msgspec.Struct], frozenset[str]] = {
     Difference: frozenset({"shown"}),
     Outcome: frozenset({"unstated"}),
 }
-"""Fields that are for people, for the program itself, or told only where there is something to tell."""
+"""Fields that are for people, for the program itself, or written only where they hold something."""
 _RENAMED = {"figures": "budget", "differences": "lines", "first_line": "line", "last_line": "end_line"}
 
 

@@ -17,7 +17,7 @@ PREFIX = "ddpdoctor: "
 PROGRESS_EVERY_NS = 5_000_000_000
 WAITING_EVERY_NS = 30_000_000_000
 SHARES = (0.5, 0.8)
-"""A wait is told again when so much of the group's timeout is over."""
+"""A wait is shown again when so much of the group's timeout is over."""
 _LENGTH = re.compile(r"\d[\d.,]* ?(ms|s|min|h|d)\b")
 STALLED_EVERY_NS = 30_000_000_000
 """A job that is known to stand still has nothing new to tell."""
@@ -37,7 +37,7 @@ class RunLines:
         self._said: set[str] = set()
         """Titles of findings: a rank that has raised is no news again as what the others wait for."""
         self._wait: tuple[int, int] | None = None
-        """The late rank of the wait that was told, and since when the others wait."""
+        """The late rank of the wait that was shown, and since when the others wait."""
         self._wait_told_ns = 0
         self._shares_told = 0
         self._holding: dict[tuple[str, str, int], FindingView] = {}
@@ -68,7 +68,7 @@ class RunLines:
                 lines += finding_lines(view.finding, self._root)
                 self._said.add(view.finding.title)
         for key, view in self._holding.items():
-            # That a standstill is over is told when the job continues.
+            # That a standstill is over is shown when the job continues.
             stood = self._stall is not None and view.finding.title == self._stall.title
             if key not in holding and key in ended and not stood:
                 lines.append(f"over: {view.finding.name} ({view.finding.code}): {one_line(view.finding.title)}")
@@ -110,7 +110,7 @@ class RunLines:
 
 
 def _same_stall(known: StallView, stall: StallView) -> bool:
-    """Return whether a standstill is the one that was told; the time that a rank still sleeps shrinks all the while."""
+    """Return whether a standstill is the one that was shown; the time that a rank still sleeps shrinks meanwhile."""
     titles = [_LENGTH.sub("", view.title) for view in (known, stall)]
     return titles[0] == titles[1] and known.may_go_on == stall.may_go_on
 
