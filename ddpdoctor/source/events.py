@@ -294,11 +294,15 @@ def _leaves(items: Sequence[Item]) -> bool:
 
 
 def _settle_loop(loop: Loop, rest: Tree | None) -> Tree | None:
-    if rest is None or loop.shape:
+    if loop.shape:
         return None if rest is None else (loop, *rest)
     body = settle(loop.body, (), in_loop=True)
     if body is None:
         return rest
+    if rest is None:
+        if not _returns(body):
+            return None
+        rest = ()  # What raises behind the loop is not reached from a turn that returns.
     if not rest:
         body = _return_breaks(body)
     if body and isinstance(body[-1], Jump):

@@ -108,6 +108,10 @@ def guess_from_name(machine: Machine, name: str, value: Value, *, of_object: boo
     ``of_object`` is true for an attribute: loops over ranks have variables of such names, objects have not.
     """
     kind = value.__class__
+    if isinstance(value, OneOf):  # What it is on every path that made its object is still a guess.
+        guesses = [guess_from_name(machine, name, option, of_object=of_object) for option in value.options]
+        unread = all(option.__class__ is BoundMethod for option in value.options)
+        return guesses[0] if unread and all(guess == guesses[0] for guess in guesses) else value
     if kind is BoundMethod:
         receiver = value.receiver  # type: ignore[union-attr]
         known = receiver.__class__ is ExternalObject and (receiver.name.startswith("torch.") or "Mesh" in receiver.name)

@@ -24,6 +24,7 @@ from ddpdoctor.source.interpreter.values import (
     External,
     ExternalObject,
     Function,
+    OneOf,
     PerRank,
     SequenceValue,
     Unknown,
@@ -102,7 +103,8 @@ def _attribute(machine: Machine, node: ast.Attribute) -> Value:
         return extent
     value = attribute_of(machine, owner, name)
     kind = value.__class__
-    return guess_from_name(machine, name, value, of_object=True) if kind is Unknown or kind is BoundMethod else value
+    guesses = kind is Unknown or kind is BoundMethod or kind is OneOf
+    return guess_from_name(machine, name, value, of_object=True) if guesses else value
 
 
 def _binary(machine: Machine, node: ast.BinOp) -> Value:

@@ -322,12 +322,18 @@ def _by_exit(
         for left in reversed(projection.exits):
             if not left.ranks & other_mask or left.ranks & mask or (left.scope and left.scope not in event.scopes):
                 continue
-            if _excludes(left, event):
+            if _excludes(left, event) or _comes_after(left, event):
                 continue
             before = one is not None and left.ordinal < event.ordinal
             if before or _leaves(other) or (isinstance(one, Loop) and _stands_in(left.node, one.node)):
                 return _Found(event, mask, other_mask, here, there, left.guard, left)
     return None
+
+
+def _comes_after(left: Exit, event: Event) -> bool:
+    """Return whether ranks leave a function only after the call, with no loop in it that would bring them back."""
+    behind = left.scope != 0 and left.ordinal > event.ordinal
+    return behind and not any(_stands_in(left.node, loop.node) for loop in event.loops)
 
 
 def _excludes(left: Exit, event: Event) -> bool:
