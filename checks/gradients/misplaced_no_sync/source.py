@@ -226,7 +226,15 @@ def _excludes(one: ast.expr, other: ast.expr) -> bool:
 
 
 Mistake = Literal["never-synchronised", "last-unsynchronised", "backward-only"]
-_OTHER_AVERAGING = ("PostLocalSGD", "PeriodicModelAverager", "average_parameters", "ccelerat", "lightning", "deepspeed")
+_OTHER_AVERAGING = (
+    "PostLocalSGD",
+    "PeriodicModelAverager",
+    "average_parameters",
+    "accelerate",
+    "Accelerator",
+    "lightning",
+    "deepspeed",
+)
 
 
 class MisplacedNoSync(msgspec.Struct, frozen=True, eq=False):
