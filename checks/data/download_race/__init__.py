@@ -2,7 +2,8 @@
 
 What it finds
     A dataset with `download=True`, a call that fetches a file, or an archive that is extracted, reached by all ranks
-    without one of them going first. In a run: data that several ranks fetch, or write where it is missing and then
+    without one of them going first; also a dataset that only the first rank downloads while the others open it. In a
+    run: data that several ranks fetch, or write where it is missing and then
     read, with no collective between one rank's write and what the other does.
 
 Why it is bad
@@ -55,7 +56,9 @@ def in_source(script: Script) -> Iterator[Finding]:
         place = event.module.location(event.node)
         yield CHECK.finding(
             "source",
-            f"every rank {downloads[0].what} to the same path at once",
+            "the other ranks look for these data while the first one downloads them"
+            if downloads[0].what == "looks"
+            else f"every rank {downloads[0].what} to the same path at once",
             remedy=REMEDY,
             locations=tuple(one.event.module.location(one.event.node) for one in downloads),
             evidence=(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator
+from typing import Literal
 
 import msgspec
 
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, constant, is_varying, tags_of
+from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, PerRank, constant, is_varying, tags_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import hints_at_ranks, is_distributed
 
@@ -27,8 +28,8 @@ class SharedDownload(msgspec.Struct, frozen=True, eq=False):
     """A download to one path by all ranks at once."""
 
     event: Event
-    what: str
-    """``downloads`` or ``extracts``."""
+    what: Literal["downloads", "extracts", "looks"]
+    """The latter where only the first rank downloads, and the others look for the files at the same time."""
 
 
 def shared_downloads(projection: Projection) -> Iterator[SharedDownload]:
@@ -50,9 +51,8 @@ def shared_downloads(projection: Projection) -> Iterator[SharedDownload]:
         if any(one.name == event.name and _directory(one) == _directory(event) for one in prepared):
             continue
         seen.add(event.node)
-        yield SharedDownload(
-            event, "extracts" if event.name.endswith(("extractall", "unpack_archive")) else "downloads"
-        )
+        extracts = event.name.endswith(("extractall", "unpack_archive"))
+        yield SharedDownload(event, "extracts" if extracts else "looks" if _is_by_first(event) else "downloads")
 
 
 def by_directory(downloads: Iterable[SharedDownload]) -> list[list[SharedDownload]]:
@@ -84,7 +84,13 @@ def _fetches(event: Event) -> bool:
     asked = event.named.get("download", NONE)
     # ``download=not os.path.exists(...)`` is true on every rank that looks before the first has finished.
     looks = any(kind == "files" for kind, _ in tags_of(asked))
-    return _DATASETS.match(event.name) is not None and (constant(asked) is True or looks)
+    return _DATASETS.match(event.name) is not None and (constant(asked) is True or looks or _is_by_first(event))
+
+
+def _is_by_first(event: Event) -> bool:
+    """Return whether the first ranks are told to download, and the others to open what is there."""
+    asked = event.named.get("download", NONE)
+    return isinstance(asked, PerRank) and {constant(value) for value in asked.values} == {True, False}
 
 
 def _own_path(event: Event) -> bool:

@@ -27,6 +27,7 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.script.syntax_index import descend
 from ddpdoctor.source.vocabulary import DDP, OPTIMIZER
 
+_LIKE_TORCH = ("torch.", "torchvision.", "torchaudio.", "torchtext.")
 _OPTIMIZER_CLASS = re.compile(r"torch\.optim\.(?!lr_scheduler|swa_utils)")
 _SCHEDULER = "torch.optim.lr_scheduler.LRScheduler"
 
@@ -53,7 +54,7 @@ def call_option(
     if all(isinstance(option, External) and _OPTIMIZER_CLASS.match(option.name) for option in options):
         return machine.apply(machine, node, External(OPTIMIZER), positional, named, complete)
     for option in options:
-        if isinstance(option, External) and option.name.startswith("torch."):
+        if isinstance(option, External) and option.name.startswith(_LIKE_TORCH):
             return machine.apply(machine, node, option, positional, named, complete)
     for option in options:
         if isinstance(option, (Function, ProjectClass, Instance, Partial, ExternalObject)):
