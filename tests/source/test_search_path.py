@@ -96,3 +96,16 @@ def test_a_variable_of_a_module_is_set_from_outside(tmp_path: Path) -> None:
         dist.destroy_process_group()
         """
     check_marks(tmp_path, script, "DDP102")
+
+
+@pytest.mark.parametrize("started_in", ["", "scripts", "elsewhere"])
+def test_modules_of_the_working_directory_above_the_script_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started_in: str
+) -> None:
+    """``PYTHONPATH=. torchrun scripts/train.py`` in a project that no project file marks."""
+    written(tmp_path, "", name="lib/engine.py", head="")
+    path = written(tmp_path, "from lib import engine\n", name="scripts/train.py")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / started_in)
+    expected = ["__main__", "lib.engine"] if not started_in else ["__main__"]
+    assert [module.name for module in read_script(path).modules] == expected

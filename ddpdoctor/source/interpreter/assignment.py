@@ -172,9 +172,22 @@ def container_method(machine: Machine, node: ast.AST, function: BoundMethod, arg
             overwrite(machine, node.func.value, join(receiver, mutated, True) if by_rank else mutated)
         return UNIFORM
     text = constant(receiver)
-    if isinstance(text, str) and not arguments and name in {"lower", "upper", "strip"}:
+    if isinstance(text, str) and not arguments and name in {"lower", "upper", "strip", "capitalize", "title"}:
         return Const(getattr(text, name)())
     return None
+
+
+def adopts_variables(machine: Machine, node: ast.AST, owner: Value) -> bool:
+    """Give an object the variables around a call of ``self.__dict__.update(locals())``; return whether it is one."""
+    of_object = owner.receiver if isinstance(owner, BoundMethod) and owner.name == "__dict__" else None
+    if not isinstance(of_object, Instance) or not isinstance(node, ast.Call):
+        return False
+    if [ast.unparse(argument) for argument in node.args] != ["locals()"]:
+        return False
+    for name, value in list(machine.store.owners.get(machine.frame.scope, {}).items()):
+        if value is not None and value != of_object:
+            machine.assign(of_object.number, name, value)
+    return True
 
 
 def one_of_classes(registry: DictValue) -> Value | None:

@@ -152,19 +152,23 @@ class Surroundings:
 def project_root(path: Path) -> Path:
     """Return the directory of the project that a script belongs to.
 
-    It is the nearest directory above with a project file, or else the one that holds the outermost package around the
-    script, or the script's own.
+    It is the nearest directory above with a project file, or else the working directory if that is above, too: ``python
+    -m`` and ``PYTHONPATH=.`` import from there. Else it is the one that holds the outermost package around the script,
+    or the script's own.
     """
     directory = path.parent
     if INSTALLED.intersection(path.parts):
         return _outside_packages(directory)
-    home = home_directory()
+    home, started_in = home_directory(), Path.cwd()
+    above = None
     for level, parent in enumerate((directory, *directory.parents)):
         if level > LEVELS_UP or parent == home or parent == parent.parent:
             break
         if any((parent / name).exists() for name in PROJECT_FILES):
             return parent
-    return _outside_packages(directory)
+        if parent == started_in:
+            above = parent
+    return above or _outside_packages(directory)
 
 
 def package_of(path: Path, root: Path) -> str:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable
 from functools import lru_cache, partial
 
-from ddpdoctor.source.interpreter.assignment import container_method, overwrite
+from ddpdoctor.source.interpreter.assignment import adopts_variables, container_method, overwrite
 from ddpdoctor.source.interpreter.attributes import (
     bases_of,
     bound_to,
@@ -275,6 +275,8 @@ def _by_promise(machine: Machine, receiver: Value, name: str) -> Function | None
 
 def _plain_method(machine: Machine, node: ast.AST, function: BoundMethod, arguments: list[Value]) -> Value:
     receiver, name = function.receiver, function.name
+    if name == "update" and adopts_variables(machine, node, receiver):
+        return NONE
     sized = tensor_method(receiver, name, arguments) if receiver.__class__ is TensorSize else None
     if sized is not None:
         return sized
