@@ -102,7 +102,9 @@ def is_of_one_process(projection: Projection, event: Event) -> bool:
 
     The test may stand at another place with the same words: ``if cfg.DIST: init_process_group()``, ``else: save()``.
     """
-    signs = list(projection.of_kind("wrap")), list(initialisations(projection)), _starts(projection)
+    like_ddp = (event for event in projection.of_kind("object") if event.name.endswith("DistributedDataParallel"))
+    wraps = [*projection.of_kind("wrap"), *like_ddp]  # That of Apex is an object.
+    signs = wraps, list(initialisations(projection)), _starts(projection)
     for condition in event.undecided:
         arm, text = _arm(event, condition), condition[0].excerpt(condition[1], 1_000)
         for others in signs if arm is not None else ():
