@@ -11,7 +11,7 @@ from ddpdoctor.source.interpreter.values import ALL_RANKS, Value, constant, tags
 from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.script.syntax_index import descend
+from ddpdoctor.source.script.syntax_index import descend, last_name
 from ddpdoctor.source.script.text_search import mentions_any
 from ddpdoctor.source.torch_model.recorded_names import SET_VARIABLE
 from ddpdoctor.source.vocabulary import SPAWNERS, text_hints_at_ranks
@@ -184,6 +184,29 @@ def initialisations(projection: Projection) -> Iterator[Event]:
             yield event
 
 
+def _counts_devices(projection: Projection, joined: Event) -> bool:
+    """Return whether the size of a group is an attribute that the script sets to nothing but the devices of a node."""
+    size = keyword(joined.node, "world_size") if isinstance(joined.node, ast.Call) else None
+    if not isinstance(size, ast.Attribute):
+        return False
+    given = [
+        (module, assigned.value)
+        for module in projection.machine.script.modules
+        for assigned in module.index.of(ast.Assign)
+        if any(isinstance(target, ast.Attribute) and target.attr == size.attr for target in assigned.targets)
+    ]
+    return bool(given) and all(_is_device_count(module, value) for module, value in given)
+
+
+def _is_device_count(module: Module, value: ast.expr) -> bool:
+    values = [value]
+    if isinstance(value, ast.Name):
+        assigned = module.index.within(module.body_around(value), ast.Assign)
+        values = [one.value for one in assigned if any(last_name(target) == value.id for target in one.targets)]
+    calls = [isinstance(one, ast.Call) and module.resolve(one.func) == "torch.cuda.device_count" for one in values]
+    return bool(calls) and all(calls)
+
+
 _THIS_MACHINE = re.compile(r"^(tcp://)?(localhost|127\.0\.0\.1|\[?::1\]?)(:|$)")
 
 
@@ -191,7 +214,7 @@ def is_single_node(projection: Projection) -> bool:
     """Return whether a job cannot have two nodes: its world is the GPUs of one, or its address is this machine's."""
     for event in initialisations(projection):
         size = event.argument("world_size", 3)
-        if size is not None and ("device-count", 0) in tags_of(size):
+        if size is not None and (("device-count", 0) in tags_of(size) or _counts_devices(projection, event)):
             return True
     return any(map(_is_this_machine, _written_addresses(projection)))
 
