@@ -8,7 +8,7 @@ from typing import Any, Callable, Optional
 from ...record import layout
 from ...record.ring_writer import Ring
 from ..journal import Journal
-from .moments import Moments
+from .timing.moments import Moments
 from .timing.phases import Course
 from .timing.steps import Steps
 from .timing.stopwatch import Stopwatch

@@ -21,7 +21,7 @@ def standing_for(name: str, real: Any) -> Any:
 
 def _class(name: str, real: type) -> type:
     class NotServed(real):  # type: ignore[misc]
-        """Raises when an object is made of it."""
+        """A class that raises when an object is made of it."""
 
         def __new__(cls, *arguments: Any, **options: Any) -> Any:  # noqa: ARG004 - those of the real one
             _refuse(name)

@@ -25,7 +25,7 @@ def install(torch: Any, devices: Devices) -> None:
 
 
 class ProcessGroupNCCL:
-    """Stands for the class that a torch without NCCL lacks; no group is one."""
+    """A stand-in for the class that a torch without NCCL lacks; no group is one."""
 
     class Options:
         """Options of an NCCL group, which are taken and not used."""

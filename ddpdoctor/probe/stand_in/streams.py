@@ -90,7 +90,7 @@ def stream_classes(torch: Any, devices: Devices) -> dict[str, Any]:
             super().__init__(device)
 
     class StreamContext:
-        """Makes a stream, and its device, the current one."""
+        """A context manager that makes a stream, and its device, the current one."""
 
         def __init__(self, stream: Any) -> None:
             self.stream = stream
@@ -152,7 +152,7 @@ def for_any_device(real: type, served: type, devices: Devices) -> type:
     """Serve ``torch.Stream`` or ``torch.Event`` where a GPU is named, or no device, which means one."""
 
     class OfAnyDevice(type):
-        """Makes objects of other classes, and takes them for its own."""
+        """A class of which the objects are of other classes, and count as its own."""
 
         def __call__(cls, device: Any = None, *arguments: Any, **options: Any) -> Any:
             if device is not None and not devices.is_cuda(device):

@@ -51,7 +51,7 @@ def _generators(torch: Any, devices: Devices) -> None:
             return issubclass(subclass, real)
 
     class Generator(metaclass=Kind):
-        """Makes generators of torch."""
+        """A class that makes generators of torch."""
 
         def __new__(cls, device: Any = "cpu") -> Any:
             return real(devices.on_cpu(device))

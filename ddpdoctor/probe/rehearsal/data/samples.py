@@ -23,7 +23,7 @@ MOST_S = 1.0
 
 
 class Samples:
-    """Replaces the fetch of map-style data sets once per data set and process."""
+    """The fetch of map-style data sets, replaced once per data set and process."""
 
     def __init__(self, journal: Journal, torch: Any, randomness: Randomness, division: Division) -> None:
         self._journal = journal

@@ -43,7 +43,7 @@ class Owner(Protocol):
 
 
 class ShortPass:
-    """Ends when its owner decides so; everything else is that of the real iterator."""
+    """An iterator that ends when its owner decides so; everything else is that of the real one."""
 
     def __init__(self, owner: Owner, trail: Trail, inner: Iterator[Any]) -> None:
         self._owner = owner

@@ -49,7 +49,7 @@ class Refusal(NamedTuple):
 
 
 class BytecodeHeldBack(PermissionError):
-    """Python's import system writes no bytecode beside the user's modules; it goes on without when it meets this."""
+    """The refusal of bytecode beside the user's modules; Python's import system goes on without it."""
 
     def __init__(self) -> None:
         super().__init__("no bytecode is written during a rehearsal")

@@ -37,7 +37,7 @@ _MAGIC = re.compile(r"[*?\[]")
 
 
 class ListedData:
-    """Replaces what lists and looks for files, for the user's code alone."""
+    """Replacements of what lists and looks for files, for the user's code alone."""
 
     def __init__(self, user_code: UserCode, note: Note) -> None:
         self._user_code = user_code
