@@ -10,7 +10,7 @@ import pytest
 from ddpdoctor.catalogue.run_checks import CheckResult
 from ddpdoctor.examination import Examination, RehearsalSection, Unreached
 from ddpdoctor.examine.one_script import ExamineRequest, conclude
-from ddpdoctor.examine.unconfirmed import reached_lines
+from ddpdoctor.examine.unconfirmed import Reached, reached_lines
 from ddpdoctor.finding import Confirmed, Fact, Refuted, Severity
 from ddpdoctor.record.model import Job, RunRecord, StreamState
 from ddpdoctor.record.streams.places import LinesExecuted
@@ -28,7 +28,7 @@ SUSPECTED = CheckResult(
 
 
 def concluded(
-    *results: CheckResult, rehearsal: RehearsalSection = COMPLETED, reached: dict[str, frozenset[int]] | None = None
+    *results: CheckResult, rehearsal: RehearsalSection = COMPLETED, reached: Reached | None = None
 ) -> Examination:
     return conclude(ExamineRequest(target="train.py"), str(SAMPLE), SOURCE, rehearsal, results, reached=reached)
 
@@ -36,24 +36,40 @@ def concluded(
 @pytest.mark.parametrize(
     ("rehearsal", "reached", "expected"),
     [
-        (COMPLETED, {TRAIN: frozenset({1, 2})}, "not rehearsed: no rank reached train.py:14"),
-        (COMPLETED, {TRAIN: frozenset({16})}, "not confirmed: it did not occur in the rehearsal"),
+        (COMPLETED, Reached({TRAIN: frozenset({1, 2})}), "not rehearsed: no rank reached train.py:14"),
+        (COMPLETED, Reached({TRAIN: frozenset({16})}), "not confirmed: it did not occur in the rehearsal"),
         (COMPLETED, None, "not confirmed: it did not occur in the rehearsal"),
         (
             msgspec.structs.replace(COMPLETED, passes_cut=True),
             None,
             "not confirmed: it did not occur in the rehearsal, on the first batches of each pass",
         ),
-        (STOPPED, {TRAIN: frozenset({16})}, "not confirmed: the rehearsal ended before it could occur"),
-        (STOPPED, {}, "not rehearsed: no rank reached train.py:14"),
+        (STOPPED, Reached({TRAIN: frozenset({16})}), "not confirmed: the rehearsal ended before it could occur"),
+        (STOPPED, Reached(), "not rehearsed: no rank reached train.py:14"),
         (FAILED, None, "not rehearsed: no training step was made"),
         (SKIPPED, None, ""),
     ],
 )
 def test_a_suspicion_that_the_run_did_not_confirm_says_so(
-    rehearsal: RehearsalSection, reached: dict[str, frozenset[int]] | None, expected: str
+    rehearsal: RehearsalSection, reached: Reached | None, expected: str
 ) -> None:
     (found,) = concluded(SUSPECTED, rehearsal=rehearsal, reached=reached).findings
+    assert found.unconfirmed == expected
+
+
+@pytest.mark.parametrize(
+    ("alone", "expected"),
+    [
+        ({16: (1,)}, "not confirmed: only rank 1 ran train.py:16, and nothing came of it in the rehearsal"),
+        ({15: (1,)}, "not confirmed: it did not occur in the rehearsal"),
+    ],
+)
+def test_a_branch_that_one_rank_took_without_harm_is_said_to_have_been_taken(
+    alone: dict[int, tuple[int, ...]], expected: str
+) -> None:
+    parting = finding("DDP301", "x", Severity.ERROR, at(14), at(16), trouble="rank-branch")
+    result = CheckResult(code="DDP301", name="x", from_source=(parting,), looked_at_run=True)
+    (found,) = concluded(result, reached=Reached({TRAIN: frozenset({14, 15, 16})}, {TRAIN: alone})).findings
     assert found.unconfirmed == expected
 
 
@@ -62,7 +78,7 @@ def test_a_suspicion_that_the_run_did_not_confirm_says_so(
 )
 def test_a_suspicion_that_one_node_cannot_show_says_which_layout_does(nodes_wanted: int, expected: str) -> None:
     suspected = msgspec.structs.replace(SUSPECTED, nodes_wanted=nodes_wanted)
-    (found,) = concluded(suspected, reached={TRAIN: frozenset({16})}).findings
+    (found,) = concluded(suspected, reached=Reached({TRAIN: frozenset({16})})).findings
     assert found.unconfirmed.startswith("not confirmed") and found.unconfirmed.endswith(expected)
 
 
@@ -115,7 +131,7 @@ def test_a_suspected_divergence_could_have_been_confirmed_by_any_check_of_diverg
 
 
 def test_every_format_says_what_was_not_rehearsed() -> None:
-    examination = concluded(SUSPECTED, reached={})
+    examination = concluded(SUSPECTED, reached=Reached())
     one_line = {
         "concise": concise.render(examination),
         "github": github.render(examination),
@@ -150,10 +166,10 @@ def test_what_the_run_cleared_is_counted_and_kept_for_machines() -> None:
 def test_lines_count_when_any_rank_ran_them_and_the_record_holds_all_of_them() -> None:
     lines = (
         LinesExecuted(rank=0, file=TRAIN, lines=frozenset({1})),
-        LinesExecuted(rank=1, file=TRAIN, lines=frozenset({2})),
+        LinesExecuted(rank=1, file=TRAIN, lines=frozenset({1, 2, 3}), by_chance=frozenset({3})),
     )
     record = RunRecord(job=Job(kind="rehearsal"), lines=lines, streams={"lines": StreamState("complete")})
-    assert reached_lines(record) == {TRAIN: frozenset({1, 2})}
+    assert reached_lines(record) == Reached({TRAIN: frozenset({1, 2, 3})}, {TRAIN: {2: (1,)}})
     assert reached_lines(RunRecord(job=Job(kind="rehearsal"), lines=lines)) is None
     assert reached_lines(None) is None
 
@@ -161,9 +177,10 @@ def test_lines_count_when_any_rank_ran_them_and_the_record_holds_all_of_them() -
 def test_lines_before_training_are_not_called_unreached_where_they_are_not_known() -> None:
     late = (LinesExecuted(rank=0, file=TRAIN, lines=frozenset({1, 2}), late=True),)
     record = RunRecord(job=Job(kind="rehearsal"), lines=late, streams={"lines": StreamState("complete")})
-    assert reached_lines(record) is None
-    (found,) = concluded(SUSPECTED, reached=None).findings
+    reached = reached_lines(record)
+    assert reached is not None and not reached.is_whole
+    (found,) = concluded(SUSPECTED, reached=reached).findings
     assert found.unconfirmed == "not confirmed: it did not occur in the rehearsal"
     section = msgspec.structs.replace(COMPLETED, unreached=(Unreached(file=TRAIN, first_line=13, last_line=15),))
-    (found,) = concluded(SUSPECTED, rehearsal=section).findings
+    (found,) = concluded(SUSPECTED, rehearsal=section, reached=reached).findings
     assert found.unconfirmed == "not rehearsed: no rank reached train.py:14"
