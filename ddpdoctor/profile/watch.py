@@ -38,7 +38,7 @@ from ddpdoctor.monitor.live_run import LiveRun
 from ddpdoctor.monitor.series import Series
 from ddpdoctor.monitor.snapshot import FindingView, Listener, RunState, Snapshot, StallView
 from ddpdoctor.monitor.views.build_snapshot import Look, build_snapshot, steps_made
-from ddpdoctor.monitor.views.stall_view import stall_view
+from ddpdoctor.monitor.views.stall_view import accused, stall_view
 from ddpdoctor.monitor.views.wait_view import LastWait
 from ddpdoctor.profile.live_findings import LiveChecks
 from ddpdoctor.record.clock import epoch_ns, share_clock
@@ -372,7 +372,7 @@ class RunSource:
 
     def _culprit(self) -> int | None:
         divergence = self._last_standstill.divergence or self._run.divergence
-        return divergence.culprit if divergence is not None else None
+        return accused(divergence, self._last_standstill.cause) if divergence is not None else None
 
     def _state(self, record: RunRecord, exit_code: int | None) -> RunState:
         if exit_code is not None or (self._job is None and record.ranks and not self._run.living()):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from ddpdoctor.diagnosis.divergence import describe
 from ddpdoctor.diagnosis.divergence.divergence import find_divergence
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.monitor.views.stall_view import stall_view
 from ddpdoctor.record.streams.collectives import Group
 from ddpdoctor.record.streams.measured import RankHeartbeat
@@ -44,3 +46,26 @@ def test_ranks_at_one_place_are_told_in_the_plural() -> None:
     assert divergence is not None
     said = {side.ranks: side.text for side in stall_view(divergence, None, record, seen_ns=job.now_ns).sides}
     assert said[1, 2].startswith("wait in all_reduce") and said[0,].startswith("waits in barrier"), said
+
+
+def test_the_rank_that_the_finding_names_is_the_culprit_and_not_the_one_that_died_of_it() -> None:
+    job = healthy_job()
+    job.reduce_gradients(0)
+    job.wait_in_last(0)
+    job.leave(1, "signalled", signal=6)
+    record = job.record()
+    divergence = find_divergence(record)
+    assert divergence is not None and divergence.culprit == 1
+    finding = Finding(
+        code="DDP312",
+        name="silent-desync",
+        severity=Severity.ERROR,
+        title="rank 0 is ahead",
+        remedy="",
+        basis=frozenset({"run"}),
+        ranks=(0,),
+        evidence=describe.facts(divergence, "run"),
+    )
+    for told, culprits in ((None, [(1,)]), (finding, [(0,)])):
+        sides = stall_view(divergence, told, record, seen_ns=job.now_ns).sides
+        assert [side.ranks for side in sides if side.culprit] == culprits

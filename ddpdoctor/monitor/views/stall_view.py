@@ -26,11 +26,16 @@ def stall_view(divergence: Divergence, finding: Finding | None, record: RunRecor
     return StallView(
         title=finding.title if finding is not None else describe.title(divergence),
         since_ns=since_ns,
-        sides=_sides(facts, divergence.culprit),
+        sides=_sides(facts, accused(divergence, finding)),
         remedy=finding.remedy if finding is not None else "",
         timeout_at_ns=min(_waits_ns(divergence, record), default=since_ns) + timeout_ns if timeout_ns else None,
         may_go_on=may_go_on(record, divergence),
     )
+
+
+def accused(divergence: Divergence, finding: Finding | None) -> int | None:
+    """Return the one rank that the finding of a standstill names, which may know more than how the ranks stand."""
+    return finding.ranks[0] if finding is not None and len(finding.ranks) == 1 else divergence.culprit
 
 
 def _since_ns(divergence: Divergence, record: RunRecord, seen_ns: int) -> int:
