@@ -71,9 +71,14 @@ def _frameworks(projection: Projection) -> Iterator[str]:
 
 
 def is_distributed(projection: Projection) -> bool:
-    """Return whether a script joins a process group or wraps a model in DDP in its ranks, or lets a framework do so."""
+    """Return whether a script joins a process group or wraps a model in DDP in its ranks, or lets a framework do so.
+
+    One whose model is a DataParallel, and whose data nobody divides, is one process: a helper may join what there is.
+    """
     if any(projection.of_kind("wrap")):
         return True
+    if any(projection.of_kind("data-parallel")) and not any(projection.of_kind("sampler")):
+        return False
     if any(event.name == "init_process_group" for event in projection.of_kind("collective")):
         return True
     return joins_by_framework(projection)
