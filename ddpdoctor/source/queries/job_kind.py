@@ -73,7 +73,7 @@ def _frameworks(projection: Projection) -> Iterator[str]:
 def is_distributed(projection: Projection) -> bool:
     """Return whether a script joins a process group or wraps a model in DDP in its ranks, or lets a framework do so.
 
-    One whose model is a DataParallel, and whose data nobody divides, is one process: a helper may join what there is.
+    One whose model is a DataParallel, and whose data no sampler divides, is one process: a helper may join a group.
     """
     if any(projection.of_kind("wrap")):
         return True
