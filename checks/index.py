@@ -166,7 +166,7 @@ READ_IN_SOURCE: Mapping[str, tuple[str, ...]] = {
     "DDP102": ("DistributedSampler",),
     "DDP103": ("DistributedDataParallel",),
     "DDP104": ("seed",),
-    "DDP105": ("DistributedDataParallel",),
+    "DDP105": ("DistributedDataParallel", "DataLoader"),
     "DDP107": ("random_split", "train_test_split", "Subset", "DistributedSampler", "shuffle", "perm"),
     "DDP108": ("DistributedSampler",),
     "DDP109": ("download", "urlretrieve", "extractall", "unpack_archive", "torchtext"),

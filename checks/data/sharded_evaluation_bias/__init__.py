@@ -43,7 +43,7 @@ CHECK = Check(
     name="sharded-evaluation-bias",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ADVICE),
     needs=frozenset({"loaders", "passes", "forwards", "collectives"}),
-    triggers=("DistributedDataParallel",),
+    triggers=("DistributedDataParallel", "DataLoader"),
 )
 REMEDIES = {
     "repeated": "Divide it with DistributedSampler(shuffle=False) and all-reduce counts and sums.",

@@ -9,7 +9,8 @@ import msgspec
 from ddpdoctor.source.events import Event, LoopAround
 from ddpdoctor.source.interpreter.values import ALL_RANKS, ExternalObject, options_of, tags_of
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.queries.training_loops import division, feedings
+from ddpdoctor.source.queries.training_loops import by_engine, division, feedings, through_ddp
+from ddpdoctor.source.torch_model.recorded_training import UNWRAPPED_FORWARD
 from ddpdoctor.source.vocabulary import DATA_LOADER
 
 
@@ -24,9 +25,12 @@ class RepeatedEvaluation(msgspec.Struct, frozen=True, eq=False):
 def repeated_evaluations(projection: Projection) -> Iterator[RepeatedEvaluation]:
     """Loops without gradients in which every rank runs the model over the same samples, each once."""
     training = {feeding.loader.ordinal for feeding in feedings(projection)}
-    if not training:
+    if not training and not any(
+        through_ddp(projection, one) or by_engine(one) for one in projection.in_course("backward")
+    ):
         return
-    forwards = [event for event in projection.in_course("ddp-forward", "training") if _is_forward(event)]
+    wrapped = any(projection.of_kind("wrap"))
+    forwards = [event for event in projection.in_course("ddp-forward", "training") if _is_forward(event, wrapped)]
     evaluating = [event for event in forwards if not event.gradients]
     seen = {loop.node for event in evaluating for loop in event.loops if not _is_whole(projection, loop)}
     for forward in evaluating:
@@ -48,8 +52,9 @@ def _is_whole(projection: Projection, loop: LoopAround) -> bool:
     return loader is not None and division(projection.machine, loader) == "whole"
 
 
-def _is_forward(event: Event) -> bool:
-    return event.kind == "ddp-forward" or event.name == "bare forward"
+def _is_forward(event: Event, wrapped: bool) -> bool:
+    """Return whether an event is a forward of the model that is trained: where DDP holds one, it is that one."""
+    return event.kind == "ddp-forward" or event.name == ("bare forward" if wrapped else UNWRAPPED_FORWARD)
 
 
 def _only_loader(projection: Projection, loop: LoopAround) -> Event | None:

@@ -27,6 +27,8 @@ from ddpdoctor.source.script.launch_facts import reads_launcher_rank
 from ddpdoctor.source.script.syntax_index import last_name, made_from
 from ddpdoctor.source.vocabulary import SPAWNERS
 
+_BEYOND_FIRST_NODE = sum(1 << rank for rank in RANKS if GLOBAL_RANK[rank] != LOCAL_RANK[rank])
+"""Mask of the ranks whose local rank is another number."""
 _NODE_SIZE = "the number of ranks of one node"
 _RANKS_TOO = frozenset({("world-size", 0)})
 _NODE_SIZES = frozenset({"local_world_size", "LOCAL_WORLD_SIZE", "nproc_per_node", "ngpus_per_node", "n_gpus_per_node"})
@@ -62,6 +64,8 @@ def rank_mix_ups(projection: Projection) -> Iterator[RankMixUp]:
         yield from _tasks_for_ranks(projection)
         return
     for event in projection.of_kind("device"):
+        if not event.ranks & _BEYOND_FIRST_NODE:
+            continue  # Their global ranks are their local ones.
         if _lanes_of_device(event.positional[0]) == GLOBAL_RANK and not _says_otherwise(event):
             yield RankMixUp(event, "the global rank", "the local rank", "a GPU index")
     # An option ``--local_rank`` may be given by hand, and count the processes of all nodes whatever it is called.

@@ -97,6 +97,18 @@ def attribute_of(machine: Machine, value: Value, name: str) -> Value:
     return BoundMethod(value, name)
 
 
+def text_of(machine: Machine, value: Value) -> Value:
+    """Return what a text holds that is made of a value: of an object of the project, what is in its attributes."""
+    kind = value.__class__
+    if kind is Instance:
+        store, number = machine.store, value.number  # type: ignore[union-attr]
+        held = (store.get(number, name) for name in store.names(number))
+        return derived(part for part in held if part is not None)
+    if isinstance(value, OneOf) and any(isinstance(option, Instance) for option in value.options):
+        return derived([text_of(machine, option) for option in value.options])
+    return value
+
+
 @lru_cache(maxsize=16_384)
 def _member(owner: str, name: str) -> External:
     return External(canonical(f"{owner}.{name}"))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ddpdoctor.source.interpreter.assignment import item_at, one_of_classes, scope_of
-from ddpdoctor.source.interpreter.attributes import attribute_of, guess_from_name
+from ddpdoctor.source.interpreter.attributes import attribute_of, guess_from_name, text_of
 from ddpdoctor.source.interpreter.calls import call, context_function
 from ddpdoctor.source.interpreter.loops import comprehension, dict_comprehension, iterated
 from ddpdoctor.source.interpreter.operators import ORDERINGS, binary, compare, formatted, negated, of_four, unary
@@ -245,7 +245,7 @@ def _joined_string(machine: Machine, node: ast.JoinedStr) -> Value:
     plain = True
     for part in node.values:
         if isinstance(part, ast.FormattedValue):
-            parts.append(evaluate(machine, part.value))
+            parts.append(text_of(machine, evaluate(machine, part.value)))
             plain = plain and part.conversion == -1 and part.format_spec is None
         else:
             parts.append(evaluate(machine, part))

@@ -82,7 +82,7 @@ class Machine(Memory):
         if unknown == start:
             if any(kind == "remainder" for kind, _ in tags_of(value)):
                 self.counting.add(test)
-            own = self.own_test(self, test, self._present(value))
+            own = self.own_test(self, test, self.present(value))
             self.fork([when_true, when_false], test, varying=is_varying(value), own=own)
             return
         if yes == start:
@@ -99,7 +99,7 @@ class Machine(Memory):
             after |= self.on(unknown, test, value, lambda: self.fork([when_true, when_false], varying=varying))
         self.mask = after
 
-    def _present(self, value: Value) -> Value:
+    def present(self, value: Value) -> Value:
         """Return a value as the present ranks have it, without the entries of ranks that left."""
         if not isinstance(value, PerRank):
             return value

@@ -17,6 +17,8 @@ RANKS = (0, 1, 2, 3)
 ALL_RANKS = 0b1111
 """Mask with one bit a rank."""
 MAXIMUM_OPTIONS = 4
+MAXIMUM_OBJECTS = 8
+"""Of alternatives that all are objects of the project: the meters of a progress bar."""
 Tag: TypeAlias = "tuple[str, int]"
 """What a value comes from: ``("batch", loader)``, ``("ddp", wrap)``, ``("world-size", 0)``."""
 TASK_COUNT: Tag = ("task-count", 0)
@@ -320,7 +322,7 @@ def join(one: Value | None, other: Value | None, varying: bool = False) -> Value
     for option in (*options_of(one), *options_of(other)):
         if option not in options:
             options.append(option)
-    if len(options) > MAXIMUM_OPTIONS:
+    if len(options) > (MAXIMUM_OBJECTS if all(isinstance(one, Instance) for one in options) else MAXIMUM_OPTIONS):
         mixed = derived(options)
         return Unknown(mixed.varying or varying, False, mixed.tags)
     either = any(isinstance(value, OneOf) and value.varying for value in (one, other))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from ddpdoctor.source.events import Event
+from ddpdoctor.source.events import Event, LoopAround
 from ddpdoctor.source.interpreter.values import (
     NONE,
     DictValue,
@@ -40,6 +40,7 @@ _OUTPUT = frozenset({"print", "stdout"})
 _REDUCING = re.compile(r"reduce|gather")
 """Of the name of a collective: it brings values of all ranks together."""
 _REPORTS = frozenset({"add_scalar", "add_scalars", "log_metric", "log_metrics", "info"})
+_CURVES = _REPORTS - {"info"}
 _REPORTING = re.compile(r"^(builtins\.print|wandb\.log|logging\.info|mlflow\.log_metrics?)$|\.info$")
 _EVALUATES = re.compile(r"(^|[._])(validation|test)_(step|epoch_end|batch_end)$")
 """Hooks of Lightning that report on batches to evaluate on."""
@@ -134,7 +135,7 @@ def local_metrics(projection: Projection) -> Iterator[Event]:
     """
     if not is_distributed(projection):
         return
-    reduces = any(_REDUCING.search(event.name) for event in projection.in_course("collective"))
+    reducing = [event for event in projection.in_course("collective") if _reduces_metric(event)]
     silenced = _print_is_replaced(projection)
     training = {feeding.loader.ordinal for feeding in feedings(projection)}
     seen: set[ast.AST] = set()
@@ -148,7 +149,8 @@ def local_metrics(projection: Projection) -> Iterator[Event]:
             continue
         in_pass = _is_in_pass(event)
         if event.ranks in FIRST_RANKS and event.guards:
-            found = not (reduces and in_pass) and any(in_pass or not is_of_whole_set(projection, one) for one in said)
+            found = not (in_pass and reducing) or (_is_tracked(event) and not _shares_pass(event, reducing))
+            found = found and any(in_pass or not is_of_whole_set(projection, one) for one in said)
         else:
             alone = silenced and event.name == "builtins.print"
             found = not in_pass and (alone or on_every_rank(event)) and not _names_a_rank(event)
@@ -156,6 +158,17 @@ def local_metrics(projection: Projection) -> Iterator[Event]:
         if found and not communicates(projection, event):
             seen.add(event.node)
             yield event
+
+
+def _reduces_metric(event: Event) -> bool:
+    """Return whether a collective brings values of all ranks together that are no gradients."""
+    return _REDUCING.search(event.name) is not None and ".grad" not in event.module.excerpt(event.node, 1_000)
+
+
+def _shares_pass(event: Event, others: Sequence[Event]) -> bool:
+    """Return whether one of some events happens in the same loop over batches as an event."""
+    loops = {loop.node for loop in event.loops if _is_over_batches(loop)}
+    return any(loop.node in loops for other in others for loop in other.loops)
 
 
 def unreduced_logs(projection: Projection) -> Iterator[Event]:
@@ -178,6 +191,11 @@ def _is_report(event: Event) -> bool:
     if event.name in _REPORTS or _REPORTING.search(event.name) is not None:
         return True
     return event.name == "log" and event.receiver is not None
+
+
+def _is_tracked(event: Event) -> bool:
+    """Return whether what is reported is kept for later, and is no mere sign of life."""
+    return event.name in _CURVES or event.name.endswith(".log") or (event.name == "log" and event.receiver is not None)
 
 
 def _names_a_rank(event: Event) -> bool:
@@ -213,11 +231,11 @@ def is_of_whole_set(projection: Projection, value: Value) -> bool:
     Names of another loop's batch are used again, and leave their loader among the origins.
     """
     numbers = {number for kind, number in tags_of(value) if kind == "batch"}
-    return any(_gives_all(projection.machine.events.get(number)) for number in numbers)
+    return any(_gives_all(projection, projection.machine.events.get(number)) for number in numbers)
 
 
-def _gives_all(loader: Event | None) -> bool:
-    if loader is None or not loader.complete:
+def _gives_all(projection: Projection, loader: Event | None) -> bool:
+    if loader is None or not loader.complete or loader.ordinal in projection.machine.prepared:
         return False
     samplers = (loader.argument("sampler", 3), loader.argument("batch_sampler", 4))
     data = loader.argument("dataset", 0)
@@ -227,8 +245,11 @@ def _gives_all(loader: Event | None) -> bool:
 
 def _is_in_pass(event: Event) -> bool:
     """Return whether an event happens in a loop over batches."""
+    return any(map(_is_over_batches, event.loops))
+
+
+def _is_over_batches(loop: LoopAround) -> bool:
     return any(
         isinstance(option, ExternalObject) or any(kind in ("batch", "loader") for kind, _ in tags_of(option))
-        for loop in event.loops
         for option in options_of(loop.iterable)
     )

@@ -234,6 +234,8 @@ def _mentions_ranks(node: ast.AST) -> bool:
 
 
 def _is_map_style(machine: Machine, dataset: Value) -> bool:
+    if isinstance(dataset, OneOf):
+        return all(_is_map_style(machine, option) for option in dataset.options)
     if isinstance(dataset, ExternalObject):
         return MAP_STYLE_DATASETS.match(dataset.name) is not None
     if isinstance(dataset, Instance):

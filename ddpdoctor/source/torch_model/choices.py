@@ -12,17 +12,23 @@ import msgspec
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     BoundMethod,
+    Const,
+    DictValue,
     External,
     ExternalObject,
     Function,
     Instance,
     OneOf,
     Partial,
+    PerRank,
     ProjectClass,
+    SequenceValue,
+    TensorSize,
     Value,
     derived,
     join,
     options_of,
+    tags_of,
 )
 from ddpdoctor.source.script.syntax_index import descend
 from ddpdoctor.source.vocabulary import DDP, OPTIMIZER
@@ -36,6 +42,9 @@ def call_option(
     machine: Machine, node: ast.AST, function: Value, positional: list[Value], named: dict[str, Value], complete: bool
 ) -> Value:
     """Call one of several: DDP if it is among them (as in a job with ranks), else the first that can be read."""
+    here = machine.present(function)
+    if not isinstance(here, (OneOf, PerRank)) and _is_of_an_object(here):
+        return machine.apply(machine, node, here, positional, named, complete)  # A writer that only these ranks have.
     options = list(options_of(function))
     if isinstance(function, OneOf) and _is_of_each(machine, node, options):
         results: list[Value] = []
@@ -61,6 +70,12 @@ def call_option(
             value = machine.apply(machine, node, option, positional, named, complete)
             return _of_any_class(value) or join(value, derived((value,)))
     return derived([function, *positional, *named.values()])
+
+
+def _is_of_an_object(function: Value) -> bool:
+    """Return whether what is called is no method of mere data."""
+    owner = function.receiver if isinstance(function, BoundMethod) else function
+    return not isinstance(owner, (Const, SequenceValue, DictValue, TensorSize)) and not tags_of(owner)
 
 
 def _is_of_each(machine: Machine, node: ast.AST, options: list[Value]) -> bool:

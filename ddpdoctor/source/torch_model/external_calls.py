@@ -11,6 +11,7 @@ from ddpdoctor.source.interpreter.attributes import (
     bases_of,
     bound_to,
     class_attribute,
+    text_of,
 )
 from ddpdoctor.source.interpreter.builtin_calls import BUILTIN_CALLS
 from ddpdoctor.source.interpreter.state import Machine
@@ -95,6 +96,7 @@ from ddpdoctor.source.vocabulary import (
 _SIZE_METHODS = frozenset({"size", "numel", "nelement", "dim"})
 _FORMS_OF_NAMES = frozenset({"endswith", "startswith", "isdigit"})
 """Methods on a file's name, which is the same wherever it is found."""
+_MAKE_TEXT = frozenset({"builtins.print", "builtins.str", "builtins.repr", "builtins.format"})
 _EXITS = frozenset({"sys.exit", "os._exit", "builtins.exit", "builtins.quit"})
 _KNOWN_METHODS = MODULE_SELF_METHODS | {
     "backward",
@@ -114,6 +116,8 @@ def call_external(
     machine: Machine, node: ast.AST, name: str, positional: list[Value], named: Named, complete: bool
 ) -> Value:
     """Call something that is not of the project, by its full name."""
+    if name in _MAKE_TEXT:
+        positional = [text_of(machine, value) for value in positional]
     note_call(machine, node, name, positional, named, complete)
     return _handler_of(name)(machine, node, positional, named, complete)
 
@@ -181,6 +185,8 @@ def call_method(
     receiver, name = function.receiver, function.name
     if receiver.__class__ is Unknown and _is_unremarkable(name):
         return _mixture_of(receiver, [*positional, *named.values()], opaque=True)
+    if name == "format":
+        positional = [text_of(machine, value) for value in positional]
     note_method(machine, node, receiver, name, positional, named, complete)
     arguments = [*positional, *named.values()]
     if isinstance(receiver, BoundMethod) and receiver.name == "super()":

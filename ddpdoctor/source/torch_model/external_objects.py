@@ -55,7 +55,17 @@ def make_engine(machine: Machine, node: ast.AST, positional: list[Value], named:
     rest = derived([*positional, *named.values()])
     parallel = constant(named.get("mpu", NONE)) is not None  # Ranks that hold parts of one model share their data.
     engine = rest if parallel or not complete else ExternalObject(machine.object_number(node), ENGINE)
-    return SequenceValue((engine, rest, rest, rest))
+    return SequenceValue((engine, rest, _divided_loader(machine, node, named.get("training_data", NONE)), rest))
+
+
+def _divided_loader(machine: Machine, node: ast.AST, dataset: Value) -> Value:
+    """Return the loader that an engine makes of a data set, which gives each rank its part; None for no data set."""
+    if constant(dataset) is None:
+        return NONE
+    number = machine.object_number((node, "training_data"))
+    machine.prepared.add(number)
+    machine.emit("loader", DATA_LOADER, node, (), {"dataset": dataset}, number=number, complete=False)
+    return ExternalObject(number, DATA_LOADER)
 
 
 def _values_of_pairs(positional: list[Value]) -> list[Value]:

@@ -8,7 +8,10 @@ from collections.abc import Mapping, Sequence
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import ExternalObject, Instance, Value, tagged
 from ddpdoctor.source.torch_model.buffers import parts_of_module
-from ddpdoctor.source.vocabulary import DDP
+from ddpdoctor.source.vocabulary import DDP, ENGINE, MODULE
+
+UNWRAPPED_FORWARD = "forward outside of DDP"
+"""Name of the event of a forward without gradients, of a module that no DDP object holds, or of an engine."""
 
 
 def note_attribute(machine: Machine, node: ast.AST, name: str, value: Value) -> None:
@@ -39,6 +42,12 @@ def note_wrap(machine: Machine, module: Value | None, wrap: int) -> None:
             machine.wrapped.setdefault(part.number, wrap)
 
 
+def _is_model(machine: Machine, module: Instance | ExternalObject) -> bool:
+    if isinstance(module, ExternalObject):
+        return module.name == ENGINE or MODULE.search(module.name) is not None
+    return machine.store.get(module.cls.scope, "forward") is not None
+
+
 def bare_forward(
     machine: Machine,
     node: ast.AST,
@@ -52,6 +61,8 @@ def bare_forward(
         return result
     wrap = machine.wrapped.get(module.number)
     if wrap is None:
+        if not machine.gradients and _is_model(machine, module):
+            machine.note("training", UNWRAPPED_FORWARD, node, positional, named, receiver=module)
         return result
     machine.note("training", "bare forward", node, positional, named, receiver=module)
     return tagged(result, frozenset({("bare", wrap)})) if machine.gradients else result
