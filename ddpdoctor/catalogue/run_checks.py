@@ -159,11 +159,14 @@ def _look_at_run(
     if missing and _absent(check, record):
         return msgspec.structs.replace(result, gap=result.gap or missing)
     heard = _ask(in_run, record)
+    elsewhere = [item for one in record.other_starts for item in _ask(in_run, one).yielded]
+    # One start of the ranks says nothing of what another has shown.
+    yielded = (*heard.yielded, *(item for item in elsewhere if not isinstance(item, Refuted)))
     return msgspec.structs.replace(
         result,
-        from_run=tuple(item for item in heard.yielded if isinstance(item, Finding)),
+        from_run=tuple(item for item in yielded if isinstance(item, Finding)),
         refuted=tuple(item for item in heard.yielded if isinstance(item, Refuted)),
-        confirmed=tuple(item for item in heard.yielded if isinstance(item, Confirmed)),
+        confirmed=tuple(item for item in yielded if isinstance(item, Confirmed)),
         looked_at_run=True,
         source_severity=None if check.check.advice_in_run else check.check.severity.get("source"),
         gap=result.gap or heard.gap or missing,

@@ -27,8 +27,8 @@ TRIES = 4
 PRETENDED_PACKAGES = frozenset({"apex"})
 """Those that torch's own classes can stand for."""
 
-MOST_GPUS = 16
-"""Of one node, as the largest have them; an index beyond is a mistake of the script."""
+MOST_GPUS = 8
+"""Of one node, as most have them; an index beyond is a mistake of the script."""
 
 USAGE = 2
 """The exit code of a script that does not know its arguments."""
@@ -168,15 +168,18 @@ def _with_the_jobs_gpus(request: RehearsalRequest, record: RunRecord, section: R
     Only one that cannot continue with a GPU a rank gets more: who takes their number for that of the ranks is right
     there. The job's node has at least the GPUs that its launcher starts ranks for, and those that a rank asks for.
     """
-    launch = request.launch
-    if request.gpus_per_node or request.nodes > 1 or record.job.device != "stand-in" or record.steps():
+    if request.nodes > 1 or record.job.device != "stand-in" or record.steps():
         return None
+    launch, raised = request.launch, list(_exceptions(record))
+    gpus = request.gpus_per_node or request.nproc
     wanted = highest_gpu_asked_for(record) + 1
-    if launch.has_launcher and any(map(_is_about_gpus, _exceptions(record))):
+    if launch.has_launcher and any(map(_is_about_gpus, raised)):
         wanted = max(wanted, (launch.ranks or 0) // launch.nodes)
-    if not request.nproc < wanted <= MOST_GPUS:
+    if request.spawns_ranks and not record.ranks and all(map(_is_about_gpus, raised)):
+        wanted = max(wanted, 2 * gpus)  # It counts GPUs, and leaves where there are too few.
+    if not gpus < wanted <= MOST_GPUS:
         return None
-    why = f"with {request.nproc} GPUs {section.reason}; rehearsed again with the {wanted} GPUs of the job's node"
+    why = f"with {gpus} GPUs {section.reason}; rehearsed again with the {wanted} GPUs of the job's node"
     return Try(msgspec.structs.replace(request, gpus_per_node=wanted), why)
 
 

@@ -95,7 +95,7 @@ def judge(record: RunRecord, root: str) -> RehearsalSection:
         told_by=judgement.told_by,
         ranks=len(job.ranks_reported),
         ranks_of_job=job.ranks_of_job,
-        steps=record.steps(),
+        steps=sum(one.steps() for one in (record, *record.other_starts)),
         unreached=unreached(record) if judgement.status == "completed" or job.stop_reason in ("cut", "slow") else (),
         seconds=round(max(0, job.ended_ns - job.started_ns) / 1e9, 2),
         device=job.device,

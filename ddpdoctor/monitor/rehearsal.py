@@ -49,6 +49,7 @@ from ddpdoctor.monitor.processes.output import probe_logs
 from ddpdoctor.monitor.processes.written_files import keep_overlay, left_notes, listed, overlay_notes, programs
 from ddpdoctor.monitor.rehearsed_ranks import RehearsedRanks
 from ddpdoctor.record import layout
+from ddpdoctor.record.assembly.assemble import Assembly
 from ddpdoctor.record.clock import epoch_ns, kept_clock
 from ddpdoctor.record.model import Job, Rank, RunRecord, StopReason
 
@@ -95,7 +96,6 @@ class _Rehearsal:
         self._directory = directory
         self._on_progress = on_progress
         self._ranks = RehearsedRanks(directory, request.stall_after_s, lambda: output.exit_statuses(directory))
-        self._assembly = self._ranks.assembly
         self._command = rehearsal_command(request, interpreter.path, output.rank_outputs(directory))
         self._environment = rehearsal_environment(
             directory, os.environ, request.launch, spawns_ranks=request.spawns_ranks
@@ -135,6 +135,10 @@ class _Rehearsal:
             overlay=request.overlay and not request.allow_writes,
             started_ns=epoch_ns(),
         )
+
+    @property
+    def _assembly(self) -> Assembly:
+        return self._ranks.assembly
 
     @property
     def in_overlay(self) -> bool:
@@ -306,7 +310,8 @@ class _Rehearsal:
             output_tail=output.script_output(self._directory),
             early_exceptions=self._assembly.early_exceptions(),
         )
-        return msgspec.structs.replace(record, job=job, ranks=ranks)
+        record = msgspec.structs.replace(record, job=job, ranks=ranks)
+        return with_earlier_starts(record, self._ranks.records_of_earlier_starts(job))
 
     def _output_of(self, rank: Rank) -> str:
         if self._request.spawns_ranks:
@@ -336,6 +341,21 @@ class _Rehearsal:
         if self._assembly.files.damaged_lines:
             notes.append(f"{self._assembly.files.damaged_lines} lines of the record were damaged")
         return tuple(notes)
+
+
+def with_earlier_starts(newest: RunRecord, earlier: tuple[RunRecord, ...]) -> RunRecord:
+    """Return the record that the job is judged by, with those of the other starts of its ranks.
+
+    The newest start is where a job fails; where none did, the one that trained most shows most of it.
+    """
+    if not earlier:
+        return newest
+    starts = (*earlier, newest)
+    failed = newest.job.stop_reason or any(rank.end != "finished" for rank in newest.ranks)
+    chosen = newest if failed else max(starts, key=lambda one: (len(one.wraps), one.steps()))
+    lines = tuple(row for one in starts for row in one.lines)
+    others = tuple(one for one in starts if one is not chosen)
+    return msgspec.structs.replace(chosen, lines=lines, other_starts=others)
 
 
 def _with_notes(record: RunRecord, notes: Iterable[str]) -> RunRecord:

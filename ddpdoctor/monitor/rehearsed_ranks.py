@@ -12,6 +12,7 @@ from ddpdoctor.launch.pid_namespaces import is_alive, is_stopped
 from ddpdoctor.monitor.processes.liveness import LivenessSampler
 from ddpdoctor.monitor.processes.stacks import ask_for_stacks, signal_for_stacks, users_stacks
 from ddpdoctor.record.assembly.assemble import Assembly
+from ddpdoctor.record.assembly.restarts import starts_of
 from ddpdoctor.record.clock import epoch_ns
 from ddpdoctor.record.model import Job, Rank, RunRecord
 from ddpdoctor.record.streams.places import StackDump
@@ -37,6 +38,8 @@ class RehearsedRanks:
         self._liveness = LivenessSampler(stall_after_s, lambda pid: self.outer_pid(pid))
         self._stuck: frozenset[int] = frozenset()
         self._polling: frozenset[int] = frozenset()
+        self._earlier: tuple[frozenset[int], ...] = ()
+        """The processes of each set of ranks that had ended when the script started others."""
 
     def look(self, ends_ns: int) -> None:
         """Take in what was written, and see who is gone and who is stuck.
@@ -45,8 +48,38 @@ class RehearsedRanks:
         """
         self.note_the_gone()
         self.assembly.poll()
+        self._leave_earlier_starts()
         self._stuck = self._liveness.look(self.assembly.files.rings) - self._waking(ends_ns)
         self._polling = self._asking_in_vain()
+
+    def _leave_earlier_starts(self) -> None:
+        """Look at the newest ranks only, where the script has started ranks again after others had ended."""
+        starts = starts_of(self.assembly.book)
+        if len(starts) < 2:
+            return
+        self._earlier += starts[:-1]
+        former, self.assembly = self.assembly, self._assembled_without(frozenset().union(*self._earlier))
+        self.assembly.take_over(former)
+        former.files.close()
+        self._memory = VerdictMemory()
+
+    def _assembled_without(self, pids: frozenset[int]) -> Assembly:
+        assembly = Assembly(self._directory, pids)
+        assembly.poll()
+        return assembly
+
+    def records_of_earlier_starts(self, job: Job) -> tuple[RunRecord, ...]:
+        """Return a record of each set of ranks that had ended when the script started others."""
+        records = []
+        newest = frozenset().union(*starts_of(self.assembly.book))
+        for start in self._earlier:
+            others = newest.union(*(one for one in self._earlier if one != start))
+            assembly = self._assembled_without(others)
+            for pid in start:
+                assembly.book.gone(pid, job.ended_ns or epoch_ns(), None)
+            records.append(_recorded(assembly, job))
+            assembly.files.close()
+        return tuple(records)
 
     def shows_proof(self, record: RunRecord) -> bool:
         """Return whether there is a proof that the job hangs or computes something else; nothing after our ending
@@ -60,19 +93,7 @@ class RehearsedRanks:
         """Return the record of what is known so far; what the ranks say of their world and of torch goes into the
         job.
         """
-        book = self.assembly.book
-        world_size, backend = max(book.worlds.values(), default=(0, ""))
-        versions = [entry.torch for entry in book.processes.values() if entry.torch]
-        job = msgspec.structs.replace(
-            job,
-            world_size=world_size,
-            backend=backend,
-            torch_version=versions[0] if versions else job.torch_version,
-            ranks_reported=book.reported(),
-            stressed=self.assembly.stressed,
-            ended_ns=epoch_ns(),
-        )
-        record = self.assembly.record(job)
+        record = _recorded(self.assembly, job)
         if not self._stuck and not self._polling:
             return record
         return msgspec.structs.replace(record, ranks=tuple(self._judged(rank, record) for rank in record.ranks))
@@ -138,3 +159,19 @@ class RehearsedRanks:
     def _is_stopped(self, pid: int) -> bool:
         outer = self.outer_pid(pid)
         return outer is not None and is_stopped(outer)
+
+
+def _recorded(assembly: Assembly, job: Job) -> RunRecord:
+    book = assembly.book
+    world_size, backend = max(book.worlds.values(), default=(0, ""))
+    versions = [entry.torch for entry in book.processes.values() if entry.torch]
+    job = msgspec.structs.replace(
+        job,
+        world_size=world_size,
+        backend=backend,
+        torch_version=versions[0] if versions else job.torch_version,
+        ranks_reported=book.reported(),
+        stressed=assembly.stressed,
+        ended_ns=epoch_ns(),
+    )
+    return assembly.record(job)

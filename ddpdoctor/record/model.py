@@ -357,6 +357,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The machines of a live run, as far as ranks on them have written."""
     logs: LogEvidence = LogEvidence()
     """What the logs of a dead job tell."""
+    other_starts: tuple[RunRecord, ...] = ()
+    """Of the other sets of ranks, where a script has started several one after the other (``mp.spawn`` twice)."""
 
     def stream(self, name: str) -> StreamState:
         """Say whether the stream called ``name`` is complete."""

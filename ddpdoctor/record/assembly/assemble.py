@@ -200,6 +200,16 @@ class Assembly:
             elif handle := self._handlers.get(type(due)):
                 handle(pid, due)
 
+    def take_over(self, former: Assembly) -> None:
+        """Take over what an assembly knew of the whole job, whose ranks this one leaves out."""
+        self.faults = list(dict.fromkeys((*former.faults, *self.faults)))
+        self.hosts |= former.hosts
+        self.pretended |= former.pretended
+        self.refusal = former.refusal or self.refusal
+        self.stressed = former.stressed or self.stressed
+        if former.ending[0]:
+            self.ending = former.ending
+
     def record(self, job: Job) -> RunRecord:
         """Return the record of what is known so far."""
         paired = job.kind != "run" or not self.has_gaps

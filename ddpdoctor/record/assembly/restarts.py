@@ -40,6 +40,29 @@ def second_claims(book: RankBook) -> frozenset[int]:
     )
 
 
+def starts_of(book: RankBook) -> tuple[frozenset[int], ...]:
+    """Return the processes of each set of ranks that a script has started one after the other, first in time first.
+
+    A set begins with the first process that is a rank which an earlier one was that had ended. Processes of no rank,
+    such as the script that starts them, belong to every set and are in none.
+    """
+    claims = [(entry.started_ns, pid) for pid, entry in book.processes.items() if entry.rank is not None]
+    starts: list[dict[int | None, int]] = []
+    for started_ns, pid in sorted(claims):
+        rank = book.processes[pid].rank
+        before = starts[-1].get(rank) if starts else None
+        if not starts or (before is not None and 0 < _ended_ns(book, before) <= started_ns):
+            starts.append({})
+        starts[-1].setdefault(rank, pid)
+    homes = {pid: number for number, pids in enumerate(starts) for pid in pids.values()}
+    found: list[set[int]] = [set() for _ in starts]
+    for pid in book.processes:
+        home = next((homes[one] for one in (pid, *ancestors(book, pid)) if one in homes), None)
+        if home is not None:
+            found[home].add(pid)
+    return tuple(map(frozenset, found))
+
+
 def rival_launchers(book: RankBook, is_alive: Callable[[int], bool]) -> frozenset[int]:
     """Launchers of jobs that run beside a newer one: a rank of theirs lives while another launcher has started it anew.
 
@@ -89,6 +112,12 @@ def _newest(book: RankBook, pids: list[int]) -> int:
 
 def _started_ns(book: RankBook, pid: int) -> int:
     return book.processes[pid].started_ns
+
+
+def _ended_ns(book: RankBook, pid: int) -> int:
+    entry = book.processes[pid]
+    ends = (entry.exit, entry.os_exit)
+    return min((one.time_ns for one in ends if one is not None), default=entry.gone_ns)
 
 
 def _serves_a_rank(book: RankBook, pid: int) -> bool:
