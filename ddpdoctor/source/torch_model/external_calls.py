@@ -7,12 +7,7 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 
 from ddpdoctor.source.interpreter.assignment import adopts_variables, container_method, overwrite
-from ddpdoctor.source.interpreter.attributes import (
-    bases_of,
-    bound_to,
-    class_attribute,
-    text_of,
-)
+from ddpdoctor.source.interpreter.attributes import bases_of, bound_to, class_attribute, text_of
 from ddpdoctor.source.interpreter.builtin_calls import BUILTIN_CALLS
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
