@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.real_code.rehearse import Outcome, Start, figures, install, line_of, read_starts, run
@@ -70,6 +71,22 @@ def test_a_bound_that_is_missed_is_said(steps: int, reason: str, held: bool) -> 
     share, *_, said = figures([outcome])
     assert share[1] == held and said[1] == (held or bool(reason))
     assert line_of(outcome).startswith("ok" if held else "FAIL")
+
+
+def test_a_script_that_can_train_nowhere_has_only_to_be_explained() -> None:
+    start = Start(repo="a/b", commit="0" * 40, path="t.py", command="t.py", cannot="it imports what is not there")
+    outcomes = [Outcome(start=start, steps=0, ranks=2, seconds=3.0, status="failed", reason="it failed")]
+    share, nowhere, *_ = figures(outcomes)
+    assert share[0].startswith("reached 2 steps on every rank: 0 of 0") and nowhere[0].endswith(": 1")
+    assert "it cannot train: it imports what is not there" in line_of(outcomes[0])
+    *_, said = figures([msgspec.structs.replace(outcomes[0], reason="")])
+    assert not said[1]
+
+
+def test_a_script_of_one_step_is_at_its_end_with_it() -> None:
+    start = Start(repo="a/b", commit="0" * 40, path="t.py", command="t.py")
+    assert Outcome(start=start, steps=1, ranks=2, status="completed").trained
+    assert not Outcome(start=start, steps=1, ranks=2, status="stopped").trained
 
 
 def test_versions_that_one_start_needs_are_installed_once_beside_the_environment(tmp_path: Path) -> None:
