@@ -27,6 +27,8 @@ TRIES = 4
 PRETENDED_PACKAGES = frozenset({"apex"})
 """Those that torch's own classes can stand for."""
 
+_LACKS_APEX = re.compile(r"\b(apex|amp)\b.*\binstall|\binstall.*\b(apex|amp)\b", re.IGNORECASE | re.DOTALL)
+
 MOST_GPUS = 8
 """Of one node, as most have them; an index beyond is a mistake of the script."""
 
@@ -202,6 +204,9 @@ def _with_packages_pretended(request: RehearsalRequest, record: RunRecord) -> Tr
 
     lacks = (lack_behind(raised) for raised in _exceptions(record))
     missing = {lack.name.partition(".")[0] for lack in lacks if lack is not None and lack.kind == "package"}
+    # Many catch the ImportError, and end with a sentence of their own.
+    if any(_LACKS_APEX.search(raised.message) for raised in _exceptions(record)):
+        missing.add("apex")
     wanted = missing & PRETENDED_PACKAGES - set(request.absent_packages)
     if not request.pretend or not wanted:
         return None

@@ -176,7 +176,15 @@ REFUSES_WITHOUT = "\n".join(
 )
 
 
-@pytest.mark.parametrize("imports", [IMPORTS_APEX, REFUSES_WITHOUT], ids=["plain", "refuses"])
+ASSERTS_IT = "\n".join(
+    [
+        *("try:", *(f"    {line}" for line in IMPORTS_APEX.splitlines()), "except ImportError:", "    amp = None"),
+        'assert amp is not None, "amp not installed!"',
+    ]
+)
+
+
+@pytest.mark.parametrize("imports", [IMPORTS_APEX, REFUSES_WITHOUT, ASSERTS_IT], ids=["plain", "refuses", "asserts"])
 def test_a_script_that_needs_apex_gets_torchs_classes_in_its_place(tmp_path: Path, imports: str) -> None:
     (tmp_path / "train.py").write_text(APEX.replace("IMPORT", imports))
     code, report = check("train.py", cwd=tmp_path)
