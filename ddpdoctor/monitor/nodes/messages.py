@@ -36,7 +36,7 @@ _ROUNDED = "_ns"
 SENT = tuple(
     name
     for name in RunRecord.__struct_fields__
-    if name not in ("job", "logs", "step_tracks", "call_tracks", "collectives")
+    if name not in ("job", "logs", "step_tracks", "call_tracks", "collectives", "other_starts")
 )
 """The streams that are sent as they are, whenever they changed."""
 SELDOM = {"gpus": 10, "host_uses": 5, "gauges": 5, "files": 5, "host_reads": 5}
