@@ -411,6 +411,6 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return max(counts.values(), default=0)
 
 
-_BESIDE_STREAMS = ("job", "sites", "signatures", "streams", "heartbeats", "logs", "nodes")
+_BESIDE_STREAMS = ("job", "sites", "signatures", "streams", "heartbeats", "logs", "nodes", "other_starts")
 STREAMS = tuple(name for name in RunRecord.__struct_fields__ if name not in _BESIDE_STREAMS)
 """The names of the streams of a record, which are what a check's ``needs`` is compared with."""
