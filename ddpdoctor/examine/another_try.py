@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ddpdoctor.diagnosis.failures.gpu_indices import highest_gpu_asked_for
+from ddpdoctor.diagnosis.failures.gpu_indices import gpus_for_the_ranks
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.launch.request import RehearsalRequest
 from ddpdoctor.record.exception_summary import headline
@@ -165,20 +165,20 @@ def _with_pretended_gpus(request: RehearsalRequest, record: RunRecord, section: 
 
 
 def _with_the_jobs_gpus(request: RehearsalRequest, record: RunRecord, section: RehearsalSection) -> Try | None:
-    """A script that names the GPUs of its job (``--device 0,1,2,3``, ``cuda:2``) wants them all, however few ranks run.
+    """A script that names the GPUs of its job (``--device 0,1,2,3``), or spawns a rank for each, wants them all.
 
     Only one that cannot continue with a GPU a rank gets more: who takes their number for that of the ranks is right
-    there. The job's node has at least the GPUs that its launcher starts ranks for, and those that a rank asks for.
+    there. The job's node has at least the GPUs that its launcher starts ranks for, and one for each that it spawns.
     """
     if request.nodes > 1 or record.job.device != "stand-in" or record.steps():
         return None
     launch, raised = request.launch, list(_exceptions(record))
     gpus = request.gpus_per_node or request.nproc
-    wanted = highest_gpu_asked_for(record) + 1
+    wanted = gpus_for_the_ranks(record)
     if launch.has_launcher and any(map(_is_about_gpus, raised)):
         wanted = max(wanted, (launch.ranks or 0) // launch.nodes)
-    if request.spawns_ranks and not record.ranks and all(map(_is_about_gpus, raised)):
-        wanted = max(wanted, 2 * gpus)  # It counts GPUs, and leaves where there are too few.
+    if not wanted and request.spawns_ranks and not record.ranks and all(map(_is_about_gpus, raised)):
+        wanted = 2 * gpus  # It counts GPUs, and leaves where there are too few.
     if not gpus < wanted <= MOST_GPUS:
         return None
     why = f"with {gpus} GPUs {section.reason}; rehearsed again with the {wanted} GPUs of the job's node"

@@ -34,11 +34,17 @@ def asks_for_global_rank(rank: Rank, raised: RankException) -> bool:
     return match is not None and int(match[1]) == rank.rank != rank.local_rank
 
 
-def highest_gpu_asked_for(record: RunRecord) -> int:
-    """Return the highest index of a GPU that the node lacks and that no rank took its global rank for; -1 for none."""
-    raised = [one for rank in record.ranks for one in rank.exceptions if not asks_for_global_rank(rank, one)]
-    matches = (_NO_SUCH_GPU.search(one.message) for one in (*record.job.early_exceptions, *raised))
-    return max((int(match[1]) for match in matches if match), default=-1)
+def gpus_for_the_ranks(record: RunRecord) -> int:
+    """Return how many GPUs ranks that were denied one need, at one each; 0 where none was denied one.
+
+    An index beyond the ranks of the node is a mistake of the script. A spawned process that has not joined yet is no
+    rank, and the index is all that is known of it.
+    """
+    denied = (_NO_SUCH_GPU.search(one.message) for one in record.job.early_exceptions)
+    early = max((int(match[1]) + 1 for match in denied if match), default=0)
+    if any(_NO_SUCH_GPU.search(one.message) for rank in record.ranks for one in rank.exceptions):
+        return max(early, record.job.world_size, len(record.ranks))
+    return early
 
 
 def gpus_of_the_node(raised: RankException) -> int | None:
