@@ -10,7 +10,7 @@ import msgspec
 from ddpdoctor.launch.pid_namespaces import OuterPids
 from ddpdoctor.monitor.processes.liveness import LONGEST_SLEEP_NS, SILENT_AFTER_NS, LivenessSampler
 from ddpdoctor.monitor.processes.loops import patience_of, usual_interval_ns
-from ddpdoctor.monitor.processes.stacks import SignalledStacks, with_training_thread
+from ddpdoctor.monitor.processes.stacks import SignalledStacks, users_stacks, with_training_thread
 from ddpdoctor.record.assembly.ranks import RankBook
 from ddpdoctor.record.model import Rank, RunRecord
 from ddpdoctor.record.ring_reader import RingTail
@@ -99,8 +99,8 @@ class StuckRanks:
                 self._signalled.take(rank.pid, rank.rank), training_threads.get(rank.pid, 0)
             )
         ]
-        if by_signal:
-            record = msgspec.structs.replace(record, stacks=(*record.stacks, *by_signal))
+        if by_signal or record.stacks:
+            record = msgspec.structs.replace(record, stacks=users_stacks((*record.stacks, *by_signal)))
         stuck = self._stuck | ({looping} if looping is not None else set())
         if not stuck | self._restless:
             return record

@@ -168,10 +168,6 @@ def users_stacks(stacks: Iterable[StackDump]) -> tuple[StackDump, ...]:
         # What a thread was started with; ours also stand inside of the user's calls.
         first = next((frame for frame in reversed(stack.frames) if not frame.file.endswith("threading.py")), None)
         if stack.main or first is None or not first.file.startswith(_OURS):
-            kept.append(msgspec.structs.replace(stack, frames=without_ours(stack.frames)))
+            frames = tuple(frame for frame in stack.frames if not frame.file.startswith(_OURS))
+            kept.append(msgspec.structs.replace(stack, frames=frames))
     return tuple(kept)
-
-
-def without_ours(frames: Iterable[Frame]) -> tuple[Frame, ...]:
-    """Return a stack without our own lines."""
-    return tuple(frame for frame in frames if not frame.file.startswith(_OURS))

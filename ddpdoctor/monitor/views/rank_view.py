@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 import msgspec
 
 from ddpdoctor.diagnosis.performance.summary import RunSummary
-from ddpdoctor.monitor.processes.stacks import without_ours
 from ddpdoctor.monitor.snapshot import CallView, RankView
 from ddpdoctor.record.model import Rank, RunRecord, shared_fields
 from ddpdoctor.record.streams.measured import CallTrack, Gauge, Phase, RankHeartbeat
@@ -74,7 +73,7 @@ def rank_views(
             beat_at_ns=beat.beat_at_ns if beat is not None else None,
             gauges=tuple(gauges.get(number, ())),
             calls=_call_views(record, calls.get(number)),
-            stack=without_ours(stack.frames) if stack is not None else (),
+            stack=stack.frames if stack is not None else (),
             stack_taken_at_ns=stack.time_ns if stack is not None else None,
         )
         if figure is not None:

@@ -8,7 +8,6 @@ from ddpdoctor.diagnosis.divergence import describe
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
 from ddpdoctor.diagnosis.live.hangs import may_go_on
 from ddpdoctor.finding import Fact, Finding, Frame
-from ddpdoctor.monitor.processes.stacks import without_ours
 from ddpdoctor.monitor.snapshot import StallSide, StallView
 from ddpdoctor.record.model import RunRecord
 
@@ -59,7 +58,7 @@ def _sides(facts: Sequence[Fact], culprit: int | None) -> tuple[StallSide, ...]:
     for fact in facts:
         if fact.rank is not None and fact.text.startswith(f"rank {fact.rank} ") and "is named because" not in fact.text:
             said = fact.text.removeprefix(f"rank {fact.rank} ")
-            alike.setdefault((said, without_ours(fact.stack)), []).append(fact.rank)
+            alike.setdefault((said, fact.stack), []).append(fact.rank)
     sides = [
         StallSide(
             ranks=tuple(ranks),
