@@ -62,6 +62,25 @@ def test_a_backward_that_one_rank_leaves_out_is_a_warning_once_it_has_lasted() -
     ]
 
 
+def test_a_lead_that_another_rank_takes_over_is_dated_by_the_newer_one() -> None:
+    job = JobBuilder(2, kind="run")
+    rows = [
+        left_out(job, *where, forwards=often)["unfollowed_forwards"] for where, often in (([(1, 5)], 1), ([(0, 9)], 2))
+    ]
+    (finding,) = said(job, left_out(job) | {"unfollowed_forwards": rows[0] + rows[1]})
+    assert finding.ranks == (0,)
+    assert finding.title.startswith(
+        "in step 9 rank 0 ran the training forward at train.py:17 2 times more than rank 1,"
+    )
+
+
+def test_the_rank_that_was_first_ahead_is_the_one_of_that_step() -> None:
+    job = JobBuilder(3, kind="run")
+    (finding,) = said(job, left_out(job, (1, 5), (2, 7)))
+    assert finding.ranks == (1, 2)
+    assert finding.title.startswith("in step 5 rank 1 ran the training forward at train.py:17 once more than rank 0,")
+
+
 @pytest.mark.parametrize(
     "places",
     [

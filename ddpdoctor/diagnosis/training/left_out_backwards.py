@@ -9,6 +9,7 @@ that is summed over as many forwards as a batch has parts), they leave nothing o
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby, takewhile
 
 import msgspec
 
@@ -52,9 +53,11 @@ class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
     def sentence(self) -> str:
         """Who left out what, and when, in words."""
         made = dict(self.made)
-        more = max(made[rank] for rank in self.ranks) - max(made[rank] for rank in self.others)
+        most = max(made[rank] for rank in self.others)
+        first = [rank for rank in self.ranks if made[rank] > most] or self.ranks
+        more = max(made[rank] for rank in first) - most
         return (
-            f"in step {self.step:,} {rank_list(self.ranks)} ran the training forward at {place(self.line)} "
+            f"in step {self.step:,} {rank_list(first)} ran the training forward at {place(self.line)} "
             f"{'once' if more == 1 else f'{more:,} times'} more than {rank_list(self.others)}, without its backward"
         )
 
@@ -111,21 +114,18 @@ def _of_set(record: RunRecord, members: tuple[int, ...], rows: list[UnfollowedFo
     reached = max((beat.step for beat in record.heartbeats if beat.rank in members), default=0)
     if len(steps) > max(1.0, USUAL_SHARE * max(reached, rows[-1].step)):
         return None
-    totals, since = dict.fromkeys(members, 0), None
-    for row in rows:
-        totals[row.rank] += row.forwards
-    so_far = dict.fromkeys(members, 0)
-    for step in sorted(steps):
-        for row in rows:
-            so_far[row.rank] += row.forwards * (row.step == step)
-        if len(set(so_far.values())) == 1:
-            since = None
-        elif since is None:
-            since = step
-    if since is None:
+    totals = dict.fromkeys(members, 0)
+    leads: list[tuple[int, set[int]]] = []
+    for step, at_step in groupby(rows, key=lambda row: row.step):
+        for row in at_step:
+            totals[row.rank] += row.forwards
+        fewest = min(totals.values())
+        leads.append((step, {rank for rank in members if totals[rank] > fewest}))
+    leaders = leads[-1][1]
+    if not leaders:
         return None
-    fewest = min(totals.values())
-    ahead = tuple(rank for rank in members if totals[rank] > fewest)
+    since = min(step for step, _ in takewhile(lambda lead: lead[1] & leaders, reversed(leads)))
+    ahead = tuple(rank for rank in members if rank in leaders)
     at_first = {row.rank: row for row in rows if row.step == since}
     site = next((row.site for row in at_first.values()), -1)
     return LeftOut(
