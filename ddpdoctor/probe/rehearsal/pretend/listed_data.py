@@ -25,6 +25,8 @@ from .absence import Note
 NAMES = 64
 """Enough for several batches on every rank, few enough that a first pass over all of them takes no time."""
 _STEM = "pretended"
+_NAME = re.compile(_STEM + r"\d{6}")
+"""In the path of a pretended file; a directory of the user's may well be called after the stem."""
 _LISTS = (".txt", ".lst", ".list")
 _KINDS = (
     (".png", re.compile(r"\bImage\.open\b|\bimread\b|\bread_image\b|\bdecode_image\b|\b(pil|default)_loader\b")),
@@ -102,7 +104,8 @@ class ListedData:
             return io.StringIO("".join(f"{stem}\n" for stem in _stems()))
 
     def _there(self, is_there: Callable[..., bool], path: Any, **options: Any) -> bool:
-        return is_there(path, **options) or (isinstance(path, (str, os.PathLike)) and _STEM in str(path))
+        named = isinstance(path, (str, os.PathLike)) and _NAME.search(str(path)) is not None
+        return named or is_there(path, **options)
 
     def _kind_of_files(self) -> str:
         """Return the ending that fits what the code that lists a directory reads; empty where it reads neither."""
