@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ddpdoctor.diagnosis.failures.environment import lack_behind
 from ddpdoctor.diagnosis.failures.gpu_indices import gpus_for_the_ranks
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.launch.request import RehearsalRequest
@@ -23,11 +24,6 @@ if TYPE_CHECKING:
 
 TRIES = 4
 """Rehearsals of one script at most: each leaves out one more thing that the job does otherwise."""
-
-PRETENDED_PACKAGES = frozenset({"apex"})
-"""Those that torch's own classes can stand for."""
-
-_LACKS_APEX = re.compile(r"\b(apex|amp)\b.*\binstall|\binstall.*\b(apex|amp)\b", re.IGNORECASE | re.DOTALL)
 
 MOST_GPUS = 8
 """Of one node, as most have them; an index beyond is a mistake of the script."""
@@ -46,6 +42,9 @@ _SPEAKS_OF_SIZES = re.compile(
 _NO_FILE = re.compile(r"No such file or directory: '([^']+)'")
 _OF_SLURM = re.compile(r"'SLURM_\w+'")
 """The message of a KeyError for a variable that is not there."""
+_APEX = "apex"
+_LACKS_APEX = re.compile(r"\b(apex|amp)\b.*\binstall|\binstall.*\b(apex|amp)\b", re.IGNORECASE | re.DOTALL)
+"""The sentence of a script that has caught the ImportError."""
 _OF_TORCH_LOAD = "torch/serialization.py"
 _OF_NO_WEIGHTS = "NoWeights"
 """The class that stands for an absent checkpoint, as the message of an exception names it."""
@@ -132,7 +131,7 @@ def another_try(request: RehearsalRequest, record: RunRecord, section: Rehearsal
     return (
         _with_pretended_gpus(request, record, section)
         or _with_the_jobs_gpus(request, record, section)
-        or _with_packages_pretended(request, record)
+        or _with_apex_pretended(request, record)
         or _with_random_weights(request, record)
         or _with_empty_directories(request, record)
         or _with_listed_data(request, record)
@@ -196,23 +195,18 @@ def _with_the_other_nodes_ranks(request: RehearsalRequest, record: RunRecord) ->
     return Try(changed, why, "which does not work for this script")
 
 
-def _with_packages_pretended(request: RehearsalRequest, record: RunRecord) -> Try | None:
-    """A package that is built for the GPUs of the job cannot be installed here; only a script that ends without it
-    gets one in its place, since many take another way where it is missing.
+def _with_apex_pretended(request: RehearsalRequest, record: RunRecord) -> Try | None:
+    """Apex is built for the GPUs of the job and cannot be installed here; only a script that ends without it gets
+    torch's classes in its place, since many take another way where it is missing.
     """
-    from ddpdoctor.diagnosis.failures.environment import lack_behind
-
-    lacks = (lack_behind(raised) for raised in _exceptions(record))
-    missing = {lack.name.partition(".")[0] for lack in lacks if lack is not None and lack.kind == "package"}
-    # Many catch the ImportError, and end with a sentence of their own.
-    if any(_LACKS_APEX.search(raised.message) for raised in _exceptions(record)):
-        missing.add("apex")
-    wanted = missing & PRETENDED_PACKAGES - set(request.absent_packages)
-    if not request.pretend or not wanted:
+    lacks = any(
+        _LACKS_APEX.search(raised.message) or ((lack := lack_behind(raised)) and lack.name.split(".")[0] == _APEX)
+        for raised in _exceptions(record)
+    )
+    if not request.pretend or not lacks or _APEX in request.absent_packages:
         return None
-    name = min(wanted)
-    why = f"{name} is not installed; rehearsed again with torch's own classes in its place"
-    return Try(msgspec.structs.replace(request, absent_packages=(*request.absent_packages, name)), why)
+    why = f"{_APEX} is not installed; rehearsed again with torch's own classes in its place"
+    return Try(msgspec.structs.replace(request, absent_packages=(*request.absent_packages, _APEX)), why)
 
 
 def _with_random_weights(request: RehearsalRequest, record: RunRecord) -> Try | None:
@@ -251,8 +245,6 @@ def _with_empty_directories(request: RehearsalRequest, record: RunRecord) -> Try
 
 def _with_listed_data(request: RehearsalRequest, record: RunRecord) -> Try | None:
     """A script that lists its pictures or sounds itself continues where it is given names for them."""
-    from ddpdoctor.diagnosis.failures.environment import lack_behind
-
     lacks = ((raised, lack_behind(raised, record)) for raised in _exceptions(record))
     missing = next((headline(raised) for raised, lack in lacks if lack is not None and lack.kind == "data"), "")
     if not missing and any(loader.dataset_length == 0 for loader in record.loaders):
@@ -265,8 +257,6 @@ def _with_listed_data(request: RehearsalRequest, record: RunRecord) -> Try | Non
 
 def _asks_for_data(raised: RankException) -> bool:
     """Return whether a script has looked whether its data are there; one that has opened them needs what is in them."""
-    from ddpdoctor.diagnosis.failures.environment import lack_behind
-
     lack = lack_behind(raised)
     return lack is not None and lack.kind == "data" and "[Errno" not in raised.message
 

@@ -311,7 +311,7 @@ class _Rehearsal:
             early_exceptions=self._assembly.early_exceptions(),
         )
         record = msgspec.structs.replace(record, job=job, ranks=ranks)
-        return with_earlier_starts(record, self._ranks.records_of_earlier_starts(job))
+        return _with_earlier_starts(record, self._ranks.records_of_earlier_starts(job))
 
     def _output_of(self, rank: Rank) -> str:
         if self._request.spawns_ranks:
@@ -343,7 +343,7 @@ class _Rehearsal:
         return tuple(notes)
 
 
-def with_earlier_starts(newest: RunRecord, earlier: tuple[RunRecord, ...]) -> RunRecord:
+def _with_earlier_starts(newest: RunRecord, earlier: tuple[RunRecord, ...]) -> RunRecord:
     """Return the record that the job is judged by, with those of the other starts of its ranks.
 
     The newest start is where a job fails; where none did, the one that trained most shows most of it.

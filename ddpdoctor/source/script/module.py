@@ -141,7 +141,8 @@ class Module(msgspec.Struct, frozen=True, dict=True, eq=False):
             for field in ("body", "orelse", "finalbody"):
                 statements = getattr(around, field, None)
                 if isinstance(statements, list) and inner in statements:
-                    return statements[0]  # type: ignore[no-any-return]
+                    first: ast.AST = statements[0]
+                    return first
             inner = around
         return self.tree
 
