@@ -46,6 +46,8 @@ _APEX = "apex"
 _LACKS_APEX = re.compile(r"\b(apex|amp)\b.*\binstall|\binstall.*\b(apex|amp)\b", re.IGNORECASE | re.DOTALL)
 """The sentence of a script that has caught the ImportError."""
 _OF_TORCH_LOAD = "torch/serialization.py"
+_WEIGHTS_FILE = re.compile(r"[\w./\\:~-]+\.(?:pth(?:\.tar)?|pt|ckpt|safetensors)(?![\w.])")
+"""In the message of a script that has looked for its checkpoint before it loads it."""
 _OF_NO_WEIGHTS = "NoWeights"
 """The class that stands for an absent checkpoint, as the message of an exception names it."""
 _OF_ANY_SIZE = re.compile(r"view size is not compatible.*", re.DOTALL)
@@ -214,14 +216,22 @@ def _with_random_weights(request: RehearsalRequest, record: RunRecord) -> Try | 
     tells.
     """
     for raised in _exceptions(record):
-        path = _NO_FILE.search(raised.message)
-        loads = raised.type == "FileNotFoundError" and _OF_TORCH_LOAD in raised.traceback.replace("\\", "/")
-        if not request.pretend or not loads or path is None or path[1] in request.absent_weights:
+        path = _weights_missed(raised)
+        if not request.pretend or not path or path in request.absent_weights:
             continue
-        why = f"{path[1]} does not exist; rehearsed again with the model's initial weights"
-        absent = (*request.absent_weights, path[1])
+        why = f"{path} does not exist; rehearsed again with the model's initial weights"
+        absent = (*request.absent_weights, path)
         return Try(msgspec.structs.replace(request, absent_weights=absent), why, "which do not work for this script")
     return None
+
+
+def _weights_missed(raised: RankException) -> str:
+    """Return the file of weights that is not there, as the script names it; empty where it fails for something else."""
+    if _OF_TORCH_LOAD in raised.traceback.replace("\\", "/"):
+        path = _NO_FILE.search(raised.message) if raised.type == "FileNotFoundError" else None
+        return path[1] if path is not None else ""
+    named = _WEIGHTS_FILE.search(raised.message)
+    return named[0] if named is not None else ""
 
 
 def _with_empty_directories(request: RehearsalRequest, record: RunRecord) -> Try | None:

@@ -390,6 +390,21 @@ def test_a_checkpoint_that_the_script_cannot_do_without_is_replaced_and_no_other
 
 
 @pytest.mark.parametrize(
+    "asks", ["os.path.isfile(weights)", "os.path.exists(weights)", "Path(weights).is_file()", "Path(weights).exists()"]
+)
+def test_a_checkpoint_that_the_script_asks_for_first_is_replaced(asks: str, tmp_path: Path) -> None:
+    looks = (
+        f'import os\nfrom pathlib import Path\nweights = "out/pretrained.pth"\nif not {asks}:\n'
+        '    raise RuntimeError("No such file {}".format(weights))\nmodel.load_state_dict('
+    )
+    (tmp_path / "train.py").write_text(FINE_TUNING.replace("model.load_state_dict(", looks))
+    _, report = check("--time-limit", "240", "train.py", cwd=tmp_path)
+    rehearsal = report["rehearsal"]
+    assert (rehearsal["status"], rehearsal["steps"]) == ("completed", 2), rehearsal
+    assert "pretended: the weights pretrained.pth (random ones)" in rehearsal["notes"]
+
+
+@pytest.mark.parametrize(
     "reads",
     [
         'optimizer.load_state_dict(made["optimizer"])',

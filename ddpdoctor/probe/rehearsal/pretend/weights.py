@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import pathlib
 from typing import Any
 from urllib.parse import urlparse
 
@@ -11,6 +12,7 @@ from .absence import ABSENT, Note, on_this_machine, short_name
 
 _NO_SETTINGS = frozenset({"config", "dtype", "torch_dtype", "from_pretrained"})
 """Options of a model with names that a configuration has, too."""
+_IS_THERE = ((os.path, "exists"), (os.path, "isfile"), (pathlib.Path, "exists"), (pathlib.Path, "is_file"))
 
 
 class NoWeights(dict[Any, Any]):
@@ -65,18 +67,31 @@ def serve_modules(torch: Any, note: Note, directory: str) -> None:
 
 
 def serve_checkpoints(torch: Any, note: Note, names: frozenset[str]) -> None:
-    """Serve ``torch.load`` of files that are not there, by their names in the script."""
-    load = torch.load
+    """Serve ``torch.load`` of files that are not there, by their names in the script, which may ask for them first."""
+    load, exists = torch.load, os.path.exists
 
     @functools.wraps(load)
     def load_or_nothing(file: Any, *arguments: Any, **options: Any) -> Any:
         name = os.fspath(file) if isinstance(file, (str, os.PathLike)) else ""
-        if name not in names or os.path.exists(name):
+        if name not in names or exists(name):
             return load(file, *arguments, **options)
         note(f"the weights {os.path.basename(name)} (random ones)")
         return NoWeights()
 
     torch.load = torch.serialization.load = load_or_nothing
+    for owner, question in _IS_THERE:
+        _affirm(owner, question, names)
+
+
+def _affirm(owner: Any, question: str, names: frozenset[str]) -> None:
+    """Answer that a file of weights is there."""
+    ask = getattr(owner, question)
+
+    @functools.wraps(ask)
+    def is_there(path: Any, *arguments: Any, **options: Any) -> bool:
+        return str(path) in names or ask(path, *arguments, **options)
+
+    setattr(owner, question, is_there)
 
 
 def serve_timm(builder: Any, note: Note, directory: str) -> None:
