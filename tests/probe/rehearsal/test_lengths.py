@@ -111,3 +111,17 @@ def test_two_questions_on_one_line_are_told_apart_and_wrappers_pass_them_on(tmp_
     )
     exec(compile(script.read_text(), str(script), "exec"), {"loader": Wrapper(), "__name__": "script"})
     assert answers == (["", "end"] if sys.version_info >= (3, 11) else ["", ""])
+
+
+@pytest.mark.parametrize("module", ["ignite.engine.engine", "transformers.trainer", "igniter"])
+def test_a_trainer_of_a_library_ends_its_epoch_by_the_length(module: str) -> None:
+    """Ignite's Engine begins a loader again that ends before the length that it read: its epoch would never end."""
+    answers = []
+
+    class Loader:
+        def __len__(self) -> int:
+            answers.append(Lengths().purpose(sys._getframe(1)))
+            return 100
+
+    exec("def length(data):\n    return len(data)\nlength(data)", {"data": Loader(), "__name__": module})
+    assert answers == ["" if module == "igniter" else "end"]

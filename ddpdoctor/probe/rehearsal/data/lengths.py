@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Literal, NamedTuple, Optional
 
-COUNTING_FRAMEWORKS = ("lightning", "pytorch_lightning", "transformers")
+COUNTING_FRAMEWORKS = ("ignite", "lightning", "pytorch_lightning", "transformers")
 """Their trainers read the length to find a pass's last batch."""
 _MOST_CALLERS = 4
 _MOST_NAMES = 4
