@@ -37,6 +37,8 @@ from ddpdoctor.source.vocabulary import (
 )
 
 MAXIMUM_PARTS = 2_000
+MAXIMUM_CHOICES = 3
+"""One inside of the other: the alternatives of a part may hold what they are parts of."""
 Registration = tuple[str, ast.Call, Location]
 """Name of a buffer, and the call of ``register_buffer`` with its place."""
 
@@ -53,16 +55,21 @@ class Buffers(msgspec.Struct, frozen=True, kw_only=True):
     """Where they are registered."""
 
 
-def has_buffers(machine: Machine, module: Value) -> bool:
-    """Return whether a module certainly holds buffers."""
+def has_buffers(machine: Machine, module: Value, depth: int = 0) -> bool:
+    """Return whether a module certainly holds buffers: of one that a setting chooses, every alternative does."""
     return any(
         (isinstance(part, ExternalObject) and _holds_statistics(machine, part))
+        or (isinstance(part, OneOf) and depth < MAXIMUM_CHOICES and _each_holds(machine, part, depth))
         or (
             isinstance(part, Instance)
             and any(_is_certain(machine, part, one) for one in _registrations(machine, part.cls))
         )
         for part in parts_of_module(machine, module)
     )
+
+
+def _each_holds(machine: Machine, choice: OneOf, depth: int) -> bool:
+    return all(has_buffers(machine, option, depth + 1) for option in choice.options)
 
 
 def _is_certain(machine: Machine, part: Instance, registration: Registration) -> bool:
