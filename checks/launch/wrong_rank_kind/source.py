@@ -57,15 +57,24 @@ class RankMixUp(msgspec.Struct, frozen=True, eq=False):
 def rank_mix_ups(projection: Projection) -> Iterator[RankMixUp]:
     """Devices chosen by the global rank, and process groups joined with local numbers.
 
-    Only ranks whose origin was read count: a parameter that is merely called ``rank`` may hold a local rank. A script
-    that spawns its ranks has them on one node, where both are the same.
+    Only ranks whose origin was read count: a parameter that is merely called ``rank`` may hold a local rank, but not
+    where the same function chooses another of its devices by a ``local_rank``. A script that spawns its ranks has them
+    on one node, where both are the same.
     """
     if projection.machine.spawns:
         yield from _tasks_for_ranks(projection)
         return
+    knowing = {
+        (event.module, event.function)
+        for event in projection.of_kind("device")
+        if _lanes_of_device(event.positional[0]) == LOCAL_RANK
+    }
     for event in projection.of_kind("device"):
         if not event.ranks & _BEYOND_FIRST_NODE:
             continue  # Their global ranks are their local ones.
+        by_name = isinstance(event.positional[0], PerRank) and event.positional[0].guessed
+        if by_name and (event.module, event.function) not in knowing:
+            continue
         if _lanes_of_device(event.positional[0]) == GLOBAL_RANK and not _says_otherwise(event):
             yield RankMixUp(event, "the global rank", "the local rank", "a GPU index")
     # An option ``--local_rank`` may be given by hand, and count the processes of all nodes whatever it is called.
@@ -130,7 +139,7 @@ def _says_otherwise(event: Event) -> bool:
 
 
 def _lanes_of_device(value: Value) -> tuple[object, ...] | None:
-    if isinstance(value, PerRank) and not value.guessed:
+    if isinstance(value, PerRank):
         if all(isinstance(entry, SequenceValue) and len(entry.values) == 1 for entry in value.values):
             return tuple(constant(entry.values[0]) for entry in value.values if isinstance(entry, SequenceValue))
         numbers = tuple(_index(constant(on_rank(value, rank))) for rank in RANKS)

@@ -31,6 +31,7 @@ from ddpdoctor.source.interpreter.values import (
     Value,
     is_guessed,
     is_varying,
+    only_of_files,
     tags_of,
     truth,
 )
@@ -83,7 +84,9 @@ class Machine(Memory):
             if any(kind == "remainder" for kind, _ in tags_of(value)):
                 self.counting.add(test)
             own = self.own_test(self, test, self.present(value))
-            self.fork([when_true, when_false], test, varying=is_varying(value), own=own)
+            # Ranks mostly share their files, so that what is set where one is there is alike on all of them.
+            varying = is_varying(value) and not only_of_files(value)
+            self.fork([when_true, when_false], test, varying=varying, own=own)
             return
         if yes == start:
             when_true()

@@ -241,6 +241,11 @@ def tags_of(value: Value) -> frozenset[Tag]:
     return frozenset(tag for part in parts_of(value) for tag in tags_of(part))
 
 
+def only_of_files(value: Value) -> bool:
+    """Return whether a value is unknown because of what the file system holds, and of nothing else."""
+    return isinstance(value, Unknown) and {kind for kind, _ in value.tags} == {"files"}
+
+
 def parts_of(value: Value) -> Iterator[Value]:
     """Yield the values that a compound value is made of."""
     if isinstance(value, (PerRank, SequenceValue)):
