@@ -189,9 +189,12 @@ FIRST_RANK_DECORATORS = frozenset(
 )
 SYNCHRONISES = re.compile(r"sync|reduce|gather|broadcast|barrier", re.IGNORECASE)
 """In the name of a method: it promises to run a collective."""
+COMMAND_LINES = frozenset({"fire.Fire", "typer.run", "tyro.cli"})
+"""Functions that call the function that they are given with the options of the command line."""
 RUNNERS = frozenset(
     {
-        *("fire.Fire", "typer.run", "absl.app.run", "tyro.cli", "torch.distributed.run.elastic_launch"),
+        *COMMAND_LINES,
+        *("absl.app.run", "torch.distributed.run.elastic_launch"),
         *("detectron2.engine.launch", "accelerate.notebook_launcher", "accelerate.launchers.notebook_launcher"),
     }
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import Literal
 
@@ -11,10 +12,10 @@ import msgspec
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, ExternalObject, Instance, Value, constant, is_varying
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.queries.job_kind import is_distributed
+from ddpdoctor.source.queries.job_kind import is_distributed, is_training_by_trainer
 from ddpdoctor.source.ranks.rank_local_seeds import is_own_seed
 from ddpdoctor.source.script.syntax_index import descend, last_name, made_from
-from ddpdoctor.source.torch_model.recorded_names import SEEDING
+from ddpdoctor.source.torch_model.recorded_names import DATA_METHODS, SEEDING
 from ddpdoctor.source.vocabulary import RANK_NAMES
 
 Library = Literal["torch", "numpy", "random"]
@@ -27,8 +28,12 @@ _DRAWS: dict[str, Library] = {
     "numpy.random.choice": "numpy",
     "random.shuffle": "random",
     "random.sample": "random",
+    **dict.fromkeys(DATA_METHODS, "numpy"),
 }
-_SPLITS = frozenset({"torch.utils.data.random_split", "sklearn.model_selection.train_test_split"})
+_SPLIT_METHOD = "train_test_split"
+_SPLITS = frozenset({"torch.utils.data.random_split", "sklearn.model_selection.train_test_split", _SPLIT_METHOD})
+_TABLES = re.compile(r"^datasets\.(\w+\.)*(load_dataset|load_from_disk|(Dataset|DatasetDict)\.from_\w+)$")
+"""What makes a data set of Hugging Face, by its full name."""
 _RANK_WORDS = RANK_NAMES | {"get_rank"}
 _SHARED_LATER = frozenset({"broadcast_object_list", "broadcast", "scatter_object_list", "all_gather_object"})
 
@@ -46,7 +51,7 @@ def unshared_splits(projection: Projection) -> Iterator[Draw]:
     if not is_distributed(projection):
         return
     for event in projection.in_course("call"):
-        if event.name in _DRAWS and _on_every_rank(event) and _splits(event) and not _shared_after(projection, event):
+        if _draws(event) and _on_every_rank(event) and _splits(event) and not _shared_after(projection, event):
             draw = unshared_draw(projection, event)
             if draw is not None:
                 yield draw
@@ -57,9 +62,10 @@ def unshared_parts(projection: Projection) -> Iterator[Draw]:
     if not is_distributed(projection):
         return
     for event in projection.in_course("call"):
-        if event.name not in _DRAWS or event.name in _SPLITS or not _on_every_rank(event):
+        if not _draws(event) or event.name in _SPLITS or not _on_every_rank(event):
             continue
-        if _is_taken_by_rank(event) and not _shared_after(projection, event):
+        by_library = event.name in DATA_METHODS and _is_divided_later(projection, event)
+        if (by_library or _is_taken_by_rank(event)) and not _shared_after(projection, event):
             draw = unshared_draw(projection, event)
             if draw is not None:
                 yield draw
@@ -90,13 +96,33 @@ def draws_in_constructor(projection: Projection, dataset: Value) -> Draw | None:
         return None
     constructor = f"{dataset.cls.node.name}.__init__"
     for event in projection.in_course("call"):
-        if (
-            event.name in _DRAWS
-            and _on_every_rank(event)
-            and any(frame.function == constructor for frame in event.chain)
-        ):
+        if _draws(event) and _on_every_rank(event) and any(frame.function == constructor for frame in event.chain):
             return unshared_draw(projection, event)
     return None
+
+
+def _draws(event: Event) -> bool:
+    """Return whether a call draws random numbers; of the methods that are called so, those of a data set that was read.
+
+    A stream is shuffled in a buffer, which knows no parts.
+    """
+    if event.name not in DATA_METHODS:
+        return event.name in _DRAWS
+    call, module = event.node, event.module
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or "buffer_size" in event.named:
+        return False
+    body = module.body_around(call)
+    made = [node for node in made_from(call.func.value, body) if isinstance(node, ast.Call)]
+    read = [node for node in made if _TABLES.match(module.resolve(node.func))]
+    return bool(read) and not any(entry.arg == "streaming" for node in read for entry in node.keywords)
+
+
+def _is_divided_later(projection: Projection, event: Event) -> bool:
+    """Return whether ranks take their parts of something after a call, by a DistributedSampler or in a Trainer."""
+    return any(
+        later.ordinal > event.ordinal and (later.kind == "sampler" or is_training_by_trainer(later))
+        for later in projection.in_course("sampler", "collective")
+    )
 
 
 def _on_every_rank(event: Event) -> bool:
@@ -105,7 +131,7 @@ def _on_every_rank(event: Event) -> bool:
 
 def _own_generator(event: Event) -> Value | None:
     """Return the generator or seed that a call is given."""
-    for name, position in (("generator", 2), ("random_state", -1)):
+    for name, position in (("generator", 2), ("random_state", -1), ("seed", 0 if event.name == "shuffle" else -1)):
         if name == "generator" and event.name != "torch.utils.data.random_split":
             position = -1
         value = event.argument(name, position)

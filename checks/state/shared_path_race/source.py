@@ -10,9 +10,9 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import Value, constant
+from ddpdoctor.source.interpreter.values import ALL_RANKS, Value, constant
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.queries.file_uses import FileUse, writes
+from ddpdoctor.source.queries.file_uses import FIGURES, FileUse, writes
 from ddpdoctor.source.queries.job_kind import (
     comes_before_ranks,
     is_distributed,
@@ -107,21 +107,24 @@ def shared_paths(projection: Projection) -> Iterator[SharedPath]:
         return
     joined = joins_in_own_course(projection)
     seen: set[ast.AST] = set()
+    made: list[Event] = []
     for event in noted(projection, *FILE_CALLS, *FILE_METHODS):
+        if event.name.rpartition(".")[2] in _CREATES and event.ranks == ALL_RANKS:
+            made.append(event)
         if event.node in seen or not event.complete or not on_every_rank(event) or not (joined or event.root):
             continue
         path = _path(event)
         if path is None or not is_one_path(path) or _is_preparation(event) or _is_tried(event.module, event.node):
             continue
         by_one = is_of_one_process(projection, event) or comes_before_ranks(projection, event)
-        shared = _judge(event) if not by_one else None
+        shared = _judge(event) if not by_one and not _is_there(projection, event, made) else None
         if shared is not None and not _PER_PROCESS.search(shared.path):
             seen.add(event.node)
             yield msgspec.structs.replace(shared, mild=is_of_a_mode_that_ends(projection, event))
 
 
 def rewritten_files(projection: Projection) -> Iterator[FileUse]:
-    """Small files that every rank writes from their beginning under one path: settings, lists, results."""
+    """Small files that every rank writes from their beginning under one path: settings, lists, results, pictures."""
     if not is_distributed(projection):
         return
     joined = joins_in_own_course(projection)
@@ -131,7 +134,7 @@ def rewritten_files(projection: Projection) -> Iterator[FileUse]:
         if (
             not (joined or event.root)
             or event.node in seen
-            or event.name != "builtins.open"
+            or event.name not in FIGURES | {"builtins.open"}
             or not on_every_rank(event)
             or not event.complete
         ):
@@ -171,6 +174,43 @@ def _source(event: Event) -> str:
         return event.module.excerpt(call.func.value, 60)
     where = call.args[0] if call.args else call.keywords[0].value if call.keywords else None
     return event.module.excerpt(where, 60) if where is not None else ""
+
+
+def _is_there(projection: Projection, event: Event, made: list[Event]) -> bool:
+    """Return whether a directory that is made where it is missing was made before, by a caller that hands on its path.
+
+    The first call is then the one that fails; behind it the directory is there on every rank.
+    """
+    tests = [ast.unparse(test) for module, test in event.undecided if module is event.module]
+    if not any(word in text for text in tests for word in ("exists", "isdir", "is_dir")):
+        return False
+    modules = {str(module.path): module for module in projection.machine.script.modules}
+    module, path = event.module, _source(event)
+    function = function_around(module, event.node)
+    for frame in event.chain[1:]:
+        caller = modules.get(frame.file)
+        given = _handed_over(caller, frame.line, function, path) if caller is not None else None
+        if caller is None or given is None:
+            return False
+        module, path = caller, caller.excerpt(given, 60)
+        if any(one.ordinal < event.ordinal and one.module is module and _source(one) == path for one in made):
+            return True
+        function = function_around(module, given)
+    return False
+
+
+def _handed_over(module: Module, line: int, function: ast.AST | None, name: str) -> ast.expr | None:
+    """Return what a call in a line gives to a parameter of a function."""
+    if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return None
+    names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+    for call in module.index.of(ast.Call):
+        if call.lineno != line or last_name(call.func) != function.name:
+            continue
+        by_name = next((entry.value for entry in call.keywords if entry.arg == name), None)
+        position = names.index(name) if name in names else len(call.args)
+        return by_name or (call.args[position] if position < len(call.args) else None)
+    return None
 
 
 def _is_preparation(event: Event) -> bool:

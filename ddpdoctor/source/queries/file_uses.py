@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import Value, constant
+from ddpdoctor.source.interpreter.values import ExternalObject, Value, constant
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import noted
 
@@ -24,6 +24,8 @@ _WRITERS: Mapping[str, tuple[str, int]] = {
     "shutil.copyfile": ("dst", 1),
     "shutil.move": ("dst", 1),
     "torchvision.utils.save_image": ("fp", 1),
+    "matplotlib.pyplot.savefig": ("fname", 0),
+    "savefig": ("fname", 0),
     "to_csv": ("path_or_buf", 0),
     "to_parquet": ("path", 0),
     "save_pretrained": ("save_directory", 0),
@@ -40,6 +42,9 @@ _READERS: Mapping[str, tuple[str, int]] = {
     "pandas.read_json": ("path_or_buf", 0),
     "pandas.read_pickle": ("filepath_or_buffer", 0),
 }
+FIGURES = frozenset({"matplotlib.pyplot.savefig", "savefig"})
+_SAVE_THEMSELVES = ("tokenizers.", "openpyxl.")
+"""Libraries whose objects write themselves to the path that their method ``save`` is given."""
 _PATH_WRITERS = frozenset({"write_text", "write_bytes"})
 _PATH_READERS = frozenset({"read_text", "read_bytes"})
 
@@ -68,6 +73,12 @@ def writes(projection: Projection) -> Iterator[FileUse]:
             yield from _use_of_receiver(event)
         elif event.name in _WRITERS:
             yield from _use(event, *_WRITERS[event.name])
+        elif event.name == "save" and _saves_itself(event.receiver):
+            yield from _use(event, "path", 0)
+
+
+def _saves_itself(receiver: Value | None) -> bool:
+    return isinstance(receiver, ExternalObject) and receiver.name.startswith(_SAVE_THEMSELVES)
 
 
 def reads(projection: Projection) -> Iterator[FileUse]:

@@ -8,13 +8,21 @@ from collections.abc import Iterator
 
 from ddpdoctor.source.events import LONGEST_CONDITION, Condition, Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, Value, constant, tags_of
+from ddpdoctor.source.neighbours import HUGGING_FACE_TRAINERS
 from ddpdoctor.source.projection import Projection, project
+from ddpdoctor.source.script.launch_facts import reads_launcher_rank
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.script.syntax_index import descend, last_name
 from ddpdoctor.source.script.text_search import mentions_any
 from ddpdoctor.source.torch_model.recorded_names import SET_VARIABLE
-from ddpdoctor.source.vocabulary import SPAWNERS, text_hints_at_ranks
+from ddpdoctor.source.vocabulary import (
+    GLOBAL_RANK_VARIABLES,
+    LOCAL_RANK_VARIABLES,
+    SPAWNERS,
+    WORLD_SIZE_VARIABLES,
+    text_hints_at_ranks,
+)
 
 _FRAMEWORKS = frozenset(
     {
@@ -46,6 +54,8 @@ _TAKES_OVER = re.compile(
 _JOINING = frozenset(
     {"accelerate.Accelerator", "horovod.torch.init", "deepspeed.init_distributed", "deepspeed.initialize"}
 )
+_TRAINING = frozenset(f"{name.rpartition('.')[2]}.train" for name in HUGGING_FACE_TRAINERS)
+_OF_LAUNCHER = GLOBAL_RANK_VARIABLES | LOCAL_RANK_VARIABLES | WORLD_SIZE_VARIABLES
 _CHOICES_OF_MODE = re.compile(r"distributed|ddp|world|multi|gpu|device|nproc|parallel|rank|cuda|backend", re.IGNORECASE)
 
 
@@ -86,7 +96,25 @@ def is_distributed(projection: Projection) -> bool:
 
 def joins_by_framework(projection: Projection) -> bool:
     """Return whether a framework makes the process group of a job."""
-    return any(event.name in _JOINING for event in projection.of_kind("object", "call"))
+    return any(map(_joins_for_it, projection.of_kind("object", "call"))) or _trains_what_a_launcher_started(projection)
+
+
+def is_training_by_trainer(event: Event) -> bool:
+    """Return whether a Trainer of Hugging Face trains here: it divides its data between the ranks."""
+    return event.kind == "collective" and event.name in _TRAINING
+
+
+def _joins_for_it(event: Event) -> bool:
+    return event.name in _JOINING
+
+
+def _trains_what_a_launcher_started(projection: Projection) -> bool:
+    """Return whether a Trainer of Hugging Face trains, which joins what its launcher started, if that is several ranks.
+
+    A script that asks for a rank or the world size is written for several.
+    """
+    trains = any(map(is_training_by_trainer, projection.of_kind("collective")))
+    return trains and any(reads_launcher_rank(module, _OF_LAUNCHER) for module in projection.machine.script.modules)
 
 
 def joins_in_own_course(projection: Projection) -> bool:
@@ -97,7 +125,7 @@ def joins_in_own_course(projection: Projection) -> bool:
     joining = (
         event
         for event in projection.of_kind("wrap", "collective", "object", "call")
-        if event.kind == "wrap" or event.name == "init_process_group" or event.name in _JOINING
+        if event.kind == "wrap" or event.name in _TRAINING | {"init_process_group"} or event.name in _JOINING
     )
     return any(not event.root for event in joining)
 

@@ -23,7 +23,7 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.queries.file_uses import FileUse, reads, writes
+from ddpdoctor.source.queries.file_uses import FIGURES, FileUse, reads, writes
 from ddpdoctor.source.queries.job_kind import hints_at_ranks, is_distributed, is_of_one_process
 from ddpdoctor.source.ranks.ranks import LOCAL_RANK, numbers_in
 from ddpdoctor.source.script.syntax_index import descend, made_from
@@ -140,8 +140,13 @@ def _local_guard(event: Event, before: Guard | None) -> Guard | None:
 
 
 def _is_result(use: FileUse) -> bool:
-    """Return whether what is written is for later, not a log, a cache or a lock, and by each rank that calls it."""
+    """Return whether what is written is for later, and by each rank that calls it.
+
+    Logs, pictures, caches and locks are not for later.
+    """
     event = use.event
+    if event.name in FIGURES:
+        return False
     if event.name in {"torch.save", "builtins.open"} or event.name.startswith("shutil."):
         return event.name == "torch.save"
     by_each = "is_main_process" not in event.named and "save_function" not in event.named

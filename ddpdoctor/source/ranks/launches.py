@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import re
 
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     NONE,
+    OPAQUE,
     RANKS,
     UNIFORM,
     BoundMethod,
     Function,
+    OneOf,
     Partial,
     SequenceValue,
     Unknown,
@@ -21,6 +24,9 @@ from ddpdoctor.source.interpreter.values import (
     per_rank,
 )
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK, exact_per_rank
+
+_OF_A_PROCESS = re.compile(r"rank|gpu|device|node|proc|world|main|master", re.IGNORECASE)
+"""In the name of an option: a launcher may give another value to each process."""
 
 
 def spawn(machine: Machine, node: ast.AST, positional: list[Value], named: dict[str, Value]) -> Value:
@@ -42,6 +48,29 @@ def start_process(machine: Machine, node: ast.AST, positional: list[Value], name
     if machine.spawns and machine.in_parent and isinstance(function, (Function, Partial)):
         _run_ranks(machine, node, function, named.get("args", SequenceValue(())), with_index=False)
     return Unknown()
+
+
+def run_callback(
+    machine: Machine,
+    node: ast.AST,
+    positional: list[Value],
+    named: dict[str, Value],
+    complete: bool,
+    *,
+    of_command_line: bool = False,
+) -> Value:
+    """Call the function that a runner is given; what stands on the command line is alike on all ranks.
+
+    An option that is called like a rank or a device is not, where a launcher gives it.
+    """
+    function = positional[0] if positional else NONE
+    options: dict[str, Value] = {}
+    if of_command_line and isinstance(function, Function) and not isinstance(function.node, ast.Lambda):
+        parameters = (*function.node.args.args, *function.node.args.kwonlyargs)
+        options = {one.arg: UNIFORM for one in parameters if not _OF_A_PROCESS.search(one.arg)}
+    if isinstance(function, (Function, Partial, OneOf)):
+        return machine.apply(machine, node, function, [], options, complete=False)
+    return OPAQUE
 
 
 def _handed_over(value: Value) -> Value:

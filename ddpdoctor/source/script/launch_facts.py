@@ -67,8 +67,8 @@ def cuda_demand(modules: Sequence[Module]) -> SourceFact | None:
 
 
 def reads_launcher_rank(module: Module, names: frozenset[str] = GLOBAL_RANK_VARIABLES | LOCAL_RANK_VARIABLES) -> bool:
-    """Return whether a module reads a rank from the environment, RANK or LOCAL_RANK, or only those in ``names``."""
-    if not any(word in module.text for word in ("RANK", "PROCID", "LOCALID")):
+    """Return whether a module reads a rank from the environment, RANK or LOCAL_RANK, or what is in ``names``."""
+    if not any(name in module.text for name in names):
         return False
     for node in module.index.of(ast.Constant):
         if node.value.__class__ is str and node.value in names:

@@ -25,8 +25,6 @@ from ddpdoctor.source.interpreter.values import (
     ExternalObject,
     Function,
     Instance,
-    OneOf,
-    Partial,
     ProjectClass,
     SequenceValue,
     TensorSize,
@@ -41,7 +39,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.neighbours import RANK_AND_SIZE
 from ddpdoctor.source.ranks.data_partitions import PART, ranged, strided
-from ddpdoctor.source.ranks.launches import spawn, start_process
+from ddpdoctor.source.ranks.launches import run_callback, spawn, start_process
 from ddpdoctor.source.ranks.rank_local_values import (
     agrees_by_name,
     extent_of,
@@ -75,6 +73,7 @@ from ddpdoctor.source.torch_model.tensors import tensor_method
 from ddpdoctor.source.vocabulary import (
     COLLECTIVE_METHODS,
     COLLECTIVES,
+    COMMAND_LINES,
     DATA_LOADER,
     DDP,
     DISTRIBUTED_SAMPLER,
@@ -132,7 +131,7 @@ def _handler_of(name: str) -> Handler:
     if name in _EXITS:
         return _exit
     if name in RUNNERS:
-        return _run_callback
+        return partial(run_callback, of_command_line=name in COMMAND_LINES)
     last = name.rpartition(".")[2]
     if name.startswith("builtins.") and last in BUILTIN_CALLS:
         return partial(_builtin, BUILTIN_CALLS[last], plain_handler_of(name))
@@ -402,12 +401,6 @@ def _no_gradients(machine: Machine, node: ast.AST, positional: list[Value], name
         function = positional[0]
         return Function(function.node, function.module, function.scope, function.receiver, function.owner, False)
     return NO_GRADIENTS
-
-
-def _run_callback(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-    if positional and isinstance(positional[0], (Function, Partial, OneOf)):
-        return machine.apply(machine, node, positional[0], [], {}, complete=False)
-    return OPAQUE
 
 
 _SPECIAL: dict[str, Handler] = {

@@ -12,7 +12,8 @@ FILE_CALLS = frozenset(
     {"os.mkdir", "os.makedirs", "os.remove", "os.unlink", "os.rmdir", "os.rename", "os.replace", "shutil.rmtree"}
 )
 CONTENT_METHODS = frozenset(
-    {"write_text", "write_bytes", "read_text", "read_bytes", "to_csv", "to_parquet", "save_pretrained"}
+    {"write_text", "write_bytes", "read_text", "read_bytes", "to_csv", "to_parquet"}
+    | {"save_pretrained", "save", "savefig"}
 )
 RECORDED_BUILTINS = frozenset({"builtins.open", "builtins.print"})
 """Of Python's own functions those whose calls are recorded; of all other libraries every call is."""
@@ -22,7 +23,9 @@ READING_METHODS = frozenset({"item", "cpu", "tolist", "numpy"})
 STATE_METHODS = frozenset({"state_dict", "load_state_dict"})
 TRACKING_METHODS = frozenset({"add_scalar", "add_scalars", "log_metric", "log_metrics", "log", "info"})
 """Methods of trackers and loggers."""
-KEPT_METHODS = STATE_METHODS | FILE_METHODS | TRACKING_METHODS | CONTENT_METHODS
+DATA_METHODS = frozenset({"shuffle", "train_test_split"})
+"""Methods of the data sets of Hugging Face that draw random numbers."""
+KEPT_METHODS = STATE_METHODS | FILE_METHODS | TRACKING_METHODS | CONTENT_METHODS | DATA_METHODS
 """Methods whose calls are always recorded."""
 
 TRAINING_METHODS = frozenset(
