@@ -162,7 +162,7 @@ STANDS_FOR: Mapping[str, Trouble] = {
 """What the checks say in ``stands_for``."""
 
 READ_IN_SOURCE: Mapping[str, tuple[str, ...]] = {
-    "DDP101": ("DataLoader",),
+    "DDP101": ("DataLoader", "DistributedDataParallel"),
     "DDP102": ("DistributedSampler",),
     "DDP103": ("DistributedDataParallel",),
     "DDP104": ("seed",),
@@ -246,6 +246,18 @@ READ_IN_SOURCE: Mapping[str, tuple[str, ...]] = {
         "aim",
     ),
     "DDP606": ("print", "log", "add_scalar", "info"),
-    "DDP608": ("mkdir", "makedirs", "rmtree", "remove", "unlink", "rmdir", "rename", "replace", "sleep", "open("),
+    "DDP608": (
+        "mkdir",
+        "makedirs",
+        "rmtree",
+        "remove",
+        "unlink",
+        "rmdir",
+        "rename",
+        "replace",
+        "sleep",
+        "open(",
+        "savefig",
+    ),
 }
 """Trigger words of the checks that have ``in_source``."""

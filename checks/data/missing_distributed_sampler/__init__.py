@@ -2,7 +2,8 @@
 
 What it finds
     A map-style DataLoader that feeds the training forward of a DDP model, or of one that DeepSpeed's engine trains, and
-    whose sampler does not divide the data set between the ranks. In a run the whole index lists of the ranks are
+    whose sampler does not divide the data set between the ranks; or a reader of the project itself that goes through
+    the data by a position which does not depend on the rank. In a run the whole index lists of the ranks are
     compared, and the data behind equal indices.
 
 Why it is bad
@@ -32,6 +33,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.check import BoundHit, Check
 from ddpdoctor.checks.data.missing_distributed_sampler.fix import divide
+from ddpdoctor.checks.data.missing_distributed_sampler.own_reader import alike_readers
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.fix.edits import Fix
 from ddpdoctor.source.projection import whole_projection
@@ -46,7 +48,7 @@ CHECK = Check(
     name="missing-distributed-sampler",
     severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
     needs=frozenset({"loaders", "passes", "forwards"}),
-    triggers=("DataLoader",),
+    triggers=("DataLoader", "DistributedDataParallel"),
 )
 _BY_DDP = ("a DDP model", "DistributedDataParallel")
 
@@ -73,6 +75,26 @@ def in_source(script: Script) -> Iterator[Finding]:
                     text=f"its batches reach this backward through {through}",
                     basis="source",
                     location=backward.module.location(backward.node),
+                ),
+            ),
+        )
+    for reader in alike_readers(projection):
+        yield CHECK.finding(
+            "source",
+            f"every rank trains on the same batches: {reader.name} reads on from one position, whatever the rank",
+            remedy="Let each rank begin at a position of its own, its rank times the size of a batch, and move on by "
+            "the world size times that.",
+            locations=(reader.module.location(reader.made),),
+            evidence=(
+                Fact(
+                    text="this reads at the position and moves it on, and nothing in the class depends on the rank",
+                    basis="source",
+                    location=reader.class_module.head_location(reader.method),
+                ),
+                Fact(
+                    text="its batches reach this forward of the DDP model",
+                    basis="source",
+                    location=reader.forward.module.location(reader.forward.node),
                 ),
             ),
         )

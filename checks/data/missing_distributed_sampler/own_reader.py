@@ -1,0 +1,170 @@
+"""Batches of a reader that the project wrote, which goes through the data by a position of its own on every rank."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import ALL_RANKS, ExternalObject, tags_of
+from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.syntax_index import descend, last_name
+
+_OF_RANKS = re.compile(r"rank|world|num_proc|(?<!pre)process(?!ing|or)|replica|gpu", re.IGNORECASE)
+"""In a name: the reader may divide the data between the ranks."""
+_DRAWS = re.compile(r"rand|shuffle|perm|seed|choice", re.IGNORECASE)
+"""In a name: the order may be another one on each rank."""
+_PLACING = frozenset({"to", "cuda"})
+"""Methods that are given a device, which differs between ranks by right."""
+
+
+class OwnReader(msgspec.Struct, frozen=True, eq=False):
+    """A reader that hands every rank the same batches."""
+
+    module: Module
+    made: ast.Call
+    """Its construction."""
+    name: str
+    """Its class."""
+    class_module: Module
+    method: ast.FunctionDef
+    """The method that reads at the position and moves it on."""
+    forward: Event
+
+
+def alike_readers(projection: Projection) -> Iterator[OwnReader]:
+    """Readers that feed the training of a DDP model and in which nothing depends on the rank, each once.
+
+    A position in ``self`` is read in a slice and moved on by the same method, so that the batches of all ranks are
+    alike unless the rank is in the start, the stride or the data.
+    """
+    trained = {
+        number
+        for backward in projection.in_course("backward")
+        if backward.receiver is not None
+        for kind, number in tags_of(backward.receiver)
+        if kind == "ddp"
+    }
+    seen: set[ast.AST] = set()
+    for forward in projection.in_course("ddp-forward"):
+        wrapped = forward.receiver.number if isinstance(forward.receiver, ExternalObject) else 0
+        if wrapped not in trained or not forward.gradients or forward.ranks != ALL_RANKS:
+            continue
+        for call in _origins(forward):
+            reader = _reader(projection, forward, call)
+            if reader is not None and reader.made not in seen:
+                seen.add(reader.made)
+                yield reader
+
+
+def _origins(forward: Event) -> Sequence[ast.Call]:
+    """Return the calls of methods that the arguments of a forward come from; none where ranks take parts of them."""
+    body = forward.module.body_around(forward.node)
+    if not isinstance(forward.node, ast.Call):
+        return ()
+    sources: list[ast.AST] = [*forward.node.args, *(entry.value for entry in forward.node.keywords)]
+    names: set[str] = set()
+    calls: list[ast.Call] = []
+    assigned = [node for node in descend(body) if isinstance(node, ast.Assign)]
+    while sources:
+        for node in descend(sources.pop()):
+            if isinstance(node, ast.Subscript) and _speaks(node.slice, _OF_RANKS):
+                return ()
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                if node.func.attr not in _PLACING and any(_speaks(one, _OF_RANKS) for one in node.args):
+                    return ()
+                calls.append(node)
+            if isinstance(node, ast.Name) and node.id not in names:
+                names.add(node.id)
+                sources += [one.value for one in assigned if any(_binds(target, node.id) for target in one.targets)]
+    return calls
+
+
+def _binds(target: ast.expr, name: str) -> bool:
+    parts = target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]
+    return any(isinstance(part, ast.Name) and part.id == name for part in parts)
+
+
+def _reader(projection: Projection, forward: Event, call: ast.Call) -> OwnReader | None:
+    """Return the reader whose method is called, if its class was read and nothing in it depends on the rank."""
+    assert isinstance(call.func, ast.Attribute)
+    text, module = ast.unparse(call.func.value), forward.module
+    if not isinstance(call.func.value, (ast.Name, ast.Attribute)) or _is_set_by_rank(module, text):
+        return None
+    made = [
+        one.value for one in module.index.of(ast.Assign) if any(ast.unparse(target) == text for target in one.targets)
+    ]
+    if len(made) != 1 or not isinstance(made[0], ast.Call) or _speaks(made[0], _OF_RANKS):
+        return None
+    found = [
+        (around, cls)
+        for around in projection.machine.script.modules
+        for cls in around.index.of(ast.ClassDef)
+        if cls.name == last_name(made[0].func)
+    ]
+    if len(found) != 1 or not _is_alike(projection, found[0][1]):
+        return None
+    around, cls = found[0]
+    for method in cls.body:
+        if isinstance(method, ast.FunctionDef) and method.name == call.func.attr and _advances(method):
+            return OwnReader(module, made[0], cls.name, around, method, forward)
+    return None
+
+
+def _is_set_by_rank(module: Module, reader: str) -> bool:
+    """Return whether a statement about a reader names ranks: it may put it at another position on each."""
+    mention = re.compile(rf"\b{re.escape(reader)}\b")
+    statements = (*module.index.of(ast.Assign), *module.index.of(ast.AugAssign), *module.index.of(ast.Expr))
+    loops = (node.iter for node in module.index.of(ast.For))
+    texts = (ast.unparse(node) for node in (*statements, *loops))
+    return any(mention.search(text) and _OF_RANKS.search(text.replace(reader, "")) for text in texts)
+
+
+def _is_alike(projection: Projection, cls: ast.ClassDef) -> bool:
+    """Return whether neither a class nor a function of the project that it calls speaks of ranks or draws numbers."""
+    called = {last_name(node.func) for node in descend(cls) if isinstance(node, ast.Call)}
+    functions = (
+        function
+        for module in projection.machine.script.modules
+        for function in module.index.of(ast.FunctionDef)
+        if function.name in called and not function.name.startswith("__")
+    )
+    return not cls.bases and not any(
+        _speaks(node, pattern) for node in (cls, *functions) for pattern in (_OF_RANKS, _DRAWS)
+    )
+
+
+def _advances(method: ast.FunctionDef) -> bool:
+    """Return whether a method reads a slice that begins at an attribute of its object, and moves that attribute on."""
+    nodes = descend(method)
+    moved = {
+        ast.unparse(target)
+        for node in nodes
+        if isinstance(node, (ast.Assign, ast.AugAssign))
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Attribute)
+    }
+    local = {
+        ast.unparse(node.targets[0])
+        for node in nodes
+        if isinstance(node, ast.Assign) and ast.unparse(node.value) in moved
+    }
+    return any(
+        isinstance(node, ast.Slice) and node.lower is not None and ast.unparse(node.lower) in moved | local
+        for node in nodes
+    )
+
+
+def _speaks(node: ast.AST, pattern: re.Pattern[str]) -> bool:
+    return any(pattern.search(word) for inner in descend(node) for word in _words(inner))
+
+
+def _words(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, (ast.Name, ast.Attribute)):
+        yield last_name(node)
+    elif isinstance(node, (ast.arg, ast.keyword)):
+        yield node.arg or ""
