@@ -144,9 +144,18 @@ def _on_purpose(projection: Projection, event: Event) -> bool:
         if any(word in module.text for word in (*_BACKENDS, *_PLATFORMS)):
             own = module.segment(event.node) if module is event.module and isinstance(event.node, ast.expr) else ""
             text = module.text.replace(own, "", 1)
-            if any(word in text for word in _BACKENDS) or any(word in ast.unparse(module.tree) for word in _PLATFORMS):
+            if any(word in text for word in _BACKENDS) or _compares_platforms(module):
                 return True
     return False
+
+
+def _compares_platforms(module: Module) -> bool:
+    """Return whether a platform or its device stands in a text of the code: ``sys.platform == "win32"``.
+
+    Asking ``torch.backends.mps.is_available()`` alone sends nothing to that device.
+    """
+    texts = (node.value for node in module.index.of(ast.Constant) if isinstance(node.value, str))
+    return any(word in text and not any(map(str.isspace, text)) for text in texts for word in _PLATFORMS)
 
 
 def _trains_on_gpu(projection: Projection) -> bool:

@@ -52,8 +52,12 @@ CHECK = Check(
 def in_source(script: Script) -> Iterator[Finding]:
     """Report samplers whose shards do not belong to the ranks that draw them."""
     projection = whole_projection(script)
+    one_node = is_single_node(projection)
     for wrong in wrong_sampler_ranks(projection):
         sampler = wrong.sampler
+        if wrong.is_mild and one_node:
+            continue
+        severity = Severity.WARNING if wrong.is_mild else None
         yield CHECK.finding(
             "source",
             f"the sampler is given {wrong.given}",
@@ -67,7 +71,7 @@ def in_source(script: Script) -> Iterator[Finding]:
                     stack=sampler.chain,
                 ),
             ),
-            severity=Severity.ADVICE if wrong.on_two_nodes and is_single_node(projection) else None,
+            severity=Severity.ADVICE if wrong.on_two_nodes and one_node else severity,
         )
 
 

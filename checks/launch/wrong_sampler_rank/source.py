@@ -29,6 +29,8 @@ class WrongSamplerRank(msgspec.Struct, frozen=True, eq=False):
     remedy: str
     on_two_nodes: bool = False
     """One node has no harm of it."""
+    is_mild: bool = False
+    """Nothing is left out: samples are drawn more often than they should be."""
 
 
 def wrong_sampler_ranks(projection: Projection) -> Iterator[WrongSamplerRank]:
@@ -63,7 +65,16 @@ def _judge(projection: Projection, sampler: Event) -> WrongSamplerRank | None:
         )
     if may_spawn(projection.machine.script):
         return None
-    if rank is not None and _is_local_rank(projection, rank) and not one_node:
+    if rank is not None and _is_local_rank(projection, rank) and one_node:
+        return WrongSamplerRank(
+            sampler,
+            "the rank on its node and the number of GPUs or ranks of one node",
+            "on two nodes both draw the whole data set: every sample is used twice an epoch",
+            "Omit rank= and num_replicas=: the sampler gets them from the process group.",
+            on_two_nodes=True,
+            is_mild=True,
+        )
+    if rank is not None and _is_local_rank(projection, rank):
         return WrongSamplerRank(
             sampler,
             "the local rank as its rank",
@@ -71,7 +82,7 @@ def _judge(projection: Projection, sampler: Event) -> WrongSamplerRank | None:
             "Give it the global rank (dist.get_rank()), or omit rank=.",
             on_two_nodes=True,
         )
-    if one_node and not (rank is not None and _is_local_rank(projection, rank)):
+    if one_node:
         return WrongSamplerRank(
             sampler,
             "the number of GPUs or ranks of one node as its number of replicas",

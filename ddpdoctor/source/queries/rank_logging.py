@@ -25,6 +25,7 @@ from ddpdoctor.source.queries.job_kind import is_distributed, on_every_rank
 from ddpdoctor.source.queries.training_loops import division, feedings
 from ddpdoctor.source.ranks.ranks import FIRST_RANKS
 from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.syntax_index import descend
 from ddpdoctor.source.torch_model.lightning import LOG, has_several
 
 _BARS = ("tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.trange", "tqdm.auto.trange")
@@ -140,7 +141,7 @@ def local_metrics(projection: Projection) -> Iterator[Event]:
     training = {feeding.loader.ordinal for feeding in feedings(projection)}
     seen: set[ast.AST] = set()
     for event in projection.in_course("call"):
-        if event.node in seen or not _is_report(event):
+        if event.node in seen or not _is_report(event) or _warns(event):
             continue
         given = (*event.positional, *event.named.values())
         parts = (part for value in given for part in (parts_of(value) if isinstance(value, DictValue) else (value,)))
@@ -191,6 +192,25 @@ def _is_report(event: Event) -> bool:
     if event.name in _REPORTS or _REPORTING.search(event.name) is not None:
         return True
     return event.name == "log" and event.receiver is not None
+
+
+def _warns(event: Event) -> bool:
+    """Return whether a value is reported because it is beyond a bound: ``if torch.min(wave) < -1.0: print(…)``."""
+    told = {ast.unparse(node) for node in descend(event.node) if isinstance(node, (ast.Call, ast.Name))}
+    return any(
+        module is event.module
+        and isinstance(test, ast.Compare)
+        and isinstance(test.ops[0], (ast.Lt, ast.LtE, ast.Gt, ast.GtE))
+        and _is_number(test.comparators[0])
+        and ast.unparse(test.left) in told
+        for module, test in event.undecided
+    )
+
+
+def _is_number(node: ast.expr) -> bool:
+    if isinstance(node, ast.UnaryOp):
+        node = node.operand
+    return isinstance(node, ast.Constant)
 
 
 def _is_tracked(event: Event) -> bool:
