@@ -167,8 +167,8 @@ MAP_STYLE_DATASETS = re.compile(
     r"|torchaudio\.datasets\.\w+)$"
 )
 RANK_VARYING_CALLS = re.compile(
-    r"^(time\.|datetime\.|os\.getpid$|os\.urandom$|socket\.|uuid\.|tempfile\.(?!gettempdir$)|random\.|numpy\.random\.|secrets\.|platform\.node"
-    r"|os\.path\.(exists|isfile|isdir|getmtime|getsize)$|os\.(listdir|scandir|stat|access)$|glob\.|psutil\.)"
+    r"^(time\.|datetime\.|os\.getpid$|os\.urandom$|socket\.|uuid\.|(\w+\.)+uuid[14]$|tempfile\.(?!gettempdir$)|random\.|numpy\.random\.|secrets\.|platform\.node"
+    r"|os\.path\.(exists|isfile|isdir|getmtime|getsize)$|os\.(listdir|scandir|walk|stat|access)$|glob\.|psutil\.)"
 )
 """Functions whose results differ between processes: clocks, process and host names, files, unseeded random numbers."""
 

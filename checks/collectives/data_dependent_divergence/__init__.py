@@ -58,7 +58,7 @@ _TOGETHER = (
 _REMEDIES = {
     "raise": "All-reduce the check first, so that all ranks leave together, with a message.",
     "loop": "Iterate over something that is the same on every rank, such as a sorted, fixed list of names.",
-    "files": "Let rank 0 look and broadcast the result, then branch on it.",
+    **dict.fromkeys(("files", "polled"), "Let rank 0 look and broadcast the result, then branch on it."),
     "store": "Give every rank the same number of pieces, or stop together: all-reduce whether any rank has run out.",
 }
 

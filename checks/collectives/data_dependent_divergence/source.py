@@ -75,6 +75,7 @@ WORDS: Mapping[OwnKind, str] = {
     "batch": "the rank's own batch",
     "clock": "the rank's own clock",
     "files": "the rank's own view of the file system",
+    "polled": "the names that this rank finds in a directory at that moment",
     "random": "random numbers that the ranks do not share",
     "store": "the number that this rank got from the store",
     "state": "what the rank decided from its own data before",

@@ -164,7 +164,7 @@ class Machine(Memory):
             if not reached and living and not all_raise(sinks, start):
                 self._leave_behind(written, sinks, start, varying)
         self.store.merge_arms(living or [(written, start) for written, _, _ in outcomes[:1]], varying)
-        if own is not None and own.kind != "files":
+        if own is not None and own.kind not in ("files", "polled"):
             self.mark_decided(self.store, {cell for written, _, _ in outcomes for cell in written})
         self.mask = 0
         for _, reached, _ in outcomes:

@@ -45,6 +45,8 @@ DRAWN_FROM_STORE: Tag = ("store", 0)
 """Of a number that a rank drew from a counter in a store: no other rank gets the same."""
 LISTED: Tag = ("files", 1)
 """Of the names that a directory holds."""
+POLLED: Tag = ("files", 2)
+"""Of the names that a directory holds at the moment: every turn of a loop looks for new ones."""
 EXTENT = "extent"
 """Kind of the tags of a tensor's size: the same on every rank unless it can be zero."""
 OWN_KINDS = frozenset(
@@ -52,10 +54,12 @@ OWN_KINDS = frozenset(
 )
 """Kinds of the tags that results of calls which cannot be read inherit from their arguments."""
 
+OF_FILES: frozenset[OwnKind] = frozenset({"files", "polled"})
+"""What ranks find on their disks, which is mostly the same: they share them."""
 _CLOCK = re.compile(r"^(time|datetime)\.")
 _FILES = re.compile(r"^(os\.path\.(l?exists|is|get|samefile)|os\.(stat|access)$)")
 """Functions that look at the disk; the rest of ``os.path`` works on names."""
-_LISTS = re.compile(r"^(os\.(listdir|scandir)$|glob\.)")
+_LISTS = re.compile(r"^(os\.(listdir|scandir|walk)$|glob\.)")
 _RANDOM = re.compile(r"^(random|numpy\.random)\.")
 _STORE = re.compile(r"^torch\.distributed\.(\w+\.)?\w*Store$")
 _FILE_METHODS = frozenset({"exists", "is_file", "is_dir"})
@@ -77,6 +81,11 @@ def origin_of(name: str) -> frozenset[Tag]:
         if pattern.match(name):
             return frozenset({(kind, 0)})
     return frozenset()
+
+
+def lists_names(name: str) -> bool:
+    """Return whether a library function lists what a directory holds, by its full name."""
+    return _LISTS.match(name) is not None
 
 
 def queries_file(name: str) -> bool:
@@ -145,7 +154,7 @@ def own_iterable(machine: Machine, node: ast.expr, value: Value) -> OwnTest | No
 def decided(machine: Machine, test: ast.expr, condition: Value, value: Value) -> Value:
     """Return what a conditional expression gives, marked where every rank decides by itself which of the two it is."""
     own = own_test(machine, test, condition) if isinstance(value, Unknown) and value.varying else None
-    return value if own is None or own.kind == "files" else tagged(value, frozenset({DECIDED}))
+    return value if own is None or own.kind in OF_FILES else tagged(value, frozenset({DECIDED}))
 
 
 def mark_decided(store: Store, cells: Iterable[Cell]) -> None:
@@ -183,7 +192,7 @@ def _kind(machine: Machine, tags: frozenset[Tag]) -> OwnKind | None:
     if "clock" in kinds:
         return "clock"
     if "files" in kinds:
-        return "files"
+        return "polled" if POLLED in tags else "files"
     if "store" in kinds:
         return "store"
     if "drawn" in kinds:

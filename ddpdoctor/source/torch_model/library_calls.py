@@ -27,7 +27,16 @@ from ddpdoctor.source.interpreter.values import (
     is_varying,
     options_of,
 )
-from ddpdoctor.source.ranks.rank_local_values import COUNTED, OWN_KINDS, agrees_by_name, members_of, origin_of
+from ddpdoctor.source.ranks.rank_local_values import (
+    COUNTED,
+    LISTED,
+    OWN_KINDS,
+    POLLED,
+    agrees_by_name,
+    lists_names,
+    members_of,
+    origin_of,
+)
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.syntax_index import last_name
 from ddpdoctor.source.torch_model.tensors import TENSOR_CALLS
@@ -77,6 +86,8 @@ def plain_handler_of(name: str) -> Handler:
         return partial(_tensor, factory)
     if name in _OPENING:
         return _opened
+    if lists_names(name):
+        return _listed
     if RANK_VARYING_CALLS.match(name):
         return partial(_fixed, Unknown(True, False, origin_of(name)))
     if name == "apex.amp.initialize":
@@ -101,6 +112,12 @@ def _fixed(
     value: Value, machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool
 ) -> Value:
     return value
+
+
+def _listed(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    """Return names in a directory, which a ``while`` that lists them again and again waits for."""
+    polls = any(isinstance(loop.around.node, ast.While) for loop in machine.loops)
+    return Unknown(True, False, frozenset({POLLED if polls else LISTED}))
 
 
 def _opened(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
