@@ -327,7 +327,8 @@ def join(one: Value | None, other: Value | None, varying: bool = False) -> Value
     for option in (*options_of(one), *options_of(other)):
         if option not in options:
             options.append(option)
-    if len(options) > (MAXIMUM_OBJECTS if all(isinstance(one, Instance) for one in options) else MAXIMUM_OPTIONS):
+    are_objects = all(isinstance(option, (Instance, ExternalObject)) for option in options)
+    if len(options) > (MAXIMUM_OBJECTS if are_objects else MAXIMUM_OPTIONS):
         mixed = derived(options)
         return Unknown(mixed.varying or varying, False, mixed.tags)
     either = any(isinstance(value, OneOf) and value.varying for value in (one, other))

@@ -17,6 +17,7 @@ from ddpdoctor.source.interpreter.values import (
     ExternalObject,
     Instance,
     OneOf,
+    ProjectClass,
     SequenceValue,
     Unknown,
     Value,
@@ -26,6 +27,8 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.ranks.rank_local_seeds import is_found_alike
+from ddpdoctor.source.ranks.rank_local_values import lists_names
 from ddpdoctor.source.script.syntax_index import descend, made_from
 from ddpdoctor.source.script.text_search import mentions_any
 from ddpdoctor.source.vocabulary import DATA_LOADER, DISTRIBUTED_SAMPLER, MAP_STYLE_DATASETS
@@ -203,7 +206,10 @@ def _divided_by_rank(machine: Machine, dataset: Value) -> bool:
     if isinstance(dataset, Instance):
         names = machine.store.names(dataset.number)
         values = [machine.store.get(dataset.number, name) for name in names]
-        return any(value is not None and is_varying(value) for value in values) or _mentions_ranks(dataset.cls.node)
+        own = [value for value in values if value is not None and is_varying(value)]
+        if own and all(map(is_found_alike, own)) and _lists_by_itself(machine, dataset.cls):
+            own = []
+        return bool(own) or _mentions_ranks(dataset.cls.node)
     made = machine.object(dataset)
     if made is None:
         return False
@@ -211,6 +217,20 @@ def _divided_by_rank(machine: Machine, dataset: Value) -> bool:
     return any(
         is_varying(part) or (isinstance(part, (ExternalObject, Instance)) and _divided_by_rank(machine, part))
         for part in parts
+    )
+
+
+def _lists_by_itself(machine: Machine, cls: ProjectClass) -> bool:
+    """Return whether a class of data sets lists the files itself, in a class or a module that knows no ranks.
+
+    Else what lists them may have kept those of the rank.
+    """
+    module = machine.script.module(cls.module)
+    if module is None:
+        return False
+    places = [cls.node] if module is machine.script.entry or _mentions_ranks(module.tree) else [cls.node, module.tree]
+    return any(
+        lists_names(module.resolve(call.func)) for place in places for call in module.index.within(place, ast.Call)
     )
 
 

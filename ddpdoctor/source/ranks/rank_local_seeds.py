@@ -9,15 +9,19 @@ from ddpdoctor.source.interpreter.assignment import overwrite
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     BoundMethod,
+    DictValue,
     ExternalObject,
     Function,
     Instance,
+    OneOf,
+    SequenceValue,
     Tag,
     Unknown,
     Value,
     derived,
     is_guessed,
     is_varying,
+    parts_of,
     tags_of,
 )
 from ddpdoctor.source.script.syntax_index import descend
@@ -27,7 +31,7 @@ DRAWN: Tag = ("drawn", 0)
 _TAKES_SEED = frozenset({"manual_seed", "seed", "Random", "RandomState", "default_rng"})
 """Functions and methods whose first argument is a seed; others have a keyword of that name."""
 _GENERATOR = "torch.Generator"
-_OWN_ORIGINS = frozenset({"clock", "random", "drawn", "store", "own", "batch"})
+_OWN_ORIGINS = frozenset({"clock", "random", "drawn", "store", "own", "batch", "part"})
 """Kinds of the tags of what no two ranks have alike."""
 
 
@@ -58,10 +62,15 @@ def drawn_apart(
 
 def is_own_seed(seed: Value) -> bool:
     """Return whether a seed differs between ranks; the epoch of a checkpoint does not, which all of them find alike."""
-    if not isinstance(seed, Unknown):
-        return is_varying(seed)
-    kinds = {kind for kind, _ in seed.tags}
-    return seed.varying and not ("files" in kinds and kinds.isdisjoint(_OWN_ORIGINS))
+    return is_varying(seed) and not is_found_alike(seed)
+
+
+def is_found_alike(value: Value) -> bool:
+    """Return whether a value differs between ranks only where their disks do, which they mostly share."""
+    if isinstance(value, (SequenceValue, DictValue)) or (isinstance(value, OneOf) and not value.varying):
+        return all(is_found_alike(part) for part in parts_of(value) if is_varying(part))
+    kinds = {kind for kind, _ in value.tags} if isinstance(value, Unknown) else set()
+    return "files" in kinds and kinds.isdisjoint(_OWN_ORIGINS)
 
 
 def of_unread(machine: Machine, function: Function, arguments: Sequence[Value]) -> Value:

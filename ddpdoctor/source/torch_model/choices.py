@@ -31,7 +31,7 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.script.syntax_index import descend
-from ddpdoctor.source.vocabulary import DDP, OPTIMIZER
+from ddpdoctor.source.vocabulary import DDP, MODULE, MODULE_SELF_METHODS, OPTIMIZER
 
 _LIKE_TORCH = ("torch.", "torchvision.", "torchaudio.", "torchtext.")
 _OPTIMIZER_CLASS = re.compile(r"torch\.optim\.(?!lr_scheduler|swa_utils)")
@@ -89,11 +89,28 @@ def _is_of_each(machine: Machine, node: ast.AST, options: list[Value]) -> bool:
 
 
 def _method_of_any(options: Sequence[Value]) -> BoundMethod | None:
-    """Return one method of whichever optimizer it is; None where some option is something else."""
-    methods = [option for option in options if isinstance(option, BoundMethod) and _is_training_state(option.receiver)]
+    """Return one method of whichever optimizer it is, or one that gives back whichever model it is; else None."""
+    methods = [
+        option
+        for option in options
+        if isinstance(option, BoundMethod) and (_is_training_state(option.receiver) or _gives_itself(option))
+    ]
     if len(methods) < len(options) or len({method.name for method in methods}) != 1:
         return None
     return BoundMethod(OneOf(tuple(method.receiver for method in methods)), methods[0].name)
+
+
+def _gives_itself(method: BoundMethod) -> bool:
+    """Return whether a method of a model returns the model: ``net.to(device)``."""
+    return method.name in MODULE_SELF_METHODS and is_model(method.receiver)
+
+
+def is_model(value: Value) -> bool:
+    """Return whether something is a module of torch, or an object of the project, which may be one; of several, all."""
+    return all(
+        isinstance(option, Instance) or (isinstance(option, ExternalObject) and MODULE.search(option.name) is not None)
+        for option in options_of(value)
+    )
 
 
 def _of_any_class(made: Value) -> Value | None:

@@ -51,6 +51,7 @@ from ddpdoctor.source.ranks.rank_local_values import (
 from ddpdoctor.source.ranks.ranks import DEVICE_COUNT, GLOBAL_RANK, WORLD_SIZE, exact_per_rank, variable
 from ddpdoctor.source.torch_model import accelerate_calls, lightning
 from ddpdoctor.source.torch_model.buffers import note_buffer
+from ddpdoctor.source.torch_model.choices import is_model
 from ddpdoctor.source.torch_model.configurations import MERGES, merge
 from ddpdoctor.source.torch_model.ddp import backward, is_thin_wrap, wrap
 from ddpdoctor.source.torch_model.external_objects import (
@@ -78,7 +79,6 @@ from ddpdoctor.source.vocabulary import (
     DDP,
     DISTRIBUTED_SAMPLER,
     MODEL_PRESERVING,
-    MODULE,
     MODULE_SELF_METHODS,
     NOT_FALSE,
     PROCESSES,
@@ -243,10 +243,7 @@ def _known_method(
         return SYNCHRONISED
     if (drawn := number_from_store(name, receiver, positional)) is not None:
         return drawn
-    is_module = isinstance(receiver, Instance) or (
-        isinstance(receiver, ExternalObject) and MODULE.search(receiver.name) is not None
-    )
-    if is_module and name in MODULE_SELF_METHODS:
+    if name in MODULE_SELF_METHODS and is_model(receiver):
         note_device(machine, node, name, positional, named)
         return receiver
     if name in {"cuda", "to"}:
@@ -326,6 +323,9 @@ def _collective(
         group = positional[how.group_position]
     whole = group is None or constant(group) is None or group == WORLD_GROUP
     short = name.removeprefix("torch.distributed.")
+    if short == "init_process_group" and machine.in_parent and not machine.undecided:
+        rank = named.get("rank", NONE)
+        machine.in_parent = not (is_varying(rank) or constant(rank) is None)  # A launcher has started it as a rank.
     if short == "init_process_group" and constant(named.get("world_size", NONE)) == machine.mask.bit_count():
         whole = machine.mask == ALL_RANKS  # A group of just the ranks that come here: the others do not belong to it.
     machine.emit("collective", short, node, positional, named, in_tree=whole)
