@@ -195,6 +195,8 @@ def missing_environments(projection: Projection) -> Iterator[MissingEnvironment]
     script = projection.machine.script
     if script.spawns_ranks is None or framework(script) or _needs_launcher(script.entry):
         return
+    if not projection.machine.started:
+        return  # The walk took the way of ranks that a launcher has started.
     for event in initialisations(projection):
         if not event.complete or "store" in event.named or len(event.positional) > 1 or event.ranks == 0:
             continue
