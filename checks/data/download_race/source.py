@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from ddpdoctor.source.events import Event
+from ddpdoctor.source.events import ContextAround, Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, PerRank, constant, is_varying, tags_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import hints_at_ranks, is_distributed
@@ -22,6 +22,7 @@ _FETCHERS = frozenset(
 )
 _IN_TURN = re.compile(r"first|lock|zero|turn|main|rank", re.IGNORECASE)
 """Words in a context manager that may let the ranks in one after the other."""
+_ON_DEVICE = ("torch.cuda.device", "torch.device", "torch.autocast", "torch.cuda.amp.")
 
 
 class SharedDownload(msgspec.Struct, frozen=True, eq=False):
@@ -44,7 +45,7 @@ def shared_downloads(projection: Projection) -> Iterator[SharedDownload]:
             continue
         if hints_at_ranks(event):
             continue
-        if any(_IN_TURN.search(context.module.excerpt(context.node, 200)) for context in event.contexts):
+        if any(map(_lets_in_by_turns, event.contexts)):
             continue
         if _rank_by_rank(projection, event) or _done_before(events, event):
             continue
@@ -53,6 +54,14 @@ def shared_downloads(projection: Projection) -> Iterator[SharedDownload]:
         seen.add(event.node)
         extracts = event.name.endswith(("extractall", "unpack_archive"))
         yield SharedDownload(event, "extracts" if extracts else "looks" if _is_by_first(event) else "downloads")
+
+
+def _lets_in_by_turns(context: ContextAround) -> bool:
+    """Return whether a context manager may let the ranks in one after the other, by its words; a device does not."""
+    node = context.node
+    if isinstance(node, ast.Call) and context.module.resolve(node.func).startswith(_ON_DEVICE):
+        return False
+    return _IN_TURN.search(context.module.excerpt(node, 200)) is not None
 
 
 def by_directory(downloads: Iterable[SharedDownload]) -> list[list[SharedDownload]]:

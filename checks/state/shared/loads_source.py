@@ -19,6 +19,8 @@ from ddpdoctor.source.script.text_search import mentions_any
 _CHECKPOINT = re.compile(r"check_?point|ckpt|resume|snapshot|state_?dict|weights|pretrained", re.IGNORECASE)
 _STATE = re.compile(r"state|model|net|weight|param|optim|sched|scaler|ema|module|encoder|decoder|epoch|step|iter", re.I)
 """In a key of a checkpoint."""
+_PUBLISHED = re.compile(r"pre_?train\w*/", re.IGNORECASE)
+"""A directory in a path."""
 _SHARDED_STATE = ("set_default_device", "FSDP", "fully_shard")
 _TO_CPU = re.compile(r"\.cpu\(\)|\.to\(\s*(device=)?(torch\.device\()?['\"]cpu")
 
@@ -48,10 +50,17 @@ def _loads_of_numbers(projection: Projection) -> Iterator[ast.AST]:
 
 
 def is_published(load: Event) -> bool:
-    """Return whether pretrained weights of a fixed name are loaded: those that people publish are mostly the CPU's."""
+    """Return whether pretrained weights of a fixed name, or from a directory of such, are loaded: those that people
+    publish are mostly the CPU's.
+    """
     path = constant(load.argument("f", 0) or NONE)
     told = (str(path), *load.conditions)
-    return isinstance(path, str) and any("pretrain" in text for text in told)
+    if isinstance(path, str) and any("pretrain" in text for text in told):
+        return True
+    return any(
+        isinstance(part, ast.Constant) and isinstance(part.value, str) and _PUBLISHED.search(part.value) is not None
+        for part in made_from(load.node, load.module.body_around(load.node))
+    )
 
 
 def _saves_on_cpu(save: Event) -> bool:

@@ -46,6 +46,7 @@ from ddpdoctor.source.torch_model.recorded_training import bare_forward
 from ddpdoctor.source.vocabulary import DATA_LOADER, DDP, FIRST_RANK_DECORATORS
 
 MAXIMUM_RECURSION = 1
+_NAMED_TUPLE = "typing.NamedTuple"
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
@@ -179,6 +180,8 @@ def _call_built(
 ) -> Value:
     if value.name == DDP:
         return call_wrapped(machine, node, value, positional, named, complete)
+    if value.name == _NAMED_TUPLE and named and complete and not positional:
+        return DictValue(tuple(named.items()))  # Its fields are read by their names.
     return bare_forward(machine, node, value, positional, named, derived([*positional, *named.values()]))
 
 
