@@ -164,7 +164,7 @@ CONTAINER_MODULES = frozenset({"torch.nn.Sequential", "torch.nn.ModuleList", "to
 
 MAP_STYLE_DATASETS = re.compile(
     r"(torchvision\.datasets\.\w+|torch\.utils\.data\.(TensorDataset|Subset|ConcatDataset|StackDataset)"
-    r"|torchaudio\.datasets\.\w+)$"
+    r"|torchaudio\.datasets\.\w+|torch_geometric\.data\.InMemoryDataset|torch_geometric\.datasets\.\w+)$"
 )
 RANK_VARYING_CALLS = re.compile(
     r"^(time\.|datetime\.|os\.getpid$|os\.urandom$|socket\.|uuid\.|(\w+\.)+uuid[14]$|tempfile\.(?!gettempdir$)|random\.|numpy\.random\.|secrets\.|platform\.node"

@@ -4,7 +4,8 @@ What it finds
     A map-style DataLoader that feeds the training forward of a DDP model, or of one that DeepSpeed's engine trains, and
     whose sampler does not divide the data set between the ranks; or a reader of the project itself that goes through
     the data by a position which does not depend on the rank. In a run the whole index lists of the ranks are
-    compared, and the data behind equal indices.
+    compared, and the data behind equal indices. An IterableDataset of the project is told of where nothing in it
+    depends on the rank.
 
 Why it is bad
     Every rank trains on the whole data set: an epoch costs as many times the work as there are ranks, and the averaged
@@ -33,7 +34,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.check import BoundHit, Check
 from ddpdoctor.checks.data.missing_distributed_sampler.fix import divide
-from ddpdoctor.checks.data.missing_distributed_sampler.own_reader import alike_readers
+from ddpdoctor.checks.data.missing_distributed_sampler.own_reader import alike_readers, alike_streams
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.fix.edits import Fix
 from ddpdoctor.source.projection import whole_projection
@@ -73,6 +74,22 @@ def in_source(script: Script) -> Iterator[Finding]:
             evidence=(
                 Fact(
                     text=f"its batches reach this backward through {through}",
+                    basis="source",
+                    location=backward.module.location(backward.node),
+                ),
+            ),
+        )
+    for feeding in alike_streams(projection):
+        loader, backward = feeding.loader, feeding.backward
+        yield CHECK.finding(
+            "source",
+            "every rank trains on the same items: nothing in this IterableDataset depends on the rank",
+            remedy="Let __iter__ give each rank its own items, and as many as the others, as "
+            "itertools.islice(items, rank, None, world_size) does.",
+            locations=(loader.module.location(loader.node),),
+            evidence=(
+                Fact(
+                    text="its batches reach this backward through DistributedDataParallel",
                     basis="source",
                     location=backward.module.location(backward.node),
                 ),

@@ -9,8 +9,10 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import ALL_RANKS, ExternalObject, tags_of
+from ddpdoctor.source.interpreter.attributes import base_names, class_attribute
+from ddpdoctor.source.interpreter.values import ALL_RANKS, ExternalObject, Instance, tags_of
 from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.queries.training_loops import Feeding, divided_by_rank, feedings
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.syntax_index import descend, last_name
 
@@ -18,6 +20,8 @@ _OF_RANKS = re.compile(r"rank|world|num_proc|(?<!pre)process(?!ing|or)|replica|g
 """In a name: the reader may divide the data between the ranks."""
 _DRAWS = re.compile(r"rand|shuffle|perm|seed|choice", re.IGNORECASE)
 """In a name: the order may be another one on each rank."""
+_STREAM = "torch.utils.data.IterableDataset"
+_READING = frozenset({"open", "reader", "iter_batches", "read_csv", "readlines", "scandir"})
 _PLACING = frozenset({"to", "cuda"})
 """Methods that are given a device, which differs between ranks by right."""
 
@@ -106,7 +110,7 @@ def _reader(projection: Projection, forward: Event, call: ast.Call) -> OwnReader
         for cls in around.index.of(ast.ClassDef)
         if cls.name == last_name(made[0].func)
     ]
-    if len(found) != 1 or not _is_alike(projection, found[0][1]):
+    if len(found) != 1 or found[0][1].bases or not _is_alike(projection, found[0][1]):
         return None
     around, cls = found[0]
     for method in cls.body:
@@ -124,6 +128,39 @@ def _is_set_by_rank(module: Module, reader: str) -> bool:
     return any(mention.search(text) and _OF_RANKS.search(text.replace(reader, "")) for text in texts)
 
 
+def alike_streams(projection: Projection) -> Iterator[Feeding]:
+    """Loaders over an IterableDataset of the project that hands every rank the same items, once each."""
+    machine = projection.machine
+    for feeding in feedings(projection):
+        dataset = feeding.loader.argument("dataset", 0)
+        if not feeding.certain or len(feeding.alternatives) != 1 or not isinstance(dataset, Instance):
+            continue
+        loader, cls = feeding.loader, dataset.cls
+        if loader.ordinal in machine.prepared or not loader.complete or loader.ranks != ALL_RANKS:
+            continue
+        streams = base_names(machine, cls) == (_STREAM,) and class_attribute(machine, cls, "__iter__") is not None
+        if (
+            streams
+            and _goes_over_data(cls.node)
+            and not divided_by_rank(machine, dataset)
+            and _is_alike(projection, cls.node)
+        ):
+            yield feeding
+
+
+def _goes_over_data(cls: ast.ClassDef) -> bool:
+    """Return whether a loop in a class goes over a file or over what its objects hold, and is no mere count."""
+    loops = (node.iter for node in descend(cls) if isinstance(node, (ast.For, ast.comprehension)))
+    counts = ("range", "count", "repeat")
+    return any(
+        (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self")
+        or (isinstance(node, ast.Call) and last_name(node.func) in _READING)
+        for iterable in loops
+        if not (isinstance(iterable, ast.Call) and last_name(iterable.func) in counts)
+        for node in descend(iterable)
+    )
+
+
 def _is_alike(projection: Projection, cls: ast.ClassDef) -> bool:
     """Return whether neither a class nor a function of the project that it calls speaks of ranks or draws numbers."""
     called = {last_name(node.func) for node in descend(cls) if isinstance(node, ast.Call)}
@@ -133,9 +170,7 @@ def _is_alike(projection: Projection, cls: ast.ClassDef) -> bool:
         for function in module.index.of(ast.FunctionDef)
         if function.name in called and not function.name.startswith("__")
     )
-    return not cls.bases and not any(
-        _speaks(node, pattern) for node in (cls, *functions) for pattern in (_OF_RANKS, _DRAWS)
-    )
+    return not any(_speaks(node, pattern) for node in (cls, *functions) for pattern in (_OF_RANKS, _DRAWS))
 
 
 def _advances(method: ast.FunctionDef) -> bool:

@@ -100,7 +100,7 @@ def division(machine: Machine, loader: Event) -> Division:
         if sampler is not None and constant(sampler) is not None:
             return sampler_division(machine, sampler)
     dataset = loader.argument("dataset", 0)
-    if dataset is None or _divided_by_rank(machine, dataset):
+    if dataset is None or divided_by_rank(machine, dataset):
         return "unknown"
     shuffles = constant(loader.argument("shuffle", 2) or NONE) is True
     return "whole" if shuffles or _is_map_style(machine, dataset) else "unknown"
@@ -140,7 +140,7 @@ def _one_sampler(machine: Machine, option: Value) -> Division:
         return sampler_division(machine, made.argument("sampler", 0) or Unknown())
     if made.name in _WHOLE_SAMPLERS:
         dataset = made.argument("data_source", 0)
-        return "unknown" if dataset is None or _divided_by_rank(machine, dataset) else "whole"
+        return "unknown" if dataset is None or divided_by_rank(machine, dataset) else "whole"
     return "unknown"
 
 
@@ -197,12 +197,12 @@ def _loaders_in(iterable: Value) -> tuple[set[int], bool]:
     return numbers, certain
 
 
-def _divided_by_rank(machine: Machine, dataset: Value) -> bool:
+def divided_by_rank(machine: Machine, dataset: Value) -> bool:
     """Return whether a data set may hold something else on each rank."""
     if is_varying(dataset):
         return True
     if isinstance(dataset, OneOf):
-        return any(_divided_by_rank(machine, option) for option in dataset.options)
+        return any(divided_by_rank(machine, option) for option in dataset.options)
     if isinstance(dataset, Instance):
         names = machine.store.names(dataset.number)
         values = [machine.store.get(dataset.number, name) for name in names]
@@ -215,7 +215,7 @@ def _divided_by_rank(machine: Machine, dataset: Value) -> bool:
         return False
     parts = [*made.positional, *made.named.values()]
     return any(
-        is_varying(part) or (isinstance(part, (ExternalObject, Instance)) and _divided_by_rank(machine, part))
+        is_varying(part) or (isinstance(part, (ExternalObject, Instance)) and divided_by_rank(machine, part))
         for part in parts
     )
 
@@ -259,7 +259,10 @@ def _is_map_style(machine: Machine, dataset: Value) -> bool:
     if isinstance(dataset, ExternalObject):
         return MAP_STYLE_DATASETS.match(dataset.name) is not None
     if isinstance(dataset, Instance):
-        if any("Iterable" in name for name in base_names(machine, dataset.cls)):
+        bases = base_names(machine, dataset.cls)
+        if any("Iterable" in name for name in bases):
             return False
+        if any(map(MAP_STYLE_DATASETS.match, bases)):
+            return True
         return machine.store.get(dataset.cls.scope, "__getitem__") is not None
     return False
