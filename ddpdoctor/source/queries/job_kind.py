@@ -137,10 +137,14 @@ def is_of_one_process(projection: Projection, event: Event) -> bool:
     """
     like_ddp = (event for event in projection.of_kind("object") if event.name.endswith("DistributedDataParallel"))
     wraps = [*projection.of_kind("wrap"), *like_ddp]  # That of Apex is an object.
-    signs = wraps, list(initialisations(projection)), _starts(projection)
+    joins = [other for other in projection.in_course("collective") if other.name == "init_process_group"]
+    signs = wraps, joins, _starts(projection)
+    of_launcher = [other for other in (*wraps, *joins) if not depends_on_mode(other)]
     for condition in event.undecided:
         arm, text = _arm(event, condition), condition[0].excerpt(condition[1], 1_000)
-        for others in signs if arm is not None else ():
+        if arm is None or any(arm in _arms(other, text) for other in of_launcher):
+            continue  # In an arm in which nothing asks for it, ranks join that a launcher has started.
+        for others in signs:
             arms = [_arms(other, text) for other in others]
             if arms and all(found and arm not in found for found in arms):
                 return True

@@ -13,8 +13,10 @@ from ddpdoctor.source.interpreter.values import (
     UNIFORM,
     BoundMethod,
     Function,
+    Instance,
     OneOf,
     Partial,
+    ProjectClass,
     SequenceValue,
     Unknown,
     Value,
@@ -27,6 +29,10 @@ from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK, exact_per_rank
 
 _OF_A_PROCESS = re.compile(r"rank|gpu|device|node|proc|world|main|master", re.IGNORECASE)
 """In the name of an option: a launcher may give another value to each process."""
+
+
+_CALLABLE = (Function, Partial, BoundMethod, ProjectClass, Instance)
+"""What a rank may run: a function, or a class whose constructor trains."""
 
 
 def spawn(machine: Machine, node: ast.AST, positional: list[Value], named: dict[str, Value]) -> Value:
@@ -79,11 +85,18 @@ def _handed_over(value: Value) -> Value:
 
 
 def _run_ranks(machine: Machine, node: ast.AST, function: Value, arguments: Value, *, with_index: bool) -> None:
-    target = next(
-        (option for option in options_of(function) if isinstance(option, (Function, Partial, BoundMethod))), None
-    )
-    if target is None:
-        return
+    for key in machine.started.pop(node, ()):
+        machine.objects.pop(key, None)  # That walk was taken back: what is made now is made later than what it made.
+    before = set(machine.objects)
+    try:
+        for target in options_of(function):
+            if isinstance(target, _CALLABLE):
+                _run_target(machine, node, target, arguments, with_index=with_index)
+    finally:
+        machine.started[node] = machine.objects.keys() - before
+
+
+def _run_target(machine: Machine, node: ast.AST, target: Value, arguments: Value, *, with_index: bool) -> None:
     lanes = [entry for entry in (on_rank(arguments, rank) for rank in RANKS) if isinstance(entry, SequenceValue)]
     known = len(lanes) == len(RANKS) and len({len(lane.values) for lane in lanes}) == 1
     known = known and not any(lane.open for lane in lanes)
@@ -100,12 +113,8 @@ def _run_ranks(machine: Machine, node: ast.AST, function: Value, arguments: Valu
     parent, machine.in_parent = machine.in_parent, False
     gone, raised, mask = machine.gone, machine.raised, machine.mask
     loops, machine.loops = machine.loops, []  # A loop that starts one process a turn is no loop of the rank.
-    for key in machine.started.pop(node, ()):
-        machine.objects.pop(key, None)  # That walk was taken back: what is made now is made later than what it made.
-    before = set(machine.objects)
     try:
         machine.apply(machine, node, target, positional, {}, complete=known)
     finally:
         machine.in_parent, machine.loops = parent, loops
-        machine.started[node] = machine.objects.keys() - before
         machine.gone, machine.raised, machine.mask = gone, raised, mask
