@@ -240,6 +240,22 @@ def test_loader_handed_to_a_trainer_in_a_spawned_function(tmp_path: Path) -> Non
     )
 
 
+def test_module_that_is_imported_by_a_name_in_a_call(tmp_path: Path) -> None:
+    written(tmp_path, TRAINING + "loader = DataLoader(data, shuffle=True)\n" + LOOP, "recipes/plain.py")
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import importlib, sys\n"
+        "import torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "if len(sys.argv) > 1:\n"
+        "    importlib.import_module(sys.argv[1])\n"
+        "else:\n"
+        "    importlib.import_module('recipes.plain')\n"
+    )
+    (finding,) = findings_of(read_script(path), "DDP101")
+    assert Path(finding.locations[0].file).name == "plain.py"
+
+
 def test_location_covers_the_whole_construction(tmp_path: Path) -> None:
     loader = """
 loader = DataLoader(

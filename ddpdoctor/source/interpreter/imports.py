@@ -7,7 +7,7 @@ from functools import partial
 
 from ddpdoctor.source.interpreter.scopes import CallFrame
 from ddpdoctor.source.interpreter.state import Execute, Machine
-from ddpdoctor.source.interpreter.values import External, ProjectModule, Unknown, Value
+from ddpdoctor.source.interpreter.values import UNIFORM, External, ProjectModule, Unknown, Value, constant
 from ddpdoctor.source.script.module import Module, absolute
 from ddpdoctor.source.vocabulary import canonical
 
@@ -31,6 +31,16 @@ def run_import(machine: Machine, statement: ast.Import | ast.ImportFrom, execute
             _star(machine, module, execute)
             continue
         machine.assign(scope, alias.asname or alias.name, _member(machine, module, alias.name, execute))
+
+
+def import_by_name(
+    machine: Machine, node: ast.AST, positional: list[Value], named: dict[str, Value], complete: bool
+) -> Value:
+    """Return what ``importlib.import_module`` gives: a project module, run as an import statement runs it."""
+    name = constant(named.get("name", positional[0] if positional else UNIFORM))
+    if not isinstance(name, str) or machine.script.module(name) is None:
+        return Unknown(opaque=True)
+    return _module_value(machine, name, machine.execute)
 
 
 def run_module(machine: Machine, module: Module, execute: Execute) -> None:

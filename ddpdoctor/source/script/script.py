@@ -254,6 +254,11 @@ def _imported(module: Module) -> Iterator[str]:
             yield ".".join(parts[:length])
         if entry.module and entry.name and entry.name != "*":
             yield f"{entry.module}.{entry.name}"
+    for call in module.calls_by_name.get("import_module", ()) if "import_module" in module.text else ():
+        name = call.args[0] if call.args else None
+        if isinstance(name, ast.Constant) and isinstance(name.value, str):
+            parts = name.value.split(".")
+            yield from (".".join(parts[:length]) for length in range(1, len(parts) + 1))
 
 
 def note_gap(script: Script, text: str) -> None:

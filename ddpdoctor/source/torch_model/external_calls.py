@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 from ddpdoctor.source.interpreter.assignment import adopts_variables, container_method, overwrite
 from ddpdoctor.source.interpreter.attributes import bases_of, bound_to, class_attribute, text_of
 from ddpdoctor.source.interpreter.builtin_calls import BUILTIN_CALLS
+from ddpdoctor.source.interpreter.imports import import_by_name
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
@@ -429,6 +430,7 @@ _SPECIAL: dict[str, Handler] = {
     "functools.partial": make_partial,
     "builtins.super": make_super,
     "builtins.getattr": read_attribute,
+    "importlib.import_module": import_by_name,
     "builtins.dict": make_dict,
     "builtins.range": _range,
     "itertools.islice": _islice,
