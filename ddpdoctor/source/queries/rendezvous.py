@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import msgspec
@@ -14,7 +14,7 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, constant
 from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.queries.job_kind import framework, initialisations, keyword, may_spawn
-from ddpdoctor.source.script.launch_facts import reads_launcher_rank
+from ddpdoctor.source.script.launch_facts import launcher_rank_reads, reads_launcher_rank
 from ddpdoctor.source.script.launch_files import exports
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
@@ -67,7 +67,11 @@ def legacy_launches(script: Script) -> Iterator[LegacyLaunch]:
         for entry in module.imports:
             if f"{entry.module}.{entry.name}".startswith("torch.distributed.launch."):
                 yield LegacyLaunch(Location(file=str(module.path), line=entry.line), "module")
-    reads = any(reads_launcher_rank(module, LOCAL_RANK_VARIABLES) for module in script.modules)
+    reads = any(
+        _is_reached(script, module, node)
+        for module in script.modules
+        for node in launcher_rank_reads(module, LOCAL_RANK_VARIABLES)
+    )
     for module in script.modules:
         for node in module.index.of(ast.Call) if "--local" in module.text else ():
             if _declares_local_rank(node) and _is_used(script):
@@ -82,7 +86,7 @@ def legacy_launches(script: Script) -> Iterator[LegacyLaunch]:
 
 
 def _is_reached(script: Script, module: Module, node: ast.AST) -> bool:
-    """Return whether the script comes to an option: another entry, which it takes functions from, has its own."""
+    """Return whether the script comes to a place: another entry, which it takes functions from, has its own options."""
     function = module.body_around(node)
     return module is script.entry or function is module.tree or function in project(script).machine.visited
 
@@ -126,9 +130,14 @@ def _is_required(call: ast.Call) -> bool:
 
 
 def _declares_local_rank(call: ast.Call) -> bool:
-    if not (isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument"):
-        return False
-    return any(isinstance(entry, ast.Constant) and entry.value in LOCAL_RANK_OPTIONS for entry in call.args)
+    """Return whether a call is ``add_argument("--local_rank")``, or a record of an option that is added later."""
+    if isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
+        return _names_option(call.args)
+    return bool(call.args) and isinstance(call.args[0], (ast.List, ast.Tuple)) and _names_option(call.args[0].elts)
+
+
+def _names_option(entries: Iterable[ast.expr]) -> bool:
+    return any(isinstance(entry, ast.Constant) and entry.value in LOCAL_RANK_OPTIONS for entry in entries)
 
 
 def _is_text(call: ast.Call) -> bool:
@@ -138,15 +147,31 @@ def _is_text(call: ast.Call) -> bool:
 
 
 def _is_used(script: Script) -> bool:
-    return any(node.attr == "local_rank" for module in script.modules for node in module.index.of(ast.Attribute))
+    attributes = (node.attr for module in script.modules for node in module.index.of(ast.Attribute))
+    return "local_rank" in attributes or mentions_any(script, ("['local_rank']", '["local_rank"]'))
 
 
 def _is_assigned(script: Script) -> bool:
-    return any(
-        node.attr == "local_rank" and isinstance(node.ctx, ast.Store)
-        for module in script.modules
-        for node in module.index.of(ast.Attribute)
-    )
+    """Return whether an attribute of that name gets another value than what the option says."""
+    for module in script.modules:
+        for node in module.index.of(ast.Attribute):
+            if node.attr == "local_rank" and isinstance(node.ctx, ast.Store):
+                around = module.parents.get(node)
+                if not (isinstance(around, ast.Assign) and _hands_on(script, around.value)):
+                    return True
+    return False
+
+
+def _hands_on(script: Script, value: ast.expr) -> bool:
+    """Return whether a value is an option read before: ``options.local_rank = args.local_rank``."""
+    if isinstance(value, ast.Name) and value.id == "local_rank":
+        passed = (word for module in script.modules for word in module.index.of(ast.keyword))
+        return any(word.arg == "local_rank" and _is_local_rank_of(word.value) for word in passed)
+    return _is_local_rank_of(value)
+
+
+def _is_local_rank_of(value: ast.expr) -> bool:
+    return isinstance(value, ast.Attribute) and value.attr == "local_rank"
 
 
 def fixed_rendezvous(projection: Projection) -> Iterator[FixedRendezvous]:

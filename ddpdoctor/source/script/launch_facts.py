@@ -68,8 +68,13 @@ def cuda_demand(modules: Sequence[Module]) -> SourceFact | None:
 
 def reads_launcher_rank(module: Module, names: frozenset[str] = GLOBAL_RANK_VARIABLES | LOCAL_RANK_VARIABLES) -> bool:
     """Return whether a module reads a rank from the environment, RANK or LOCAL_RANK, or what is in ``names``."""
+    return next(launcher_rank_reads(module, names), None) is not None
+
+
+def launcher_rank_reads(module: Module, names: frozenset[str]) -> Iterator[ast.Constant]:
+    """Yield the names of variables of the environment where a module reads them."""
     if not any(name in module.text for name in names):
-        return False
+        return
     for node in module.index.of(ast.Constant):
         if node.value.__class__ is str and node.value in names:
             around = module.parents.get(node)
@@ -77,8 +82,7 @@ def reads_launcher_rank(module: Module, names: frozenset[str] = GLOBAL_RANK_VARI
                 around = module.parents.get(around)
             stored = isinstance(around, ast.Subscript) and isinstance(around.ctx, ast.Store)
             if not stored and isinstance(around, (ast.Subscript, ast.Call, ast.Compare)):
-                return True
-    return False
+                yield node
 
 
 def launches(module: Module, modules: Sequence[Module]) -> Iterator[ast.Call]:
