@@ -10,6 +10,7 @@ import msgspec
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.sync_points import function_around, nodes_of, stores
+from ddpdoctor.source.script.module import Module
 
 _IN_PLACE = frozenset({"all_reduce", "reduce"})
 
@@ -30,9 +31,13 @@ def reduced_losses(projection: Projection) -> Iterator[ReducedLoss]:
         name = argument_name(event)
         for backward in backwards:
             later = backward.ordinal > event.ordinal and backward.scopes == event.scopes
-            if not later or event.node in seen or not _starts_from(backward.node, name):
+            if not later or event.node in seen:
                 continue
-            if not _assigned_between(event, backward, name):
+            if _starts_from(backward.node, name):
+                starts = not _assigned_between(event, backward, name)
+            else:
+                starts = "loss" in name.lower() and _becomes(event, backward, name)
+            if starts:
                 seen.add(event.node)
                 yield ReducedLoss(name, event, backward)
 
@@ -60,6 +65,47 @@ def _starts_from(node: ast.AST, name: str) -> bool:
     receiver = node.func.value
     starts = [receiver, *node.args, *(receiver.args if isinstance(receiver, ast.Call) else ())]
     return any(isinstance(start, (ast.Name, ast.Attribute)) and ast.unparse(start) == name for start in starts)
+
+
+def _becomes(event: Event, backward: Event, name: str) -> bool:
+    """Return whether a backward starts from a sum or a quotient that the reduced loss was made part of."""
+    first, last = getattr(event.node, "lineno", 0), getattr(backward.node, "lineno", 0)
+    nodes = nodes_of(function_around(event.module, event.node))
+    between = [node for node in nodes if isinstance(node, ast.Assign) and first < node.lineno < last]
+    holding = {name}
+    for node in sorted(between, key=lambda node: node.lineno):
+        if _excludes(event.module, event.node, node):
+            continue
+        made = isinstance(node.value, ast.BinOp) and _computes_with(node.value, holding)
+        for target in node.targets:
+            (holding.add if made else holding.discard)(ast.unparse(target))
+    return any(_starts_from(backward.node, one) for one in holding)
+
+
+def _computes_with(node: ast.expr, names: set[str]) -> bool:
+    """Return whether a variable is an operand, not merely an argument of a call, whose result may be cut off."""
+    if isinstance(node, ast.BinOp):
+        return _computes_with(node.left, names) or _computes_with(node.right, names)
+    return isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) in names
+
+
+def _excludes(module: Module, one: ast.AST, other: ast.AST) -> bool:
+    """Return whether two nodes are in different arms of an ``if``."""
+    around = {id(node): inner for inner, node in _steps(module, one)}
+    for inner, node in _steps(module, other):
+        if isinstance(node, ast.If) and id(node) in around:
+            mine = around[id(node)]
+            return any(mine in arm for arm in (node.body, node.orelse)) and not any(
+                mine in arm and inner in arm for arm in (node.body, node.orelse)
+            )
+    return False
+
+
+def _steps(module: Module, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+    """Yield each node on the way up with what is around it."""
+    for around in module.ancestors(node):
+        yield node, around
+        node = around
 
 
 def _assigned_between(event: Event, backward: Event, name: str) -> bool:
