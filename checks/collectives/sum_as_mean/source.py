@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import TypeAlias
 
 import msgspec
@@ -68,9 +68,7 @@ class _Part(msgspec.Struct, frozen=True, eq=False):
 
     def is_sum(self, node: ast.expr) -> bool:
         """Return whether an expression is one of the variables, or its number."""
-        while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _AS_IT_IS:
-            node = node.func.value
-        return isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) in self.names
+        return _is_number_of(node, self.names)
 
     def shown(self) -> Iterator[ast.Call]:
         """Yield the calls that show it."""
@@ -79,6 +77,12 @@ class _Part(msgspec.Struct, frozen=True, eq=False):
                 inside = [*node.args, *(keyword.value for keyword in node.keywords)]
                 if any(mentions(part, self.names) for part in inside):
                     yield node
+
+
+def _is_number_of(node: ast.expr, names: Set[str]) -> bool:
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _AS_IT_IS:
+        node = node.func.value
+    return isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) in names
 
 
 def shown_sums(projection: Projection) -> Iterator[ShownSum]:
@@ -173,11 +177,12 @@ def _is_sum(event: Event) -> bool:
 
 
 def _followers(nodes: Sequence[ast.AST], name: str) -> set[str]:
-    """Return a variable and those that are assigned from it."""
+    """Return a variable, those that are assigned from it, and the meters that it alone is handed to."""
     names = {name}
     assignments = [node for node in nodes if isinstance(node, ast.Assign)]
     for _ in range(3):
         known = len(names)
+        names.update(meter for node in nodes if (meter := _meter_of(node, names)))
         for node in assignments:
             if mentions(node.value, names):
                 targets = [target for target in node.targets if isinstance(target, (ast.Name, ast.Attribute))]
@@ -185,6 +190,15 @@ def _followers(nodes: Sequence[ast.AST], name: str) -> set[str]:
         if len(names) == known:
             break
     return names
+
+
+def _meter_of(node: ast.AST, names: set[str]) -> str:
+    """Return the meter of ``meter.update(loss.item())``; one that gets a number of samples, too, may divide by it."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "update":
+        return ""
+    if len(node.args) != 1 or node.keywords or not _is_number_of(node.args[0], names):
+        return ""
+    return ast.unparse(node.func.value)
 
 
 def _is_share(event: Event, function: ast.AST, name: str) -> bool:
