@@ -85,6 +85,8 @@ def rank_mix_ups(projection: Projection) -> Iterator[RankMixUp]:
         if event.name != "init_process_group":
             continue
         if _constants(event.named.get("rank")) == LOCAL_RANK:
+            if _is_spawned(projection, event):
+                continue  # The number of a process that the script itself has started, as it does for one node.
             if not from_launcher and names_another_machine(projection):
                 continue  # Started by hand on each machine, so the option counts the processes of all of them.
             yield RankMixUp(
@@ -92,6 +94,13 @@ def rank_mix_ups(projection: Projection) -> Iterator[RankMixUp]:
             )
         elif ("local-world-size", 0) in tags_of(event.named.get("world_size", PerRank(()))):
             yield RankMixUp(event, _NODE_SIZE, "the world size", "the size of the process group")
+
+
+def _is_spawned(projection: Projection, event: Event) -> bool:
+    """Return whether the chain of calls to an event goes through the start of ranks by the script."""
+    starts = [one for one in projection.events if one.kind == "call" and one.name in SPAWNERS]
+    places = {(str(one.module.path), one.module.location(one.node).line) for one in starts}
+    return any((frame.file, frame.line) in places for frame in event.chain)
 
 
 def _tasks_for_ranks(projection: Projection) -> Iterator[RankMixUp]:

@@ -55,15 +55,16 @@ def in_source(script: Script) -> Iterator[Finding]:
     """Report loads that may come before the save of another rank has ended."""
     for early in early_loads(whole_projection(script)):
         load, save = early.load, early.save
+        writer = ranks_text(save.ranks)
+        write = "write" if save.ranks & (save.ranks - 1) else "writes"
         yield CHECK.finding(
             "source",
-            f"all ranks read {early.path}, which {ranks_text(save.ranks)} writes just before, and no rank waits for "
-            "the write",
+            f"all ranks read {early.path}, which {writer} {write} just before, and no rank waits for the write",
             remedy=REMEDY,
             locations=(load.module.location(load.node), save.module.location(save.node)),
             evidence=(
                 Fact(
-                    text=f"only {ranks_text(save.ranks)} writes here; there is no collective between this and the read",
+                    text=f"only {writer} {write} here; there is no collective between this and the read",
                     basis="source",
                     location=save.module.location(save.node),
                     stack=save.chain,

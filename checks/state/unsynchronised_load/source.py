@@ -41,6 +41,8 @@ def early_loads(projection: Projection) -> Iterator[EarlyLoad]:
         if load.event.node in seen or not may_be_one_path(load.event, load.path):
             continue
         for save in reversed(saves):
+            if not load.event.ranks & ~save.event.ranks:
+                continue  # Each reader wrote it before, and waits for itself alone.
             if save.event.ordinal < load.event.ordinal and save.event.root == load.event.root and _same(save, load):
                 if not any(_is_between(save.event, wait, load.event) for wait in waits):
                     seen.add(load.event.node)

@@ -109,8 +109,14 @@ def number_from_store(name: str, receiver: Value, arguments: Sequence[Value]) ->
 
 
 def extent_of(value: Value) -> Value | None:
-    """Return the size of something from a batch: a number that is known to be alike unless it can be zero."""
-    numbers = {number for kind, number in tags_of(value) if kind == "batch"}
+    """Return the size of something from a batch: a number that is known to be alike unless it can be zero.
+
+    What a model made of a batch is as large on every rank, too, but what is picked by its values.
+    """
+    tags = tags_of(value)
+    numbers = {number for kind, number in tags if kind == "batch"}
+    if not numbers and MEMBERS not in tags and any(kind == "ddp" for kind, _ in tags):
+        return Unknown()
     return Unknown(tags=frozenset((EXTENT, number) for number in numbers)) if numbers else None
 
 
