@@ -13,14 +13,14 @@ from ddpdoctor.source.queries.job_kind import hints_at_ranks, is_distributed, ma
 from ddpdoctor.source.queries.optimizers import has_no_tensors
 from ddpdoctor.source.queries.saving import is_one_path
 from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.syntax_index import descend, made_from
+from ddpdoctor.source.script.syntax_index import descend, last_name, made_from
 from ddpdoctor.source.script.text_search import mentions_any
 
 _CHECKPOINT = re.compile(r"check_?point|ckpt|resume|snapshot|state_?dict|weights|pretrained", re.IGNORECASE)
 _STATE = re.compile(r"state|model|net|weight|param|optim|sched|scaler|ema|module|encoder|decoder|epoch|step|iter", re.I)
 """In a key of a checkpoint."""
-_PUBLISHED = re.compile(r"pre_?train\w*/", re.IGNORECASE)
-"""A directory in a path."""
+_PUBLISHED = re.compile(r"pre_?train\w*/|\.cache/|hub/checkpoints/|[-_]f?[0-9a-f]{8,}\.(pth?|pyth|bin)$", re.IGNORECASE)
+"""In a path: a directory of published weights, or a file with its digest in its name, as torch.hub's have it."""
 _SHARDED_STATE = ("set_default_device", "FSDP", "fully_shard")
 _TO_CPU = re.compile(r"\.cpu\(\)|\.to\(\s*(device=)?(torch\.device\()?['\"]cpu")
 
@@ -58,9 +58,19 @@ def is_published(load: Event) -> bool:
     if isinstance(path, str) and any("pretrain" in text for text in told):
         return True
     return any(
-        isinstance(part, ast.Constant) and isinstance(part.value, str) and _PUBLISHED.search(part.value) is not None
+        _PUBLISHED.search(text) is not None
         for part in made_from(load.node, load.module.body_around(load.node))
+        for text in _paths_in(part)
     )
+
+
+def _paths_in(node: ast.AST) -> Iterator[str]:
+    """Yield a text, or the directories that ``os.path.join`` is given, each with its slash."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    elif isinstance(node, ast.Call) and last_name(node.func) == "join":
+        parts = (part.value for part in node.args[:-1] if isinstance(part, ast.Constant))
+        yield from (f"{part}/" for part in parts if isinstance(part, str))
 
 
 def _saves_on_cpu(save: Event) -> bool:

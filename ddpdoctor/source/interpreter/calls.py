@@ -8,6 +8,7 @@ from functools import partial
 
 from ddpdoctor.finding import Frame
 from ddpdoctor.source.events import Jump, events_in
+from ddpdoctor.source.interpreter.assignment import overwrite
 from ddpdoctor.source.interpreter.attributes import bound_to, class_attribute, promised_by_name
 from ddpdoctor.source.interpreter.budget import MAXIMUM_DEPTH, Walks
 from ddpdoctor.source.interpreter.scopes import NEVER, CallFrame, bound, signature_of
@@ -17,6 +18,7 @@ from ddpdoctor.source.interpreter.values import (
     NO_GRADIENTS,
     NONE,
     OPAQUE,
+    SYNCHRONISED,
     BoundMethod,
     Const,
     DictValue,
@@ -38,7 +40,7 @@ from ddpdoctor.source.ranks.rank_local_seeds import drawn_apart, of_unread
 from ddpdoctor.source.ranks.rank_local_values import chooses_keys
 from ddpdoctor.source.ranks.ranks import FIRST, guessed_per_rank
 from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.syntax_index import last_name
+from ddpdoctor.source.script.syntax_index import descend, last_name
 from ddpdoctor.source.torch_model.choices import call_option
 from ddpdoctor.source.torch_model.ddp import call_wrapped, is_thin_wrap, wrap_by_class
 from ddpdoctor.source.torch_model.external_calls import call_external, call_method
@@ -238,6 +240,8 @@ def call_function(
         return of_unread(machine, function, [*positional, *named.values()])
     known = machine.effort.passes_over(function.node, machine.steps)
     if known is not None or len(machine.frames) > MAXIMUM_DEPTH:
+        if function.node in machine.agreeing:
+            _write_through(machine, node, function)
         return _passed_over(machine, function, module, known, on_yield)
     machine.visited.add(function.node)
     started = machine.steps
@@ -271,6 +275,9 @@ def call_function(
     for written in frame.left_behind:
         machine.store.merge(written)
     machine.mask = entry & ~machine.gone & ~(_raised_everywhere(inner) & ~frame.returning)
+    if frame.agreed:
+        machine.agreeing.setdefault(function.node, set()).update(frame.agreed)
+        _write_through(machine, node, function)
     if frame.yielded is None:
         returned = merged_results(frame.results, NONE, entry)
     else:
@@ -289,6 +296,23 @@ def call_function(
         ran_nothing=not any(items and next(events_in(tuple(items)), None) for items in inner),
     )
     return returned
+
+
+def _write_through(machine: Machine, node: ast.AST, function: Function) -> None:
+    """Give the caller's variables what a collective in the function has written into its parameters."""
+    if not isinstance(node, ast.Call) or any(isinstance(argument, ast.Starred) for argument in node.args):
+        return
+    stored = {
+        inner.id for inner in descend(function.node) if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
+    }
+    names = [argument.arg for argument in function.node.args.args][function.receiver is not None :]
+    given = {**dict(zip(names, node.args, strict=False)), **{entry.arg or "": entry.value for entry in node.keywords}}
+    for name in sorted(machine.agreeing[function.node] & given.keys() - stored):
+        target = given[name]
+        if isinstance(target, (ast.Name, ast.Attribute)):
+            overwrite(machine, target, SYNCHRONISED)
+            if isinstance(target, ast.Name):
+                machine.frame.agreed.add(target.id)
 
 
 def _named(function: Function, module: Module) -> str:

@@ -233,6 +233,8 @@ class CallFrame:
         self.yielded: Value | None = None
         """What a generator gives for any of its items, unless ``on_yield`` takes them."""
         self.owner: Function | None = None
+        self.agreed: set[str] = set()
+        """The variables that a collective, here or in what was called, has written the same into on every rank."""
         self.file = str(module.path)
         self.around: tuple[list[Frame], tuple[Frame, ...], tuple[int, ...]] | None = None
         """The call sites when something was last recorded here, innermost first, and the scopes of all frames."""

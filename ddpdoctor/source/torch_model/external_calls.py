@@ -337,6 +337,8 @@ def _collective(
             )
             if target is not None:
                 overwrite(machine, target, SYNCHRONISED if how.uniform and whole else VARYING)
+                if how.uniform and whole and isinstance(target, ast.Name):
+                    machine.frame.agreed.add(target.id)
     return SYNCHRONISED
 
 
