@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -238,6 +239,19 @@ def test_loader_handed_to_a_trainer_in_a_spawned_function(tmp_path: Path) -> Non
         """,
         "DDP101",
     )
+
+
+def test_loader_of_a_function_that_returns_fewer_in_another_mode(tmp_path: Path) -> None:
+    build = """
+        def build(training):
+            loader = DataLoader(data, shuffle=True)  # DDP101
+            if training:
+                return loader, DataLoader(data, shuffle=False), 10
+            return DataLoader(data, shuffle=False), 10
+
+        loader, validation, classes = build(len(sys.argv) > 1)
+        """
+    check_marks(tmp_path, TRAINING + textwrap.dedent(build) + LOOP, "DDP101")
 
 
 def test_module_that_is_imported_by_a_name_in_a_call(tmp_path: Path) -> None:

@@ -68,9 +68,24 @@ def assign_to(machine: Machine, target: ast.expr, value: Value) -> None:
     elif isinstance(target, ast.Starred):
         assign_to(machine, target.value, derived((value,)))
     elif isinstance(target, (ast.Tuple, ast.List)):
+        exact = not any(isinstance(element, ast.Starred) for element in target.elts)
+        value = by_rank(lambda one: _of_length(one, len(target.elts)), value) if exact else value
         for index, part in enumerate(target.elts):
-            exact = not any(isinstance(element, ast.Starred) for element in target.elts)
             assign_to(machine, part, item_at(value, index) if exact else derived((value,)))
+
+
+def _of_length(value: Value, length: int) -> Value:
+    """Return those of several values that can be taken apart into so many: a function returns fewer in another mode."""
+    if not isinstance(value, OneOf):
+        return value
+    fitting = [
+        option
+        for option in value.options
+        if not (isinstance(option, SequenceValue) and not option.open and len(option.values) != length)
+    ]
+    if not fitting or len(fitting) == len(value.options):
+        return value
+    return fitting[0] if len(fitting) == 1 else OneOf(tuple(fitting), value.varying)
 
 
 def item_at(value: Value, key: object) -> Value:
