@@ -263,3 +263,36 @@ def _reads(node: ast.AST, name: str) -> bool:
 
 def _is_name(node: ast.AST, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
+
+
+def ends_anyway(machine: Machine, leaving: ast.Break | ast.Continue) -> bool:
+    """Return whether a loop comes to an end where it is left: ``if epoch == epochs - 1: break`` as its last statement.
+
+    The loop has to count up to that number: ``for epoch in range(epochs)``.
+    """
+    around: ast.AST = leaving
+    tests: list[ast.expr] = []
+    for outer in machine.frame.module.ancestors(leaving):
+        if isinstance(outer, ast.If) and outer.body[-1] is around:
+            tests.append(outer.test)
+        elif not isinstance(outer, ast.For):
+            return False
+        else:
+            last = outer.body[-1] is around and not outer.orelse
+            return last and isinstance(leaving, ast.Break) and any(_is_last_turn(outer, test) for test in tests)
+        around = outer
+    return False
+
+
+def _is_last_turn(loop: ast.For, test: ast.expr) -> bool:
+    """Return whether a test holds in the last turn alone; of ``a and b`` one part is enough."""
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+        return any(_is_last_turn(loop, part) for part in test.values)
+    turns = loop.iter
+    if not (isinstance(turns, ast.Call) and last_name(turns.func) == "range" and 0 < len(turns.args) < 3):
+        return False
+    if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], (ast.Eq, ast.GtE)) or len(test.ops) > 1:
+        return False
+    counted, bound = ast.unparse(loop.target), ast.unparse(turns.args[-1])
+    compared = ast.unparse(test.left), ast.unparse(test.comparators[0])
+    return compared in {(counted, f"{bound} - 1"), (f"{counted} + 1", bound)}

@@ -11,7 +11,7 @@ from ddpdoctor.source.interpreter.assignment import assign_to, forget
 from ddpdoctor.source.interpreter.calls import decorated, run_class_body
 from ddpdoctor.source.interpreter.expressions import evaluate, is_context_manager, truth_of
 from ddpdoctor.source.interpreter.imports import run_import
-from ddpdoctor.source.interpreter.loops import first_walk, iterated, opened
+from ddpdoctor.source.interpreter.loops import ends_anyway, first_walk, iterated, opened
 from ddpdoctor.source.interpreter.scopes import LoopFrame
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
@@ -186,6 +186,8 @@ def _turn(machine: Machine, turn: Callable[[], None], frame: LoopFrame) -> None:
 
 
 def _jump(machine: Machine, statement: ast.Break | ast.Continue) -> None:
+    if ends_anyway(machine, statement):
+        return
     machine.jump(Jump("break" if isinstance(statement, ast.Break) else "continue"), statement)
 
 
