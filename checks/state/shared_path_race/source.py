@@ -30,6 +30,8 @@ from ddpdoctor.source.script.text_search import mentions_any
 from ddpdoctor.source.torch_model.recorded_names import FILE_CALLS, FILE_METHODS
 
 _ASKS = frozenset({"exists", "isfile", "is_file"})
+_WRITERS = frozenset({"torch.utils.tensorboard.SummaryWriter", "tensorboardX.SummaryWriter"})
+"""They make the directory that they are given, unless it is there."""
 
 
 class PolledFile(msgspec.Struct, frozen=True, eq=False):
@@ -108,9 +110,11 @@ def shared_paths(projection: Projection) -> Iterator[SharedPath]:
     joined = joins_in_own_course(projection)
     seen: set[ast.AST] = set()
     made: list[Event] = []
-    for event in noted(projection, *FILE_CALLS, *FILE_METHODS):
-        if event.name.rpartition(".")[2] in _CREATES and event.ranks == ALL_RANKS:
+    for event in noted(projection, *FILE_CALLS, *FILE_METHODS, *_WRITERS):
+        if event.ranks == ALL_RANKS and (event.name.rpartition(".")[2] in _CREATES or event.name in _WRITERS):
             made.append(event)
+        if event.name in _WRITERS:
+            continue
         if event.node in seen or not event.complete or not on_every_rank(event) or not (joined or event.root):
             continue
         path = _path(event)
@@ -177,9 +181,10 @@ def _source(event: Event) -> str:
 
 
 def _is_there(projection: Projection, event: Event, made: list[Event]) -> bool:
-    """Return whether a directory that is made where it is missing was made before, by a caller that hands on its path.
+    """Return whether a directory that is made where it is missing was made before, here or by a caller that hands on
+    its path.
 
-    The first call is then the one that fails; behind it the directory is there on every rank.
+    The first call is then the one that fails, if it does; behind it the directory is there on every rank.
     """
     tests = [ast.unparse(test) for module, test in event.undecided if module is event.module]
     if not any(word in text for text in tests for word in ("exists", "isdir", "is_dir")):
@@ -187,16 +192,22 @@ def _is_there(projection: Projection, event: Event, made: list[Event]) -> bool:
     modules = {str(module.path): module for module in projection.machine.script.modules}
     module, path = event.module, _source(event)
     function = function_around(module, event.node)
+    if any(_makes_first(one, event, module, path) and function_around(module, one.node) is function for one in made):
+        return True
     for frame in event.chain[1:]:
         caller = modules.get(frame.file)
         given = _handed_over(caller, frame.line, function, path) if caller is not None else None
         if caller is None or given is None:
             return False
         module, path = caller, caller.excerpt(given, 60)
-        if any(one.ordinal < event.ordinal and one.module is module and _source(one) == path for one in made):
+        if any(_makes_first(one, event, module, path) for one in made):
             return True
         function = function_around(module, given)
     return False
+
+
+def _makes_first(one: Event, event: Event, module: Module, path: str) -> bool:
+    return one.ordinal < event.ordinal and one.module is module and _source(one) == path
 
 
 def _handed_over(module: Module, line: int, function: ast.AST | None, name: str) -> ast.expr | None:
