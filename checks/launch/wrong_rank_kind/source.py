@@ -75,8 +75,12 @@ def rank_mix_ups(projection: Projection) -> Iterator[RankMixUp]:
         by_name = isinstance(event.positional[0], PerRank) and event.positional[0].guessed
         if by_name and (event.module, event.function) not in knowing:
             continue
-        if _lanes_of_device(event.positional[0]) == GLOBAL_RANK and not _says_otherwise(event):
-            yield RankMixUp(event, "the global rank", "the local rank", "a GPU index")
+        text = ast.unparse(event.node)
+        if _lanes_of_device(event.positional[0]) == GLOBAL_RANK and "%" not in text:  # No remainder by a node's GPUs.
+            meant_for_one_node = "local" in text.lower()
+            yield RankMixUp(
+                event, "the global rank", "the local rank", "a GPU index", is_certain=not meant_for_one_node
+            )
     # An option ``--local_rank`` may be given by hand, and count the processes of all nodes whatever it is called.
     from_launcher = any(reads_launcher_rank(module) for module in projection.machine.script.modules)
     for event in projection.of_kind("collective"):
@@ -139,12 +143,6 @@ def _fills_for_one_node(event: Event) -> bool:
         or (isinstance(end, ast.Call) and event.module.resolve(end.func) == "torch.cuda.device_count")
         for end in ends
     )
-
-
-def _says_otherwise(event: Event) -> bool:
-    """Return whether an index is called local, though it was read as global, or is the remainder by a node's GPUs."""
-    text = ast.unparse(event.node).lower()
-    return "local" in text or "%" in text
 
 
 def _lanes_of_device(value: Value) -> tuple[object, ...] | None:
