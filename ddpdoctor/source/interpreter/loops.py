@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from ddpdoctor.source.events import Sinks
 from ddpdoctor.source.interpreter.assignment import assign_to, item_of
@@ -34,6 +34,7 @@ from ddpdoctor.source.script.syntax_index import descend, last_name
 
 MAXIMUM_ITEMS = 20
 """Of a list whose items are looked at one by one."""
+MAXIMUM_PHASES = 4
 _READING = frozenset({"int", "str", "float", "get", "getenv"})
 """Functions that make no object."""
 
@@ -52,6 +53,33 @@ def iterated(machine: Machine, iterable: Value) -> tuple[Value, list[int | None]
         if count == 0:
             empty |= 1 << rank
     return by_rank(lambda entry: item_of(entry), iterable), turns, empty
+
+
+def phases(statement: ast.For | ast.AsyncFor, iterable: Value) -> tuple[Const, ...]:
+    """Return the turns of a loop like ``for phase in ("train", "val"):``, which trains in one and not in the next.
+
+    Its body asks which turn it is, and has a loop of its own. One walk for any turn could decide none of these tests.
+    """
+    items = iterable.values if isinstance(iterable, SequenceValue) and not iterable.open else ()
+    named = tuple(item for item in items if isinstance(item, Const) and isinstance(item.value, str))
+    if not 1 < len(named) == len(items) <= MAXIMUM_PHASES or not isinstance(statement.target, ast.Name):
+        return ()
+    name, inside = statement.target.id, [node for part in statement.body for node in descend(part)]
+    asks = any(isinstance(node, ast.Compare) and _is_name(node.left, name) for node in inside)
+    has_loop = any(isinstance(node, (ast.For, ast.While)) for node in inside)
+    return named if asks and has_loop and not _is_left_early(statement.body) else ()
+
+
+def _is_left_early(body: Sequence[ast.stmt]) -> bool:
+    """Return whether a ``break`` ends the loop around some statements."""
+    waiting: list[ast.AST] = list(body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Break):
+            return True
+        if not isinstance(node, (ast.For, ast.While, ast.AsyncFor, ast.FunctionDef)):
+            waiting.extend(ast.iter_child_nodes(node))
+    return False
 
 
 def opened(machine: Machine, node: ast.expr) -> Value:

@@ -45,6 +45,8 @@ class Memory:
         self.spawns = spawns
         self.root = ""
         """The function that the walk started from though nothing read calls it; empty in the script's own course."""
+        self.phases: list[str] = []
+        """Of the loops around the present code that are walked a turn after the other: what each turn is called."""
         self.in_parent = spawns
         """The present code runs in the process that spawns the ranks."""
         self.store = Store()
@@ -137,7 +139,7 @@ class Memory:
 
     def object_number(self, node: object) -> int:
         """Return the number of the object that a construction makes: one a call chain, whatever the turn of a loop."""
-        key = (node, *((frame.file, frame.line) for frame in self.calls))
+        key = (node, *self.phases, *((frame.file, frame.line) for frame in self.calls))
         if key not in self.objects:
             self.objects[key] = self.number()
         return self.objects[key]

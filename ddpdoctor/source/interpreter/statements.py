@@ -11,7 +11,7 @@ from ddpdoctor.source.interpreter.assignment import assign_to, forget
 from ddpdoctor.source.interpreter.calls import decorated, run_class_body
 from ddpdoctor.source.interpreter.expressions import evaluate, is_context_manager, truth_of
 from ddpdoctor.source.interpreter.imports import run_import
-from ddpdoctor.source.interpreter.loops import ends_anyway, first_walk, iterated, opened
+from ddpdoctor.source.interpreter.loops import ends_anyway, first_walk, iterated, opened, phases
 from ddpdoctor.source.interpreter.scopes import LoopFrame
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
@@ -88,6 +88,12 @@ def _if(machine: Machine, statement: ast.If) -> None:
 
 def _for(machine: Machine, statement: ast.For | ast.AsyncFor) -> None:
     iterable = opened(machine, statement.iter)
+    for phase in (named := phases(statement, iterable)):
+        if machine.mask:
+            _phase(machine, statement, iterable, phase)
+    if named:
+        execute(machine, statement.orelse)
+        return
     item, turns, empty = iterated(machine, iterable)
     start = machine.mask
     machine.mask &= ~empty
@@ -109,6 +115,20 @@ def _for(machine: Machine, statement: ast.For | ast.AsyncFor) -> None:
             _loop(machine, around, turn, turns, lambda: own)
     machine.mask |= empty & start
     execute(machine, statement.orelse)
+
+
+def _phase(machine: Machine, statement: ast.For | ast.AsyncFor, iterable: Value, phase: Const) -> None:
+    """Walk one turn of a loop over phases."""
+
+    def turn() -> None:
+        assign_to(machine, statement.target, phase)
+        execute(machine, statement.body)
+
+    machine.phases.append(str(phase.value))
+    try:
+        _loop(machine, LoopAround(statement, machine.frame.module, iterable, True), turn, [1] * len(RANKS))
+    finally:
+        machine.phases.pop()
 
 
 def _forget_counter(machine: Machine, target: ast.expr, iterable: Value) -> None:
@@ -163,7 +183,7 @@ def _loop(
     start = machine.mask
     frame = LoopFrame(around)
     varying_turns = list(turns) if len(set(turns)) > 1 else [None] * len(RANKS)
-    inner = first_walk(machine, around.node, lambda: _turn(machine, turn, frame))
+    inner = None if around.once else first_walk(machine, around.node, lambda: _turn(machine, turn, frame))
     if inner is None:
         frame = LoopFrame(around)
         inner = machine.collect(lambda: _turn(machine, turn, frame))
