@@ -319,7 +319,7 @@ def hints_at_ranks(event: Event) -> bool:
 
 
 def _is_rank_test(module: Module, test: ast.AST) -> bool:
-    if text_hints_at_ranks(module.excerpt(test, LONGEST_CONDITION)):
+    if text_hints_at_ranks(module.excerpt(test, LONGEST_CONDITION)) or _asks_a_list_of_some_ranks(module, test):
         return True
     names = {node.id for node in descend(test) if isinstance(node, ast.Name)}
     return any(
@@ -327,6 +327,26 @@ def _is_rank_test(module: Module, test: ast.AST) -> bool:
         and any(isinstance(target, ast.Name) and target.id in names for target in node.targets)
         and text_hints_at_ranks(module.excerpt(node.value, LONGEST_CONDITION))
         for node in module.index.within(module.body_around(test), ast.Assign)
+    )
+
+
+def _asks_a_list_of_some_ranks(module: Module, test: ast.AST) -> bool:
+    """Return whether a condition looks at a list that is only filled behind rank tests: the others find it empty."""
+    if not module.calls_by_name.get("append"):
+        return False
+    asked = {ast.unparse(node) for node in descend(test) if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript))}
+    filled = [
+        call
+        for call in module.calls_by_name["append"]
+        if isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) in asked
+    ]
+    return bool(filled) and all(_is_behind_rank_test(module, call) for call in filled)
+
+
+def _is_behind_rank_test(module: Module, node: ast.AST) -> bool:
+    return any(
+        isinstance(around, ast.If) and text_hints_at_ranks(module.excerpt(around.test, LONGEST_CONDITION))
+        for around in module.ancestors(node)
     )
 
 
