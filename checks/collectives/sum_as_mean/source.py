@@ -18,7 +18,10 @@ from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.syntax_index import descend, last_name
 
 _MEANS = re.compile(r"loss|acc|mean|avg|average|err|top_?[15]$", re.IGNORECASE)
-_SUMS = re.compile(r"total|sum|num|count|correct|size|^n_|_n$|seen", re.IGNORECASE)
+_SUMS = re.compile(
+    r"total|sum|num|count|correct|size|^n_|_n$|seen|throughput|per_?s(ec|_|$)|samples|images|tokens", re.IGNORECASE
+)
+"""What a rank does in a second is added up as well: the job does all of it in that second."""
 _SHOWS = frozenset({"print", "info", "log", "add_scalar", "write", "debug", "set_postfix", "log_metric", "log_metrics"})
 _TELLING = frozenset({ast.Assign, ast.AugAssign, ast.BinOp, ast.Call, ast.Return})
 """Classes of nodes that show a sum, make it a mean, or give it another name."""
