@@ -13,6 +13,7 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, ExternalObject, Instance, Value, constant, is_varying
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import is_distributed, is_training_by_trainer
+from ddpdoctor.source.queries.start_up import is_run_again
 from ddpdoctor.source.ranks.rank_local_seeds import is_own_seed
 from ddpdoctor.source.script.syntax_index import descend, last_name, made_from
 from ddpdoctor.source.torch_model.recorded_names import DATA_METHODS, SEEDING
@@ -55,6 +56,33 @@ def unshared_splits(projection: Projection) -> Iterator[Draw]:
             draw = unshared_draw(projection, event)
             if draw is not None:
                 yield draw
+    yield from _splits_of_imports(projection)
+
+
+def _splits_of_imports(projection: Projection) -> Iterator[Draw]:
+    """Splits at the top level of a script that spawns its ranks: each rank imports it, and so draws its own."""
+    script = projection.machine.script
+    before = [event for event in projection.events if event.in_parent and event.kind in ("call", "training")]
+    for event in before:
+        if event.name in _SPLITS and _splits(event) and is_run_again(script, event) and _is_read_in_function(event):
+            seeded = any(_seeds(seed, _DRAWS[event.name]) and seed.ordinal < event.ordinal for seed in before)
+            if not seeded and constant(_own_generator(event) or NONE) is None:
+                yield Draw(event, None)
+
+
+def _is_read_in_function(event: Event) -> bool:
+    """Return whether a function reads what a draw at the top level has filled, by its name there."""
+    statement = next((node for node in event.module.ancestors(event.node) if isinstance(node, ast.Assign)), None)
+    if statement is None:
+        return False
+    filled = {node.id for target in statement.targets for node in descend(target) if isinstance(node, ast.Name)}
+    for function in event.module.index.of(ast.FunctionDef):
+        inside = [node for node in descend(function) if isinstance(node, ast.Name) and node.id in filled]
+        own = {node.id for node in inside if not isinstance(node.ctx, ast.Load)}
+        own |= {argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)}
+        if any(node.id not in own for node in inside):
+            return True
+    return False
 
 
 def unshared_parts(projection: Projection) -> Iterator[Draw]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
+from ddpdoctor.source.events import Event
 from ddpdoctor.source.queries.job_kind import keyword
 from ddpdoctor.source.script.launch_facts import launches, tests_for_gpu
 from ddpdoctor.source.script.module import Module, dotted
@@ -46,6 +47,21 @@ def wants_cuda(script: Script, arguments: Sequence[str]) -> bool:
             if texts and all(wanted in text for text in texts):
                 return True
     return False
+
+
+def is_run_again(script: Script, event: Event) -> bool:
+    """Return whether each rank runs again what the process that spawns it has run: it imports the script anew.
+
+    That is what stands at the top level outside of the test of ``__name__``. A forked process starts with a copy.
+    """
+    words = script.entry.words
+    if not event.in_parent or "spawn" not in words or "fork" in words:
+        return False
+    around = list(event.module.ancestors(event.node))
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+    if any(isinstance(node, functions) for node in around):
+        return False
+    return not any(isinstance(node, ast.If) and "__name__" in ast.unparse(node.test) for node in around)
 
 
 def rank_options(script: Script) -> tuple[str, ...]:
