@@ -49,7 +49,7 @@ _EXITS = frozenset({"sys.exit", "exit", "quit", "os._exit"})
 
 
 def lines_of_every_rank(projection: Projection) -> Iterator[Event]:
-    """Yield prints and progress bars in loops, and trackers, that every rank of a job comes to, in order, each once."""
+    """Yield prints in loops, progress bars and trackers that every rank of a job comes to, in order, each once."""
     if not is_distributed(projection):
         return
     found: dict[ast.AST, Event] = {}
@@ -68,7 +68,7 @@ def _is_output(event: Event) -> bool:
         apart = any(name in event.named and is_varying(event.named[name]) for name in ("group", "mode", "id", "name"))
         return "group" not in event.named and "mode" not in event.named and event.complete and not apart
     if event.name in _BARS:
-        return event.complete and "disable" not in event.named and bool(event.loops)
+        return event.complete and not {"disable", "position"} & event.named.keys()
     if event.name != "builtins.print" or not event.loops or not event.positional:
         return False
     text = event.module.excerpt(event.node, 1_000)
