@@ -20,6 +20,8 @@ _ALWAYS_FETCH = "torchtext.datasets."
 _FETCHERS = frozenset(
     {"urllib.request.urlretrieve", "wget.download", "gdown.download", "nltk.download", "shutil.unpack_archive"}
 )
+_BY_FUNCTION = re.compile(r"sklearn\.datasets\.fetch_")
+"""They download unless ``download_if_missing=False``, and remove the archive when they have read it."""
 _IN_TURN = re.compile(r"first|lock|zero|turn|main|rank", re.IGNORECASE)
 """Words in a context manager that may let the ranks in one after the other."""
 _ON_DEVICE = ("torch.cuda.device", "torch.device", "torch.autocast", "torch.cuda.amp.")
@@ -86,6 +88,8 @@ def _directory(event: Event) -> str:
 
 
 def _fetches(event: Event) -> bool:
+    if _BY_FUNCTION.match(event.name):
+        return event.kind == "call" and constant(event.named.get("download_if_missing", NONE)) is not False
     if event.kind != "object":
         return event.name in _FETCHERS or event.name == "extractall"
     if event.name.startswith(_ALWAYS_FETCH):
