@@ -80,7 +80,7 @@ def _is_that_file(use: FileUse, module: Module, loop: ast.While, path: str) -> b
 
 
 _PREPARATION = re.compile(
-    r"download|extract|untar|unzip|unpack|tokeni[sz](?!er)|preprocess|urlretrieve|gdown|cache|prepare_data",
+    r"download|extract|untar|unzip|unpack|tokeni[sz](?!er)|preprocess|urlretrieve|gdown|cache|prepare_data(?!_?loader)",
     re.IGNORECASE,
 )
 _CREATES = frozenset({"mkdir", "makedirs"})
