@@ -17,6 +17,8 @@ from ddpdoctor.source.vocabulary import DDP
 
 _AVERAGERS = ("all_reduce", "allreduce", "average_grad", "sync_grad", "reduce_grad", "average_param", "sync_param")
 _COLLECTIVE_NAMES = frozenset({"all_reduce", "all_reduce_coalesced", "reduce", "all_gather", "allreduce"})
+_BRINGING_TOGETHER = frozenset({"gather", "scatter", "send", "isend", "batch_isend_irecv"})
+"""They average gradients in two halves: one rank collects them, and gives the mean back."""
 _GRADIENT_WORDS = (".grad", "grad", "parameters()")
 
 
@@ -60,7 +62,7 @@ def training_forwards(projection: Projection, wrap: int) -> list[Event]:
 
 def averages_by_hand(script: Script) -> bool:
     """Return whether a script averages gradients or parameters itself: by a collective beside them, or by a name."""
-    if not mentions_any(script, _AVERAGERS):
+    if not mentions_any(script, (*_AVERAGERS, "all_gather", "scatter(", "send(")):
         return False
     for module in script.modules:
         if "_averages" not in module.__dict__:
@@ -75,6 +77,9 @@ def _averages(module: Module) -> bool:
         if name in _COLLECTIVE_NAMES:
             if any(_reduces_gradients(module, node) for node in calls):
                 return True
+        elif name in _BRINGING_TOGETHER:
+            if any(_hands_gradients_on(module, node) for node in calls):
+                return True
         elif _promises_average(name):
             return True
     return False
@@ -87,8 +92,14 @@ def _reduces_gradients(module: Module, call: ast.Call) -> bool:
     text = f"{own} {_loop_text(module, call)}"
     if any(word in text for word in _GRADIENT_WORDS):
         return True
+    return _hands_gradients_on(module, call)
+
+
+def _hands_gradients_on(module: Module, call: ast.Call) -> bool:
+    """Return whether an argument of a call comes from ``.grad``."""
     body = module.body_around(call)
-    sources = (node for argument in call.args for node in made_from(argument, body))
+    given = (*call.args, *(entry.value for entry in call.keywords))
+    sources = (node for argument in given for node in made_from(argument, body))
     return any(isinstance(node, ast.Attribute) and node.attr == "grad" for node in sources)
 
 
