@@ -91,6 +91,8 @@ def attribute_of(machine: Machine, value: Value, name: str) -> Value:
         return _of_module(machine, value, name)
     if isinstance(value, ProjectClass):
         found = class_attribute(machine, value, name)
+        if isinstance(found, Function) and "classmethod" in _decorators(found):
+            return bound_to(found, value)
         return found if found is not None else derived(())
     if isinstance(value, DictValue):
         return next((entry for key, entry in value.entries if key == name), BoundMethod(value, name))
@@ -257,6 +259,10 @@ def _of_module(machine: Machine, value: ProjectModule, name: str) -> Value:
     return ProjectModule(inner) if machine.script.module(inner) is not None else Unknown(opaque=True)
 
 
+def _decorators(function: Function) -> set[str]:
+    return {last_name(entry) for entry in getattr(function.node, "decorator_list", ())}
+
+
 def _of_instance(machine: Machine, value: Instance, name: str) -> Value:
     stored = machine.store.get(value.number, name)
     if stored is not None:
@@ -266,7 +272,7 @@ def _of_instance(machine: Machine, value: Instance, name: str) -> Value:
     if found is None:
         return BoundMethod(value, name)
     if isinstance(found, Function):
-        decorators = {last_name(entry) for entry in getattr(found.node, "decorator_list", ())}
+        decorators = _decorators(found)
         if decorators & {"property", "cached_property"}:
             return machine.call_function(machine, found.node, bound_to(found, value), [], {})
         return bound_to(found, value.cls if "classmethod" in decorators else value)

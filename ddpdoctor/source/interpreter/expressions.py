@@ -10,7 +10,15 @@ from ddpdoctor.source.interpreter.assignment import item_at, one_of_classes, sco
 from ddpdoctor.source.interpreter.attributes import attribute_of, guess_from_name, text_of
 from ddpdoctor.source.interpreter.calls import call, context_function
 from ddpdoctor.source.interpreter.loops import comprehension, dict_comprehension, iterated
-from ddpdoctor.source.interpreter.operators import ORDERINGS, binary, compare, formatted, negated, of_four, unary
+from ddpdoctor.source.interpreter.operators import (
+    ORDERINGS,
+    binary,
+    compare,
+    formatted,
+    negated,
+    of_four,
+    unary,
+)
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     FALSE,
@@ -42,7 +50,8 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.ranks.data_partitions import is_rank_key, picked, sliced
 from ddpdoctor.source.ranks.rank_local_values import decided, extent_of
-from ddpdoctor.source.ranks.ranks import is_set, variable
+from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK, exact_per_rank, is_set, variable
+from ddpdoctor.source.script.syntax_index import last_name
 from ddpdoctor.source.torch_model.recorded_training import note_attribute
 
 ENVIRONMENT = External("os.environ")
@@ -111,9 +120,32 @@ def _binary(machine: Machine, node: ast.BinOp) -> Value:
     left, right = evaluate(machine, node.left), evaluate(machine, node.right)
     if left.__class__ is not PerRank and right.__class__ is not PerRank:
         return binary(node.op, left, right)
+    if isinstance(node.op, ast.Add) and _is_global_rank(machine, node, left, right):
+        return exact_per_rank(GLOBAL_RANK)
     if isinstance(node.op, (ast.Add, ast.Sub, ast.Mod)) or (isinstance(node.op, ast.Mult) and not machine.spawns):
         left, right = of_four(left), of_four(right)
     return by_rank(lambda one, other: binary(node.op, one, other), left, right)
+
+
+def _is_global_rank(machine: Machine, node: ast.BinOp, left: Value, right: Value) -> bool:
+    """Return whether ``rank = number_of_node * gpus + index`` makes the global rank, as its name says.
+
+    The number of the node is not known, or was called a rank itself until then, as in PyTorch's example of ImageNet.
+    """
+    around = machine.frame.module.parents.get(node)
+    targets = around.targets if isinstance(around, ast.Assign) else ()
+    named = any("rank" in last_name(target) and "local" not in last_name(target) for target in targets)
+    if not named and not (isinstance(around, ast.keyword) and around.arg == "rank"):
+        return False
+    return any(
+        isinstance(product, ast.BinOp)
+        and isinstance(product.op, ast.Mult)
+        and not isinstance(nodes, Const)
+        and isinstance(index, PerRank)
+        and not index.guessed
+        and tuple(map(constant, index.values)) in (LOCAL_RANK, GLOBAL_RANK)
+        for product, nodes, index in ((node.left, left, right), (node.right, right, left))
+    )
 
 
 def _unary(machine: Machine, node: ast.UnaryOp) -> Value:
