@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.finding import Location
+from ddpdoctor.source.script.star_imports import STARS
 from ddpdoctor.source.script.syntax_index import NodeIndex, last_name
 from ddpdoctor.source.vocabulary import canonical
 
@@ -65,7 +66,8 @@ class Module(msgspec.Struct, frozen=True, dict=True, eq=False):
     @cached_property
     def aliases(self) -> Mapping[str, str]:
         """Local names that stand for dotted full names, by imports and by plain assignments at module level."""
-        names = {entry.bound_as: full_name(entry) for entry in self.imports if entry.bound_as and entry.module}
+        names = self._of_stars()
+        names.update({entry.bound_as: full_name(entry) for entry in self.imports if entry.bound_as and entry.module})
         for statement in self.tree.body:
             if isinstance(statement, ast.Assign) and isinstance(statement.value, (ast.Name, ast.Attribute)):
                 target = dotted(statement.value)
@@ -74,6 +76,16 @@ class Module(msgspec.Struct, frozen=True, dict=True, eq=False):
                     full = f"{names[head]}.{rest}" if rest else names[head]
                     names.update({name.id: full for name in statement.targets if isinstance(name, ast.Name)})
         return names
+
+    def _of_stars(self) -> dict[str, str]:
+        """Return what star imports of libraries bring, but for what the module defines itself."""
+        stars = [entry.module for entry in self.imports if entry.name == "*" and entry.module in STARS]
+        brought = {name: f"{star}.{name}" for star in stars for name in STARS[star]}
+        if brought:
+            own = {statement.name for statement in self.tree.body if isinstance(statement, Scope)}
+            own |= {node.id for node in self.index.of(ast.Name) if isinstance(node.ctx, ast.Store)}
+            brought = {name: full for name, full in brought.items() if name not in own}
+        return brought
 
     def adopt(self, names: Mapping[str, str]) -> None:
         """Take in names that a star import brings, where the file gives them no other meaning."""
