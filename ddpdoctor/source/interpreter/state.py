@@ -26,7 +26,9 @@ from ddpdoctor.source.events import (
 from ddpdoctor.source.interpreter.memory import Memory
 from ddpdoctor.source.interpreter.scopes import Cell, Store
 from ddpdoctor.source.interpreter.values import (
+    ALL_RANKS,
     RANKS,
+    Function,
     PerRank,
     Value,
     is_guessed,
@@ -239,6 +241,16 @@ class Machine(Memory):
                 self.store.undo()
             self.effort.cut[node] = name()
             return [[] for _ in RANKS]
+
+    def note_callbacks(self, given: Sequence[Value]) -> None:
+        """Note that only some ranks hand on a function that may run collectives: LBFGS calls its closure as it likes.
+
+        What they run in it is not followed.
+        """
+        if self.mask != ALL_RANKS & ~self.gone:
+            functions = [value for value in given if isinstance(value, Function)]
+            if any(getattr(one.node, "name", "") in self.mentions.synchronising for one in functions):
+                self.uncertain = True
 
     def add_call(self, inner: Sinks) -> None:
         """Add what a called function did, its returns worked in."""
