@@ -107,7 +107,8 @@ def apply(
         result = call_external(machine, node, function.name, positional, named, complete)
         return drawn_apart(machine, node, function, function.name, positional, named, result)
     if function.__class__ is BoundMethod:
-        machine.note_callbacks(positional)
+        if function.name == "step":
+            machine.note_closures(positional)
         result = call_method(machine, node, function, positional, named, complete)
         return drawn_apart(machine, node, function, function.name, positional, named, result)
     if function.__class__ is Function:

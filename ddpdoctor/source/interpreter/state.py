@@ -242,11 +242,8 @@ class Machine(Memory):
             self.effort.cut[node] = name()
             return [[] for _ in RANKS]
 
-    def note_callbacks(self, given: Sequence[Value]) -> None:
-        """Note that only some ranks hand on a function that may run collectives: LBFGS calls its closure as it likes.
-
-        What they run in it is not followed.
-        """
+    def note_closures(self, given: Sequence[Value]) -> None:
+        """Note that some ranks alone give an optimizer a closure that may communicate; LBFGS calls it as it likes."""
         if self.mask != ALL_RANKS & ~self.gone:
             functions = [value for value in given if isinstance(value, Function)]
             if any(getattr(one.node, "name", "") in self.mentions.synchronising for one in functions):
