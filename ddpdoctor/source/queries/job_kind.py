@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from ddpdoctor.source.events import LONGEST_CONDITION, Condition, Event
-from ddpdoctor.source.interpreter.values import ALL_RANKS, Value, constant, tags_of
+from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, Value, constant, tags_of
 from ddpdoctor.source.neighbours import HUGGING_FACE_TRAINERS
 from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.script.launch_facts import reads_launcher_rank
@@ -89,9 +89,14 @@ def is_distributed(projection: Projection) -> bool:
         return True
     if any(projection.of_kind("data-parallel")) and not any(projection.of_kind("sampler")):
         return False
-    if any(event.name == "init_process_group" for event in projection.of_kind("collective")):
+    if any(event.name == "init_process_group" and not _is_alone(event) for event in projection.of_kind("collective")):
         return True
     return joins_by_framework(projection)
+
+
+def _is_alone(init: Event) -> bool:
+    """Return whether a group is made of one rank, as a tool for one process does that calls code for ranks."""
+    return constant(init.named.get("world_size", NONE)) == 1 and constant(init.named.get("rank", NONE)) == 0
 
 
 def joins_by_framework(projection: Projection) -> bool:
@@ -321,10 +326,12 @@ def hints_at_ranks(event: Event) -> bool:
 def _is_rank_test(module: Module, test: ast.AST) -> bool:
     if text_hints_at_ranks(module.excerpt(test, LONGEST_CONDITION)) or _asks_a_list_of_some_ranks(module, test):
         return True
-    names = {node.id for node in descend(test) if isinstance(node, ast.Name)}
+    names = {ast.unparse(node) for node in descend(test) if isinstance(node, (ast.Name, ast.Attribute))}
     return any(
         isinstance(node.value, (ast.BoolOp, ast.Compare, ast.UnaryOp))
-        and any(isinstance(target, ast.Name) and target.id in names for target in node.targets)
+        and any(
+            isinstance(target, (ast.Name, ast.Attribute)) and ast.unparse(target) in names for target in node.targets
+        )
         and text_hints_at_ranks(module.excerpt(node.value, LONGEST_CONDITION))
         for node in module.index.within(module.body_around(test), ast.Assign)
     )

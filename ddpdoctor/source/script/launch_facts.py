@@ -10,7 +10,7 @@ import msgspec
 
 from ddpdoctor.finding import Location
 from ddpdoctor.source.script.module import Module, dotted
-from ddpdoctor.source.script.syntax_index import descend
+from ddpdoctor.source.script.syntax_index import descend, last_name
 from ddpdoctor.source.vocabulary import GLOBAL_RANK_VARIABLES, LOCAL_RANK_VARIABLES, PROCESSES, SPAWNERS
 
 _MOVES_TO_CUDA = frozenset(
@@ -52,7 +52,7 @@ def rank_launch(modules: Sequence[Module]) -> SourceFact | None:
         return None
     both = any(reads_launcher_rank(module) for module in modules)
     for module, call in found:
-        if not (both and _conditional(module, call)):
+        if not (both and _conditional(module, call)) or _or_runs_alone(module, call):
             return _fact(module, call)
     return None
 
@@ -137,6 +137,28 @@ def _conditional(module: Module, node: ast.AST) -> bool:
         if isinstance(around, (ast.If, ast.IfExp)) and _CHOICE_OF_LAUNCH.search(module.excerpt(around.test, 1_000)):
             return True
     return False
+
+
+def _or_runs_alone(module: Module, call: ast.Call) -> bool:
+    """Return whether the other arm of the condition calls the same function as rank 0: one process, and no launcher,
+    unless the module reads a launcher's variables itself.
+    """
+    if reads_launcher_rank(module):
+        return False
+    given = [*call.args[:1], *(entry.value for entry in call.keywords if entry.arg == "fn")]
+    started = last_name(given[0]) if given else ""
+    arms = (around.orelse for around in module.ancestors(call) if isinstance(around, ast.If))
+    return any(
+        isinstance(node, ast.Call) and bool(started) and last_name(node.func) == started and _is_first(node)
+        for arm in arms
+        for statement in arm
+        for node in descend(statement)
+    )
+
+
+def _is_first(call: ast.Call) -> bool:
+    ranks = [entry.value for entry in call.keywords if entry.arg == "rank"] or call.args[:1]
+    return any(isinstance(rank, ast.Constant) and rank.value == 0 for rank in ranks)
 
 
 def _demands_cuda(module: Module, call: ast.Call) -> bool:
