@@ -201,14 +201,16 @@ def _with_apex_pretended(request: RehearsalRequest, record: RunRecord) -> Try | 
     """Apex is built for the GPUs of the job and cannot be installed here; only a script that ends without it gets
     torch's classes in its place, since many take another way where it is missing.
     """
-    lacks = any(
-        _LACKS_APEX.search(raised.message) or ((lack := lack_behind(raised)) and lack.name.split(".")[0] == _APEX)
-        for raised in _exceptions(record)
-    )
+    lacks = any(_LACKS_APEX.search(raised.message) or _misses_apex(raised) for raised in _exceptions(record))
     if not request.pretend or not lacks or _APEX in request.absent_packages:
         return None
     why = f"{_APEX} is not installed; rehearsed again with torch's own classes in its place"
     return Try(msgspec.structs.replace(request, absent_packages=(*request.absent_packages, _APEX)), why)
+
+
+def _misses_apex(raised: RankException) -> bool:
+    lack = lack_behind(raised)
+    return lack is not None and lack.kind == "package" and lack.name.partition(".")[0] == _APEX
 
 
 def _with_random_weights(request: RehearsalRequest, record: RunRecord) -> Try | None:
@@ -231,7 +233,7 @@ def _weights_missed(raised: RankException) -> str:
         path = _NO_FILE.search(raised.message) if raised.type == "FileNotFoundError" else None
         return path[1] if path is not None else ""
     named = _WEIGHTS_FILE.search(raised.message)
-    return named[0] if named is not None else ""
+    return named[0] if named is not None and not os.path.exists(named[0]) else ""
 
 
 def _with_empty_directories(request: RehearsalRequest, record: RunRecord) -> Try | None:

@@ -404,6 +404,17 @@ def test_a_checkpoint_that_the_script_asks_for_first_is_replaced(asks: str, tmp_
     assert "pretended: the weights pretrained.pth (random ones)" in rehearsal["notes"]
 
 
+def test_a_script_that_fails_for_weights_that_are_there_is_not_rehearsed_without_them(tmp_path: Path) -> None:
+    weights = tmp_path / "pretrained.pth"
+    weights.touch()
+    record, section = _failing("RuntimeError", f"Error(s) in loading {weights}: size mismatch", loads=False)
+    again: Iterator[tuple[RunRecord, RehearsalSection]] = iter([(record, section)])
+    assert rehearse_until_shown(RehearsalRequest(script=Path("t.py")), lambda request: next(again))[1] is section
+    weights.unlink()
+    again = iter([(record, section), _failing("", "", 4)])
+    assert rehearse_until_shown(RehearsalRequest(script=Path("t.py")), lambda request: next(again))[1].steps == 4
+
+
 @pytest.mark.parametrize(
     "reads",
     [
@@ -428,9 +439,10 @@ def test_a_script_that_reads_more_of_an_absent_checkpoint_than_weights_is_not_bl
     assert why in note and " raised " in note.partition(why)[2]
 
 
-def _failing(kind: str, message: str, steps: int = 0) -> tuple[RunRecord, RehearsalSection]:
+def _failing(kind: str, message: str, steps: int = 0, *, loads: bool = True) -> tuple[RunRecord, RehearsalSection]:
     """A rehearsal that ended in an exception after some steps; without a kind one that did not fail."""
-    raised = RankException(time_ns=1, type=kind, message=message, traceback='File "/lib/torch/serialization.py"\n')
+    place = "lib/torch/serialization.py" if loads else "train.py"
+    raised = RankException(time_ns=1, type=kind, message=message, traceback=f'File "/{place}"\n')
     ranks = (Rank(rank=0, end="raised", exceptions=(raised,)),) if kind else ()
     section = RehearsalSection(status="failed" if kind else "completed", reason=message, steps=steps)
     return RunRecord(job=Job(kind="rehearsal"), ranks=ranks), section
