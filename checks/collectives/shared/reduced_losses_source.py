@@ -91,21 +91,18 @@ def _computes_with(node: ast.expr, names: set[str]) -> bool:
 
 def _excludes(module: Module, one: ast.AST, other: ast.AST) -> bool:
     """Return whether two nodes are in different arms of an ``if``."""
-    around = {id(node): inner for inner, node in _steps(module, one)}
-    for inner, node in _steps(module, other):
-        if isinstance(node, ast.If) and id(node) in around:
-            mine = around[id(node)]
-            return any(mine in arm for arm in (node.body, node.orelse)) and not any(
-                mine in arm and inner in arm for arm in (node.body, node.orelse)
-            )
-    return False
+    mine, others = _arms(module, one), _arms(module, other)
+    return any(others[around] != arm for around, arm in mine.items() if around in others)
 
 
-def _steps(module: Module, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
-    """Yield each node on the way up with what is around it."""
+def _arms(module: Module, node: ast.AST) -> dict[ast.If, bool]:
+    """Return the ``if`` statements around a node, with True where it is in the body and False where in the else."""
+    arms: dict[ast.If, bool] = {}
     for around in module.ancestors(node):
-        yield node, around
+        if isinstance(around, ast.If) and node is not around.test:
+            arms[around] = node in around.body
         node = around
+    return arms
 
 
 def _assigned_between(event: Event, backward: Event, name: str) -> bool:

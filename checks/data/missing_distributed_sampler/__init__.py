@@ -37,6 +37,7 @@ from ddpdoctor.checks.data.missing_distributed_sampler.fix import divide
 from ddpdoctor.checks.data.missing_distributed_sampler.own_reader import alike_readers, alike_streams
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.fix.edits import Fix
+from ddpdoctor.source.events import Event
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.training_loops import by_engine, division, feedings, is_drawn
 from ddpdoctor.source.script.script import Script
@@ -71,29 +72,17 @@ def in_source(script: Script) -> Iterator[Finding]:
             remedy="Give it sampler=DistributedSampler(dataset) instead of shuffle=True, and call "
             "sampler.set_epoch(epoch) before each epoch.",
             locations=(loader.module.location(loader.node),),
-            evidence=(
-                Fact(
-                    text=f"its batches reach this backward through {through}",
-                    basis="source",
-                    location=backward.module.location(backward.node),
-                ),
-            ),
+            evidence=(_reaches(backward, through),),
         )
     for feeding in alike_streams(projection):
-        loader, backward = feeding.loader, feeding.backward
+        loader = feeding.loader
         yield CHECK.finding(
             "source",
             "every rank trains on the same items: nothing in this IterableDataset depends on the rank",
             remedy="Let __iter__ give each rank its own items, and as many as the others, as "
             "itertools.islice(items, rank, None, world_size) does.",
             locations=(loader.module.location(loader.node),),
-            evidence=(
-                Fact(
-                    text="its batches reach this backward through DistributedDataParallel",
-                    basis="source",
-                    location=backward.module.location(backward.node),
-                ),
-            ),
+            evidence=(_reaches(feeding.backward, "DistributedDataParallel"),),
         )
     for reader in alike_readers(projection):
         yield CHECK.finding(
@@ -115,6 +104,14 @@ def in_source(script: Script) -> Iterator[Finding]:
                 ),
             ),
         )
+
+
+def _reaches(backward: Event, through: str) -> Fact:
+    return Fact(
+        text=f"its batches reach this backward through {through}",
+        basis="source",
+        location=backward.module.location(backward.node),
+    )
 
 
 def fixes(script: Script, finding: Finding) -> Iterator[Fix]:

@@ -95,9 +95,10 @@ def _binds(target: ast.expr, name: str) -> bool:
 
 def _reader(projection: Projection, forward: Event, call: ast.Call) -> OwnReader | None:
     """Return the reader whose method is called, if its class was read and nothing in it depends on the rank."""
-    assert isinstance(call.func, ast.Attribute)
+    if not isinstance(call.func, ast.Attribute) or not isinstance(call.func.value, (ast.Name, ast.Attribute)):
+        return None
     text, module = ast.unparse(call.func.value), forward.module
-    if not isinstance(call.func.value, (ast.Name, ast.Attribute)) or _is_set_by_rank(module, text):
+    if _is_set_by_rank(module, text):
         return None
     made = [
         one.value for one in module.index.of(ast.Assign) if any(ast.unparse(target) == text for target in one.targets)

@@ -30,7 +30,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.checks.state.shared.callers import callers
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.rank_logging import local_metrics, unreduced_logs
@@ -42,7 +43,6 @@ CHECK = Check(
     severity={"source": Severity.ADVICE},
     triggers=("print", "log", "add_scalar", "info"),
 )
-MAXIMUM_CALLERS = 3
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -68,14 +68,5 @@ def in_source(script: Script) -> Iterator[Finding]:
             title if len(events) == 1 else f"{title} ({len(events)} places)",
             remedy="Average it over the ranks with dist.all_reduce, on all ranks, before it is reported.",
             locations=tuple(event.module.location(event.node) for event in events),
-            evidence=tuple(
-                Fact(
-                    text="it is reported here for this caller",
-                    basis="source",
-                    location=event.module.location(event.node),
-                    stack=event.chain,
-                )
-                for event in events[:MAXIMUM_CALLERS]
-                if len({frame.function for frame in event.chain}) > 1
-            ),
+            evidence=callers(events, "it is reported here for this caller"),
         )

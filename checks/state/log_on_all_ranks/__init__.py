@@ -27,7 +27,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.checks.state.shared.callers import callers
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.rank_logging import lines_of_every_rank
@@ -39,7 +40,6 @@ CHECK = Check(
     severity={"source": Severity.ADVICE},
     triggers=("print", "tqdm", "trange", "wandb", "mlflow", "SummaryWriter", "Experiment", "neptune", "clearml", "aim"),
 )
-MAXIMUM_CALLERS = 3
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -55,14 +55,5 @@ def in_source(script: Script) -> Iterator[Finding]:
             title if len(events) == 1 else f"{title}, and so in {len(events)} places of this file",
             remedy="Do it on rank 0 only (`if dist.get_rank() == 0:`), or include the rank in the line.",
             locations=tuple(event.module.location(event.node) for event in events),
-            evidence=tuple(
-                Fact(
-                    text="every rank comes to it by this caller",
-                    basis="source",
-                    location=event.module.location(event.node),
-                    stack=event.chain,
-                )
-                for event in events[:MAXIMUM_CALLERS]
-                if len({frame.function for frame in event.chain}) > 1
-            ),
+            evidence=callers(events, "every rank comes to it by this caller"),
         )

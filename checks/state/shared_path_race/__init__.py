@@ -47,8 +47,10 @@ CHECK = Check(
     stands_for="path-race",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"ranks", "files", "accesses", "collectives"}),
-    triggers=("mkdir", "makedirs", "rmtree", "remove", "unlink", "rmdir", "rename", "replace", "sleep", "open(")
-    + ("savefig",),
+    triggers=(
+        *("mkdir", "makedirs", "rmtree", "remove", "unlink", "rmdir", "rename", "replace", "sleep", "open("),
+        "savefig",
+    ),
 )
 
 

@@ -10,15 +10,7 @@ from ddpdoctor.source.interpreter.assignment import item_at, one_of_classes, sco
 from ddpdoctor.source.interpreter.attributes import attribute_of, guess_from_name, text_of
 from ddpdoctor.source.interpreter.calls import call, context_function
 from ddpdoctor.source.interpreter.loops import comprehension, dict_comprehension, iterated
-from ddpdoctor.source.interpreter.operators import (
-    ORDERINGS,
-    binary,
-    compare,
-    formatted,
-    negated,
-    of_four,
-    unary,
-)
+from ddpdoctor.source.interpreter.operators import ORDERINGS, binary, compare, formatted, negated, of_four, unary
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     FALSE,

@@ -110,9 +110,9 @@ class Memory:
 
         Cells have a flag before them for variables of the function around the loop, whatever the call."""
         self.visited: set[ast.AST] = set()
+        """Functions that were walked."""
         self.agreeing: dict[ast.AST, set[str]] = {}
         """Of functions that were walked, the variables into which a collective wrote the same on every rank."""
-        """Functions that were walked."""
         self.objects: dict[tuple[object, ...], int] = {}
         self.started: dict[ast.AST, set[tuple[object, ...]]] = {}
         """The keys of the objects that ranks made, by the call that started them."""

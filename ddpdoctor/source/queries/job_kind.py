@@ -101,16 +101,13 @@ def _is_alone(init: Event) -> bool:
 
 def joins_by_framework(projection: Projection) -> bool:
     """Return whether a framework makes the process group of a job."""
-    return any(map(_joins_for_it, projection.of_kind("object", "call"))) or _trains_what_a_launcher_started(projection)
+    joins = any(event.name in _JOINING for event in projection.of_kind("object", "call"))
+    return joins or _trains_what_a_launcher_started(projection)
 
 
 def is_training_by_trainer(event: Event) -> bool:
     """Return whether a Trainer of Hugging Face trains here: it divides its data between the ranks."""
     return event.kind == "collective" and event.name in _TRAINING
-
-
-def _joins_for_it(event: Event) -> bool:
-    return event.name in _JOINING
 
 
 def _trains_what_a_launcher_started(projection: Projection) -> bool:

@@ -29,8 +29,6 @@ from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK, exact_per_rank
 
 _OF_A_PROCESS = re.compile(r"rank|gpu|device|node|proc|world|main|master", re.IGNORECASE)
 """In the name of an option: a launcher may give another value to each process."""
-
-
 _CALLABLE = (Function, Partial, BoundMethod, ProjectClass, Instance)
 """What a rank may run: a function, or a class whose constructor trains."""
 
