@@ -2,9 +2,9 @@
 
 What it finds
     Preprocessing of a data set (`dataset.map`) or generation in a loop (`model.generate`) that only the first rank
-    does, while the others proceed to their next collective, in a script that keeps the default timeout. In a run: a
-    wait of half the group's timeout or more; in a rehearsal an error when the timeout was reached (in a live run that
-    is DDP308).
+    does, while the others proceed to their next collective, in a script that keeps the default timeout. As advice, a
+    loop over a loader without gradients that one rank runs alone. In a run: a wait of half the group's timeout or more;
+    in a rehearsal an error when the timeout was reached (in a live run that is DDP308).
 
 Why it is bad
     The others wait in that collective until the first rank arrives: all GPUs but one are idle. Once the work takes
@@ -35,9 +35,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ddpdoctor.check import Check
+from ddpdoctor.checks.collectives.long_wait.lone_evaluations import lone_evaluations
 from ddpdoctor.checks.collectives.long_wait.source import long_waits
 from ddpdoctor.finding import Fact, Finding, Location, Refuted, Severity
-from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.script.script import Script
 
 if TYPE_CHECKING:
@@ -58,7 +59,9 @@ CHECK = Check(
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report long work of the first rank with a collective behind it."""
-    for wait in long_waits(whole_projection(script)):
+    projection = whole_projection(script)
+    yield from _lone_evaluations(projection)
+    for wait in long_waits(projection):
         yield CHECK.finding(
             "source",
             f"the first rank {wait.what} here while the others wait in {wait.collective} at line "
@@ -78,6 +81,31 @@ def in_source(script: Script) -> Iterator[Finding]:
                     location=wait.collective_location,
                 ),
             ),
+        )
+
+
+def _lone_evaluations(projection: Projection) -> Iterator[Finding]:
+    for lone in lone_evaluations(projection):
+        yield CHECK.finding(
+            "source",
+            f"rank {lone.rank} evaluates alone here while the others wait in {lone.collective} at line "
+            f"{lone.collective_location.line}",
+            remedy="Divide the evaluation between the ranks with DistributedSampler(shuffle=False) and all-reduce "
+            "counts and sums.",
+            locations=(lone.location, lone.collective_location, lone.condition_location),
+            evidence=(
+                Fact(
+                    text=f"`{lone.condition}` keeps the other ranks from this loop over a loader",
+                    basis="source",
+                    location=lone.condition_location,
+                ),
+                Fact(
+                    text=f"the others wait in this {lone.collective}",
+                    basis="source",
+                    location=lone.collective_location,
+                ),
+            ),
+            severity=Severity.ADVICE,
         )
 
 
