@@ -9,13 +9,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from ddpdoctor.diagnosis.failures.environment import lack_behind
 from ddpdoctor.diagnosis.failures.gpu_indices import gpus_for_the_ranks
+from ddpdoctor.diagnosis.files.path_races import races
 from ddpdoctor.examination import RehearsalSection
+from ddpdoctor.finding import Trouble
 from ddpdoctor.launch.request import RehearsalRequest
 from ddpdoctor.record.exception_summary import headline
 
@@ -64,11 +67,23 @@ class Try(msgspec.Struct, frozen=True):
     in_vain: str = ""
     """What the sentence ends with where the script cannot continue without what is absent: then the try counts for
     nothing."""
+    proved: Trouble | None = None
+    """What the rehearsal before it has proved, and this one leaves out to show the rest."""
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """What the rehearsals of a script showed."""
+
+    record: RunRecord
+    """The one that counts."""
+    section: RehearsalSection
+    proofs: tuple[tuple[Trouble, RunRecord], ...] = ()
+    """What earlier ones proved."""
 
 
 def rehearse_until_shown(
     request: RehearsalRequest, rehearse_once: Callable[[RehearsalRequest], tuple[RunRecord, RehearsalSection]]
-) -> tuple[RunRecord, RehearsalSection]:
+) -> Shown:
     """Rehearse, and again where that may show more; the last rehearsal, with what has to be said of those before.
 
     A rehearsal without the weights of a checkpoint, or with an empty directory, that fails for lack of what is absent
@@ -76,6 +91,7 @@ def rehearse_until_shown(
     """
     record, section = rehearse_once(request)
     notes: tuple[str, ...] = ()
+    proofs: tuple[tuple[Trouble, RunRecord], ...] = ()
     lacking: tuple[RunRecord, RehearsalSection, tuple[str, ...]] | None = None
     for _ in range(TRIES - 1):
         found = another_try(request, record, section)
@@ -83,6 +99,8 @@ def rehearse_until_shown(
             break
         if found.in_vain and lacking is None:
             lacking = record, section, (*notes, f"{found.why}, {found.in_vain}")
+        if found.proved is not None:
+            proofs = (*proofs, (found.proved, record))
         spent_s = request.spent_s + section.seconds
         request, notes = msgspec.structs.replace(found.request, spent_s=spent_s), (*notes, found.why)
         before = record, section
@@ -96,7 +114,9 @@ def rehearse_until_shown(
         why = _what_stopped(record, section)
         record, section, notes = lacking
         notes = (*notes[:-1], f"{notes[-1]}: {why}" if why else notes[-1])
-    return record, msgspec.structs.replace(section, notes=(*section.notes, *notes)) if notes else section
+    if notes:
+        section = msgspec.structs.replace(section, notes=(*section.notes, *notes))
+    return Shown(record, section, proofs)
 
 
 def _what_stopped(record: RunRecord, section: RehearsalSection) -> str:
@@ -131,7 +151,8 @@ def another_try(request: RehearsalRequest, record: RunRecord, section: Rehearsal
     if section.status != "failed" and not _left_others_waiting(record):
         return None
     return (
-        _with_pretended_gpus(request, record, section)
+        _past_a_race(request, record)
+        or _with_pretended_gpus(request, record, section)
         or _with_the_jobs_gpus(request, record, section)
         or _with_apex_pretended(request, record)
         or _with_random_weights(request, record)
@@ -147,6 +168,20 @@ def _left_others_waiting(record: RunRecord) -> bool:
     others.
     """
     return record.job.stop_reason == "proof" and any(_exceptions(record))
+
+
+def _past_a_race(request: RehearsalRequest, record: RunRecord) -> Try | None:
+    """Which rank comes second to a directory is chance: that one fails is shown, and what comes behind it is not."""
+    ending = (race for race in races(record) if race.died is not None and race.second.action == "make")
+    race = next(ending, None)
+    if race is None or race.trouble != "path-race" or request.shares_directories:
+        return None
+    why = (
+        f"rank {race.second.rank} failed because rank {race.first.rank} had made {PurePath(race.path).name}; rehearsed "
+        "again without that failure"
+    )
+    changed = msgspec.structs.replace(request, shares_directories=True)
+    return Try(changed, why, proved=race.trouble)
 
 
 def _with_pretended_gpus(request: RehearsalRequest, record: RunRecord, section: RehearsalSection) -> Try | None:

@@ -28,9 +28,9 @@ from ddpdoctor.config.suppressions import suppress
 from ddpdoctor.errors import ConfigurationError, DdpDoctorError, ExitCode, UnreadableScript, UsageError
 from ddpdoctor.examination import Examination, RehearsalSection, SourceSection, Verdict, not_rehearsed
 from ddpdoctor.examine.reading import Reading, choice_of, comments_in, reading_of, source_section, together
-from ddpdoctor.examine.rehearsal_variants import is_clean, noted, variants, with_variant
+from ddpdoctor.examine.rehearsal_variants import is_clean, noted, variants, with_proof, with_variant
 from ddpdoctor.examine.unconfirmed import Reached, reached_lines, with_confirmation
-from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.finding import Finding, Severity, Trouble
 from ddpdoctor.findings.fingerprint import with_fingerprints
 from ddpdoctor.findings.merge import Confirmation, Refutation, confirmed, merge, unrefuted
 from ddpdoctor.launch.layouts import Layout
@@ -41,6 +41,8 @@ from ddpdoctor.source.script.entry_point import is_entry
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
     from ddpdoctor.source.script.script import Script
+
+    Proofs = tuple[tuple[Trouble, RunRecord], ...]
 
 OnProgress = Callable[[Progress], None]
 _OF_GPUS = ("cuda", "accelerat", "lightning", "transformers")
@@ -87,15 +89,17 @@ def examine_and_record(
     started_s = time.perf_counter()
     script = _script(request)
     seconds = time.perf_counter() - started_s
-    record, rehearsal = _rehearsed(request, script, root, on_progress)
+    record, rehearsal, proofs = _rehearsed(request, script, root, on_progress)
     results = _results(request, choice.entries, script, record)
+    for trouble, earlier in proofs:
+        results = with_proof(results, run_live_checks(choice.entries, earlier), trouble)
     spawns_ranks = _spawns_ranks(request, script)
     nodes = request.layout.nodes if request.layout is not None else 1
     for variant in variants(request.stress, thorough=request.thorough, spawns_ranks=spawns_ranks, nodes=nodes):
         if not is_clean(rehearsal, results):
             break
         again = msgspec.structs.replace(request, layout=variant.layout or request.layout)
-        further, section = _rehearsed(again, script, root, on_progress, variant.stress)
+        further, section, _ = _rehearsed(again, script, root, on_progress, variant.stress)
         more = _results(request, choice.entries, script, further)
         known, results = results, with_variant(results, more, variant)
         stressed = further is not None and further.job.stressed
@@ -236,9 +240,9 @@ def _script(request: ExamineRequest) -> Script:
 
 def _rehearsed(
     request: ExamineRequest, script: Script, root: Path, on_progress: OnProgress, stress: Stress = ""
-) -> tuple[RunRecord | None, RehearsalSection]:
+) -> tuple[RunRecord | None, RehearsalSection, Proofs]:
     if request.static:
-        return None, not_rehearsed()
+        return None, not_rehearsed(), ()
     from ddpdoctor.examine.another_try import rehearse_until_shown
     from ddpdoctor.examine.rehearsal_result import could_not_rehearse, judge
     from ddpdoctor.launch.rehearsal_plan import ranks_to_start, refuse_layout
@@ -272,13 +276,13 @@ def _rehearsed(
         return record, judge(record, str(root))
 
     try:
-        record, section = rehearse_until_shown(rehearsal, once)
+        shown = rehearse_until_shown(rehearsal, once)
     except (UsageError, ConfigurationError):
         raise
     except DdpDoctorError as error:
-        return None, could_not_rehearse(error)
-    job = msgspec.structs.replace(record.job, thresholds=request.settings.thresholds)
-    return msgspec.structs.replace(record, job=job), section
+        return None, could_not_rehearse(error), ()
+    job = msgspec.structs.replace(shown.record.job, thresholds=request.settings.thresholds)
+    return msgspec.structs.replace(shown.record, job=job), shown.section, shown.proofs
 
 
 def _spawns_ranks(request: ExamineRequest, script: Script) -> bool:

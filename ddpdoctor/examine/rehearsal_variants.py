@@ -12,7 +12,7 @@ import msgspec
 
 from ddpdoctor.catalogue.run_checks import CheckResult
 from ddpdoctor.examination import RehearsalSection
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.finding import Fact, Finding, Severity, Trouble
 from ddpdoctor.findings.merge import DIVERGENCES
 from ddpdoctor.launch.layouts import Layout
 from ddpdoctor.launch.request import Stress
@@ -71,6 +71,17 @@ def with_variant(base: Sequence[CheckResult], more: Sequence[CheckResult], varia
         new = tuple(one for one in added.get(result.code, ()) if (one.location, one.stress) not in known)
         extended.append(msgspec.structs.replace(result, from_run=(*result.from_run, *new)) if new else result)
     return tuple(extended)
+
+
+def with_proof(base: Sequence[CheckResult], more: Sequence[CheckResult], trouble: Trouble) -> tuple[CheckResult, ...]:
+    """Return the results with what an earlier rehearsal proved; that a later one leaves it out refutes nothing."""
+    proved = {result.code: [one for one in result.from_run if one.trouble == trouble] for result in more}
+    return tuple(
+        msgspec.structs.replace(result, from_run=(*found, *result.from_run), refuted=())
+        if (found := proved.get(result.code))
+        else result
+        for result in base
+    )
 
 
 def _added(findings: Sequence[Finding], variant: Variant) -> Iterator[Finding]:

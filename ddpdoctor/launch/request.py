@@ -129,6 +129,8 @@ class RehearsalRequest(RehearsalOptions, frozen=True, kw_only=True):
     """Packages that an earlier try did not find, and that torch's own classes stand for in this one."""
     absent_directories: tuple[str, ...] = ()
     """Directories of data that an argument names and an earlier try did not find; empty ones stand for them."""
+    shares_directories: bool = False
+    """An earlier try ended by a race of the ranks for a directory; in this one no rank fails for coming second."""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):

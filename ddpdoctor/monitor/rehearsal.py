@@ -229,6 +229,7 @@ class _Rehearsal:
             "absent_data": self._request.absent_data,
             "absent_packages": self._request.absent_packages,
             "absent_directories": self._request.absent_directories,
+            "shares_directories": self._request.shares_directories,
             "job": msgspec.to_builtins(self._job),
         }
         path = self._directory / layout.JOB_FILE

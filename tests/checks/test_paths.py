@@ -138,6 +138,19 @@ def test_a_directory_that_both_ranks_make_is_an_error_where_one_dies_of_it() -> 
     assert finding.title == "ranks 0 and 1 make out at the same time, and rank 1 dies of FileExistsError"
 
 
+def test_a_race_for_a_hidden_directory_counts_where_a_rank_dies_of_it() -> None:
+    paths = Paths()
+    for rank in (0, 1):
+        paths.come(rank, "make", 15, "/home/user/.cache/models", found=bool(rank))
+    paths.job.fail(1, "FileExistsError", 15, "[Errno 17] File exists: '/home/user/.cache/models'")
+    assert (paths.finding().code, paths.finding().severity) == ("DDP608", Severity.ERROR)
+    paths = Paths()
+    for rank in (0, 1):
+        paths.come(rank, "remove", 14, "/home/user/.cache/models", found=bool(rank))
+        paths.come(rank, "make", 15, "/home/user/.cache/models")
+    assert not [result for result in paths.said() if isinstance(result, Finding)]
+
+
 def test_a_rank_that_deletes_what_another_has_just_made_is_a_warning() -> None:
     paths = Paths()
     for rank in (0, 1):

@@ -409,10 +409,10 @@ def test_a_script_that_fails_for_weights_that_are_there_is_not_rehearsed_without
     weights.touch()
     record, section = _failing("RuntimeError", f"Error(s) in loading {weights}: size mismatch", loads=False)
     again: Iterator[tuple[RunRecord, RehearsalSection]] = iter([(record, section)])
-    assert rehearse_until_shown(RehearsalRequest(script=Path("t.py")), lambda request: next(again))[1] is section
+    assert rehearse_until_shown(RehearsalRequest(script=Path("t.py")), lambda request: next(again)).section is section
     weights.unlink()
     again = iter([(record, section), _failing("", "", 4)])
-    assert rehearse_until_shown(RehearsalRequest(script=Path("t.py")), lambda request: next(again))[1].steps == 4
+    assert rehearse_until_shown(RehearsalRequest(script=Path("t.py")), lambda request: next(again)).section.steps == 4
 
 
 @pytest.mark.parametrize(
@@ -466,7 +466,8 @@ def test_of_tries_without_weights_only_one_counts_that_came_further(runs: list[A
         for run in runs
     ]
     again: Iterator[tuple[RunRecord, RehearsalSection]] = iter(made)
-    record, section = rehearse_until_shown(RehearsalRequest(script=Path("t.py")), lambda request: next(again))
+    shown = rehearse_until_shown(RehearsalRequest(script=Path("t.py")), lambda request: next(again))
+    record, section = shown.record, shown.section
     assert next(again, None) is None and record is made[counts][0]
     assert msgspec.structs.replace(section, notes=()) == made[counts][1]
     kind, why = runs[-1][0], ", which do not work for this script: "

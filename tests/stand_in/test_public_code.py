@@ -280,7 +280,7 @@ def sized(message: str, reason: StopReason = "") -> tuple[RunRecord, RehearsalSe
 
 def test_whole_batches_that_a_cpu_cannot_train_leave_what_cut_ones_showed() -> None:
     runs = iter([sized("shape '[8, -1]' is invalid for input of size 4"), sized("", "time-limit")])
-    _, section = rehearse_until_shown(RehearsalRequest(script=Path("t.py")), lambda request: next(runs))
+    section = rehearse_until_shown(RehearsalRequest(script=Path("t.py")), lambda request: next(runs)).section
     assert section.reason.startswith("shape '[8, -1]'")
     assert section.notes[0].endswith("rehearsed again with whole batches, and this machine is too small for it")
 
@@ -319,7 +319,7 @@ def test_variables_of_slurm_are_told_to_who_asks_for_them(tmp_path: Path) -> Non
 
 def test_a_tensor_that_is_not_contiguous_is_so_with_whole_batches_too() -> None:
     runs = iter([sized("view size is not compatible with input tensor's size and stride. Use .reshape(...)")])
-    _, section = rehearse_until_shown(RehearsalRequest(script=Path("t.py")), lambda request: next(runs))
+    section = rehearse_until_shown(RehearsalRequest(script=Path("t.py")), lambda request: next(runs)).section
     assert not section.notes
 
 

@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, TooLittleEvidence
 from ddpdoctor.checks.state.shared_path_race.source import polled_files, rewritten_files, shared_paths
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.source.projection import whole_projection
@@ -46,11 +46,15 @@ CHECK = Check(
     name="shared-path-race",
     stands_for="path-race",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
-    needs=frozenset({"ranks", "files", "accesses", "collectives"}),
+    needs=frozenset({"ranks", "files", "accesses"}),
     triggers=(
         *("mkdir", "makedirs", "rmtree", "remove", "unlink", "rmdir", "rename", "replace", "sleep", "open("),
         "savefig",
     ),
+)
+
+_REMEDY = (
+    "Do it on rank 0 only, with dist.barrier() before the other ranks continue; os.makedirs takes exist_ok=True."
 )
 
 
@@ -102,11 +106,15 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report paths at which ranks come into each other's way; refute lines at which each path has one rank."""
+    """Report paths at which ranks come into each other's way; refute lines at which each path has one rank.
+
+    Before there is a process group no collective orders the ranks, and what counts is that one of them dies.
+    """
     from ddpdoctor.diagnosis.divergence_findings import path_findings
 
-    yield from path_findings(
-        CHECK,
-        record,
-        "Do it on rank 0 only, with dist.barrier() before the other ranks continue; os.makedirs takes exist_ok=True.",
-    )
+    collectives = record.stream("collectives")
+    for found in path_findings(CHECK, record, _REMEDY):
+        if collectives.state == "complete" or (isinstance(found, Finding) and found.severity is Severity.ERROR):
+            yield found
+    if collectives.state != "complete":
+        raise TooLittleEvidence(f"the record's collectives are {collectives.state} ({collectives.reason})")

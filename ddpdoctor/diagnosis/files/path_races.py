@@ -47,7 +47,7 @@ def _races(key: ByIdentity[RunRecord]) -> tuple[Race, ...]:
         return ()
     by_path: dict[str, list[Access]] = {}
     for access in sorted(_all_accesses(record), key=lambda entry: entry.time_ns):
-        if access.path and not is_incidental(access.path) and not any(part in access.path for part in _CACHES):
+        if access.path and not any(part in access.path for part in _CACHES):
             by_path.setdefault(access.path, []).append(access)
     order = Order(record, tuple(_handovers(record, by_path)))
     locks = (access for access in record.accesses if access.action == "lock" and access.through == "flock")
@@ -57,7 +57,8 @@ def _races(key: ByIdentity[RunRecord]) -> tuple[Race, ...]:
         if len({access.rank for access in accesses}) < 2 or _is_lock(accesses):
             continue
         race = _Path(record, order, locked, path, accesses).race()
-        if race is not None:
+        # What happens to a log or a hidden directory matters to nobody, unless a rank dies of it.
+        if race is not None and (race.died is not None or not is_incidental(path)):
             found.append(race)
     return tuple(found)
 
@@ -146,7 +147,9 @@ class _Path:
         for other in changes:
             died = self._death(other)
             for change in changes if died is not None else ():
-                if change.action == other.action and self._clash(change, other):
+                # One that failed at a directory which was there before the ranks has met no other rank.
+                did = change.found == (change.action != "make")
+                if did and change.action == other.action and self._clash(change, other):
                     return self._found("path-race", change, other, died)
         for removal in self._with("remove"):
             for made in self._with("make", "write") if removal.found else ():

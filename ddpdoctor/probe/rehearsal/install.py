@@ -32,6 +32,7 @@ from .executed_lines import Lines
 from .files import no_touch, overlay
 from .files.accesses import Accesses, listen
 from .files.checkpoints import Checkpoints
+from .files.os_functions import share_directories
 from .pretend.providers import Pretence
 from .schedule import Schedule
 from .stop import Ending
@@ -82,6 +83,8 @@ class Rehearsal:
             mount_points,
             self._is_by_user,
         )
+        if journal.plan.get("shares_directories"):
+            share_directories(int(journal.plan["job"]["started_ns"]))
         accesses = Accesses(journal)
         settings = Settings(journal, lambda: journal.ring is not None)
         listen(journal, {"os.putenv": settings.put, "os.unsetenv": settings.remove, **accesses.listeners()})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import stat
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -46,6 +47,37 @@ def wrap_makers(done: Done) -> None:
     """Call ``done`` when something was made, moved or linked by ``os``, whose audit events come before."""
     for name in ("mkdir", "symlink", "link", "rename", "replace", "truncate"):
         take_place(name, _followed(getattr(os, name), done))
+
+
+def share_directories(since_ns: int) -> None:
+    """Let ``os.mkdir`` pass where another rank has made the directory since the job began (ns of the epoch).
+
+    A process that makes the same directory twice fails as it always does.
+    """
+    original = os.mkdir
+    own: set[Any] = set()
+
+    @functools.wraps(original)
+    def mkdir(path: Any, *arguments: Any, **options: Any) -> None:
+        place = None if isinstance(path, int) else os.path.realpath(path)
+        try:
+            original(path, *arguments, **options)
+        except FileExistsError:
+            if options or place in own or not _is_made_since(place, since_ns):
+                raise
+        own.add(place)
+
+    take_place("mkdir", mkdir)
+
+
+def _is_made_since(place: Any, since_ns: int) -> bool:
+    try:
+        found = os.lstat(place)
+    except OSError:
+        return False
+    # Linux does not tell Python when a directory was made. One that is older seldom changes while a job starts, and
+    # where it does, a try that goes on shows more than one that ends.
+    return stat.S_ISDIR(found.st_mode) and found.st_ctime_ns >= since_ns
 
 
 def wrap_pipe_makers(report: Callable[[object, object], None], done: Done) -> None:
