@@ -29,7 +29,7 @@ class LoneEvaluation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lone_evaluations(projection: Projection) -> Iterator[LoneEvaluation]:
-    """Such loops, once each; none that other ranks run too, and none where nothing makes them wait."""
+    """Such loops, one for each rank test; none that other ranks run too, and none where nothing makes them wait."""
     meetings = [event for event in sync_events(projection) if event.ranks == ALL_RANKS and not event.in_parent]
     forwards = tuple(evaluating_forwards(projection)) if meetings else ()
     shared = {loop.node for event in projection.events if event.ranks == ALL_RANKS for loop in event.loops}
@@ -43,9 +43,9 @@ def lone_evaluations(projection: Projection) -> Iterator[LoneEvaluation]:
         own = (loop for loop in forward.loops if loop.node not in shared)
         loop = next((loop for loop in own if only_loader(projection, loop) is not None), None)
         meeting = _next_meeting(forward, meetings)
-        if loop is None or meeting is None or loop.node in seen:
+        if loop is None or meeting is None or {loop.node, guard.node} & seen:
             continue
-        seen.add(loop.node)
+        seen |= {loop.node, guard.node}
         place = loop.module.head_location(loop.node)
         if not any((frame.file, frame.line) in hanging for frame in forward.chain):
             yield LoneEvaluation(
