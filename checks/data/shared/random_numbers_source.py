@@ -123,9 +123,13 @@ def draws_in_constructor(projection: Projection, dataset: Value) -> Draw | None:
     if not isinstance(dataset, Instance):
         return None
     constructor = f"{dataset.cls.node.name}.__init__"
+    made_at = getattr(projection.machine.maker_of(dataset.number), "lineno", 0)
     for event in projection.in_course("call"):
-        if _draws(event) and _on_every_rank(event) and any(frame.function == constructor for frame in event.chain):
-            return unshared_draw(projection, event)
+        if _draws(event) and _on_every_rank(event):
+            frames = zip(event.chain, event.chain[1:], strict=False)
+            # Another object of the class, the one for the evaluation, say, may be made without drawing.
+            if any(inner.function == constructor and outer.line == made_at for inner, outer in frames):
+                return unshared_draw(projection, event)
     return None
 
 

@@ -63,6 +63,14 @@ def _judge(projection: Projection, sampler: Event) -> WrongSamplerRank | None:
             "every rank draws the samples of rank 0, and the rest of the data set is never used",
             "Omit rank=: the sampler gets it from the process group. Or give it dist.get_rank().",
         )
+    seed, shuffle = sampler.argument("seed", 4), sampler.argument("shuffle", 3)
+    if seed is not None and isinstance(seed, PerRank) and (shuffle is None or constant(shuffle) is True):
+        return WrongSamplerRank(
+            sampler,
+            "a seed that differs between ranks",
+            "each rank draws its part of an order of its own: the parts overlap, and some samples are in none",
+            "Give every rank the same seed, or omit seed=: the sampler takes the rank into account itself.",
+        )
     if may_spawn(projection.machine.script):
         return None
     if rank is not None and _is_local_rank(projection, rank) and one_node:

@@ -112,6 +112,8 @@ def item_at(value: Value, key: object) -> Value:
 def _assign_attribute(machine: Machine, target: ast.Attribute, value: Value) -> None:
     owner = machine.evaluate(machine, target.value)
     scope = machine.scope_modules.get(owner.name) if isinstance(owner, ProjectModule) else None
+    if isinstance(owner, ProjectClass):
+        scope = owner.scope
     if scope is not None:
         machine.assign(scope, target.attr, value)
     owners = [option for option in options_of(owner) if isinstance(option, (Instance, ExternalObject))]

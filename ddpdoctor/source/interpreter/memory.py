@@ -144,6 +144,10 @@ class Memory:
             self.objects[key] = self.number()
         return self.objects[key]
 
+    def maker_of(self, number: int) -> object:
+        """Return the node that made an object of the project; None for what is none."""
+        return next((key[0] for key, known in self.objects.items() if known == number), None)
+
     def assign(self, owner: int, name: str, value: Value) -> None:
         """Give a name a value on the ranks that run the present statement."""
         if self.mask == ALL_RANKS & ~self.gone or (self.mask == ALL_RANKS & ~1 & ~self.gone and is_agreed(value)):

@@ -69,6 +69,8 @@ _OPENING = frozenset({"builtins.open", "io.open", "codecs.open", "gzip.open", "b
 _OF_NAMES = frozenset({"clock", "random", "drawn"})
 """Kinds of the tags of what names of files are made of."""
 _NUMBERS = frozenset({"world-size", "local-world-size", "device-count", "task-count"})
+_GENERATORS = frozenset({"random.Random", "numpy.random.RandomState", "numpy.random.default_rng"})
+"""Generators of random numbers that may be given a seed."""
 TensorFactory = Callable[[Sequence[Value], Mapping[str, Value]], Value]
 
 
@@ -88,6 +90,8 @@ def plain_handler_of(name: str) -> Handler:
         return _opened
     if lists_names(name):
         return _listed
+    if name in _GENERATORS:
+        return _generator
     if RANK_VARYING_CALLS.match(name):
         return partial(_fixed, Unknown(True, False, origin_of(name)))
     if name == "apex.amp.initialize":
@@ -112,6 +116,12 @@ def _fixed(
     value: Value, machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool
 ) -> Value:
     return value
+
+
+def _generator(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    """Return a generator, which draws alike where its seed is alike; without a seed each process draws its own."""
+    seeds = [value for value in (*positional, *named.values()) if value != NONE]
+    return derived(seeds) if seeds else Unknown(True, False, origin_of("random.random"))
 
 
 def _listed(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
