@@ -257,6 +257,7 @@ READ_IN_SOURCE: Mapping[str, tuple[str, ...]] = {
         "replace",
         "sleep",
         "open(",
+        "symlink",
         "savefig",
     ),
 }

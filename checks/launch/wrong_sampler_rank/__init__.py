@@ -2,8 +2,8 @@
 
 What it finds
     DistributedSampler(rank=..., num_replicas=...) given the local rank, the constant 0, the number of GPUs of one node
-    or a fixed number, in a job whose ranks come from a launcher; or a seed= that depends on the rank. The script is read
-    as a job of two nodes. In a run: samplers for all ranks, several of which were given the same rank.
+    or a fixed number, in a job whose ranks come from a launcher; or a seed= that depends on the rank. The script is
+    read as a job of two nodes. In a run: samplers for all ranks, several of which were given the same rank.
 
 Why it is bad
     The sampler gives each process the shard of the rank that it is given. With the local rank the two nodes draw the

@@ -9,7 +9,15 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import ExternalObject, Instance, Value, constant, options_of, tags_of
+from ddpdoctor.source.interpreter.values import (
+    ExternalObject,
+    Instance,
+    SequenceValue,
+    Value,
+    constant,
+    options_of,
+    tags_of,
+)
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import depends_on_mode, framework, may_use_cuda, noted
 from ddpdoctor.source.queries.training_loops import feedings
@@ -58,8 +66,9 @@ def trains_on_cuda(projection: Projection) -> bool:
     """Return whether ranks certainly work on GPUs: one is chosen or asked for outside of conditions on the mode."""
     if not may_use_cuda(projection.machine.script):
         return False
-    for event in projection.in_course("device", "call"):
+    for event in projection.in_course("device", "call", "wrap"):
         chosen = event.kind == "device" and event.name in {"set_device", "cuda"}
+        chosen = chosen or (event.kind == "wrap" and isinstance(event.argument("device_ids", 1), SequenceValue))
         if (chosen or event.name == "cuda") and not depends_on_mode(event):
             return True
     return False

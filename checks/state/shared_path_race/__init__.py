@@ -49,7 +49,7 @@ CHECK = Check(
     needs=frozenset({"ranks", "files", "accesses"}),
     triggers=(
         *("mkdir", "makedirs", "rmtree", "remove", "unlink", "rmdir", "rename", "replace", "sleep", "open("),
-        "savefig",
+        *("symlink", "savefig"),
     ),
 )
 
@@ -63,7 +63,7 @@ def in_source(script: Script) -> Iterator[Finding]:
     for shared in shared_paths(whole_projection(script)):
         event = shared.event
         remedy = "Do it on rank 0 only, with dist.barrier() before the other ranks continue."
-        if shared.doing == "creates":
+        if shared.doing == "creates" and "symlink" not in event.name:
             remedy = "Give it exist_ok=True, or do it on rank 0 with a barrier after it."
         failing = ", and all but the fastest one fail" if shared.unguarded else ""
         yield CHECK.finding(

@@ -83,7 +83,7 @@ _PREPARATION = re.compile(
     r"download|extract|untar|unzip|unpack|tokeni[sz](?!er)|preprocess|urlretrieve|gdown|cache|prepare_data(?!_?loader)",
     re.IGNORECASE,
 )
-_CREATES = frozenset({"mkdir", "makedirs"})
+_CREATES = frozenset({"mkdir", "makedirs", "symlink", "symlink_to"})
 _PER_PROCESS = re.compile(r"rank|getpid|tmp|temp|hostname|node", re.IGNORECASE)
 
 
@@ -151,6 +151,8 @@ def rewritten_files(projection: Projection) -> Iterator[FileUse]:
 def _path(event: Event) -> Value | None:
     if event.name in FILE_METHODS:
         return event.receiver
+    if event.name == "os.symlink":
+        return event.argument("dst", 1)
     return event.argument("name" if event.name == "os.makedirs" else "path", 0) or event.argument("src", 0)
 
 
@@ -176,7 +178,8 @@ def _source(event: Event) -> str:
         return ""
     if event.name in FILE_METHODS and isinstance(call.func, ast.Attribute):
         return event.module.excerpt(call.func.value, 60)
-    where = call.args[0] if call.args else call.keywords[0].value if call.keywords else None
+    places = call.args[1:] if event.name == "os.symlink" else call.args
+    where = places[0] if places else call.keywords[0].value if call.keywords else None
     return event.module.excerpt(where, 60) if where is not None else ""
 
 

@@ -305,6 +305,8 @@ def _declares(cls: ProjectClass, name: str) -> bool:
 
 
 def _of_built(machine: Machine, value: ExternalObject, name: str) -> Value:
+    if value.name == DDP and name == "forward":
+        return value  # Calling it is calling the object, but for the hooks.
     made = machine.object(value)
     if made is None or name not in _KEPT_ARGUMENTS:
         return BoundMethod(value, name)

@@ -45,6 +45,7 @@ from ddpdoctor.source.ranks.rank_local_values import decided, extent_of
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK, exact_per_rank, is_set, variable
 from ddpdoctor.source.script.syntax_index import last_name
 from ddpdoctor.source.torch_model.recorded_training import note_attribute
+from ddpdoctor.source.vocabulary import DISTRIBUTION_ATTRIBUTES, DISTRIBUTION_NAMES
 
 ENVIRONMENT = External("os.environ")
 
@@ -308,6 +309,8 @@ def _dict(machine: Machine, node: ast.Dict) -> Value:
     for key, entry in zip(node.keys, node.values, strict=True):
         value = evaluate(machine, entry)
         name = constant(evaluate(machine, key)) if key is not None else ...
+        if value == FALSE and (name in DISTRIBUTION_NAMES or name in DISTRIBUTION_ATTRIBUTES):
+            value = TRUE  # A setting's default: a job with ranks is looked at.
         if key is None and isinstance(value, DictValue):
             entries.update(value.entries)
         elif isinstance(name, (str, int, float, bool)):

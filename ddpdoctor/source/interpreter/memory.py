@@ -29,6 +29,7 @@ from ddpdoctor.source.interpreter.values import (
     Const,
     External,
     ExternalObject,
+    Function,
     ProjectClass,
     Value,
     is_agreed,
@@ -83,6 +84,8 @@ class Memory:
         """Numbers of the DDP objects that have the attributes of their modules, too."""
         self.inside_ddp = 0
         """Forwards through DDP objects around the present statement."""
+        self.commands: dict[str, list[Function]] = {}
+        """Functions that subcommands of the command line choose, by the attribute of the options that holds them."""
         self.parts: dict[int, Part] = {}
         """Where ranks took parts of the data for themselves, by the number in the tags of those parts."""
         self.gradients = True

@@ -85,7 +85,8 @@ class Machine(Memory):
         if unknown == start:
             if any(kind == "remainder" for kind, _ in tags_of(value)):
                 self.counting.add(test)
-            own = self.own_test(self, test, self.present(value))
+            # What the process asks that spawns the ranks, it asks for all of them.
+            own = None if self.in_parent else self.own_test(self, test, self.present(value))
             # Ranks mostly share their files, so that what is set where one is there is alike on all of them.
             varying = is_varying(value) and not only_of_files(value)
             self.fork([when_true, when_false], test, varying=varying, own=own)

@@ -14,7 +14,7 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, constant
 from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.queries.job_kind import framework, initialisations, keyword, may_spawn
-from ddpdoctor.source.script.launch_facts import launcher_rank_reads, reads_launcher_rank
+from ddpdoctor.source.script.launch_facts import declared_options, launcher_rank_reads, reads_launcher_rank
 from ddpdoctor.source.script.launch_files import exports
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
@@ -73,8 +73,8 @@ def legacy_launches(script: Script) -> Iterator[LegacyLaunch]:
         for node in launcher_rank_reads(module, LOCAL_RANK_VARIABLES)
     )
     for module in script.modules:
-        for node in module.index.of(ast.Call) if "--local" in module.text else ():
-            if _declares_local_rank(node) and _is_used(script):
+        for node in _local_rank_options(module):
+            if _is_used(script):
                 if _is_for_old_torch(module, node) or not _is_reached(script, module, node):
                     continue
                 if _is_required(node) and script.spawns_ranks is None:
@@ -102,8 +102,8 @@ def _is_for_old_torch(module: Module, node: ast.AST) -> bool:
 def required_local_rank(script: Script) -> str:
     """Return the option for the local rank that a script refuses to start without; empty when there is none."""
     for module in script.modules:
-        for node in module.index.of(ast.Call) if "--local" in module.text else ():
-            if _declares_local_rank(node) and _is_required(node):
+        for node in _local_rank_options(module):
+            if _is_required(node):
                 return next(
                     str(entry.value)
                     for entry in node.args
@@ -118,9 +118,8 @@ def unknown_to_the_launcher(script: Script) -> str:
     if any("parse_known_args" in module.text for module in script.modules):
         return ""  # What is unknown to it stays.
     for module in script.modules:
-        for node in module.index.of(ast.Call) if "--local" in module.text else ():
-            if _declares_local_rank(node):
-                taken |= {entry.value for entry in node.args if isinstance(entry, ast.Constant)}
+        for node in _local_rank_options(module):
+            taken |= {entry.value for entry in node.args if isinstance(entry, ast.Constant)}
     return "--local_rank" if "--local_rank" in taken and "--local-rank" not in taken else ""
 
 
@@ -129,11 +128,16 @@ def _is_required(call: ast.Call) -> bool:
     return isinstance(required, ast.Constant) and required.value is True
 
 
-def _declares_local_rank(call: ast.Call) -> bool:
-    """Return whether a call is ``add_argument("--local_rank")``, or a record of an option that is added later."""
-    if isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
-        return _names_option(call.args)
-    return bool(call.args) and isinstance(call.args[0], (ast.List, ast.Tuple)) and _names_option(call.args[0].elts)
+def _local_rank_options(module: Module) -> Iterator[ast.Call]:
+    """Yield what declares the option for the local rank: ``add_argument("--local_rank")``, or a record of an option
+    that is added later.
+    """
+    if "--local" not in module.text:
+        return
+    yield from (call for call in declared_options(module) if _names_option(call.args))
+    for call in module.index.of(ast.Call):
+        if call.args and isinstance(call.args[0], (ast.List, ast.Tuple)) and _names_option(call.args[0].elts):
+            yield call
 
 
 def _names_option(entries: Iterable[ast.expr]) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.queries.job_kind import keyword
-from ddpdoctor.source.script.launch_facts import launches, tests_for_gpu
+from ddpdoctor.source.script.launch_facts import declared_options, launches, tests_for_gpu
 from ddpdoctor.source.script.module import Module, dotted
 from ddpdoctor.source.script.script import Script
 
@@ -100,10 +100,7 @@ def _flag(declared: ast.Call) -> str:
 
 def _declared(script: Script) -> Iterator[ast.Call]:
     for module in script.modules:
-        if "add_argument" in module.text:
-            for call in module.index.of(ast.Call):
-                if isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
-                    yield call
+        yield from declared_options(module)
 
 
 def _spellings(declared: ast.Call) -> list[str]:

@@ -85,6 +85,17 @@ def launcher_rank_reads(module: Module, names: frozenset[str]) -> Iterator[ast.C
                 yield node
 
 
+def declared_options(module: Module) -> Iterator[ast.Call]:
+    """Yield the calls that declare an option of the command line, by whatever name: ``arg = parser.add_argument``."""
+    if "add_argument" not in module.text:
+        return
+    yield from (call for call in module.calls_by_name.get("add_argument", ()) if isinstance(call.func, ast.Attribute))
+    for statement in module.index.of(ast.Assign):
+        target = statement.targets[0]
+        if last_name(statement.value) == "add_argument" and isinstance(target, ast.Name):
+            yield from (call for call in module.calls_by_name.get(target.id, ()) if isinstance(call.func, ast.Name))
+
+
 def launches(module: Module, modules: Sequence[Module]) -> Iterator[ast.Call]:
     """Yield calls of a module that start ranks, under whatever condition."""
     if not any(word in module.text for word in _STARTING_WORDS):

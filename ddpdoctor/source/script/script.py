@@ -15,7 +15,7 @@ from ddpdoctor.files.source_text import decoded
 from ddpdoctor.source.recursion import deep_recursion
 from ddpdoctor.source.script.launch_facts import SourceFact, cuda_demand, rank_launch
 from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.project import Finder, Surroundings, find_main
+from ddpdoctor.source.script.project import UNDERSTOOD, Finder, Surroundings, find_main
 from ddpdoctor.source.script.search_path import added_directories
 
 MAXIMUM_MODULES = 300
@@ -77,7 +77,9 @@ class Script(msgspec.Struct, frozen=True, dict=True, eq=False, kw_only=True):
 
     @cached_property
     def _by_name(self) -> dict[str, Module]:
-        return {module.name: module for module in self.modules}
+        # A script may import what it spawns from itself, by the name of its file.
+        own = {self.path.stem: self.entry} if self.path.stem not in UNDERSTOOD else {}
+        return {**own, **{module.name: module for module in self.modules}}
 
     @cached_property
     def spawns_ranks(self) -> SourceFact | None:

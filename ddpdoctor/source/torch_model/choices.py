@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -35,6 +35,7 @@ from ddpdoctor.source.vocabulary import DDP, MODULE, MODULE_SELF_METHODS, OPTIMI
 
 _LIKE_TORCH = ("torch.", "torchvision.", "torchaudio.", "torchtext.")
 _OPTIMIZER_CLASS = re.compile(r"torch\.optim\.(?!lr_scheduler|swa_utils)")
+_TRAINS = re.compile(r"train|fit|tune")
 _SCHEDULER = "torch.optim.lr_scheduler.LRScheduler"
 
 
@@ -70,6 +71,20 @@ def call_option(
             value = machine.apply(machine, node, option, positional, named, complete)
             return _of_any_class(value) or join(value, derived((value,)))
     return derived([function, *positional, *named.values()])
+
+
+def note_commands(machine: Machine, named: Mapping[str, Value]) -> None:
+    """Note the functions among the defaults of a subcommand: ``train_parser.set_defaults(func=train)``."""
+    for attribute, value in named.items():
+        if isinstance(value, Function) and value not in machine.commands.setdefault(attribute, []):
+            machine.commands[attribute].append(value)
+
+
+def chosen_command(functions: Sequence[Function]) -> Value:
+    """Return what the options hold for the functions of several subcommands: of a job, the one that trains."""
+    training = [one for one in functions if _TRAINS.search(getattr(one.node, "name", ""))]
+    chosen = training or functions
+    return chosen[0] if len(chosen) == 1 else OneOf(tuple(chosen))
 
 
 def _is_of_an_object(function: Value) -> bool:

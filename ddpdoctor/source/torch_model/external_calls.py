@@ -52,7 +52,7 @@ from ddpdoctor.source.ranks.rank_local_values import (
 from ddpdoctor.source.ranks.ranks import DEVICE_COUNT, GLOBAL_RANK, WORLD_SIZE, exact_per_rank, variable
 from ddpdoctor.source.torch_model import accelerate_calls, lightning
 from ddpdoctor.source.torch_model.buffers import note_buffer
-from ddpdoctor.source.torch_model.choices import is_model
+from ddpdoctor.source.torch_model.choices import chosen_command, is_model, note_commands
 from ddpdoctor.source.torch_model.configurations import MERGES, merge
 from ddpdoctor.source.torch_model.ddp import backward, is_thin_wrap, wrap
 from ddpdoctor.source.torch_model.external_objects import (
@@ -93,18 +93,13 @@ _FORMS_OF_NAMES = frozenset({"endswith", "startswith", "isdigit"})
 """Methods on a file's name, which is the same wherever it is found."""
 _MAKE_TEXT = frozenset({"builtins.print", "builtins.str", "builtins.repr", "builtins.format"})
 _EXITS = frozenset({"sys.exit", "os._exit", "builtins.exit", "builtins.quit"})
-_KNOWN_METHODS = MODULE_SELF_METHODS | {
-    "backward",
-    "register_buffer",
-    "set_epoch",
-    "no_sync",
-    "parse_args",
-    "parse_known_args",
-    "cuda",
-    "to",
-}
-"""Methods with an effect of their own, whatever has them."""
 _ARGUMENT_PARSERS = frozenset({"parse_args", "parse_known_args"})
+_KNOWN_METHODS = (
+    MODULE_SELF_METHODS
+    | _ARGUMENT_PARSERS
+    | {"backward", "register_buffer", "set_epoch", "no_sync", "set_defaults", "cuda", "to"}
+)
+"""Methods with an effect of their own, whatever has them."""
 
 
 def call_external(
@@ -235,8 +230,13 @@ def _known_method(
         return NO_SYNC
     if name in MERGES:
         return merge(machine, receiver)
+    if name == "set_defaults":
+        note_commands(machine, named)
+        return NONE
     if name in _ARGUMENT_PARSERS:
         namespace = ExternalObject(machine.object_number(node), "argparse.Namespace")
+        for attribute, functions in machine.commands.items():
+            machine.assign(namespace.number, attribute, chosen_command(functions))
         return namespace if name == "parse_args" else SequenceValue((namespace, UNIFORM))
     if isinstance(receiver, ExternalObject) and name in COLLECTIVE_METHODS.get(receiver.name, ()):
         owner = "" if receiver.name.startswith("accelerate.") else f"{receiver.name.rpartition('.')[2]}."
@@ -416,6 +416,7 @@ _SPECIAL: dict[str, Handler] = {
     **dict.fromkeys(RANK_AND_SIZE, _rank_and_size),
     "os.getenv": _environment,
     "os.environ.get": _environment,
+    "os.environ.setdefault": _environment,
     "torch.manual_seed": _seed,
     "torch.random.manual_seed": _seed,
     DATA_LOADER: make_loader,

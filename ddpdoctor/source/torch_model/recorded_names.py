@@ -9,7 +9,8 @@ SET_VARIABLE = "set environment variable"
 """Name of the event of an assignment to ``os.environ``; its arguments are the variable and its value."""
 SET_DEFAULT = "set default of environment variable"
 FILE_CALLS = frozenset(
-    {"os.mkdir", "os.makedirs", "os.remove", "os.unlink", "os.rmdir", "os.rename", "os.replace", "shutil.rmtree"}
+    {"os.mkdir", "os.makedirs", "os.symlink", "os.remove", "os.unlink", "os.rmdir", "os.rename", "os.replace"}
+    | {"shutil.rmtree"}
 )
 CONTENT_METHODS = frozenset(
     {"write_text", "write_bytes", "read_text", "read_bytes", "to_csv", "to_parquet"}
@@ -17,7 +18,7 @@ CONTENT_METHODS = frozenset(
 )
 RECORDED_BUILTINS = frozenset({"builtins.open", "builtins.print"})
 """Of Python's own functions those whose calls are recorded; of all other libraries every call is."""
-FILE_METHODS = frozenset({"mkdir", "unlink", "rmdir"})
+FILE_METHODS = frozenset({"mkdir", "symlink_to", "unlink", "rmdir"})
 READING_METHODS = frozenset({"item", "cpu", "tolist", "numpy"})
 """Methods of a tensor that wait for the GPU."""
 STATE_METHODS = frozenset({"state_dict", "load_state_dict"})
