@@ -8,6 +8,7 @@ from functools import reduce
 
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
+    NONE,
     UNIFORM,
     BoundMethod,
     Const,
@@ -184,7 +185,9 @@ def container_method(machine: Machine, node: ast.AST, function: BoundMethod, arg
         return next((entry for known, entry in receiver.entries if known == key), derived(arguments[1:]))
     if isinstance(receiver, (SequenceValue, DictValue)) and name in _MUTATORS and isinstance(node, ast.Call):
         if isinstance(node.func, ast.Attribute):
-            mutated = _mutated(machine, receiver, name, arguments)
+            # What is given by name is none of the dicts or lists that a method takes.
+            given = [derived(arguments)] if node.keywords else arguments
+            mutated = _mutated(machine, receiver, name, given)
             by_rank = any(loop.skipped for loop in machine.loops)
             overwrite(machine, node.func.value, join(receiver, mutated, True) if by_rank else mutated)
         return UNIFORM
@@ -207,6 +210,20 @@ def adopts_variables(machine: Machine, node: ast.AST, owner: Value) -> bool:
     return True
 
 
+def settings_of(value: Value) -> dict[str, Value] | None:
+    """Return what ``**value`` gives by name; None where that is not known. What only some paths give may be None."""
+    options = list(options_of(value)) if isinstance(value, OneOf) else [value]
+    given: dict[str, list[Value]] = {}
+    for option in options:
+        if not isinstance(option, DictValue):
+            return None
+        for key, entry in option.entries:
+            if isinstance(key, str):
+                given.setdefault(key, []).append(entry)
+    missing = {name: [NONE] * (len(entries) < len(options)) for name, entries in given.items()}
+    return {name: reduce(join, [*entries, *missing[name]]) for name, entries in given.items()}
+
+
 def one_of_classes(registry: DictValue) -> Value | None:
     """Return what a dict of classes, or of functions that make optimizers, gives for an unknown key.
 
@@ -227,6 +244,9 @@ def _makes_optimizers(value: Value) -> bool:
 
 def _mutated(machine: Machine, receiver: Value, name: str, arguments: list[Value]) -> Value:
     """Return the container after a call of a method; a list that grows in a loop holds any number of such items."""
+    if name == "update" and isinstance(receiver, DictValue) and [one.__class__ for one in arguments] == [DictValue]:
+        more = arguments[0].entries if isinstance(arguments[0], DictValue) else ()
+        return DictValue(tuple({**dict(receiver.entries), **dict(more)}.items()))
     if (
         name != "append"
         or not isinstance(receiver, SequenceValue)

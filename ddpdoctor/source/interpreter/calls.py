@@ -8,7 +8,7 @@ from functools import partial
 
 from ddpdoctor.finding import Frame
 from ddpdoctor.source.events import Jump, events_in
-from ddpdoctor.source.interpreter.assignment import overwrite
+from ddpdoctor.source.interpreter.assignment import overwrite, settings_of
 from ddpdoctor.source.interpreter.attributes import bound_to, class_attribute, promised_by_name
 from ddpdoctor.source.interpreter.budget import MAXIMUM_DEPTH, Walks
 from ddpdoctor.source.interpreter.scopes import NEVER, CallFrame, bound, signature_of
@@ -86,8 +86,8 @@ def arguments_of(machine: Machine, node: ast.Call) -> tuple[list[Value], dict[st
         value = Const(given.value) if given.__class__ is ast.Constant else evaluate(machine, given)
         if keyword.arg is not None:
             named[keyword.arg] = value
-        elif isinstance(value, DictValue):
-            named.update({key: entry for key, entry in value.entries if isinstance(key, str)})
+        elif (settings := settings_of(value)) is not None:
+            named.update(settings)
         else:
             complete = False
             named[OF_UNKNOWN_NAMES] = value
