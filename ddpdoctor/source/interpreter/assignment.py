@@ -186,7 +186,7 @@ def container_method(machine: Machine, node: ast.AST, function: BoundMethod, arg
     if isinstance(receiver, (SequenceValue, DictValue)) and name in _MUTATORS and isinstance(node, ast.Call):
         if isinstance(node.func, ast.Attribute):
             # What is given by name is none of the dicts or lists that a method takes.
-            given = [derived(arguments)] if node.keywords else arguments
+            given: list[Value] = [derived(arguments)] if node.keywords else arguments
             mutated = _mutated(machine, receiver, name, given)
             by_rank = any(loop.skipped for loop in machine.loops)
             overwrite(machine, node.func.value, join(receiver, mutated, True) if by_rank else mutated)
