@@ -11,6 +11,8 @@ import msgspec
 
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
+    NONE,
+    RANKS,
     BoundMethod,
     Const,
     DictValue,
@@ -27,7 +29,9 @@ from ddpdoctor.source.interpreter.values import (
     Value,
     derived,
     join,
+    on_rank,
     options_of,
+    per_rank,
     tags_of,
 )
 from ddpdoctor.source.script.syntax_index import descend
@@ -46,6 +50,8 @@ def call_option(
     here = machine.present(function)
     if not isinstance(here, (OneOf, PerRank)) and _is_of_an_object(here):
         return machine.apply(machine, node, here, positional, named, complete)  # A writer that only these ranks have.
+    if isinstance(here, PerRank) and _are_methods_of_objects(machine, here):
+        return _each_its_own(machine, node, here, positional, named, complete)
     options = list(options_of(function))
     if isinstance(function, OneOf) and _is_of_each(machine, node, options):
         results: list[Value] = []
@@ -85,6 +91,39 @@ def chosen_command(functions: Sequence[Function]) -> Value:
     training = [one for one in functions if _TRAINS.search(getattr(one.node, "name", ""))]
     chosen = training or functions
     return chosen[0] if len(chosen) == 1 else OneOf(tuple(chosen))
+
+
+def _are_methods_of_objects(machine: Machine, function: PerRank) -> bool:
+    """Return whether the present ranks call different methods, each of an object of the project that it has.
+
+    As where the first rank has a manager, and the others something of the same form that does nothing.
+    """
+    here = [entry for rank, entry in enumerate(function.values) if machine.mask >> rank & 1]
+    code = {id(entry.node) if isinstance(entry, Function) else 0 for entry in here}
+    return len(code) > 1 and all(
+        isinstance(entry, (Function, BoundMethod)) and isinstance(entry.receiver, Instance) for entry in here
+    )
+
+
+def _each_its_own(
+    machine: Machine, node: ast.AST, function: PerRank, positional: list[Value], named: dict[str, Value], complete: bool
+) -> Value:
+    """Call on every present rank the method that it has there."""
+    results: list[Value] = [NONE] * len(RANKS)
+    reached = 0
+
+    def call_one(option: Value) -> None:
+        ranks = machine.mask
+        result = machine.apply(machine, node, option, positional, named, complete)
+        for rank in RANKS:
+            if ranks >> rank & 1:
+                results[rank] = on_rank(result, rank)
+
+    for option in dict.fromkeys(function.values):
+        ranks = sum(1 << rank for rank, entry in enumerate(function.values) if entry == option) & machine.mask
+        reached |= machine.on(ranks, node, function, partial(call_one, option))
+    machine.mask = reached
+    return per_rank(results, function.guessed)
 
 
 def _is_of_an_object(function: Value) -> bool:
