@@ -13,6 +13,7 @@ from ddpdoctor.source.events import ContextAround, Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, PerRank, constant, is_varying, tags_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import hints_at_ranks, is_distributed
+from ddpdoctor.source.queries.sync_points import BARRIERS
 
 _DATASETS = re.compile(r"(torchvision|torchaudio|torchtext)\.datasets\.")
 _ALWAYS_FETCH = "torchtext.datasets."
@@ -20,6 +21,8 @@ _ALWAYS_FETCH = "torchtext.datasets."
 _FETCHERS = frozenset(
     {"urllib.request.urlretrieve", "wget.download", "gdown.download", "nltk.download", "shutil.unpack_archive"}
 )
+_HUB = "torch.hub.load"
+"""It fetches and unpacks the repository, unless its source is local."""
 _BY_FUNCTION = re.compile(r"sklearn\.datasets\.fetch_")
 """They download unless ``download_if_missing=False``, and remove the archive when they have read it."""
 _IN_TURN = re.compile(r"first|lock|zero|turn|main|rank", re.IGNORECASE)
@@ -90,6 +93,8 @@ def _directory(event: Event) -> str:
 def _fetches(event: Event) -> bool:
     if _BY_FUNCTION.match(event.name):
         return event.kind == "call" and constant(event.named.get("download_if_missing", NONE)) is not False
+    if event.name == _HUB:
+        return constant(event.argument("source", 2) or NONE) != "local"
     if event.kind != "object":
         return event.name in _FETCHERS or event.name == "extractall"
     if event.name.startswith(_ALWAYS_FETCH):
@@ -114,9 +119,7 @@ def _own_path(event: Event) -> bool:
 def _rank_by_rank(projection: Projection, event: Event) -> bool:
     """Return whether some ranks wait in a barrier of their own before, as where rank 0 goes first."""
     return any(
-        barrier.name in {"barrier", "monitored_barrier", "wait_for_everyone"}
-        and barrier.ranks != ALL_RANKS
-        and barrier.ordinal < event.ordinal
+        barrier.name in BARRIERS and barrier.ranks != ALL_RANKS and barrier.ordinal < event.ordinal
         for barrier in projection.in_course("collective")
     )
 

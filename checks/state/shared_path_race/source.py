@@ -12,7 +12,7 @@ import msgspec
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, Value, constant
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.queries.file_uses import FIGURES, FileUse, writes
+from ddpdoctor.source.queries.file_uses import FIGURES, LOG_FILE, FileUse, writes
 from ddpdoctor.source.queries.job_kind import (
     comes_before_ranks,
     is_distributed,
@@ -23,7 +23,7 @@ from ddpdoctor.source.queries.job_kind import (
     on_every_rank,
 )
 from ddpdoctor.source.queries.saving import is_one_path
-from ddpdoctor.source.queries.sync_points import function_around
+from ddpdoctor.source.queries.sync_points import function_around, is_in_turns
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.syntax_index import descend, last_name
 from ddpdoctor.source.script.text_search import mentions_any
@@ -121,6 +121,7 @@ def shared_paths(projection: Projection) -> Iterator[SharedPath]:
         if path is None or not is_one_path(path) or _is_preparation(event) or _is_tried(event.module, event.node):
             continue
         by_one = is_of_one_process(projection, event) or comes_before_ranks(projection, event)
+        by_one = by_one or is_in_turns(projection, event)
         shared = _judge(event) if not by_one and not _is_there(projection, event, made) else None
         if shared is not None and not _PER_PROCESS.search(shared.path):
             seen.add(event.node)
@@ -138,12 +139,13 @@ def rewritten_files(projection: Projection) -> Iterator[FileUse]:
         if (
             not (joined or event.root)
             or event.node in seen
-            or event.name not in FIGURES | {"builtins.open"}
+            or event.name not in FIGURES | {"builtins.open", LOG_FILE}
             or not on_every_rank(event)
             or not event.complete
         ):
             continue
-        if is_one_path(use.path) and not _PER_PROCESS.search(use.source) and not _is_preparation(event):
+        in_place = _PER_PROCESS.search(use.source) or _is_preparation(event) or is_in_turns(projection, event)
+        if is_one_path(use.path) and not in_place:
             seen.add(event.node)
             yield use
 

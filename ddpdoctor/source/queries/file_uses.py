@@ -13,6 +13,8 @@ from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import noted
 
 _OPEN = "builtins.open"
+LOG_FILE = "logging.FileHandler"
+"""It appends unless it is given another mode."""
 _WRITERS: Mapping[str, tuple[str, int]] = {
     "torch.save": ("f", 1),
     "numpy.save": ("file", 0),
@@ -69,6 +71,9 @@ def writes(projection: Projection) -> Iterator[FileUse]:
         if event.name == _OPEN:
             if _mode(event)[:1] in {"w", "x"}:
                 yield from _use(event, "file", 0)
+        elif event.name == LOG_FILE:
+            if _mode(event, "a")[:1] in {"w", "x"}:
+                yield from _use(event, "filename", 0)
         elif event.name in _PATH_WRITERS:
             yield from _use_of_receiver(event)
         elif event.name in _WRITERS:
@@ -93,9 +98,9 @@ def reads(projection: Projection) -> Iterator[FileUse]:
             yield from _use(event, *_READERS[event.name])
 
 
-def _mode(event: Event) -> str:
+def _mode(event: Event, default: str = "r") -> str:
     mode = event.argument("mode", 1)
-    text = constant(mode) if mode is not None else "r"
+    text = constant(mode) if mode is not None else default
     return text if isinstance(text, str) else ""
 
 

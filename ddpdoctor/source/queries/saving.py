@@ -23,8 +23,9 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.queries.file_uses import FIGURES, FileUse, reads, writes
+from ddpdoctor.source.queries.file_uses import FIGURES, LOG_FILE, FileUse, reads, writes
 from ddpdoctor.source.queries.job_kind import hints_at_ranks, is_distributed, is_of_one_process
+from ddpdoctor.source.queries.sync_points import is_in_turns
 from ddpdoctor.source.ranks.ranks import LOCAL_RANK, numbers_in
 from ddpdoctor.source.script.syntax_index import descend, made_from
 from ddpdoctor.source.vocabulary import text_hints_at_ranks
@@ -60,7 +61,7 @@ def shared_saves(projection: Projection) -> Iterator[SharedSave]:
             continue
         if len(numbers_in(event.ranks)) < 2 or not is_one_path(use.path):
             continue
-        if hints_at_ranks(event) or is_of_one_process(projection, event):
+        if hints_at_ranks(event) or is_of_one_process(projection, event) or is_in_turns(projection, event):
             continue
         before = _guard_that_others_left_by(projection, event)
         guard = _local_guard(event, before)
@@ -145,7 +146,7 @@ def _is_result(use: FileUse) -> bool:
     Logs, pictures, caches and locks are not for later.
     """
     event = use.event
-    if event.name in FIGURES:
+    if event.name in FIGURES or event.name == LOG_FILE:
         return False
     if event.name in {"torch.save", "builtins.open"} or event.name.startswith("shutil."):
         return event.name == "torch.save"

@@ -6,11 +6,13 @@ import ast
 from collections.abc import Iterable, Iterator
 
 from ddpdoctor.source.events import Event, events_in
+from ddpdoctor.source.interpreter.values import ALL_RANKS
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.divergence import partings
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.syntax_index import children_of, descend, last_name
 
+BARRIERS = frozenset({"barrier", "monitored_barrier", "wait_for_everyone"})
 _CLOSED = frozenset({ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.Name, ast.Constant})
 """Classes of nodes that are not looked into: what is in them runs at another time, or there is nothing."""
 
@@ -22,6 +24,19 @@ def sync_events(projection: Projection) -> tuple[Event, ...]:
         for tree in walk.trees:
             found.update({event.ordinal: event for event in events_in(tree)})
     return tuple(found[ordinal] for ordinal in sorted(found))
+
+
+def is_in_turns(projection: Projection, event: Event) -> bool:
+    """Return whether some ranks wait before an event and the others behind it, so that these go first.
+
+    ``if rank != 0: barrier()``, what they do, ``if rank == 0: barrier()``.
+    """
+    waits = [one for one in projection.of_kind("collective") if one.name in BARRIERS and one.ranks != ALL_RANKS]
+    return any(
+        before.ordinal < event.ordinal < behind.ordinal and before.ranks ^ behind.ranks == ALL_RANKS
+        for before in waits
+        for behind in waits
+    )
 
 
 def events_through(events: Iterable[Event], module: Module, first_line: int, last_line: int) -> Iterator[Event]:
