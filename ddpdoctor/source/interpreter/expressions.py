@@ -41,7 +41,7 @@ from ddpdoctor.source.interpreter.values import (
     truth,
 )
 from ddpdoctor.source.ranks.data_partitions import is_rank_key, picked, sliced
-from ddpdoctor.source.ranks.rank_local_values import decided, extent_of
+from ddpdoctor.source.ranks.rank_local_values import FORM, decided, extent_of
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK, exact_per_rank, is_set, variable
 from ddpdoctor.source.script.syntax_index import last_name
 from ddpdoctor.source.torch_model.recorded_training import note_attribute
@@ -103,6 +103,8 @@ def _attribute(machine: Machine, node: ast.Attribute) -> Value:
         note_attribute(machine, node, name, owner)
     elif kind is Unknown and name == "shape" and (extent := extent_of(owner)) is not None:
         return extent
+    elif kind is Unknown and name in FORM:
+        return UNIFORM
     value = attribute_of(machine, owner, name)
     kind = value.__class__
     guesses = kind is Unknown or kind is BoundMethod or kind is OneOf

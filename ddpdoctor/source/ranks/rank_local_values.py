@@ -63,10 +63,9 @@ _LISTS = re.compile(r"^(os\.(listdir|scandir|walk)$|glob\.)")
 _RANDOM = re.compile(r"^(random|numpy\.random)\.")
 _STORE = re.compile(r"^torch\.distributed\.(\w+\.)?\w*Store$")
 _FILE_METHODS = frozenset({"exists", "is_file", "is_dir"})
-_SIZES = frozenset(
-    {"size", "shape", "numel", "nelement", "dim", "ndim", "ndimension", "len"}
-    | {"dtype", "device", "requires_grad", "is_leaf", "grad_fn", "is_sparse", "layout"}
-)
+FORM = frozenset({"dtype", "requires_grad", "is_leaf", "is_sparse", "layout"})
+"""Attributes of a tensor that are alike on every rank, whatever data it holds."""
+_SIZES = FORM | {"size", "shape", "numel", "nelement", "dim", "ndim", "ndimension", "len", "device", "grad_fn"}
 """Attributes and functions that give the form of data."""
 _STRUCTURE_TESTS = frozenset({"isinstance", "hasattr", "callable", "is_tensor", "is_floating_point", "is_cuda", "type"})
 _MEMBERS = frozenset({"set", "frozenset", "unique", "unique_consecutive", "nonzero", "masked_select"})
