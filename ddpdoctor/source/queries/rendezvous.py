@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 from typing import Literal
@@ -68,7 +69,7 @@ def legacy_launches(script: Script) -> Iterator[LegacyLaunch]:
             if f"{entry.module}.{entry.name}".startswith("torch.distributed.launch."):
                 yield LegacyLaunch(Location(file=str(module.path), line=entry.line), "module")
     reads = any(
-        _is_reached(script, module, node)
+        _is_reached(script, module, node) and not _is_compared(module, node)
         for module in script.modules
         for node in launcher_rank_reads(module, LOCAL_RANK_VARIABLES)
     )
@@ -83,6 +84,12 @@ def legacy_launches(script: Script) -> Iterator[LegacyLaunch]:
                     yield LegacyLaunch(module.location(node), "argument")
                 elif _is_text(node):
                     yield LegacyLaunch(module.location(node), "text")
+
+
+def _is_compared(module: Module, node: ast.AST) -> bool:
+    """Return whether a variable is only tested: ``int(os.environ["LOCAL_RANK"]) == 0`` gives no device its number."""
+    around = itertools.takewhile(lambda one: isinstance(one, ast.expr), module.ancestors(node))
+    return any(isinstance(one, ast.Compare) for one in around)
 
 
 def _is_reached(script: Script, module: Module, node: ast.AST) -> bool:
@@ -161,13 +168,18 @@ def _is_assigned(script: Script) -> bool:
         for node in module.index.of(ast.Attribute):
             if node.attr == "local_rank" and isinstance(node.ctx, ast.Store):
                 around = module.parents.get(node)
-                if not (isinstance(around, ast.Assign) and _hands_on(script, around.value)):
+                if not (isinstance(around, ast.Assign) and _tells_nothing(script, around.value)):
                     return True
     return False
 
 
-def _hands_on(script: Script, value: ast.expr) -> bool:
-    """Return whether a value is an option read before: ``options.local_rank = args.local_rank``."""
+def _tells_nothing(script: Script, value: ast.expr) -> bool:
+    """Return whether a value is a number for a job without ranks, or an option read before.
+
+    ``options.local_rank = args.local_rank``.
+    """
+    if isinstance(value, ast.Constant):
+        return True
     if isinstance(value, ast.Name) and value.id == "local_rank":
         passed = (word for module in script.modules for word in module.index.of(ast.keyword))
         return any(word.arg == "local_rank" and _is_local_rank_of(word.value) for word in passed)
@@ -183,13 +195,14 @@ def fixed_rendezvous(projection: Projection) -> Iterator[FixedRendezvous]:
     script = projection.machine.script
     if may_spawn(script) or framework(script):
         return
-    # These launchers hand out ranks and no address: a script has to set one, and may fix it to one machine.
-    other = mentions_any(script, ("SLURM_", "OMPI_", "PMI_"))
-    if not any(reads_launcher_rank(module) for module in script.modules):
-        return
     joined = list(initialisations(projection))
     if not joined or any(constant(event.named["world_size"]) == 1 for event in joined if "world_size" in event.named):
         return
+    launched = any(_takes_rank_of_launcher(script, event) for event in joined)
+    if not launched and not any(reads_launcher_rank(module) for module in script.modules):
+        return
+    # These launchers hand out ranks and no address: a script has to set one, and may fix it to one machine.
+    other = not launched and mentions_any(script, ("SLURM_", "OMPI_", "PMI_"))
     seen: set[ast.AST] = set()
     for event in projection.in_course("call"):
         if event.name != SET_VARIABLE or event.node in seen or event.conditions or event.guards:
@@ -207,6 +220,22 @@ def fixed_rendezvous(projection: Projection) -> Iterator[FixedRendezvous]:
         address = constant(event.named["init_method"]) if "init_method" in event.named else None
         if isinstance(address, str) and address.startswith("tcp://") and not event.conditions and not other:
             yield FixedRendezvous(event.module.location(event.node), "init_method", address, False, event.chain)
+
+
+def _takes_rank_of_launcher(script: Script, initialisation: Event) -> bool:
+    """Return whether a group takes the rank from the environment, in a script with the old launcher's option.
+
+    It is then started by that launcher or by torchrun, whatever else the script asks the environment for.
+    """
+    if not initialisation.complete or initialisation.named.keys() & {"rank", "store"} or _sets(script, "RANK"):
+        return False
+    # Any other address needs the rank beside it, or in it.
+    address = initialisation.argument("init_method", 1)
+    return (address is None or constant(address) in (..., "env://")) and any(
+        _declares_local_rank(node)
+        for module in script.modules
+        for node in (module.index.of(ast.Call) if "--local" in module.text else ())
+    )
 
 
 def _is_tested(module: Module, node: ast.AST) -> bool:
