@@ -127,12 +127,16 @@ def _is_checkpoint(event: Event) -> bool:
         name = around.targets[0].id
         if _is_loaded_later(module, call, name):
             return True
-        return (named or _CHECKPOINT.search(name) is not None) and not _holds_no_state(module, call, name)
+        keys, is_all = _keys_asked(module, call, name)
+        if "state_dict" in keys:
+            return True
+        holds_no_state = is_all and not any(map(_STATE.search, keys))
+        return (named or _CHECKPOINT.search(name) is not None) and not holds_no_state
     return named or (isinstance(around, ast.Call) and getattr(around.func, "attr", "") == "load_state_dict")
 
 
-def _holds_no_state(module: Module, call: ast.AST, name: str) -> bool:
-    """Return whether a variable is only asked for parts by their keys, none of which is called like a state."""
+def _keys_asked(module: Module, call: ast.AST, name: str) -> tuple[list[str], bool]:
+    """Return the keys by which a variable is asked for parts, and whether it is used for nothing else."""
     uses = [
         module.parents.get(node)
         for node in module.index.within(module.body_around(call), ast.Name)
@@ -143,7 +147,7 @@ def _holds_no_state(module: Module, call: ast.AST, name: str) -> bool:
         for use in uses
         if isinstance(use, ast.Subscript) and isinstance(use.slice, ast.Constant) and isinstance(use.slice.value, str)
     ]
-    return bool(keys) and len(keys) == len(uses) and not any(map(_STATE.search, keys))
+    return keys, bool(keys) and len(keys) == len(uses)
 
 
 def _is_loaded_later(module: Module, call: ast.AST, name: str) -> bool:
