@@ -3,7 +3,8 @@
 What it finds
     Parameters that require a gradient and got none in a synchronised backward although others of the same model did,
     where neither `find_unused_parameters=True` nor `static_graph=True` serves it. In the source: attributes of a
-    wrapped module that have parameters and are not used by any code that forward reaches.
+    wrapped module that have parameters and are not used by any code that forward reaches, or are not frozen and run
+    under no_grad only.
 
 Why it is bad
     DDP waits for a gradient of every parameter before it finishes its reduction. The next forward raises "Expected to
@@ -55,9 +56,10 @@ def in_source(script: Script) -> Iterator[Finding]:
     """Report attributes with parameters that forward never comes to."""
     for unused in unused_parts(whole_projection(script)):
         names = ", ".join(f"self.{name}" for name in unused.names)
+        reaches = "runs {} without gradients" if unused.is_run else "never reaches {}"
         yield CHECK.finding(
             "source",
-            f"forward of {unused.owner} never reaches {names}, so DDP waits in vain for "
+            f"forward of {unused.owner} {reaches.format(names)}, so DDP waits in vain for "
             + ("its gradients" if len(unused.names) == 1 else "their gradients"),
             remedy="Remove it, freeze it with requires_grad_(False) before the wrap, or pass "
             "find_unused_parameters=True.",

@@ -24,8 +24,9 @@ from ddpdoctor.source.interpreter.values import (
     options_of,
 )
 from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.script.syntax_index import descend
+from ddpdoctor.source.script.syntax_index import descend, last_name
 from ddpdoctor.source.script.text_search import mentions_any
 from ddpdoctor.source.torch_model.buffers import parts_of_module
 
@@ -44,13 +45,15 @@ _UNUSED_POSITION = 5
 
 
 class UnusedPart(msgspec.Struct, frozen=True, eq=False):
-    """An attribute with parameters that forward never comes to."""
+    """Attributes with parameters that forward never comes to, or only where no gradients are recorded."""
 
     wrap: Event
     owner: str
     """Name of the class."""
     names: tuple[str, ...]
     places: tuple[Location, ...]
+    is_run: bool = False
+    """Forward runs them under ``no_grad``."""
 
 
 class NeedlessSearch(msgspec.Struct, frozen=True, eq=False):
@@ -71,9 +74,12 @@ def unused_parts(projection: Projection) -> Iterator[UnusedPart]:
             if part.cls.node in seen:
                 continue
             seen.add(part.cls.node)
-            names = [name for name in _parameter_attributes(machine, part) if not _is_used(machine, part, name)]
-            if names:
-                yield UnusedPart(wrap, part.cls.node.name, tuple(names), tuple(_places(machine, part, names)))
+            held = list(_parameter_attributes(machine, part))
+            unused = [name for name in held if not _is_used(machine, part, name)]
+            teaching = [name for name in held if name not in unused and _is_without_gradient(machine, part, name)]
+            for names in filter(None, (unused, teaching)):
+                places = tuple(_places(machine, part, names))
+                yield UnusedPart(wrap, part.cls.node.name, tuple(names), places, names is teaching)
 
 
 def needless_searches(projection: Projection) -> Iterator[NeedlessSearch]:
@@ -152,6 +158,36 @@ def _is_used(machine: Machine, part: Instance, name: str) -> bool:
     if reached is None:
         return True
     return name in reached
+
+
+def _is_without_gradient(machine: Machine, part: Instance, name: str) -> bool:
+    """Return whether an attribute is used under ``no_grad`` only, as a teacher is, and nothing is frozen anywhere."""
+    script = machine.script
+    if mentions_any(script, ("requires_grad",)):
+        return False
+    uses = [
+        (module, node)
+        for cls in _family(machine, part.cls)
+        if (module := script.module(cls.module)) is not None
+        for node in module.index.within(cls.node, ast.Attribute)
+        if node.attr == name and isinstance(node.ctx, ast.Load)
+    ]
+    alone = _all_loaded_words(script)[name] == len(uses)
+    return bool(uses) and alone and all(_records_nothing(module, node) for module, node in uses)
+
+
+def _records_nothing(module: Module, node: ast.AST) -> bool:
+    """Return whether no gradients are recorded where a node stands, by a ``with`` or a decorator around it."""
+    for around in module.ancestors(node):
+        if isinstance(around, ast.With) and any(_is_no_grad(item.context_expr) for item in around.items):
+            return True
+        if isinstance(around, ast.FunctionDef):
+            return any(map(_is_no_grad, around.decorator_list))
+    return False
+
+
+def _is_no_grad(node: ast.expr) -> bool:
+    return last_name(node.func if isinstance(node, ast.Call) else node) in {"no_grad", "inference_mode"}
 
 
 def _forward_attributes(machine: Machine, cls: ProjectClass) -> frozenset[str]:
