@@ -1,10 +1,11 @@
 """The backend of the process group does not fit the job's device.
 
 What it finds
-    The nccl backend in a script that never mentions a GPU, or whose ranks, which it starts itself, all choose the same
-    GPU; and the gloo backend in a script that trains a DDP model on GPUs and mentions no other backend. Ranks of one
-    group that request different backends are an error. In a run: an initialisation that failed because there is no GPU,
-    which is advice where the script is written for GPUs.
+    The nccl backend in a script that never mentions a GPU, whose ranks, which it starts itself, all choose the same
+    GPU, or which sets CUDA_VISIBLE_DEVICES to one GPU for all ranks of a launcher; and the gloo backend in a script
+    that trains a DDP model on GPUs and mentions no other backend. Ranks of one group that request different backends
+    are an error. In a run: an initialisation that failed because there is no GPU, which is advice where the script is
+    written for GPUs.
 
 Why it is bad
     NCCL only handles CUDA tensors: with a model on the CPU the first collective fails with "No backend type associated
@@ -54,11 +55,13 @@ CHECK = Check(
 _TITLES = {
     "nccl-without-gpu": "NCCL needs CUDA tensors, and nothing in the script uses a GPU",
     "shared-gpu": "all ranks that this script starts choose the same GPU, and NCCL needs one GPU per rank",
+    "one-visible": "every rank leaves itself one and the same GPU, and NCCL needs one GPU per rank",
     "gloo-for-cuda": "the model trains on GPUs, and gloo copies every gradient through host memory",
     "mixed": "ranks of one group request different backends and wait for each other",
 }
 _REMEDIES = {
     "shared-gpu": "Give each process its own GPU: torch.cuda.set_device(rank).",
+    "one-visible": "Leave CUDA_VISIBLE_DEVICES to the launch: the ranks choose among the GPUs that it names.",
     "nccl-without-gpu": 'Use "gloo" for a job on the CPU.',
     "gloo-for-cuda": 'Use "nccl", or omit the backend: torch then uses NCCL for CUDA tensors.',
     "mixed": 'Give all ranks the same backend; "cpu:gloo,cuda:nccl" serves tensors on either device.',

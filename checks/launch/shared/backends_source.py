@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import RANKS, constant, is_guessed, on_rank
+from ddpdoctor.source.interpreter.values import RANKS, PerRank, constant, is_guessed, on_rank
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import (
     backend_of,
@@ -20,9 +20,11 @@ from ddpdoctor.source.queries.job_kind import (
     is_nccl_only,
     on_every_rank,
 )
+from ddpdoctor.source.script.launch_files import gives_each_rank_a_machine
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.syntax_index import descend, last_name
 from ddpdoctor.source.script.text_search import mentions_any
+from ddpdoctor.source.torch_model.recorded_names import SET_VARIABLE
 
 _TENSOR_POSITION = {
     "all_reduce": (0, "tensor"),
@@ -52,7 +54,7 @@ class Mismatch(msgspec.Struct, frozen=True, eq=False):
 
     event: Event
     """The initialisation of the group, or the choice of the GPU that all ranks share."""
-    form: Literal["nccl-without-gpu", "gloo-for-cuda", "shared-gpu", "mixed"]
+    form: Literal["nccl-without-gpu", "gloo-for-cuda", "shared-gpu", "one-visible", "mixed"]
     backends: tuple[tuple[str, int], ...] = ()
     """Of ranks that ask for different ones: each backend with the mask of its ranks."""
 
@@ -83,6 +85,7 @@ def backend_mismatches(projection: Projection) -> Iterator[Mismatch]:
         if name == "gloo" and not _on_purpose(projection, event) and _trains_on_gpu(projection):
             yield Mismatch(event, "gloo-for-cuda")
     yield from _shared_gpus(projection)
+    yield from _only_visible_gpus(projection)
     mixed = _mixed_backends(projection)
     if mixed is not None:
         yield mixed
@@ -133,6 +136,21 @@ def _shared_gpus(projection: Projection) -> Iterator[Mismatch]:
         if fixed and on_every_rank(event) and not event.conditions:
             yield Mismatch(event, "shared-gpu")
             return
+
+
+def _only_visible_gpus(projection: Projection) -> Iterator[Mismatch]:
+    """Yield where a process leaves itself one GPU, the same on all ranks of a launcher that each choose another one."""
+    script = projection.machine.script
+    if script.spawns_ranks is not None or not is_nccl_only(projection) or gives_each_rank_a_machine(script):
+        return
+    if not any(isinstance(event.positional[0], PerRank) for event in projection.in_course("device")):
+        return
+    for event in projection.in_course("call"):
+        if event.name == SET_VARIABLE and constant(event.positional[0]) == "CUDA_VISIBLE_DEVICES":
+            left = constant(event.positional[1])
+            if isinstance(left, str) and left.isdigit() and on_every_rank(event) and not event.conditions:
+                yield Mismatch(event, "one-visible")
+                return
 
 
 def _on_purpose(projection: Projection, event: Event) -> bool:
