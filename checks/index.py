@@ -169,7 +169,7 @@ READ_IN_SOURCE: Mapping[str, tuple[str, ...]] = {
     "DDP105": ("DistributedDataParallel", "DataLoader"),
     "DDP107": ("random_split", "train_test_split", "Subset", "DistributedSampler", "shuffle", "perm"),
     "DDP108": ("DistributedSampler",),
-    "DDP109": ("download", "urlretrieve", "extractall", "unpack_archive", "torchtext", "fetch_", "hub.load"),
+    "DDP109": ("download", "urlretrieve", "extractall", "unpack_archive", "torchtext", "fetch_", "hub"),
     "DDP201": ("DistributedDataParallel",),
     "DDP202": ("find_unused_parameters",),
     "DDP203": ("DataParallel", "Accelerator"),

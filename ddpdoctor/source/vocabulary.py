@@ -21,6 +21,8 @@ _MOVED = (
     ("torch.utils.data.dataloader.DataLoader", "torch.utils.data.DataLoader"),
     ("torch_geometric.loader.DataLoader", "torch.utils.data.DataLoader"),
     ("torch_geometric.data.DataLoader", "torch.utils.data.DataLoader"),
+    ("monai.data.DataLoader", "torch.utils.data.DataLoader"),
+    ("monai.data.DistributedSampler", "torch.utils.data.DistributedSampler"),
     ("torch.utils.data.dataset.", "torch.utils.data."),
     ("torch.utils.data.sampler.", "torch.utils.data."),
     ("torch.multiprocessing.spawn.spawn", "torch.multiprocessing.spawn"),

@@ -44,7 +44,7 @@ CHECK = Check(
     stands_for="download-race",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"ranks", "files", "accesses", "collectives"}),
-    triggers=("download", "urlretrieve", "extractall", "unpack_archive", "torchtext", "fetch_", "hub.load"),
+    triggers=("download", "urlretrieve", "extractall", "unpack_archive", "torchtext", "fetch_", "hub"),
 )
 REMEDY = "Let rank 0 do it first, then dist.barrier(), then let every rank open what is there."
 

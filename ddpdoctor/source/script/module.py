@@ -80,7 +80,7 @@ class Module(msgspec.Struct, frozen=True, dict=True, eq=False):
     def _of_stars(self) -> dict[str, str]:
         """Return what star imports of libraries bring, but for what the module defines itself."""
         stars = [entry.module for entry in self.imports if entry.name == "*" and entry.module in STARS]
-        brought = {name: f"{star}.{name}" for star in stars for name in STARS[star]}
+        brought = {name: canonical(f"{star}.{name}") for star in stars for name in STARS[star]}
         if brought:
             own = {statement.name for statement in self.tree.body if isinstance(statement, Scope)}
             own |= {node.id for node in self.index.of(ast.Name) if isinstance(node.ctx, ast.Store)}

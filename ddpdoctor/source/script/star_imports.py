@@ -57,6 +57,7 @@ STARS: Mapping[str, frozenset[str]] = MappingProxyType(
             ("torch.optim", _OPTIMIZERS),
             ("torch.optim.lr_scheduler", _SCHEDULERS),
             ("torchvision.datasets", _DATASETS),
+            ("monai.data", "DataLoader DistributedSampler"),
             ("torchvision.transforms", _TRANSFORMS),
         )
     }
