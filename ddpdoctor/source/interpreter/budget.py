@@ -34,13 +34,15 @@ LONGEST_KEPT = 50
 class Walks:
     """The results of the walks of one function."""
 
-    __slots__ = ("alike", "count", "ended", "items", "result", "silent", "steps")
+    __slots__ = ("alike", "count", "ended", "items", "kept", "result", "silent", "steps")
 
     def __init__(self) -> None:
         self.count = 0
         self.ended = 0
         """Walks that ended: a recursive function is in the middle of others."""
         self.steps = 0
+        self.kept = False
+        """Some walk is certain to be kept: it is in no turn of a loop that may be taken back."""
         self.silent = True
         """No walk ran a collective."""
         self.alike = True
@@ -57,6 +59,8 @@ class Effort:
         self.walks: dict[ast.AST, Walks] = {}
         self.cut: dict[ast.AST, str] = {}
         """Functions of which some call was not followed, with their names and files."""
+        self.trials = 0
+        """How many turns of loops around the present statement may be taken back."""
 
     def passes_over(self, node: ast.AST, steps: int) -> Walks | None:
         """Return the walks that replace one more walk of a function; None where it is walked. ``steps`` are done."""
@@ -86,6 +90,7 @@ class Effort:
             return
         walks.steps += steps
         walks.ended += 1
+        walks.kept = walks.kept or not self.trials
         walks.silent = walks.silent and ran_nothing
         if items is not None and sum(map(len, items)) <= LONGEST_KEPT:
             if walks.alike and walks.ended > 1:
@@ -93,6 +98,12 @@ class Effort:
             walks.items, walks.result = items, result
         else:
             walks.alike = False
+
+    def take_back(self) -> None:
+        """Leave one more walk to each function of which none was kept: what it did is taken back with its loop."""
+        for walks in self.walks.values():
+            if not walks.kept:
+                walks.ended = min(walks.ended, ALIKE_WALKS - 1)
 
     def cut_functions(self) -> str:
         """Return the names of the functions that were not followed at every call; empty when all were."""

@@ -178,7 +178,11 @@ def first_walk(machine: Machine, loop: ast.AST, turn: Turn) -> Sinks | None:
     machine.tentative = known is None
     machine.quiet = known is None and _counts(machine, loop)
     machine.store.begin()
-    inner = machine.collect(turn)
+    machine.effort.trials += 1
+    try:
+        inner = machine.collect(turn)
+    finally:
+        machine.effort.trials -= 1
     taken_back, machine.quiet, machine.tentative = machine.quiet, False, False
     missed, machine.missed = machine.missed, outer_missed | machine.missed
     if not taken_back and _finds_the_same(machine, loop, missed, number):
@@ -189,6 +193,7 @@ def first_walk(machine: Machine, loop: ast.AST, turn: Turn) -> Sinks | None:
     machine.mask, machine.gone, machine.raised = start, gone, raised
     del frame.results[returned:], frame.left_behind[left:], machine.exits[exits:], machine.own_raises[own_raises:]
     machine.events = events
+    machine.effort.take_back()
     machine.store.merge({cell: _of_any_turn(machine.store.get(*cell), value) for cell, value in written.items()})
     return None
 
