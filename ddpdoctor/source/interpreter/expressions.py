@@ -310,13 +310,13 @@ def _dict(machine: Machine, node: ast.Dict) -> Value:
     known = True
     for key, entry in zip(node.keys, node.values, strict=True):
         value = evaluate(machine, entry)
-        name = constant(evaluate(machine, key)) if key is not None else ...
-        if value == FALSE and (name in DISTRIBUTION_NAMES or name in DISTRIBUTION_ATTRIBUTES):
+        name = evaluate(machine, key) if key is not None else None
+        if value == FALSE and isinstance(name, Const) and name.value in DISTRIBUTION_NAMES | DISTRIBUTION_ATTRIBUTES:
             value = TRUE  # A setting's default: a job with ranks is looked at.
         if key is None and isinstance(value, DictValue):
             entries.update(value.entries)
-        elif isinstance(name, (str, int, float, bool)):
-            entries[name] = value
+        elif isinstance(name, Const) and isinstance(name.value, (str, int, float, type(None))):
+            entries[name.value] = value
         else:
             known = False
             entries[len(entries)] = value
@@ -331,7 +331,8 @@ def _subscript(machine: Machine, node: ast.Subscript) -> Value:
     if container == ENVIRONMENT:
         return by_rank(lambda name: variable(machine, constant(name)), key)
     if isinstance(key, Const) and isinstance(key.value, (str, int)):
-        return item_at(container, key.value)
+        item = item_at(container, key.value)
+        return guess_from_name(machine, key.value, item, of_object=True) if isinstance(key.value, str) else item
     if isinstance(container, External):
         return container
     if isinstance(container, SequenceValue) and container.values and isinstance(key, PerRank):
