@@ -169,10 +169,13 @@ MAP_STYLE_DATASETS = re.compile(
     r"|torchaudio\.datasets\.\w+|torch_geometric\.data\.InMemoryDataset|torch_geometric\.datasets\.\w+)$"
 )
 RANK_VARYING_CALLS = re.compile(
-    r"^(time\.|datetime\.|os\.getpid$|os\.urandom$|socket\.|uuid\.|(\w+\.)+uuid[14]$|tempfile\.(?!gettempdir$)|random\.|numpy\.random\.|secrets\.|platform\.node"
+    r"^(time\.|datetime\.(?!date\.today$)|os\.getpid$|os\.urandom$|socket\.|uuid\.|(\w+\.)+uuid[14]$|tempfile\.(?!gettempdir$)|random\.|numpy\.random\.|secrets\.|platform\.node"
     r"|os\.path\.(exists|isfile|isdir|getmtime|getsize)$|os\.(listdir|scandir|walk|stat|access)$|glob\.|psutil\.)"
 )
-"""Functions whose results differ between processes: clocks, process and host names, files, unseeded random numbers."""
+"""Functions whose results differ between processes: clocks, process and host names, files, unseeded random numbers.
+
+The day is not among them: but for a start at midnight it is the same on every rank.
+"""
 
 RANK_NAMES = frozenset({"rank", "global_rank", "world_rank", "process_index", "proc_id", "rank_id", "process_rank"})
 LOCAL_RANK_NAMES = frozenset({"local_rank", "local_process_index", "local_rank_id", "localrank"})

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
+    MAXIMUM_OPTIONS,
     RANKS,
     TASK_COUNT,
     UNIFORM,
@@ -86,6 +87,8 @@ def attribute_of(machine: Machine, value: Value, name: str) -> Value:
         for option in value.options:
             if option != Const(None):
                 result = join(result, attribute_of(machine, option, name), value.varying)
+        if result.__class__ is Unknown and len(value.options) > MAXIMUM_OPTIONS:
+            return BoundMethod(value, name)  # More methods than are kept apart: one of whichever object it is.
         return result or UNIFORM
     if isinstance(value, ProjectModule):
         return _of_module(machine, value, name)

@@ -44,8 +44,8 @@ from ddpdoctor.source.script.syntax_index import descend, last_name
 from ddpdoctor.source.torch_model.choices import call_option
 from ddpdoctor.source.torch_model.ddp import call_wrapped, is_thin_wrap, wrap_by_class
 from ddpdoctor.source.torch_model.external_calls import call_external, call_method
-from ddpdoctor.source.torch_model.recorded_training import bare_forward
-from ddpdoctor.source.vocabulary import DATA_LOADER, DDP, FIRST_RANK_DECORATORS
+from ddpdoctor.source.torch_model.recorded_training import bare_forward, note_own_step
+from ddpdoctor.source.vocabulary import DATA_LOADER, DDP, FIRST_RANK_DECORATORS, PROCESSES, SPAWNERS
 
 MAXIMUM_RECURSION = 1
 _NAMED_TUPLE = "typing.NamedTuple"
@@ -104,6 +104,8 @@ def apply(
 ) -> Value:
     """Call a value."""
     if function.__class__ is External:
+        if function.name not in SPAWNERS and function.name not in PROCESSES:
+            machine.note_closures([*positional, *named.values()])
         result = call_external(machine, node, function.name, positional, named, complete)
         return drawn_apart(machine, node, function, function.name, positional, named, result)
     if function.__class__ is BoundMethod:
@@ -114,6 +116,7 @@ def apply(
     if function.__class__ is Function:
         result = call_function(machine, node, function, positional, named, complete)
         if function.receiver is not None and machine.wrapped:
+            note_own_step(machine, node, function, positional, named)
             return bare_forward(machine, node, function.receiver, positional, named, result)
         return result
     if isinstance(function, ProjectClass):
@@ -151,21 +154,18 @@ def apply(
 def _call_instance(
     machine: Machine, node: ast.AST, value: Instance, positional: list[Value], named: dict[str, Value], complete: bool
 ) -> Value:
-    if not _worth_calling(machine, value):
-        return bare_forward(machine, node, value, positional, named, derived([*positional, *named.values()]))
-    for name in ("__call__", "forward"):
-        method = class_attribute(machine, value.cls, name)
-        if isinstance(method, Function):
-            result = call_function(machine, node, bound_to(method, value), positional, named, complete)
-            return bare_forward(machine, node, value, positional, named, result)
-    return bare_forward(machine, node, value, positional, named, derived([*positional, *named.values()]))
+    method = class_attribute(machine, value.cls, "__call__")
+    if not isinstance(method, Function) and _worth_calling(machine, value):
+        method = class_attribute(machine, value.cls, "forward")
+    if isinstance(method, Function):
+        result = call_function(machine, node, bound_to(method, value), positional, named, complete)
+    else:
+        result = derived([*positional, *named.values()])
+    return bare_forward(machine, node, value, positional, named, result)
 
 
 def _worth_calling(machine: Machine, value: Instance) -> bool:
-    """Return whether calling an object may run a collective: by the names in its class, or as DDP is one of its parts.
-
-    What DDP itself calls is always read.
-    """
+    """Return whether a forward may run a collective: DDP calls it or is one of its parts, or by names in its class."""
     if machine.inside_ddp or value.cls.node.name in machine.mentions.synchronising:
         return True
     attributes = (machine.store.get(value.number, name) for name in machine.store.names(value.number))

@@ -244,7 +244,10 @@ class Machine(Memory):
             return [[] for _ in RANKS]
 
     def note_closures(self, given: Sequence[Value]) -> None:
-        """Note that some ranks alone give an optimizer a closure that may communicate; LBFGS calls it as it likes."""
+        """Note that some ranks alone hand a function that may communicate to what cannot be read, and may call it.
+
+        LBFGS calls its closure as it likes, an agent of a sweep the training.
+        """
         if self.mask != ALL_RANKS & ~self.gone:
             functions = [value for value in given if isinstance(value, Function)]
             if any(getattr(one.node, "name", "") in self.mentions.synchronising for one in functions):

@@ -46,7 +46,10 @@ _SCHEDULER = "torch.optim.lr_scheduler.LRScheduler"
 def call_option(
     machine: Machine, node: ast.AST, function: Value, positional: list[Value], named: dict[str, Value], complete: bool
 ) -> Value:
-    """Call one of several: DDP if it is among them (as in a job with ranks), else the first that can be read."""
+    """Call one of several: DDP if it is among them (as in a job with ranks), else the first that can be read.
+
+    Of those that can be read, one that leads to a collective is the one for ranks.
+    """
     here = machine.present(function)
     if not isinstance(here, (OneOf, PerRank)) and _is_of_an_object(here):
         return machine.apply(machine, node, here, positional, named, complete)  # A writer that only these ranks have.
@@ -72,10 +75,13 @@ def call_option(
     for option in options:
         if isinstance(option, External) and option.name.startswith(_LIKE_TORCH):
             return machine.apply(machine, node, option, positional, named, complete)
-    for option in options:
-        if isinstance(option, (Function, ProjectClass, Instance, Partial, ExternalObject)):
-            value = machine.apply(machine, node, option, positional, named, complete)
-            return _of_any_class(value) or join(value, derived((value,)))
+    readable = [one for one in options if isinstance(one, (Function, ProjectClass, Instance, Partial, ExternalObject))]
+    if readable:
+        chosen = max(readable, key=partial(_may_synchronise, machine))
+        value = machine.apply(machine, node, chosen, positional, named, complete)
+        if isinstance(chosen, ProjectClass) and _may_synchronise(machine, chosen):
+            return value  # The object for ranks: its methods join the group and wrap the model.
+        return _of_any_class(value) or join(value, derived((value,)))
     return derived([function, *positional, *named.values()])
 
 
@@ -126,6 +132,14 @@ def _each_its_own(
     return per_rank(results, function.guessed)
 
 
+def _may_synchronise(machine: Machine, option: Value) -> bool:
+    """Return whether a function or a class of the project is the one for ranks: it leads to a collective."""
+    owner = option.cls if isinstance(option, Instance) else option
+    if not isinstance(owner, (Function, ProjectClass)):
+        return False
+    return getattr(owner.node, "name", "") in machine.mentions.synchronising
+
+
 def _is_of_an_object(function: Value) -> bool:
     """Return whether what is called is no method of mere data."""
     owner = function.receiver if isinstance(function, BoundMethod) else function
@@ -143,11 +157,15 @@ def _is_of_each(machine: Machine, node: ast.AST, options: list[Value]) -> bool:
 
 
 def _method_of_any(options: Sequence[Value]) -> BoundMethod | None:
-    """Return one method of whichever optimizer it is, or one that gives back whichever model it is; else None."""
+    """Return one method of whichever optimizer it is, or one that gives back whichever model it is; else None.
+
+    What steps or zeroes gradients is an optimizer, of whichever library.
+    """
     methods = [
         option
         for option in options
-        if isinstance(option, BoundMethod) and (_is_training_state(option.receiver) or _gives_itself(option))
+        if isinstance(option, BoundMethod)
+        and (_is_training_state(option.receiver) or _gives_itself(option) or option.name in ("step", "zero_grad"))
     ]
     if len(methods) < len(options) or len({method.name for method in methods}) != 1:
         return None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping, Sequence
 
+from ddpdoctor.source.interpreter.attributes import base_names
 from ddpdoctor.source.interpreter.state import Machine
-from ddpdoctor.source.interpreter.values import ExternalObject, Instance, Value, tagged
+from ddpdoctor.source.interpreter.values import ExternalObject, Function, Instance, Value, tagged
 from ddpdoctor.source.torch_model.buffers import parts_of_module
 from ddpdoctor.source.vocabulary import DDP, ENGINE, MODULE
 
@@ -31,6 +32,17 @@ def note_attribute_set(machine: Machine, node: ast.Attribute, owner: Value, valu
     if any(frame.owner is not None and frame.owner.receiver == owner for frame in machine.frames):
         return
     machine.note("training", "set attribute", node, (value,), receiver=owner)
+
+
+def note_own_step(
+    machine: Machine, node: ast.AST, function: Function, positional: Sequence[Value], named: Mapping[str, Value]
+) -> None:
+    """Record a step of an optimizer whose class the project derives from one of torch."""
+    owner, name = function.receiver, getattr(function.node, "name", "")
+    if name not in ("step", "zero_grad") or not isinstance(owner, Instance):
+        return
+    if any(base.startswith("torch.optim.") for base in base_names(machine, owner.cls)):
+        machine.note("training", name, node, positional, named, receiver=owner)
 
 
 def note_wrap(machine: Machine, module: Value | None, wrap: int) -> None:
