@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ddpdoctor.source.events import LONGEST_CONDITION, Condition, Event
+from ddpdoctor.source.events import LONGEST_CONDITION, Condition, Event, Guard
 from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, Value, constant, tags_of
 from ddpdoctor.source.neighbours import HUGGING_FACE_TRAINERS
 from ddpdoctor.source.projection import Projection, project
@@ -182,6 +182,27 @@ def is_of_a_mode_that_ends(projection: Projection, event: Event) -> bool:
         ):
             return True
     return False
+
+
+def left_in_mode(projection: Projection, event: Event) -> Guard | None:
+    """Return the test of ranks by which all but some left before an event, in an arm for jobs with ranks.
+
+    ``if distributed: if rank != 0: return`` and then ``save()``: only in the other arm every process comes to it.
+    """
+    around_event = {test for _, test in event.undecided}
+    for left in reversed(projection.exits):
+        if left.ordinal > event.ordinal or left.scope not in event.scopes or isinstance(left.node, ast.Break):
+            continue
+        if isinstance(left.node, ast.Continue) and not any(left.node in descend(loop.node) for loop in event.loops):
+            continue
+        for around in left.module.ancestors(left.node):
+            if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                break
+            if not isinstance(around, ast.If) or around.test is left.guard.node or around.test in around_event:
+                continue
+            if _CHOICES_OF_MODE.search(left.module.excerpt(around.test, LONGEST_CONDITION)):
+                return left.guard
+    return None
 
 
 def _arms(event: Event, text: str) -> set[bool]:

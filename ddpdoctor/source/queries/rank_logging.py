@@ -21,7 +21,7 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.queries.job_kind import is_distributed, on_every_rank
+from ddpdoctor.source.queries.job_kind import is_distributed, left_in_mode, on_every_rank
 from ddpdoctor.source.queries.training_loops import division, feedings
 from ddpdoctor.source.ranks.ranks import FIRST_RANKS
 from ddpdoctor.source.script.module import Module
@@ -54,7 +54,9 @@ def lines_of_every_rank(projection: Projection) -> Iterator[Event]:
         return
     found: dict[ast.AST, Event] = {}
     for event in projection.in_course("call", "object"):
-        if event.node not in found and on_every_rank(event) and _is_output(event):
+        if event.node in found or not on_every_rank(event) or not _is_output(event):
+            continue
+        if left_in_mode(projection, event) is None:
             found[event.node] = event
     if found:
         silenced = _print_is_replaced(projection)

@@ -24,7 +24,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.file_uses import FIGURES, LOG_FILE, FileUse, reads, writes
-from ddpdoctor.source.queries.job_kind import hints_at_ranks, is_distributed, is_of_one_process
+from ddpdoctor.source.queries.job_kind import hints_at_ranks, is_distributed, is_of_one_process, left_in_mode
 from ddpdoctor.source.queries.sync_points import is_in_turns
 from ddpdoctor.source.ranks.ranks import LOCAL_RANK, numbers_in
 from ddpdoctor.source.script.syntax_index import descend, made_from
@@ -112,7 +112,7 @@ def is_one_path(path: Value) -> bool:
 def _guard_that_others_left_by(projection: Projection, event: Event) -> Guard | None:
     """Return the test behind which the other ranks left a function around the event: ``if local_rank != 0: return``."""
     if event.ranks == ALL_RANKS:
-        return None
+        return left_in_mode(projection, event)
     for left in reversed(projection.exits):
         if left.ordinal < event.ordinal and left.scope in event.scopes and not left.ranks & event.ranks:
             return left.guard
