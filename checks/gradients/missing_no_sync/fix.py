@@ -63,6 +63,8 @@ def _last_micro_step(found: Accumulation) -> ast.expr | None:
         calls = (node for node in descend(found.condition.test) if isinstance(node, ast.Call))
         pure = all(isinstance(call.func, ast.Name) and call.func.id in {"len", "int"} for call in calls)
         return found.condition.test if pure else None
+    if not found.nested:
+        return None
     loop = next((around.node for around in reversed(found.backward.loops) if not around.once), None)
     if not isinstance(loop, ast.For) or not isinstance(loop.target, ast.Name) or not isinstance(loop.iter, ast.Call):
         return None

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ddpdoctor.source.events import ContextAround, Event
+from ddpdoctor.source.events import Condition, ContextAround, Event
 from ddpdoctor.source.interpreter.values import (
     NO_CONTEXT,
     NO_SYNC,
@@ -71,7 +71,7 @@ def _accumulations(projection: Projection) -> Iterator[Accumulation]:
             continue
         for step in moves:
             found = _accumulates(projection, backward, step)
-            if found is not None and not any(_follows_at_once(backward, other) for other in moves):
+            if found is not None and not any(_follows_at_once(projection, backward, other) for other in moves):
                 seen.add(backward.node)
                 yield found
                 break
@@ -159,22 +159,56 @@ def forgotten_tails(projection: Projection) -> Iterator[Accumulation]:
 
 def _accumulates(projection: Projection, backward: Event, step: Event) -> Accumulation | None:
     inner, outer = loop_nodes(backward), loop_nodes(step)
-    if inner == outer and is_prefix(backward.conditions, step.conditions):
-        extra = step.undecided[len(backward.undecided) :]
-        counting = projection.machine.counting
-        if any(test in counting or _counts(backward, module.excerpt(test, 1_000)) for module, test in extra):
+    shared = _shared_conditions(backward, step)
+    if any(_is_counting(projection, backward, test) for test in backward.undecided[shared:]):
+        return None
+    if inner == outer:
+        if any(_is_counting(projection, backward, test) for test in step.undecided[shared:]):
             return Accumulation(backward, step, _remainder_test(step), nested=False)
+        if _is_skipped(projection, backward, step):
+            return Accumulation(backward, step, None, nested=False)
     if len(inner) == len(outer) + 1 and is_prefix(outer, inner) and backward.ordinal < step.ordinal and outer:
         numbers = wrap_numbers(backward.receiver)
         forwards = [event for number in numbers for event in training_forwards(projection, number)]
-        if any(innermost_loop(event) is inner[-1] for event in forwards) and step.conditions == backward.conditions:
+        if any(innermost_loop(event) is inner[-1] for event in forwards) and len(step.conditions) == shared:
             return Accumulation(backward, step, None, nested=True)
     return None
 
 
-def _follows_at_once(backward: Event, step: Event) -> bool:
+def _shared_conditions(backward: Event, step: Event) -> int:
+    """Return how many conditions are around both; of a backward in several precisions, each is in an arm of its own."""
+    pairs = zip(backward.conditions, step.conditions, strict=False)
+    return next(
+        (index for index, (one, other) in enumerate(pairs) if one != other),
+        min(map(len, (backward.conditions, step.conditions))),
+    )
+
+
+def _is_counting(projection: Projection, backward: Event, condition: Condition) -> bool:
+    module, test = condition
+    return test in projection.machine.counting or _counts(backward, module.excerpt(test, 1_000))
+
+
+def _is_skipped(projection: Projection, backward: Event, step: Event) -> bool:
+    """Return whether the turns of a loop between two steps end before the step: ``if i % n != 0: continue``."""
+    loop = innermost_loop(step)
+    if not isinstance(loop, (ast.For, ast.While)):
+        return False
+    for statement in loop.body:
+        if any(inner is step.node for inner in descend(statement)):
+            return False
+        if isinstance(statement, ast.If) and isinstance(statement.body[-1], ast.Continue):
+            before = backward.module is not step.module or backward.node.lineno < statement.lineno  # type: ignore[attr-defined]
+            if before and _is_counting(projection, backward, (step.module, statement.test)):
+                return True
+    return False
+
+
+def _follows_at_once(projection: Projection, backward: Event, step: Event) -> bool:
     """Return whether some optimizer steps after every one of these backward passes."""
-    return loop_nodes(step) == loop_nodes(backward) and is_prefix(step.conditions, backward.conditions)
+    if loop_nodes(step) != loop_nodes(backward) or not is_prefix(step.conditions, backward.conditions):
+        return False
+    return not _is_skipped(projection, backward, step)
 
 
 def _counts(backward: Event, condition: str) -> bool:
