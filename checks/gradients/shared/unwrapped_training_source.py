@@ -29,11 +29,19 @@ _OTHER_WRAPPERS = (
     "FullyShardedDataParallel",
     "fully_shard",
     "FSDP",
+    "Accelerator",
+    "parallelize_module",
+    "distribute_tensor",
+    "distributed.rpc",
+    "pipelining",
+    "ZeroRedundancy",
+    "average_parameters",
+)
+_OTHER_LIBRARIES = (
     "deepspeed",
     "horovod",
     "apex.parallel",
     "accelerate",
-    "Accelerator",
     "lightning",
     "fairscale",
     "bagua",
@@ -41,18 +49,13 @@ _OTHER_WRAPPERS = (
     "megatron",
     "smdistributed",
     "torch_xla",
-    "parallelize_module",
-    "distribute_tensor",
-    "distributed.rpc",
-    "pipelining",
-    "ZeroRedundancy",
-    "average_parameters",
     "mmengine",
     "mmcv",
     "ignite",
     "fastai",
     "composer",
 )
+"""Wrap or average where they are imported; a comment that names the source of a helper means nothing."""
 _KNOWN_MAKERS = ("torchvision.", "timm.", "torch.", "transformers.", "peft.", "segmentation_models_pytorch.")
 _PARAMETERS = frozenset({"parameters", "named_parameters"})
 
@@ -79,7 +82,7 @@ def missing_wraps(projection: Projection) -> Iterator[MissingWrap]:
     init = next((event for event in projection.in_course("collective") if event.name == "init_process_group"), None)
     if init is None or init.ranks != ALL_RANKS or any(projection.of_kind("wrap")):
         return
-    if mentions_any(script, _OTHER_WRAPPERS) or _imports_trainer(script):
+    if mentions_any(script, _OTHER_WRAPPERS) or _imports_library(script) or _imports_trainer(script):
         return
     if any("_ddp_" in word for module in script.modules for word in module.words):
         return
@@ -160,6 +163,11 @@ def _sharded_loader(projection: Projection, backward: Event) -> Event | None:
         if loader is not None and loader.kind == "loader" and division(projection.machine, loader) == "sharded":
             return loader
     return None
+
+
+def _imports_library(script: Script) -> bool:
+    imported = (f"{entry.module}.{entry.name}" for module in script.modules for entry in module.imports)
+    return any(library in name for name in imported for library in _OTHER_LIBRARIES)
 
 
 def _imports_trainer(script: Script) -> bool:

@@ -61,28 +61,41 @@ def training_forwards(projection: Projection, wrap: int) -> list[Event]:
 
 
 def averages_by_hand(script: Script) -> bool:
-    """Return whether a script averages gradients or parameters itself: by a collective beside them, or by a name."""
+    """Return whether a script averages gradients or parameters itself: by a collective beside them, or by a name.
+
+    A function that nothing calls or passes on, as in a file of helpers, averages nothing.
+    """
     if not mentions_any(script, (*_AVERAGERS, "all_gather", "scatter(", "send(")):
         return False
     for module in script.modules:
         if "_averages" not in module.__dict__:
-            module.__dict__["_averages"] = _averages(module)
-        if module.__dict__["_averages"]:
+            module.__dict__["_averages"] = frozenset(_averages(module))
+        if any(not name or _is_used(script, name) for name in module.__dict__["_averages"]):
             return True
     return False
 
 
-def _averages(module: Module) -> bool:
+def _averages(module: Module) -> Iterator[str]:
+    """Yield the names of the functions that average gradients; an empty one for what runs with the module."""
     for name, calls in module.calls_by_name.items():
-        if name in _COLLECTIVE_NAMES:
-            if any(_reduces_gradients(module, node) for node in calls):
-                return True
-        elif name in _BRINGING_TOGETHER:
-            if any(_hands_gradients_on(module, node) for node in calls):
-                return True
-        elif _promises_average(name):
-            return True
-    return False
+        for call in calls:
+            if name in _COLLECTIVE_NAMES:
+                found = _reduces_gradients(module, call)
+            elif name in _BRINGING_TOGETHER:
+                found = _hands_gradients_on(module, call)
+            else:
+                found = _promises_average(name)
+            if found:
+                yield next((one.name for one in module.ancestors(call) if isinstance(one, ast.FunctionDef)), "")
+
+
+def _is_used(script: Script, function: str) -> bool:
+    """Return whether anything calls a function or passes it on."""
+    return any(
+        any(node.id == function for node in module.index.of(ast.Name))
+        or any(node.attr == function for node in module.index.of(ast.Attribute))
+        for module in script.modules
+    )
 
 
 def _reduces_gradients(module: Module, call: ast.Call) -> bool:
