@@ -11,6 +11,7 @@ from ddpdoctor.source.events import Event, LoopAround
 from ddpdoctor.source.interpreter.values import NONE, BoundMethod, Const, ExternalObject, constant, options_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.training_loops import Feeding, feedings, samplers_of
+from ddpdoctor.source.script.module import Module
 
 
 class ForgottenEpoch(msgspec.Struct, frozen=True, eq=False):
@@ -75,9 +76,25 @@ def _samplers_with_epoch(projection: Projection) -> set[int] | None:
                 return None
     for module in projection.machine.script.modules:
         for node in module.calls_by_name.get("set_epoch", ()) if "set_epoch" in module.text else ():
-            if isinstance(node.func, ast.Attribute) and node not in walked:
+            if node in walked or not isinstance(node.func, ast.Attribute):
+                continue
+            if not _is_ruled_out(projection, module, node):
                 return None
     return told
+
+
+def _is_ruled_out(projection: Projection, module: Module, call: ast.Call) -> bool:
+    """Return whether a followed function is given no sampler, and only tells the epoch to one that it is given.
+
+    What is merely behind a call that was not followed to its end is not ruled out.
+    """
+    around = next((one for one in module.ancestors(call) if isinstance(one, ast.FunctionDef)), None)
+    test = next((one.test for one in module.ancestors(call) if isinstance(one, ast.If)), None)
+    if around is None or test is None or around not in projection.machine.visited:
+        return False
+    sampler = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+    parameters = {one.arg for one in (*around.args.args, *around.args.kwonlyargs)}
+    return sampler in parameters and ast.unparse(test) in (sampler, f"{sampler} is not None")
 
 
 def _says_the_same(event: Event) -> bool:
