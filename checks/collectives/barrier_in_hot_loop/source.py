@@ -13,6 +13,7 @@ from ddpdoctor.source.interpreter.values import ALL_RANKS, tags_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import framework
 from ddpdoctor.source.queries.sync_points import function_around, mentions, nodes_of
+from ddpdoctor.source.queries.wrapped_models import innermost_loop
 
 _BARRIERS = frozenset({"barrier", "monitored_barrier", "wait_for_everyone"})
 _REDUCTIONS = frozenset({"all_reduce", "reduce"})
@@ -66,10 +67,10 @@ def _meeting_beside(projection: Projection, event: Event, backward: Event) -> st
 
 def _as_often(event: Event, backward: Event) -> bool:
     """Return whether a collective runs in every turn of the innermost loop around a backward, whatever the step's
-    number.
+    number; a loop over a single micro-step is none.
     """
     loop = event.loops[-1]
-    if loop.node is not backward.loops[-1].node or loop.once:
+    if loop.once or loop.node is not innermost_loop(backward):
         return False
     return event.conditions == backward.conditions[: len(event.conditions)]
 
