@@ -1,10 +1,10 @@
 """Every rank downloads or extracts to the same path at once.
 
 What it finds
-    A dataset with `download=True`, a call that fetches a file, or an archive that is extracted, reached by all ranks
-    without one of them going first; also a dataset that only the first rank downloads while the others open it. In a
-    run: data that several ranks fetch, or write where it is missing and then
-    read, with no collective between one rank's write and what the other does.
+    A dataset with `download=True` or of PyTorch Geometric, a call that fetches a file, or an archive that is extracted,
+    reached by all ranks without one of them going first; also a dataset that only the first rank downloads while the
+    others open it. In a run: data that several ranks fetch, or write where it is missing and then read, with no
+    collective between one rank's write and what the other does.
 
 Why it is bad
     The ranks overwrite each other's files: a rank reads a file that another is still writing, checksums fail now and
@@ -44,7 +44,17 @@ CHECK = Check(
     stands_for="download-race",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"ranks", "files", "accesses", "collectives"}),
-    triggers=("download", "urlretrieve", "extractall", "unpack_archive", "torchtext", "fetch_", "hub"),
+    triggers=(
+        "download",
+        "urlretrieve",
+        "extractall",
+        "unpack_archive",
+        "torchtext",
+        "fetch_",
+        "hub",
+        "torch_geometric",
+        "ogb",
+    ),
 )
 REMEDY = "Let rank 0 do it first, then dist.barrier(), then let every rank open what is there."
 

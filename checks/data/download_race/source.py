@@ -18,6 +18,11 @@ from ddpdoctor.source.queries.sync_points import BARRIERS
 _DATASETS = re.compile(r"(torchvision|torchaudio|torchtext)\.datasets\.")
 _ALWAYS_FETCH = "torchtext.datasets."
 """Data sets without ``download=``; all of them keep their files in one directory unless they are given a root."""
+_GRAPHS = re.compile(
+    r"torch_geometric\.datasets\.(?!Fake|Explainer|Random|BA|StochasticBlock|InfectionDataset|motif_|graph_)[A-Z]"
+    r"|ogb\.\w+\.(Pyg|Dgl)?\w*Dataset$"
+)
+"""They download and process in their constructor what is not there, without a lock; the rest are made of nothing."""
 _FETCHERS = frozenset(
     {"urllib.request.urlretrieve", "wget.download", "gdown.download", "nltk.download", "shutil.unpack_archive"}
 )
@@ -54,7 +59,7 @@ def shared_downloads(projection: Projection) -> Iterator[SharedDownload]:
             continue
         if _rank_by_rank(projection, event) or _done_before(events, event):
             continue
-        if any(one.name == event.name and _directory(one) == _directory(event) for one in prepared):
+        if any(one.name == event.name and _is_same_data(one, event) for one in prepared):
             continue
         seen.add(event.node)
         extracts = event.name.endswith(("extractall", "unpack_archive"))
@@ -80,6 +85,11 @@ def by_directory(downloads: Iterable[SharedDownload]) -> list[list[SharedDownloa
     return list(found.values())
 
 
+def _is_same_data(one: Event, other: Event) -> bool:
+    """Return whether two calls of one function fetch to one directory; graphs take it in any place of the arguments."""
+    return _GRAPHS.match(one.name) is not None or _directory(one) == _directory(other)
+
+
 def _directory(event: Event) -> str:
     """Return the source of the argument that says where to; empty when there is none."""
     call = event.node
@@ -97,7 +107,7 @@ def _fetches(event: Event) -> bool:
         return constant(event.argument("source", 2) or NONE) != "local"
     if event.kind != "object":
         return event.name in _FETCHERS or event.name == "extractall"
-    if event.name.startswith(_ALWAYS_FETCH):
+    if event.name.startswith(_ALWAYS_FETCH) or _GRAPHS.match(event.name):
         return True
     asked = event.named.get("download", NONE)
     # ``download=not os.path.exists(...)`` is true on every rank that looks before the first has finished.

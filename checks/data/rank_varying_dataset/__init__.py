@@ -1,9 +1,10 @@
 """Ranks build different data sets, and one sampler divides them as if they were the same.
 
 What it finds
-    A DistributedSampler over a subset whose indices depend on the rank, or over a data set whose constructor shuffles
-    without a common seed. In a run: data sets of different lengths, different subsets, or the same rows in different
-    orders.
+    A DistributedSampler over a subset whose indices depend on the rank, over a data set whose constructor shuffles
+    without a common seed, or over one of Hugging Face that each rank shuffles with a seed of its own; that, too, where
+    an Accelerator divides the loader. In a run: data sets of different lengths, different subsets, or the same rows in
+    different orders.
 
 Why it is bad
     The sampler gives each rank its part of the *indices*, assuming that an index means the same sample everywhere.
@@ -43,7 +44,7 @@ CHECK = Check(
     name="rank-varying-dataset",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"loaders", "passes", "parts", "holdings"}),
-    triggers=("DistributedSampler",),
+    triggers=("DistributedSampler", "ccelerat"),
 )
 
 
@@ -52,12 +53,15 @@ def in_source(script: Script) -> Iterator[Finding]:
     for found in rank_datasets(whole_projection(script)):
         sampler = found.sampler
         cause = found.dataset or (found.draw.event if found.draw is not None else sampler)
+        divides = "sampler divides" if sampler.kind == "sampler" else "loader, which the Accelerator divides, is of"
         yield CHECK.finding(
             "source",
             "this sampler divides a subset that is already one rank's part"
-            if found.draw is None
-            else "this sampler divides a data set whose order differs between ranks",
-            remedy="Give the sampler the whole data set, or leave it out and use shuffle=True."
+            if found.draw is None and not found.reordered
+            else f"this {divides} a data set whose order differs between ranks",
+            remedy="Shuffle it with the same seed on every rank."
+            if found.reordered
+            else "Give the sampler the whole data set, or leave it out and use shuffle=True."
             if found.draw is None
             else "Seed every rank with the same number before the data set is built.",
             locations=(sampler.module.location(sampler.node),),

@@ -1,4 +1,4 @@
-"""Data sets that differ between ranks although one sampler divides them."""
+"""Data sets that differ between ranks although one sampler, or an Accelerator, divides them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from ddpdoctor.checks.data.shared.random_numbers_source import Draw, draws_in_co
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
+    NONE,
     ExternalObject,
     PerRank,
     Value,
     is_guessed,
     is_varying,
     options_of,
+    tags_of,
 )
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.syntax_index import descend
+from ddpdoctor.source.torch_model.recorded_names import DATA_METHODS
 from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER
 
 _RANK_WORDS = frozenset({"rank", "get_rank", "global_rank", "RANK"})
@@ -34,10 +37,12 @@ class RankDataset(msgspec.Struct, frozen=True, eq=False):
     """Its construction, where the rank is among the arguments."""
     draw: Draw | None
     """Random numbers in its constructor that no common seed fixes."""
+    reordered: bool = False
+    """``dataset`` is a call that gives it another order on each rank."""
 
 
 def rank_datasets(projection: Projection) -> Iterator[RankDataset]:
-    """Every DistributedSampler over a data set that certainly differs between ranks."""
+    """Every DistributedSampler or prepared loader over a data set that certainly differs between ranks."""
     seen: set[ast.AST] = set()
     for sampler in projection.in_course("sampler"):
         if sampler.name != DISTRIBUTED_SAMPLER or sampler.node in seen or sampler.ranks != ALL_RANKS:
@@ -52,6 +57,12 @@ def rank_datasets(projection: Projection) -> Iterator[RankDataset]:
         if found is not None:
             seen.add(sampler.node)
             yield found
+    for loader in projection.in_course("loader"):
+        if loader.ordinal in projection.machine.prepared and loader.node not in seen:
+            shuffle = _shuffled_apart(projection, loader, loader.argument("dataset", 0))
+            if shuffle is not None:
+                seen.add(loader.node)
+                yield RankDataset(loader, shuffle, None, reordered=True)
 
 
 def _judge(projection: Projection, sampler: Event, dataset: Value) -> RankDataset | None:
@@ -61,7 +72,20 @@ def _judge(projection: Projection, sampler: Event, dataset: Value) -> RankDatase
     made = projection.machine.object(dataset) if isinstance(dataset, ExternalObject) else None
     if made is not None and made.name == "torch.utils.data.Subset" and _by_rank(made):
         return RankDataset(sampler, made, None)
-    return None
+    shuffle = _shuffled_apart(projection, sampler, dataset)
+    return RankDataset(sampler, shuffle, None, reordered=True) if shuffle is not None else None
+
+
+def _shuffled_apart(projection: Projection, divided: Event, dataset: Value | None) -> Event | None:
+    """Return the call of ``shuffle`` that gave a data set of Hugging Face an order by a seed of the rank's own."""
+    if dataset is None or ("drawn", 0) not in tags_of(dataset):
+        return None
+    shuffles = [
+        event
+        for event in projection.in_course("call")
+        if event.name in DATA_METHODS and event.ordinal < divided.ordinal and is_varying(event.named.get("seed", NONE))
+    ]
+    return shuffles[-1] if shuffles else None
 
 
 def _by_rank(made: Event) -> bool:

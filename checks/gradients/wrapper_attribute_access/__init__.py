@@ -41,7 +41,7 @@ CHECK = Check(
     stands_for="wrapper-attribute",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=frozenset({"ranks"}),
-    triggers=("DistributedDataParallel",),
+    triggers=("DistributedDataParallel", "ccelerat"),
 )
 
 
