@@ -146,7 +146,7 @@ OPTIMIZER = "torch.optim.Optimizer"
 MODEL_LIBRARY = "torchvision.models."
 PRETRAINED = re.compile(
     r"^(transformers|diffusers)\.(\w+\.)*"
-    r"(?!\w*(Config|Extractor|Pipeline|Processor|Scheduler|Tokenizer(Fast)?)$)[A-Z]\w*$"
+    r"(?!\w*(Config|Extractor|Pipeline|Processor|Scheduler|Tokenizer(Fast)?|Adam\w*|Adafactor)$)[A-Z]\w*$"
 )
 """Classes of models whose ``from_pretrained`` and ``from_config`` make their objects."""
 MODULE = re.compile(rf"\.nn\.|^torchvision\.models\.|{PRETRAINED.pattern}")
