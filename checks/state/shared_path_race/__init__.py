@@ -53,9 +53,7 @@ CHECK = Check(
     ),
 )
 
-_REMEDY = (
-    "Do it on rank 0 only, with dist.barrier() before the other ranks continue; os.makedirs takes exist_ok=True."
-)
+_REMEDY = "Do it on rank 0 only, with dist.barrier() before the other ranks continue; os.makedirs takes exist_ok=True."
 
 
 def in_source(script: Script) -> Iterator[Finding]:

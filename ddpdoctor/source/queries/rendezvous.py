@@ -232,9 +232,7 @@ def _takes_rank_of_launcher(script: Script, initialisation: Event) -> bool:
     # Any other address needs the rank beside it, or in it.
     address = initialisation.argument("init_method", 1)
     return (address is None or constant(address) in (..., "env://")) and any(
-        _declares_local_rank(node)
-        for module in script.modules
-        for node in (module.index.of(ast.Call) if "--local" in module.text else ())
+        any(_local_rank_options(module)) for module in script.modules
     )
 
 
