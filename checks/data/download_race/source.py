@@ -104,7 +104,7 @@ def _fetches(event: Event) -> bool:
     if _BY_FUNCTION.match(event.name):
         return event.kind == "call" and constant(event.named.get("download_if_missing", NONE)) is not False
     if event.name == _HUB:
-        return constant(event.argument("source", 2) or NONE) != "local"
+        return event.complete and constant(event.argument("source", 2) or NONE) in (None, "github")
     if event.kind != "object":
         return event.name in _FETCHERS or event.name == "extractall"
     if event.name.startswith(_ALWAYS_FETCH) or _GRAPHS.match(event.name):
