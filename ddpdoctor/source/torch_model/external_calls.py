@@ -42,7 +42,6 @@ from ddpdoctor.source.neighbours import RANK_AND_SIZE
 from ddpdoctor.source.ranks.data_partitions import PART, ranged, strided
 from ddpdoctor.source.ranks.launches import run_callback, spawn, start_process
 from ddpdoctor.source.ranks.rank_local_values import (
-    DECIDED,
     agrees_by_name,
     extent_of,
     makes_members,
@@ -337,15 +336,10 @@ def _collective(
                 node.args[position] if position < len(node.args) else node.keywords[0].value if node.keywords else None
             )
             if target is not None:
-                after = _OF_DESTINATION if short == "reduce" else VARYING
-                overwrite(machine, target, SYNCHRONISED if how.uniform and whole else after)
+                overwrite(machine, target, SYNCHRONISED if how.uniform and whole else VARYING)
                 if how.uniform and whole and isinstance(target, ast.Name):
                     machine.frame.agreed.add(target.id)
     return SYNCHRONISED
-
-
-_OF_DESTINATION = Unknown(varying=True, tags=frozenset({DECIDED}))
-"""What ``reduce`` leaves: the result on one rank, and on the others something of their own."""
 
 
 def _get_rank(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
