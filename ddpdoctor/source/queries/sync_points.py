@@ -32,11 +32,15 @@ def is_in_turns(projection: Projection, event: Event) -> bool:
     ``if rank != 0: barrier()``, what they do, ``if rank == 0: barrier()``.
     """
     waits = [one for one in projection.of_kind("collective") if one.name in BARRIERS and one.ranks != ALL_RANKS]
-    return any(
-        before.ordinal < event.ordinal < behind.ordinal and before.ranks ^ behind.ranks == ALL_RANKS
-        for before in waits
-        for behind in waits
-    )
+    before: Event | None = None
+    for wait in waits:
+        if before is None or before.ranks ^ wait.ranks != ALL_RANKS:
+            before = wait
+        elif before.ordinal < event.ordinal < wait.ordinal:
+            return True
+        else:
+            before = None
+    return False
 
 
 def events_through(events: Iterable[Event], module: Module, first_line: int, last_line: int) -> Iterator[Event]:
