@@ -149,7 +149,9 @@ def _same_cause(suspicion: Finding, seen: Finding) -> bool:
     if seen.stress and not any(_ASKED[seen.stress] in text for text in _texts(suspicion)):
         return False
     same = suspicion.code == seen.code or (suspicion.trouble, seen.trouble) in _WHY
-    if same and _overlap(_all_places(suspicion), _all_places(seen)):
+    places = _all_places(seen)
+    # What a run shows of the whole job, at no place, is what the same check suspects at one.
+    if same and (not places or _overlap(_all_places(suspicion), places)):
         return True
     if suspicion.trouble not in SUSPECTED or seen.trouble not in DIVERGENCES:
         return False
