@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
 
 from ddpdoctor.source.events import Event, LoopAround
-from ddpdoctor.source.interpreter.attributes import base_names
+from ddpdoctor.source.interpreter.attributes import base_names, bases_of
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     NONE,
+    External,
     ExternalObject,
     Instance,
     OneOf,
@@ -31,7 +33,7 @@ from ddpdoctor.source.ranks.rank_local_seeds import is_found_alike
 from ddpdoctor.source.ranks.rank_local_values import lists_names
 from ddpdoctor.source.script.syntax_index import descend, made_from
 from ddpdoctor.source.script.text_search import mentions_any
-from ddpdoctor.source.vocabulary import DATA_LOADER, DISTRIBUTED_SAMPLER, MAP_STYLE_DATASETS
+from ddpdoctor.source.vocabulary import DATA_LOADER, DISTRIBUTED_SAMPLER, MAP_STYLE_DATASETS, text_hints_at_ranks
 
 Division = Literal["sharded", "whole", "unknown"]
 """Each rank gets its part, each rank gets everything, or it is not known."""
@@ -45,6 +47,8 @@ _RANK_WORDS = frozenset(
 )
 
 
+_SHARES = re.compile(r"shard|replica|world|process|worker", re.IGNORECASE)
+"""Words for the part of a rank, in the class of a sampler."""
 _DRAWS = frozenset(f"torch.{name}" for name in ("rand", "randn", "randint", "normal"))
 
 
@@ -131,7 +135,7 @@ def _one_sampler(machine: Machine, option: Value) -> Division:
         return "whole"
     made = machine.object(option)
     if made is None:
-        return "unknown"
+        return "whole" if isinstance(option, Instance) and _knows_no_ranks(machine, option) else "unknown"
     if made.name == DISTRIBUTED_SAMPLER:
         return "whole" if constant(made.argument("num_replicas", 1) or NONE) == 1 else "sharded"
     if any(is_varying(value) for value in (*made.positional, *made.named.values())):
@@ -142,6 +146,23 @@ def _one_sampler(machine: Machine, option: Value) -> Division:
         dataset = made.argument("data_source", 0)
         return "unknown" if dataset is None or divided_by_rank(machine, dataset) else "whole"
     return "unknown"
+
+
+def _knows_no_ranks(machine: Machine, sampler: Instance) -> bool:
+    """Return whether a sampler of the project gives every rank the same: neither its class nor what it holds speaks of
+    ranks, and it derives from nothing else than a sampler of torch.
+    """
+    bases = list(bases_of(machine, sampler.cls))
+    if not bases or any(base != External("torch.utils.data.Sampler") for base in bases):
+        return False
+    names = machine.store.names(sampler.number)
+    held = [value for name in names if (value := machine.store.get(sampler.number, name)) is not None]
+    if machine.draws_apart or any(map(is_varying, held)) or any("sampler" in name for name in names):
+        return False
+    if any(isinstance(option, ExternalObject) for value in held for option in options_of(value)):
+        return False  # It may take what another sampler gives it.
+    text = ast.unparse(sampler.cls.node)
+    return not _mentions_ranks(sampler.cls.node) and not text_hints_at_ranks(text) and not _SHARES.search(text)
 
 
 def through_ddp(projection: Projection, backward: Event) -> bool:
