@@ -166,9 +166,13 @@ def _always(chapter: Chapter) -> Iterator[Row]:
 
 def _typical(chapter: Chapter, figure: Callable[[RunSummary], float | None]) -> float:
     """The median of a figure in milliseconds over parts of five steps: one hiccup of the machine is in one of them."""
+    return median(_by_part(chapter, figure))
+
+
+def _by_part(chapter: Chapter, figure: Callable[[RunSummary], float | None]) -> list[float]:
     steps = chapter.record.step_tracks[0].step
     parts = [between(chapter.record, first, first + 5) for first in range(steps[0], steps[-1] - 3, 5)]
-    return ms(median(figure(summarise(part)) or 0.0 for part in parts))
+    return [ms(figure(summarise(part)) or 0.0) for part in parts]
 
 
 def _late(chapter: Chapter, values: Sequence[str]) -> Iterator[Row]:
@@ -214,11 +218,14 @@ def _link(chapter: Chapter, values: Sequence[str]) -> Iterator[Row]:
     if values == ["0"]:
         return
     slept_ms = 1e3 * chapter.true[0]["slept_s"] / chapter.true[0]["steps"]
+    assert chapter.before is not None, "a slow link is compared with the fast one before it"
+    fast = _by_part(chapter.before, _transfer)
     yield Row(
         name=f"{chapter.spec}: transfer beyond that of a fast link, ms",
         true=slept_ms,
-        measured=_typical(chapter, _transfer) - _typical(chapter.before, _transfer) if chapter.before else -1.0,
-        allowed=0.15 * slept_ms,
+        measured=_typical(chapter, _transfer) - median(fast),
+        # Where other programs hold the cores, the fast link takes 2 ms in one part and 28 in the next.
+        allowed=0.15 * slept_ms + median(fast) - min(fast),
     )
     yield Row(name=f"{chapter.spec}: findings", true="DDP401", measured=_of(chapter, "DDP401"))
 
