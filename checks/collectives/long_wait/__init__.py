@@ -3,7 +3,7 @@
 What it finds
     Preprocessing of a data set (`dataset.map`) or generation in a loop (`model.generate`) that only the first rank
     does, while the others proceed to their next collective, in a script that keeps the default timeout. As advice, a
-    loop of forwards without gradients that one rank runs alone. In a run: a wait of half the group's timeout or more;
+    loop over a loader without gradients that one rank runs alone. In a run: a wait of half the group's timeout or more;
     in a rehearsal an error when the timeout was reached (in a live run that is DDP308).
 
 Why it is bad
@@ -56,15 +56,6 @@ CHECK = Check(
     triggers=("distributed", "ccelerat"),
 )
 
-_BY_LOADER = {
-    True: (
-        "evaluates",
-        "Divide the evaluation with DistributedSampler(shuffle=False) and all-reduce counts and sums.",
-    ),
-    False: ("runs the model in a loop", "Divide the turns between the ranks, or let them be fewer."),
-}
-"""What one rank does alone, and what to do instead: over a loader, and in another loop."""
-
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report long work of the first rank with a collective behind it."""
@@ -95,16 +86,16 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def _lone_evaluations(projection: Projection) -> Iterator[Finding]:
     for lone in lone_evaluations(projection):
-        doing, remedy = _BY_LOADER[lone.over_loader]
         yield CHECK.finding(
             "source",
-            f"rank {lone.rank} {doing} alone here while the others wait in {lone.collective} at line "
+            f"rank {lone.rank} evaluates alone here while the others wait in {lone.collective} at line "
             f"{lone.collective_location.line}",
-            remedy=remedy,
+            remedy="Divide the evaluation between the ranks with DistributedSampler(shuffle=False) and all-reduce "
+            "counts and sums.",
             locations=(lone.location, lone.collective_location, lone.condition_location),
             evidence=(
                 Fact(
-                    text=f"`{lone.condition}` keeps the other ranks from this loop",
+                    text=f"`{lone.condition}` keeps the other ranks from this loop over a loader",
                     basis="source",
                     location=lone.condition_location,
                 ),

@@ -1,4 +1,4 @@
-"""A loop of forwards without gradients on one rank, which the others wait for in their next collective."""
+"""Evaluation of a whole loader by one rank, which the others wait for in their next collective."""
 
 from __future__ import annotations
 
@@ -11,18 +11,15 @@ from ddpdoctor.finding import Location
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.queries.evaluations import only_loader
+from ddpdoctor.source.queries.evaluations import evaluating_forwards, only_loader
 from ddpdoctor.source.queries.sync_points import reported_lines, sync_events
 from ddpdoctor.source.ranks.ranks import numbers_in
-from ddpdoctor.source.torch_model.recorded_training import BARE_FORWARD, UNWRAPPED_FORWARD
 
 
 class LoneEvaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """A loop of forwards without gradients that one rank runs, with a collective of all ranks behind it."""
+    """A loop over a loader without gradients that one rank runs, with a collective of all ranks behind it."""
 
     rank: int
-    over_loader: bool
-    """It goes over a loader: an evaluation, and no sampling."""
     location: Location
     """The loop."""
     condition: str
@@ -34,18 +31,17 @@ class LoneEvaluation(msgspec.Struct, frozen=True, kw_only=True):
 def lone_evaluations(projection: Projection) -> Iterator[LoneEvaluation]:
     """Such loops, one for each rank test; none that other ranks run too, and none where nothing makes them wait."""
     meetings = [event for event in sync_events(projection) if event.ranks == ALL_RANKS and not event.in_parent]
-    forwards = [event for event in projection.in_course("ddp-forward", "training") if _is_forward(event)]
+    forwards = tuple(evaluating_forwards(projection)) if meetings else ()
     shared = {loop.node for event in projection.events if event.ranks == ALL_RANKS for loop in event.loops}
     hanging = reported_lines(projection)
     seen: set[ast.AST] = set()
-    for forward in forwards if meetings else ():
+    for forward in forwards:
         ranks = numbers_in(forward.ranks)
         guard = next((guard for guard in forward.guards if guard.arm == forward.ranks and not guard.guessed), None)
         if len(ranks) != 1 or guard is None:
             continue
-        own = [loop for loop in forward.loops if loop.node not in shared and not loop.once]
-        over_loader = [loop for loop in own if only_loader(projection, loop) is not None]
-        loop = next(iter(over_loader or own), None)
+        own = (loop for loop in forward.loops if loop.node not in shared)
+        loop = next((loop for loop in own if only_loader(projection, loop) is not None), None)
         meeting = _next_meeting(forward, meetings)
         if loop is None or meeting is None or {loop.node, guard.node} & seen:
             continue
@@ -54,18 +50,12 @@ def lone_evaluations(projection: Projection) -> Iterator[LoneEvaluation]:
         if not any((frame.file, frame.line) in hanging for frame in forward.chain):
             yield LoneEvaluation(
                 rank=ranks[0],
-                over_loader=bool(over_loader),
                 location=place,
                 condition=guard.module.excerpt(guard.node),
                 condition_location=guard.module.location(guard.node),
                 collective=meeting.name,
                 collective_location=meeting.module.location(meeting.node),
             )
-
-
-def _is_forward(event: Event) -> bool:
-    """Return whether a model runs without gradients: the one in DDP, or another, as a copy with averaged weights."""
-    return not event.gradients and (event.kind == "ddp-forward" or event.name in (BARE_FORWARD, UNWRAPPED_FORWARD))
 
 
 def _next_meeting(forward: Event, meetings: Sequence[Event]) -> Event | None:

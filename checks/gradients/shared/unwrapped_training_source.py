@@ -23,7 +23,6 @@ from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.script.syntax_index import descend, made_from
 from ddpdoctor.source.script.text_search import mentions_any
-from ddpdoctor.source.torch_model.recorded_training import BARE_FORWARD
 from ddpdoctor.source.vocabulary import DDP
 
 _OTHER_WRAPPERS = (
@@ -108,7 +107,7 @@ def bypassing_forwards(projection: Projection) -> Iterator[BypassingForward]:
     if averages_by_hand(script):
         return
     wraps = {event.ordinal: event for event in projection.of_kind("wrap")}
-    forwards = [event for event in training_events(projection, BARE_FORWARD) if event.gradients]
+    forwards = [event for event in training_events(projection, "bare forward") if event.gradients]
     stepping = list(training_events(projection, "step"))
     seen: set[ast.AST] = set()
     for backward in projection.in_course("backward"):

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from ddpdoctor.source.events import Event, LoopAround
 from ddpdoctor.source.interpreter.values import ExternalObject, options_of, tags_of
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.torch_model.recorded_training import BARE_FORWARD, UNWRAPPED_FORWARD
+from ddpdoctor.source.torch_model.recorded_training import UNWRAPPED_FORWARD
 from ddpdoctor.source.vocabulary import DATA_LOADER
 
 
 def evaluating_forwards(projection: Projection) -> Iterator[Event]:
     """Yield the forwards without gradients of the model that is trained: where DDP holds one, it is that one."""
-    outside = BARE_FORWARD if any(projection.of_kind("wrap")) else UNWRAPPED_FORWARD
+    outside = "bare forward" if any(projection.of_kind("wrap")) else UNWRAPPED_FORWARD
     for event in projection.in_course("ddp-forward", "training"):
         if not event.gradients and (event.kind == "ddp-forward" or event.name == outside):
             yield event

@@ -11,8 +11,6 @@ from ddpdoctor.source.interpreter.values import ExternalObject, Function, Instan
 from ddpdoctor.source.torch_model.buffers import parts_of_module
 from ddpdoctor.source.vocabulary import DDP, ENGINE, MODULE
 
-BARE_FORWARD = "bare forward"
-"""Name of the event of a forward, or another method, of a module in a DDP object that was not called through it."""
 UNWRAPPED_FORWARD = "forward outside of DDP"
 """Name of the event of a forward without gradients, of a module that no DDP object holds, or of an engine."""
 
@@ -78,5 +76,5 @@ def bare_forward(
         if not machine.gradients and _is_model(machine, module):
             machine.note("training", UNWRAPPED_FORWARD, node, positional, named, receiver=module)
         return result
-    machine.note("training", BARE_FORWARD, node, positional, named, receiver=module)
+    machine.note("training", "bare forward", node, positional, named, receiver=module)
     return tagged(result, frozenset({("bare", wrap)})) if machine.gradients else result
