@@ -36,9 +36,9 @@ import msgspec
 
 from ddpdoctor.check import Check
 from ddpdoctor.checks.collectives.long_wait.lone_evaluations import lone_evaluations
-from ddpdoctor.checks.collectives.long_wait.source import long_waits
+from ddpdoctor.checks.collectives.long_wait.source import LongWait, long_waits
 from ddpdoctor.finding import Fact, Finding, Location, Refuted, Severity
-from ddpdoctor.source.projection import Projection, whole_projection
+from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
 
 if TYPE_CHECKING:
@@ -60,53 +60,31 @@ CHECK = Check(
 def in_source(script: Script) -> Iterator[Finding]:
     """Report long work of the first rank with a collective behind it."""
     projection = whole_projection(script)
-    yield from _lone_evaluations(projection)
+    for wait in lone_evaluations(projection):
+        remedy = (
+            "Divide the evaluation between the ranks with DistributedSampler(shuffle=False) and all-reduce counts and "
+        )
+        yield _suspected(
+            wait, "", remedy + "sums.", "keeps the other ranks from this loop over a loader", Severity.ADVICE
+        )
     for wait in long_waits(projection):
-        yield CHECK.finding(
-            "source",
-            f"the first rank {wait.what} here while the others wait in {wait.collective} at line "
-            f"{wait.collective_location.line}, with the default timeout",
-            remedy="Divide the work between the ranks or do it before the job; or give init_process_group a timeout "
-            "that covers it.",
-            locations=(wait.location, wait.collective_location, wait.condition_location),
-            evidence=(
-                Fact(
-                    text=f"`{wait.condition}` selects the first rank",
-                    basis="source",
-                    location=wait.condition_location,
-                ),
-                Fact(
-                    text=f"the others wait in this {wait.collective}",
-                    basis="source",
-                    location=wait.collective_location,
-                ),
-            ),
-        )
+        remedy = "Divide the work between the ranks or do it before the job; or give init_process_group a timeout that "
+        yield _suspected(wait, ", with the default timeout", remedy + "covers it.", "selects the first rank")
 
 
-def _lone_evaluations(projection: Projection) -> Iterator[Finding]:
-    for lone in lone_evaluations(projection):
-        yield CHECK.finding(
-            "source",
-            f"rank {lone.rank} evaluates alone here while the others wait in {lone.collective} at line "
-            f"{lone.collective_location.line}",
-            remedy="Divide the evaluation between the ranks with DistributedSampler(shuffle=False) and all-reduce "
-            "counts and sums.",
-            locations=(lone.location, lone.collective_location, lone.condition_location),
-            evidence=(
-                Fact(
-                    text=f"`{lone.condition}` keeps the other ranks from this loop over a loader",
-                    basis="source",
-                    location=lone.condition_location,
-                ),
-                Fact(
-                    text=f"the others wait in this {lone.collective}",
-                    basis="source",
-                    location=lone.collective_location,
-                ),
-            ),
-            severity=Severity.ADVICE,
-        )
+def _suspected(wait: LongWait, how: str, remedy: str, test: str, severity: Severity | None = None) -> Finding:
+    collective, place = wait.collective, wait.collective_location
+    return CHECK.finding(
+        "source",
+        f"{wait.what} here while the others wait in {collective} at line {place.line}{how}",
+        remedy=remedy,
+        locations=(wait.location, place, wait.condition_location),
+        evidence=(
+            Fact(text=f"`{wait.condition}` {test}", basis="source", location=wait.condition_location),
+            Fact(text=f"the others wait in this {collective}", basis="source", location=place),
+        ),
+        severity=severity,
+    )
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:

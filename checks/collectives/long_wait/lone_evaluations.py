@@ -5,9 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-import msgspec
-
-from ddpdoctor.finding import Location
+from ddpdoctor.checks.collectives.long_wait.source import LongWait
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS
 from ddpdoctor.source.projection import Projection
@@ -16,19 +14,7 @@ from ddpdoctor.source.queries.sync_points import reported_lines, sync_events
 from ddpdoctor.source.ranks.ranks import numbers_in
 
 
-class LoneEvaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """A loop over a loader without gradients that one rank runs, with a collective of all ranks behind it."""
-
-    rank: int
-    location: Location
-    """The loop."""
-    condition: str
-    condition_location: Location
-    collective: str
-    collective_location: Location
-
-
-def lone_evaluations(projection: Projection) -> Iterator[LoneEvaluation]:
+def lone_evaluations(projection: Projection) -> Iterator[LongWait]:
     """Such loops, one for each rank test; none that other ranks run too, and none where nothing makes them wait."""
     meetings = [event for event in sync_events(projection) if event.ranks == ALL_RANKS and not event.in_parent]
     forwards = tuple(evaluating_forwards(projection)) if meetings else ()
@@ -48,8 +34,8 @@ def lone_evaluations(projection: Projection) -> Iterator[LoneEvaluation]:
         seen |= {loop.node, guard.node}
         place = loop.module.head_location(loop.node)
         if not any((frame.file, frame.line) in hanging for frame in forward.chain):
-            yield LoneEvaluation(
-                rank=ranks[0],
+            yield LongWait(
+                what=f"rank {ranks[0]} evaluates alone",
                 location=place,
                 condition=guard.module.excerpt(guard.node),
                 condition_location=guard.module.location(guard.node),

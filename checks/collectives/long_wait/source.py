@@ -31,7 +31,7 @@ class LongWait(msgspec.Struct, frozen=True, kw_only=True):
     """Work under a test of the first rank, with a collective of all ranks behind it."""
 
     what: str
-    """What the first rank does."""
+    """Who does what, as a clause."""
     location: Location
     condition: str
     condition_location: Location
@@ -56,7 +56,7 @@ def long_waits(projection: Projection) -> Iterator[LongWait]:
                 waiting = _next_meeting(module, node, events) if work is not None else None
                 if work is not None and waiting is not None:
                     yield LongWait(
-                        what=work[1],
+                        what=f"the first rank {work[1]}",
                         location=module.location(work[0]),
                         condition=module.excerpt(node.test),
                         condition_location=module.location(node.test),

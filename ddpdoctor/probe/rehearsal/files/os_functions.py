@@ -58,12 +58,12 @@ def share_directories(since_ns: int) -> None:
     own: set[Any] = set()
 
     @functools.wraps(original)
-    def mkdir(path: Any, *arguments: Any, **options: Any) -> None:
-        place = None if isinstance(path, int) else os.path.realpath(path)
+    def mkdir(path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+        place = os.path.realpath(path)
         try:
-            original(path, *arguments, **options)
+            original(path, mode, dir_fd=dir_fd)
         except FileExistsError:
-            if options or place in own or not _is_made_since(place, since_ns):
+            if dir_fd is not None or place in own or not _is_made_since(place, since_ns):
                 raise
         own.add(place)
 
