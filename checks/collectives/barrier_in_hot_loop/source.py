@@ -12,10 +12,9 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, tags_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import framework
-from ddpdoctor.source.queries.sync_points import function_around, mentions, nodes_of
+from ddpdoctor.source.queries.sync_points import BARRIERS, function_around, mentions, nodes_of
 from ddpdoctor.source.queries.wrapped_models import innermost_loop
 
-_BARRIERS = frozenset({"barrier", "monitored_barrier", "wait_for_everyone"})
 _REDUCTIONS = frozenset({"all_reduce", "reduce"})
 _FOR_LOGGING = re.compile(r"loss|acc|correct|top_?[15]|prec|err|metric|logged|log_(vals?|stats)$", re.IGNORECASE)
 
@@ -38,7 +37,7 @@ def every_step(projection: Projection) -> Iterator[EveryStep]:
     for event in projection.of_kind("collective"):
         if event.node in seen or not event.loops or event.guards or event.ranks != ALL_RANKS:
             continue
-        is_barrier = event.name in _BARRIERS
+        is_barrier = event.name in BARRIERS
         if not is_barrier and not (event.name in _REDUCTIONS and _for_logging(event)):
             continue
         for backward in backwards:
@@ -59,7 +58,7 @@ def _meeting_beside(projection: Projection, event: Event, backward: Event) -> st
         return "backward"
     loop = backward.loops[-1].node
     others = (
-        one for one in projection.of_kind("collective") if one.name not in _BARRIERS and one.node is not event.node
+        one for one in projection.of_kind("collective") if one.name not in BARRIERS and one.node is not event.node
     )
     beside = (one for one in others if one.ranks == ALL_RANKS and any(around.node is loop for around in one.loops))
     return next((one.name for one in beside), None)

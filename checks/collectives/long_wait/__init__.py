@@ -56,20 +56,21 @@ CHECK = Check(
     triggers=("distributed", "ccelerat"),
 )
 
+_SHARE = (
+    "Divide the evaluation between the ranks with DistributedSampler(shuffle=False) and all-reduce counts and sums."
+)
+_DIVIDE = (
+    "Divide the work between the ranks or do it before the job; or give init_process_group a timeout that covers it."
+)
+
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report long work of the first rank with a collective behind it."""
     projection = whole_projection(script)
     for wait in lone_evaluations(projection):
-        remedy = (
-            "Divide the evaluation between the ranks with DistributedSampler(shuffle=False) and all-reduce counts and "
-        )
-        yield _suspected(
-            wait, "", remedy + "sums.", "keeps the other ranks from this loop over a loader", Severity.ADVICE
-        )
+        yield _suspected(wait, "", _SHARE, "keeps the other ranks from this loop over a loader", Severity.ADVICE)
     for wait in long_waits(projection):
-        remedy = "Divide the work between the ranks or do it before the job; or give init_process_group a timeout that "
-        yield _suspected(wait, ", with the default timeout", remedy + "covers it.", "selects the first rank")
+        yield _suspected(wait, ", with the default timeout", _DIVIDE, "selects the first rank")
 
 
 def _suspected(wait: LongWait, how: str, remedy: str, test: str, severity: Severity | None = None) -> Finding:
