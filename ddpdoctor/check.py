@@ -28,10 +28,10 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     """What diagnosis and reports call that which the check speaks for; None where they need not know it."""
     triggers: tuple[str, ...] = ()
     """Words of which a script has at least one wherever ``in_source`` can find something: without all of them the check
-    is not even imported. Any part of a word counts, upper and lower case differ, and comments count too; so they have
-    to hold under any import and any alias: the last name of what is called (``DistributedSampler``, ``all_reduce``),
-    never a dotted name (``torch.save``), which an import may split. One short word that covers several
-    (``DataParallel``) is better than a list."""
+    is not even imported. Any part of a word of the code counts, and upper and lower case differ; so they have to hold
+    under any import and any alias: the last name of what is called (``DistributedSampler``, ``all_reduce``), never a
+    dotted name (``torch.save``), which an import may split. One short word that covers several (``DataParallel``) is
+    better than a list."""
     needs: frozenset[str] = frozenset()
     """Streams of the ``RunRecord`` that ``in_run`` cannot do without."""
     needs_live: frozenset[str] | None = None

@@ -12,8 +12,8 @@ from ddpdoctor.catalogue.registry import CatalogueEntry, load
 from ddpdoctor.check import BoundHit, LoadedCheck, NotStated, Outcome, OutcomeState, TooLittleEvidence
 from ddpdoctor.finding import Confirmed, Finding, FoundInRun, Refuted, Severity
 from ddpdoctor.source.recursion import deep_recursion
+from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.script.script import take_gap
-from ddpdoctor.source.script.text_search import mentions_any
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -127,7 +127,7 @@ def _run_check(entry: CatalogueEntry, script: Script, record: RunRecord | None, 
     if static and not entry.in_source:
         return _said_nothing(entry.code, entry.name, "needs a rehearsal")
     result = _said_nothing(entry.code, entry.name, "")
-    triggered = not entry.triggers or mentions_any(script, entry.triggers)
+    triggered = not entry.triggers or uses_part(script, entry.triggers)
     if static and not triggered:
         return result
     check = load(entry)

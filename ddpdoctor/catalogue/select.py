@@ -14,7 +14,6 @@ from ddpdoctor.catalogue.run_checks import CheckResult
 from ddpdoctor.config.settings import Settings
 from ddpdoctor.config.suppressions import Suppression, Used, code_of, suppressions_in
 from ddpdoctor.finding import Finding
-from ddpdoctor.source.script.text_search import mentions_any
 
 if TYPE_CHECKING:
     from ddpdoctor.source.script.script import Script
@@ -97,7 +96,7 @@ def unignored(results: Sequence[CheckResult], settings: Settings, catalogue: Cat
 
 def comments_of(script: Script) -> dict[str, tuple[Suppression, ...]]:
     """Return the suppressing comments of a script's modules by file."""
-    if not mentions_any(script, ("ddpdoctor",)):
+    if not any("ddpdoctor" in module.text for module in script.modules):
         return {}
     found = {str(module.path): suppressions_in(str(module.path), module.text) for module in script.modules}
     return {file: comments for file, comments in found.items() if comments}

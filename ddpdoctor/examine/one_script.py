@@ -36,6 +36,7 @@ from ddpdoctor.findings.merge import Confirmation, Refutation, confirmed, merge,
 from ddpdoctor.launch.layouts import Layout
 from ddpdoctor.launch.request import Progress, RehearsalOptions, RehearsalRequest, Stress
 from ddpdoctor.record.model import shared_fields
+from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.script.entry_point import is_entry
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     Proofs = tuple[tuple[Trouble, RunRecord], ...]
 
 OnProgress = Callable[[Progress], None]
-_OF_GPUS = ("cuda", "accelerat", "lightning", "transformers")
+_OF_GPUS = ("cuda", "CUDA", "ccelerat", "ightning", "transformers")
 """What a script speaks of that trains on GPUs wherever there are some."""
 
 
@@ -263,11 +264,11 @@ def _rehearsed(
         spawns_ranks=spawns_ranks,
         nodes=layout.nodes,
         stress=stress,
-        slurm=any("SLURM_" in module.text for module in script.modules),
+        slurm=uses_part(script, ("SLURM_",)),
         local_rank_option=required_local_rank(script) or passed,
         rank_options=rank_options(script),
         demands_cuda=wants_cuda(script, request.arguments),
-        may_use_gpus=any(word in module.text.lower() for module in script.modules for word in _OF_GPUS),
+        may_use_gpus=uses_part(script, _OF_GPUS),
         machine=request.settings.job,
     )
 

@@ -18,7 +18,7 @@ from ddpdoctor.source.interpreter.imports import run_module
 from ddpdoctor.source.interpreter.scopes import CallFrame
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.statements import execute
-from ddpdoctor.source.interpreter.values import ALL_RANKS, Function, Instance, ProjectClass
+from ddpdoctor.source.interpreter.values import ALL_RANKS, MAXIMUM_WEIGHT, Function, Instance, ProjectClass
 from ddpdoctor.source.ranks.rank_local_values import mark_decided, own_test
 from ddpdoctor.source.recursion import deep_recursion
 from ddpdoctor.source.script.module import Module
@@ -48,7 +48,7 @@ class Projection(msgspec.Struct, frozen=True, dict=True, eq=False):
     walks: tuple[Walk, ...]
     """From the top of the entry script, then from functions that nothing read calls."""
     bound: str = ""
-    """The functions that were not followed at every call because a bound was reached; empty when all were."""
+    """What was not followed because a bound was reached, in a sentence; empty when everything was."""
 
     def of_kind(self, *kinds: EventKind) -> Iterator[Event]:
         """Yield events of some kinds that happen in ranks, in the order of execution."""
@@ -108,7 +108,7 @@ def whole_projection(script: Script) -> Projection:
     """Walk a script for a check that has to know all of it; note what was not followed as a gap of its answer."""
     projection = project(script)
     if projection.bound:
-        note_gap(script, f"the script is too long to be followed at every call: {projection.bound} is inconclusive")
+        note_gap(script, projection.bound)
     return projection
 
 
@@ -132,7 +132,14 @@ def _project(script: Script) -> Projection:
     except RecursionError:
         machine.effort.cut[script.entry.tree] = f"code that is nested too deeply ({script.path})"
     events = tuple(machine.events[number] for number in sorted(machine.events))
-    return Projection(machine, events, tuple(machine.exits), tuple(walks), machine.effort.cut_functions())
+    return Projection(machine, events, tuple(machine.exits), tuple(walks), "; ".join(_bounds(machine)))
+
+
+def _bounds(machine: Machine) -> Iterator[str]:
+    if functions := machine.effort.cut_functions():
+        yield f"the script is too long to be followed at every call: {functions} is inconclusive"
+    if names := sorted(machine.store.too_large):
+        yield f"the value of {', '.join(names[:3])} has more than {MAXIMUM_WEIGHT:,} parts, and was not followed"
 
 
 def _walk(machine: Machine, run: Callable[[], None]) -> Walk:

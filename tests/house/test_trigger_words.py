@@ -7,8 +7,8 @@ from importlib import import_module
 from pathlib import Path
 
 from ddpdoctor.checks import BUILT_IN, READ_IN_SOURCE
+from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.script.script import Script, read_script
-from ddpdoctor.source.script.text_search import mentions_any
 from tests.checks.case_blocks import cases_of
 
 TESTS = Path(__file__).parents[1]
@@ -35,5 +35,5 @@ def test_no_check_fires_on_a_script_without_its_words() -> None:
 def _fired_without_words(entry: Path) -> Iterator[str]:
     script: Script = read_script(entry)
     for code, words in READ_IN_SOURCE.items():
-        if not mentions_any(script, words) and next(iter(import_module(BUILT_IN[code]).in_source(script)), None):
+        if not uses_part(script, words) and next(iter(import_module(BUILT_IN[code]).in_source(script)), None):
             yield code

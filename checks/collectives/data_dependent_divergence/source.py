@@ -17,6 +17,7 @@ from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.divergence import partings
 from ddpdoctor.source.queries.file_uses import writes
 from ddpdoctor.source.queries.sync_points import mentions
+from ddpdoctor.source.script.code_words import uses_any
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.syntax_index import descend, made_from
 from ddpdoctor.source.torch_model.recorded_names import FILE_CALLS, FILE_METHODS
@@ -29,7 +30,7 @@ _FIXES_ORDER = "PYTHONHASHSEED"
 
 def collectives_in_set_order(projection: Projection) -> Iterator[tuple[Event, ast.For]]:
     """Collectives on what a loop over a set names, with that loop; each rank reaches another of them first."""
-    if any(_FIXES_ORDER in module.text for module in projection.machine.script.modules):
+    if uses_any(projection.machine.script, (_FIXES_ORDER,)):
         return
     seen: set[ast.AST] = set()
     for event in projection.of_kind("collective"):

@@ -46,8 +46,6 @@ def long_waits(projection: Projection) -> Iterator[LongWait]:
     if any("timeout" in event.named for event in set_up):
         return
     for module in projection.machine.script.modules if events else ():
-        if "map" not in module.text and "generate" not in module.text:
-            continue
         if not any(last_name(call.func) in _LONG for call in module.index.of(ast.Call)):
             continue
         for node in module.index.of(ast.If):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 
 from ddpdoctor.finding import Location
@@ -12,15 +11,11 @@ from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.vocabulary import DATA_PARALLEL
 
-_DATA_PARALLEL = re.compile(r"DataParallel(?<=\bDataParallel)\b")
-"""With the word first, so that the search is for a text: 20 times as fast as with a border first."""
 _BETTER = ("DistributedDataParallel", "FullyShardedDataParallel", "fully_shard", "deepspeed.initialize")
 
 
 def data_parallel_uses(script: Script) -> Iterator[Location]:
     """Calls of ``nn.DataParallel`` in the entry script, and those in imported modules that the script comes to."""
-    if not any(_DATA_PARALLEL.search(module.text) for module in script.modules):
-        return
     calls = [(module, call, name) for module in script.modules for call, name in module.calls()]
     if any(name.endswith(_BETTER) for _, _, name in calls):
         return

@@ -11,7 +11,7 @@ from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import is_distributed
 from ddpdoctor.source.queries.rank_logging import communicates, is_local, is_of_whole_set
 from ddpdoctor.source.queries.wrapped_models import training_events
-from ddpdoctor.source.script.text_search import mentions_any
+from ddpdoctor.source.script.code_words import uses_part
 
 PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau"
 _REDUCERS = ("torchmetrics", "all_avg", "dist_mean")
@@ -21,7 +21,7 @@ _REDUCERS = ("torchmetrics", "all_avg", "dist_mean")
 def own_plateaus(projection: Projection) -> Iterator[Event]:
     """Steps of a ``ReduceLROnPlateau`` on every rank with a value of the rank's own batches, each once."""
     script = projection.machine.script
-    if not is_distributed(projection) or mentions_any(script, _REDUCERS):
+    if not is_distributed(projection) or uses_part(script, _REDUCERS):
         return
     seen: set[ast.AST] = set()
     for event in training_events(projection, "step"):

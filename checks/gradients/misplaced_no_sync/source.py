@@ -11,6 +11,7 @@ import msgspec
 from ddpdoctor.source.events import ContextAround, Event
 from ddpdoctor.source.interpreter.values import NO_SYNC, options_of
 from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.queries.job_kind import framework
 from ddpdoctor.source.queries.optimizers import steps
 from ddpdoctor.source.queries.wrapped_models import (
     averages_by_hand,
@@ -20,10 +21,10 @@ from ddpdoctor.source.queries.wrapped_models import (
     training_forwards,
     wrap_numbers,
 )
+from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.script.syntax_index import descend
-from ddpdoctor.source.script.text_search import mentions_any
 
 PERIOD = 4
 """Value that a divisor is tried with when it is no number."""
@@ -150,7 +151,7 @@ def always_off(script: Script, settings: Sequence[Event], forwards: Sequence[Eve
     """Return the only place that speaks of the attribute, when it assigns ``False`` under no condition before all
     forwards.
     """
-    mentions = sum(module.text.count(ATTRIBUTE) for module in script.modules)
+    mentions = sum(node.attr == ATTRIBUTE for module in script.modules for node in module.index.of(ast.Attribute))
     if len(settings) != 1 or mentions != 1 or settings[0].undecided or test_around(settings[0]) is not None:
         return None
     before_all = all(settings[0].ordinal < forward.ordinal for forward in forwards)
@@ -230,10 +231,6 @@ _OTHER_AVERAGING = (
     "PostLocalSGD",
     "PeriodicModelAverager",
     "average_parameters",
-    "accelerate",
-    "Accelerator",
-    "lightning",
-    "deepspeed",
 )
 
 
@@ -251,7 +248,7 @@ class MisplacedNoSync(msgspec.Struct, frozen=True, eq=False):
 def misplaced_no_syncs(projection: Projection) -> Iterator[MisplacedNoSync]:
     """Every misplaced ``no_sync`` of a script, once."""
     script = projection.machine.script
-    if mentions_any(script, _OTHER_AVERAGING) or averages_by_hand(script):
+    if uses_part(script, _OTHER_AVERAGING) or framework(script) or averages_by_hand(script):
         return
     seen: set[ast.AST] = set()
     for backward in projection.in_course("backward"):

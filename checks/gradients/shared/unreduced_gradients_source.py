@@ -22,8 +22,8 @@ from ddpdoctor.source.queries.wrapped_models import (
     wrap_numbers,
 )
 from ddpdoctor.source.ranks.ranks import FIRST_RANKS
+from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.script.syntax_index import descend
-from ddpdoctor.source.script.text_search import mentions_any
 from ddpdoctor.source.vocabulary import OPTIMIZER
 
 _SHARES_STATE = (
@@ -68,7 +68,7 @@ def unreduced_gradients(projection: Projection) -> Iterator[UnreducedGradient]:
 
 def lonely_loads(projection: Projection) -> Iterator[LonelyLoad]:
     """Loads of an optimizer, a scheduler or a scaler that only the first rank comes to."""
-    if not is_distributed(projection) or mentions_any(projection.machine.script, _SHARES_STATE):
+    if not is_distributed(projection) or uses_part(projection.machine.script, _SHARES_STATE):
         return
     seen: set[ast.AST] = set()
     loads = [event for event in projection.in_course("call") if event.name == "load_state_dict"]

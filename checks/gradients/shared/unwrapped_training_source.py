@@ -19,10 +19,10 @@ from ddpdoctor.source.queries.wrapped_models import (
     training_events,
     wrap_numbers,
 )
+from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.script.syntax_index import descend, made_from
-from ddpdoctor.source.script.text_search import mentions_any
 from ddpdoctor.source.vocabulary import DDP
 
 _OTHER_WRAPPERS = (
@@ -32,7 +32,7 @@ _OTHER_WRAPPERS = (
     "Accelerator",
     "parallelize_module",
     "distribute_tensor",
-    "distributed.rpc",
+    "rpc_async",
     "pipelining",
     "ZeroRedundancy",
     "average_parameters",
@@ -82,7 +82,7 @@ def missing_wraps(projection: Projection) -> Iterator[MissingWrap]:
     init = next((event for event in projection.in_course("collective") if event.name == "init_process_group"), None)
     if init is None or init.ranks != ALL_RANKS or any(projection.of_kind("wrap")):
         return
-    if mentions_any(script, _OTHER_WRAPPERS) or _imports_library(script) or _imports_trainer(script):
+    if uses_part(script, _OTHER_WRAPPERS) or _imports_library(script) or _imports_trainer(script):
         return
     if any("_ddp_" in word for module in script.modules for word in module.words):
         return
@@ -184,7 +184,6 @@ def _names_ddp(script: Script) -> bool:
     return any(
         module.resolve(node) == DDP
         for module in script.modules
-        if "DataParallel" in module.text
         for kind in (ast.Name, ast.Attribute)
         for node in module.index.of(kind)
     )

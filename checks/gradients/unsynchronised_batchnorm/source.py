@@ -12,7 +12,7 @@ from ddpdoctor.source.interpreter.values import Const, ExternalObject, constant
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.training_loops import feedings
 from ddpdoctor.source.queries.wrapped_models import wrap_numbers
-from ddpdoctor.source.script.text_search import mentions_any
+from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.torch_model.buffers import parts_of_module
 
 SMALL_BATCH = 16
@@ -33,7 +33,7 @@ class SmallBatchNorm(msgspec.Struct, frozen=True, eq=False):
 def small_batch_norms(projection: Projection) -> Iterator[SmallBatchNorm]:
     """Wraps of models with BatchNorm that a loader with a small, constant batch size feeds."""
     machine = projection.machine
-    if mentions_any(machine.script, ("SyncBatchNorm", "convert_sync", "SyncBN", "syncbn")):
+    if uses_part(machine.script, ("SyncBatchNorm", "convert_sync", "SyncBN", "syncbn")):
         return
     seen: set[int] = set()
     for feeding in feedings(projection):

@@ -12,10 +12,10 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import Function, Instance, Value, constant, options_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.training_loops import feedings
+from ddpdoctor.source.script.code_words import calls_any, uses_part
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.script.syntax_index import descend
-from ddpdoctor.source.script.text_search import mentions_any
 
 _OTHER_STARTS = ("set_start_method", "get_context", "forkserver", "start_method")
 
@@ -41,7 +41,7 @@ class ForkedRank(msgspec.Struct, frozen=True, eq=False):
 def forked_cuda(projection: Projection) -> Iterator[ForkedCuda]:
     """Loaders with worker processes, started by fork, whose data set or collation moves tensors to a GPU."""
     script = projection.machine.script
-    if mentions_any(script, _OTHER_STARTS):
+    if uses_part(script, _OTHER_STARTS):
         return
     seen: set[int] = set()
     for feeding in feedings(projection):
@@ -63,7 +63,9 @@ def forked_cuda(projection: Projection) -> Iterator[ForkedCuda]:
 def forked_ranks(projection: Projection) -> Iterator[ForkedRank]:
     """Yield the first use of CUDA in ranks that the script starts by fork, after their parent has used it."""
     script = projection.machine.script
-    if script.spawns_ranks is None or mentions_any(script, (*_OTHER_STARTS, "start_processes", "spawn(")):
+    if script.spawns_ranks is None or calls_any(script, ("start_processes", "spawn")):
+        return
+    if uses_part(script, _OTHER_STARTS):
         return
     uses = [event for event in projection.events if initialises_cuda(event)]
     parent = next((event for event in uses if event.in_parent and not event.conditions), None)

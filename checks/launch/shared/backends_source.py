@@ -20,10 +20,10 @@ from ddpdoctor.source.queries.job_kind import (
     is_nccl_only,
     on_every_rank,
 )
+from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.script.launch_files import gives_each_rank_a_machine
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.syntax_index import descend, last_name
-from ddpdoctor.source.script.text_search import mentions_any
 from ddpdoctor.source.torch_model.recorded_names import SET_VARIABLE
 
 _TENSOR_POSITION = {
@@ -79,7 +79,7 @@ def backend_mismatches(projection: Projection) -> Iterator[Mismatch]:
         name = constant(backend) if backend is not None else None
         if event.conditions or not event.complete:
             continue
-        unused = not mentions_any(script, ("cuda", "gpu", "GPU", "device", "accelerator"))
+        unused = not uses_part(script, ("cuda", "gpu", "GPU", "device", "accelerator"))
         if name == "nccl" and unused and _communicates(projection) and not _moves_by_number(projection):
             yield Mismatch(event, "nccl-without-gpu")
         if name == "gloo" and not _on_purpose(projection, event) and _trains_on_gpu(projection):
@@ -126,7 +126,7 @@ def _communicates(projection: Projection) -> bool:
 def _shared_gpus(projection: Projection) -> Iterator[Mismatch]:
     """Yield a GPU with a fixed number that all ranks choose, where the script itself starts several on one machine."""
     script = projection.machine.script
-    if script.spawns_ranks is None or not is_nccl_only(projection) or mentions_any(script, ("VISIBLE_DEVICES",)):
+    if script.spawns_ranks is None or not is_nccl_only(projection) or uses_part(script, ("VISIBLE_DEVICES",)):
         return
     for event in projection.in_course("device"):
         index = constant(event.positional[0]) if event.name == "set_device" else None
@@ -154,26 +154,17 @@ def _only_visible_gpus(projection: Projection) -> Iterator[Mismatch]:
 
 
 def _on_purpose(projection: Projection, event: Event) -> bool:
-    """Return whether anything else speaks of NCCL, or other code of a platform without it.
-
-    PyTorch's tutorial has a comment on Windows, which is copied everywhere.
-    """
-    for module in projection.machine.script.modules:
-        if any(word in module.text for word in (*_BACKENDS, *_PLATFORMS)):
-            own = module.segment(event.node) if module is event.module and isinstance(event.node, ast.expr) else ""
-            text = module.text.replace(own, "", 1)
-            if any(word in text for word in _BACKENDS) or _compares_platforms(module):
-                return True
-    return False
-
-
-def _compares_platforms(module: Module) -> bool:
-    """Return whether a platform or its device stands in a text of the code: ``sys.platform == "win32"``.
+    """Return whether the code speaks of NCCL elsewhere, or of a platform without it: ``sys.platform == "win32"``.
 
     Asking ``torch.backends.mps.is_available()`` alone sends nothing to that device.
     """
-    texts = (node.value for node in module.index.of(ast.Constant) if isinstance(node.value, str))
-    return any(word in text and not any(map(str.isspace, text)) for text in texts for word in _PLATFORMS)
+    own = {node for node in descend(event.node) if isinstance(node, ast.Constant)}
+    for module in projection.machine.script.modules:
+        for node in module.index.of(ast.Constant):
+            text = node.value if isinstance(node.value, str) and node not in own else ""
+            if any(word in text for word in (*_BACKENDS, *_PLATFORMS)) and not any(map(str.isspace, text)):
+                return True
+    return uses_part(projection.machine.script, ("is_nccl_available",))
 
 
 def _trains_on_gpu(projection: Projection) -> bool:
@@ -216,7 +207,7 @@ def forgotten_groups(projection: Projection) -> Iterator[Event]:
 def cpu_tensors(projection: Projection) -> Iterator[CpuTensor]:
     """Tensors made in the host's memory that go into a collective of a group which has NCCL only."""
     script = projection.machine.script
-    if not is_nccl_only(projection) or mentions_any(script, _OTHER_DEFAULTS):
+    if not is_nccl_only(projection) or uses_part(script, _OTHER_DEFAULTS):
         return
     seen: set[ast.AST] = set()
     for event in projection.in_course("collective"):

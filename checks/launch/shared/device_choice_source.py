@@ -12,12 +12,13 @@ from ddpdoctor.source.interpreter.values import Const, PerRank, constant, option
 from ddpdoctor.source.neighbours import ACCELERATE_STATES
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import depends_on_mode, framework, initialisations, is_nccl_only, on_every_rank
+from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.script.launch_files import gives_each_rank_a_machine
-from ddpdoctor.source.script.text_search import mentions_any
+from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.torch_model.framework_attributes import ACCELERATOR
 from ddpdoctor.source.torch_model.recorded_names import SET_VARIABLE
 
-_CHOOSES = ("set_device", "CUDA_VISIBLE_DEVICES", "set_default_device", "cuda.device(", "init_distributed_device")
+_CHOOSES = ("set_device", "CUDA_VISIBLE_DEVICES", "set_default_device", "init_distributed_device")
 _GUESSES = frozenset(
     {
         "barrier",
@@ -62,7 +63,7 @@ class EarlyCollective(msgspec.Struct, frozen=True, eq=False):
 def unchosen_devices(projection: Projection) -> tuple[Event, ...]:
     """Moves to the current GPU, on all ranks, in a job in which no process ever chooses its GPU."""
     script = projection.machine.script
-    if mentions_any(script, _CHOOSES) or framework(script):
+    if _chooses(script) or framework(script):
         return ()
     joined = [event for event in initialisations(projection) if "device_id" not in event.named]
     if not joined:
@@ -75,10 +76,16 @@ def moves_before_accelerator(projection: Projection) -> tuple[Event, ...]:
     """Moves to the current GPU, on all ranks, before an Accelerator is made, which chooses the GPU of its process."""
     states = ACCELERATE_STATES | {ACCELERATOR}
     made = next((event for event in projection.in_course("object") if event.name in states), None)
-    if made is None or made.conditions or mentions_any(projection.machine.script, _CHOOSES):
+    if made is None or made.conditions or _chooses(projection.machine.script):
         return ()
     earlier = (event for event in _moves_of_all(projection) if event.ordinal < made.ordinal)
     return tuple(event for event in earlier if event.root == made.root)
+
+
+def _chooses(script: Script) -> bool:
+    """Return whether the code chooses a GPU for its process anywhere, followed or not."""
+    names = (name for module in script.modules for _, name in module.calls())
+    return uses_part(script, _CHOOSES) or "torch.cuda.device" in names
 
 
 def _moves_of_all(projection: Projection) -> Iterator[Event]:
@@ -95,7 +102,7 @@ def unchosen_devices_of_collectives(projection: Projection) -> tuple[Event, ...]
     GPU.
     """
     script = projection.machine.script
-    if mentions_any(script, _CHOOSES) or framework(script) or not is_nccl_only(projection):
+    if _chooses(script) or framework(script) or not is_nccl_only(projection):
         return ()
     joined = [event for event in initialisations(projection) if "device_id" not in event.named]
     placed = any(

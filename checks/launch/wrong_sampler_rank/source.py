@@ -12,7 +12,7 @@ from ddpdoctor.source.interpreter.values import ALL_RANKS, Const, PerRank, Value
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import initialisations, may_spawn
 from ddpdoctor.source.ranks.ranks import LOCAL_RANK
-from ddpdoctor.source.script.text_search import mentions_any
+from ddpdoctor.source.script.code_words import uses_any
 from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER
 
 _ONE_NODE = frozenset({("device-count", 0), ("local-world-size", 0)})
@@ -112,7 +112,7 @@ def _judge(projection: Projection, sampler: Event) -> WrongSamplerRank | None:
 def _is_local_rank(projection: Projection, rank: Value) -> bool:
     if not isinstance(rank, PerRank) or tuple(constant(entry) for entry in rank.values) != LOCAL_RANK:
         return False
-    return not rank.guessed or mentions_any(projection.machine.script, ("--local_rank", "--local-rank"))
+    return not rank.guessed or uses_any(projection.machine.script, ("--local_rank", "--local-rank"))
 
 
 def _joins_with(projection: Projection, size: int) -> bool:

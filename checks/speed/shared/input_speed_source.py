@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 
 import msgspec
@@ -21,17 +20,15 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import depends_on_mode, framework, may_use_cuda, noted
 from ddpdoctor.source.queries.training_loops import feedings
+from ddpdoctor.source.script.code_words import calls_any, uses_any, uses_part
 from ddpdoctor.source.script.syntax_index import descend
-from ddpdoctor.source.script.text_search import mentions_any
 from ddpdoctor.source.torch_model.recorded_names import READING_METHODS
 
 _REDUCED_PRECISION = (
-    *("autocast", "use_amp", "GradScaler", ".half(", "tf32", "fp32_precision", "matmul_precision", "mixed_precision"),
-    *("float64", ".double(", "bf16", "bf_16", "float16", "float_16", "fp16", "fp_16", "f16", "f_16"),
+    *("autocast", "use_amp", "GradScaler", "tf32", "fp32_precision", "matmul_precision", "mixed_precision"),
+    *("float64", "bf16", "bf_16", "float16", "float_16", "fp16", "fp_16", "f16", "f_16"),
 )
 """Any of these words shows that someone has thought about precision."""
-_AMP = re.compile(r"amp(?<=\bamp)\b")
-"""So does this one."""
 _LOADING = ("torchvision.datasets.", "torchaudio.datasets.")
 _IN_MEMORY = ("MNIST", "CIFAR10", "CIFAR100", "FakeData", "FashionMNIST", "KMNIST", "QMNIST", "EMNIST", "SVHN")
 
@@ -128,7 +125,7 @@ def full_precision_wraps(projection: Projection) -> Iterator[Event]:
     script = projection.machine.script
     if framework(script) or not trains_on_cuda(projection):
         return
-    if mentions_any(script, _REDUCED_PRECISION) or any(_AMP.search(module.text) for module in script.modules):
+    if uses_part(script, _REDUCED_PRECISION) or uses_any(script, ("amp",)) or calls_any(script, ("half", "double")):
         return
     if any(feedings(projection)):
         yield from list(projection.in_course("wrap"))[:1]

@@ -11,11 +11,11 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ExternalObject, Instance, Value
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import noted
+from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.text_search import mentions_any
 from ddpdoctor.source.vocabulary import DDP
 
-_HANDLE_PREFIX = ('"module.', "'module.", "consume_prefix", "strip_prefix")
+_HANDLE_PREFIX = ("module.", "consume_prefix", "strip_prefix")
 
 
 class PrefixMismatch(msgspec.Struct, frozen=True, eq=False):
@@ -29,7 +29,7 @@ class PrefixMismatch(msgspec.Struct, frozen=True, eq=False):
 def prefix_mismatches(projection: Projection) -> Iterator[PrefixMismatch]:
     """Saves and loads of one path, and one key of it, of which one goes through the DDP wrapper and the other not."""
     script = projection.machine.script
-    if not any(noted(projection, "load_state_dict")) or mentions_any(script, _HANDLE_PREFIX):
+    if not any(noted(projection, "load_state_dict")) or uses_part(script, _HANDLE_PREFIX):
         return
     states = {event.node: event.receiver for event in noted(projection, "state_dict")}
     saves = list(projection.in_course("save"))

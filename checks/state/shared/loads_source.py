@@ -12,9 +12,9 @@ from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import hints_at_ranks, is_distributed, may_use_cuda, noted
 from ddpdoctor.source.queries.optimizers import has_no_tensors
 from ddpdoctor.source.queries.saving import is_one_path
+from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.syntax_index import descend, last_name, made_from
-from ddpdoctor.source.script.text_search import mentions_any
 
 _CHECKPOINT = re.compile(r"check_?point|ckpt|resume|snapshot|state_?dict|weights|pretrained", re.IGNORECASE)
 _STATE = re.compile(r"state|model|net|weight|param|optim|sched|scaler|ema|module|encoder|decoder|epoch|step|iter", re.I)
@@ -30,7 +30,7 @@ def unmapped_loads(projection: Projection) -> Iterator[Event]:
     script = projection.machine.script
     if not is_distributed(projection) or not may_use_cuda(script):
         return
-    if mentions_any(script, _SHARDED_STATE) or any(map(_saves_on_cpu, projection.in_course("save"))):
+    if uses_part(script, _SHARDED_STATE) or any(map(_saves_on_cpu, projection.in_course("save"))):
         return
     seen = set(_loads_of_numbers(projection))
     for event in noted(projection, "torch.load"):

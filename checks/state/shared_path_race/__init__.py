@@ -48,7 +48,7 @@ CHECK = Check(
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"ranks", "files", "accesses"}),
     triggers=(
-        *("mkdir", "makedirs", "rmtree", "remove", "unlink", "rmdir", "rename", "replace", "sleep", "open("),
+        *("mkdir", "makedirs", "rmtree", "remove", "unlink", "rmdir", "rename", "replace", "sleep", "open"),
         *("symlink", "savefig"),
     ),
 )

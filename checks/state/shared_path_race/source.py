@@ -24,9 +24,9 @@ from ddpdoctor.source.queries.job_kind import (
 )
 from ddpdoctor.source.queries.saving import is_one_path
 from ddpdoctor.source.queries.sync_points import function_around, is_in_turns
+from ddpdoctor.source.script.code_words import calls_any, uses_any
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.syntax_index import descend, last_name
-from ddpdoctor.source.script.text_search import mentions_any
 from ddpdoctor.source.torch_model.recorded_names import FILE_CALLS, FILE_METHODS
 
 _ASKS = frozenset({"exists", "isfile", "is_file"})
@@ -47,9 +47,10 @@ class PolledFile(msgspec.Struct, frozen=True, eq=False):
 def polled_files(projection: Projection) -> Iterator[PolledFile]:
     """Loops ``while not exists(path): sleep`` for a file that some rank of the same job writes under that path."""
     script = projection.machine.script
-    if not mentions_any(script, ("sleep(",)) or not mentions_any(script, ("exists()", "exists(", "is_file")):
+    if not calls_any(script, ("sleep",)) or not calls_any(script, ("exists", "is_file")):
         return
-    if mentions_any(script, ("filelock", "FileLock", "os.replace", "os.rename")):
+    moves = (name for module in script.modules for _, name in module.calls())
+    if uses_any(script, ("filelock", "FileLock")) or not {"os.replace", "os.rename"}.isdisjoint(moves):
         return
     written = [use for use in writes(projection) if use.event.guards]
     for module in script.modules if written else ():

@@ -33,6 +33,7 @@ from ddpdoctor.source.interpreter.values import (
     constant,
     derived,
     is_guessed,
+    is_too_large,
     is_varying,
     join,
     on_rank,
@@ -43,7 +44,7 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.ranks.data_partitions import is_rank_key, picked, sliced
 from ddpdoctor.source.ranks.rank_local_values import FORM, decided, extent_of
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK, exact_per_rank, is_set, variable
-from ddpdoctor.source.script.syntax_index import last_name
+from ddpdoctor.source.script.syntax_index import descend, last_name
 from ddpdoctor.source.torch_model.recorded_training import note_attribute
 from ddpdoctor.source.vocabulary import DISTRIBUTION_ATTRIBUTES, DISTRIBUTION_NAMES
 
@@ -302,7 +303,13 @@ def _items(machine: Machine, node: ast.List | ast.Tuple | ast.Set) -> Value:
         return per_rank(
             [SequenceValue(tuple(on_rank(value, rank) for value in values)) for rank in RANKS], is_guessed(*values)
         )
-    return SequenceValue(tuple(values))
+    return _bounded_literal(node, SequenceValue(tuple(values)))
+
+
+def _bounded_literal(node: ast.expr, value: Value) -> Value:
+    """Return a value that is written out; a table of data that is larger than any value may be is uniform, no more."""
+    data = is_too_large(value) and not any(isinstance(inner, (ast.Name, ast.Call)) for inner in descend(node))
+    return UNIFORM if data else value
 
 
 def _dict(machine: Machine, node: ast.Dict) -> Value:
@@ -320,7 +327,7 @@ def _dict(machine: Machine, node: ast.Dict) -> Value:
         else:
             known = False
             entries[len(entries)] = value
-    return DictValue(tuple(entries.items())) if known else derived(entries.values())
+    return _bounded_literal(node, DictValue(tuple(entries.items()))) if known else derived(entries.values())
 
 
 def _subscript(machine: Machine, node: ast.Subscript) -> Value:

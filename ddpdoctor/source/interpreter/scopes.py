@@ -19,6 +19,8 @@ from ddpdoctor.source.interpreter.values import (
     Function,
     SequenceValue,
     Value,
+    derived,
+    is_too_large,
     join,
     on_rank,
     per_rank,
@@ -102,6 +104,8 @@ class Store:
         self.owners: dict[int, dict[str, Value | None]] = {}
         """By scope or object its names in the order of their first assignment; None for one that was taken back."""
         self._journals: list[dict[Cell, Value | None]] = []
+        self.too_large: set[str] = set()
+        """Names whose values were given up because they grew without bound."""
         self.oldest_written = NEVER
         """Smallest number of a scope or object that was written since this was set to ``NEVER``."""
 
@@ -202,6 +206,9 @@ class Store:
     def write(self, cell: Cell, value: Value) -> None:
         """Give a name a value on all ranks."""
         owner, name = cell
+        if is_too_large(value):
+            self.too_large.add(name)
+            value = derived((value,))
         names = self.owners.get(owner)
         if names is None:
             names = self.owners[owner] = {}

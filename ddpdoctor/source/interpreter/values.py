@@ -19,6 +19,10 @@ ALL_RANKS = 0b1111
 MAXIMUM_OPTIONS = 4
 MAXIMUM_OBJECTS = 8
 """Of alternatives that all are objects of the project: the meters of a progress bar."""
+MAXIMUM_WEIGHT = 20_000
+"""Parts of a value at any depth: `x = (x, x, x)` has 3^n of them after n lines, and comparing two visits all."""
+MAXIMUM_NESTING = 50
+"""Values within values: `x = [x]` in 5,000 lines would take the stack of whoever compares two of them."""
 Tag: TypeAlias = "tuple[str, int]"
 """What a value comes from: ``("batch", loader)``, ``("ddp", wrap)``, ``("world-size", 0)``."""
 TASK_COUNT: Tag = ("task-count", 0)
@@ -94,14 +98,14 @@ class ExternalObject(msgspec.Struct, frozen=True):
     """Full name of the class."""
 
 
-class BoundMethod(msgspec.Struct, frozen=True):
+class BoundMethod(msgspec.Struct, frozen=True, dict=True):
     """A method of an external or unknown object, not yet called."""
 
     receiver: Value
     name: str
 
 
-class Partial(msgspec.Struct, frozen=True):
+class Partial(msgspec.Struct, frozen=True, dict=True):
     """``functools.partial``."""
 
     function: Value
@@ -109,7 +113,7 @@ class Partial(msgspec.Struct, frozen=True):
     named: tuple[tuple[str, Value], ...] = ()
 
 
-class SequenceValue(msgspec.Struct, frozen=True):
+class SequenceValue(msgspec.Struct, frozen=True, dict=True):
     """A list, tuple or set."""
 
     values: tuple[Value, ...]
@@ -117,7 +121,7 @@ class SequenceValue(msgspec.Struct, frozen=True):
     """It may hold any number of such items."""
 
 
-class DictValue(msgspec.Struct, frozen=True):
+class DictValue(msgspec.Struct, frozen=True, dict=True):
     """A dict with constant keys."""
 
     entries: tuple[tuple[object, Value], ...]
@@ -131,7 +135,7 @@ class TensorSize(msgspec.Struct, frozen=True):
     tags: frozenset[Tag] = frozenset()
 
 
-class OneOf(msgspec.Struct, frozen=True):
+class OneOf(msgspec.Struct, frozen=True, dict=True):
     """One of a few values, decided by a condition that is not known."""
 
     options: tuple[Value, ...]
@@ -139,7 +143,7 @@ class OneOf(msgspec.Struct, frozen=True):
     """The condition may be decided differently by the ranks."""
 
 
-class PerRank(msgspec.Struct, frozen=True):
+class PerRank(msgspec.Struct, frozen=True, dict=True):
     """A value that differs between ranks: one entry a rank, none of them ``PerRank``."""
 
     values: tuple[Value, ...]
@@ -154,6 +158,8 @@ Value: TypeAlias = (
 
 _PLAIN = frozenset({Const, External, ProjectModule, Function, ProjectClass, Instance, ExternalObject, Partial})
 """Classes of values that are the same on all ranks and come from nothing in particular."""
+_COMPOUND = frozenset({BoundMethod, Partial, SequenceValue, DictValue, OneOf, PerRank})
+"""Classes of values that hold others."""
 _NOTHING: frozenset[Tag] = frozenset()
 NONE = Const(None)
 TRUE = Const(True)
@@ -209,24 +215,7 @@ def is_varying(value: Value) -> bool:
     kind = value.__class__
     if kind is Unknown:
         return value.varying  # type: ignore[union-attr]
-    if kind in _PLAIN:
-        return False
-    if kind is PerRank:
-        return True
-    if isinstance(value, OneOf):
-        return value.varying or any(is_varying(option) for option in value.options)
-    if isinstance(value, SequenceValue):
-        previous: Value | None = None
-        for item in value.values:  # Often one value several times over.
-            if item is not previous and is_varying(item):
-                return True
-            previous = item
-        return False
-    if isinstance(value, DictValue):
-        return any(is_varying(item) for _, item in value.entries)
-    if isinstance(value, BoundMethod):
-        return is_varying(value.receiver)
-    return False
+    return False if kind in _PLAIN or kind is TensorSize else _summary(value)[0]
 
 
 def tags_of(value: Value) -> frozenset[Tag]:
@@ -234,11 +223,47 @@ def tags_of(value: Value) -> frozenset[Tag]:
     kind = value.__class__
     if kind is Unknown or kind is TensorSize:
         return value.tags  # type: ignore[union-attr]
-    if kind in _PLAIN:
-        return _NOTHING
-    if kind is BoundMethod:
-        return tags_of(value.receiver)  # type: ignore[union-attr,arg-type]
-    return frozenset(tag for part in parts_of(value) for tag in tags_of(part))
+    return _NOTHING if kind in _PLAIN else _summary(value)[1]
+
+
+def is_too_large(value: Value) -> bool:
+    """Return whether a value has more parts, or parts within parts, than any walk over values should meet."""
+    if value.__class__ not in _COMPOUND:
+        return False
+    _, _, weight, nesting = _summary(value)
+    return weight > MAXIMUM_WEIGHT or nesting > MAXIMUM_NESTING
+
+
+_Summary: TypeAlias = "tuple[bool, frozenset[Tag], int, int]"
+_OF_ONE: _Summary = (False, _NOTHING, 1, 1)
+
+
+def _summary(value: Value) -> _Summary:
+    """Return whether a value varies, its origins, its parts at any depth, and how deep they stand; kept with it.
+
+    A part that stands in a thousand places is looked at once.
+    """
+    kind = value.__class__
+    if kind is Unknown or kind is TensorSize:
+        return kind is Unknown and value.varying, value.tags, 1, 1  # type: ignore[union-attr]
+    if kind not in _COMPOUND:
+        return _OF_ONE
+    kept: _Summary | None = value.__dict__.get("summary")
+    if kept is None:
+        varying = kind is PerRank or (kind is OneOf and value.varying)  # type: ignore[union-attr]
+        tags, weight, nesting = _NOTHING, 1, 0
+        previous: Value | None = None
+        summary = _OF_ONE
+        plain = kind is Partial  # A function is the same on all ranks, whatever it will be called with.
+        for part in parts_of(value):
+            if part is not previous:  # Often one value several times over.
+                previous, summary = part, _summary(part)
+                varying = varying or (summary[0] and not plain)
+                tags = tags | summary[1] if summary[1] and not plain else tags
+                nesting = max(nesting, summary[3])
+            weight += summary[2]
+        kept = value.__dict__["summary"] = (varying, tags, weight, nesting + 1)
+    return kept
 
 
 def only_of_files(value: Value) -> bool:
@@ -254,6 +279,10 @@ def parts_of(value: Value) -> Iterator[Value]:
         yield from value.options
     elif isinstance(value, DictValue):
         yield from (item for _, item in value.entries)
+    elif isinstance(value, BoundMethod):
+        yield value.receiver
+    elif isinstance(value, Partial):
+        yield from (*value.positional, *(item for _, item in value.named))
 
 
 def options_of(value: Value) -> Iterator[Value]:

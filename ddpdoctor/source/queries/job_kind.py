@@ -10,11 +10,11 @@ from ddpdoctor.source.events import LONGEST_CONDITION, Condition, Event, Guard
 from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, Value, constant, tags_of
 from ddpdoctor.source.neighbours import HUGGING_FACE_TRAINERS
 from ddpdoctor.source.projection import Projection, project
+from ddpdoctor.source.script.code_words import calls_any, uses_part
 from ddpdoctor.source.script.launch_facts import reads_launcher_rank
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.script.syntax_index import descend, last_name
-from ddpdoctor.source.script.text_search import mentions_any
 from ddpdoctor.source.torch_model.recorded_names import SET_VARIABLE
 from ddpdoctor.source.vocabulary import (
     GLOBAL_RANK_VARIABLES,
@@ -232,7 +232,7 @@ def _arm(event: Event, condition: Condition) -> bool | None:
 
 def may_spawn(script: Script) -> bool:
     """Return whether a script may start its own ranks, if only under a condition: local and global ranks agree then."""
-    return script.spawns_ranks is not None or mentions_any(script, ("spawn(", "start_processes", "Process("))
+    return script.spawns_ranks is not None or calls_any(script, ("spawn", "start_processes", "Process"))
 
 
 def initialisations(projection: Projection) -> Iterator[Event]:
@@ -322,8 +322,8 @@ def _is_nccl(backend: Value | None) -> bool:
 
 
 def may_use_cuda(script: Script) -> bool:
-    """Return whether CUDA or NCCL is mentioned anywhere."""
-    return mentions_any(script, ("cuda", "nccl", "CUDA", "NCCL"))
+    """Return whether the code speaks of CUDA or NCCL anywhere."""
+    return uses_part(script, ("cuda", "nccl", "CUDA", "NCCL"))
 
 
 def noted(projection: Projection, *names: str) -> Iterator[Event]:

@@ -25,9 +25,9 @@ from ddpdoctor.source.interpreter.values import (
     options_of,
 )
 from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.script.syntax_index import descend
-from ddpdoctor.source.script.text_search import mentions_any
 
 _WEIGHT_AND_BIAS = re.compile(
     r"torch\.nn\.(Linear|Bilinear|Conv\dd|ConvTranspose\dd|LayerNorm|GroupNorm|BatchNorm\dd|SyncBatchNorm)$"
@@ -50,7 +50,7 @@ class _UnknownError(Exception):
 
 def parameter_names(script: Script) -> tuple[str, ...]:
     """Return the names by their numbers; fewer than there are where the source does not show them, or wraps differ."""
-    if mentions_any(script, ("requires_grad", "requires_grad_")):
+    if uses_part(script, ("requires_grad",)):
         return ()  # Which ones DDP counts is then decided elsewhere.
     projection = whole_projection(script)
     found: set[tuple[str, ...]] = set()

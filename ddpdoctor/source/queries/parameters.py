@@ -24,10 +24,10 @@ from ddpdoctor.source.interpreter.values import (
     options_of,
 )
 from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.script.syntax_index import descend, last_name
-from ddpdoctor.source.script.text_search import mentions_any
 from ddpdoctor.source.torch_model.buffers import parts_of_module
 
 HAS_PARAMETERS = re.compile(
@@ -85,7 +85,7 @@ def unused_parts(projection: Projection) -> Iterator[UnusedPart]:
 def needless_searches(projection: Projection) -> Iterator[NeedlessSearch]:
     """Yield wraps with ``find_unused_parameters=True`` of modules that are read and always run completely."""
     machine = projection.machine
-    if mentions_any(machine.script, ("requires_grad",)):
+    if uses_part(machine.script, ("requires_grad",)):
         return
     for wrap in projection.in_course("wrap"):
         flag = wrap.argument("find_unused_parameters", _UNUSED_POSITION)
@@ -163,7 +163,7 @@ def _is_used(machine: Machine, part: Instance, name: str) -> bool:
 def _is_without_gradient(machine: Machine, part: Instance, name: str) -> bool:
     """Return whether an attribute is used under ``no_grad`` only, as a teacher is, and nothing is frozen anywhere."""
     script = machine.script
-    if mentions_any(script, ("requires_grad",)):
+    if uses_part(script, ("requires_grad",)):
         return False
     uses = [
         (module, node)

@@ -110,8 +110,6 @@ def _print_is_replaced(projection: Projection) -> bool:
     """Return whether a function that replaces ``print`` is called, or a module does it."""
     machine = projection.machine
     for module in machine.script.modules:
-        if not any(word in module.text for word in ("def print", "print =", ".stdout =", "stdout=", "redirect_stdout")):
-            continue
         stored: list[ast.AST] = [node for node in module.index.of(ast.FunctionDef) if node.name == "print"]
         stored += [node for node in module.index.of(ast.Name) if node.id in _OUTPUT and _is_stored(node)]
         stored += [

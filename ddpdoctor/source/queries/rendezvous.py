@@ -15,11 +15,11 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, constant
 from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.queries.job_kind import framework, initialisations, keyword, may_spawn
+from ddpdoctor.source.script.code_words import calls_any, uses_any, uses_part
 from ddpdoctor.source.script.launch_facts import declared_options, launcher_rank_reads, reads_launcher_rank
 from ddpdoctor.source.script.launch_files import exports
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.script.text_search import mentions_any
 from ddpdoctor.source.torch_model.recorded_names import SET_VARIABLE
 from ddpdoctor.source.vocabulary import LAUNCHER_VARIABLES, LOCAL_RANK_VARIABLES
 
@@ -122,7 +122,7 @@ def required_local_rank(script: Script) -> str:
 def unknown_to_the_launcher(script: Script) -> str:
     """Return ``--local_rank`` where a script takes it and not ``--local-rank``, as torch.distributed.launch passes."""
     taken: set[object] = set()
-    if any("parse_known_args" in module.text for module in script.modules):
+    if calls_any(script, ("parse_known_args",)):
         return ""  # What is unknown to it stays.
     for module in script.modules:
         for node in _local_rank_options(module):
@@ -159,7 +159,8 @@ def _is_text(call: ast.Call) -> bool:
 
 def _is_used(script: Script) -> bool:
     attributes = (node.attr for module in script.modules for node in module.index.of(ast.Attribute))
-    return "local_rank" in attributes or mentions_any(script, ("['local_rank']", '["local_rank"]'))
+    keys = (getattr(node.slice, "value", None) for module in script.modules for node in module.index.of(ast.Subscript))
+    return "local_rank" in attributes or "local_rank" in keys
 
 
 def _is_assigned(script: Script) -> bool:
@@ -202,7 +203,7 @@ def fixed_rendezvous(projection: Projection) -> Iterator[FixedRendezvous]:
     if not launched and not any(reads_launcher_rank(module) for module in script.modules):
         return
     # These launchers hand out ranks and no address: a script has to set one, and may fix it to one machine.
-    other = not launched and mentions_any(script, ("SLURM_", "OMPI_", "PMI_"))
+    other = not launched and uses_part(script, ("SLURM_", "OMPI_", "PMI_"))
     seen: set[ast.AST] = set()
     for event in projection.in_course("call"):
         if event.name != SET_VARIABLE or event.node in seen or event.conditions or event.guards:
@@ -264,7 +265,7 @@ def missing_environments(projection: Projection) -> Iterator[MissingEnvironment]
             for name, option in (("RANK", "rank"), ("WORLD_SIZE", "world_size"))
             if option not in event.named and not _sets(script, name)
         )
-        places = tuple(name for name in sorted(_ADDRESS) if not mentions_any(script, (name,)))
+        places = tuple(name for name in sorted(_ADDRESS) if not uses_any(script, (name,)))
         if missing or (places and not exports(script, places[0])):
             yield MissingEnvironment(event, (*places, *missing), bool(missing))
 
@@ -289,5 +290,5 @@ def _lets_pass(around: ast.If | ast.IfExp | ast.Try) -> bool:
 
 
 def _sets(script: Script, name: str) -> bool:
-    """Return whether a variable is named anywhere in quotes, so that it may be set."""
-    return mentions_any(script, (f'"{name}"', f"'{name}'", f"{name}="))
+    """Return whether a variable is named anywhere in the code, so that it may be set."""
+    return uses_any(script, (name,))

@@ -31,8 +31,8 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.ranks.rank_local_seeds import is_found_alike
 from ddpdoctor.source.ranks.rank_local_values import lists_names
+from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.script.syntax_index import descend, made_from
-from ddpdoctor.source.script.text_search import mentions_any
 from ddpdoctor.source.vocabulary import DATA_LOADER, DISTRIBUTED_SAMPLER, MAP_STYLE_DATASETS, text_hints_at_ranks
 
 Division = Literal["sharded", "whole", "unknown"]
@@ -258,7 +258,7 @@ def _lists_by_itself(machine: Machine, cls: ProjectClass) -> bool:
 def is_drawn(machine: Machine, loader: Event) -> bool:
     """Return whether a loader's data are random numbers that nothing seeds: each rank has its own."""
     made = machine.object(loader.argument("dataset", 0) or NONE)
-    if made is None or made.name != "torch.utils.data.TensorDataset" or mentions_any(machine.script, ("seed",)):
+    if made is None or made.name != "torch.utils.data.TensorDataset" or uses_part(machine.script, ("seed",)):
         return False
     parts = made_from(made.node, made.module.body_around(made.node))
     return any(isinstance(part, ast.Call) and made.module.resolve(part.func) in _DRAWS for part in parts)

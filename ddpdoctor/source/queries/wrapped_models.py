@@ -9,10 +9,10 @@ from functools import lru_cache
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ExternalObject, Value, options_of, tags_of
 from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.script.code_words import calls_any, uses_part
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.script.syntax_index import made_from
-from ddpdoctor.source.script.text_search import mentions_any
 from ddpdoctor.source.vocabulary import DDP
 
 _AVERAGERS = ("all_reduce", "allreduce", "average_grad", "sync_grad", "reduce_grad", "average_param", "sync_param")
@@ -65,7 +65,7 @@ def averages_by_hand(script: Script) -> bool:
 
     A function that nothing calls or passes on, as in a file of helpers, averages nothing.
     """
-    if not mentions_any(script, (*_AVERAGERS, "all_gather", "scatter(", "send(")):
+    if not (uses_part(script, (*_AVERAGERS, "all_gather")) or calls_any(script, _BRINGING_TOGETHER)):
         return False
     for module in script.modules:
         if "_averages" not in module.__dict__:

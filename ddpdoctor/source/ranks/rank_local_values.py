@@ -32,6 +32,7 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.script.call_graph import adds_key
+from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.script.syntax_index import descend
 from ddpdoctor.source.vocabulary import RANK_VARYING_CALLS, text_hints_at_ranks
 
@@ -226,7 +227,7 @@ def _is_own_loader(machine: Machine, number: int) -> bool:
 
 
 def _seeds(machine: Machine) -> bool:
-    return any("seed" in module.text for module in machine.script.modules)
+    return uses_part(machine.script, ("seed",))
 
 
 def _tags_of_names(machine: Machine, node: ast.AST) -> Iterable[Tag]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 
+from ddpdoctor.source.script.code_words import imports_any, uses_part
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.script.syntax_index import descend
-from ddpdoctor.source.script.text_search import mentions_any
 
 FRAMEWORKS = (b"torch", b"accelerate", b"lightning", b"transformers", b"deepspeed", b"horovod")
 _JOINS = (
@@ -15,7 +15,6 @@ _JOINS = (
     "DataParallel",
     "Accelerator",
     "init_distributed",
-    "deepspeed.initialize",
     "horovod",
     "init_device_mesh",
 )
@@ -33,7 +32,7 @@ def is_entry(script: Script) -> bool:
     It does something when it is run (below a test of ``__name__``, or calls at its top level), and it or a module that
     it imports makes a process group or wraps a model.
     """
-    return acts(script.entry) and mentions_any(script, _JOINS)
+    return acts(script.entry) and (uses_part(script, _JOINS) or imports_any(script, ("deepspeed",)))
 
 
 def acts(module: Module) -> bool:
