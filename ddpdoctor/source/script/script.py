@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -15,6 +16,7 @@ from ddpdoctor.files.source_text import decoded
 from ddpdoctor.source.recursion import deep_recursion
 from ddpdoctor.source.script.launch_facts import SourceFact, cuda_demand, rank_launch
 from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.plain_spelling import in_plain_spelling
 from ddpdoctor.source.script.project import UNDERSTOOD, Finder, Surroundings, find_main
 from ddpdoctor.source.script.search_path import added_directories
 
@@ -30,6 +32,9 @@ PARSER_RECURSION_LIMIT = 4_000
 """Enough for sums of 3,000 terms; the parser recurses in C, three times as deep, which its stack has to hold."""
 MAXIMUM_BYTES = 5_000_000
 """Larger files are data or generated code."""
+
+_OTHER_SPELLINGS = re.compile(r"[gs]etattr\(|\b[rR]?[fF][rR]?[\"']")
+"""In the text of a module: it may read attributes by their names as strings, or have f-strings."""
 
 Reader = Callable[[Path, str, str], Module]
 """Makes a module of a file, the module's dotted name, and that of its package; raises what ``parse`` raises."""
@@ -161,6 +166,8 @@ def parse_bytes(raw: bytes, path: Path, name: str, package: str) -> Module:
     with warnings.catch_warnings(), deep_recursion(PARSER_RECURSION_LIMIT):
         warnings.simplefilter("ignore")
         tree = ast.parse(text, filename=str(path))
+    if _OTHER_SPELLINGS.search(text):
+        in_plain_spelling(tree)
     return Module(path, name, package, text, tree)
 
 

@@ -1,0 +1,1 @@
+"""Programs that are written otherwise and mean the same: what is found in them has to be the same."""

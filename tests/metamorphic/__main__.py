@@ -1,0 +1,14 @@
+"""Prints how many findings change when programs are written otherwise: ``python -m tests.metamorphic [TRANSFORM] [CASE]``."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.metamorphic.table import rows
+from tests.metamorphic.transforms import TRANSFORMS
+
+wanted = [name for name in ("comments", *TRANSFORMS) if name == (sys.argv[1:2] or [name])[0]]
+for row in rows(wanted, (sys.argv[2:3] or [""])[0]):
+    print(f"{row.transform:12} {row.programs:4} programs {row.findings:5} findings {row.changed:4} changed ({row.share:.1%})")
+    for change in row.changes:
+        print(f"    {change.case}: lost {sorted(change.lost)} made {sorted(change.made)}")
