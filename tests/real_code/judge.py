@@ -59,7 +59,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
             for verdict in script.verdicts:
                 if _same_place(verdict, said, script.path):
                     return "right" if verdict.right else "wrong"
-        if any(_tells_of(said, defect, script.path) for script in self.project for defect in script.defects):
+        if any(tells_of(said, defect, script.path) for script in self.project for defect in script.defects):
             return "right"
         return "unread"
 
@@ -69,7 +69,8 @@ def _same_place(verdict: Verdict, said: Said, entry: str) -> bool:
     return verdict.code == said.code and near and (verdict.path or entry) == said.path
 
 
-def _tells_of(said: Said, defect: Defect, entry: str) -> bool:
+def tells_of(said: Said, defect: Defect, entry: str) -> bool:
+    """Return whether a finding speaks of a defect: of its code, and near its lines or at one of its other places."""
     if said.code not in defect.codes:
         return False
     if not defect.lines:
@@ -171,7 +172,7 @@ def missed(readings: Sequence[Reading]) -> list[tuple[Reading, Defect]]:
     return [
         (reading, defect)
         for reading, defect in expected(readings)
-        if not any(_tells_of(one, defect, reading.script.path) for one in said[reading.script.repo])
+        if not any(tells_of(one, defect, reading.script.path) for one in said[reading.script.repo])
     ]
 
 
