@@ -17,5 +17,7 @@ for kind in ("source", "rehearsal", "live", "autopsy"):
     newest = table(own[-NEWEST:])
     for name, (part, whole) in table(own).items():
         late, of = newest[name]
-        print(f"  {name:30} {part:4} of {whole:4} {_share if (_share := f'({part / max(whole, 1):.1%})') else ''}"
-              f"   last {NEWEST}: {late} of {of} ({late / max(of, 1):.1%})")
+        print(
+            f"  {name:30} {part:4} of {whole:4} {_share if (_share := f'({part / max(whole, 1):.1%})') else ''}"
+            f"   last {NEWEST}: {late} of {of} ({late / max(of, 1):.1%})"
+        )

@@ -52,15 +52,27 @@ def main() -> int:
             judged, why = _judged(said, reading, verdicts[_case(raw[readings.index(reading)])])
             if judged is None:
                 unread += 1
-                print(f"judge: {reading.script.name}@{reading.script.commit[:8]} {said.severity} {said.code} "
-                      f"{said.path}:{said.line} {said.title}")
+                print(
+                    f"judge: {reading.script.name}@{reading.script.commit[:8]} {said.severity} {said.code} "
+                    f"{said.path}:{said.line} {said.title}"
+                )
             else:
                 came.append(Came(said.code, said.severity, said.path, said.line, judged, why))
         expected = tuple(_expected(defect, defect not in gone) for defect in reading.script.defects)
         case = f"{reading.script.repo}@{reading.script.commit[:12]}:{reading.script.path}"
         right = is_right(expected, came)
-        found.append(Row(date=date.today().isoformat(), kind="source", case=case, commit=commit.strip(),
-                         expected=expected, came=tuple(came), right=right, draw=draw))
+        found.append(
+            Row(
+                date=date.today().isoformat(),
+                kind="source",
+                case=case,
+                commit=commit.strip(),
+                expected=expected,
+                came=tuple(came),
+                right=right,
+                draw=draw,
+            )
+        )
     if unread and "--enter" not in sys.argv:
         return 1
     append(found)
