@@ -10,6 +10,6 @@ written by ``python -m ddpdoctor.catalogue.write_index``, and a test compares th
 
 from __future__ import annotations
 
-from ddpdoctor.checks.index import AFTER_LAUNCH, BUILT_IN, READ_IN_SOURCE, STANDS_FOR
+from ddpdoctor.checks.index import AFTER_LAUNCH, BUILT_IN, READ_IN_SOURCE, STANDS_FOR, SUBJECTS
 
-__all__ = ["AFTER_LAUNCH", "BUILT_IN", "READ_IN_SOURCE", "STANDS_FOR"]
+__all__ = ["AFTER_LAUNCH", "BUILT_IN", "READ_IN_SOURCE", "STANDS_FOR", "SUBJECTS"]

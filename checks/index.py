@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ddpdoctor.check import Subject
 from ddpdoctor.finding import Trouble
 
 BUILT_IN: Mapping[str, str] = {
@@ -272,3 +273,67 @@ READ_IN_SOURCE: Mapping[str, tuple[str, ...]] = {
     ),
 }
 """Trigger words of the checks that have ``in_source``."""
+
+SUBJECTS: Mapping[str, tuple[Subject, ...]] = {
+    "DDP101": ("training", "training-loader"),
+    "DDP102": ("sampler", "training-loader"),
+    "DDP103": ("training-loader",),
+    "DDP104": ("training",),
+    "DDP105": ("training-loader",),
+    "DDP107": ("job",),
+    "DDP108": ("sampler",),
+    "DDP109": ("job",),
+    "DDP201": ("model",),
+    "DDP202": ("model",),
+    "DDP203": ("model",),
+    "DDP204": ("training",),
+    "DDP205": ("model", "training-loader"),
+    "DDP206": ("training",),
+    "DDP207": ("wrap", "loss"),
+    "DDP208": ("training",),
+    "DDP209": ("data-parallel",),
+    "DDP211": ("model",),
+    "DDP213": ("wrap",),
+    "DDP214": ("training",),
+    "DDP215": ("wrap",),
+    "DDP216": ("training-loader",),
+    "DDP217": ("wrap", "loss"),
+    "DDP218": ("wrap",),
+    "DDP219": ("wrap",),
+    "DDP220": ("training",),
+    "DDP221": ("job",),
+    "DDP222": ("collectives",),
+    "DDP301": ("collectives",),
+    "DDP302": ("collectives",),
+    "DDP303": ("wrap", "model"),
+    "DDP307": ("collectives",),
+    "DDP309": ("collectives",),
+    "DDP311": ("collectives",),
+    "DDP313": ("collectives", "training"),
+    "DDP314": ("wrap",),
+    "DDP315": ("collectives",),
+    "DDP316": ("collectives", "loss"),
+    "DDP317": ("collectives",),
+    "DDP404": ("training-loader",),
+    "DDP406": ("wrap", "loss"),
+    "DDP407": ("wrap", "training"),
+    "DDP501": ("job",),
+    "DDP502": ("job",),
+    "DDP504": ("job",),
+    "DDP505": ("job",),
+    "DDP506": ("job",),
+    "DDP510": ("job",),
+    "DDP511": ("job",),
+    "DDP514": ("job",),
+    "DDP515": ("collectives",),
+    "DDP517": ("sampler",),
+    "DDP518": ("job",),
+    "DDP601": ("job",),
+    "DDP602": ("job",),
+    "DDP603": ("job",),
+    "DDP604": ("wrap",),
+    "DDP605": ("job",),
+    "DDP606": ("job", "loss"),
+    "DDP608": ("job",),
+}
+"""What the checks say in ``subjects``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
@@ -13,6 +13,12 @@ from ddpdoctor.finding import Basis, Fact, Finding, FoundInRun, Location, Severi
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
     from ddpdoctor.source.script.script import Script
+
+
+Subject: TypeAlias = Literal[
+    "job", "collectives", "wrap", "model", "training", "loss", "training-loader", "sampler", "data-parallel"
+]
+"""What of a script a check may look at; ``source.queries.subjects`` finds them."""
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +38,9 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     under any import and any alias: the last name of what is called (``DistributedSampler``, ``all_reduce``), never a
     dotted name (``torch.save``), which an import may split. One short word that covers several (``DataParallel``) is
     better than a list."""
+    subjects: tuple[Subject, ...] = ()
+    """What of a script ``in_source`` looks at: without all of them it has nothing to look at, and where something was
+    not understood that may hide them, it has not passed."""
     needs: frozenset[str] = frozenset()
     """Streams of the ``RunRecord`` that ``in_run`` cannot do without."""
     needs_live: frozenset[str] | None = None
@@ -92,13 +101,20 @@ class LoadedCheck(msgspec.Struct, frozen=True, kw_only=True):
     """Of a record that was read from what a dead job left."""
 
 
+CUT_SHORT = "the rehearsal was cut short"
+"""Begins the reason of a check that needs more of the run than there was."""
+
+
 class OutcomeState(str, Enum):
     """What became of a check."""
 
     FINDINGS = "findings"
     PASSED = "passed"
+    """What it looks at was found and followed."""
+    NOTHING_TO_LOOK_AT = "nothing-to-look-at"
+    """The script has nothing of what it looks at."""
     NOT_EVALUATED = "not-evaluated"
-    """Evidence that it needs is missing; the reason says which."""
+    """Evidence that it needs is missing, or code was not followed; the reason says which."""
     BOUND_HIT = "bound-hit"
     """The analysis reached its bound before it knew."""
 
@@ -111,6 +127,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     state: OutcomeState
     reason: str = ""
     """Why it was not evaluated or where the bound was hit; empty otherwise."""
+    by_nature: bool = False
+    """It was not evaluated because only a run can show what it looks for, and none was asked for."""
     unstated: bool = False
     """It was not evaluated because a fact of the job that it needs was not given."""
 

@@ -120,6 +120,8 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: ExitCode
     complete: bool
     """Everything that was asked for was examined."""
+    recognised: bool = True
+    """Something of a distributed training was found; False where nothing that was read has any."""
     fail_on: Severity
     source: SourceSection
     rehearsal: RehearsalSection

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import msgspec
 
-from ddpdoctor.check import Check, LoadedCheck
+from ddpdoctor.check import Check, LoadedCheck, Subject
 from ddpdoctor.errors import ConfigurationError, UsageError
 from ddpdoctor.finding import Trouble
 
@@ -32,6 +32,8 @@ class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True):
     """As in ``Check.stands_for``."""
     triggers: tuple[str, ...] = ()
     """A script without all of these words cannot have what the check looks for; empty when nothing is known."""
+    subjects: tuple[Subject, ...] = ()
+    """As in ``Check.subjects``."""
     loaded: LoadedCheck | None = None
     """Third-party checks are loaded while they are looked for: their code is not known before."""
 
@@ -74,6 +76,7 @@ def read_catalogue() -> Catalogue:
             after_launch=looks_after_launch(loaded.check),
             stands_for=loaded.check.stands_for,
             triggers=loaded.check.triggers,
+            subjects=loaded.check.subjects,
             loaded=loaded,
         )
     return Catalogue(entries=tuple(known[code] for code in sorted(known)), notes=tuple(notes))
@@ -213,6 +216,7 @@ def _built_in_entries() -> tuple[CatalogueEntry, ...]:
             after_launch=code in package.AFTER_LAUNCH,
             stands_for=package.STANDS_FOR.get(code),
             triggers=package.READ_IN_SOURCE.get(code, ()),
+            subjects=package.SUBJECTS.get(code, ()),
         )
         for code, module in index.items()
     )

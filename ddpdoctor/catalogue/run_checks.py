@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
     from ddpdoctor.source.script.script import Script
 
+NEEDS_A_RUN = "needs a rehearsal"
 Evidence = TypeVar("Evidence")
 Yield = TypeVar("Yield")
 
@@ -39,6 +40,12 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     """The gap is a bound of the analysis."""
     crashed: bool = False
     """The gap is a defect of the check."""
+    by_nature: bool = False
+    """The gap is that only a run can show it: nothing that was asked of the source is missing."""
+    nothing: bool = False
+    """The source has nothing of what the check looks at."""
+    unfollowed: bool = False
+    """The gap is code that was not followed; a run that shows all of it closes it."""
     unstated: bool = False
     """The gap is what no one has said of the job; without it nothing that was asked for is missing."""
     source_severity: Severity | None = None
@@ -106,16 +113,27 @@ def outcome_of(result: CheckResult, *, stands: bool, cut_short: str) -> Outcome:
     it should have (empty when it did): a check that looked at such a run and found nothing has not passed.
     """
     gap = result.gap or (cut_short if result.looked_at_run else "")
+    if result.unfollowed and result.looked_at_run and not cut_short:
+        gap = ""  # The run went where the source was not followed.
     if stands:
         state = OutcomeState.FINDINGS
     elif result.bound_hit:
         state = OutcomeState.BOUND_HIT
     elif gap:
         state = OutcomeState.NOT_EVALUATED
+    elif result.nothing and not result.looked_at_run:
+        state = OutcomeState.NOTHING_TO_LOOK_AT
     else:
         state = OutcomeState.PASSED
     unstated = state is OutcomeState.NOT_EVALUATED and result.unstated
-    return Outcome(code=result.code, name=result.name, state=state, reason="" if stands else gap, unstated=unstated)
+    return Outcome(
+        code=result.code,
+        name=result.name,
+        state=state,
+        reason="" if stands else gap,
+        by_nature=result.by_nature,
+        unstated=unstated,
+    )
 
 
 def bounds_of(results: Iterable[CheckResult]) -> tuple[str, ...]:
@@ -125,11 +143,11 @@ def bounds_of(results: Iterable[CheckResult]) -> tuple[str, ...]:
 
 def _run_check(entry: CatalogueEntry, script: Script, record: RunRecord | None, *, static: bool) -> CheckResult:
     if static and not entry.in_source:
-        return _said_nothing(entry.code, entry.name, "needs a rehearsal")
+        return msgspec.structs.replace(_said_nothing(entry.code, entry.name, NEEDS_A_RUN), by_nature=True)
     result = _said_nothing(entry.code, entry.name, "")
     triggered = not entry.triggers or uses_part(script, entry.triggers)
     if static and not triggered:
-        return result
+        return _with_subjects(result, entry, script, triggered=False)
     check = load(entry)
     if check.in_source is not None and triggered:
         said = _ask(check.in_source, script)
@@ -142,11 +160,23 @@ def _run_check(entry: CatalogueEntry, script: Script, record: RunRecord | None, 
                 bound_hit=said.bound_hit or bool(gap),
                 crashed=said.crashed,
             )
+    if entry.in_source and not result.from_source and not result.gap:
+        result = _with_subjects(result, entry, script, triggered=triggered)
     if static or check.in_run is None or (record is not None and record.job.kind not in check.check.severity):
         return result
     if record is None:
         return msgspec.structs.replace(result, gap=result.gap or "there was no rehearsal")
     return _look_at_run(result, check, check.in_run, record)
+
+
+def _with_subjects(result: CheckResult, entry: CatalogueEntry, script: Script, *, triggered: bool) -> CheckResult:
+    """Note what a check that found nothing looked at."""
+    from ddpdoctor.source.queries.subjects import looked_at
+
+    seen = looked_at(script, entry.subjects, triggered=triggered)
+    if not seen.nothing and not seen.gap:
+        return result
+    return msgspec.structs.replace(result, nothing=seen.nothing, gap=seen.gap, unfollowed=bool(seen.gap))
 
 
 def _look_at_run(

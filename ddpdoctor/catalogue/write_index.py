@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ddpdoctor.check import Subject
 from ddpdoctor.finding import Trouble
 '''
 _NO_CHECKS = frozenset({"__init__.py", "__pycache__", "shared"})
@@ -71,6 +72,16 @@ def index_text(directory: Path) -> str:
             *(line for code, words in read_in_source for line in _entry(code, words)),
             "}",
             '"""Trigger words of the checks that have ``in_source``."""',
+            "",
+            "SUBJECTS: Mapping[str, tuple[Subject, ...]] = {",
+            *(
+                line
+                for code, _, loaded in found
+                if loaded.check.subjects
+                for line in _entry(code, loaded.check.subjects)
+            ),
+            "}",
+            '"""What the checks say in ``subjects``."""',
             "",
         )
     )

@@ -23,6 +23,7 @@ from ddpdoctor.catalogue.select import (
     judging,
     unused_suppressions,
 )
+from ddpdoctor.check import CUT_SHORT, Outcome, OutcomeState
 from ddpdoctor.config.settings import NO_SETTINGS, Settings
 from ddpdoctor.config.suppressions import suppress
 from ddpdoctor.errors import ConfigurationError, DdpDoctorError, ExitCode, UnreadableScript, UsageError
@@ -139,6 +140,7 @@ def conclude_all(
         (*catalogue.notes, *notes),
         judging(*comments_in(readings), catalogue),
         reached,
+        recognised=any(reading.recognised for reading in readings),
     )
     if not request.hint:
         return examination
@@ -174,13 +176,16 @@ def conclude(
     notes: tuple[str, ...] = (),
     comments: Comments = NO_COMMENTS,
     reached: Reached | None = None,
+    *,
+    recognised: bool = True,
 ) -> Examination:
     """Merge what the checks said and pass the verdict. Pure: runs nothing, reads only the lines of the findings.
 
     What ``comments`` suppress is left out; those that suppress nothing are findings themselves. A finding at or above
     ``fail_on`` makes it ``findings``; otherwise a rehearsal that did not complete, a check that failed, missing
-    evidence, or a bound that was hit makes it ``inconclusive``, which is never ``clean``. ``reached`` holds the lines
-    that were rehearsed, where that is known.
+    evidence, code that was not followed, a bound that was hit, or a source in which nothing of a distributed training
+    was ``recognised`` makes it ``inconclusive``, which is never ``clean``. ``reached`` holds the lines that were
+    rehearsed, where that is known.
     """
     suspicions, refutations = unrefuted(
         [finding for result in results for finding in result.from_source],
@@ -198,11 +203,8 @@ def conclude(
     standing = {finding.code for finding in (*suspicions, *seen)} - gone
     cut_short = _cut_short(request, rehearsal)
     outcomes = tuple(outcome_of(result, stands=result.code in standing, cut_short=cut_short) for result in results)
-    complete = (
-        source.status == "read"
-        and not cut_short
-        and not any(_incomplete(result, static=request.static) for result in results)
-    )
+    recognised = recognised or bool(findings) or rehearsal.status == "completed"
+    complete = source.status == "read" and not cut_short and not any(map(_incomplete, results, outcomes)) and recognised
     verdict, exit_code = _verdict(findings, request.fail_on, complete)
     crashed = tuple(f"{result.code} {result.name}: {result.gap}" for result in results if result.crashed)
     return Examination(
@@ -211,6 +213,7 @@ def conclude(
         verdict=verdict,
         exit_code=exit_code,
         complete=complete,
+        recognised=recognised,
         fail_on=request.fail_on,
         source=source,
         rehearsal=rehearsal,
@@ -297,11 +300,13 @@ def _spawns_ranks(request: ExamineRequest, script: Script) -> bool:
 def _cut_short(request: ExamineRequest, rehearsal: RehearsalSection) -> str:
     if request.static or rehearsal.status == "completed":
         return ""
-    return f"the rehearsal was cut short: {rehearsal.reason}" if rehearsal.reason else "the rehearsal was cut short"
+    return f"{CUT_SHORT}: {rehearsal.reason}" if rehearsal.reason else CUT_SHORT
 
 
-def _incomplete(result: CheckResult, *, static: bool) -> bool:
-    return result.crashed or result.bound_hit or (bool(result.gap) and not result.unstated and not static)
+def _incomplete(result: CheckResult, outcome: Outcome) -> bool:
+    """Return whether a check could not look at what was asked for."""
+    blind = outcome.state in (OutcomeState.NOT_EVALUATED, OutcomeState.BOUND_HIT)
+    return result.crashed or result.bound_hit or (blind and not result.unstated and not result.by_nature)
 
 
 def _verdict(findings: Sequence[Finding], fail_on: Severity, complete: bool) -> tuple[Verdict, ExitCode]:

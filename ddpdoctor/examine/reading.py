@@ -23,6 +23,7 @@ from ddpdoctor.config.suppressions import Suppression
 from ddpdoctor.examination import SourceSection
 from ddpdoctor.finding import Finding, Location
 from ddpdoctor.findings.locations import shown_path
+from ddpdoctor.source.queries.subjects import is_recognised
 
 if TYPE_CHECKING:
     from ddpdoctor.catalogue.registry import Catalogue, CatalogueEntry
@@ -61,6 +62,8 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[str, ...] = ()
     """Absolute paths of what was read."""
     entry: bool = False
+    recognised: bool = False
+    """Something of a distributed training was found in it."""
     notes: tuple[str, ...] = ()
     failed: bool = False
     """It could not be read; the note says why."""
@@ -96,6 +99,7 @@ def reading_of(
         path=script.path,
         files=tuple(str(module.path) for module in script.modules),
         entry=entry,
+        recognised=is_recognised(script),
         notes=(*script.notes, *bounds_of(results)),
         results=unignored(results, choice.settings, choice.catalogue),
         comments=comments,

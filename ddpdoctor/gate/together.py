@@ -11,7 +11,10 @@ from ddpdoctor.errors import ExitCode
 from ddpdoctor.examination import Examination, Verdict
 from ddpdoctor.finding import Severity
 
-_WORST_FIRST = (OutcomeState.FINDINGS, OutcomeState.BOUND_HIT, OutcomeState.NOT_EVALUATED, OutcomeState.PASSED)
+_WORST_FIRST = (
+    *(OutcomeState.FINDINGS, OutcomeState.BOUND_HIT, OutcomeState.NOT_EVALUATED, OutcomeState.PASSED),
+    OutcomeState.NOTHING_TO_LOOK_AT,
+)
 _CODES = (ExitCode.INTERRUPTED, ExitCode.FINDINGS, ExitCode.ERROR, ExitCode.INCONCLUSIVE, ExitCode.CLEAN)
 """What decides the exit code first: an interruption, then what is certainly wrong."""
 

@@ -1,4 +1,4 @@
-"""Enters public scripts into the ledger as they are seen first: ``python -m tests.first_seen.enter LABELS MIRROR DRAW``.
+"""Enters public scripts into the ledger as first seen: ``python -m tests.first_seen.enter LABELS MIRROR DRAW``.
 
 LABELS was written by readers who had not seen what the tool says; a JSON list as in ``tests/real_code/labels.json``.
 What is said and no label speaks of is printed and nothing is entered, until a reader has judged it: a verdict each

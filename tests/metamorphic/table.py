@@ -90,9 +90,7 @@ def _row(
     return Row(transform, count, findings, tuple(changes))
 
 
-def rewritten(
-    transform: str, files: Mapping[str, str]
-) -> tuple[dict[str, str], dict[tuple[str, int], int]] | None:
+def rewritten(transform: str, files: Mapping[str, str]) -> tuple[dict[str, str], dict[tuple[str, int], int]] | None:
     """Return the files in another form, with the line of the original for each of their lines."""
     if transform == "comments":
         texts = {name: in_comments(text) for name, text in files.items()}

@@ -1,21 +1,23 @@
 """Ways to write a program otherwise without changing what it does.
 
-Each takes the files of a project by their names (``train.py`` is the entry) and gives other files, or None where it does
-not apply. Nodes keep the numbers of the lines that they come from, so that findings can be compared.
+Each takes the files of a project by their names (``train.py`` is the entry) and gives other files, or None where it
+does not apply. Nodes keep the numbers of the lines that they come from, so that findings can be compared.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 from ddpdoctor.checks import READ_IN_SOURCE
 
 Files = dict[str, ast.Module]
 Transform = Callable[[Files], "Files | None"]
-WORDS = sorted({word for words in READ_IN_SOURCE.values() for word in words} | {"accelerate", "lightning", "set_device"})
+WORDS = sorted(
+    {word for words in READ_IN_SOURCE.values() for word in words} | {"accelerate", "lightning", "set_device"}
+)
 PROSE = (
     "Do not call " + ", ".join(WORDS) + ", filelock, FSDP, fully_shard, torchmetrics, autocast, SyncBatchNorm, nccl, "
     "gloo, deepspeed, average_gradients, set_default_device, requires_grad or MASTER_ADDR here: see the manual."
@@ -31,7 +33,9 @@ _Node = TypeVar("_Node", bound=ast.AST)
 
 def in_comments(text: str) -> str:
     """Add comments of ordinary English; the lines keep their numbers but for one line before the first."""
-    lines = [line if _has_comment(line) else f"{line}  # {PROSE}" for line in text.split("\n")] if _is_flat(text) else []
+    lines = (
+        [line if _has_comment(line) else f"{line}  # {PROSE}" for line in text.split("\n")] if _is_flat(text) else []
+    )
     return "\n".join([f"# {PROSE}", *(lines or text.split("\n"))])
 
 
@@ -98,9 +102,9 @@ def _own_names(trees: Iterable[ast.Module]) -> set[str]:
                 found.add(node.id)
             elif isinstance(node, ast.arg):
                 found.add(node.arg)
+            elif isinstance(node, ast.ExceptHandler):
+                found |= {node.name} if node.name else set()
             elif isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not _is_method(tree, node):
-                found.add(node.name)
-            elif isinstance(node, ast.ExceptHandler) and node.name:
                 found.add(node.name)
             elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in {"globals", "locals", "vars", "eval"}:
                 return set()
@@ -195,7 +199,11 @@ def aliased(files: Files) -> Files:
 def _alias(tree: ast.Module, own: set[str]) -> ast.Module:
     new: dict[str, str] = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and not node.level and f"{(node.module or '').replace('.', '/')}.py" not in own:
+        if (
+            isinstance(node, ast.ImportFrom)
+            and not node.level
+            and f"{(node.module or '').replace('.', '/')}.py" not in own
+        ):
             for alias in node.names:
                 if alias.name != "*":
                     new[alias.asname or alias.name] = alias.asname = f"za_{alias.asname or alias.name}"
@@ -244,7 +252,10 @@ def _wrapped(files: Files, wrap: Callable[[list[ast.stmt]], list[ast.stmt]]) -> 
     body = [node for node in tree.body if not isinstance(node, outside)]
     used = {node.id for part in stays for node in ast.walk(part) if isinstance(node, ast.Name)}
     stored = {
-        node.id for part in body for node in ast.walk(part) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        node.id
+        for part in body
+        for node in ast.walk(part)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     }
     special = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.ListComp, ast.Lambda, ast.GeneratorExp)
     if not body or any(isinstance(node, special) for part in body for node in ast.walk(part)):
@@ -279,8 +290,13 @@ def split(files: Files) -> Files | None:
     }
     own = {node.name for node in definitions}
     used = {node.id for part in definitions for node in ast.walk(part) if isinstance(node, ast.Name)}
-    special = any(isinstance(node, (ast.Global, ast.Call)) and getattr(getattr(node, "func", None), "id", "spawn") in
-                  ("spawn", "globals") for part in definitions for node in ast.walk(part) if isinstance(node, ast.Global))
+    special = any(
+        isinstance(node, (ast.Global, ast.Call))
+        and getattr(getattr(node, "func", None), "id", "spawn") in ("spawn", "globals")
+        for part in definitions
+        for node in ast.walk(part)
+        if isinstance(node, ast.Global)
+    )
     if not definitions or used & stored or own & stored or special or len(imports) + len(definitions) == len(tree.body):
         return None
     taken = ast.ImportFrom("zs_parts", [ast.alias(name) for name in sorted(own)], 0)

@@ -52,6 +52,7 @@ CHECK = Check(
     needs=frozenset({"backwards", "collectives", "forwards"}),
     needs_live=frozenset({"step_tracks", "call_tracks"}),
     advice_in_run=True,
+    subjects=("collectives", "training"),
     triggers=("barrier", "wait_for_everyone", "reduce"),
 )
 _REMEDY = "Remove it: DDP's backward synchronises the ranks in every step."

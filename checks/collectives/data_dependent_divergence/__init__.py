@@ -49,6 +49,7 @@ CHECK = Check(
     stands_for="data-branch",
     severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
     needs=frozenset({"ranks", "collectives", "forwards", "passes"}),
+    subjects=("collectives",),
     triggers=("distributed", "Distributed", "ccelerat", "horovod", "ightning"),
 )
 _TOGETHER = (

@@ -43,6 +43,7 @@ CHECK = Check(
     stands_for="ddp-on-subset",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=frozenset({"ranks", "collectives", "wraps", "backwards"}),
+    subjects=("wrap",),
     triggers=("DataParallel",),
 )
 _REMEDY = "Build DDP on every rank, or pass a process_group that holds only the ranks that build it."

@@ -38,6 +38,7 @@ CHECK = Check(
     code="DDP315",
     name="discarded-collective-result",
     severity={"source": Severity.ERROR},
+    subjects=("collectives",),
     triggers=("reduce", "gather", "broadcast", "scatter", "to_all", "toall", "pad_across"),
 )
 

@@ -43,6 +43,7 @@ CHECK = Check(
     name="exception-divergence",
     stands_for="caught-exception",
     severity={"source": Severity.WARNING},
+    subjects=("collectives",),
     triggers=("except",),
 )
 

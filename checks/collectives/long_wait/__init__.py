@@ -53,6 +53,7 @@ CHECK = Check(
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"ranks", "collectives"}),
     needs_live=frozenset({"groups", "step_tracks", "call_tracks"}),
+    subjects=("collectives",),
     triggers=("distributed", "ccelerat"),
 )
 

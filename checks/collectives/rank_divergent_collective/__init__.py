@@ -46,6 +46,7 @@ CHECK = Check(
     stands_for="rank-branch",
     severity=dict.fromkeys(("source", "rehearsal", "run", "log"), Severity.ERROR),
     needs=frozenset({"ranks", "collectives"}),
+    subjects=("collectives",),
     triggers=(
         "distributed",
         "Distributed",

@@ -48,6 +48,7 @@ CHECK = Check(
     stands_for="lone-forward",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=frozenset({"ranks", "collectives", "forwards"}),
+    subjects=("wrap", "model"),
     triggers=("DataParallel",),
 )
 _REMEDY = (

@@ -42,6 +42,7 @@ CHECK = Check(
     name="reduce-before-backward",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=frozenset({"reduced_losses"}),
+    subjects=("collectives", "loss"),
     triggers=("reduce",),
 )
 

@@ -46,6 +46,7 @@ CHECK = Check(
     stands_for="subset-group",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=frozenset({"ranks", "groups", "waits", "outsider_calls"}),
+    subjects=("collectives",),
     triggers=("new_group",),
 )
 _REMEDY = "Move new_group out of the rank test, so that every rank calls it, or pass use_local_synchronization=True."

@@ -35,7 +35,13 @@ from ddpdoctor.finding import Fact, Finding, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
 
-CHECK = Check(code="DDP317", name="sum-as-mean", severity={"source": Severity.WARNING}, triggers=("reduce",))
+CHECK = Check(
+    code="DDP317",
+    name="sum-as-mean",
+    severity={"source": Severity.WARNING},
+    subjects=("collectives",),
+    triggers=("reduce",),
+)
 
 
 def in_source(script: Script) -> Iterator[Finding]:

@@ -44,6 +44,7 @@ CHECK = Check(
     stands_for="download-race",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"ranks", "files", "accesses", "collectives"}),
+    subjects=("job",),
     triggers=(
         "download",
         "urlretrieve",

@@ -44,6 +44,7 @@ CHECK = Check(
     name="identical-random-seed",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ADVICE),
     needs=frozenset({"loaders", "forwards", "random_states", "seedings"}),
+    subjects=("training",),
     triggers=("seed",),
 )
 REMEDY = "Seed by rank before training: torch.manual_seed(seed + rank), and so for numpy and random."

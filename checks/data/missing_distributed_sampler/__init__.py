@@ -50,6 +50,7 @@ CHECK = Check(
     name="missing-distributed-sampler",
     severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
     needs=frozenset({"loaders", "passes", "forwards"}),
+    subjects=("training", "training-loader"),
     triggers=("DataLoader", "DistributedDataParallel"),
 )
 _BY_DDP = ("a DDP model", "DistributedDataParallel")

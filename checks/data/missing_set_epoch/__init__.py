@@ -44,6 +44,7 @@ CHECK = Check(
     name="missing-set-epoch",
     severity={"source": Severity.WARNING, "rehearsal": Severity.WARNING, "run": Severity.WARNING},
     needs=frozenset({"loaders", "passes"}),
+    subjects=("sampler", "training-loader"),
     triggers=("DistributedSampler",),
 )
 

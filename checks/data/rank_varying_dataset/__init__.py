@@ -44,6 +44,7 @@ CHECK = Check(
     name="rank-varying-dataset",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"loaders", "passes", "parts", "holdings"}),
+    subjects=("sampler",),
     triggers=("DistributedSampler", "ccelerat"),
 )
 

@@ -43,6 +43,7 @@ CHECK = Check(
     name="sharded-evaluation-bias",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ADVICE),
     needs=frozenset({"loaders", "passes", "forwards", "collectives"}),
+    subjects=("training-loader",),
     triggers=("DistributedDataParallel", "DataLoader"),
 )
 REMEDIES = {

@@ -50,6 +50,7 @@ CHECK = Check(
     stands_for="uneven-passes",
     severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
     needs=frozenset({"loaders", "passes", "wraps"}),
+    subjects=("training-loader",),
     triggers=("DistributedDataParallel",),
 )
 _REMEDY = (

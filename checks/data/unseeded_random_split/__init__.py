@@ -45,6 +45,7 @@ CHECK = Check(
     name="unseeded-random-split",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=frozenset({"loaders", "parts"}),
+    subjects=("job",),
     triggers=("random_split", "train_test_split", "Subset", "DistributedSampler", "shuffle", "perm"),
 )
 REMEDY = (

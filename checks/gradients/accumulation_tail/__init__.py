@@ -46,6 +46,7 @@ CHECK = Check(
     name="accumulation-tail",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ADVICE),
     needs=frozenset({"wraps", "passes", "backwards", "optimizer_steps"}),
+    subjects=("training-loader",),
     triggers=("enumerate",),
 )
 

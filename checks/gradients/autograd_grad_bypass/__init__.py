@@ -46,6 +46,7 @@ CHECK = Check(
     name="autograd-grad-bypass",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=AVERAGING,
+    subjects=("training",),
     triggers=("autograd", "retain_graph"),
 )
 

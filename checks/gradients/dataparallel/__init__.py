@@ -34,7 +34,13 @@ from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.projection import project
 from ddpdoctor.source.script.script import Script
 
-CHECK = Check(code="DDP209", name="dataparallel", severity={"source": Severity.WARNING}, triggers=("DataParallel",))
+CHECK = Check(
+    code="DDP209",
+    name="dataparallel",
+    severity={"source": Severity.WARNING},
+    subjects=("data-parallel",),
+    triggers=("DataParallel",),
+)
 
 
 def in_source(script: Script) -> Iterator[Finding]:

@@ -48,6 +48,7 @@ CHECK = Check(
     name="diverged-replicas",
     severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
     needs=AVERAGING | {"collectives", "parameter_digests", "training_states"},
+    subjects=("training",),
     triggers=("ReduceLROnPlateau",),
 )
 REMEDIES = {

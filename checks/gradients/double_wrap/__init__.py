@@ -40,6 +40,7 @@ CHECK = Check(
     name="double-wrap",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"wraps"}),
+    subjects=("wrap",),
     triggers=("DistributedDataParallel",),
 )
 

@@ -46,6 +46,7 @@ CHECK = Check(
     name="forward-bypasses-ddp",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=AVERAGING,
+    subjects=("wrap", "loss"),
     triggers=("DistributedDataParallel",),
 )
 

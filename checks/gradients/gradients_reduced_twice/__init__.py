@@ -35,7 +35,11 @@ from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
 
 CHECK = Check(
-    code="DDP222", name="gradients-reduced-twice", severity={"source": Severity.WARNING}, triggers=("all_reduce",)
+    code="DDP222",
+    name="gradients-reduced-twice",
+    severity={"source": Severity.WARNING},
+    subjects=("collectives",),
+    triggers=("all_reduce",),
 )
 
 

@@ -47,6 +47,7 @@ CHECK = Check(
     name="misplaced-no-sync",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=AVERAGING | {"collectives", "passes"},
+    subjects=("wrap", "loss"),
     triggers=("no_sync", "require_backward_grad_sync"),
 )
 REMEDY = (

@@ -47,6 +47,7 @@ CHECK = Check(
     severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
     needs=frozenset({"collectives", "loaders", "passes", "backwards"})
     | {"optimizer_steps", "gradient_digests", "parameter_digests", "written_averages"},
+    subjects=("training",),
     triggers=("DistributedSampler",),
 )
 

@@ -48,6 +48,7 @@ CHECK = Check(
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"wraps", "forwards", "backwards", "optimizer_steps"}),
     needs_live=frozenset({"wraps", "loaders", "passes", "step_tracks"}),
+    subjects=("training",),
     triggers=("DistributedDataParallel",),
 )
 

@@ -46,6 +46,7 @@ CHECK = Check(
     name="module-changed-after-wrap",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=AVERAGING,
+    subjects=("wrap",),
     triggers=("DistributedDataParallel",),
 )
 REMEDY = "Change the model before the wrap, or wrap it again after the change."

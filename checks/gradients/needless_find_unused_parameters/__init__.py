@@ -45,6 +45,7 @@ CHECK = Check(
     severity={"source": Severity.ADVICE, "rehearsal": Severity.WARNING, "run": Severity.WARNING},
     needs=frozenset({"wraps", "wrap_changes", "backwards", "missing_gradients"}),
     needs_live=frozenset({"wraps", "unused_searches"}),
+    subjects=("model",),
     triggers=("find_unused_parameters",),
 )
 REMEDY = "Omit find_unused_parameters if no input makes forward skip a layer: an unused parameter would raise an error."

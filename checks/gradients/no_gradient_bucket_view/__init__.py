@@ -40,6 +40,7 @@ CHECK = Check(
     name="no-gradient-bucket-view",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ADVICE),
     needs=frozenset({"wraps"}),
+    subjects=("model",),
     triggers=("DistributedDataParallel",),
 )
 WORTH_REPORTING_BYTES = 100_000_000

@@ -46,6 +46,7 @@ CHECK = Check(
     name="optimizer-misplaced",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=frozenset({"unheld_parameters", "wraps"}),
+    subjects=("training",),
     triggers=("optim",),
 )
 _AFTER_CHANGE = "Build the optimizer after the last change of the model."

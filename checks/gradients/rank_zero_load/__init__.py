@@ -42,6 +42,7 @@ CHECK = Check(
     name="rank-zero-load",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=frozenset({"training_states"}),
+    subjects=("job",),
     triggers=("load_state_dict",),
 )
 

@@ -41,6 +41,7 @@ CHECK = Check(
     name="syncbn-after-wrap",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=frozenset({"wraps", "wrap_changes"}),
+    subjects=("wrap",),
     triggers=("convert_sync",),
 )
 

@@ -43,6 +43,7 @@ CHECK = Check(
     name="unsynchronised-batchnorm",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ADVICE),
     needs=frozenset({"wraps", "forwards", "loaders"}),
+    subjects=("model", "training-loader"),
     triggers=("BatchNorm",),
 )
 SMALL_BATCH = 16

@@ -48,6 +48,7 @@ CHECK = Check(
     severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR, "log": Severity.ERROR},
     needs=frozenset({"wraps", "missing_gradients"}),
     needs_live=frozenset({"ranks", "wraps"}),
+    subjects=("model",),
     triggers=("DistributedDataParallel",),
 )
 

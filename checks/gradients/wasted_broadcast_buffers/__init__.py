@@ -40,6 +40,7 @@ CHECK = Check(
     name="wasted-broadcast-buffers",
     severity={"source": Severity.ADVICE, "rehearsal": Severity.WARNING, "run": Severity.WARNING},
     needs=frozenset({"wraps", "buffers"}),
+    subjects=("model",),
     triggers=("DataParallel", "Accelerator"),
 )
 WARNING_BYTES = 1_000_000

@@ -41,6 +41,7 @@ CHECK = Check(
     stands_for="wrapper-attribute",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=frozenset({"ranks"}),
+    subjects=("wrap",),
     triggers=("DistributedDataParallel", "ccelerat"),
 )
 

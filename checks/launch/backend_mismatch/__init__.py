@@ -50,6 +50,7 @@ CHECK = Check(
     stands_for="no-backend",
     severity={"source": Severity.WARNING, **dict.fromkeys(("rehearsal", "run", "log"), Severity.ERROR)},
     needs=frozenset({"waits"}),
+    subjects=("job",),
     triggers=("init_process_group",),
 )
 _TITLES = {

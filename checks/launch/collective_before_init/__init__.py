@@ -34,7 +34,11 @@ from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
 
 CHECK = Check(
-    code="DDP518", name="collective-before-init", severity={"source": Severity.ERROR}, triggers=("init_process_group",)
+    code="DDP518",
+    name="collective-before-init",
+    severity={"source": Severity.ERROR},
+    subjects=("job",),
+    triggers=("init_process_group",),
 )
 
 

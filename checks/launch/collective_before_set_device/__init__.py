@@ -43,6 +43,7 @@ CHECK = Check(
     name="collective-before-set-device",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ADVICE),
     needs=frozenset({"waits", "device_choices"}),
+    subjects=("job",),
     triggers=("set_device",),
 )
 

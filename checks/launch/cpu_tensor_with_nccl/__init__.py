@@ -45,6 +45,7 @@ CHECK = Check(
     stands_for="cpu-tensor",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=frozenset({"ranks"}),
+    subjects=("collectives",),
     triggers=("nccl", "NCCL"),
 )
 REMEDY = "Make the tensor on the rank's GPU with device=, or move it there before the call."

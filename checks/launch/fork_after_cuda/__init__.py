@@ -47,6 +47,7 @@ CHECK = Check(
     stands_for="cuda-after-fork",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"ranks", "forked_uses", "device_uses"}),
+    subjects=("job",),
     triggers=("num_workers", "Process"),
 )
 REMEDY = "Return CPU tensors, with pin_memory=True in the loader, and move the batch in the training loop."

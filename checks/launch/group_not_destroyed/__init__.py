@@ -42,6 +42,7 @@ CHECK = Check(
     name="group-not-destroyed",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ADVICE),
     needs=frozenset({"ranks", "waits"}),
+    subjects=("job",),
     triggers=("init_process_group",),
 )
 REMEDY = "Call dist.destroy_process_group() at the end of what each rank runs."

@@ -45,6 +45,7 @@ CHECK = Check(
     stands_for="port-in-use",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"ranks", "waits", "settings"}),
+    subjects=("job",),
     triggers=("init_process_group",),
 )
 

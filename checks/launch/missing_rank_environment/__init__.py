@@ -44,6 +44,7 @@ CHECK = Check(
     name="missing-rank-environment",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=frozenset({"waits"}),
+    subjects=("job",),
     triggers=("init_process_group",),
 )
 REMEDY = "Give rank= and world_size= to init_process_group, and set MASTER_ADDR and MASTER_PORT before it."

@@ -48,6 +48,7 @@ CHECK = Check(
     name="missing-set-device",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"ranks", "device_uses", "settings"}),
+    subjects=("job",),
     triggers=("cuda", "nccl"),
 )
 MAXIMUM_PLACES = 5

@@ -48,6 +48,7 @@ CHECK = Check(
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=frozenset({"ranks"}),
     nodes=2,
+    subjects=("job",),
     triggers=("rank", "RANK", "SLURM_", "local_process_index", "is_local_main_process"),
 )
 MAXIMUM_PLACES = 5

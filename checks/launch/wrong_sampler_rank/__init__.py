@@ -45,6 +45,7 @@ CHECK = Check(
     name="wrong-sampler-rank",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=frozenset({"loaders", "passes"}),
+    subjects=("sampler",),
     triggers=("DistributedSampler",),
 )
 

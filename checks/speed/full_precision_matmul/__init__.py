@@ -44,6 +44,7 @@ CHECK = Check(
     name="full-precision-matmul",
     severity=dict.fromkeys(("source", "run"), Severity.ADVICE),
     needs=frozenset({"wraps", "matmul_precisions"}),
+    subjects=("wrap", "training"),
     triggers=("DataParallel",),
 )
 _REMEDY = 'Use torch.autocast with bfloat16, or torch.set_float32_matmul_precision("high").'

@@ -46,6 +46,7 @@ CHECK = Check(
     name="host-sync-in-loop",
     severity=dict.fromkeys(("source", "run"), Severity.ADVICE),
     needs=frozenset({"step_tracks", "host_reads"}),
+    subjects=("wrap", "loss"),
     triggers=("DataParallel",),
 )
 _REMEDY = "Add up detached tensors on the GPU, and read them every 50 steps or once an epoch."

@@ -48,6 +48,7 @@ CHECK = Check(
     stands_for="input-bound",
     severity={"source": Severity.ADVICE, "run": Severity.WARNING},
     needs=frozenset({"step_tracks"}),
+    subjects=("training-loader",),
     triggers=("DataLoader",),
 )
 MUCH_MORE = 1.25

@@ -45,6 +45,7 @@ CHECK = Check(
     stands_for="missing-device",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"ranks", "files", "checkpoint_loads"}),
+    subjects=("job",),
     triggers=("load",),
 )
 

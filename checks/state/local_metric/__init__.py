@@ -41,6 +41,7 @@ CHECK = Check(
     code="DDP606",
     name="local-metric",
     severity={"source": Severity.ADVICE},
+    subjects=("job", "loss"),
     triggers=("print", "log", "add_scalar", "info"),
 )
 

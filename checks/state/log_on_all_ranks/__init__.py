@@ -38,6 +38,7 @@ CHECK = Check(
     code="DDP605",
     name="log-on-all-ranks",
     severity={"source": Severity.ADVICE},
+    subjects=("job",),
     triggers=("print", "tqdm", "trange", "wandb", "mlflow", "SummaryWriter", "Experiment", "neptune", "clearml", "aim"),
 )
 

@@ -41,6 +41,7 @@ CHECK = Check(
     name="module-prefix",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ADVICE),
     needs=frozenset({"ranks", "state_names"}),
+    subjects=("wrap",),
     triggers=("load_state_dict",),
 )
 

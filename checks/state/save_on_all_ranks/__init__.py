@@ -43,6 +43,7 @@ CHECK = Check(
     stands_for="many-writers",
     severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
     needs=frozenset({"files"}),
+    subjects=("job",),
     triggers=("save", "write_text", "write_bytes", "to_csv", "to_parquet", "dump"),
 )
 MAXIMUM_PLACES = 5

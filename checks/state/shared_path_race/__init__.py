@@ -47,6 +47,7 @@ CHECK = Check(
     stands_for="path-race",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"ranks", "files", "accesses"}),
+    subjects=("job",),
     triggers=(
         *("mkdir", "makedirs", "rmtree", "remove", "unlink", "rmdir", "rename", "replace", "sleep", "open"),
         *("symlink", "savefig"),

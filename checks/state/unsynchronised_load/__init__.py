@@ -46,6 +46,7 @@ CHECK = Check(
     stands_for="early-read",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"ranks", "files", "accesses", "collectives"}),
+    subjects=("job",),
     triggers=("save", "open", "write_text", "write_bytes", "to_csv", "to_parquet", "dump", "shutil"),
 )
 REMEDY = "Call dist.barrier() on all ranks between the write and the read."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ddpdoctor.check import Outcome
 from ddpdoctor.examination import Examination
 from ddpdoctor.finding import Finding
 from ddpdoctor.findings.locations import shown_path
@@ -39,8 +40,14 @@ def why_incomplete(examination: Examination) -> str:
         return f"the rehearsal {'was stopped' if rehearsal.status == 'stopped' else 'failed'}{reason}"
     if examination.source.status == "failed":
         return "; ".join(examination.source.notes)
-    gap = next((outcome for outcome in examination.outcomes if outcome.reason and not outcome.unstated), None)
+    if not examination.recognised:
+        return f"no distributed training was recognised in {examination.target}"
+    gap = next((outcome for outcome in examination.outcomes if _leaves_gap(outcome)), None)
     return f"{gap.name} was not evaluated: {gap.reason}" if gap else "not everything could be examined"
+
+
+def _leaves_gap(outcome: Outcome) -> bool:
+    return bool(outcome.reason) and not outcome.unstated and not outcome.by_nature
 
 
 def _line(finding: Finding, examination: Examination) -> str:

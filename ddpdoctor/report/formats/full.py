@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from rich.text import Text
 
-from ddpdoctor.check import OutcomeState
+from ddpdoctor.check import CUT_SHORT, OutcomeState
 from ddpdoctor.examination import Examination, RehearsalSection, Unreached
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.findings.locations import shown_path
@@ -135,19 +135,14 @@ def _place(place: Unreached, root: str) -> str:
 
 def _summary(examination: Examination, width: int) -> list[Text]:
     found = _found(examination.findings)
-    outcomes = examination.outcomes
-    passed = sum(outcome.state is OutcomeState.PASSED for outcome in outcomes)
-    blind = sum(outcome.state in (OutcomeState.NOT_EVALUATED, OutcomeState.BOUND_HIT) for outcome in outcomes)
-    unstated = sum(outcome.unstated for outcome in outcomes)
-    blind_to = " because [tool.ddpdoctor.job] does not set them" if unstated == blind else ""
-    checks = f"{_count(passed, 'check')} passed" + (f", {blind} not evaluated{blind_to}" if blind else "")
-    if not passed and blind:
-        checks = f"{_count(blind, 'check')} not evaluated"
+    checks = _what_became_of_the_checks(examination)
     if examination.refuted:
         checks += f"; the rehearsal refuted {_count(len(examination.refuted), 'suspicion')} of the source"
     if examination.gate is not None:
         found = f"{found} beyond {one_line(examination.gate.against)}" if examination.findings else "Nothing new"
-    if examination.verdict == "inconclusive":
+    if not examination.recognised:
+        sentence = f"Inconclusive: no distributed training was recognised in {one_line(examination.target)}."
+    elif examination.verdict == "inconclusive":
         sentence = f"Inconclusive: {found[0].lower()}{found[1:]}, and not everything could be examined; {checks}."
     elif examination.findings and examination.verdict == "clean":
         sentence = f"{found}, none at or above --fail-on {examination.fail_on.value}; {checks}."
@@ -156,6 +151,28 @@ def _summary(examination: Examination, width: int) -> list[Text]:
     else:
         sentence = f"{found}; {checks}."
     return paragraph(Text(sentence, _VERDICT_STYLES[examination.verdict]), width, indent=0)
+
+
+def _what_became_of_the_checks(examination: Examination) -> str:
+    """Return how many checks passed, had nothing to look at, and were not evaluated, and why the first of these."""
+    outcomes = examination.outcomes
+    passed = sum(outcome.state is OutcomeState.PASSED for outcome in outcomes)
+    idle = sum(outcome.state is OutcomeState.NOTHING_TO_LOOK_AT for outcome in outcomes)
+    blind = [outcome for outcome in outcomes if outcome.state in (OutcomeState.NOT_EVALUATED, OutcomeState.BOUND_HIT)]
+    of_run = sum(outcome.by_nature for outcome in blind)
+    unstated = sum(outcome.unstated for outcome in blind)
+    others = [outcome for outcome in blind if not outcome.by_nature and not outcome.unstated]
+    cut = sum(outcome.reason.startswith(CUT_SHORT) for outcome in others)
+    parts = [f"{_count(passed, 'check')} passed"] if passed or not blind else []
+    parts += [f"{idle} had nothing to look at"] if idle else []
+    parts += [f"{cut} need the run to go on"] if cut else []
+    parts += [f"{of_run} need a run"] if of_run else []
+    parts += [f"{unstated} not evaluated because [tool.ddpdoctor.job] does not set them"] if unstated else []
+    rest = [outcome for outcome in others if not outcome.reason.startswith(CUT_SHORT)]
+    if rest:
+        parts.append(f"{len(rest)} not evaluated: {one_line(rest[0].reason)}")
+    text = ", ".join(parts)
+    return text if passed or not blind else f"{_count(len(outcomes), 'check')}: {text}"
 
 
 def _found(findings: Iterable[Finding]) -> str:

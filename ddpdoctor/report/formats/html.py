@@ -102,6 +102,7 @@ def _checks(examination: Examination) -> list[tuple[str, str, str]]:
     states = {
         OutcomeState.FINDINGS: "findings",
         OutcomeState.PASSED: "passed",
+        OutcomeState.NOTHING_TO_LOOK_AT: "nothing to look at",
         OutcomeState.NOT_EVALUATED: "not evaluated",
         OutcomeState.BOUND_HIT: "bound hit",
     }

@@ -31,7 +31,8 @@ def render(examination: Examination) -> str:
             continue
         case = _case(checks, f"{outcome.code} {outcome.name}", one_line(examination.target))
         if outcome.state is not OutcomeState.PASSED:
-            ElementTree.SubElement(case, "skipped", message=one_line(outcome.reason))
+            reason = outcome.reason or "the script has nothing of what this check looks at"
+            ElementTree.SubElement(case, "skipped", message=one_line(reason))
     if leaves_doubt(examination):
         case = _case(checks, "everything was examined", one_line(examination.target))
         ElementTree.SubElement(case, "skipped", message=one_line(f"inconclusive: {why_incomplete(examination)}"))

@@ -440,5 +440,7 @@ def _names(tree: Tree) -> tuple[str, ...]:
         if len(names) > SHOWN:
             return (*names[:SHOWN], "...")
     return tuple(names)
+
+
 AHEAD = 200
 """Items of a tree that are looked at to tell what one side has done that the other does later: 50,000 took 9 s."""

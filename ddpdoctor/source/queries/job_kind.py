@@ -66,18 +66,20 @@ def framework(script: Script) -> str:
     """
     kept: str | None = script.__dict__.get("_framework")
     if kept is None:
-        kept = script.__dict__["_framework"] = next(_frameworks(project(script)), "")
+        found = next(frameworks(project(script)), None)
+        kept = script.__dict__["_framework"] = "" if found is None else found.name.partition(".")[0]
     return kept
 
 
-def _frameworks(projection: Projection) -> Iterator[str]:
+def frameworks(projection: Projection) -> Iterator[Event]:
+    """Yield where a training framework starts ranks, places the model or trains, whatever the mode."""
     for event in projection.events:
         if event.kind in ("object", "call") and not event.conditions:
             top, _, rest = event.name.partition(".")
-            if top in _FRAMEWORKS and _TAKES_OVER.search(rest):
-                yield top
-            if top == "transformers" and rest.endswith("Trainer"):
-                yield top
+            if (top in _FRAMEWORKS and _TAKES_OVER.search(rest)) or (
+                top == "transformers" and rest.endswith("Trainer")
+            ):
+                yield event
 
 
 def is_distributed(projection: Projection) -> bool:

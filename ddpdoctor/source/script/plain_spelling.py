@@ -31,7 +31,7 @@ def in_plain_spelling(tree: ast.Module) -> None:
 def _plain(node: object) -> ast.AST | None:
     """Return the plain spelling of a node; None where it has no other."""
     if isinstance(node, ast.JoinedStr):
-        texts = [part.value for part in node.values if isinstance(part, ast.Constant)]
+        texts = [str(part.value) for part in node.values if isinstance(part, ast.Constant)]
         return ast.copy_location(ast.Constant("".join(texts)), node) if len(texts) == len(node.values) else None
     if isinstance(node, ast.Call):
         name = _attribute_named(node, "getattr", 2)
@@ -47,7 +47,7 @@ def _plain(node: object) -> ast.AST | None:
 
 def _attribute_named(call: ast.Call, function: str, arguments: int) -> str:
     """Return the attribute that ``getattr`` or ``setattr`` is given as a constant; empty for any other call."""
-    if call.func.__class__ is not ast.Name or call.func.id != function or call.keywords:  # type: ignore[attr-defined]
+    if not isinstance(call.func, ast.Name) or call.func.id != function or call.keywords:
         return ""
     name = call.args[1] if len(call.args) == arguments else None
     text = name.value if isinstance(name, ast.Constant) else None

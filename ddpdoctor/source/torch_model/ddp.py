@@ -103,12 +103,13 @@ def backward(machine: Machine, node: ast.AST, losses: list[Value], receiver: Val
     through_ddp = any(kind == "ddp" for kind, _ in tags)
     if isinstance(receiver, ExternalObject) and receiver.name == ENGINE:
         tags |= {("engine", receiver.number)}
+    unread = not through_ddp and any(isinstance(loss, Unknown) and loss.opaque for loss in (*losses, receiver))
     machine.emit(
         "backward",
         "backward through the DDP model",
         node,
         losses,
-        receiver=Unknown(tags=tags),
+        receiver=Unknown(opaque=unread, tags=tags),
         in_tree=through_ddp and machine.synchronising,
     )
 

@@ -1,0 +1,236 @@
+"""What of a script checks look at, and what of it was not understood: where an outcome may say "passed".
+
+A check that names its subjects has passed where all of them were found and followed, has nothing to look at where the
+script has none of them, and was not evaluated where a gap may hide them.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from ddpdoctor.check import Subject
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import (
+    ExternalObject,
+    Unknown,
+    Value,
+    constant,
+    options_of,
+    tags_of,
+)
+from ddpdoctor.source.projection import Projection, project
+from ddpdoctor.source.queries.job_kind import frameworks, is_distributed
+from ddpdoctor.source.queries.training_loops import by_engine, feedings, through_ddp
+from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.syntax_index import last_name
+
+_OF_TRAINING: tuple[Subject, ...] = ("wrap", "model", "training", "loss", "training-loader", "sampler")
+MOST_GAPS = 3
+"""Gaps that a reason names; the first is mostly the cause of the others."""
+
+
+class Gap(msgspec.Struct, frozen=True):
+    """Something that was not understood."""
+
+    text: str
+    """A clause with the place: ``the loss comes from calc_loss (train.py:41), which was not followed``."""
+    hides: tuple[Subject, ...]
+    """What may be behind it."""
+    hides_words: bool = False
+    """What is behind it may use words that are nowhere in the code that was read."""
+
+
+class LookedAt(msgspec.Struct, frozen=True):
+    """What became of the subjects of a check that found nothing."""
+
+    nothing: bool
+    """The script has none of them."""
+    gap: str = ""
+    """Why it may have some that were not seen; empty when all were."""
+
+
+def looked_at(script: Script, subjects: Sequence[Subject], *, triggered: bool) -> LookedAt:
+    """Return whether a check of some subjects had anything to look at; ``triggered`` when its words are in the code."""
+    projection = project(script)
+    relevant = [gap for gap in gaps(projection) if (triggered or gap.hides_words) and set(gap.hides) & set(subjects)]
+    if relevant:
+        return LookedAt(False, "; ".join(list(dict.fromkeys(gap.text for gap in relevant))[:MOST_GAPS]))
+    return LookedAt(not triggered or not all(_is_found(projection, subject) for subject in subjects))
+
+
+def is_recognised(script: Script) -> bool:
+    """Return whether anything of a distributed training was recognised in a script."""
+    projection = project(script)
+    recognised: tuple[Subject, ...] = ("job", "wrap", "data-parallel", "sampler")
+    return (
+        script.spawns_ranks is not None
+        or any(_is_found(projection, subject) for subject in recognised)
+        or next(frameworks(projection), None) is not None
+    )
+
+
+def _is_found(projection: Projection, subject: Subject) -> bool:
+    known: dict[Subject, bool] = projection.__dict__.setdefault("_subjects", {})
+    if subject not in known:
+        known[subject] = _FOUND[subject](projection)
+    return known[subject]
+
+
+def _any_of(*kinds: str) -> Callable[[Projection], bool]:
+    return lambda projection: any(event.kind in kinds and not event.in_parent for event in projection.events)
+
+
+_FOUND: Mapping[Subject, Callable[[Projection], bool]] = {
+    "job": is_distributed,
+    "collectives": _any_of("collective", "wrap"),
+    "wrap": _any_of("wrap"),
+    "model": _any_of("wrap"),
+    "training": lambda projection: is_distributed(projection) and any(projection.in_course("backward")),
+    "loss": lambda projection: any(through_ddp(projection, one) for one in projection.in_course("backward")),
+    "training-loader": lambda projection: any(feedings(projection)),
+    "sampler": _any_of("sampler"),
+    "data-parallel": _any_of("data-parallel"),
+}
+
+
+def gaps(projection: Projection) -> tuple[Gap, ...]:
+    """Return what of a script was not understood, each cause once; kept with the projection."""
+    known: tuple[Gap, ...] | None = projection.__dict__.get("_gaps")
+    if known is None:
+        known = projection.__dict__["_gaps"] = tuple(dict.fromkeys(_gaps(projection)))
+    return known
+
+
+def _gaps(projection: Projection) -> Iterator[Gap]:
+    if not is_distributed(projection):
+        yield from _frameworks(projection)
+        return
+    yield from _frameworks(projection)
+    yield from _samplers(projection)
+    yield from _models(projection)
+    yield from _losses(projection)
+    yield from _missing_training(projection)
+    if any(walk.uncertain for walk in projection.walks):
+        yield Gap("a function that only some ranks call was not followed", ("collectives",))
+
+
+def _frameworks(projection: Projection) -> Iterator[Gap]:
+    for event in frameworks(projection):
+        top = event.name.partition(".")[0]
+        if top not in _MODELLED:
+            text = f"{event.name} runs the training ({_place(event)}), which was not followed"
+            yield Gap(text, (*_OF_TRAINING, "collectives"), hides_words=True)
+            return
+
+
+_MODELLED = frozenset({"accelerate", "deepspeed", "lightning", "lightning_fabric", "pytorch_lightning", "transformers"})
+"""Frameworks whose effect on ranks, models and loaders is modelled in ``torch_model``; apart from those, gaps."""
+
+
+def _samplers(projection: Projection) -> Iterator[Gap]:
+    machine = projection.machine
+    for loader in projection.in_course("loader"):
+        for name, position in (("sampler", 3), ("batch_sampler", 4)):
+            given = loader.argument(name, position)
+            for option in options_of(given) if given is not None else ():
+                unread = _unread(option) or (
+                    isinstance(option, ExternalObject)
+                    and not option.name.startswith("torch.")
+                    and machine.object(option) is not None
+                )
+                if unread and constant(option) is not None:
+                    source = _source_of(loader, name, position)
+                    text = f"the sampler of the DataLoader at {_place(loader)} is {source}, which was not read"
+                    yield Gap(text, ("sampler", "training-loader"), hides_words=True)
+
+
+def _models(projection: Projection) -> Iterator[Gap]:
+    for wrap in projection.in_course("wrap"):
+        module = wrap.argument("module", 0)
+        if module is not None and all(map(_unread, options_of(module))):
+            source = _source_of(wrap, "module", 0)
+            yield Gap(f"the model that DDP wraps at {_place(wrap)} is {source}, whose class was not read", ("model",))
+
+
+def _losses(projection: Projection) -> Iterator[Gap]:
+    wrapped = any(projection.of_kind("wrap"))
+    for backward in projection.in_course("backward"):
+        receiver = backward.receiver
+        known = through_ddp(projection, backward) or by_engine(backward)
+        if wrapped and not known and isinstance(receiver, Unknown) and receiver.opaque:
+            text = f"the loss at {_place(backward)} comes from {_origin(backward)}, which was not followed"
+            yield Gap(text, ("loss",))
+
+
+def _missing_training(projection: Projection) -> Iterator[Gap]:
+    wrap = next(projection.in_course("wrap"), None)
+    if wrap is None or any(projection.of_kind("backward")):
+        return
+    if any(event.gradients for event in projection.of_kind("ddp-forward")) or _trained_elsewhere(projection):
+        text = f"the model is wrapped at {_place(wrap)}, and no backward of it was found"
+        yield Gap(text, ("training", "loss", "training-loader"))
+
+
+def _trained_elsewhere(projection: Projection) -> bool:
+    """Return whether something that was not read is given a DDP object, which it may train."""
+    return any(
+        isinstance(value, ExternalObject) and value.number in {wrap.ordinal for wrap in projection.of_kind("wrap")}
+        for event in projection.of_kind("call", "object")
+        for value in (*event.positional, *event.named.values())
+    )
+
+
+def _unread(value: Value) -> bool:
+    """Return whether nothing is known of a value but that it came out of code that was not read."""
+    return isinstance(value, Unknown) and value.opaque and not tags_of(value)
+
+
+def _place(event: Event) -> str:
+    return f"{event.module.path.name}:{getattr(event.node, 'lineno', 1)}"
+
+
+def _source_of(event: Event, name: str, position: int) -> str:
+    """Return the source of an argument, or of what its variable was assigned."""
+    call = event.node
+    arguments: Iterable[ast.expr] = getattr(call, "args", ())
+    given = next((entry.value for entry in getattr(call, "keywords", ()) if entry.arg == name), None)
+    given = given or next(iter(list(arguments)[position : position + 1]), None)
+    return _called(event.module, event.node, given) if given is not None else "not known"
+
+
+def _origin(backward: Event) -> str:
+    """Return what the loss of a backward was computed by, in the function that it stands in."""
+    call = backward.node
+    loss = call.func.value if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) else None
+    if isinstance(loss, ast.Call) and loss.args:  # scaler.scale(loss).backward()
+        loss = loss.args[0]
+    elif isinstance(call, ast.Call) and call.args:
+        loss = call.args[0]
+    return _called(backward.module, call, loss) if loss is not None else "a place that is not known"
+
+
+def _called(module: Module, node: ast.AST, value: ast.expr) -> str:
+    """Return what a value comes from: the call that its variable was assigned last, before a node."""
+    line = getattr(node, "lineno", 0)
+    for _ in range(3):
+        name = value.id if isinstance(value, ast.Name) else ""
+        before = [
+            one.value
+            for one in module.index.within(module.body_around(node), ast.Assign)
+            if name and one.lineno <= line and any(last_name(target) == name for target in _targets(one))
+        ]
+        if not before or before[-1] is value:
+            break
+        value = before[-1]
+        line = value.lineno
+    shown = value.func if isinstance(value, ast.Call) else value
+    return f"`{module.excerpt(shown, 40)}`"
+
+
+def _targets(statement: ast.Assign) -> Iterator[ast.expr]:
+    for target in statement.targets:
+        yield from target.elts if isinstance(target, (ast.Tuple, ast.List)) else (target,)
