@@ -188,7 +188,7 @@ READ_IN_SOURCE: Mapping[str, tuple[str, ...]] = {
     "DDP205": ("BatchNorm",),
     "DDP206": ("optim",),
     "DDP207": ("DistributedDataParallel",),
-    "DDP208": ("ReduceLROnPlateau",),
+    "DDP208": ("DistributedDataParallel", "ReduceLROnPlateau", "ccelerat"),
     "DDP209": ("DataParallel",),
     "DDP211": ("DistributedDataParallel",),
     "DDP213": ("DistributedDataParallel",),

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import click
+import msgspec
 
 from ddpdoctor.api import checked
 from ddpdoctor.cli.examination_output import ExaminationOutput, output_options
 from ddpdoctor.cli.options.command import MOST_PROCESSES, ScriptCommand, Seconds, help_option, paths_argument
 from ddpdoctor.cli.options.launch import launch_line, script_path
 from ddpdoctor.cli.options.rehearsal import judging_options, rehearsal_options, words
-from ddpdoctor.errors import UnreadableScript, UsageError
+from ddpdoctor.errors import ExitCode, UnreadableScript, UsageError
 from ddpdoctor.examination import Examination
 from ddpdoctor.examine.one_script import ExamineRequest, unreadable
 from ddpdoctor.examine.rehearsal_variants import STRESSES
@@ -60,6 +61,11 @@ STDIN = "-"
 )
 @click.option("--keep", is_flag=True, help="Keep the files that the rehearsal writes, and print where they are.")
 @judging_options
+@click.option(
+    "--only-findings",
+    is_flag=True,
+    help="For hooks and editors: exit with 0 unless something is found, and say nothing of what holds no training.",
+)
 @click.option("--exclude", multiple=True, metavar="PATTERN", help="Exclude these from the directories to examine.")
 @click.option("--force-exclude", is_flag=True, help="Apply --exclude even to files that are named explicitly.")
 @click.option("--stdin-filename", metavar="FILE", help="The file name to use for the source on stdin (`-`).")
@@ -92,6 +98,7 @@ def check(
     select: tuple[str, ...],
     ignore: tuple[str, ...],
     fail_on: str | None,
+    only_findings: bool,
     exclude: tuple[str, ...],
     force_exclude: bool,
     stdin_filename: str | None,
@@ -108,7 +115,8 @@ def check(
     as in `ddpdoctor check -- torchrun --nproc-per-node 8 train.py`. With --static also several scripts, directories
     (their entry scripts are found), or stdin (`-`). Existing files are changed only with --fix and --allow-writes.
 
-    Exit code: 0 nothing found, 1 findings, 2 wrong usage, 3 inconclusive, 130 interrupted.
+    Exit code: 0 nothing found, 1 findings, 2 wrong usage, 3 inconclusive (code that was not followed, or nothing of a
+    distributed training), 130 interrupted.
     """
     line = launch_line(ctx, paths, module)
     if fix and diff:
@@ -167,6 +175,10 @@ def check(
             ignore=ignored,
         )
         examination = _examined(lambda: _examined_script(single, threshold), single, for_people=for_people)
+    if only_findings and examination.exit_code is ExitCode.INCONCLUSIVE:
+        examination = msgspec.structs.replace(examination, exit_code=ExitCode.CLEAN)
+        if not examination.recognised and for_people:
+            ctx.exit(ExitCode.CLEAN)
     wanted.write(examination)
     ctx.exit(examination.exit_code)
 

@@ -79,7 +79,8 @@ def _install(python: Path, *what: str) -> None:
 
 
 def _try(python: Path, directory: Path) -> None:
-    (directory / "train.py").write_text("import torch\n")
+    joins = "import torch.distributed as dist\ndist.init_process_group()\ndist.destroy_process_group()\n"
+    (directory / "train.py").write_text(joins)
     assert _run("-m", "ddpdoctor", "--version", cwd=directory, python=python) == f"ddpdoctor {__version__}\n"
     script = subprocess.run(
         (python.parent / "ddpdoctor", "check", "--static", "train.py"), cwd=directory, capture_output=True, text=True

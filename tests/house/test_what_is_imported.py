@@ -20,7 +20,10 @@ print(code, *sorted(module for module in sys.modules if "." not in module), file
 
 SCRIPT = """
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+dist.destroy_process_group()
 """
 
 

@@ -31,7 +31,7 @@ _LOCAL_FAILURES = frozenset(
 )
 """Exceptions that data or memory can raise on one rank alone."""
 _SETTING_UP = frozenset({"init_process_group", "new_group"})
-_ENDS = re.compile(r"exit|abort|kill|terminate|shutdown|destroy|fatal|fail", re.IGNORECASE)
+_ENDS = re.compile(r"exit|quit$|abort|kill|terminate|shutdown|destroy|fatal|fail", re.IGNORECASE)
 _FETCHES = frozenset({"next", "anext"})
 
 

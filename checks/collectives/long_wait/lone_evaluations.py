@@ -9,8 +9,8 @@ from ddpdoctor.checks.collectives.long_wait.source import LongWait
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.queries.evaluations import evaluating_forwards, only_loader
 from ddpdoctor.source.queries.sync_points import reported_lines, sync_events
+from ddpdoctor.source.queries.training_loops import evaluating_forwards, only_loader
 from ddpdoctor.source.ranks.ranks import numbers_in
 
 

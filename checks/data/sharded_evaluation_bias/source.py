@@ -9,8 +9,14 @@ import msgspec
 from ddpdoctor.source.events import Event, LoopAround
 from ddpdoctor.source.interpreter.values import ALL_RANKS
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.queries.evaluations import evaluating_forwards, only_loader
-from ddpdoctor.source.queries.training_loops import by_engine, division, feedings, through_ddp
+from ddpdoctor.source.queries.training_loops import (
+    by_engine,
+    division,
+    evaluating_forwards,
+    feedings,
+    only_loader,
+    through_ddp,
+)
 
 
 class RepeatedEvaluation(msgspec.Struct, frozen=True, eq=False):

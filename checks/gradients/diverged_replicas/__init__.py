@@ -5,7 +5,9 @@ What it finds
     synchronised optimizer step, or before the first one. The first parameter and step are named. Parameters that DDP
     ignores, wraps with a communication hook, steps under no_sync() and manually averaged models are excluded, and where
     a more specific check knows the reason, only that one reports. In the source: a ReduceLROnPlateau that every rank
-    steps with its own loss, which leads there in some epoch that a rehearsal does not reach.
+    steps with its own loss, which leads there in some epoch that a rehearsal does not reach; and a scheduler or an
+    optimizer that steps, a learning rate that is set, parameters that are frozen, or weights that are loaded after the
+    wrap, on some ranks only.
 
 Why it is bad
     DDP averages gradients and never compares weights. With different weights, the averaged gradient fits none of the
@@ -33,9 +35,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.checks.gradients.diverged_replicas.source import own_plateaus
+from ddpdoctor.checks.gradients.diverged_replicas.source import lone_changes, own_plateaus
+from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.record.streams.stream_names import AVERAGING
+from ddpdoctor.source.interpreter.values import RANKS
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
 
@@ -49,7 +53,7 @@ CHECK = Check(
     severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
     needs=AVERAGING | {"collectives", "parameter_digests", "training_states"},
     subjects=("training",),
-    triggers=("ReduceLROnPlateau",),
+    triggers=("DistributedDataParallel", "ReduceLROnPlateau", "ccelerat"),
 )
 REMEDIES = {
     "after-the-wrap": "Change or load the parameters before the wrap, or in the same way on every rank.",
@@ -60,7 +64,8 @@ REMEDIES = {
 
 
 def in_source(script: Script) -> Iterator[Finding]:
-    """Report learning rates that part as soon as a plateau shows on one rank and not on another."""
+    """Report what ranks change apart: by a plateau that one of them shows alone, or because only some come there."""
+    yield from _lone_changes(script)
     for event in own_plateaus(whole_projection(script)):
         place = event.module.location(event.node)
         yield CHECK.finding(
@@ -83,10 +88,49 @@ def in_source(script: Script) -> Iterator[Finding]:
         )
 
 
+_LONE = {
+    "schedule": ("the learning-rate scheduler steps on {ranks} only, so the ranks train with different rates", "Step"),
+    "step": ("the optimizer steps on {ranks} only, so the parameters of the others stay what they were", "Step"),
+    "setting": (
+        "a setting of the optimizer changes on {ranks} only, so equal gradients change models apart",
+        "Set it",
+    ),
+    "freeze": (
+        "parameters are frozen or unfrozen on {ranks} only: DDP fails when it compares the models, or ranks wait for "
+        "gradients that others do not send",
+        "Freeze the same parameters",
+    ),
+    "load": ("weights are loaded on {ranks} only, after DDP made the replicas alike", "Load"),
+}
+
+
+def _lone_changes(script: Script) -> Iterator[Finding]:
+    for change in lone_changes(whole_projection(script)):
+        event, guard = change.event, change.guard
+        place = event.module.location(event.node)
+        ranks = tuple(rank for rank in RANKS if event.ranks >> rank & 1)
+        title, verb = _LONE[change.what]
+        condition = guard.module.excerpt(guard.node, 60)
+        yield CHECK.finding(
+            "source",
+            title.format(ranks=rank_list(ranks)),
+            remedy=f"{verb} on every rank: move it out of `if {condition}`.",
+            locations=(place,),
+            severity=Severity.ERROR,
+            evidence=(
+                Fact(
+                    text=f"of {len(RANKS)} ranks only {rank_list(ranks)} comes here, by `{condition}`",
+                    basis="source",
+                    location=guard.module.location(guard.node),
+                    stack=event.chain,
+                ),
+            ),
+        )
+
+
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the first moment at which replicas differ."""
     from ddpdoctor.checks.gradients.shared.diverged_run import diverged_replicas
-    from ddpdoctor.diagnosis.wording import rank_list
 
     for found in diverged_replicas(record):
         when = f"after step {found.step} of the optimizer" if found.step else "before the first optimizer step"

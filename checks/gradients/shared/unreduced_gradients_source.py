@@ -73,7 +73,7 @@ def lonely_loads(projection: Projection) -> Iterator[LonelyLoad]:
     seen: set[ast.AST] = set()
     loads = [event for event in projection.in_course("call") if event.name == "load_state_dict"]
     for event in loads:
-        guard = _guard(projection, event)
+        guard = guard_of(projection, event)
         if event.ranks not in FIRST_RANKS or event.receiver is None or guard is None or event.node in seen:
             continue
         options = [option for option in options_of(event.receiver) if isinstance(option, ExternalObject)]
@@ -90,7 +90,7 @@ def _class_of(options: list[ExternalObject]) -> str:
     return "scheduler" if all("lr_scheduler" in name for name in names) else "optimizer"
 
 
-def _guard(projection: Projection, event: Event) -> Guard | None:
+def guard_of(projection: Projection, event: Event) -> Guard | None:
     """Return the condition that keeps the other ranks out: around a call, or one under which they left before it."""
     if event.guards:
         return event.guards[-1]

@@ -121,7 +121,7 @@ def may_be_one_path(event: Event, path: Value | None) -> bool:
 def _is_checkpoint(event: Event) -> bool:
     """Return whether what is loaded is a model's state rather than data, by its use, its name or its path."""
     call, module = event.node, event.module
-    around = module.parents.get(call)
+    around = module.parents.get(_part_taken(module, call))
     named = isinstance(call, ast.Call) and bool(call.args) and _CHECKPOINT.search(ast.unparse(call.args[0])) is not None
     if isinstance(around, ast.Assign) and len(around.targets) == 1 and isinstance(around.targets[0], ast.Name):
         name = around.targets[0].id
@@ -133,6 +133,19 @@ def _is_checkpoint(event: Event) -> bool:
         holds_no_state = is_all and not any(map(_STATE.search, keys))
         return (named or _CHECKPOINT.search(name) is not None) and not holds_no_state
     return named or (isinstance(around, ast.Call) and getattr(around.func, "attr", "") == "load_state_dict")
+
+
+def _part_taken(module: Module, load: ast.AST) -> ast.AST:
+    """Return the part of what is loaded that is taken at once: ``torch.load(path)["model"]``, ``.get("model")``."""
+    taken = load
+    while True:
+        around = module.parents.get(taken)
+        if isinstance(around, ast.Subscript) and around.value is taken:
+            taken = around
+        elif isinstance(around, ast.Attribute) and around.attr in {"get", "pop"}:
+            taken = module.parents[around]
+        else:
+            return taken
 
 
 def _keys_asked(module: Module, call: ast.AST, name: str) -> tuple[list[str], bool]:

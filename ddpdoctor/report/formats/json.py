@@ -45,6 +45,7 @@ def as_object(examination: Examination) -> dict[str, Any]:
         "verdict": examination.verdict,
         "exit_code": int(examination.exit_code),
         "complete": examination.complete,
+        "recognised": examination.recognised,
         "source": _object(examination.source, root),
         "rehearsal": _object(rehearsal, root)
         | {"ranks_of_job": rehearsal.ranks_of_job or None, "notes": _value(rehearsal.all_notes, root)},

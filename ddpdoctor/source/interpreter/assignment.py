@@ -118,6 +118,8 @@ def _assign_attribute(machine: Machine, target: ast.Attribute, value: Value) -> 
     if scope is not None:
         machine.assign(scope, target.attr, value)
     owners = [option for option in options_of(owner) if isinstance(option, (Instance, ExternalObject))]
+    if target.attr == "requires_grad" and not owners:
+        note_attribute_set(machine, target, owner, value)  # Of a parameter out of ``model.parameters()``.
     for owner in owners:
         note_attribute_set(machine, target, owner, value)
         if len(owners) > 1:

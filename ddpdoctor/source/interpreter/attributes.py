@@ -310,6 +310,8 @@ def _declares(cls: ProjectClass, name: str) -> bool:
 def _of_built(machine: Machine, value: ExternalObject, name: str) -> Value:
     if value.name == DDP and name == "forward":
         return value  # Calling it is calling the object, but for the hooks.
+    if name == "param_groups" and value.name.startswith("torch.optim."):
+        return Unknown(tags=frozenset({("param-groups", value.number)}))
     made = machine.object(value)
     if made is None or name not in _KEPT_ARGUMENTS:
         return BoundMethod(value, name)

@@ -80,7 +80,7 @@ def _varying_only(value: Value) -> Value:
     return Unknown(derived((value,)).varying)
 
 
-def _isinstance(*arguments: Value) -> Value:
+def _callable(*arguments: Value) -> Value:
     return Unknown(derived(arguments[:1]).varying)
 
 
@@ -99,9 +99,7 @@ BUILTIN_CALLS: Mapping[str, Callable[..., Value]] = {
     "bool": _bool,
     "len": _len,
     "range": _range,
-    "isinstance": _isinstance,
-    "hasattr": _isinstance,
-    "callable": _isinstance,
+    "callable": _callable,
     "min": _minmax,
     "max": _minmax,
     "sum": _plain_tensor,

@@ -147,6 +147,7 @@ def apply(
         promised = promised_by_name(machine, name)
         if promised is not None:
             return promised
+    machine.note_unread(node)
     result = derived([function, *positional, *named.values()])
     return Unknown(result.varying, opaque=True, tags=result.tags)
 

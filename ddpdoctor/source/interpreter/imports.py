@@ -86,6 +86,8 @@ def _member(machine: Machine, module: str, name: str, execute: Execute) -> Value
     if inner is not None:
         run_module(machine, inner, execute)
         return ProjectModule(inner.name)
+    if machine.script.is_package(f"{module}.{name}"):
+        return ProjectModule(f"{module}.{name}")  # A directory without a file of its own.
     if owner is not None or not module:
         return Unknown(opaque=True)
     return External(canonical(f"{module}.{name}"))

@@ -35,6 +35,7 @@ from ddpdoctor.source.interpreter.values import (
     is_agreed,
 )
 from ddpdoctor.source.script.call_graph import Mentions, mentions_of
+from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
 
 
@@ -105,6 +106,8 @@ class Memory:
         """Scope of each project module that was run."""
         self.outer_scopes: dict[int, tuple[int, ...]] = {}
         """The scopes that a function defined in a scope can see, innermost first."""
+        self.unread: dict[ast.AST, Module] = {}
+        """Calls of what was not read, of the project or of a library of which nothing is known, with their modules."""
         self.signatures: dict[ast.AST, Signature] = {}
         self.missed: set[str] = set()
         """Names that were not found where an assignment would put them; those of attributes begin with a dot."""
@@ -257,6 +260,10 @@ class Memory:
             for rank in RANKS:
                 if self.mask >> rank & 1:
                     self.sinks[rank].append(event)
+
+    def note_unread(self, node: ast.AST) -> None:
+        """Note that something is called of which nothing is known but its name."""
+        self.unread.setdefault(node, self.frames[-1].module)
 
     def note(
         self,

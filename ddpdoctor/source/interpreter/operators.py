@@ -74,6 +74,10 @@ _OBJECTS = (
 )
 
 
+_CLASSES = (External, ProjectClass)
+"""Two of these are the same only where they are equal."""
+
+
 def binary(kind: ast.operator, left: Value, right: Value) -> Value:
     """Return ``left kind right`` on one rank."""
     if isinstance(left, Const) and isinstance(right, Const):
@@ -209,6 +213,8 @@ def _compare(kind: ast.cmpop, left: Value, right: Value) -> Value:
     if Const(None) in (left, right) and isinstance(kind, (ast.Eq, ast.NotEq)):
         same = _identical(left, right)
         return derived((left, right)) if same is None else Const(same is isinstance(kind, ast.Eq))
+    if isinstance(left, _CLASSES) and isinstance(right, _CLASSES) and isinstance(kind, (ast.Eq, ast.NotEq)):
+        return Const((left == right) is isinstance(kind, ast.Eq))
     decided = _against_world_size(kind, left, right)
     return derived((left, right)) if decided is None else Const(decided)
 
@@ -216,6 +222,8 @@ def _compare(kind: ast.cmpop, left: Value, right: Value) -> Value:
 def _identical(left: Value, right: Value) -> bool | None:
     if isinstance(left, Const) and isinstance(right, Const):
         return left.value is right.value or (left.value == right.value and type(left.value) is type(right.value))
+    if isinstance(left, _CLASSES) and isinstance(right, _CLASSES):
+        return left == right
     for one, other in ((left, right), (right, left)):
         if one == Const(None):
             if isinstance(other, _OBJECTS):
@@ -226,6 +234,8 @@ def _identical(left: Value, right: Value) -> bool | None:
 
 
 def _contains(container: Value, item: Value) -> bool | None:
+    if isinstance(item, _CLASSES) and isinstance(container, SequenceValue) and not container.open:
+        return item in container.values if all(isinstance(one, _CLASSES) for one in container.values) else None
     if not isinstance(item, Const):
         return None
     if isinstance(container, Const) and isinstance(container.value, str) and isinstance(item.value, str):

@@ -21,7 +21,7 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.queries.job_kind import is_distributed, left_in_mode, on_every_rank
+from ddpdoctor.source.queries.job_kind import is_distributed, is_of_one_process, left_in_mode, on_every_rank
 from ddpdoctor.source.queries.training_loops import division, feedings
 from ddpdoctor.source.ranks.ranks import FIRST_RANKS
 from ddpdoctor.source.script.module import Module
@@ -56,7 +56,7 @@ def lines_of_every_rank(projection: Projection) -> Iterator[Event]:
     for event in projection.in_course("call", "object"):
         if event.node in found or not on_every_rank(event) or not _is_output(event):
             continue
-        if left_in_mode(projection, event) is None:
+        if left_in_mode(projection, event) is None and not is_of_one_process(projection, event):
             found[event.node] = event
     if found:
         silenced = _print_is_replaced(projection)
@@ -70,11 +70,17 @@ def _is_output(event: Event) -> bool:
         apart = any(name in event.named and is_varying(event.named[name]) for name in ("group", "mode", "id", "name"))
         return "group" not in event.named and "mode" not in event.named and event.complete and not apart
     if event.name in _BARS:
-        return event.complete and not {"disable", "position"} & event.named.keys()
+        return event.complete and not any(_differs(event, name) for name in ("disable", "position"))
     if event.name != "builtins.print" or not event.loops or not event.positional:
         return False
     text = event.module.excerpt(event.node, 1_000)
     return not _RANK_NAMED.search(text) and not _reports_failure(event.module, event.node)
+
+
+def _differs(event: Event, option: str) -> bool:
+    """Return whether an option of a progress bar may be another one on some ranks."""
+    value = event.named.get(option)
+    return value is not None and (is_varying(value) or constant(value) in (..., True))
 
 
 def _depends_on_rank(event: Event) -> bool:

@@ -7,6 +7,7 @@ script has none of them, and was not evaluated where a gap may hide them.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
@@ -24,9 +25,10 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.queries.job_kind import frameworks, is_distributed
 from ddpdoctor.source.queries.training_loops import by_engine, feedings, through_ddp
+from ddpdoctor.source.script.code_words import says
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.script.syntax_index import last_name
+from ddpdoctor.source.script.syntax_index import last_name, made_from
 
 _OF_TRAINING: tuple[Subject, ...] = ("wrap", "model", "training", "loss", "training-loader", "sampler")
 MOST_GAPS = 3
@@ -106,10 +108,9 @@ def gaps(projection: Projection) -> tuple[Gap, ...]:
 
 
 def _gaps(projection: Projection) -> Iterator[Gap]:
-    if not is_distributed(projection):
-        yield from _frameworks(projection)
-        return
     yield from _frameworks(projection)
+    if not is_distributed(projection):
+        return
     yield from _samplers(projection)
     yield from _models(projection)
     yield from _losses(projection)
@@ -120,13 +121,14 @@ def _gaps(projection: Projection) -> Iterator[Gap]:
 
 def _frameworks(projection: Projection) -> Iterator[Gap]:
     for event in frameworks(projection):
-        top = event.name.partition(".")[0]
-        if top not in _MODELLED:
+        if event.name.partition(".")[0] not in _MODELLED and _RUNS.search(event.name):
             text = f"{event.name} runs the training ({_place(event)}), which was not followed"
             yield Gap(text, (*_OF_TRAINING, "collectives"), hides_words=True)
             return
 
 
+_RUNS = re.compile(r"(Trainer|Runner|Engine|Parallel|Fabric|remote)$")
+"""In a framework: what trains itself, rather than starting the script's own training."""
 _MODELLED = frozenset({"accelerate", "deepspeed", "lightning", "lightning_fabric", "pytorch_lightning", "transformers"})
 """Frameworks whose effect on ranks, models and loaders is modelled in ``torch_model``; apart from those, gaps."""
 
@@ -159,29 +161,31 @@ def _models(projection: Projection) -> Iterator[Gap]:
 def _losses(projection: Projection) -> Iterator[Gap]:
     wrapped = any(projection.of_kind("wrap"))
     for backward in projection.in_course("backward"):
-        receiver = backward.receiver
-        known = through_ddp(projection, backward) or by_engine(backward)
-        if wrapped and not known and isinstance(receiver, Unknown) and receiver.opaque:
-            text = f"the loss at {_place(backward)} comes from {_origin(backward)}, which was not followed"
+        if not wrapped or through_ddp(projection, backward) or by_engine(backward):
+            continue
+        body = backward.module.body_around(backward.node)
+        unread = next((node for node in made_from(backward.node, body) if node in projection.machine.unread), None)
+        if unread is not None:
+            origin = f"`{backward.module.excerpt(getattr(unread, 'func', unread), 40)}`"
+            text = f"the loss at {_place(backward)} comes from {origin}, which was not followed"
             yield Gap(text, ("loss",))
 
 
 def _missing_training(projection: Projection) -> Iterator[Gap]:
-    wrap = next(projection.in_course("wrap"), None)
-    if wrap is None or any(projection.of_kind("backward")):
+    """Yield the gap of a job in which nothing trains, though something that was not read is run."""
+    if any(projection.of_kind("backward")):
         return
-    if any(event.gradients for event in projection.of_kind("ddp-forward")) or _trained_elsewhere(projection):
-        text = f"the model is wrapped at {_place(wrap)}, and no backward of it was found"
-        yield Gap(text, ("training", "loss", "training-loader"))
-
-
-def _trained_elsewhere(projection: Projection) -> bool:
-    """Return whether something that was not read is given a DDP object, which it may train."""
-    return any(
-        isinstance(value, ExternalObject) and value.number in {wrap.ordinal for wrap in projection.of_kind("wrap")}
-        for event in projection.of_kind("call", "object")
-        for value in (*event.positional, *event.named.values())
-    )
+    run = [
+        (module, node)
+        for node, module in projection.machine.unread.items()
+        if isinstance(node, ast.Call) and isinstance(module.parents.get(node), ast.Expr)
+    ]
+    acts = [(module, node) for module, node in run if not says(node)]
+    if acts:
+        module, node = acts[-1]
+        called = module.excerpt(node.func, 40)
+        text = f"no backward was found, and `{called}` at {module.path.name}:{node.lineno} was not followed"
+        yield Gap(text, _OF_TRAINING, hides_words=True)
 
 
 def _unread(value: Value) -> bool:
@@ -200,17 +204,6 @@ def _source_of(event: Event, name: str, position: int) -> str:
     given = next((entry.value for entry in getattr(call, "keywords", ()) if entry.arg == name), None)
     given = given or next(iter(list(arguments)[position : position + 1]), None)
     return _called(event.module, event.node, given) if given is not None else "not known"
-
-
-def _origin(backward: Event) -> str:
-    """Return what the loss of a backward was computed by, in the function that it stands in."""
-    call = backward.node
-    loss = call.func.value if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) else None
-    if isinstance(loss, ast.Call) and loss.args:  # scaler.scale(loss).backward()
-        loss = loss.args[0]
-    elif isinstance(call, ast.Call) and call.args:
-        loss = call.args[0]
-    return _called(backward.module, call, loss) if loss is not None else "a place that is not known"
 
 
 def _called(module: Module, node: ast.AST, value: ast.expr) -> str:

@@ -33,6 +33,7 @@ from ddpdoctor.source.ranks.rank_local_seeds import is_found_alike
 from ddpdoctor.source.ranks.rank_local_values import lists_names
 from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.script.syntax_index import descend, made_from
+from ddpdoctor.source.torch_model.recorded_training import UNWRAPPED_FORWARD
 from ddpdoctor.source.vocabulary import DATA_LOADER, DISTRIBUTED_SAMPLER, MAP_STYLE_DATASETS, text_hints_at_ranks
 
 Division = Literal["sharded", "whole", "unknown"]
@@ -287,3 +288,22 @@ def _is_map_style(machine: Machine, dataset: Value) -> bool:
             return True
         return machine.store.get(dataset.cls.scope, "__getitem__") is not None
     return False
+
+
+def evaluating_forwards(projection: Projection) -> Iterator[Event]:
+    """Yield the forwards without gradients of the model that is trained: where DDP holds one, it is that one."""
+    outside = "bare forward" if any(projection.of_kind("wrap")) else UNWRAPPED_FORWARD
+    for event in projection.in_course("ddp-forward", "training"):
+        if not event.gradients and (event.kind == "ddp-forward" or event.name == outside):
+            yield event
+
+
+def only_loader(projection: Projection, loop: LoopAround) -> Event | None:
+    """Return the one loader that a loop certainly runs over."""
+    numbers = {number for kind, number in tags_of(loop.iterable) if kind in ("loader", "batch")}
+    for option in options_of(loop.iterable):
+        if isinstance(option, ExternalObject) and option.name == DATA_LOADER:
+            numbers.add(option.number)
+        elif not tags_of(option):
+            return None
+    return projection.machine.events.get(numbers.pop()) if len(numbers) == 1 else None

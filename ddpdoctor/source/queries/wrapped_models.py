@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import ExternalObject, Value, options_of, tags_of
+from ddpdoctor.source.interpreter.values import ExternalObject, Instance, Value, options_of, tags_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.script.code_words import calls_any, uses_part
 from ddpdoctor.source.script.module import Module
@@ -44,6 +44,33 @@ def is_ddp(value: Value | None) -> bool:
         return False
     options = list(options_of(value))
     return bool(options) and all(isinstance(option, ExternalObject) and option.name == DDP for option in options)
+
+
+def numbers_of(value: Value | None) -> frozenset[int]:
+    """Return the numbers of the objects that a value may be."""
+    options = options_of(value) if value is not None else ()
+    return frozenset(option.number for option in options if isinstance(option, (ExternalObject, Instance)))
+
+
+def value_of_root(projection: Projection, event: Event, node: ast.expr) -> Iterator[Value]:
+    """Yield what an expression starts from may be, at the end of the walk: ``net`` of ``net[0].parameters()``.
+
+    Of ``self.model.layers`` that is the attribute.
+    """
+    store = projection.machine.store
+    attributes: list[str] = []
+    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
+        if isinstance(node, ast.Attribute):
+            attributes.append(node.attr)
+        node = node.func if isinstance(node, ast.Call) else node.value
+    if not isinstance(node, ast.Name):
+        return
+    places = (*event.scopes, projection.machine.scope_modules.get(event.module.name, -1))
+    value = next((found for scope in places if (found := store.get(scope, node.id)) is not None), None)
+    for option in options_of(value) if value is not None else ():
+        held = store.get(option.number, attributes[-1]) if isinstance(option, Instance) and attributes else None
+        is_module = isinstance(option, Instance) and option.number in projection.machine.wrapped
+        yield from (option,) if held is None or is_module else options_of(held)
 
 
 def training_events(projection: Projection, *names: str) -> Iterator[Event]:

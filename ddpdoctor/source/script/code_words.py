@@ -47,6 +47,11 @@ def imports_any(script: Script, packages: Iterable[str]) -> bool:
     return any(entry.module.partition(".")[0] in wanted for module in script.modules for entry in module.imports)
 
 
+def says(call: ast.Call) -> bool:
+    """Return whether a call prints, logs or describes an error: its strings are for people."""
+    return _SAYING.match(last_name(call.func)) is not None
+
+
 def words_of(module: Module) -> frozenset[str]:
     """Return the words of a module's code; kept with it."""
     known: frozenset[str] | None = module.__dict__.get("_code_words")
@@ -106,5 +111,5 @@ def _is_prose(module: Module, node: ast.Constant, text: str) -> bool:
     if isinstance(around, ast.JoinedStr):
         around = module.parents.get(around)
     if isinstance(around, ast.Call):
-        return _SAYING.match(last_name(around.func)) is not None
+        return says(around)
     return isinstance(around, ast.Expr)

@@ -32,7 +32,8 @@ class Finder:
     """A search for project modules by dotted name. What is installed is no project."""
 
     def __init__(self, directory: Path, root: Path) -> None:
-        places = [directory, _outside_packages(directory), root, root / "src"]
+        between = [above for above in directory.parents if root in above.parents]
+        places = [directory, _outside_packages(directory), root, root / "src", *between]
         different = [place for index, place in enumerate(places) if place not in places[:index]]
         self._places = [(place, _names_in(place)) for place in different]
         self._outside = UNDERSTOOD.difference(directory.parts[len(root.parts) :])

@@ -11,8 +11,11 @@ import msgspec
 
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
+    NO_CONTEXT,
+    NO_SYNC,
     NONE,
     RANKS,
+    UNIFORM,
     BoundMethod,
     Const,
     DictValue,
@@ -64,6 +67,9 @@ def call_option(
 
         machine.fork([partial(call_one, option) for option in options])
         return derived(results)
+    contexts = tuple(context for option in options if (context := _context_of(option)) is not None)
+    if len(contexts) == len(options):
+        return OneOf(contexts)
     method = _method_of_any(options)
     if method is not None:
         return machine.apply(machine, node, method, positional, named, complete)
@@ -85,6 +91,13 @@ def call_option(
     return derived([function, *positional, *named.values()])
 
 
+def _context_of(option: Value) -> Value | None:
+    """Return the context manager that calling an option makes, which changes nothing or what DDP does; else None."""
+    if isinstance(option, BoundMethod) and option.name == "no_sync":
+        return NO_SYNC
+    return NO_CONTEXT if option == NO_CONTEXT else None
+
+
 def note_commands(machine: Machine, named: Mapping[str, Value]) -> None:
     """Note the functions among the defaults of a subcommand: ``train_parser.set_defaults(func=train)``."""
     for attribute, value in named.items():
@@ -97,6 +110,28 @@ def chosen_command(functions: Sequence[Function]) -> Value:
     training = [one for one in functions if _TRAINS.search(getattr(one.node, "name", ""))]
     chosen = training or functions
     return chosen[0] if len(chosen) == 1 else OneOf(tuple(chosen))
+
+
+MERGES = frozenset({"merge_from_file", "merge_from_list", "merge_from_dict", "merge_from_other_cfg"})
+"""Methods of yacs, fvcore, detectron2 and mmcv by which settings of the user replace the defaults."""
+
+
+def merge(machine: Machine, receiver: Value) -> Value:
+    """Make the settings of a configuration and of those in it unknown, but the same on every rank."""
+    waiting = [option for option in options_of(receiver) if isinstance(option, ExternalObject)]
+    seen: set[int] = set()
+    while waiting:
+        number = waiting.pop().number
+        if number in seen:
+            continue
+        seen.add(number)
+        for name in machine.store.names(number):
+            value = machine.store.get(number, name)
+            if isinstance(value, (Const, DictValue, SequenceValue)):
+                machine.assign(number, name, UNIFORM)
+            elif isinstance(value, ExternalObject):
+                waiting.append(value)
+    return UNIFORM
 
 
 def _are_methods_of_objects(machine: Machine, function: PerRank) -> bool:

@@ -52,8 +52,7 @@ from ddpdoctor.source.ranks.rank_local_values import (
 from ddpdoctor.source.ranks.ranks import DEVICE_COUNT, GLOBAL_RANK, WORLD_SIZE, exact_per_rank, variable
 from ddpdoctor.source.torch_model import accelerate_calls, lightning
 from ddpdoctor.source.torch_model.buffers import note_buffer
-from ddpdoctor.source.torch_model.choices import chosen_command, is_model, note_commands
-from ddpdoctor.source.torch_model.configurations import MERGES, merge
+from ddpdoctor.source.torch_model.choices import MERGES, chosen_command, is_model, merge, note_commands
 from ddpdoctor.source.torch_model.ddp import backward, is_thin_wrap, wrap
 from ddpdoctor.source.torch_model.external_objects import (
     WORLD_GROUP,
@@ -69,6 +68,7 @@ from ddpdoctor.source.torch_model.external_objects import (
     note_device,
     set_device,
 )
+from ddpdoctor.source.torch_model.kinds_of_objects import has_attribute, is_instance, type_of
 from ddpdoctor.source.torch_model.library_calls import Handler, Named, origins_kept, plain_handler_of, read_attribute
 from ddpdoctor.source.torch_model.recorded_calls import is_noted_method, note_call, note_method
 from ddpdoctor.source.torch_model.tensors import tensor_method
@@ -173,6 +173,8 @@ def call_method(
 ) -> Value:
     """Call a method of an external or unknown object."""
     receiver, name = function.receiver, function.name
+    if receiver.__class__ is Unknown and receiver.opaque and not receiver.tags:
+        machine.note_unread(node)
     if receiver.__class__ is Unknown and _is_unremarkable(name):
         return _mixture_of(receiver, [*positional, *named.values()], opaque=True)
     if name == "format":
@@ -432,6 +434,9 @@ _SPECIAL: dict[str, Handler] = {
     "contextlib.nullcontext": lambda machine, node, positional, named, complete: NO_CONTEXT,
     "functools.partial": make_partial,
     "builtins.super": make_super,
+    "builtins.isinstance": is_instance,
+    "builtins.hasattr": has_attribute,
+    "builtins.type": type_of,
     "builtins.getattr": read_attribute,
     "importlib.import_module": import_by_name,
     "builtins.dict": make_dict,

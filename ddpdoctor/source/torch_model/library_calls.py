@@ -201,6 +201,8 @@ def _object(name: str, machine: Machine, node: ast.AST, positional: list[Value],
 def _unread(name: str, machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
     """Return the result of a function of which only the name is known."""
     last = name.rpartition(".")[2]
+    if not name.startswith(_KNOWN):
+        machine.note_unread(node)
     promised = None if name.startswith(("builtins.", "torch.")) else promised_by_name(machine, last)
     if promised is not None:
         return promised
@@ -208,6 +210,10 @@ def _unread(name: str, machine: Machine, node: ast.AST, positional: list[Value],
         return SYNCHRONISED
     result = derived([*positional, *named.values()])
     return members_of(name, Unknown(result.varying, opaque=not name.startswith("builtins."), tags=origins_kept(result)))
+
+
+_KNOWN = ("builtins.", "torch.", "torchvision.", "torchaudio.", "numpy.")
+"""Beginnings of the names of what is known to train nothing and to give back no more than its arguments."""
 
 
 def origins_kept(value: Unknown) -> frozenset[Tag]:

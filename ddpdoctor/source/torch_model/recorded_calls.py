@@ -16,6 +16,7 @@ from ddpdoctor.source.torch_model.recorded_names import (
     RECORDED_BUILTINS,
     SEEDING,
     SET_DEFAULT,
+    SET_PARAM_GROUP,
     SET_VARIABLE,
     TRAINING_METHODS,
 )
@@ -56,7 +57,9 @@ def is_noted_method(name: str) -> bool:
 
 
 def note_item(machine: Machine, node: ast.AST, container: Value, key: Value, value: Value) -> None:
-    """Record an assignment to a variable of the environment."""
+    """Record an assignment to a variable of the environment, or to a setting of an optimizer."""
+    if any(kind == "param-groups" for kind, _ in tags_of(container)):
+        machine.note("training", SET_PARAM_GROUP, node, (key, value), receiver=container)
     if container == External(ENVIRONMENT) and isinstance(constant(key), str):
         machine.note("call", SET_VARIABLE, node, (key, value))
 

@@ -7,6 +7,8 @@ import re
 ENVIRONMENT = "os.environ"
 SET_VARIABLE = "set environment variable"
 """Name of the event of an assignment to ``os.environ``; its arguments are the variable and its value."""
+SET_PARAM_GROUP = "set a setting of a parameter group"
+"""Name of the event of ``optimizer.param_groups[0]["lr"] = rate``; its arguments are the setting and its value."""
 SET_DEFAULT = "set default of environment variable"
 FILE_CALLS = frozenset(
     {"os.mkdir", "os.makedirs", "os.symlink", "os.remove", "os.unlink", "os.rmdir", "os.rename", "os.replace"}

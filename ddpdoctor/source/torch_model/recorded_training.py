@@ -15,6 +15,10 @@ UNWRAPPED_FORWARD = "forward outside of DDP"
 """Name of the event of a forward without gradients, of a module that no DDP object holds, or of an engine."""
 
 
+SET_REQUIRES_GRAD = "set requires_grad"
+"""Name of the event of ``parameter.requires_grad = False``."""
+
+
 def note_attribute(machine: Machine, node: ast.AST, name: str, value: Value) -> None:
     """Record that an attribute is read from a DDP object, outside of a ``try`` that may catch its absence."""
     if not isinstance(value, ExternalObject) or value.name != DDP or machine.trying:
@@ -27,6 +31,8 @@ def note_attribute_set(machine: Machine, node: ast.Attribute, owner: Value, valu
     """Record that a module is given a new attribute outside of its constructor, or that DDP is not to synchronise."""
     if isinstance(owner, ExternalObject) and owner.name == DDP and node.attr == "require_backward_grad_sync":
         machine.note("training", f"set {node.attr}", node, (value,), receiver=owner)
+    if node.attr == "requires_grad":
+        machine.note("training", SET_REQUIRES_GRAD, node, (value,), receiver=owner)
     if not isinstance(owner, Instance) or not isinstance(value, (Instance, ExternalObject)):
         return
     if any(frame.owner is not None and frame.owner.receiver == owner for frame in machine.frames):
