@@ -173,7 +173,11 @@ def _with_subjects(result: CheckResult, entry: CatalogueEntry, script: Script, *
     """Note what a check that found nothing looked at."""
     from ddpdoctor.source.queries.subjects import looked_at
 
-    seen = looked_at(script, entry.subjects, triggered=triggered)
+    try:
+        seen = looked_at(script, entry.subjects, triggered=triggered)
+    except Exception as error:
+        gap = f"what it looks at could not be found: {type(error).__name__}: {error}"
+        return msgspec.structs.replace(result, gap=gap, crashed=True)
     if not seen.nothing and not seen.gap:
         return result
     return msgspec.structs.replace(result, nothing=seen.nothing, gap=seen.gap, unfollowed=bool(seen.gap))

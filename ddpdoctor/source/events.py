@@ -132,7 +132,7 @@ class Exit(msgspec.Struct, frozen=True, eq=False):
     """The call that was left, or in which a loop was left; 0 for the program."""
 
 
-OwnKind = Literal["batch", "clock", "files", "polled", "random", "store", "state", "order"]
+OwnKind = Literal["batch", "clock", "files", "polled", "random", "store", "state", "order", "guard"]
 """What differs by rank in what a condition depends on."""
 
 

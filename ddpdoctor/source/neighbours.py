@@ -68,6 +68,12 @@ HUGGING_FACE_TRAINERS = frozenset(
     {"transformers.Trainer", "transformers.Seq2SeqTrainer", "trl.SFTTrainer", "trl.DPOTrainer"}
 )
 FABRICS = frozenset({"lightning.Fabric", "lightning.fabric.Fabric", "lightning_fabric.Fabric"})
+SEEDS_EVERYTHING = frozenset(
+    {"accelerate.utils.set_seed", "transformers.set_seed", "transformers.trainer_utils.set_seed"}
+    | {f"{place}.seed_everything" for place in ("lightning", "lightning.fabric", "lightning_fabric")}
+    | {f"{place}.seed_everything" for place in ("lightning.pytorch", "pytorch_lightning")}
+)
+"""Functions that give torch, numpy and random one seed, the same on every rank."""
 ACCELERATE_STATES = frozenset({"accelerate.PartialState", "accelerate.state.PartialState"})
 METHODS: Mapping[str, frozenset[str]] = MappingProxyType(
     {

@@ -19,7 +19,7 @@ def test_the_hooks_are_what_pre_commit_expects() -> None:
     hooks = _hooks()
     assert list(hooks) == ["ddpdoctor", "ddpdoctor-project", "ddpdoctor-gate"]
     assert hooks["ddpdoctor"]["language"] == "python"
-    assert hooks["ddpdoctor"]["entry"] == "ddpdoctor check --static --force-exclude"
+    assert hooks["ddpdoctor"]["entry"] == "ddpdoctor check --static --force-exclude --only-findings"
     for hook in hooks.values():
         assert hook["types_or"] == ["python"]
         assert hook["require_serial"] is True, "one process of ours reads files in several of its own"

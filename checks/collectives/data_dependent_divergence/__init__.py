@@ -60,6 +60,7 @@ _REMEDIES = {
     "raise": "All-reduce the check first, so that all ranks leave together, with a message.",
     "loop": "Iterate over something that is the same on every rank, such as a sorted, fixed list of names.",
     **dict.fromkeys(("files", "polled"), "Let rank 0 look and broadcast the result, then branch on it."),
+    "guard": "Let every rank read it, or broadcast it from the rank that did.",
     "store": "Give every rank the same number of pieces, or stop together: all-reduce whether any rank has run out.",
 }
 
@@ -131,4 +132,5 @@ def _title(parting: OwnParting) -> str:
 
 
 def _remedy(parting: OwnParting) -> str:
-    return _REMEDIES.get(parting.how) or _REMEDIES.get(parting.kind, _TOGETHER)
+    own = _REMEDIES.get(parting.kind) if parting.kind == "guard" else None
+    return own or _REMEDIES.get(parting.how) or _REMEDIES.get(parting.kind, _TOGETHER)

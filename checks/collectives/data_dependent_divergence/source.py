@@ -79,6 +79,7 @@ WORDS: Mapping[OwnKind, str] = {
     "polled": "the names that this rank finds in a directory at that moment",
     "random": "random numbers that the ranks do not share",
     "store": "the number that this rank got from the store",
+    "guard": "a number that only some ranks were given",
     "state": "what the rank decided from its own data before",
     "order": "a set, whose order differs between processes",
 }

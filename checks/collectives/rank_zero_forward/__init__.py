@@ -49,7 +49,7 @@ CHECK = Check(
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=frozenset({"ranks", "collectives", "forwards"}),
     subjects=("wrap", "model"),
-    triggers=("DataParallel",),
+    triggers=("DataParallel", "ccelerat", "Fabric", "auto_model"),
 )
 _REMEDY = (
     "Call model.module instead of the DDP module where only some ranks validate, or let every rank run the forward."

@@ -12,6 +12,7 @@ from ddpdoctor.checks.data.shared.random_numbers_source import Library, seeds_of
 from ddpdoctor.finding import Location
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, Const, Instance, constant, is_varying, options_of
+from ddpdoctor.source.neighbours import SEEDS_EVERYTHING
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.training_loops import division, feedings
 from ddpdoctor.source.script.syntax_index import descend
@@ -77,6 +78,6 @@ def _common_seed(projection: Projection, library: Library) -> Event | None:
         arguments = [*seed.positional, *seed.named.values()]
         if len(arguments) != 1 or is_varying(arguments[0]) or seed.ranks != ALL_RANKS or seed.root or not seed.complete:
             return None
-        if seed.name.partition(".")[0] not in {"torch", "numpy", "random"}:
+        if seed.name.partition(".")[0] not in {"torch", "numpy", "random"} and seed.name not in SEEDS_EVERYTHING:
             return None
     return seeds[-1] if seeds else None

@@ -51,7 +51,7 @@ CHECK = Check(
     severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
     needs=frozenset({"loaders", "passes", "forwards"}),
     subjects=("training", "training-loader"),
-    triggers=("DataLoader", "DistributedDataParallel"),
+    triggers=("DataLoader", "DistributedDataParallel", "ccelerat", "Fabric", "auto_model"),
 )
 _BY_DDP = ("a DDP model", "DistributedDataParallel")
 

@@ -44,7 +44,7 @@ CHECK = Check(
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ADVICE),
     needs=frozenset({"loaders", "passes", "forwards", "collectives"}),
     subjects=("training-loader",),
-    triggers=("DistributedDataParallel", "DataLoader"),
+    triggers=("DistributedDataParallel", "DataLoader", "ccelerat", "Fabric", "auto_model"),
 )
 REMEDIES = {
     "repeated": "Divide it with DistributedSampler(shuffle=False) and all-reduce counts and sums.",

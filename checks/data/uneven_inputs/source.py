@@ -23,6 +23,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.training_loops import feedings, through_ddp
+from ddpdoctor.source.queries.wrapped_models import averages_by_hand
 from ddpdoctor.source.ranks.data_partitions import as_written, may_even_out, part_tags
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.syntax_index import children_of, descend, last_name
@@ -71,8 +72,9 @@ def uneven_feeds(projection: Projection) -> Iterator[UnevenFeed]:
         if (part.items is None or batches is not None) and not _evened_out(part, loader.module, loop.module):
             seen.add(loader.node)
             yield UnevenFeed(part, loader, feeding.backward, batches)
+    by_hand = not any(projection.of_kind("wrap")) and averages_by_hand(machine.script)
     for backward in projection.in_course("backward"):
-        if not machine.parts or not through_ddp(projection, backward):
+        if not machine.parts or not (through_ddp(projection, backward) or by_hand):
             continue
         for loop in backward.loops:
             part = _part_of(machine, loop.iterable)

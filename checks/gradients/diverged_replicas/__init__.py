@@ -53,7 +53,7 @@ CHECK = Check(
     severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
     needs=AVERAGING | {"collectives", "parameter_digests", "training_states"},
     subjects=("training",),
-    triggers=("DistributedDataParallel", "ReduceLROnPlateau", "ccelerat"),
+    triggers=("DistributedDataParallel", "ReduceLROnPlateau", "ccelerat", "Fabric", "auto_model"),
 )
 REMEDIES = {
     "after-the-wrap": "Change or load the parameters before the wrap, or in the same way on every rank.",

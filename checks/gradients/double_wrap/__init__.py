@@ -41,7 +41,7 @@ CHECK = Check(
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"wraps"}),
     subjects=("wrap",),
-    triggers=("DistributedDataParallel",),
+    triggers=("DistributedDataParallel", "ccelerat", "Fabric", "auto_model"),
 )
 
 

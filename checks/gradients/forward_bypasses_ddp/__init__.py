@@ -47,7 +47,7 @@ CHECK = Check(
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=AVERAGING,
     subjects=("wrap", "loss"),
-    triggers=("DistributedDataParallel",),
+    triggers=("DistributedDataParallel", "ccelerat", "Fabric", "auto_model"),
 )
 
 

@@ -49,7 +49,7 @@ CHECK = Check(
     needs=frozenset({"wraps", "forwards", "backwards", "optimizer_steps"}),
     needs_live=frozenset({"wraps", "loaders", "passes", "step_tracks"}),
     subjects=("training",),
-    triggers=("DistributedDataParallel",),
+    triggers=("DistributedDataParallel", "ccelerat", "Fabric", "auto_model"),
 )
 
 

@@ -47,7 +47,7 @@ CHECK = Check(
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=AVERAGING,
     subjects=("wrap",),
-    triggers=("DistributedDataParallel",),
+    triggers=("DistributedDataParallel", "ccelerat", "Fabric", "auto_model"),
 )
 REMEDY = "Change the model before the wrap, or wrap it again after the change."
 

@@ -41,7 +41,7 @@ CHECK = Check(
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ADVICE),
     needs=frozenset({"wraps"}),
     subjects=("model",),
-    triggers=("DistributedDataParallel",),
+    triggers=("DistributedDataParallel", "ccelerat", "Fabric", "auto_model"),
 )
 WORTH_REPORTING_BYTES = 100_000_000
 """Bytes of gradients from which the second copy is worth a line."""

@@ -49,7 +49,7 @@ CHECK = Check(
     needs=frozenset({"wraps", "missing_gradients"}),
     needs_live=frozenset({"ranks", "wraps"}),
     subjects=("model",),
-    triggers=("DistributedDataParallel",),
+    triggers=("DistributedDataParallel", "ccelerat", "Fabric", "auto_model"),
 )
 
 

@@ -42,7 +42,7 @@ CHECK = Check(
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=frozenset({"ranks"}),
     subjects=("wrap",),
-    triggers=("DistributedDataParallel", "ccelerat"),
+    triggers=("DistributedDataParallel", "ccelerat", "Fabric", "auto_model"),
 )
 
 

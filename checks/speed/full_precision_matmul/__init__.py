@@ -45,7 +45,7 @@ CHECK = Check(
     severity=dict.fromkeys(("source", "run"), Severity.ADVICE),
     needs=frozenset({"wraps", "matmul_precisions"}),
     subjects=("wrap", "training"),
-    triggers=("DataParallel",),
+    triggers=("DataParallel", "ccelerat", "Fabric", "auto_model"),
 )
 _REMEDY = 'Use torch.autocast with bfloat16, or torch.set_float32_matmul_precision("high").'
 

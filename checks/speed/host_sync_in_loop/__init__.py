@@ -47,7 +47,7 @@ CHECK = Check(
     severity=dict.fromkeys(("source", "run"), Severity.ADVICE),
     needs=frozenset({"step_tracks", "host_reads"}),
     subjects=("wrap", "loss"),
-    triggers=("DataParallel",),
+    triggers=("DataParallel", "ccelerat", "Fabric", "auto_model"),
 )
 _REMEDY = "Add up detached tensors on the GPU, and read them every 50 steps or once an epoch."
 
@@ -59,7 +59,9 @@ def in_source(script: Script) -> Iterator[Finding]:
         files.setdefault(str(event.module.path), []).append(event)
     for events in files.values():
         events.sort(key=lambda event: getattr(event.node, "lineno", 0))
-        title = f".{events[0].name}() waits for the GPU in every step"
+        read = events[0].name
+        called = read.removeprefix("builtins.") if read.startswith("builtins.") else f".{read}"
+        title = f"{called}() waits for the GPU in every step"
         yield CHECK.finding(
             "source",
             title if len(events) == 1 else f"{title} (one of {len(events)} places)",

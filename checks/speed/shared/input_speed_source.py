@@ -17,12 +17,14 @@ from ddpdoctor.source.interpreter.values import (
     options_of,
     tags_of,
 )
+from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR
+from ddpdoctor.source.neighbours import FABRICS
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import depends_on_mode, framework, may_use_cuda, noted
 from ddpdoctor.source.queries.training_loops import feedings
 from ddpdoctor.source.script.code_words import calls_any, uses_any, uses_part
 from ddpdoctor.source.script.syntax_index import descend
-from ddpdoctor.source.torch_model.recorded_names import READING_METHODS
+from ddpdoctor.source.torch_model.recorded_names import READING_FUNCTIONS, READING_METHODS
 
 _REDUCED_PRECISION = (
     *("autocast", "use_amp", "GradScaler", "tf32", "fp32_precision", "matmul_precision", "mixed_precision"),
@@ -31,6 +33,10 @@ _REDUCED_PRECISION = (
 """Any of these words shows that someone has thought about precision."""
 _LOADING = ("torchvision.datasets.", "torchaudio.datasets.")
 _IN_MEMORY = ("MNIST", "CIFAR10", "CIFAR100", "FakeData", "FashionMNIST", "KMNIST", "QMNIST", "EMNIST", "SVHN")
+
+
+_LOOPS_LEFT = frozenset({"", "accelerate", "lightning", "lightning_fabric"})
+"""Frameworks under which a script that has a loop around a backward writes its steps itself."""
 
 
 class SlowLoader(msgspec.Struct, frozen=True, eq=False):
@@ -61,6 +67,9 @@ def slow_loaders(projection: Projection) -> Iterator[SlowLoader]:
 
 def trains_on_cuda(projection: Projection) -> bool:
     """Return whether ranks certainly work on GPUs: one is chosen or asked for outside of conditions on the mode."""
+    placed = (event.name for event in projection.in_course("object"))
+    if any(name == ACCELERATOR or name in FABRICS for name in placed):
+        return True  # They work on GPUs wherever there are some.
     if not may_use_cuda(projection.machine.script):
         return False
     for event in projection.in_course("device", "call", "wrap"):
@@ -106,11 +115,11 @@ def _on_device(dataset: Value) -> bool:
 
 def reads_in_every_step(projection: Projection) -> Iterator[Event]:
     """Reads of a result of the DDP model back from the GPU in every step of training, each once."""
-    if not trains_on_cuda(projection) or framework(projection.machine.script):
+    if not trains_on_cuda(projection) or framework(projection.machine.script) not in _LOOPS_LEFT:
         return
     loops = {feeding.loop.node: feeding.backward for feeding in feedings(projection) if feeding.loop is not None}
     seen: set[ast.AST] = set()
-    for event in noted(projection, *READING_METHODS):
+    for event in noted(projection, *READING_METHODS, *READING_FUNCTIONS):
         backward = next((loops[loop.node] for loop in event.loops if loop.node in loops), None)
         if backward is None or event.node in seen or not event.gradients or event.receiver is None:
             continue

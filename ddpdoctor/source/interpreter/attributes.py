@@ -32,9 +32,9 @@ from ddpdoctor.source.interpreter.values import (
     per_rank,
     tags_of,
 )
+from ddpdoctor.source.libraries import rank_attributes
 from ddpdoctor.source.ranks.ranks import FIRST, GLOBAL_RANK, LOCAL_RANK, WORLD_SIZE, guessed_per_rank
 from ddpdoctor.source.script.syntax_index import last_name
-from ddpdoctor.source.torch_model import framework_attributes
 from ddpdoctor.source.vocabulary import (
     DATA_LOADER,
     DDP,
@@ -79,7 +79,7 @@ def attribute_of(machine: Machine, value: Value, name: str) -> Value:
         found = class_attribute(machine, derived_class, name) if derived_class is not None else None
         if isinstance(found, Function):
             return bound_to(found, value)
-        return framework_attributes.attribute(value, name) or _of_built(machine, value, name)
+        return rank_attributes.attribute(value, name) or _of_built(machine, value, name)
     if isinstance(value, PerRank):
         return per_rank([attribute_of(machine, on_rank(value, rank), name) for rank in RANKS], value.guessed)
     if isinstance(value, OneOf):

@@ -10,13 +10,14 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.source.events import Event, LoopAround
-from ddpdoctor.source.interpreter.attributes import base_names, bases_of
+from ddpdoctor.source.interpreter.attributes import base_names, bases_of, class_attribute
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     NONE,
     External,
     ExternalObject,
+    Function,
     Instance,
     OneOf,
     ProjectClass,
@@ -122,6 +123,8 @@ def sampler_division(machine: Machine, sampler: Value) -> Division:
 def samplers_of(machine: Machine, value: Value) -> Iterator[Event]:
     """Yield the DistributedSamplers in a sampler or batch sampler."""
     for option in options_of(value):
+        if isinstance(option, Instance):
+            yield from _samplers_iterated(machine, option)
         made = machine.object(option)
         if made is None:
             continue
@@ -131,12 +134,30 @@ def samplers_of(machine: Machine, value: Value) -> Iterator[Event]:
             yield from samplers_of(machine, made.argument("sampler", 0) or NONE)
 
 
+def _samplers_iterated(machine: Machine, sampler: Instance) -> Iterator[Event]:
+    """Yield the DistributedSamplers that a sampler of the project goes over: one that makes batches of their items."""
+    turns = class_attribute(machine, sampler.cls, "__iter__")
+    used = (
+        {node.attr for node in descend(turns.node) if isinstance(node, ast.Attribute)}
+        if isinstance(turns, Function)
+        else set()
+    )
+    for name in machine.store.names(sampler.number):
+        held = machine.store.get(sampler.number, name) if name in used else None
+        if held is not None and not isinstance(held, Instance):
+            yield from samplers_of(machine, held)
+
+
 def _one_sampler(machine: Machine, option: Value) -> Division:
     if constant(option) is None:
         return "whole"
     made = machine.object(option)
+    if made is None and isinstance(option, Instance):
+        if any(_samplers_iterated(machine, option)):
+            return "sharded"
+        return "whole" if _knows_no_ranks(machine, option) else "unknown"
     if made is None:
-        return "whole" if isinstance(option, Instance) and _knows_no_ranks(machine, option) else "unknown"
+        return "unknown"
     if made.name == DISTRIBUTED_SAMPLER:
         return "whole" if constant(made.argument("num_replicas", 1) or NONE) == 1 else "sharded"
     if any(is_varying(value) for value in (*made.positional, *made.named.values())):

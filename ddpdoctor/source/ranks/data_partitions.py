@@ -71,15 +71,15 @@ def sliced(machine: Machine, node: ast.Subscript, limits: ast.Slice, container: 
     result = derived([value for value in (container, lower, upper, step) if value is not None])
     if limits.step is not None and step is not None:
         whole = limits.upper is None or _is_length(machine.frame.module, limits.upper)
-        if whole and lower is not None and _is_rank(lower) and _is_world(limits.step, step):
-            return result if CUT in result.tags else _as_part(machine, node, result)
+        if whole and lower is not None and is_rank(lower) and _is_world(limits.step, step):
+            return result if CUT in result.tags else as_part(machine, node, result)
     if limits.upper is None or upper is None:
         return result
     kept = frozenset(tag for tag in result.tags if tag[0] != PART)
     if not is_varying(upper):
         return Unknown(result.varying, result.opaque, kept | {CUT})
-    if lower is not None and _is_rank(lower) and _takes_rest(machine.frame.module, limits.upper):
-        return _as_part(machine, node, Unknown(True, False, kept), with_rest=True)
+    if lower is not None and is_rank(lower) and _takes_rest(machine.frame.module, limits.upper):
+        return as_part(machine, node, Unknown(True, False, kept), with_rest=True)
     return Unknown(result.varying, result.opaque, kept) if kept != result.tags else result
 
 
@@ -94,12 +94,12 @@ def picked(machine: Machine, node: ast.Subscript, result: Value) -> Value:
         return result
     if not any(_names(argument) & _WORLD_WORDS for argument in source.args) or CUT in result.tags:
         return result
-    return _as_part(machine, node, result)
+    return as_part(machine, node, result)
 
 
 def ranged(machine: Machine, node: ast.AST, arguments: list[Value], result: Value) -> Value:
     """Return ``range(rank, n, world_size)`` as a part, where n is a length or a number."""
-    if len(arguments) != 3 or not isinstance(node, ast.Call) or len(node.args) != 3 or not _is_rank(arguments[0]):
+    if len(arguments) != 3 or not isinstance(node, ast.Call) or len(node.args) != 3 or not is_rank(arguments[0]):
         return result
     stop = arguments[1].value if isinstance(arguments[1], Const) else None
     known = stop if isinstance(stop, int) else None
@@ -107,16 +107,16 @@ def ranged(machine: Machine, node: ast.AST, arguments: list[Value], result: Valu
         return result
     if known is None and (not _is_length(machine.frame.module, node.args[1]) or _length_is_cut(machine, node.args[1])):
         return result
-    return _as_part(machine, node, derived((result,)), items=known)
+    return as_part(machine, node, derived((result,)), items=known)
 
 
 def strided(machine: Machine, node: ast.AST, arguments: list[Value], result: Value) -> Value:
     """Return ``itertools.islice(stream, rank, None, world_size)`` as a part."""
     if len(arguments) != 4 or arguments[2] != Const(None) or not isinstance(node, ast.Call) or len(node.args) != 4:
         return result
-    if not _is_rank(arguments[1]) or not _is_world(node.args[3], arguments[3]) or CUT in tags_of(arguments[0]):
+    if not is_rank(arguments[1]) or not _is_world(node.args[3], arguments[3]) or CUT in tags_of(arguments[0]):
         return result
-    return _as_part(machine, node, derived((result,)))
+    return as_part(machine, node, derived((result,)))
 
 
 def filtered(machine: Machine, node: ast.AST, conditions: Iterable[ast.expr], item: Value) -> Value:
@@ -179,9 +179,10 @@ def _evens(module: Module, node: ast.BinOp, *, with_rest: bool) -> bool:
     return not (isinstance(parent, ast.expr) and gives_turns(parent))
 
 
-def _as_part(
+def as_part(
     machine: Machine, node: ast.AST, value: Unknown, *, with_rest: bool = False, items: int | None = None
 ) -> Unknown:
+    """Mark a value as the part of the data that the present code cuts out for its rank."""
     number = _number(machine, node, with_rest=with_rest, items=items)
     return Unknown(True, False, value.tags | {(PART, number)})
 
@@ -192,7 +193,8 @@ def _number(machine: Machine, node: ast.AST, *, with_rest: bool, items: int | No
     return number
 
 
-def _is_rank(value: Value) -> bool:
+def is_rank(value: Value) -> bool:
+    """Return whether a value differs between ranks by their numbers, and not by their data."""
     return is_varying(value) and not any(kind in _OWN for kind, _ in tags_of(value))
 
 

@@ -15,12 +15,14 @@ from ddpdoctor.source.events import OwnKind, OwnTest
 from ddpdoctor.source.interpreter.scopes import Cell, Store
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
+    UNIFORM,
     BoundMethod,
     Const,
     DictValue,
     ExternalObject,
     Instance,
     OneOf,
+    PerRank,
     ProjectClass,
     Tag,
     Unknown,
@@ -149,12 +151,26 @@ def own_iterable(machine: Machine, node: ast.expr, value: Value) -> OwnTest | No
         return None
     tags = tags_of(value)
     is_range = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range"
+    if is_range and isinstance(node, ast.Call) and any(_is_set_on_some(machine, part) for part in node.args):
+        return _described(machine, node, "guard")
     if is_range and isinstance(node, ast.Call):
         tags = frozenset(tag for part in node.args for tag in _tags_of_names(machine, part))
     kind = _kind(machine, tags)
     if kind is None or not (MEMBERS in tags or (is_range and kind == "batch" and _varies(machine, node))):
         return None
     return _described(machine, node, kind)
+
+
+def _is_set_on_some(machine: Machine, node: ast.expr) -> bool:
+    """Return whether a variable keeps a known number on some ranks, and on others got one that is not known.
+
+    As where the first rank alone reads from a checkpoint in which epoch to begin.
+    """
+    value = machine.lookup(node.id) if isinstance(node, ast.Name) else UNIFORM
+    if not isinstance(value, PerRank) or value.guessed:
+        return False
+    kinds = {type(entry) for entry in value.values}
+    return kinds == {Const, Unknown}
 
 
 def decided(machine: Machine, test: ast.expr, condition: Value, value: Value) -> Value:

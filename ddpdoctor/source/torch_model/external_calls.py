@@ -38,6 +38,7 @@ from ddpdoctor.source.interpreter.values import (
     join,
     tags_of,
 )
+from ddpdoctor.source.libraries import accelerate, fabric, hugging_face_datasets, ignite, lightning
 from ddpdoctor.source.neighbours import RANK_AND_SIZE
 from ddpdoctor.source.ranks.data_partitions import PART, ranged, strided
 from ddpdoctor.source.ranks.launches import run_callback, spawn, start_process
@@ -50,7 +51,6 @@ from ddpdoctor.source.ranks.rank_local_values import (
     queries_file,
 )
 from ddpdoctor.source.ranks.ranks import DEVICE_COUNT, GLOBAL_RANK, WORLD_SIZE, exact_per_rank, variable
-from ddpdoctor.source.torch_model import accelerate_calls, lightning
 from ddpdoctor.source.torch_model.buffers import note_buffer
 from ddpdoctor.source.torch_model.choices import MERGES, chosen_command, is_model, merge, note_commands
 from ddpdoctor.source.torch_model.ddp import backward, is_thin_wrap, wrap
@@ -184,10 +184,10 @@ def call_method(
     if isinstance(receiver, BoundMethod) and receiver.name == "super()":
         return _call_super(machine, node, receiver.receiver, name, positional, named, complete)
     if receiver.__class__ is ExternalObject or name in lightning.METHODS:
-        of_framework = lightning.method if name in lightning.METHODS else accelerate_calls.method
-        served = of_framework(machine, node, receiver, name, positional, named)
-        if served is not None:
-            return served
+        for of_library in _METHODS_OF_LIBRARIES:
+            served = of_library(machine, node, receiver, name, positional, named)
+            if served is not None:
+                return served
     if name in _KNOWN_METHODS or receiver.__class__ is ExternalObject:
         known = _known_method(machine, node, function, positional, named)
         if known is not None:
@@ -408,7 +408,10 @@ def _no_gradients(machine: Machine, node: ast.AST, positional: list[Value], name
     return NO_GRADIENTS
 
 
+_METHODS_OF_LIBRARIES = (lightning.method, accelerate.method, fabric.method, ignite.method)
 _SPECIAL: dict[str, Handler] = {
+    **ignite.CALLS,
+    **hugging_face_datasets.CALLS,
     "torch.distributed.new_group": make_group,
     "torch.distributed.get_rank": _get_rank,
     "torch.distributed.get_node_local_rank": lambda machine, node, positional, named, complete: variable(

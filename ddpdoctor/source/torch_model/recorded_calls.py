@@ -11,7 +11,9 @@ from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import External, Value, constant, tags_of
 from ddpdoctor.source.torch_model.recorded_names import (
     ENVIRONMENT,
+    GROUP_SETTINGS,
     KEPT_METHODS,
+    READING_FUNCTIONS,
     READING_METHODS,
     RECORDED_BUILTINS,
     SEEDING,
@@ -28,6 +30,8 @@ def note_call(
     """Record a call of an external function; of those of Python itself only the few that checks look at."""
     if name in RECORDED_BUILTINS or not name.startswith("builtins."):
         machine.note("call", name, node, positional, named, complete)
+    elif name in READING_FUNCTIONS and any(kind in ("batch", "ddp") for one in positional for kind, _ in tags_of(one)):
+        machine.note("call", name, node, positional, named, complete, positional[0])
     if name == f"{ENVIRONMENT}.setdefault" and positional:
         machine.note("call", SET_DEFAULT, node, positional, named, complete)
 
@@ -58,7 +62,7 @@ def is_noted_method(name: str) -> bool:
 
 def note_item(machine: Machine, node: ast.AST, container: Value, key: Value, value: Value) -> None:
     """Record an assignment to a variable of the environment, or to a setting of an optimizer."""
-    if any(kind == "param-groups" for kind, _ in tags_of(container)):
+    if {kind for kind, _ in tags_of(container)} == {"param-groups"} and constant(key) in GROUP_SETTINGS:
         machine.note("training", SET_PARAM_GROUP, node, (key, value), receiver=container)
     if container == External(ENVIRONMENT) and isinstance(constant(key), str):
         machine.note("call", SET_VARIABLE, node, (key, value))

@@ -9,6 +9,8 @@ SET_VARIABLE = "set environment variable"
 """Name of the event of an assignment to ``os.environ``; its arguments are the variable and its value."""
 SET_PARAM_GROUP = "set a setting of a parameter group"
 """Name of the event of ``optimizer.param_groups[0]["lr"] = rate``; its arguments are the setting and its value."""
+GROUP_SETTINGS = frozenset({"lr", "weight_decay", "momentum", "betas", "eps"})
+"""Settings of the optimizers of torch that a step of theirs depends on."""
 SET_DEFAULT = "set default of environment variable"
 FILE_CALLS = frozenset(
     {"os.mkdir", "os.makedirs", "os.symlink", "os.remove", "os.unlink", "os.rmdir", "os.rename", "os.replace"}
@@ -23,6 +25,8 @@ RECORDED_BUILTINS = frozenset({"builtins.open", "builtins.print"})
 FILE_METHODS = frozenset({"mkdir", "symlink_to", "unlink", "rmdir"})
 READING_METHODS = frozenset({"item", "cpu", "tolist", "numpy"})
 """Methods of a tensor that wait for the GPU."""
+READING_FUNCTIONS = frozenset({"builtins.float", "builtins.int"})
+"""Functions that do so with a tensor."""
 STATE_METHODS = frozenset({"state_dict", "load_state_dict"})
 TRACKING_METHODS = frozenset({"add_scalar", "add_scalars", "log_metric", "log_metrics", "log", "info"})
 """Methods of trackers and loggers."""

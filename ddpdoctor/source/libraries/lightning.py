@@ -28,7 +28,7 @@ from ddpdoctor.source.interpreter.values import (
     options_of,
     tags_of,
 )
-from ddpdoctor.source.torch_model.framework_attributes import TRAINERS, attribute
+from ddpdoctor.source.libraries.rank_attributes import TRAINERS, attribute
 
 _FROM_BATCH = Unknown(varying=True, tags=frozenset({("batch", 0)}))
 """What comes from the batches of a rank; Lightning gives every loader a sampler for its ranks."""
@@ -54,6 +54,8 @@ def method(
     machine: Machine, node: ast.AST, receiver: Value, name: str, positional: list[Value], named: Mapping[str, Value]
 ) -> Value | None:
     """Do a method of a Trainer, of its strategy or of a module, and return its result; None for one like any other."""
+    if name not in METHODS:
+        return None
     if isinstance(receiver, Instance):
         return _of_module(machine, node, receiver, name, positional, named)
     if isinstance(receiver, ExternalObject) and receiver.name in TRAINERS and name in _ON_TRAINER:

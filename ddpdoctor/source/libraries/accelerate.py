@@ -18,11 +18,11 @@ from ddpdoctor.source.interpreter.values import (
     Unknown,
     Value,
     derived,
-    options_of,
 )
+from ddpdoctor.source.libraries.loaders import is_loader, prepared_loader
+from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR
 from ddpdoctor.source.torch_model.ddp import wrap
-from ddpdoctor.source.torch_model.framework_attributes import ACCELERATOR
-from ddpdoctor.source.vocabulary import DATA_LOADER, DDP, MODULE
+from ddpdoctor.source.vocabulary import DDP, MODULE
 
 _MODEL_NAME = re.compile(r"model|net(work)?$|unet|encoder|decoder|generator|discriminator", re.IGNORECASE)
 
@@ -56,15 +56,8 @@ def _argument_names(node: ast.AST) -> list[str]:
 
 
 def _prepared(machine: Machine, node: ast.AST, value: Value, name: str) -> Value:
-    options = list(options_of(value))
-    if any(isinstance(option, ExternalObject) and option.name == DATA_LOADER for option in options):
-        made = machine.object(options[0])
-        if made is None:
-            return value
-        number = machine.object_number((node, name))
-        machine.prepared.add(number)
-        machine.emit("loader", DATA_LOADER, made.node, made.positional, made.named, number=number)
-        return ExternalObject(number, DATA_LOADER)
+    if is_loader(value):
+        return prepared_loader(machine, node, value, name)
     if _is_model(value, name):
         # One call wraps each of its models: each is an object of its own.
         return wrap(machine, node, [value], {}, True, number=machine.object_number((node, name)))

@@ -1,0 +1,58 @@
+"""What Lightning's ``Fabric`` does for ranks: it wraps models, divides loaders, and runs their backward."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+
+from ddpdoctor.source.interpreter.state import Machine
+from ddpdoctor.source.interpreter.values import (
+    NONE,
+    OPAQUE,
+    Const,
+    ExternalObject,
+    SequenceValue,
+    Unknown,
+    Value,
+    constant,
+    options_of,
+)
+from ddpdoctor.source.libraries.loaders import prepared_loader
+from ddpdoctor.source.neighbours import FABRICS
+from ddpdoctor.source.torch_model.ddp import wrap
+
+_OTHER_STRATEGIES = ("fsdp", "deepspeed", "dp", "xla", "single_device", "model_parallel")
+METHODS = frozenset({"setup", "setup_module", "setup_dataloaders", "setup_optimizers"})
+
+
+def method(
+    machine: Machine, node: ast.AST, receiver: Value, name: str, positional: list[Value], named: Mapping[str, Value]
+) -> Value | None:
+    """Do a method of a Fabric, and return its result; None for one like any other."""
+    if not isinstance(receiver, ExternalObject) or receiver.name not in FABRICS or name not in METHODS:
+        return None
+    if name == "setup_dataloaders":
+        divides = constant(named.get("use_distributed_sampler", Const(True))) is not False
+        given = [
+            prepared_loader(machine, node, value, str(n)) if divides else value for n, value in enumerate(positional)
+        ]
+        return _one_or_all(given)
+    if name == "setup_optimizers" or not positional:
+        return _one_or_all(positional)
+    return _one_or_all([_wrapped(machine, node, receiver, positional[0]), *positional[1:]])
+
+
+def _one_or_all(values: list[Value]) -> Value:
+    return values[0] if len(values) == 1 else SequenceValue(tuple(values)) if values else OPAQUE
+
+
+def _wrapped(machine: Machine, node: ast.AST, fabric: ExternalObject, model: Value) -> Value:
+    """Return the model as the Fabric's strategy wraps it: in DDP, unless it is made with another one."""
+    made = machine.object(fabric)
+    strategy = made.named.get("strategy", NONE) if made is not None else NONE
+    name = strategy.name if isinstance(strategy, ExternalObject) else constant(strategy)
+    if isinstance(name, str) and any(name.lower().rpartition(".")[2].startswith(other) for other in _OTHER_STRATEGIES):
+        return Unknown(opaque=True)
+    if all(isinstance(option, ExternalObject) and option.name == fabric.name for option in options_of(model)):
+        return model
+    return wrap(machine, node, [model], {}, True, number=machine.object_number((node, "setup")))

@@ -1,0 +1,72 @@
+"""What ``ignite.distributed`` does for ranks: it starts them, wraps models and optimizers, and divides loaders."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+
+from ddpdoctor.source.interpreter.state import Machine
+from ddpdoctor.source.interpreter.values import (
+    UNIFORM,
+    BoundMethod,
+    ExternalObject,
+    Function,
+    Partial,
+    Unknown,
+    Value,
+)
+from ddpdoctor.source.libraries.loaders import prepared_loader
+from ddpdoctor.source.ranks.ranks import LOCAL_RANK, exact_per_rank
+from ddpdoctor.source.torch_model.ddp import wrap
+from ddpdoctor.source.vocabulary import DATA_LOADER
+
+_PLACES = ("ignite.distributed", "ignite.distributed.auto", "ignite.distributed.launcher")
+PARALLEL = frozenset(f"{place}.Parallel" for place in _PLACES)
+
+
+def auto_model(
+    machine: Machine, node: ast.AST, positional: list[Value], named: Mapping[str, Value], complete: bool
+) -> Value:
+    """Wrap a model in DDP, with what is given beside it."""
+    options = {name: value for name, value in named.items() if name not in ("model", "sync_bn")}
+    return wrap(machine, node, positional[:1] or [named.get("model", UNIFORM)], options, complete)
+
+
+def auto_loader(
+    machine: Machine, node: ast.AST, positional: list[Value], named: Mapping[str, Value], complete: bool
+) -> Value:
+    """Make a loader with a sampler for the ranks."""
+    number = machine.object_number(node)
+    machine.emit("loader", DATA_LOADER, node, positional, named, number=number, complete=complete)
+    return prepared_loader(machine, node, ExternalObject(number, DATA_LOADER), "auto")
+
+
+def auto_optimizer(
+    machine: Machine, node: ast.AST, positional: list[Value], named: Mapping[str, Value], complete: bool
+) -> Value:
+    """Return the optimizer: in a job of torch's own ranks it is what it was."""
+    return positional[0] if positional else named.get("optimizer", Unknown())
+
+
+def method(
+    machine: Machine, node: ast.AST, receiver: Value, name: str, positional: list[Value], named: Mapping[str, Value]
+) -> Value | None:
+    """Do ``Parallel.run(function, …)``, which calls the function with the local rank first; None for any other."""
+    made = isinstance(receiver, ExternalObject) and receiver.name in PARALLEL
+    entered = isinstance(receiver, BoundMethod) and receiver.name == "__enter__"
+    if name != "run" or not (made or entered) or not positional or not isinstance(positional[0], (Function, Partial)):
+        return None
+    machine.emit("collective", "init_process_group", node, (), {}, in_tree=True)
+    return machine.apply(machine, node, positional[0], [exact_per_rank(LOCAL_RANK), *positional[1:]], dict(named))
+
+
+CALLS = {
+    f"{place}.{name}": handler
+    for place in _PLACES[:2]
+    for name, handler in (
+        ("auto_model", auto_model),
+        ("auto_dataloader", auto_loader),
+        ("auto_optim", auto_optimizer),
+    )
+}
+"""Functions by their full names."""
