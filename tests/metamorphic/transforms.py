@@ -138,6 +138,7 @@ def _own_attributes(trees: Iterable[ast.Module]) -> set[str]:
 class _Renaming(ast.NodeTransformer):
     def __init__(self, names: Mapping[str, str], attributes: Mapping[str, str], callees: set[str]) -> None:
         self.names, self.attributes, self.callees = names, attributes, callees
+        self.methods: set[ast.AST] = set()
 
     def visit_Name(self, node: ast.Name) -> ast.Name:
         node.id = self.names.get(node.id, node.id)
@@ -162,12 +163,14 @@ class _Renaming(ast.NodeTransformer):
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
-        node.name = self.names.get(node.name, self.attributes.get(node.name, node.name))
+        methods = self.attributes if node in self.methods else self.names
+        node.name = methods.get(node.name, node.name)
         self.generic_visit(node)
         return node
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
         node.name = self.names.get(node.name, node.name)
+        self.methods |= {part for part in node.body if isinstance(part, ast.FunctionDef)}
         self.generic_visit(node)
         return node
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 
 import msgspec
@@ -12,11 +11,14 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, tags_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import framework
+from ddpdoctor.source.queries.numbers import SHOWS, followers
 from ddpdoctor.source.queries.sync_points import BARRIERS, function_around, mentions, nodes_of
 from ddpdoctor.source.queries.wrapped_models import innermost_loop
+from ddpdoctor.source.script.syntax_index import last_name
 
 _REDUCTIONS = frozenset({"all_reduce", "reduce"})
-_FOR_LOGGING = re.compile(r"loss|acc|correct|top_?[15]|prec|err|metric|logged|log_(vals?|stats)$", re.IGNORECASE)
+_KEEPING = frozenset({"update", "append", "add", "float", "int", "str", "round", "format", "len", "range"})
+"""Last names of functions that keep a number for later, or give it another form."""
 
 
 class EveryStep(msgspec.Struct, frozen=True, eq=False):
@@ -75,20 +77,34 @@ def _as_often(event: Event, backward: Event) -> bool:
 
 
 def _for_logging(event: Event) -> bool:
-    """Return whether the name says loss or metric, and no condition, backward or assignment to an attribute uses it."""
+    """Return whether what is reduced is a number of the batch that is only shown or kept in meters.
+
+    No condition, backward, attribute, result or other call uses it, nor what is computed from it.
+    """
     arguments = getattr(event.node, "args", [])
     if not arguments or not isinstance(arguments[0], ast.Name) or not event.positional:
         return False
-    name = arguments[0].id
-    if not _FOR_LOGGING.search(name) or not any(kind in ("ddp", "batch") for kind, _ in tags_of(event.positional[0])):
+    if not any(kind in ("ddp", "batch") for kind, _ in tags_of(event.positional[0])):
         return False
-    function = function_around(event.module, event.node)
-    for node in nodes_of(function):
-        if isinstance(node, (ast.If, ast.While, ast.IfExp)) and mentions(node.test, (name,)):
-            return False
-        is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-        if is_method and ast.unparse(node).partition("(")[0].endswith(".backward") and mentions(node, (name,)):
-            return False
-        if isinstance(node, ast.Return) and node.value is not None and mentions(node.value, (name,)):
-            return False
-    return True
+    nodes = list(nodes_of(function_around(event.module, event.node)))
+    names = followers(nodes, arguments[0].id)
+    return not any(_uses(event, node, names) for node in nodes)
+
+
+def _uses(event: Event, node: ast.AST, names: set[str]) -> bool:
+    """Return whether a node does something else with one of some numbers than to show it or to compute with it."""
+    if isinstance(node, (ast.If, ast.While, ast.IfExp)):
+        return mentions(node.test, names)
+    if isinstance(node, (ast.Return, ast.Yield)):
+        return node.value is not None and mentions(node.value, names)
+    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+        return ast.unparse(node) in names
+    if not isinstance(node, ast.Call) or node is event.node or node.lineno < getattr(event.node, "lineno", 0):
+        return False
+    method = node.func if isinstance(node.func, ast.Attribute) else None
+    if method is not None and mentions(method.value, names):
+        return method.attr == "backward"
+    name = last_name(node.func)
+    if name in SHOWS | _KEEPING or event.module.resolve(node.func).startswith(("torch.", "numpy.")):
+        return False
+    return any(mentions(part, names) for part in (*node.args, *(entry.value for entry in node.keywords)))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ast
-import re
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -13,27 +12,17 @@ from ddpdoctor.checks.collectives.shared.reduced_losses_source import argument_n
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import External, constant
 from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.queries.numbers import SHOWS, followers, is_number_of, number_kind
 from ddpdoctor.source.queries.sync_points import function_around, mentions, nodes_of
+from ddpdoctor.source.ranks.rank_names import size_names
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.syntax_index import descend, last_name
 
-_MEANS = re.compile(r"loss|acc|mean|avg|average|err|top_?[15]$", re.IGNORECASE)
-_SUMS = re.compile(
-    r"total|sum|num|count|correct|size|^n_|_n$|seen|throughput|per_?s(ec|_|$)|samples|images|tokens", re.IGNORECASE
-)
-"""What a rank does in a second is added up as well: the job does all of it in that second."""
-_SHOWS = frozenset({"print", "info", "log", "add_scalar", "write", "debug", "set_postfix", "log_metric", "log_metrics"})
 _TELLING = frozenset({ast.Assign, ast.AugAssign, ast.BinOp, ast.Call, ast.Return})
 """Classes of nodes that show a sum, make it a mean, or give it another name."""
 _AVERAGES = frozenset({"div", "div_", "mul", "mul_", "mean", "true_divide", "divide", "divide_"})
 _DIVIDING = (ast.Div, ast.FloorDiv, ast.Mult)
-_AS_IT_IS = frozenset({"item", "detach", "cpu", "clone", "float"})
-"""Methods whose result is the number itself."""
 FunctionNode: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef"
-
-
-_SIZES = re.compile(r"world|size|n?procs?\b|num_(gpus?|ranks|processes)|n_?gpus?\b|device_count", re.IGNORECASE)
-"""In a division: by the number of ranks."""
 
 
 class ShownSum(msgspec.Struct, frozen=True, eq=False):
@@ -71,41 +60,35 @@ class _Part(msgspec.Struct, frozen=True, eq=False):
 
     def is_sum(self, node: ast.expr) -> bool:
         """Return whether an expression is one of the variables, or its number."""
-        return _is_number_of(node, self.names)
+        return is_number_of(node, self.names)
 
     def shown(self) -> Iterator[ast.Call]:
         """Yield the calls that show it."""
         for node in self.nodes:
-            if isinstance(node, ast.Call) and last_name(node.func) in _SHOWS and node.lineno > self.after_line:
+            if isinstance(node, ast.Call) and last_name(node.func) in SHOWS and node.lineno > self.after_line:
                 inside = [*node.args, *(keyword.value for keyword in node.keywords)]
                 if any(mentions(part, self.names) for part in inside):
                     yield node
 
 
-def _is_number_of(node: ast.expr, names: Set[str]) -> bool:
-    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _AS_IT_IS:
-        node = node.func.value
-    return isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) in names
-
-
 def shown_sums(projection: Projection) -> Iterator[ShownSum]:
-    """Sums over ranks of what is called a loss, an accuracy or a mean, shown and nowhere divided."""
+    """Sums over ranks of means of their batches, shown and nowhere divided; sums and counts are added up rightly."""
     modules = projection.machine.script.modules
     seen: set[ast.AST] = set()
     for event in reductions(projection):
         name = argument_name(event)
-        if event.node in seen or not _is_sum(event) or _SUMS.search(name.rpartition(".")[2]):
+        if event.node in seen or not _is_sum(event) or not _may_be_shown(modules):
             continue
         seen.add(event.node)
-        function = function_around(event.module, event.node)
-        if not _may_be_shown(modules):
+        function, line = function_around(event.module, event.node), getattr(event.node, "lineno", 0)
+        if number_kind(modules, event.module, function, ast.parse(name, mode="eval").body, line) != "mean":
             continue
-        part = _part(event.module, function, name, getattr(event.node, "lineno", 0))
-        if part.averages or _is_share(event, function, name):
+        part = _part(event.module, function, name, line)
+        if part.averages or _is_share(projection, event, function, name):
             continue
         if not part.returns_it:
             yield from _shown_in(part, event, name)
-        elif isinstance(function, ast.FunctionDef) and not _SUMS.search(function.name):
+        elif isinstance(function, ast.FunctionDef):
             yield from _shown_by_callers(modules, function, event)
 
 
@@ -135,9 +118,8 @@ def _is_after(node: ast.Compare, names: dict[str, Event], both: set[str]) -> boo
 
 
 def _shown_in(part: _Part, event: Event, name: str) -> Iterator[ShownSum]:
-    """Yield the first call that shows a sum under the name of a mean."""
-    meant = _MEANS.search(name.rpartition(".")[2]) is not None
-    calls = [call for call in part.shown() if meant or _says_mean(call)]
+    """Yield the first call that shows a sum."""
+    calls = list(part.shown())
     if calls:
         yield ShownSum(name, event, part.module, min(calls, key=lambda call: call.lineno))
 
@@ -154,7 +136,7 @@ def _shown_by_callers(modules: Sequence[Module], function: FunctionNode, event: 
             if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
                 return
             target = statement.targets[0]
-            if not isinstance(target, ast.Name) or _SUMS.search(target.id):
+            if not isinstance(target, ast.Name):
                 return
             part = _part(module, function_around(module, call), target.id, call.lineno)
             if part.averages or part.returns_it:
@@ -164,12 +146,12 @@ def _shown_by_callers(modules: Sequence[Module], function: FunctionNode, event: 
 
 
 def _may_be_shown(modules: Sequence[Module]) -> bool:
-    return any(not _SHOWS.isdisjoint(module.calls_by_name) for module in modules)
+    return any(not SHOWS.isdisjoint(module.calls_by_name) for module in modules)
 
 
 def _part(module: Module, function: ast.AST, name: str, after_line: int) -> _Part:
     nodes = [node for node in nodes_of(function) if node.__class__ in _TELLING]
-    return _Part(module, nodes, frozenset(_followers(nodes, name)), after_line)
+    return _Part(module, nodes, frozenset(followers(nodes, name)), after_line)
 
 
 def _is_sum(event: Event) -> bool:
@@ -179,41 +161,21 @@ def _is_sum(event: Event) -> bool:
     return isinstance(operation, External) and operation.name.endswith(".SUM") and constant(operation) is ...
 
 
-def _followers(nodes: Sequence[ast.AST], name: str) -> set[str]:
-    """Return a variable, those that are assigned from it, and the meters that it alone is handed to."""
-    names = {name}
-    assignments = [node for node in nodes if isinstance(node, ast.Assign)]
-    for _ in range(3):
-        known = len(names)
-        names.update(meter for node in nodes if (meter := _meter_of(node, names)))
-        for node in assignments:
-            if mentions(node.value, names):
-                targets = [target for target in node.targets if isinstance(target, (ast.Name, ast.Attribute))]
-                names.update(ast.unparse(target) for target in targets)
-        if len(names) == known:
-            break
-    return names
-
-
-def _meter_of(node: ast.AST, names: set[str]) -> str:
-    """Return the meter of ``meter.update(loss.item())``; one that gets a number of samples, too, may divide by it."""
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "update":
-        return ""
-    if len(node.args) != 1 or node.keywords or not _is_number_of(node.args[0], names):
-        return ""
-    return ast.unparse(node.func.value)
-
-
-def _is_share(event: Event, function: ast.AST, name: str) -> bool:
-    """Return whether what is summed was divided before, where its variable is assigned: shares add up to the mean."""
+def _is_share(projection: Projection, event: Event, function: ast.AST, name: str) -> bool:
+    """Return whether what is summed was divided by the number of ranks before: shares add up to the mean."""
+    counts = size_names(projection.machine.store)
     return any(
-        isinstance(node, ast.Assign)
+        isinstance(inner, ast.BinOp) and isinstance(inner.op, _DIVIDING) and not counts.isdisjoint(_words(inner))
+        for node in descend(function)
+        if isinstance(node, ast.Assign)
         and any(ast.unparse(target) == name for target in node.targets)
         and node.lineno < getattr(event.node, "lineno", 0)
-        and any(isinstance(inner, ast.BinOp) and isinstance(inner.op, _DIVIDING) for inner in descend(node.value))
-        and _SIZES.search(ast.unparse(node.value)) is not None
-        for node in descend(function)
+        for inner in descend(node.value)
     )
+
+
+def _words(node: ast.AST) -> Iterator[str]:
+    return (last_name(inner) for inner in descend(node) if isinstance(inner, (ast.Name, ast.Attribute)))
 
 
 def _divides(node: ast.AST, names: frozenset[str]) -> bool:
@@ -224,10 +186,3 @@ def _divides(node: ast.AST, names: frozenset[str]) -> bool:
         return isinstance(node.op, _DIVIDING) and mentions(node.target, names)
     is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _AVERAGES
     return is_method and mentions(node, names)
-
-
-def _says_mean(call: ast.Call) -> bool:
-    """Return whether what is shown is called a loss, an accuracy or a mean, and no sum, by a text beside it."""
-    texts = [node.value for part in call.args for node in descend(part) if isinstance(node, ast.Constant)]
-    words = " ".join(text for text in texts if isinstance(text, str))
-    return _MEANS.search(words) is not None and not _SUMS.search(words)

@@ -21,12 +21,11 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.ranks.rank_names import rank_names
 from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.syntax_index import descend
+from ddpdoctor.source.script.syntax_index import descend, last_name
 from ddpdoctor.source.torch_model.recorded_names import DATA_METHODS
 from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER
-
-_RANK_WORDS = frozenset({"rank", "get_rank", "global_rank", "RANK"})
 
 
 class RankDataset(msgspec.Struct, frozen=True, eq=False):
@@ -70,7 +69,7 @@ def _judge(projection: Projection, sampler: Event, dataset: Value) -> RankDatase
     if draw is not None:
         return RankDataset(sampler, None, draw)
     made = projection.machine.object(dataset) if isinstance(dataset, ExternalObject) else None
-    if made is not None and made.name == "torch.utils.data.Subset" and _by_rank(made):
+    if made is not None and made.name == "torch.utils.data.Subset" and _by_rank(projection, made):
         return RankDataset(sampler, made, None)
     shuffle = _shuffled_apart(projection, sampler, dataset)
     return RankDataset(sampler, shuffle, None, reordered=True) if shuffle is not None else None
@@ -88,7 +87,7 @@ def _shuffled_apart(projection: Projection, divided: Event, dataset: Value | Non
     return shuffles[-1] if shuffles else None
 
 
-def _by_rank(made: Event) -> bool:
+def _by_rank(projection: Projection, made: Event) -> bool:
     """Return whether the indices of a subset are computed from the rank in its own construction or one assignment
     before.
     """
@@ -99,7 +98,8 @@ def _by_rank(made: Event) -> bool:
         return False
     names = {node.id for node in descend(made.node) if isinstance(node, ast.Name)}
     texts: list[ast.AST] = [made.node, *_assigned(made.module, names)]
-    return any(_speaks_of_rank(node) for text in texts for node in descend(text))
+    ranks = rank_names(projection.machine.store)
+    return any(_speaks_of_rank(node, ranks) for text in texts for node in descend(text))
 
 
 def _assigned(module: Module, names: set[str]) -> Iterator[ast.expr]:
@@ -108,6 +108,5 @@ def _assigned(module: Module, names: set[str]) -> Iterator[ast.expr]:
             yield node.value
 
 
-def _speaks_of_rank(node: ast.AST) -> bool:
-    word = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-    return word in _RANK_WORDS or (isinstance(node, ast.Constant) and node.value == "RANK")
+def _speaks_of_rank(node: ast.AST, ranks: frozenset[str]) -> bool:
+    return last_name(node) in ranks or (isinstance(node, ast.Constant) and node.value == "RANK")

@@ -15,9 +15,9 @@ from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import is_distributed, is_training_by_trainer
 from ddpdoctor.source.queries.start_up import is_run_again
 from ddpdoctor.source.ranks.rank_local_seeds import is_own_seed
+from ddpdoctor.source.ranks.rank_names import rank_names
 from ddpdoctor.source.script.syntax_index import descend, last_name, made_from
 from ddpdoctor.source.torch_model.recorded_names import DATA_METHODS, SEEDING
-from ddpdoctor.source.vocabulary import RANK_NAMES
 
 Library = Literal["torch", "numpy", "random"]
 _DRAWS: dict[str, Library] = {
@@ -35,7 +35,6 @@ _SPLIT_METHOD = "train_test_split"
 _SPLITS = frozenset({"torch.utils.data.random_split", "sklearn.model_selection.train_test_split", _SPLIT_METHOD})
 _TABLES = re.compile(r"^datasets\.(\w+\.)*(load_dataset|load_from_disk|(Dataset|DatasetDict)\.from_\w+)$")
 """What makes a data set of Hugging Face, by its full name."""
-_RANK_WORDS = RANK_NAMES | {"get_rank"}
 _SHARED_LATER = frozenset({"broadcast_object_list", "broadcast", "scatter_object_list", "all_gather_object"})
 
 
@@ -93,7 +92,7 @@ def unshared_parts(projection: Projection) -> Iterator[Draw]:
         if not _draws(event) or event.name in _SPLITS or not _on_every_rank(event):
             continue
         by_library = event.name in DATA_METHODS and _is_divided_later(projection, event)
-        if (by_library or _is_taken_by_rank(event)) and not _shared_after(projection, event):
+        if (by_library or _is_taken_by_rank(projection, event)) and not _shared_after(projection, event):
             draw = unshared_draw(projection, event)
             if draw is not None:
                 yield draw
@@ -202,13 +201,14 @@ def _splits(event: Event) -> bool:
     return len(_slices(event, body)) >= 2 and _makes_subsets(body)
 
 
-def _is_taken_by_rank(event: Event) -> bool:
+def _is_taken_by_rank(projection: Projection, event: Event) -> bool:
     """Return whether each rank takes a part of what a draw has put in order, by its number."""
+    ranks = rank_names(projection.machine.store)
     body, drawn_at = event.module.body_around(event.node), getattr(event.node, "lineno", 0)
     return any(
         subscript.lineno >= drawn_at
         and any(
-            last_name(node) in _RANK_WORDS or (isinstance(node, ast.Constant) and node.value == "RANK")
+            last_name(node) in ranks or (isinstance(node, ast.Constant) and node.value == "RANK")
             for limit in (limits.lower, limits.step)
             if limit is not None
             for node in made_from(limit, body)

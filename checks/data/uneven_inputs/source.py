@@ -69,7 +69,7 @@ def uneven_feeds(projection: Projection) -> Iterator[UnevenFeed]:
         if part is None or loader.node in seen or not _runs_to_its_end(feeding.backward, loop):
             continue
         batches = _batches(part, loader)
-        if (part.items is None or batches is not None) and not _evened_out(part, loader.module, loop.module):
+        if (part.items is None or batches is not None) and not _evened_out(machine, part, loader.module, loop.module):
             seen.add(loader.node)
             yield UnevenFeed(part, loader, feeding.backward, batches)
     by_hand = not any(projection.of_kind("wrap")) and averages_by_hand(machine.script)
@@ -80,7 +80,7 @@ def uneven_feeds(projection: Projection) -> Iterator[UnevenFeed]:
             part = _part_of(machine, loop.iterable)
             if part is None or part.node in seen or not _is_bare(loop.iterable) or part.items is not None:
                 continue
-            if _runs_to_its_end(backward, loop) and not _evened_out(part, loop.module):
+            if _runs_to_its_end(backward, loop) and not _evened_out(machine, part, loop.module):
                 seen.add(part.node)
                 yield UnevenFeed(part, None, backward)
 
@@ -133,7 +133,7 @@ def _part_of_instance(machine: Machine, value: Instance) -> Part | None:
         found = next((part for name, part in parts.items() if name in used), None)
         if found is not None and (turns is not None or _returns_length(method.node)):
             return found
-    return as_written(module, turns.node) if isinstance(turns, Function) else None
+    return as_written(machine.store, module, turns.node) if isinstance(turns, Function) else None
 
 
 def _returns_length(method: ast.AST) -> bool:
@@ -189,9 +189,9 @@ def _leaves(node: ast.AST, *, outermost: bool) -> bool:
     return any(_leaves(child, outermost=inner) for child in children_of(node) if not isinstance(child, ast.expr))
 
 
-def _evened_out(part: Part, *modules: Module) -> bool:
+def _evened_out(machine: Machine, part: Part, *modules: Module) -> bool:
     asked = {module.path: module for module in (part.module, *modules)}
-    return any(may_even_out(module, with_rest=part.with_rest) for module in asked.values())
+    return any(may_even_out(machine.store, module, with_rest=part.with_rest) for module in asked.values())
 
 
 def _batches(part: Part, loader: Event) -> tuple[int, int, int] | None:

@@ -54,7 +54,7 @@ def uncalled_guards(script: Script) -> Iterator[UncalledGuard]:
 
 
 def _tested(module: Module) -> tuple[tuple[ast.Name | ast.Attribute, bool], ...]:
-    """Names and attributes in conditions that sound like ranks, and whether each is compared with a number."""
+    """Names and attributes in conditions that may be functions about ranks; whether each is compared with a number."""
     kept: tuple[tuple[ast.Name | ast.Attribute, bool], ...] | None = module.__dict__.get("_tested")
     if kept is None:
         nodes = module.nodes
@@ -76,8 +76,18 @@ def _operands(module: Module, node: ast.AST) -> Iterator[tuple[ast.Name | ast.At
     for operand in operands:
         if isinstance(operand, (ast.Name, ast.Attribute)):
             name = operand.id if isinstance(operand, ast.Name) else operand.attr
-            if _sounds_like_ranks(name):
+            if _sounds_like_ranks(name) or name in _functions(module):
                 yield operand, isinstance(node, ast.Compare)
+
+
+def _functions(module: Module) -> frozenset[str]:
+    """Return the names of a module's own functions and methods, and of what it imports by name."""
+    kept: frozenset[str] | None = module.__dict__.get("_function_names")
+    if kept is None:
+        own = {function.name for function in module.index.of(ast.FunctionDef)}
+        taken = {entry.bound_as for entry in module.imports if entry.name}
+        kept = module.__dict__["_function_names"] = frozenset(own | taken)
+    return kept
 
 
 def _parts(condition: ast.expr) -> list[ast.expr]:
@@ -154,14 +164,14 @@ def _method(module: Module, node: ast.Attribute) -> Location | None:
 
 
 def _methods(module: Module) -> tuple[tuple[ast.ClassDef, ast.FunctionDef], ...]:
-    """Methods whose names sound like ranks, with their classes."""
+    """Methods that no decorator turns into a value, with their classes."""
     kept: tuple[tuple[ast.ClassDef, ast.FunctionDef], ...] | None = module.__dict__.get("_rank_methods")
     if kept is None:
         kept = module.__dict__["_rank_methods"] = tuple(
             (cls, method)
             for cls in module.index.of(ast.ClassDef)
             for method in cls.body
-            if isinstance(method, ast.FunctionDef) and _sounds_like_ranks(method.name) and _is_plain(method)
+            if isinstance(method, ast.FunctionDef) and _is_plain(method)
         )
     return kept
 

@@ -84,7 +84,7 @@ def rank_mix_ups(projection: Projection) -> Iterator[RankMixUp]:
     # An option ``--local_rank`` may be given by hand, and count the processes of all nodes whatever it is called.
     from_launcher = any(reads_launcher_rank(module) for module in projection.machine.script.modules)
     for event in projection.of_kind("collective"):
-        if event.name in _LISTS and "group" not in event.named and _fills_for_one_node(event):
+        if event.name in _LISTS and "group" not in event.named and _fills_for_one_node(projection, event):
             yield RankMixUp(event, _NODE_SIZE, "the world size", f"the length of the list that {event.name} fills")
         if event.name != "init_process_group":
             continue
@@ -127,7 +127,7 @@ def _tasks_for_ranks(projection: Projection) -> Iterator[RankMixUp]:
             )
 
 
-def _fills_for_one_node(event: Event) -> bool:
+def _fills_for_one_node(projection: Projection, event: Event) -> bool:
     """Return whether a list of tensors is as long as a node has GPUs or ranks: ``for _ in range(device_count())``."""
     node = event.node
     if not isinstance(node, ast.Call):
@@ -138,8 +138,10 @@ def _fills_for_one_node(event: Event) -> bool:
         return False
     ranges = (one for one in made_from(filled, event.module.body_around(node)) if isinstance(one, ast.Call))
     ends = (one.args[0] for one in ranges if last_name(one.func) == "range" and len(one.args) == 1)
+    counts = projection.machine.store.device_counts
     return any(
         last_name(end) in _NODE_SIZES
+        or last_name(end) in counts
         or (isinstance(end, ast.Call) and event.module.resolve(end.func) == "torch.cuda.device_count")
         for end in ends
     )

@@ -1,8 +1,8 @@
 """Every rank prints, shows a progress bar or opens a tracker.
 
 What it finds
-    print in a loop, progress bars without `disable=`, wandb.init, mlflow.start_run and SummaryWriter, reached by all
-    ranks without naming the rank. All places of a file become one finding.
+    print in a loop or of a value, progress bars without `disable=`, wandb.init, mlflow.start_run and SummaryWriter,
+    reached by all ranks without naming the rank. All places of a file become one finding.
 
 Why it is bad
     Eight ranks write every line eight times, mixed with each other, and progress bars overwrite each other. A tracker

@@ -35,6 +35,7 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.ranks.data_partitions import parts_held
 from ddpdoctor.source.script.syntax_index import descend
 from ddpdoctor.source.torch_model.recorded_calls import note_item
+from ddpdoctor.source.torch_model.recorded_names import PRINT_REPLACED
 from ddpdoctor.source.torch_model.recorded_training import note_attribute_set
 from ddpdoctor.source.vocabulary import DATA_LOADER
 
@@ -118,6 +119,8 @@ def _assign_attribute(machine: Machine, target: ast.Attribute, value: Value) -> 
     if scope is not None:
         machine.assign(scope, target.attr, value)
     owners = [option for option in options_of(owner) if isinstance(option, (Instance, ExternalObject))]
+    if target.attr == "print":
+        machine.note("call", PRINT_REPLACED, target, (value,))
     if target.attr == "requires_grad" and not owners:
         note_attribute_set(machine, target, owner, value)  # Of a parameter out of ``model.parameters()``.
     for owner in owners:

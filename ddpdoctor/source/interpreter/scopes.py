@@ -17,7 +17,9 @@ from ddpdoctor.source.interpreter.values import (
     Const,
     DictValue,
     Function,
+    PerRank,
     SequenceValue,
+    Unknown,
     Value,
     derived,
     is_too_large,
@@ -97,6 +99,13 @@ def _default(default: ast.expr | None, complete: bool) -> Value:
     return OPAQUE
 
 
+SIZES = frozenset({"world-size", "local-world-size", "device-count"})
+"""Kinds of the tags of numbers of ranks."""
+
+
+_DEVICES = frozenset({("device-count", 0)})
+
+
 class Store:
     """Values by scope and name."""
 
@@ -104,6 +113,12 @@ class Store:
         self.owners: dict[int, dict[str, Value | None]] = {}
         """By scope or object its names in the order of their first assignment; None for one that was taken back."""
         self._journals: list[dict[Cell, Value | None]] = []
+        self.rank_names: set[str] = set()
+        """Names that held a number which differs by rank, whatever they are."""
+        self.size_names: set[str] = set()
+        """Names that held a number of ranks."""
+        self.device_counts: set[str] = set()
+        """Names that held nothing but the number of a node's devices."""
         self.too_large: set[str] = set()
         """Names whose values were given up because they grew without bound."""
         self.oldest_written = NEVER
@@ -209,6 +224,12 @@ class Store:
         if is_too_large(value):
             self.too_large.add(name)
             value = derived((value,))
+        if value.__class__ is PerRank:
+            if all(isinstance(entry, Const) and type(entry.value) is int for entry in value.values):
+                self.rank_names.add(name)
+        elif value.__class__ is Unknown and value.tags and any(kind in SIZES for kind, _ in value.tags):
+            self.size_names.add(name)
+            (self.device_counts.add if value.tags == _DEVICES else self.device_counts.discard)(name)
         names = self.owners.get(owner)
         if names is None:
             names = self.owners[owner] = {}

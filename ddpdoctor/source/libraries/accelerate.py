@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Mapping
 
+from ddpdoctor.source.interpreter.attributes import base_names
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     OPAQUE,
@@ -58,14 +59,16 @@ def _argument_names(node: ast.AST) -> list[str]:
 def _prepared(machine: Machine, node: ast.AST, value: Value, name: str) -> Value:
     if is_loader(value):
         return prepared_loader(machine, node, value, name)
-    if _is_model(value, name):
+    if _is_model(machine, value, name):
         # One call wraps each of its models: each is an object of its own.
         return wrap(machine, node, [value], {}, True, number=machine.object_number((node, name)))
     return value
 
 
-def _is_model(value: Value, name: str) -> bool:
+def _is_model(machine: Machine, value: Value, name: str) -> bool:
     if isinstance(value, Instance):
+        if "torch.nn.Module" in base_names(machine, value.cls):
+            return True
         return _MODEL_NAME.search(name) is not None or _MODEL_NAME.search(value.cls.node.name) is not None
     if isinstance(value, ExternalObject):
         return value.name != DDP and MODULE.search(value.name) is not None

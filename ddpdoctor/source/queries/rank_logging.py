@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from ddpdoctor.source.events import Event, LoopAround
 from ddpdoctor.source.interpreter.values import (
+    ALL_RANKS,
     NONE,
     DictValue,
     ExternalObject,
@@ -27,6 +28,7 @@ from ddpdoctor.source.queries.training_loops import division, feedings
 from ddpdoctor.source.ranks.ranks import FIRST_RANKS
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.syntax_index import descend
+from ddpdoctor.source.torch_model.recorded_names import PRINT_REPLACED
 
 _BARS = ("tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.trange", "tqdm.auto.trange")
 _TRACKERS = re.compile(
@@ -49,7 +51,7 @@ _EXITS = frozenset({"sys.exit", "exit", "quit", "os._exit"})
 
 
 def lines_of_every_rank(projection: Projection) -> Iterator[Event]:
-    """Yield prints in loops, progress bars and trackers that every rank of a job comes to, in order, each once."""
+    """Yield prints, progress bars and trackers that every rank of a job comes to, in order, each once."""
     if not is_distributed(projection):
         return
     found: dict[ast.AST, Event] = {}
@@ -60,7 +62,12 @@ def lines_of_every_rank(projection: Projection) -> Iterator[Event]:
             found[event.node] = event
     if found:
         silenced = _print_is_replaced(projection)
-        yield from (event for event in found.values() if event.name != "builtins.print" or not silenced)
+        replaced = min(
+            (event.ordinal for event in projection.in_course("call") if event.name == PRINT_REPLACED), default=0
+        )
+        for event in found.values():
+            if event.name != "builtins.print" or not silenced or event.ordinal < replaced:
+                yield event
 
 
 def _is_output(event: Event) -> bool:
@@ -71,8 +78,10 @@ def _is_output(event: Event) -> bool:
         return "group" not in event.named and "mode" not in event.named and event.complete and not apart
     if event.name in _BARS:
         return event.complete and not any(_differs(event, name) for name in ("disable", "position"))
-    if event.name != "builtins.print" or not event.loops or not event.positional:
+    if event.name != "builtins.print" or not event.positional:
         return False
+    if not event.loops and all(constant(value) is not ... for value in event.positional):
+        return False  # A fixed text, once: "start".
     text = event.module.excerpt(event.node, 1_000)
     return not _RANK_NAMED.search(text) and not _reports_failure(event.module, event.node)
 
@@ -143,7 +152,7 @@ def local_metrics(projection: Projection) -> Iterator[Event]:
     if not is_distributed(projection):
         return
     reducing = [event for event in projection.in_course("collective") if _reduces_metric(event)]
-    silenced = _print_is_replaced(projection)
+    silenced, quiet_loggers = _print_is_replaced(projection), _loggers_are_quiet(projection)
     training = {feeding.loader.ordinal for feeding in feedings(projection)}
     seen: set[ast.AST] = set()
     for event in projection.in_course("call"):
@@ -159,12 +168,31 @@ def local_metrics(projection: Projection) -> Iterator[Event]:
             found = not (in_pass and reducing) or (_is_tracked(event) and not _shares_pass(event, reducing))
             found = found and any(in_pass or not is_of_whole_set(projection, one) for one in said)
         else:
-            alone = silenced and event.name == "builtins.print"
+            alone = (silenced and event.name == "builtins.print") or (quiet_loggers and _is_log_line(event))
             found = not in_pass and (alone or on_every_rank(event)) and not _names_a_rank(event)
-            found = found and any(_is_of_shard(projection, value, training) for value in said)
+            found = found and (
+                any(_is_of_shard(projection, value, training) for value in said)
+                or (quiet_loggers and _is_log_line(event) and not reducing)
+            )
         if found and not communicates(projection, event):
             seen.add(event.node)
             yield event
+
+
+def _loggers_are_quiet(projection: Projection) -> bool:
+    """Return whether ranks but the first log nothing: their loggers have another level, or no handlers."""
+    for event in projection.in_course("call"):
+        by_level = event.name in ("setLevel", "logging.basicConfig", "logging.disable", "addHandler")
+        levels = (*event.positional, *(value for name, value in event.named.items() if name == "level"))
+        if by_level and (
+            any(isinstance(level, PerRank) for level in levels) or (event.guards and event.ranks != ALL_RANKS)
+        ):
+            return True
+    return False
+
+
+def _is_log_line(event: Event) -> bool:
+    return event.name in ("info", "logging.info") or event.name.endswith(".info")
 
 
 def _reduces_metric(event: Event) -> bool:

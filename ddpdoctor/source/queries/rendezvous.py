@@ -181,9 +181,9 @@ def _tells_nothing(script: Script, value: ast.expr) -> bool:
     """
     if isinstance(value, ast.Constant):
         return True
-    if isinstance(value, ast.Name) and value.id == "local_rank":
+    if isinstance(value, ast.Name):
         passed = (word for module in script.modules for word in module.index.of(ast.keyword))
-        return any(word.arg == "local_rank" and _is_local_rank_of(word.value) for word in passed)
+        return any(word.arg == value.id and _is_local_rank_of(word.value) for word in passed)
     return _is_local_rank_of(value)
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from ddpdoctor.source.events import Part
+from ddpdoctor.source.interpreter.scopes import Store
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     Const,
@@ -23,16 +24,15 @@ from ddpdoctor.source.interpreter.values import (
     tagged,
     tags_of,
 )
+from ddpdoctor.source.ranks.rank_names import rank_names
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.syntax_index import descend, last_name
-from ddpdoctor.source.vocabulary import RANK_NAMES
 
 PART = "part"
 """Kind of the tags of what a rank took for itself; the number is that of the ``Part``."""
 CUT: Tag = ("cut", 0)
 """Of what was cut to a length, or made longer by what was: it may have been made to divide evenly."""
 
-_RANK_WORDS = RANK_NAMES | {"get_rank", "RANK"}
 _WORLD_WORDS = frozenset(
     {"world_size", "get_world_size", "WORLD_SIZE", "world", "num_replicas", "num_ranks", "n_ranks", "nranks"}
     | {"num_processes", "nprocs", "num_gpus", "ngpus", "ws"}
@@ -78,7 +78,7 @@ def sliced(machine: Machine, node: ast.Subscript, limits: ast.Slice, container: 
     kept = frozenset(tag for tag in result.tags if tag[0] != PART)
     if not is_varying(upper):
         return Unknown(result.varying, result.opaque, kept | {CUT})
-    if lower is not None and is_rank(lower) and _takes_rest(machine.frame.module, limits.upper):
+    if lower is not None and is_rank(lower) and _takes_rest(machine, limits.upper):
         return as_part(machine, node, Unknown(True, False, kept), with_rest=True)
     return Unknown(result.varying, result.opaque, kept) if kept != result.tags else result
 
@@ -92,7 +92,8 @@ def picked(machine: Machine, node: ast.Subscript, result: Value) -> Value:
         source = _assigned(module, source) or source
     if not isinstance(source, ast.Call) or last_name(source.func) not in _SPLITS or not isinstance(result, Unknown):
         return result
-    if not any(_names(argument) & _WORLD_WORDS for argument in source.args) or CUT in result.tags:
+    worlds = _worlds(machine.store)
+    if not any(_names(argument) & worlds for argument in source.args) or CUT in result.tags:
         return result
     return as_part(machine, node, result)
 
@@ -121,62 +122,67 @@ def strided(machine: Machine, node: ast.AST, arguments: list[Value], result: Val
 
 def filtered(machine: Machine, node: ast.AST, conditions: Iterable[ast.expr], item: Value) -> Value:
     """Return the items of a comprehension: a part when a condition gives every rank its turn."""
-    if any(gives_turns(condition) for condition in conditions):
+    if any(gives_turns(machine.store, condition) for condition in conditions):
         return tagged(item, frozenset({(PART, _number(machine, node, with_rest=False, items=None))}))
     return item
 
 
-def gives_turns(test: ast.expr) -> bool:
+def _worlds(store: Store) -> frozenset[str]:
+    """Return the names that stand for the number of ranks, by what the walk found in them or as they are called."""
+    return _WORLD_WORDS | store.size_names
+
+
+def gives_turns(store: Store, test: ast.expr) -> bool:
     """Return whether a test is ``index % world_size == rank`` or the opposite, by names."""
     if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.ops[0], (ast.Eq, ast.NotEq)):
         return False
     sides = test.left, test.comparators[0]
-    return any(_is_turn(one) and _names(other) & _RANK_WORDS for one, other in (sides, sides[::-1]))
+    return any(_is_turn(store, one) and _names(other) & rank_names(store) for one, other in (sides, sides[::-1]))
 
 
-def as_written(module: Module, around: ast.AST) -> Part | None:
+def as_written(store: Store, module: Module, around: ast.AST) -> Part | None:
     """Return the place where code divides what it goes over by rank, by the names in it."""
     index = module.index
-    found: list[ast.AST] = [node for node in index.within(around, ast.If) if gives_turns(node.test)]
+    found: list[ast.AST] = [node for node in index.within(around, ast.If) if gives_turns(store, node.test)]
     for subscript in index.within(around, ast.Subscript):
         limits = subscript.slice
         if not isinstance(limits, ast.Slice) or limits.lower is None or limits.step is None:
             continue
-        if _named_so(limits.lower, limits.step) and (limits.upper is None or _is_length(module, limits.upper)):
+        if _named_so(store, limits.lower, limits.step) and (limits.upper is None or _is_length(module, limits.upper)):
             found.append(subscript)
     for call in index.within(around, ast.Call):
         name, arguments = last_name(call.func), call.args
-        if name == "range" and len(arguments) == 3 and _named_so(arguments[0], arguments[2]):
+        if name == "range" and len(arguments) == 3 and _named_so(store, arguments[0], arguments[2]):
             found.extend([call] if _is_length(module, arguments[1]) else [])
-        elif name == "islice" and len(arguments) == 4 and _named_so(arguments[1], arguments[3]):
+        elif name == "islice" and len(arguments) == 4 and _named_so(store, arguments[1], arguments[3]):
             found.extend([call] if isinstance(arguments[2], ast.Constant) and arguments[2].value is None else [])
     if not found or _grows(module, around):
         return None
     return Part(found[0], module)
 
 
-def may_even_out(module: Module, *, with_rest: bool) -> bool:
+def may_even_out(store: Store, module: Module, *, with_rest: bool) -> bool:
     """Return whether a module does arithmetic that can make the parts of all ranks equal, or has a word for it.
 
     Where the rest goes to one rank, the division that leaves the rest proves nothing.
     """
     if any(_EVEN.search(word) for word in module.words):
         return True
-    return any(_evens(module, node, with_rest=with_rest) for node in module.index.of(ast.BinOp))
+    return any(_evens(store, module, node, with_rest=with_rest) for node in module.index.of(ast.BinOp))
 
 
-def _evens(module: Module, node: ast.BinOp, *, with_rest: bool) -> bool:
-    if not isinstance(node.op, (ast.Mod, ast.FloorDiv, ast.Div)) or not _names(node.right) & _WORLD_WORDS:
+def _evens(store: Store, module: Module, node: ast.BinOp, *, with_rest: bool) -> bool:
+    if not isinstance(node.op, (ast.Mod, ast.FloorDiv, ast.Div)) or not _names(node.right) & _worlds(store):
         return False
     names = _names(node.left)
-    if names & _RANK_WORDS or any(_NO_DATA.search(name) for name in names) or isinstance(node.left, ast.Constant):
+    if names & rank_names(store) or any(_NO_DATA.search(name) for name in names) or isinstance(node.left, ast.Constant):
         return False
     if not isinstance(node.op, ast.Mod):
         if with_rest or (isinstance(node.op, ast.Div) and "ceil" not in module.words):
             return False
         return all(getattr(outer, "name", "") != "__len__" for outer in module.ancestors(node))
     parent = module.parents.get(node)
-    return not (isinstance(parent, ast.expr) and gives_turns(parent))
+    return not (isinstance(parent, ast.expr) and gives_turns(store, parent))
 
 
 def as_part(
@@ -202,12 +208,12 @@ def _is_world(node: ast.expr, value: Value) -> bool:
     return any(kind == "world-size" for kind, _ in tags_of(value)) or bool(_names(node) & _WORLD_WORDS)
 
 
-def _named_so(start: ast.expr, step: ast.expr) -> bool:
-    return bool(_names(start) & _RANK_WORDS and _names(step) & _WORLD_WORDS)
+def _named_so(store: Store, start: ast.expr, step: ast.expr) -> bool:
+    return bool(_names(start) & rank_names(store) and _names(step) & _worlds(store))
 
 
-def _is_turn(node: ast.expr) -> bool:
-    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and bool(_names(node.right) & _WORLD_WORDS)
+def _is_turn(store: Store, node: ast.expr) -> bool:
+    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and bool(_names(node.right) & _worlds(store))
 
 
 def _is_length(module: Module, node: ast.expr) -> bool:
@@ -234,17 +240,17 @@ def _assigned(module: Module, node: ast.expr) -> ast.expr | None:
     return values[0] if len(values) == 1 else None
 
 
-def _takes_rest(module: Module, upper: ast.expr) -> bool:
+def _takes_rest(machine: Machine, upper: ast.expr) -> bool:
     """Return whether the end of a part is another one for the last rank, or rounded up and then limited."""
-    values = [upper]
+    values, module = [upper], machine.frame.module
     for statement in module.index.of(ast.Assign):
         if isinstance(upper, ast.Name) and any(_is_named(target, upper.id) for target in statement.targets):
             values.append(statement.value)
             around = module.parents.get(statement)
-            if isinstance(around, ast.If) and _is_last_rank(around.test):
+            if isinstance(around, ast.If) and _is_last_rank(machine.store, around.test):
                 return True
     return any(
-        (isinstance(value, ast.IfExp) and _is_last_rank(value.test))
+        (isinstance(value, ast.IfExp) and _is_last_rank(machine.store, value.test))
         or (isinstance(value, ast.Call) and last_name(value.func) == "min" and "ceil" in module.words)
         for value in values
     )
@@ -254,15 +260,15 @@ def _is_named(target: ast.expr, name: str) -> bool:
     return isinstance(target, ast.Name) and target.id == name
 
 
-def _is_last_rank(test: ast.expr) -> bool:
+def _is_last_rank(store: Store, test: ast.expr) -> bool:
     if not isinstance(test, ast.Compare) or len(test.ops) != 1:
         return False
     sides = test.left, test.comparators[0]
     return any(
-        bool(_names(one) & _RANK_WORDS)
+        bool(_names(one) & rank_names(store))
         and isinstance(other, ast.BinOp)
         and isinstance(other.op, ast.Sub)
-        and bool(_names(other) & _WORLD_WORDS)
+        and bool(_names(other) & _worlds(store))
         for one, other in (sides, sides[::-1])
     )
 

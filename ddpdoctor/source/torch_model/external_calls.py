@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable
 from functools import lru_cache, partial
 
-from ddpdoctor.source.interpreter.assignment import adopts_variables, container_method, overwrite
+from ddpdoctor.source.interpreter.assignment import adopts_variables, container_method, overwrite, scope_of
 from ddpdoctor.source.interpreter.attributes import bases_of, bound_to, class_attribute, text_of
 from ddpdoctor.source.interpreter.builtin_calls import BUILTIN_CALLS
 from ddpdoctor.source.interpreter.imports import import_by_name
@@ -332,6 +332,8 @@ def _collective(
     if short == "init_process_group" and constant(named.get("world_size", NONE)) == machine.mask.bit_count():
         whole = machine.mask == ALL_RANKS  # A group of just the ranks that come here: the others do not belong to it.
     machine.emit("collective", short, node, positional, named, in_tree=whole)
+    if short == "init_process_group" and isinstance(node, ast.Call):
+        _learn_roles(machine, node)
     if isinstance(node, ast.Call):
         for position in how.writes:
             target = (
@@ -342,6 +344,20 @@ def _collective(
                 if how.uniform and whole and isinstance(target, ast.Name):
                     machine.frame.agreed.add(target.id)
     return SYNCHRONISED
+
+
+_ROLES: dict[str, Value] = {"rank": exact_per_rank(GLOBAL_RANK), "world_size": WORLD_SIZE}
+"""What a variable of unknown origin holds that is given under these names to ``init_process_group``."""
+
+
+def _learn_roles(machine: Machine, node: ast.Call) -> None:
+    """Learn from how the group is made which variable is the rank, and which the number of ranks, by any name."""
+    for entry in node.keywords:
+        value, role = entry.value, _ROLES.get(entry.arg or "")
+        if isinstance(value, ast.Name) and role is not None:
+            known = machine.lookup(value.id)
+            if isinstance(known, Unknown) and not known.varying and not known.tags:
+                machine.assign(scope_of(machine, value.id), value.id, role)
 
 
 def _get_rank(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:

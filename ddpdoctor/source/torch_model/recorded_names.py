@@ -30,9 +30,13 @@ READING_FUNCTIONS = frozenset({"builtins.float", "builtins.int"})
 STATE_METHODS = frozenset({"state_dict", "load_state_dict"})
 TRACKING_METHODS = frozenset({"add_scalar", "add_scalars", "log_metric", "log_metrics", "log", "info"})
 """Methods of trackers and loggers."""
+LOGGER_METHODS = frozenset({"setLevel", "addHandler"})
+"""Methods that decide which of a process's log lines are shown."""
+PRINT_REPLACED = "replace print"
+"""Name of the event of ``builtins.print = something_else``."""
 DATA_METHODS = frozenset({"shuffle", "train_test_split"})
 """Methods of the data sets of Hugging Face that draw random numbers."""
-KEPT_METHODS = STATE_METHODS | FILE_METHODS | TRACKING_METHODS | CONTENT_METHODS | DATA_METHODS
+KEPT_METHODS = STATE_METHODS | FILE_METHODS | TRACKING_METHODS | CONTENT_METHODS | DATA_METHODS | LOGGER_METHODS
 """Methods whose calls are always recorded."""
 
 TRAINING_METHODS = frozenset(
