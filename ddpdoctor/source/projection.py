@@ -55,12 +55,12 @@ class Projection(msgspec.Struct, frozen=True, dict=True, eq=False):
         return iter(self._of(kinds))
 
     def in_course(self, *kinds: EventKind) -> Iterator[Event]:
-        """Yield events of some kinds in ranks that the script itself comes to, or a function named as a main one."""
+        """Yield events of some kinds in ranks that the script itself comes to, or a function that wraps a model."""
         known = self._courses.get(kinds)
         if known is None:
             known = self._of(kinds)
             if self._rooted:
-                known = [event for event in known if not event.root or _MAIN_NAMES.match(event.root)]
+                known = [event for event in known if not event.root or event.root in self._training_roots]
             self._courses[kinds] = known
         return iter(known)
 
@@ -85,6 +85,12 @@ class Projection(msgspec.Struct, frozen=True, dict=True, eq=False):
     def _rooted(self) -> bool:
         """Some event is in no course that the script itself comes to."""
         return any(event.root for event in self.events)
+
+    @cached_property
+    def _training_roots(self) -> frozenset[str]:
+        """The functions that nothing read calls and that wrap a model, or are named as a main one."""
+        wrapping = {event.root for event in self.events if event.kind == "wrap"}
+        return frozenset({event.root for event in self.events if _MAIN_NAMES.match(event.root)} | wrapping)
 
     @cached_property
     def _by_kind(self) -> Mapping[EventKind, Sequence[Event]]:

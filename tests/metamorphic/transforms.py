@@ -80,6 +80,8 @@ class _Texts(ast.NodeTransformer):
 def renamed(files: Files) -> Files:
     """Give the user's variables, functions, parameters, attributes and classes names that mean nothing."""
     names = _own_names(files.values())
+    if not names:
+        return files  # Code that asks for its variables by name.
     new = {name: f"zb{number}" for number, name in enumerate(sorted(names))}
     attributes = {name: f"zc{number}" for number, name in enumerate(sorted(_own_attributes(files.values())))}
     callees = {

@@ -20,7 +20,6 @@ _FIRST_RANK = re.compile(
     r"rank\w*(\(\))? == 0\b|rank\w*\"\]\)? == |not \w*rank\b|is_main|is_master|main_process|master_process"
     r"|is_rank_?(0|zero)|RANK.* == "
 )
-_DATA_NAMES = re.compile(r"data|ds\b|corpus|raw|split|examples|samples", re.IGNORECASE)
 
 
 _LONG = frozenset({"map", "generate"})
@@ -76,7 +75,7 @@ def _long_work(body: Sequence[ast.stmt]) -> tuple[ast.Call, str] | None:
     for statement in body:
         for node in descend(statement):
             receiver = _receiver_of(node, "map")
-            if receiver is not None and isinstance(node, ast.Call) and node.args and _DATA_NAMES.search(receiver):
+            if receiver is not None and isinstance(node, ast.Call) and len(node.args) == 1:
                 return node, "preprocesses a data set"
             if isinstance(node, (ast.For, ast.While, ast.ListComp)):
                 for inner in descend(node):

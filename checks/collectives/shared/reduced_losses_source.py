@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import tags_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.sync_points import function_around, nodes_of, stores
 from ddpdoctor.source.script.module import Module
@@ -36,10 +37,15 @@ def reduced_losses(projection: Projection) -> Iterator[ReducedLoss]:
             if _starts_from(backward.node, name):
                 starts = not _assigned_between(event, backward, name)
             else:
-                starts = "loss" in name.lower() and _becomes(event, backward, name)
+                starts = _is_of_model(event) and _becomes(event, backward, name)
             if starts:
                 seen.add(event.node)
                 yield ReducedLoss(name, event, backward)
+
+
+def _is_of_model(event: Event) -> bool:
+    """Return whether what is reduced was computed by the model from a batch: a count of samples was not."""
+    return bool(event.positional) and any(kind == "ddp" for kind, _ in tags_of(event.positional[0]))
 
 
 def reductions(projection: Projection) -> Iterator[Event]:

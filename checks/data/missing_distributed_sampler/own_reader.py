@@ -58,14 +58,14 @@ def alike_readers(projection: Projection) -> Iterator[OwnReader]:
         wrapped = forward.receiver.number if isinstance(forward.receiver, ExternalObject) else 0
         if wrapped not in trained or not forward.gradients or forward.ranks != ALL_RANKS:
             continue
-        for call in _origins(forward):
+        for call in _origins(projection, forward):
             reader = _reader(projection, forward, call)
             if reader is not None and reader.made not in seen:
                 seen.add(reader.made)
                 yield reader
 
 
-def _origins(forward: Event) -> Sequence[ast.Call]:
+def _origins(projection: Projection, forward: Event) -> Sequence[ast.Call]:
     """Return the calls of methods that the arguments of a forward come from; none where ranks take parts of them."""
     body = forward.module.body_around(forward.node)
     if not isinstance(forward.node, ast.Call):
@@ -76,10 +76,10 @@ def _origins(forward: Event) -> Sequence[ast.Call]:
     assigned = [node for node in descend(body) if isinstance(node, ast.Assign)]
     while sources:
         for node in descend(sources.pop()):
-            if isinstance(node, ast.Subscript) and _speaks(node.slice, _OF_RANKS):
+            if isinstance(node, ast.Subscript) and _speaks_of_ranks(projection, node.slice):
                 return ()
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                if node.func.attr not in _PLACING and any(_speaks(one, _OF_RANKS) for one in node.args):
+                if node.func.attr not in _PLACING and any(_speaks_of_ranks(projection, one) for one in node.args):
                     return ()
                 calls.append(node)
             if isinstance(node, ast.Name) and node.id not in names:
@@ -98,12 +98,12 @@ def _reader(projection: Projection, forward: Event, call: ast.Call) -> OwnReader
     if not isinstance(call.func, ast.Attribute) or not isinstance(call.func.value, (ast.Name, ast.Attribute)):
         return None
     text, module = ast.unparse(call.func.value), forward.module
-    if _is_set_by_rank(module, text):
+    if _is_set_by_rank(projection, module, text):
         return None
     made = [
         one.value for one in module.index.of(ast.Assign) if any(ast.unparse(target) == text for target in one.targets)
     ]
-    if len(made) != 1 or not isinstance(made[0], ast.Call) or _speaks(made[0], _OF_RANKS):
+    if len(made) != 1 or not isinstance(made[0], ast.Call) or _speaks_of_ranks(projection, made[0]):
         return None
     found = [
         (around, cls)
@@ -120,13 +120,13 @@ def _reader(projection: Projection, forward: Event, call: ast.Call) -> OwnReader
     return None
 
 
-def _is_set_by_rank(module: Module, reader: str) -> bool:
+def _is_set_by_rank(projection: Projection, module: Module, reader: str) -> bool:
     """Return whether a statement about a reader names ranks: it may put it at another position on each."""
     mention = re.compile(rf"\b{re.escape(reader)}\b")
     statements = (*module.index.of(ast.Assign), *module.index.of(ast.AugAssign), *module.index.of(ast.Expr))
     loops = (node.iter for node in module.index.of(ast.For))
-    texts = (ast.unparse(node) for node in (*statements, *loops))
-    return any(mention.search(text) and _OF_RANKS.search(text.replace(reader, "")) for text in texts)
+    mentioned = (node for node in (*statements, *loops) if mention.search(ast.unparse(node)))
+    return any(_speaks_of_ranks(projection, node) for node in mentioned)
 
 
 def alike_streams(projection: Projection) -> Iterator[Feeding]:
@@ -171,7 +171,7 @@ def _is_alike(projection: Projection, cls: ast.ClassDef) -> bool:
         for function in module.index.of(ast.FunctionDef)
         if function.name in called and not function.name.startswith("__")
     )
-    return not any(_speaks(node, pattern) for node in (cls, *functions) for pattern in (_OF_RANKS, _DRAWS))
+    return not any(_speaks_of_ranks(projection, node) or _speaks(node, _DRAWS) for node in (cls, *functions))
 
 
 def _advances(method: ast.FunctionDef) -> bool:
@@ -197,6 +197,13 @@ def _advances(method: ast.FunctionDef) -> bool:
 
 def _speaks(node: ast.AST, pattern: re.Pattern[str]) -> bool:
     return any(pattern.search(word) for inner in descend(node) for word in _words(inner))
+
+
+def _speaks_of_ranks(projection: Projection, node: ast.AST) -> bool:
+    """Return whether code names ranks, by how its names are spelt or by what the walk found in them."""
+    store = projection.machine.store
+    learnt = store.rank_names | store.size_names
+    return _speaks(node, _OF_RANKS) or any(word in learnt for inner in descend(node) for word in _words(inner))
 
 
 def _words(node: ast.AST) -> Iterator[str]:

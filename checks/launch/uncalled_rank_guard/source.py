@@ -134,9 +134,18 @@ def _defines(node: ast.stmt, name: str) -> bool:
 def _if_about_ranks(module: Module, definition: ast.AST) -> Location | None:
     if not isinstance(definition, ast.FunctionDef) or not _is_plain(definition):
         return None
-    if is_first_rank_name(definition.name) or any(_word(inner) in _RANK_WORDS for inner in descend(definition)):
+    of_ranks = any(_word(inner) in _RANK_WORDS for inner in descend(definition))
+    if of_ranks or is_first_rank_name(definition.name) or _is_predicate(definition):
         return module.head_location(definition)
     return None
+
+
+def _is_predicate(definition: ast.FunctionDef) -> bool:
+    """Return whether a function does nothing but compare what it knows by itself with a number."""
+    last = definition.body[-1]
+    compared = last.value if isinstance(last, ast.Return) else None
+    known = len(definition.args.args) <= 1 and isinstance(compared, ast.Compare) and len(definition.body) <= 2
+    return known and isinstance(compared, ast.Compare) and _is_number(compared.comparators[0])
 
 
 def _word(node: ast.AST) -> object:

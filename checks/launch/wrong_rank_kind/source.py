@@ -77,10 +77,7 @@ def rank_mix_ups(projection: Projection) -> Iterator[RankMixUp]:
             continue
         text = ast.unparse(event.node)
         if _lanes_of_device(event.positional[0]) == GLOBAL_RANK and "%" not in text:  # No remainder by a node's GPUs.
-            meant_for_one_node = "local" in text.lower()
-            yield RankMixUp(
-                event, "the global rank", "the local rank", "a GPU index", is_certain=not meant_for_one_node
-            )
+            yield RankMixUp(event, "the global rank", "the local rank", "a GPU index")
     # An option ``--local_rank`` may be given by hand, and count the processes of all nodes whatever it is called.
     from_launcher = any(reads_launcher_rank(module) for module in projection.machine.script.modules)
     for event in projection.of_kind("collective"):

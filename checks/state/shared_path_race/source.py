@@ -243,7 +243,8 @@ def _is_preparation(event: Event) -> bool:
 
 def _prepares(module: Module, call: ast.Call) -> bool:
     """Return whether a call prepares data, by its name; torch.cuda.empty_cache does not."""
-    of_torch = module.resolve(call.func).startswith("torch.")
+    full = module.resolve(call.func)
+    of_torch = full.startswith("torch.") and not full.startswith("torch.hub.")
     return not of_torch and _PREPARATION.search(ast.unparse(call.func)) is not None
 
 

@@ -132,7 +132,7 @@ def guess_from_name(machine: Machine, name: str, value: Value, *, of_object: boo
     if kind is BoundMethod:
         receiver = value.receiver  # type: ignore[union-attr]
         known = receiver.__class__ is ExternalObject and (receiver.name.startswith("torch.") or "Mesh" in receiver.name)
-        return value if known else _promised(name, machine.spawns, of_object) or value
+        return value if known else _promised(name, machine.spawns, of_object) or _of_mode(machine, name) or value
     if not isinstance(value, Unknown):
         return value
     if TASK_COUNT in value.tags and value.tags <= _TASKS_FOR_RANKS.tags:
@@ -140,10 +140,15 @@ def guess_from_name(machine: Machine, name: str, value: Value, *, of_object: boo
     if value.varying and all(kind in _COUNTS for kind, _ in value.tags):
         return rank_by_name(machine, name) or value  # Something like ``node * gpus + gpu``.
     if value.opaque or (of_object and name != "rank"):
-        return _promised(name, machine.spawns, of_object) or value
+        return _promised(name, machine.spawns, of_object) or _of_mode(machine, name) or value
     if not value.varying and not value.tags:
         return _distribution(name, of_object) or value
     return value
+
+
+def _of_mode(machine: Machine, name: str) -> Value | None:
+    """Return that a flag is set under which the script makes its group: a job with ranks is looked at."""
+    return Const(True) if name in machine.mode_flags else None
 
 
 @lru_cache(maxsize=16_384)

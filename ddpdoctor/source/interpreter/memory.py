@@ -35,6 +35,7 @@ from ddpdoctor.source.interpreter.values import (
     is_agreed,
 )
 from ddpdoctor.source.script.call_graph import Mentions, mentions_of
+from ddpdoctor.source.script.mode_flags import mode_flags
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
 
@@ -186,6 +187,14 @@ class Memory:
             return BUILTINS[name]
         full = frame.module.aliases.get(name)
         return External(full) if full else OPAQUE
+
+    @property
+    def mode_flags(self) -> frozenset[str]:
+        """The flags of the script that are true in a job with ranks."""
+        known: frozenset[str] | None = self.script.__dict__.get("_mode_flags")
+        if known is None:
+            known = self.script.__dict__["_mode_flags"] = mode_flags(self.script.modules)
+        return known
 
     @property
     def mentions(self) -> Mentions:

@@ -346,7 +346,8 @@ def _assert(machine: Machine, statement: ast.Assert) -> None:
     parts = statement.test.values if isinstance(statement.test, ast.BoolOp) else [statement.test]
     if not (isinstance(statement.test, ast.BoolOp) and isinstance(statement.test.op, ast.Or)):
         denied = (part.operand for part in parts if isinstance(part, ast.UnaryOp) and isinstance(part.op, ast.Not))
-        if any(_HAS_RANKS.search(last_name(part)) for part in denied):
+        names = (last_name(part) for part in denied)
+        if any(_HAS_RANKS.search(name) or name in machine.mode_flags for name in names):
             machine.leave_program(statement, raising=True)  # What is read is a job with ranks, which ends here.
 
 

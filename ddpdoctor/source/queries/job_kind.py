@@ -56,6 +56,7 @@ _JOINING = frozenset(
 )
 _TRAINING = frozenset(f"{name.rpartition('.')[2]}.train" for name in HUGGING_FACE_TRAINERS)
 _OF_LAUNCHER = GLOBAL_RANK_VARIABLES | LOCAL_RANK_VARIABLES | WORLD_SIZE_VARIABLES
+_WORD = re.compile(r"\w+")
 _CHOICES_OF_MODE = re.compile(r"distributed|ddp|world|multi|gpu|device|nproc|parallel|rank|cuda|backend", re.IGNORECASE)
 
 
@@ -202,9 +203,15 @@ def left_in_mode(projection: Projection, event: Event) -> Guard | None:
                 break
             if not isinstance(around, ast.If) or around.test is left.guard.node or around.test in around_event:
                 continue
-            if _CHOICES_OF_MODE.search(left.module.excerpt(around.test, LONGEST_CONDITION)):
+            if _chooses_mode(projection, left.module.excerpt(around.test, LONGEST_CONDITION)):
                 return left.guard
     return None
+
+
+def _chooses_mode(projection: Projection, condition: str) -> bool:
+    """Return whether a condition may choose between a job with ranks and one without, by its words or its flags."""
+    flags = projection.machine.mode_flags
+    return _CHOICES_OF_MODE.search(condition) is not None or any(word in flags for word in _WORD.findall(condition))
 
 
 def _arms(event: Event, text: str) -> set[bool]:

@@ -12,7 +12,7 @@ from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.script.code_words import calls_any, uses_part
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.script.syntax_index import made_from
+from ddpdoctor.source.script.syntax_index import descend, made_from
 from ddpdoctor.source.vocabulary import DDP
 
 _AVERAGERS = ("all_reduce", "allreduce", "average_grad", "sync_grad", "reduce_grad", "average_param", "sync_param")
@@ -138,7 +138,12 @@ def _reduces_gradients(module: Module, call: ast.Call) -> bool:
 def _hands_gradients_on(module: Module, call: ast.Call) -> bool:
     """Return whether an argument of a call comes from ``.grad``."""
     body = module.body_around(call)
-    given = (*call.args, *(entry.value for entry in call.keywords))
+    given: list[ast.AST] = [*call.args, *(entry.value for entry in call.keywords)]
+    names = {node.id for argument in given for node in descend(argument) if isinstance(node, ast.Name)}
+    loops = (around for around in module.ancestors(call) if isinstance(around, ast.For))
+    given += [
+        loop.iter for loop in loops if names & {node.id for node in descend(loop.target) if isinstance(node, ast.Name)}
+    ]
     sources = (node for argument in given for node in made_from(argument, body))
     return any(isinstance(node, ast.Attribute) and node.attr == "grad" for node in sources)
 

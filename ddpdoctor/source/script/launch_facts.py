@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -23,11 +22,6 @@ _MOVES_TO_CUDA = frozenset(
 
 _STARTING_WORDS = frozenset(name.rpartition(".")[2] for name in (*SPAWNERS, *PROCESSES))
 _TEST_CASES = frozenset({"MultiProcessTestCase", "MultiProcContinuousTest", "DistributedTestBase"})
-_CHOICE_OF_LAUNCH = re.compile(
-    r"distribut|ddp|world|multi|gpu|device|nproc|num_proc|parallel|rank|cuda|launch|spawn|slurm|elastic|torchrun|environ",
-    re.IGNORECASE,
-)
-"""In a condition: it may choose between ranks that the script starts and ranks that a launcher starts."""
 
 
 class SourceFact(msgspec.Struct, frozen=True):
@@ -136,7 +130,7 @@ def _starts_a_rank(call: ast.Call, modules: Sequence[Module]) -> bool:
                 arguments = {argument.arg for argument in node.args.args}
                 if arguments & {"rank", "local_rank", "gpu", "global_rank"}:
                     return True
-                if any(isinstance(inner, ast.Name) and inner.id == "init_process_group" for inner in descend(node)):
+                if any(last_name(inner) == "init_process_group" for inner in descend(node)):
                     return True
     return False
 
@@ -145,7 +139,7 @@ def _conditional(module: Module, node: ast.AST) -> bool:
     for around in module.ancestors(node):
         if isinstance(around, ast.Try):
             return True
-        if isinstance(around, (ast.If, ast.IfExp)) and _CHOICE_OF_LAUNCH.search(module.excerpt(around.test, 1_000)):
+        if isinstance(around, (ast.If, ast.IfExp)) and "__name__" not in module.excerpt(around.test, 1_000):
             return True
     return False
 
