@@ -10,6 +10,7 @@ import msgspec
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import tags_of
 from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.queries.numbers import number_kind
 from ddpdoctor.source.queries.sync_points import function_around, nodes_of, stores
 from ddpdoctor.source.script.module import Module
 
@@ -37,15 +38,19 @@ def reduced_losses(projection: Projection) -> Iterator[ReducedLoss]:
             if _starts_from(backward.node, name):
                 starts = not _assigned_between(event, backward, name)
             else:
-                starts = _is_of_model(event) and _becomes(event, backward, name)
+                starts = _is_loss(projection, event, name) and _becomes(event, backward, name)
             if starts:
                 seen.add(event.node)
                 yield ReducedLoss(name, event, backward)
 
 
-def _is_of_model(event: Event) -> bool:
-    """Return whether what is reduced was computed by the model from a batch: a count of samples was not."""
-    return bool(event.positional) and any(kind == "ddp" for kind, _ in tags_of(event.positional[0]))
+def _is_loss(projection: Projection, event: Event, name: str) -> bool:
+    """Return whether what is reduced was computed by the model, or by a loss of torch: a count of samples was not."""
+    if event.positional and any(kind == "ddp" for kind, _ in tags_of(event.positional[0])):
+        return True
+    modules, line = projection.machine.script.modules, getattr(event.node, "lineno", 0)
+    function, node = function_around(event.module, event.node), ast.parse(name, mode="eval").body
+    return number_kind(modules, event.module, function, node, line) == "mean"
 
 
 def reductions(projection: Projection) -> Iterator[Event]:

@@ -19,12 +19,15 @@ from ddpdoctor.source.interpreter.values import (
     Unknown,
     Value,
     derived,
+    options_of,
 )
 from ddpdoctor.source.libraries.loaders import is_loader, prepared_loader
 from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR
 from ddpdoctor.source.torch_model.ddp import wrap
 from ddpdoctor.source.vocabulary import DDP, MODULE
 
+DEEPEST = 10
+"""Modules within modules that are looked into."""
 _MODEL_NAME = re.compile(r"model|net(work)?$|unet|encoder|decoder|generator|discriminator", re.IGNORECASE)
 
 
@@ -67,10 +70,22 @@ def _prepared(machine: Machine, node: ast.AST, value: Value, name: str) -> Value
 
 def _is_model(machine: Machine, value: Value, name: str) -> bool:
     if isinstance(value, Instance):
-        if "torch.nn.Module" in base_names(machine, value.cls):
-            return True
+        if base_names(machine, value.cls) == ("torch.nn.Module",) and _has_parameters(machine, value, 0):
+            return True  # Accelerate leaves a module alone that has nothing to train.
         return _MODEL_NAME.search(name) is not None or _MODEL_NAME.search(value.cls.node.name) is not None
     if isinstance(value, ExternalObject):
         return value.name != DDP and MODULE.search(value.name) is not None
     unread = isinstance(value, (Unknown, External, OneOf))
     return unread and _MODEL_NAME.search(name) is not None
+
+
+def _has_parameters(machine: Machine, module: Instance, depth: int) -> bool:
+    """Return whether a module of the project certainly holds parameters: in a part that is one of torch's."""
+    for name in machine.store.names(module.number):
+        held = machine.store.get(module.number, name)
+        for option in options_of(held) if held is not None else ():
+            if isinstance(option, ExternalObject) and option.name.startswith("torch.nn."):
+                return True
+            if isinstance(option, Instance) and depth < DEEPEST and _has_parameters(machine, option, depth + 1):
+                return True
+    return False

@@ -117,6 +117,8 @@ def _is_mean_loss(modules: Sequence[Module], module: Module, call: ast.Call) -> 
         if any(last_name(target) == name for target in statement.targets)
         for value in _calls_in(statement.value)
     ]
+    own = [(one, value) for one, value in made if one is module]  # Other modules may use the name for another loss.
+    made = own or made
     losses = [value for one, value in made if _is_loss(one.resolve(value.func), "torch.nn.")]
     return bool(losses) and not any(map(_other_reduction, losses))
 

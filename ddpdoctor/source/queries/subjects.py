@@ -24,11 +24,11 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.queries.job_kind import frameworks, is_distributed
-from ddpdoctor.source.queries.training_loops import by_engine, feedings, through_ddp
+from ddpdoctor.source.queries.training_loops import by_engine, feedings, through_ddp, unread_loss
 from ddpdoctor.source.script.code_words import says
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.script.syntax_index import last_name, made_from
+from ddpdoctor.source.script.syntax_index import last_name
 
 _OF_TRAINING: tuple[Subject, ...] = ("wrap", "model", "training", "loss", "training-loader", "sampler")
 MOST_GAPS = 3
@@ -163,8 +163,7 @@ def _losses(projection: Projection) -> Iterator[Gap]:
     for backward in projection.in_course("backward"):
         if not wrapped or through_ddp(projection, backward) or by_engine(backward):
             continue
-        body = backward.module.body_around(backward.node)
-        unread = next((node for node in made_from(backward.node, body) if node in projection.machine.unread), None)
+        unread = unread_loss(projection, backward)
         if unread is not None:
             origin = f"`{backward.module.excerpt(getattr(unread, 'func', unread), 40)}`"
             text = f"the loss at {_place(backward)} comes from {origin}, which was not followed"

@@ -80,14 +80,14 @@ def _feedings(projection: Projection) -> Iterator[Feeding]:
     wrapped = any(projection.of_kind("wrap"))
     for backward in projection.in_course("backward"):
         by_ddp = through_ddp(projection, backward) or by_engine(backward)
-        if wrapped and not by_ddp:
+        if wrapped and not by_ddp and unread_loss(projection, backward) is None:
             continue
-        for loop, numbers, certain in _sources(backward):
+        for loop, numbers, certain in _sources(projection.machine, backward, by_loss=by_ddp or not wrapped):
             events = tuple(
                 event for number in sorted(numbers) if (event := projection.machine.events.get(number)) is not None
             )
             for loader in events:
-                if not by_ddp and division(projection.machine, loader) != "sharded":
+                if not by_ddp and not wrapped and division(projection.machine, loader) != "sharded":
                     continue  # In a job without DDP a loader that is divided by rank shows its purpose.
                 # One that the parent makes may train there: a script that spawns ranks on request.
                 if loader.ordinal not in seen and not (loader.in_parent and backward.in_parent):
@@ -199,16 +199,22 @@ def by_engine(backward: Event) -> bool:
     return backward.receiver is not None and any(kind == "engine" for kind, _ in tags_of(backward.receiver))
 
 
-def _sources(backward: Event) -> Iterator[tuple[LoopAround | None, set[int], bool]]:
+def unread_loss(projection: Projection, backward: Event) -> ast.AST | None:
+    """Return the call that a loss comes from and that was not followed: the DDP model may have been run in it."""
+    body = backward.module.body_around(backward.node)
+    return next((node for node in made_from(backward.node, body) if node in projection.machine.unread), None)
+
+
+def _sources(machine: Machine, backward: Event, *, by_loss: bool) -> Iterator[tuple[LoopAround | None, set[int], bool]]:
     """Yield the loops around a backward that run over loaders, or else the loaders that its loss comes from."""
     found = False
     for loop in backward.loops:
         for part in _side_by_side(loop.iterable):
-            numbers, certain = _loaders_in(part)
+            numbers, certain = _loaders_in(machine, part)
             if numbers:
                 found = True
                 yield loop, numbers, certain
-    if not found and backward.receiver is not None:
+    if not found and by_loss and backward.receiver is not None:
         yield None, {number for kind, number in tags_of(backward.receiver) if kind == "batch"}, True
 
 
@@ -229,13 +235,18 @@ def _side_by_side(iterable: Value) -> Iterator[Value]:
             yield part
 
 
-def _loaders_in(iterable: Value) -> tuple[set[int], bool]:
+def _loaders_in(machine: Machine, iterable: Value) -> tuple[set[int], bool]:
     numbers = {number for kind, number in tags_of(iterable) if kind in ("loader", "batch")}
     certain = True
+    items = iterable.values if isinstance(iterable, SequenceValue) and iterable.open else ()
+    for item in items:
+        if isinstance(item, Instance):  # Batches that a generator hands on as objects of the project.
+            held = (machine.store.get(item.number, name) for name in machine.store.names(item.number))
+            numbers |= {number for one in held if one is not None for kind, number in tags_of(one) if kind == "batch"}
     for option in options_of(iterable):
         if isinstance(option, ExternalObject) and option.name == DATA_LOADER:
             numbers.add(option.number)
-        elif not tags_of(option) and constant(option) is not None:
+        elif not tags_of(option) and not items and constant(option) is not None:
             certain = False
     return numbers, certain
 
