@@ -51,7 +51,7 @@ CHECK = Check(
     severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
     needs=frozenset({"loaders", "passes", "wraps"}),
     subjects=("training-loader",),
-    triggers=("DistributedDataParallel", "ccelerat", "Fabric", "auto_model"),
+    triggers=("DistributedDataParallel", "ccelerat", "Fabric", "auto_model", "reduce"),
 )
 _REMEDY = (
     "Give every rank the same number of batches: DistributedSampler pads the parts, or with drop_last=True cuts them; "

@@ -49,7 +49,7 @@ CHECK = Check(
     needs=frozenset({"wraps", "missing_gradients"}),
     needs_live=frozenset({"ranks", "wraps"}),
     subjects=("model",),
-    triggers=("DistributedDataParallel", "ccelerat", "Fabric", "auto_model"),
+    triggers=("DistributedDataParallel", "ccelerat", "Fabric", "auto_model", "ightning"),
 )
 
 
@@ -60,7 +60,8 @@ def in_source(script: Script) -> Iterator[Finding]:
         reaches = "runs {} without gradients" if unused.is_run else "never reaches {}"
         yield CHECK.finding(
             "source",
-            f"forward of {unused.owner} {reaches.format(names)}, so DDP waits in vain for "
+            f"{'training_step' if unused.wrap.name == 'Trainer.fit' else 'forward'} of {unused.owner} "
+            f"{reaches.format(names)}, so DDP waits in vain for "
             + ("its gradients" if len(unused.names) == 1 else "their gradients"),
             remedy="Remove it, freeze it with requires_grad_(False) before the wrap, or pass "
             "find_unused_parameters=True.",

@@ -38,6 +38,8 @@ def import_by_name(
 ) -> Value:
     """Return what ``importlib.import_module`` gives: a project module, run as an import statement runs it."""
     name = constant(named.get("name", positional[0] if positional else UNIFORM))
+    if isinstance(name, str) and name.replace(".", "").isidentifier() and machine.script.module(name) is None:
+        return External(canonical(name))
     if not isinstance(name, str) or machine.script.module(name) is None:
         return Unknown(opaque=True)
     return _module_value(machine, name, machine.execute)

@@ -39,6 +39,7 @@ _STAGES: Mapping[str, tuple[str, ...]] = {
     "predict": ("predict",),
 }
 """The words in the names of the hooks that a method of the Trainer runs."""
+MODULES = frozenset(f"{package}.LightningModule" for package in ("lightning", "lightning.pytorch", "pytorch_lightning"))
 _IN_STEP = re.compile(r"(^|\.)(training_step|on_train_batch_\w+|on_before_\w+|on_after_backward)$")
 """Hooks in which ``self.log`` reports, and reduces, at once."""
 _ON_MODULE = frozenset({"log", "log_dict", "all_gather", "manual_backward"})
@@ -62,7 +63,7 @@ def method(
         made = machine.object(receiver)
         # Before Lightning 2, which takes no ``gpus``, the first rank could save alone.
         if has_ranks(made) and not (name == "save_checkpoint" and made is not None and "gpus" in made.named):
-            machine.emit("collective", f"Trainer.{name}", node, positional, named, in_tree=True)
+            machine.emit("collective", f"Trainer.{name}", node, positional, named, receiver=receiver, in_tree=True)
             if name in _STAGES:
                 _run_hooks(machine, node, receiver, name, positional, named)
         return None
@@ -91,6 +92,15 @@ def has_several(trainer: Event) -> bool:
     by_strategy = isinstance(name, str) and re.search(r"ddp|fsdp|deepspeed", name, re.IGNORECASE) is not None
     all_devices = ("device-count", 0) in tags_of(trainer.named.get("devices", NONE))
     return has_ranks(trainer) and (by_strategy or all_devices or _count(trainer) not in (None, 1))
+
+
+def searches_unused(trainer: Event) -> bool:
+    """Return whether the strategy of a Trainer with several ranks may do without gradients of some parameters."""
+    strategy = trainer.named.get("strategy", NONE)
+    if isinstance(strategy, ExternalObject) or constant(strategy) is ...:
+        return True
+    name = constant(strategy)
+    return name is not None and name not in ("ddp", "auto", "ddp_find_unused_parameters_false")
 
 
 def _count(trainer: Event) -> int | None:

@@ -23,6 +23,7 @@ from ddpdoctor.source.interpreter.values import (
     constant,
     options_of,
 )
+from ddpdoctor.source.libraries.lightning import MODULES, has_several, searches_unused
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.script.module import Module
@@ -42,6 +43,10 @@ _ALL_AT_ONCE = frozenset(
 _TREATED_OPTIONS = ("find_unused_parameters", "static_graph", "skip_all_reduce_unused_params")
 _UNUSED_POSITION = 5
 """Position of ``find_unused_parameters`` among DDP's arguments."""
+
+
+_ENTERED = frozenset({"forward", "__call__", "__init__", "training_step"})
+"""Methods of a module that are run in a training without being named in the script."""
 
 
 class UnusedPart(msgspec.Struct, frozen=True, eq=False):
@@ -67,9 +72,8 @@ class NeedlessSearch(msgspec.Struct, frozen=True, eq=False):
 def unused_parts(projection: Projection) -> Iterator[UnusedPart]:
     """Yield attributes with parameters of wrapped modules that no method which forward calls mentions."""
     machine, seen = projection.machine, set[ast.ClassDef]()
-    for wrap in projection.in_course("wrap"):
-        if not _demands_all(wrap):
-            continue
+    demanding = [wrap for wrap in projection.in_course("wrap") if _demands_all(wrap)]
+    for wrap in (*demanding, *_lightning_fits(projection)):
         for part in _modules_of(machine, wrap):
             if part.cls.node in seen:
                 continue
@@ -80,6 +84,15 @@ def unused_parts(projection: Projection) -> Iterator[UnusedPart]:
             for names in filter(None, (unused, teaching)):
                 places = tuple(_places(machine, part, names))
                 yield UnusedPart(wrap, part.cls.node.name, tuple(names), places, names is teaching)
+
+
+def _lightning_fits(projection: Projection) -> Iterator[Event]:
+    """Yield the trainings by a Trainer of Lightning that wraps its module in DDP and waits for all gradients."""
+    for event in projection.in_course("collective"):
+        trainer = projection.machine.object(event.receiver) if event.receiver is not None else None
+        fits = event.name == "Trainer.fit" and trainer is not None and has_several(trainer)
+        if fits and trainer is not None and not searches_unused(trainer):
+            yield event
 
 
 def needless_searches(projection: Projection) -> Iterator[NeedlessSearch]:
@@ -107,7 +120,7 @@ def _demands_all(wrap: Event) -> bool:
 
 def _modules_of(machine: Machine, wrap: Event) -> Iterator[Instance]:
     """Yield the project's modules in a wrapped module; none if the module itself is not certain."""
-    module = wrap.argument("module", 0)
+    module = wrap.argument("model" if wrap.name == "Trainer.fit" else "module", 0)
     if module is None or len(list(options_of(module))) != 1:
         return
     for part in parts_of_module(machine, module):
@@ -118,7 +131,7 @@ def _modules_of(machine: Machine, wrap: Event) -> Iterator[Instance]:
 def _is_readable(machine: Machine, cls: ProjectClass) -> bool:
     external = [base for base in bases_of(machine, cls) if not isinstance(base, ProjectClass)]
     names = base_names(machine, cls)
-    return len(names) == len(external) and set(names) == {"torch.nn.Module"}
+    return len(names) == len(external) and (set(names) == {"torch.nn.Module"} or set(names) <= MODULES)
 
 
 def _parameter_attributes(machine: Machine, part: Instance) -> Iterator[str]:
@@ -209,7 +222,7 @@ def _reached_text(script: Script, own: Sequence[ProjectClass]) -> set[str] | Non
         for statement in cls.node.body:
             if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 methods.setdefault(statement.name, []).append(statement)
-    waiting = [name for name in methods if name in outside or name in {"forward", "__call__", "__init__"}]
+    waiting = [name for name in methods if name in outside or name in _ENTERED]
     words, seen = set(outside), set[str]()
     while waiting:
         name = waiting.pop()
@@ -240,7 +253,8 @@ def _loaded_words(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
         yield node.attr
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-        yield from re.findall(r"\w+", node.value) if len(node.value) < 200 else ()
+        if len(node.value) < 200 and not any(map(str.isspace, node.value)):  # Sentences name no attribute.
+            yield from re.findall(r"\w+", node.value)
     elif isinstance(node, ast.Name) and (node.id in _ALL_AT_ONCE or node.id == "setattr"):
         yield node.id
 

@@ -458,6 +458,7 @@ _SPECIAL: dict[str, Handler] = {
     "builtins.type": type_of,
     "builtins.getattr": read_attribute,
     "importlib.import_module": import_by_name,
+    "builtins.__import__": import_by_name,
     "builtins.dict": make_dict,
     "builtins.range": _range,
     "itertools.islice": _islice,
