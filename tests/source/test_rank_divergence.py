@@ -369,13 +369,27 @@ def test_a_rank_known_by_its_name_only_is_a_warning(tmp_path: Path) -> None:
         tmp_path,
         """
         def train(rank, world_size):
-            dist.init_process_group("gloo", rank=rank, world_size=world_size)
+            dist.init_process_group("gloo")
             if rank == 0:
                 dist.barrier()
         """,
     )
     (finding,) = findings_of(read_script(path), "DDP301")
     assert finding.severity is Severity.WARNING
+
+
+def test_what_the_group_is_made_with_is_the_rank(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        """
+        def train(number, count):
+            dist.init_process_group("gloo", rank=number, world_size=count)
+            if number == 0:
+                dist.barrier()
+        """,
+    )
+    (finding,) = findings_of(read_script(path), "DDP301")
+    assert finding.severity is Severity.ERROR
 
 
 def test_the_defect_may_be_in_an_imported_module(tmp_path: Path) -> None:

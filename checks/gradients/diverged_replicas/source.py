@@ -68,7 +68,8 @@ def lone_changes(projection: Projection) -> Iterator[LoneChange]:
         if event.node in seen or event.ranks in (0, ALL_RANKS) or guard is None or guard.guessed:
             continue
         others = (other for other, as_well in changes if as_well == what and other.receiver == event.receiver)
-        if any(other.ranks & ~event.ranks for other in others) or any(at > event.ordinal for at in handed_on):
+        in_turn = any(other.ranks & ~event.ranks and not other.ranks & event.ranks for other in others)
+        if in_turn or any(at > event.ordinal for at in handed_on):
             continue
         wrapped = any(wrap.ordinal < event.ordinal for wrap in wraps)
         if what != "load" or wrapped:  # The constructor of DDP gives the first rank's weights to all.
