@@ -89,7 +89,8 @@ class Projection(msgspec.Struct, frozen=True, dict=True, eq=False):
     @cached_property
     def _training_roots(self) -> frozenset[str]:
         """The functions that nothing read calls and that wrap a model, or are named as a main one."""
-        wrapping = {event.root for event in self.events if event.kind == "wrap"}
+        functions = {one.name for one in self.machine.script.entry.tree.body if isinstance(one, ast.FunctionDef)}
+        wrapping = {event.root for event in self.events if event.kind == "wrap"} & functions
         return frozenset({event.root for event in self.events if _MAIN_NAMES.match(event.root)} | wrapping)
 
     @cached_property

@@ -57,6 +57,8 @@ class LookedAt(msgspec.Struct, frozen=True):
 
 def looked_at(script: Script, subjects: Sequence[Subject], *, triggered: bool) -> LookedAt:
     """Return whether a check of some subjects had anything to look at; ``triggered`` when its words are in the code."""
+    if not script.modules:
+        return LookedAt(not triggered)
     projection = project(script)
     relevant = [gap for gap in gaps(projection) if (triggered or gap.hides_words) and set(gap.hides) & set(subjects)]
     if relevant:
