@@ -60,8 +60,8 @@ def run_checks(
 ) -> tuple[CheckResult, ...]:
     """Run every check on the source and, where there is a record, on the run.
 
-    A check that raises costs its own result and nothing else. A script in which no trigger word of a check occurs has
-    passed its look at the source. With ``static`` nothing but the source is asked for, and checks that have nothing to
+    A check that raises costs its own result and nothing else. In a script in which no trigger word of a check occurs
+    it has nothing to look at. With ``static`` nothing but the source is asked for, and checks that have nothing to
     look at are not imported. Raises ConfigurationError when a built-in check cannot be loaded.
     """
     take_gap(script)

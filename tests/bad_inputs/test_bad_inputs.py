@@ -33,7 +33,7 @@ def test_a_wrong_answer_is_told(tmp_path: Path) -> None:
         return Case(("check", "--static", "train.py", "-o", "report.txt"), frozenset({2}))
 
     _, answer = answered(harmless, tmp_path)
-    assert answer.problems == ("exit code 0, not one of [2]", "made, changed or removed ['report.txt']")
+    assert answer.problems == ("exit code 3, not one of [2]", "made, changed or removed ['report.txt']")
 
 
 def _assert_good(made: Case, answer: Answer) -> None:

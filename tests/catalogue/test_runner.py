@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from ddpdoctor.catalogue.registry import CatalogueEntry
-from ddpdoctor.catalogue.run_checks import CheckResult, run_checks
-from ddpdoctor.check import BoundHit, Check, LoadedCheck
+from ddpdoctor.catalogue.run_checks import CheckResult, outcome_of, run_checks
+from ddpdoctor.check import BoundHit, Check, LoadedCheck, OutcomeState
 from ddpdoctor.errors import ConfigurationError
 from ddpdoctor.finding import Basis, Finding, Refuted, Severity
 from ddpdoctor.record.model import RunRecord, StreamState
@@ -93,12 +93,13 @@ def test_static_does_not_import_checks_of_runs() -> None:
     assert said.gap == "needs a rehearsal"
 
 
-def test_a_check_whose_trigger_words_do_not_occur_is_not_imported_and_has_passed() -> None:
+def test_a_check_whose_trigger_words_do_not_occur_is_not_imported_and_had_nothing_to_look_at() -> None:
     entry = CatalogueEntry(code="DDP998", name="x", module="there.is.no.such.module", in_source=True, triggers=("ab",))
     (said,) = run_checks([entry], _script("import a, b\n"), None, static=True)
-    assert said == CheckResult(code="DDP998", name="x")
+    assert said == CheckResult(code="DDP998", name="x", nothing=True)
+    assert outcome_of(said, stands=False, cut_short="").state is OutcomeState.NOTHING_TO_LOOK_AT
     with pytest.raises(ConfigurationError):
-        run_checks([entry], _script("# cab\n"), None, static=True)
+        run_checks([entry], _script("cab = 1\n"), None, static=True)
 
 
 def test_without_its_trigger_words_a_check_still_looks_at_the_run() -> None:

@@ -146,11 +146,13 @@ def test_settings_count_and_the_command_line_wins(
 
 def test_excluded_files_are_examined_only_when_they_are_named(project: Path, capsys: Output) -> None:
     (project / "ddpdoctor.toml").write_text('exclude = ["train.py"]\n')
-    assert main(["check", "--static", "."]) == ExitCode.CLEAN
+    assert main(["check", "--static", "."]) == ExitCode.INCONCLUSIVE
     assert "nothing was examined" in capsys.readouterr().out.replace("\n", " ")
     assert main(["check", "--static", "train.py"]) == ExitCode.FINDINGS
-    assert main(["check", "--static", "--force-exclude", "train.py"]) == ExitCode.CLEAN
-    assert main(["check", "--static", "--exclude", "tr*", "--force-exclude", "train.py"]) == ExitCode.CLEAN
+    excluded = ["check", "--static", "--force-exclude", "train.py"]
+    assert main(excluded) == ExitCode.INCONCLUSIVE
+    assert main([*excluded, "--exclude", "tr*"]) == ExitCode.INCONCLUSIVE
+    assert main([*excluded, "--only-findings"]) == ExitCode.CLEAN
 
 
 def test_entry_points_are_the_scripts_of_a_directory(project: Path, capsys: Output) -> None:

@@ -18,11 +18,14 @@ IGNORED = shutil.ignore_patterns("__pycache__", "golden_files", "*.svg")
 
 SCRIPT = """
 import torch
+import torch.distributed as dist
 
+dist.init_process_group("gloo")
 model, loader = torch.nn.Linear(2, 2), torch.utils.data.DataLoader([])
 for inputs in loader:
     model(inputs).sum().backward()
     torch.cuda.empty_cache()
+dist.destroy_process_group()
 """
 
 GARBAGE = """
@@ -125,7 +128,7 @@ def test_a_check_is_one_folder_and_its_finding_appears(copied: Copy, tmp_path: P
     (tmp_path / "train.py").write_text(SCRIPT)
     arguments = ("-m", "ddpdoctor", "check", "--static", "--output-format", "concise", "train.py")
     said = copied.run(*arguments, cwd=tmp_path)
-    assert "train.py:7:5: advice DDP411 empty-cache-in-loop" in said
+    assert "train.py:9:5: advice DDP411 empty-cache-in-loop" in said
     assert "cache of the CUDA allocator" in copied.run("-m", "ddpdoctor", "explain", "DDP411")
 
 

@@ -130,7 +130,7 @@ def test_a_file_that_cannot_be_read_costs_nothing_but_itself(
 def test_nothing_to_examine_is_said(project: Path) -> None:
     (project / "empty").mkdir()
     empty = _survey("empty")
-    assert (empty.exit_code, empty.scripts) == (ExitCode.CLEAN, ())
+    assert (empty.exit_code, empty.scripts) == (ExitCode.INCONCLUSIVE, ())
     assert empty.notes[0].startswith("nothing was examined: the given paths hold no Python file")
     (project / "empty" / "a.py").write_text("import torch\n")
     assert "none of 1 Python files" in _survey("empty").notes[0]
@@ -181,7 +181,7 @@ def test_stdin_is_examined_under_its_name(project: Path, capsys: Output, monkeyp
     assert main(arguments) == ExitCode.ERROR
     assert "two.py, line 2" in capsys.readouterr().err
     _feed(monkeypatch, b"")
-    assert main(arguments) == ExitCode.CLEAN
+    assert main(arguments) == ExitCode.INCONCLUSIVE
 
 
 def test_work_comes_back_in_order_from_processes() -> None:

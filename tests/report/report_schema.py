@@ -61,6 +61,7 @@ REPORT = _object(
     verdict=_one_of("clean", "findings", "inconclusive"),
     exit_code={"enum": [0, 1, 3]},
     complete={"type": "boolean"},
+    recognised={"type": "boolean"},
     source=_object(status=_one_of("read", "failed"), files=COUNT, seconds=SECONDS, notes=_list(TEXT)),
     rehearsal=_object(
         status=_one_of("completed", "stopped", "failed", "skipped"),
@@ -80,7 +81,13 @@ REPORT = _object(
     findings=_list(FINDING),
     refuted=_list(_object(code=TEXT, name=TEXT, location={"anyOf": [LOCATION, {"type": "null"}]}, reason=TEXT)),
     outcomes=_list(
-        _object(code=TEXT, name=TEXT, state=_one_of("findings", "passed", "not-evaluated", "bound-hit"), reason=TEXT)
+        _object(
+            code=TEXT,
+            name=TEXT,
+            state=_one_of("findings", "passed", "nothing-to-look-at", "not-evaluated", "bound-hit"),
+            reason=TEXT,
+            by_nature={"type": "boolean"},
+        )
     ),
     notes=_list(TEXT),
 )

@@ -78,7 +78,7 @@ def test_a_closed_pipe_ends_the_output_quietly_and_keeps_the_exit_code(output_fo
         )
     finally:
         os.close(writer)
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert (done.returncode, done.stderr) == (3, b"")
 
 
 def test_a_stream_that_cannot_encode_a_character_gets_its_escape() -> None:

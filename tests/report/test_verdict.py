@@ -80,7 +80,9 @@ def test_a_bound_that_was_hit_is_inconclusive() -> None:
 
 
 def test_static_asks_for_the_source_only_so_that_checks_of_runs_are_not_missed() -> None:
-    report = examination(CheckResult(code="DDP305", name="hang", gap="needs a rehearsal"), PASSED, static=True)
+    report = examination(
+        CheckResult(code="DDP305", name="hang", gap="needs a rehearsal", by_nature=True), PASSED, static=True
+    )
     assert (report.verdict, report.exit_code, report.complete) == ("clean", ExitCode.CLEAN, True)
     assert [outcome.state for outcome in report.outcomes] == [OutcomeState.NOT_EVALUATED, OutcomeState.PASSED]
 

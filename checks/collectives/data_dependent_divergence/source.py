@@ -15,7 +15,7 @@ from ddpdoctor.source.events import Branch, Event, Loop, OwnKind, OwnTest, Tree,
 from ddpdoctor.source.interpreter.values import ALL_RANKS
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.divergence import partings
-from ddpdoctor.source.queries.file_uses import writes
+from ddpdoctor.source.queries.files import writes
 from ddpdoctor.source.queries.sync_points import mentions
 from ddpdoctor.source.script.code_words import uses_any
 from ddpdoctor.source.script.module import Module

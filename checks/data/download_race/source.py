@@ -12,7 +12,7 @@ import msgspec
 from ddpdoctor.source.events import ContextAround, Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, PerRank, constant, is_varying, tags_of
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.queries.job_kind import hints_at_ranks, is_distributed
+from ddpdoctor.source.queries.job_kind import comes_before_ranks, hints_at_ranks, is_distributed
 from ddpdoctor.source.queries.sync_points import BARRIERS
 
 _DATASETS = re.compile(r"(torchvision|torchaudio|torchtext)\.datasets\.")
@@ -53,7 +53,7 @@ def shared_downloads(projection: Projection) -> Iterator[SharedDownload]:
     for event in events:
         if event.ranks != ALL_RANKS or event.guards or event.node in seen or _own_path(event):
             continue
-        if hints_at_ranks(event):
+        if hints_at_ranks(event) or comes_before_ranks(projection, event):
             continue
         if any(map(_lets_in_by_turns, event.contexts)):
             continue

@@ -34,8 +34,8 @@ from ddpdoctor.check import Check
 from ddpdoctor.checks.launch.wrong_rank_kind.source import RankMixUp, rank_mix_ups
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.queries.files import saves_by_guard
 from ddpdoctor.source.queries.job_kind import is_single_node
-from ddpdoctor.source.queries.saving import saves_by_guard
 from ddpdoctor.source.script.script import Script
 
 if TYPE_CHECKING:

@@ -49,7 +49,7 @@ def in_source(script: Script) -> Iterator[Finding]:
     for event in lines_of_every_rank(whole_projection(script)):
         files.setdefault(str(event.module.path), []).append(event)
     for events in files.values():
-        events.sort(key=lambda event: getattr(event.node, "lineno", 0))
+        events.sort(key=lambda event: (not event.loops, getattr(event.node, "lineno", 0)))  # What repeats is worse.
         title = "every rank prints, shows or tracks this"
         yield CHECK.finding(
             "source",

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.source.projection import whole_projection
-from ddpdoctor.source.queries.saving import SharedSave, shared_saves
+from ddpdoctor.source.queries.files import SharedSave, shared_saves
 from ddpdoctor.source.script.script import Script
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import NONE, Value, constant, options_of
 from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.queries.files import is_one_path
 from ddpdoctor.source.queries.job_kind import hints_at_ranks, is_distributed, may_use_cuda, noted
 from ddpdoctor.source.queries.optimizers import has_no_tensors
-from ddpdoctor.source.queries.saving import is_one_path
 from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.syntax_index import descend, last_name, made_from

@@ -12,7 +12,7 @@ import msgspec
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, Value, constant
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.queries.file_uses import FIGURES, LOG_FILE, FileUse, writes
+from ddpdoctor.source.queries.files import FIGURES, LOG_FILE, FileUse, is_one_path, writes
 from ddpdoctor.source.queries.job_kind import (
     comes_before_ranks,
     is_distributed,
@@ -22,7 +22,6 @@ from ddpdoctor.source.queries.job_kind import (
     noted,
     on_every_rank,
 )
-from ddpdoctor.source.queries.saving import is_one_path
 from ddpdoctor.source.queries.sync_points import function_around, is_in_turns
 from ddpdoctor.source.script.code_words import calls_any, uses_any
 from ddpdoctor.source.script.module import Module

@@ -13,7 +13,7 @@ from ddpdoctor.checks.state.shared.loads_source import may_be_one_path
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, constant
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.queries.file_uses import FileUse, reads, writes
+from ddpdoctor.source.queries.files import FileUse, reads, writes
 from ddpdoctor.source.queries.job_kind import is_distributed
 
 _WAITS = re.compile(r"barrier|synchron|wait_for|wait_all|sync_proc", re.IGNORECASE)

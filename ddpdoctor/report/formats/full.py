@@ -165,8 +165,8 @@ def _what_became_of_the_checks(examination: Examination) -> str:
     cut = sum(outcome.reason.startswith(CUT_SHORT) for outcome in others)
     parts = [f"{_count(passed, 'check')} passed"] if passed or not blind else []
     parts += [f"{idle} had nothing to look at"] if idle else []
-    parts += [f"{cut} need the run to go on"] if cut else []
-    parts += [f"{of_run} need a run"] if of_run else []
+    parts += [f"{cut} not evaluated because the run was cut short"] if cut else []
+    parts += [f"{of_run} {'needs' if of_run == 1 else 'need'} a run"] if of_run else []
     parts += [f"{unstated} not evaluated because [tool.ddpdoctor.job] does not set them"] if unstated else []
     rest = [outcome for outcome in others if not outcome.reason.startswith(CUT_SHORT)]
     if rest:
