@@ -107,6 +107,8 @@ class Event(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """Context managers around it in all frames, outermost first."""
     in_parent: bool = False
     """It happens in the process that spawns the ranks, not in a rank."""
+    rank_tested: bool = False
+    """The number of the rank decides one of the undecided conditions around it: ``rank != settings.main``."""
 
     @property
     def conditions(self) -> tuple[str, ...]:

@@ -69,7 +69,7 @@ def test_loop_with_a_turn_that_finds_a_change_is_walked_with_it(tmp_path: Path, 
 
 def test_variable_holds_what_a_first_or_a_later_turn_finds(tmp_path: Path) -> None:
     projection = walked(tmp_path, f"count, limit = 0, 5\n{LOOP}\n    count += 1\n    limit = 5\n")
-    assert variable(projection, "count") == Unknown()
+    assert variable(projection, "count") == Unknown(not_none=True)
     assert variable(projection, "limit") == Const(5)
 
 

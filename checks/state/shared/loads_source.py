@@ -12,6 +12,7 @@ from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.files import is_one_path
 from ddpdoctor.source.queries.job_kind import hints_at_ranks, is_distributed, may_use_cuda, noted
 from ddpdoctor.source.queries.optimizers import has_no_tensors
+from ddpdoctor.source.ranks.ranks import FIRST_RANKS
 from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.syntax_index import descend, last_name, made_from
@@ -36,6 +37,8 @@ def unmapped_loads(projection: Projection) -> Iterator[Event]:
     for event in noted(projection, "torch.load"):
         if event.node in seen or not is_read_by_several(event) or not event.complete or _is_mapped_otherwise(event):
             continue
+        if event.ranks in FIRST_RANKS:
+            continue  # The first rank of each node has the GPU from which the first one saved.
         if constant(event.argument("map_location", 1) or NONE) is None and _is_checkpoint(event):
             seen.add(event.node)
             yield event

@@ -13,6 +13,7 @@ from ddpdoctor.source.interpreter.values import (
     Unknown,
     Value,
     derived,
+    never_none,
     truth,
 )
 from ddpdoctor.source.ranks.rank_local_values import LISTED, extent_of
@@ -59,7 +60,7 @@ def _len(*arguments: Value) -> Value:
         return Const(len(value.entries))
     if isinstance(value, Const) and isinstance(value.value, str):
         return Const(len(value.value))
-    return extent_of(value) or Unknown()
+    return never_none(extent_of(value) or Unknown())
 
 
 def _range(*arguments: Value) -> Value:

@@ -36,6 +36,7 @@ from ddpdoctor.source.interpreter.values import (
     is_too_large,
     is_varying,
     join,
+    never_none,
     on_rank,
     per_rank,
     tags_of,
@@ -115,7 +116,7 @@ def _attribute(machine: Machine, node: ast.Attribute) -> Value:
 def _binary(machine: Machine, node: ast.BinOp) -> Value:
     left, right = evaluate(machine, node.left), evaluate(machine, node.right)
     if left.__class__ is not PerRank and right.__class__ is not PerRank:
-        return binary(node.op, left, right)
+        return never_none(binary(node.op, left, right))
     if isinstance(node.op, ast.Add) and _is_global_rank(machine, node, left, right):
         return exact_per_rank(GLOBAL_RANK)
     if isinstance(node.op, (ast.Add, ast.Sub, ast.Mod)) or (isinstance(node.op, ast.Mult) and not machine.spawns):
@@ -339,6 +340,8 @@ def _subscript(machine: Machine, node: ast.Subscript) -> Value:
         return by_rank(lambda name: variable(machine, constant(name)), key)
     if isinstance(key, Const) and isinstance(key.value, (str, int)):
         item = item_at(container, key.value)
+        if isinstance(node.value, ast.Attribute) and node.value.attr == "shape":
+            return never_none(item)
         return guess_from_name(machine, key.value, item, of_object=True) if isinstance(key.value, str) else item
     if isinstance(container, External):
         return container
@@ -347,6 +350,8 @@ def _subscript(machine: Machine, node: ast.Subscript) -> Value:
     if isinstance(container, DictValue) and not is_varying(key) and (kept := one_of_classes(container)) is not None:
         return kept
     result = derived((container, key))
+    if isinstance(node.value, ast.Attribute) and node.value.attr == "shape":
+        return never_none(result)
     return picked(machine, node, result) if is_rank_key(key) else result
 
 

@@ -99,6 +99,8 @@ class Memory:
         self.exits: list[Exit] = []
         self.counting: set[ast.AST] = set()
         """Conditions that depend on the remainder of a division, wherever that was computed."""
+        self.rank_tests = 0
+        """How many undecided conditions around the present statement the number of the rank decides."""
         self.own_tests: list[OwnTest] = []
         """Conditions around the present statement that every rank decides by something of its own."""
         self.own_raises: list[tuple[OwnTest, ast.AST]] = []
@@ -258,6 +260,7 @@ class Memory:
             receiver=receiver,
             gradients=self.gradients,
             in_parent=self.in_parent,
+            rank_tested=self.rank_tests > 0,
             root=self.root,
             scopes=around[2],
             contexts=tuple(self.contexts) if self.contexts else (),

@@ -226,7 +226,7 @@ def _identical(left: Value, right: Value) -> bool | None:
         return left == right
     for one, other in ((left, right), (right, left)):
         if one == Const(None):
-            if isinstance(other, _OBJECTS):
+            if isinstance(other, _OBJECTS) or (isinstance(other, Unknown) and other.not_none):
                 return False
             if isinstance(other, OneOf) and all(isinstance(option, _OBJECTS) for option in other.options):
                 return False

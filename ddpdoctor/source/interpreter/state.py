@@ -89,7 +89,8 @@ class Machine(Memory):
             own = None if self.in_parent else self.own_test(self, test, self.present(value))
             # Ranks mostly share their files, so that what is set where one is there is alike on all of them.
             varying = is_varying(value) and not only_of_files(value)
-            self.fork([when_true, when_false], test, varying=varying, own=own)
+            by_rank = varying and own is None and not tags_of(value)
+            self.fork([when_true, when_false], test, varying=varying, own=own, by_rank=by_rank)
             return
         if yes == start:
             when_true()
@@ -132,11 +133,16 @@ class Machine(Memory):
         *,
         varying: bool = False,
         own: OwnTest | None = None,
+        by_rank: bool = False,
     ) -> None:
-        """Run alternatives when it is not known which one is taken, and join what they leave behind."""
+        """Run alternatives when it is not known which one is taken, and join what they leave behind.
+
+        ``by_rank`` tells that the number of the rank decides, in a way that is not known.
+        """
         start, outer = self.mask, self.sinks
         outcomes: list[tuple[dict[Cell, Value], int, Sinks]] = []
         self.undecided += 1
+        self.rank_tests += by_rank
         if test is not None:
             self.conditions.append((self.frames[-1].module, test))
         if own is not None:
@@ -154,6 +160,7 @@ class Machine(Memory):
         if test is not None:
             self.conditions.pop()
         self.undecided -= 1
+        self.rank_tests -= by_rank
         self.sinks = outer
         previous: list[list[Item]] = []
         for rank in RANKS if any(any(sinks) for _, _, sinks in outcomes) else ():
@@ -229,14 +236,14 @@ class Machine(Memory):
         lists: list[list[Any]] = [self.frames, self.loops, self.calls, self.guards]
         lists += [self.conditions, self.contexts, self.own_tests]
         lengths = [len(entries) for entries in lists]
-        counts = (self.mask, self.undecided, self.trying, self.inside_ddp)
+        counts = (self.mask, self.undecided, self.rank_tests, self.trying, self.inside_ddp)
         flags, journals = (self.gradients, self.synchronising, self.tentative, self.quiet), self.store.depth
         try:
             return self.collect(body)
         except RecursionError:
             for entries, length in zip(lists, lengths, strict=True):
                 del entries[length:]
-            self.mask, self.undecided, self.trying, self.inside_ddp = counts
+            self.mask, self.undecided, self.rank_tests, self.trying, self.inside_ddp = counts
             self.gradients, self.synchronising, self.tentative, self.quiet = flags
             while self.store.depth > journals:
                 self.store.undo()

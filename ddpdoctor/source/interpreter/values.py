@@ -43,6 +43,8 @@ class Unknown(msgspec.Struct, frozen=True):
     opaque: bool = False
     """It comes from outside of what was read, so that its name may show more than its origin."""
     tags: frozenset[Tag] = frozenset()
+    not_none: bool = False
+    """It is the outcome of arithmetic, or an extent, and so not None."""
 
 
 class External(msgspec.Struct, frozen=True):
@@ -313,6 +315,13 @@ def derived(inputs: Iterable[Value], extra: frozenset[Tag] = frozenset(), opaque
         if more and more is not tags:
             tags = tags | more if tags else more
     return Unknown(varying, opaque, tags)
+
+
+def never_none(value: Value) -> Value:
+    """Return a value as one that is not None, where nothing more is known of it."""
+    if isinstance(value, Unknown) and not value.not_none:
+        return Unknown(value.varying, value.opaque, value.tags, True)
+    return value
 
 
 def tagged(value: Value, extra: frozenset[Tag]) -> Value:

@@ -346,8 +346,8 @@ def on_every_rank(event: Event) -> bool:
 
 
 def hints_at_ranks(event: Event) -> bool:
-    """Return whether an undecided condition around an event names ranks, or is a name for a test of one."""
-    return any(_is_rank_test(module, test) for module, test in event.undecided)
+    """Return whether an undecided condition around an event depends on the rank, names ranks, or is a test of one."""
+    return event.rank_tested or any(_is_rank_test(module, test) for module, test in event.undecided)
 
 
 def _is_rank_test(module: Module, test: ast.AST) -> bool:
