@@ -2,8 +2,8 @@
 
 What it finds
     A seed that is the same on every rank, never followed by one that depends on the rank, and a data set whose
-    `__getitem__` draws from that generator. In a run: a generator in the same state on all ranks when the first
-    training batch was fetched, and moved by the fetch.
+    `__getitem__`, or a transform of torchvision that it holds, draws from that generator. In a run: a
+    generator in the same state on all ranks when the first training batch was fetched, and moved by the fetch.
 
 Why it is bad
     The ranks draw the same crops, flips and noise in the same order: the n-th sample of every rank is augmented in the

@@ -11,7 +11,18 @@ import msgspec
 from ddpdoctor.checks.data.shared.random_numbers_source import Library, seeds_of
 from ddpdoctor.finding import Location
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, Const, Instance, constant, is_varying, options_of
+from ddpdoctor.source.interpreter.state import Machine
+from ddpdoctor.source.interpreter.values import (
+    ALL_RANKS,
+    NONE,
+    Const,
+    ExternalObject,
+    Instance,
+    Value,
+    constant,
+    is_varying,
+    parts_of,
+)
 from ddpdoctor.source.neighbours import SEEDS_EVERYTHING
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.training_loops import division, feedings
@@ -22,6 +33,11 @@ _DRAWS = re.compile(
     r"|(?P<numpy>numpy\.random\.(rand|randn|randint|uniform|normal|choice|random|permutation|beta|shuffle))$"
     r"|(?P<torch>torch\.(rand|randn|randint|randperm|bernoulli|normal|rand_like|randn_like))$"
 )
+_TRANSFORMS = re.compile(
+    r"torchvision\.transforms\.(v2\.)?"
+    r"(Random\w+|ColorJitter|GaussianBlur|AutoAugment|RandAugment|TrivialAugmentWide|AugMix|ElasticTransform)$"
+)
+"""Transforms of torchvision that draw from torch for each item."""
 
 
 class SharedAugmentation(msgspec.Struct, frozen=True, eq=False):
@@ -40,30 +56,61 @@ def shared_augmentations(projection: Projection) -> Iterator[SharedAugmentation]
         given = {"worker_init_fn", "generator"} & loader.named.keys()
         if given or not loader.complete or len(loader.positional) > 5 or division(machine, loader) != "sharded":
             continue
-        for dataset in options_of(loader.argument("dataset", 0) or NONE):
-            if not isinstance(dataset, Instance):
-                continue
-            workers = constant(loader.named.get("num_workers", Const(0)))
-            for library, draw in _draws(projection, dataset):
-                seed = _common_seed(projection, "torch" if workers != 0 else library)
-                if seed is not None and seed.node not in seen:
-                    seen.add(seed.node)
-                    yield SharedAugmentation(seed, draw, library)
+        workers = constant(loader.named.get("num_workers", Const(0)))
+        for library, draw in _draws(projection, loader.argument("dataset", 0) or NONE):
+            seed = _common_seed(projection, "torch" if workers != 0 else library)
+            if seed is not None and seed.node not in seen:
+                seen.add(seed.node)
+                yield SharedAugmentation(seed, draw, library)
 
 
-def _draws(projection: Projection, dataset: Instance) -> Iterator[tuple[Library, Location]]:
+def _draws(projection: Projection, dataset: Value) -> Iterator[tuple[Library, Location]]:
+    """Yield where items of a data set draw: in its own methods, and in the transforms that it holds."""
+    for held in _held(projection.machine, dataset, set()):
+        if isinstance(held, Instance):
+            yield from _draws_of_class(projection, held)
+        elif _TRANSFORMS.match(held.name):
+            yield "torch", held.module.location(held.node)
+
+
+def _held(machine: Machine, value: Value, seen: set[int]) -> Iterator[Instance | Event]:
+    """Yield the objects that a value is made of, with what they were given and hold: the project's, and libraries'."""
+    if isinstance(value, (Instance, ExternalObject)) and value.number not in seen:
+        seen.add(value.number)
+        made = machine.events.get(value.number)
+        parts: list[Value | None] = [] if made is None else [*made.positional, *made.named.values()]
+        if isinstance(value, Instance):
+            yield value
+            parts += [machine.store.get(value.number, name) for name in machine.store.names(value.number)]
+        elif made is not None:
+            yield made
+        for part in parts:
+            yield from _held(machine, part or NONE, seen)
+    elif not isinstance(value, (Instance, ExternalObject)):
+        for part in parts_of(value):
+            yield from _held(machine, part, seen)
+
+
+def _draws_of_class(projection: Projection, dataset: Instance) -> Iterator[tuple[Library, Location]]:
+    """Yield the draws in ``__getitem__`` of a class, and in the methods of the class that it calls."""
     module = projection.machine.script.module(dataset.cls.module)
-    methods = [
-        node for node in dataset.cls.node.body if isinstance(node, ast.FunctionDef) and node.name == "__getitem__"
-    ]
-    for method in methods if module is not None else ():
-        for node in descend(method):
-            match = (
-                _DRAWS.match(module.resolve(node.func)) if module is not None and isinstance(node, ast.Call) else None
-            )
-            if match is not None and module is not None and isinstance(node, ast.Call) and not _has_generator(node):
-                library: Library = "random" if match["random"] else "numpy" if match["numpy"] else "torch"
-                yield library, module.location(node)
+    if module is None:
+        return
+    methods = {node.name: node for node in dataset.cls.node.body if isinstance(node, ast.FunctionDef)}
+    left, done = ["__getitem__"], set[str]()
+    while left:
+        name = left.pop()
+        if name in done or name not in methods:
+            continue
+        done.add(name)
+        for node in descend(methods[name]):
+            if not isinstance(node, ast.Call):
+                continue
+            if isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == "self":
+                left.append(node.func.attr)
+            match = _DRAWS.match(module.resolve(node.func))
+            if match is not None and not _has_generator(node):
+                yield "random" if match["random"] else "numpy" if match["numpy"] else "torch", module.location(node)
 
 
 def _has_generator(call: ast.Call) -> bool:

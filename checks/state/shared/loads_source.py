@@ -86,9 +86,10 @@ def _saves_on_cpu(save: Event) -> bool:
 
 
 def _is_mapped_otherwise(event: Event) -> bool:
-    """Return whether the other arm of an undecided condition loads the same with ``map_location``.
+    """Return whether the other arm of an undecided condition loads the same onto a device.
 
-    The script then knows about devices, and this arm is for a process without one of its own: ``if gpu is None``.
+    The script then knows about devices, and this arm is for a process without one of its own: ``if gpu is None``. An
+    arm that loads onto the CPU is for machines without GPUs.
     """
     module = event.module
     for test in (test for owner, test in event.undecided if owner is module):
@@ -102,10 +103,19 @@ def _is_mapped_otherwise(event: Event) -> bool:
             continue  # Each arm opens a file of its own under that name.
         for call in arms:
             if isinstance(call, ast.Call) and call.args and call is not event.node:
-                mapped = any(entry.arg == "map_location" for entry in call.keywords)
+                mapped = any(
+                    entry.arg == "map_location" and not _is_cpu(module, entry.value) for entry in call.keywords
+                )
                 if mapped and module.resolve(call.func) == "torch.load" and ast.unparse(call.args[0]) == path:
                     return True
     return False
+
+
+def _is_cpu(module: Module, device: ast.expr) -> bool:
+    """Return whether an expression names the CPU: ``"cpu"``, ``torch.device("cpu")``."""
+    if isinstance(device, ast.Call) and module.resolve(device.func) == "torch.device" and device.args:
+        device = device.args[0]
+    return isinstance(device, ast.Constant) and device.value == "cpu"
 
 
 def is_read_by_several(event: Event) -> bool:

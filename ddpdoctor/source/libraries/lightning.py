@@ -43,6 +43,7 @@ MODULES = frozenset(f"{package}.LightningModule" for package in ("lightning", "l
 _IN_STEP = re.compile(r"(^|\.)(training_step|on_train_batch_\w+|on_before_\w+|on_after_backward)$")
 """Hooks in which ``self.log`` reports, and reduces, at once."""
 _ON_MODULE = frozenset({"log", "log_dict", "all_gather", "manual_backward"})
+_HOOKS_BEFORE_2 = frozenset({"training_epoch_end", "validation_epoch_end", "test_epoch_end"})
 _ON_TRAINER = frozenset({*_STAGES, "save_checkpoint"})
 _ON_STRATEGY = frozenset({"barrier", "broadcast", "reduce", "all_reduce", "all_gather", "reduce_boolean_decision"})
 METHODS = _ON_MODULE | _ON_TRAINER | _ON_STRATEGY
@@ -61,8 +62,7 @@ def method(
         return _of_module(machine, node, receiver, name, positional, named)
     if isinstance(receiver, ExternalObject) and receiver.name in TRAINERS and name in _ON_TRAINER:
         made = machine.object(receiver)
-        # Before Lightning 2, which takes no ``gpus``, the first rank could save alone.
-        if has_ranks(made) and not (name == "save_checkpoint" and made is not None and "gpus" in made.named):
+        if has_ranks(made) and not (name == "save_checkpoint" and _is_older_than_2(machine, made)):
             machine.emit("collective", f"Trainer.{name}", node, positional, named, receiver=receiver, in_tree=True)
             if name in _STAGES:
                 _run_hooks(machine, node, receiver, name, positional, named)
@@ -73,6 +73,19 @@ def method(
             machine.emit("collective", f"strategy.{name}", node, positional, named, in_tree=True)
             return SYNCHRONISED
     return None
+
+
+def _is_older_than_2(machine: Machine, trainer: Event | None) -> bool:
+    """Return whether the script is of a Lightning before 2, in which the first rank could save a checkpoint alone.
+
+    Lightning 2 takes no ``gpus``, and refuses modules with one of the hooks that were given all outputs of an epoch.
+    """
+    return (trainer is not None and "gpus" in trainer.named) or any(
+        isinstance(node, ast.FunctionDef) and node.name in _HOOKS_BEFORE_2
+        for module in machine.script.modules
+        for cls in module.index.of(ast.ClassDef)
+        for node in cls.body
+    )
 
 
 def has_ranks(trainer: Event | None) -> bool:

@@ -1,0 +1,22 @@
+"""A program that is written otherwise and does the same has the same findings."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.metamorphic.table import rows
+from tests.metamorphic.transforms import TRANSFORMS
+
+MOST_CHANGED = 0.01
+"""Of the findings of a transform, lost and made together."""
+IN_COMMENTS = ("comments", "texts")
+
+
+@pytest.mark.timeout(600)
+def test_hardly_a_finding_depends_on_how_a_program_is_written() -> None:
+    table = {row.transform: row for row in rows([*dict.fromkeys((*IN_COMMENTS, *TRANSFORMS))])}
+    assert all(row.programs > 500 or row.transform not in IN_COMMENTS for row in table.values())
+    assert {name: row.changes for name, row in table.items() if row.share > MOST_CHANGED} == {}
+    errors = [change for row in table.values() for change in row.changes if change.errors]
+    assert errors == []
+    assert table["comments"].changes == ()
