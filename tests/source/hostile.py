@@ -77,7 +77,7 @@ _GROWTHS = (
 def hostile(number: int) -> str:
     """Return the source of a number."""
     chance = random.Random(number)
-    return _HEAD + _KINDS[number % len(_KINDS)](chance) + _TAIL
+    return _HEAD + KINDS[number % len(KINDS)](chance) + _TAIL
 
 
 def _growth(chance: random.Random) -> str:
@@ -210,7 +210,7 @@ def _comprehensions(chance: random.Random) -> str:
     return "x = [1]\nx = " + "[" * depth + "x" + "".join(f" for y{i} in x]" for i in range(depth)) + "\n"
 
 
-_KINDS: tuple[Callable[[random.Random], str], ...] = (
+KINDS: tuple[Callable[[random.Random], str], ...] = (
     *(_growth, _growth_in_loop, _growth_through_calls, _growth_in_objects, _nesting, _blocks, _long, _literals),
     *(_chains, _sums, _classes, _decorators, _recursion, _matches, _comprehensions),
 )
@@ -225,7 +225,7 @@ def read(number: int, directory: Path) -> str:
         process = subprocess.Popen(command, stdout=output, stderr=output, preexec_fn=_limit)
         _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
-    kind, text = _KINDS[number % len(_KINDS)].__name__, said.read_text(errors="replace")
+    kind, text = KINDS[number % len(KINDS)].__name__, said.read_text(errors="replace")
     cpu_s, largest_bytes = used.ru_utime + used.ru_stime, used.ru_maxrss * 1024
     if process.returncode not in (0, 1, 2, 3) or "Traceback" in text or "check failed" in text:
         return f"{kind}: exit code {process.returncode}: {text[-300:]}"

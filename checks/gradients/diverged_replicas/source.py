@@ -71,10 +71,21 @@ def lone_changes(projection: Projection) -> Iterator[LoneChange]:
         in_turn = any(other.ranks & ~event.ranks and not other.ranks & event.ranks for other in others)
         if in_turn or any(at > event.ordinal for at in handed_on):
             continue
+        if not _is_trained_after(projection, event):
+            continue  # As where the first rank loads the best weights to test them.
         wrapped = any(wrap.ordinal < event.ordinal for wrap in wraps)
         if what != "load" or wrapped:  # The constructor of DDP gives the first rank's weights to all.
             seen.add(event.node)
             yield LoneChange(event, guard, what)
+
+
+def _is_trained_after(projection: Projection, event: Event) -> bool:
+    """Return whether a backward comes after an event, or stands in a loop with it."""
+    around = {loop.node for loop in event.loops}
+    return any(
+        backward.ordinal > event.ordinal or any(loop.node in around for loop in backward.loops)
+        for backward in projection.in_course("backward")
+    )
 
 
 def _what(projection: Projection, event: Event) -> Literal["schedule", "step", "setting", "freeze", "load", ""]:

@@ -22,7 +22,7 @@ from ddpdoctor.source.neighbours import FABRICS
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import depends_on_mode, framework, may_use_cuda, noted
 from ddpdoctor.source.queries.training_loops import feedings
-from ddpdoctor.source.script.code_words import calls_any, uses_any, uses_part
+from ddpdoctor.source.script.code_words import calls_any, code_of, uses_any, uses_part
 from ddpdoctor.source.script.syntax_index import descend
 from ddpdoctor.source.torch_model.recorded_names import READING_FUNCTIONS, READING_METHODS
 
@@ -108,9 +108,7 @@ def _reads_files(cls: ast.ClassDef) -> bool:
 
 
 def _on_device(dataset: Value) -> bool:
-    return any(
-        isinstance(option, Instance) and "cuda" in ast.unparse(option.cls.node) for option in options_of(dataset)
-    )
+    return any(isinstance(option, Instance) and "cuda" in code_of(option.cls.node) for option in options_of(dataset))
 
 
 def reads_in_every_step(projection: Projection) -> Iterator[Event]:

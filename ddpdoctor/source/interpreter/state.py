@@ -137,7 +137,7 @@ class Machine(Memory):
     ) -> None:
         """Run alternatives when it is not known which one is taken, and join what they leave behind.
 
-        ``by_rank`` tells that the number of the rank decides, in a way that is not known.
+        With ``by_rank`` the number of the rank decides, in a way that is not known.
         """
         start, outer = self.mask, self.sinks
         outcomes: list[tuple[dict[Cell, Value], int, Sinks]] = []

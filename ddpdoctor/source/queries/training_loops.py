@@ -32,7 +32,7 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.ranks.rank_local_seeds import is_found_alike
 from ddpdoctor.source.ranks.rank_local_values import lists_names
-from ddpdoctor.source.script.code_words import uses_part
+from ddpdoctor.source.script.code_words import code_of, uses_part
 from ddpdoctor.source.script.syntax_index import descend, made_from
 from ddpdoctor.source.torch_model.recorded_training import UNWRAPPED_FORWARD
 from ddpdoctor.source.vocabulary import DATA_LOADER, DISTRIBUTED_SAMPLER, MAP_STYLE_DATASETS, text_hints_at_ranks
@@ -183,7 +183,7 @@ def _knows_no_ranks(machine: Machine, sampler: Instance) -> bool:
         return False
     if any(isinstance(option, ExternalObject) for value in held for option in options_of(value)):
         return False  # It may take what another sampler gives it.
-    text = ast.unparse(sampler.cls.node)
+    text = code_of(sampler.cls.node)
     return not _mentions_ranks(sampler.cls.node) and not text_hints_at_ranks(text) and not _SHARES.search(text)
 
 

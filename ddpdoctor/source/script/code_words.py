@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.source.script.module import Scope
-from ddpdoctor.source.script.syntax_index import last_name
+from ddpdoctor.source.script.syntax_index import descend, last_name
 
 if TYPE_CHECKING:
     from ddpdoctor.source.script.module import Module
@@ -58,6 +58,23 @@ def words_of(module: Module) -> frozenset[str]:
     if known is None:
         known = module.__dict__["_code_words"] = frozenset(_words(module))
     return known
+
+
+def code_of(node: ast.AST) -> str:
+    """Return the words of a part of a module, one a line: its names and strings of one word, and no docstrings."""
+    found: list[str] = []
+    for inner in descend(node):
+        if isinstance(inner, ast.Name):
+            found.append(inner.id)
+        elif isinstance(inner, ast.Attribute):
+            found.append(inner.attr)
+        elif isinstance(inner, (ast.arg, ast.keyword)):
+            found.append(inner.arg or "")
+        elif isinstance(inner, Scope):
+            found.append(inner.name)
+        elif isinstance(inner, ast.Constant) and isinstance(inner.value, str) and len(inner.value.split()) == 1:
+            found.append(inner.value)
+    return "\n".join(found)
 
 
 def _in_modules(script: Script, word: str, test: Callable[[Module, str], bool]) -> bool:

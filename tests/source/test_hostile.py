@@ -1,0 +1,21 @@
+"""Sources that grow, nest and go on without end are read in seconds and little memory, or a bound is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.source.hostile import KINDS, main, read
+
+
+@pytest.mark.parametrize("number", range(len(KINDS)), ids=lambda number: KINDS[number].__name__.strip("_"))
+def test_a_source_of_each_kind_is_read_in_bounds(number: int, tmp_path: Path) -> None:
+    assert read(number, tmp_path) == ""
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+def test_500_random_sources_are_read_in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["hostile"])
+    assert main() == 0
