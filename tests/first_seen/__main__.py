@@ -18,6 +18,6 @@ for kind in ("source", "rehearsal", "live", "autopsy"):
     for name, (part, whole) in table(own).items():
         late, of = newest[name]
         print(
-            f"  {name:30} {part:4} of {whole:4} {_share if (_share := f'({part / max(whole, 1):.1%})') else ''}"
+            f"  {name:34} {part:4} of {whole:4} {_share if (_share := f'({part / max(whole, 1):.1%})') else ''}"
             f"   last {NEWEST}: {late} of {of} ({late / max(of, 1):.1%})"
         )

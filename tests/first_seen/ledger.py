@@ -81,6 +81,7 @@ def is_right(expected: Iterable[Expected], came: Iterable[Came]) -> bool:
 def table(chosen: Sequence[Row]) -> dict[str, tuple[int, int]]:
     """Return the rates of some rows, each as a part and the whole that it is of."""
     said = [one for row in chosen for one in row.came if one.judged != "debatable"]
+    advice = [one for row in chosen for one in row.came if one.severity == "advice"]
     wanted = [one for row in chosen for one in row.expected if one.codes != ("DDP506",)]
 
     def share(severity: str) -> tuple[int, int]:
@@ -94,7 +95,7 @@ def table(chosen: Sequence[Row]) -> dict[str, tuple[int, int]]:
     return {
         "errors right": share("error"),
         "warnings right": share("warning"),
-        "advice right": share("advice"),
+        "advice the reader wrote down too": (sum(one.judged == "right" for one in advice), len(advice)),
         "certain defects found": recall("certain"),
         "certain and likely ones found": recall("certain", "likely"),
         "cases right as a whole": (sum(row.right for row in chosen), len(chosen)),

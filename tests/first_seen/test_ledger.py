@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.first_seen import ledger
-from tests.first_seen.ledger import Came, Expected, Row, append, is_right, rows, table
+from tests.first_seen.ledger import NEWEST, Came, Expected, Row, append, is_right, rows, table
 
+ROOT = Path(__file__).parents[2]
 OLDEST = 92
 """Rows that were there when this was written; rows are appended and never taken out."""
 SAID = Came(code="DDP301", severity="error", path="train.py", line=3, judged="wrong")
@@ -46,6 +47,14 @@ def test_the_table_counts_what_was_said_and_what_was_found() -> None:
     assert rates["warnings right"] == (1, 1)
     assert rates["certain defects found"] == (1, 2)
     assert rates["cases right as a whole"] == (0, 1)
+
+
+def test_the_documents_show_what_the_ledger_says() -> None:
+    shown = (ROOT / "docs" / "check.md").read_text(encoding="utf-8")
+    own = [row for row in rows() if row.kind == "source"]
+    newest = table(own[-NEWEST:])
+    for name, (part, whole) in table(own).items():
+        assert f"| {name} | {part} of {whole} | {newest[name][0]} of {newest[name][1]} |" in shown
 
 
 def test_a_case_is_entered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,13 @@ def figures(readings: Sequence[Reading]) -> dict[str, tuple[Figures, float]]:
         "certain and likely defects found": (recall(readings, CONFIRMED), 75),
         "debatable defects found": (recall(readings, ("debatable",)), 0),
         "clean scripts without a loud finding": (clean(readings), 98),
-        "conclusive": (Figures(sum(not one.bound for one in read), len(read)), 100),
+        "no bound hit": (Figures(sum(not one.bound for one in read), len(read)), 100),
+        "recognised as distributed": (Figures(sum(one.recognised for one in read), len(read)), 98),
+        "conclusive: every check could look": (Figures(sum(not one.blind for one in read), len(read)), 0),
+        "checks that could look": (
+            Figures(sum(one.looked for one in read), sum(one.looked + one.blind for one in read)),
+            90,
+        ),
     }
 
 

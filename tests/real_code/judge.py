@@ -47,6 +47,12 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """Why the reading gave no answer: not in the mirror, no Python, inconclusive."""
     bound: str = ""
     """Which checks did not follow everything."""
+    recognised: bool = True
+    """Something of a distributed training was found in it."""
+    looked: int = 0
+    """Checks of the source that could look at all that they look at."""
+    blind: int = 0
+    """Those that could not: something that was not understood may be theirs."""
     modules: int = 0
     cpu_s: float = 0.0
 
@@ -106,6 +112,7 @@ def read_all(scripts: Sequence[Labelled], mirror: Path, directory: Path, jobs: i
 
 
 def _read(script: Labelled, place: Path | str) -> Reading:
+    from ddpdoctor.check import OutcomeState
     from ddpdoctor.errors import DdpDoctorError
     from ddpdoctor.examine.one_script import ExamineRequest, examine
 
@@ -120,10 +127,15 @@ def _read(script: Labelled, place: Path | str) -> Reading:
     cpu_s = time.process_time() - started_s
     said = tuple(_said(finding, place) for finding in examination.findings)
     notes = examination.source.notes if examination.exit_code == 3 else ()
+    of_source = [one for one in examination.outcomes if not one.by_nature and not one.unstated]
+    blind = sum(one.state in (OutcomeState.NOT_EVALUATED, OutcomeState.BOUND_HIT) for one in of_source)
     return Reading(
         script=script,
         said=said,
         bound="; ".join(notes),
+        recognised=examination.recognised,
+        looked=len(of_source) - blind,
+        blind=blind,
         modules=examination.source.files,
         cpu_s=cpu_s,
     )
