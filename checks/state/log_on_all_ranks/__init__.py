@@ -1,8 +1,9 @@
-"""Every rank prints, shows a progress bar or opens a tracker.
+"""Every rank prints, logs, shows a progress bar or opens a tracker.
 
 What it finds
-    print in a loop or of a value, progress bars without `disable=`, wandb.init, mlflow.start_run and SummaryWriter,
-    reached by all ranks without naming the rank. All places of a file become one finding.
+    print in a loop or of a value, lines of level INFO in a loop where logging.basicConfig shows them on all ranks,
+    progress bars without `disable=`, wandb.init, mlflow.start_run and SummaryWriter, reached by all ranks without naming
+    the rank. All places of a file become one finding.
 
 Why it is bad
     Eight ranks write every line eight times, mixed with each other, and progress bars overwrite each other. A tracker
@@ -39,7 +40,10 @@ CHECK = Check(
     name="log-on-all-ranks",
     severity={"source": Severity.ADVICE},
     subjects=("job",),
-    triggers=("print", "tqdm", "trange", "wandb", "mlflow", "SummaryWriter", "Experiment", "neptune", "clearml", "aim"),
+    triggers=(
+        *("print", "tqdm", "trange", "basicConfig"),
+        *("wandb", "mlflow", "SummaryWriter", "Experiment", "neptune", "clearml", "aim"),
+    ),
 )
 
 
