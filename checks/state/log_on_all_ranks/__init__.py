@@ -2,8 +2,8 @@
 
 What it finds
     print in a loop or of a value, lines of level INFO in a loop where logging.basicConfig shows them on all ranks,
-    progress bars without `disable=`, wandb.init, mlflow.start_run and SummaryWriter, reached by all ranks without naming
-    the rank. All places of a file become one finding.
+    progress bars without `disable=`, wandb.init, mlflow.start_run and SummaryWriter, reached by all ranks without
+    naming the rank. All places of a file become one finding.
 
 Why it is bad
     Eight ranks write every line eight times, mixed with each other, and progress bars overwrite each other. A tracker
