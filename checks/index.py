@@ -321,7 +321,7 @@ SUBJECTS: Mapping[str, tuple[Subject, ...]] = {
     "DDP501": ("job",),
     "DDP502": ("job",),
     "DDP504": ("job",),
-    "DDP505": ("job",),
+    "DDP505": ("job", "device"),
     "DDP506": ("job",),
     "DDP510": ("job",),
     "DDP511": ("job",),

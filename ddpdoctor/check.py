@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 Subject: TypeAlias = Literal[
-    "job", "collectives", "wrap", "model", "training", "loss", "training-loader", "sampler", "data-parallel"
+    "job", "collectives", "wrap", "model", "training", "loss", "training-loader", "sampler", "data-parallel", "device"
 ]
 """What of a script a check may look at; ``source.queries.subjects`` finds them."""
 

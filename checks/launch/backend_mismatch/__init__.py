@@ -50,7 +50,7 @@ CHECK = Check(
     stands_for="no-backend",
     severity={"source": Severity.WARNING, **dict.fromkeys(("rehearsal", "run", "log"), Severity.ERROR)},
     needs=frozenset({"waits"}),
-    subjects=("job",),
+    subjects=("job", "device"),
     triggers=("init_process_group",),
 )
 _TITLES = {

@@ -19,7 +19,9 @@ from ddpdoctor.source.queries.job_kind import (
     initialisations,
     is_nccl_only,
     on_every_rank,
+    speaks_of_devices,
 )
+from ddpdoctor.source.queries.subjects import gaps
 from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.script.launch_files import gives_each_rank_a_machine
 from ddpdoctor.source.script.module import Module
@@ -79,7 +81,7 @@ def backend_mismatches(projection: Projection) -> Iterator[Mismatch]:
         name = constant(backend) if backend is not None else None
         if event.conditions or not event.complete:
             continue
-        unused = not uses_part(script, ("cuda", "gpu", "GPU", "device", "accelerator"))
+        unused = not speaks_of_devices(script) and not any("device" in gap.hides for gap in gaps(projection))
         if name == "nccl" and unused and _communicates(projection) and not _moves_by_number(projection):
             yield Mismatch(event, "nccl-without-gpu")
         if name == "gloo" and not _on_purpose(projection, event) and _trains_on_gpu(projection):

@@ -335,6 +335,11 @@ def may_use_cuda(script: Script) -> bool:
     return uses_part(script, ("cuda", "nccl", "CUDA", "NCCL"))
 
 
+def speaks_of_devices(script: Script) -> bool:
+    """Return whether the code speaks of GPUs, or of devices at all, anywhere."""
+    return uses_part(script, ("cuda", "gpu", "GPU", "device", "accelerator"))
+
+
 def noted(projection: Projection, *names: str) -> Iterator[Event]:
     """Yield calls of some names that ranks come to, in the order of execution."""
     return (event for event in projection.in_course("call") if event.name in names)

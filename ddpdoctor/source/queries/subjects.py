@@ -23,7 +23,7 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.projection import Projection, project
-from ddpdoctor.source.queries.job_kind import frameworks, is_distributed
+from ddpdoctor.source.queries.job_kind import frameworks, is_distributed, speaks_of_devices
 from ddpdoctor.source.queries.training_loops import by_engine, feedings, through_ddp, unread_loss
 from ddpdoctor.source.script.code_words import says
 from ddpdoctor.source.script.module import Module
@@ -88,8 +88,10 @@ def _any_of(*kinds: str) -> Callable[[Projection], bool]:
     return lambda projection: any(event.kind in kinds and not event.in_parent for event in projection.events)
 
 
+_ON_A_DEVICE: tuple[Subject, ...] = ("model", "device")
 _FOUND: Mapping[Subject, Callable[[Projection], bool]] = {
     "job": is_distributed,
+    "device": is_distributed,
     "collectives": _any_of("collective", "wrap"),
     "wrap": _any_of("wrap"),
     "model": _any_of("wrap"),
@@ -157,7 +159,10 @@ def _models(projection: Projection) -> Iterator[Gap]:
         module = wrap.argument("module", 0)
         if module is not None and all(map(_unread, options_of(module))):
             source = _source_of(wrap, "module", 0)
-            yield Gap(f"the model that DDP wraps at {_place(wrap)} is {source}, whose class was not read", ("model",))
+            text = f"the model that DDP wraps at {_place(wrap)} is {source}, whose class was not read"
+            # It may put itself on the GPU where nothing else speaks of one.
+            hidden: tuple[Subject, ...] = ("model",) if speaks_of_devices(projection.machine.script) else _ON_A_DEVICE
+            yield Gap(text, hidden)
 
 
 def _losses(projection: Projection) -> Iterator[Gap]:
