@@ -159,6 +159,7 @@ def _run_check(entry: CatalogueEntry, script: Script, record: RunRecord | None, 
                 gap=said.gap or gap,
                 bound_hit=said.bound_hit or bool(gap),
                 crashed=said.crashed,
+                unfollowed=bool(said.gap) and not said.bound_hit and not said.crashed,
             )
     if entry.in_source and not result.from_source and not result.gap:
         result = _with_subjects(result, entry, script, triggered=triggered)

@@ -51,6 +51,28 @@ def test_a_loss_that_was_not_followed_is_said(tmp_path: Path, capsys: Any) -> No
     assert not said["complete"]
 
 
+EPOCHS = (
+    SAMPLER.replace("SAMPLER", "sampler")
+    + """
+for epoch in range(3):
+    begin(GIVEN, epoch)
+    for (inputs,) in loader:
+        model(inputs).sum().backward()
+dist.destroy_process_group()
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "state"), [("sampler", "not-evaluated"), ("loader", "not-evaluated"), ("model", "findings")]
+)
+def test_a_sampler_in_hands_that_were_not_read_may_be_told(given: str, state: str, tmp_path: Path, capsys: Any) -> None:
+    script = "from elsewhere import begin\n" + START + "sampler = DistributedSampler(data)\n"
+    said = _examined(script + EPOCHS.replace("GIVEN", given), tmp_path, capsys)
+    assert _states(said)["DDP102"] == state
+    assert ("elsewhere.begin" in _reasons(said)["DDP102"]) is (state == "not-evaluated")
+
+
 def test_a_check_whose_subject_is_not_there_has_nothing_to_look_at(tmp_path: Path, capsys: Any) -> None:
     said = _examined(START + "dist.destroy_process_group()\n", tmp_path, capsys)
     assert _states(said)["DDP102"] == "nothing-to-look-at"

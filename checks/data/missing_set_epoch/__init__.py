@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, TooLittleEvidence
 from ddpdoctor.checks.data.shared.epochs_source import forgotten_epochs
 from ddpdoctor.checks.data.shared.set_epoch_fix import set_epoch_fix
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
@@ -50,8 +50,15 @@ CHECK = Check(
 
 
 def in_source(script: Script) -> Iterator[Finding]:
-    """Report loaders under a shuffling DistributedSampler that is never told the epoch."""
+    """Report loaders under a shuffling DistributedSampler that is never told the epoch.
+
+    Raises TooLittleEvidence for one that code which was not read gets in every epoch.
+    """
+    unread = ""
     for forgotten in forgotten_epochs(whole_projection(script)):
+        if forgotten.unread:
+            unread = forgotten.unread
+            continue
         loader, sampler, epochs = forgotten.loader, forgotten.sampler, forgotten.epochs
         yield CHECK.finding(
             "source",
@@ -72,12 +79,14 @@ def in_source(script: Script) -> Iterator[Finding]:
                 ),
             ),
         )
+    if unread:
+        raise TooLittleEvidence(unread)
 
 
 def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
     """Offer to tell the sampler the epoch."""
     for forgotten in forgotten_epochs(whole_projection(script)):
-        if forgotten.loader.module.location(forgotten.loader.node) == finding.location:
+        if not forgotten.unread and forgotten.loader.module.location(forgotten.loader.node) == finding.location:
             yield from set_epoch_fix(forgotten, finding)
 
 

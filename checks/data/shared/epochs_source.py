@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 
 import msgspec
@@ -12,6 +13,9 @@ from ddpdoctor.source.interpreter.values import NONE, BoundMethod, Const, Extern
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.training_loops import Feeding, feedings, samplers_of
 from ddpdoctor.source.script.module import Module
+
+_READ_LIBRARIES = sys.stdlib_module_names | {"torch", "torchvision", "numpy", "tqdm", "rich", "builtins"}
+"""Packages that are known to tell no sampler its epoch."""
 
 
 class ForgottenEpoch(msgspec.Struct, frozen=True, eq=False):
@@ -23,10 +27,15 @@ class ForgottenEpoch(msgspec.Struct, frozen=True, eq=False):
     """The loop of epochs."""
     told: bool = False
     """``set_epoch`` is called, with the same number every time."""
+    unread: str = ""
+    """The call of code that was not read and may tell it; empty where there is none."""
 
 
 def forgotten_epochs(projection: Projection) -> Iterator[ForgottenEpoch]:
-    """Samplers that shuffle, feed training in several epochs, and on which ``set_epoch`` is certainly never called."""
+    """Samplers that shuffle, feed training in several epochs, and whose ``set_epoch`` nothing that was read calls.
+
+    Those that code which was not read gets in every epoch say so in ``unread``.
+    """
     told = _samplers_with_epoch(projection)
     if told is None:
         return
@@ -39,8 +48,32 @@ def forgotten_epochs(projection: Projection) -> Iterator[ForgottenEpoch]:
             value = feeding.loader.argument(name, position) or NONE
             for sampler in samplers_of(projection.machine, value):
                 made_in_loop = any(around.node is loop.node for around in sampler.loops)
-                if sampler.ordinal not in told and _shuffles(sampler) and not made_in_loop:
-                    yield ForgottenEpoch(sampler, feeding.loader, loop, constant_calls)
+                if sampler.ordinal in told or not _shuffles(sampler) or made_in_loop:
+                    continue
+                unread = _unread_reader(projection, loop, {sampler.ordinal, feeding.loader.ordinal})
+                yield ForgottenEpoch(sampler, feeding.loader, loop, constant_calls, unread)
+
+
+def _unread_reader(projection: Projection, loop: LoopAround, given: set[int]) -> str:
+    """Say which call in every epoch may tell a sampler its number: of code that was not read, with it in hand.
+
+    It gets the sampler or its loader as an argument, or is a method of an object that got one.
+    """
+    for event in projection.in_course("call"):
+        in_epoch = any(around.node is loop.node for around in event.loops)
+        if not in_epoch or event.name.partition(".")[0] in _READ_LIBRARIES:
+            continue
+        handed = [*event.positional, *event.named.values()]
+        made = projection.machine.object(event.receiver) if event.receiver is not None else None
+        if made is not None and made.name.partition(".")[0] not in _READ_LIBRARIES:
+            handed += [*made.positional, *made.named.values()]
+        elif "." not in event.name:
+            continue  # A method of something known, or of what holds no sampler.
+        options = (one for value in handed for one in options_of(value))
+        if any(isinstance(one, ExternalObject) and one.number in given for one in options):
+            place = f"{event.module.path.name}:{getattr(event.node, 'lineno', 1)}"
+            return f"`{event.name}` at {place} gets the sampler in every epoch, and was not read"
+    return ""
 
 
 def _shuffles(sampler: Event) -> bool:
