@@ -87,8 +87,8 @@ def _is_output(event: Event) -> bool:
         return event.complete and not any(_differs(event, name) for name in ("disable", "position"))
     if event.name != "builtins.print" or not event.positional:
         return False
-    if not event.loops and (event.undecided or all(constant(value) is not ... for value in event.positional)):
-        return False  # A fixed text, once: "start"; or a line that may never be reached.
+    if not event.loops and all(constant(value) is not ... for value in event.positional):
+        return False  # A fixed text, once: "start".
     text = event.module.excerpt(event.node, 1_000)
     return not _RANK_NAMED.search(text) and not _reports_failure(event.module, event.node)
 
