@@ -10,9 +10,6 @@ import ast
 
 from ddpdoctor.source.script.syntax_index import children_of
 
-_Parent = tuple[ast.AST, str, int]
-"""A node, the field that a child of it stands in, and the place in it where that is a list (else -1)."""
-
 
 def in_plain_spelling(tree: ast.Module) -> None:
     """Put the expressions and statements of a tree in their plain spelling, in place; all keep their locations."""
