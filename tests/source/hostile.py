@@ -216,19 +216,36 @@ KINDS: tuple[Callable[[random.Random], str], ...] = (
 )
 
 
+# ru_maxrss begins with the size of the process that started this one; VmHWM does not.
+_WATCHED = """
+import sys
+from ddpdoctor.cli.main import main
+
+peak, *arguments = sys.argv[1:]
+try:
+    code = main(arguments)
+finally:
+    with open("/proc/self/status") as status, open(peak, "w") as kept:
+        kept.write(next(line.split()[1] for line in status if line.startswith("VmHWM:")))
+sys.exit(code)
+"""
+
+
 def read(number: int, directory: Path) -> str:
     """Read the source of a number in a process of its own; return what is wrong with how it went."""
     place, said = directory / f"hostile_{number}.py", directory / f"hostile_{number}.txt"
+    peak = directory / f"hostile_{number}.peak"
     place.write_text(hostile(number), encoding="utf-8")
-    command = [sys.executable, "-m", "ddpdoctor", "check", "--static", "--output-format", "concise", str(place)]
+    command = [sys.executable, "-c", _WATCHED, str(peak)]
+    command += ["check", "--static", "--output-format", "concise", str(place)]
     with said.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, preexec_fn=_limit)
         _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     kind, text = KINDS[number % len(KINDS)].__name__, said.read_text(errors="replace")
-    cpu_s, largest_bytes = used.ru_utime + used.ru_stime, used.ru_maxrss * 1024
     if process.returncode not in (0, 1, 2, 3) or "Traceback" in text or "check failed" in text:
         return f"{kind}: exit code {process.returncode}: {text[-300:]}"
+    cpu_s, largest_bytes = used.ru_utime + used.ru_stime, int(peak.read_text()) * 1024
     if cpu_s > LONGEST_S or largest_bytes > LARGEST_BYTES:
         return f"{kind}: {cpu_s:.1f} s, {largest_bytes / 1e6:.0f} MB"
     return ""
