@@ -252,3 +252,26 @@ def _lives(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+@pytest.mark.parametrize(
+    ("before", "change"),
+    [
+        ("plan = torch.optim.lr_scheduler.StepLR(optimizer, 1)", "plan.step()"),
+        ("rates = optimizer.param_groups", "rates[0]['lr'] = 0.5"),
+    ],
+    ids=["a scheduler", "a setting"],
+)
+def test_a_change_on_one_rank_and_the_replicas_that_it_parts_are_one_finding(
+    before: str, change: str, tmp_path: Path
+) -> None:
+    text = TRAINING.replace("AT_THE_START", "pass").replace("IN_A_STEP", "pass")
+    text = text.replace("    for epoch", f"    {before}\n    for epoch")
+    text = text.replace("    dist.destroy", f"        if dist.get_rank() == 0:\n            {change}\n    dist.destroy")
+    (tmp_path / "train.py").write_text(text, encoding="utf-8")
+    report = examine(ExamineRequest(target=str(tmp_path / "train.py")))
+    (found,) = [one for one in report.findings if one.code == "DDP208"]
+    assert {"source", "rehearsal"} <= found.basis
+    assert found.unconfirmed == ""
+    told = {fact.location.line for fact in found.evidence if fact.location is not None}
+    assert next(i for i, one in enumerate(text.splitlines(), 1) if "get_rank() == 0" in one) in told

@@ -35,7 +35,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.checks.gradients.diverged_replicas.source import lone_changes, own_plateaus
+from ddpdoctor.checks.gradients.diverged_replicas.source import LoneChange, lone_changes, own_plateaus
 from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.record.streams.stream_names import AVERAGING
@@ -124,8 +124,16 @@ def _lone_changes(script: Script) -> Iterator[Finding]:
                     location=guard.module.location(guard.node),
                     stack=event.chain,
                 ),
+                *_steps_of_all(change),
             ),
         )
+
+
+def _steps_of_all(change: LoneChange) -> Iterator[Fact]:
+    """Yield the step of all ranks, the place at which a run shows what the change does."""
+    if change.step is not None and change.step.node is not change.event.node:
+        place = change.step.module.location(change.step.node)
+        yield Fact(text="every rank steps the optimizer here", basis="source", location=place)
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:

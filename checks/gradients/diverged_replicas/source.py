@@ -49,6 +49,8 @@ class LoneChange(msgspec.Struct, frozen=True, eq=False):
     event: Event
     guard: Guard
     what: Literal["schedule", "step", "setting", "freeze", "load"]
+    step: Event | None
+    """Where every rank steps an optimizer, and a run shows the replicas apart; None where none was seen."""
 
 
 def lone_changes(projection: Projection) -> Iterator[LoneChange]:
@@ -63,6 +65,7 @@ def lone_changes(projection: Projection) -> Iterator[LoneChange]:
     changes = [(event, what) for event in candidates if (what := _what(projection, event))]
     handed_on = [event.ordinal for event in projection.in_course("collective") if event.name.startswith("broadcast")]
     seen: set[ast.AST] = set()
+    shown = next((one for one in steps(projection) if one.ranks == ALL_RANKS), None)
     for event, what in changes:
         guard = guard_of(projection, event)
         if event.node in seen or event.ranks in (0, ALL_RANKS) or guard is None or guard.guessed:
@@ -76,7 +79,7 @@ def lone_changes(projection: Projection) -> Iterator[LoneChange]:
         wrapped = any(wrap.ordinal < event.ordinal for wrap in wraps)
         if what != "load" or wrapped:  # The constructor of DDP gives the first rank's weights to all.
             seen.add(event.node)
-            yield LoneChange(event, guard, what)
+            yield LoneChange(event, guard, what, shown)
 
 
 def _is_trained_after(projection: Projection, event: Event) -> bool:
