@@ -21,8 +21,8 @@ _PORT_HINT = (
 )
 _DATA_HINT = f"This machine lacks the data. {ARGUMENTS_HINT}"
 _NETWORK_HINT = (
-    "The script fetches this from the network: put the data where the script looks before it downloads, or rehearse "
-    "with a network; `--static` reads the source only."
+    "The script fetches this from the network, which a rehearsal keeps from it: put the data where the script looks "
+    "before it downloads, or rehearse with `--network`; `--static` reads the source only."
 )
 _VARIABLE = re.compile(r"'([A-Z][A-Z0-9_]+)'")
 """The message of a KeyError for what must be the name of an environment variable."""

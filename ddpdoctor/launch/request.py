@@ -78,8 +78,10 @@ class RehearsalOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Real GPUs, the CPU, or the CPU in the place of GPUs (``stand-in``); ``auto`` is decided by ``launch.devices``."""
     overlay: bool = True
     """What the ranks write goes to an overlay, where the kernel allows one and ``allow_writes`` is not set."""
-    network: bool = True
-    """The ranks reach the network; without it they have the loopback interface of the box alone, which is needed."""
+    network: bool | None = None
+    """Whether the ranks reach the network and this machine's ports; None: only where no box can keep them from it."""
+    sockets: tuple[Path, ...] = ()
+    """Unix sockets of programs outside that the ranks may reach."""
     pretend: bool = True
     """Data sets, pretrained weights and trackers that this machine lacks are pretended."""
     allow_writes: bool = False

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -100,7 +100,9 @@ class _Rehearsal:
         self._environment = rehearsal_environment(
             directory, os.environ, request.launch, spawns_ranks=request.spawns_ranks
         )
-        if not request.network:
+        boxed = request.overlay and not request.allow_writes
+        network = request.network is True or (request.network is None and not boxed)
+        if not network:
             self._environment |= LOOPBACK_ONLY
         gpus = visible_gpus(self._environment)
         device = chosen_device(request.device, gpus, request.nproc, demands_cuda=request.demands_cuda)
@@ -132,7 +134,8 @@ class _Rehearsal:
             batches=0 if request.full else request.batches,
             batch_size=str(batch_size(request, device) or ""),
             ranks_expected=0 if request.spawns_ranks else request.nproc,
-            overlay=request.overlay and not request.allow_writes,
+            overlay=boxed,
+            network=network,
             started_ns=epoch_ns(),
         )
 
@@ -182,17 +185,18 @@ class _Rehearsal:
                     self._directory,
                     sink,
                     places=(self._request.script.parent,),
-                    network=self._request.network,
+                    network=self._job.network,
+                    sockets=self._request.sockets,
                     keep=self._request.keep,
                 )
                 return self._box
             except BoxRefused as refused:
                 self._refusal = refused.message
-        if not self._request.network:
+        if self._request.network is False:
             reason = f": {self._refusal}" if self._refusal else ""
-            hint = "Omit `--no-network`; the report then lists the hosts that the script contacted."
+            hint = "Omit `--no-network`; the report then lists what the script contacted."
             raise ConfigurationError(f"the network cannot be blocked here{reason}", hint)
-        self._job = msgspec.structs.replace(self._job, overlay=False)
+        self._job = msgspec.structs.replace(self._job, overlay=False, network=True)
         self._write_plan()
         return start_plainly(self._command, self._environment, Path.cwd(), sink)
 
@@ -325,15 +329,40 @@ class _Rehearsal:
         children = sorted({event.detail for event in record.files if event.action == "child-process"})
         if children and not self._job.overlay:
             done.append(f"ran {programs(children)}")
-        if hosts := list(self._assembly.hosts):
-            done.append(f"contacted {listed(hosts)} over the network")
+        if self._job.network:
+            asked = [address for address in self._assembly.asked if address not in self._assembly.served]
+            contacted = f", and contacted {listed(asked)}" if asked else ""
+            done.append(
+                f"could reach the network and {'the ports' if self._job.overlay else 'all services'} of this "
+                f"machine{contacted}"
+            )
+        if self._job.overlay and self._request.sockets:
+            done.append(f"could reach {listed(map(str, self._request.sockets))}")
         return tuple(done)
+
+    def _blocked(self) -> Iterator[str]:
+        """Yield what the script asked for outside and the box kept from it, in sentences."""
+        if self._job.network:
+            return
+        allowed = {str(path) for path in self._request.sockets}
+        asked = {
+            address: f" at {os.path.basename(file)}:{line}" if file else ""
+            for address, (file, line) in self._assembly.asked.items()
+            if address not in self._assembly.served and address not in allowed
+        }
+        sockets = [f"{address}{place}" for address, place in asked.items() if address.startswith("/")]
+        hosts = [f"{address}{place}" for address, place in asked.items() if not address.startswith("/")]
+        if hosts:
+            yield f"the script asked for {listed(hosts)}, which is blocked; `--network` allows it"
+        if sockets:
+            yield f"the script asked for {listed(sockets)}, which is blocked; `--allow-socket PATH` allows it"
 
     def _notes(self, record: RunRecord) -> tuple[str, ...]:
         """Sentences on how it was rehearsed and what could not be recorded."""
         notes = [*notes_before(self._request, self._job.device), *notes_after(self._request, record.job.world_size)]
         outputs = (output.script_output(self._directory), *map(self._output_of, record.ranks))
         notes += overlay_notes(self._box, self._refusal, outputs)
+        notes += self._blocked()
         if self._hides_gpus:
             notes.append("the GPUs of this machine were not used")
         faults = [*self._assembly.faults, *probe_logs(self._directory)]

@@ -304,9 +304,13 @@ class Lost(Event, frozen=True, kw_only=True):
 
 
 class Network(Event, frozen=True, kw_only=True):
-    """The process spoke to another machine."""
+    """The process asked for a host, a port of this machine or a Unix socket, or serves one."""
 
-    host: str
+    address: str
+    serves: bool = False
+    file: str = ""
+    line: int = 0
+    """Where the user's code did."""
 
 
 class Pretended(Event, frozen=True, kw_only=True):

@@ -148,6 +148,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """The same as a sentence for the user."""
     overlay: bool = False
     """The ranks wrote to an overlay, and not to the user's files."""
+    network: bool = True
+    """The ranks could reach the network and this machine's ports."""
     not_held_back: tuple[str, ...] = ()
     """What the script did beyond this job, as predicates: ``started another program (nvidia-smi)``."""
     option_passed: str = ""

@@ -21,6 +21,7 @@ from tests.no_harm.rehearsal import (
     command_for,
     fault_of_rehearsal,
     has_command,
+    line_to,
     listening,
     rehearse,
     write_job,
@@ -283,7 +284,7 @@ def _harm(here: World, before: Mapping[str, Entry], kept: Kept, mode: Mode) -> s
 
 def _started(here: World, mode: Mode) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*command_for(mode), "--", "world.json"],
+        [*command_for(mode, *line_to(here)), "--", "world.json"],
         cwd=here.tree,
         env=here.environment,
         stdin=subprocess.DEVNULL,

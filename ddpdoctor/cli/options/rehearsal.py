@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -88,7 +89,18 @@ def rehearsal_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "[default: overlay]",
         ),
         click.option(
-            "--network/--no-network", default=True, help="Block the script's network access, except for loopback."
+            "--network/--no-network",
+            default=None,
+            help="Let the script reach the network and this machine's ports. By default it reaches neither where it "
+            "runs in an overlay.  [default: no-network]",
+        ),
+        click.option(
+            "--allow-socket",
+            "sockets",
+            multiple=True,
+            metavar="PATH",
+            callback=lambda ctx, parameter, value: tuple(map(_socket, value)),
+            help="Let the script reach the program that listens on this Unix socket, such as a data server of the job.",
         ),
         click.option(
             "--pretend/--no-pretend",
@@ -121,6 +133,14 @@ def judging_options(function: Decorated) -> Decorated:
             help="The lowest severity that sets exit code 1.  [default: warning]",
         ),
     )
+
+
+def _socket(path: str) -> Path:
+    """Return the absolute path of a Unix socket; raises UsageError where there is none."""
+    found = Path(path).absolute()
+    if not found.is_socket():
+        raise UsageError(f"--allow-socket {path}: no socket is there", "Start the program that listens on it first.")
+    return found
 
 
 def words(values: tuple[str, ...]) -> tuple[str, ...]:

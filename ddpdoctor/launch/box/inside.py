@@ -14,7 +14,7 @@ import select
 import signal
 from typing import Any, NoReturn
 
-from . import kernel
+from . import kernel, reach
 from .layers import Layers
 from .users import enter_user_namespace
 
@@ -57,9 +57,9 @@ def _build(plan: dict[str, Any]) -> Layers:
     if not privileged:
         enter_user_namespace(kernel.NEW_MOUNTS | apart, plan["places"])
     if not plan["network"]:
-        kernel.bring_loopback_up()
+        reach.make_network(plan["interfaces"])
     layers = Layers(plan["layers"], privileged=privileged, keep=plan["keep"])
-    layers.build(plan["shared"], plan["places"])
+    layers.build(plan["shared"], plan["places"], plan["sockets"], network=plan["network"])
     return layers
 
 
@@ -79,7 +79,9 @@ def _first_process(plan: dict[str, Any], layers: Layers) -> NoReturn:
     try:
         layers.enter()
         os.chdir(plan["directory"])
+        log = reach.open_log() if plan["logs"] else None
         kernel.give_up_powers()
+        kernel.filter_calls()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         woken, wakes = os.pipe()
         os.set_blocking(wakes, False)
@@ -92,8 +94,13 @@ def _first_process(plan: dict[str, Any], layers: Layers) -> NoReturn:
     command = os.fork()
     if command == 0:
         _become(plan)
+    listened = (plan["alive"], woken, *(() if log is None else (log,)))
     while True:
-        ready, _, _ = select.select((plan["alive"], woken), (), ())
+        ready, _, _ = select.select(listened, (), ())
+        if log is not None and log in ready:
+            reach.drain(log)
+        if woken not in ready and plan["alive"] not in ready:
+            continue
         if plan["alive"] in ready:
             os._exit(NOT_BUILT)  # No one holds its other end: the supervisor is gone.
         os.read(woken, 4096)

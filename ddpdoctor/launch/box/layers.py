@@ -11,12 +11,11 @@ import os
 import stat
 from collections.abc import Iterable
 
-from . import kernel
-from .mounts import NO_FILES, Mount, holds_mounts, read_mountinfo, served_sockets, visible_mounts
+from . import kernel, reach
+from .mounts import NO_FILES, Mount, holds_mounts, read_mountinfo, visible_mounts
 
-MOST_SOCKETS = 1_000
-_OF_THE_MACHINE = ("sys", "sysrq-trigger", "irq", "bus", "acpi", "fs")
-"""Entries of /proc by which root changes the whole machine."""
+_OF_OTHERS = ("proc", "devpts", "devtmpfs", "mqueue")
+"""File systems that a container beside this one, or a chroot, has mounted a second time."""
 
 
 class Layers:
@@ -36,8 +35,10 @@ class Layers:
         self.read_only: list[str] = []
         """Directories that could be written to outside and in which nothing can be made or changed in the box."""
 
-    def build(self, shared: str, places: Iterable[str]) -> None:
+    def build(self, shared: str, places: Iterable[str], sockets: Iterable[str], *, network: bool) -> None:
         """Make the new root; ``shared`` is the one directory in which what is written stays.
+
+        ``sockets`` are those that the user lets the script reach, beside the services that every program asks.
 
         Raises OSError where the kernel, or a security module, does not allow it, and where one of ``places``, in which
         the script is likely to write, cannot be covered.
@@ -51,12 +52,13 @@ class Layers:
             kernel.make_read_only(self._root, recursive=True)
             self._cover_below("/")
         for mount in self._mounts:
-            if mount.point != "/":
+            if mount.point not in ("/", "/dev") and not mount.is_below("/dev"):
                 self._cover(mount)
+        self._make_devices(network)
         for place in (*places, "/tmp"):
             if not self._is_covered(os.path.realpath(place)):
                 raise OSError(f"no overlay can cover {place}: something else is mounted below it, or its disk has none")
-        self._connect_sockets()
+        reach.connect_sockets(self._root, sockets)
         kernel.mount(shared, self._root + shared, None, kernel.BIND)
         hidden = kernel.NO_SUID | kernel.NO_DEVICES | kernel.NO_EXEC
         kernel.mount("tmpfs", self._root + self._directory, "tmpfs", hidden, "size=4k,mode=700")
@@ -65,40 +67,55 @@ class Layers:
         """Mount the processes of this PID namespace and make the new root the only one; raises OSError."""
         processes = self._root + "/proc"
         kernel.mount("proc", processes, "proc", kernel.NO_SUID | kernel.NO_DEVICES | kernel.NO_EXEC)
-        for name in _OF_THE_MACHINE:
-            if os.path.exists(f"{processes}/{name}"):
-                kernel.mount(f"{processes}/{name}", f"{processes}/{name}", None, kernel.BIND)
-                kernel.make_read_only(f"{processes}/{name}")
+        # All but the processes are of the whole machine, which root could change by them.
+        with os.scandir(processes) as entries:
+            names = [entry.name for entry in entries if not entry.name.isdecimal() and not entry.is_symlink()]
+        for name in names:
+            kernel.mount(f"{processes}/{name}", f"{processes}/{name}", None, kernel.BIND)
+            kernel.make_read_only(f"{processes}/{name}")
         kernel.change_root(self._root)
 
     def _cover(self, mount: Mount) -> None:
         """Lay an overlay over a file system, or leave it read-only."""
         point, target = mount.point, self._root + mount.point
         try:
-            is_directory = stat.S_ISDIR(os.stat(point).st_mode)
+            mode = os.stat(point).st_mode
         except OSError:
             return  # a mount point of another user, or of a server that does not answer
-        devices = point == "/dev" or (mount.is_below("/dev") and mount.kind in NO_FILES)
-        plain = mount.kind in NO_FILES or mount.read_only or mount.is_below("/sys") or devices
-        if not plain and is_directory and self._overlay(point, target, in_memory=mount.in_memory):
-            return
-        if mount.kind == "proc" and point != "/proc":
-            # It shows the processes outside, and by them their files.
+        if mount.kind in _OF_OTHERS and point != "/proc":
+            # It shows processes outside, and by them their files, or terminals and devices.
             kernel.mount("tmpfs", target, "tmpfs", kernel.NO_SUID | kernel.NO_DEVICES, "size=4k,mode=755")
-        elif self._privileged or mount.kind == "devpts":
+        elif reach.is_channel(mode):
+            # What is mounted there by a container engine is often its own socket.
+            reach.hide(target)
+        elif mount.kind in NO_FILES or not stat.S_ISDIR(mode):
+            self._show_read_only(point, target)
+        elif not self._overlay(point, target, in_memory=mount.in_memory):
+            self._show_read_only(point, target)
+            self._cover_below(point)
+        elif mount.read_only:
+            # The overlay alone keeps the script from the sockets that lie there.
+            kernel.make_read_only(target)
+
+    def _show_read_only(self, point: str, target: str) -> None:
+        if self._privileged:
             # Under an overlay that covers its parent it cannot be seen any more.
             kernel.mount(point, target, None, kernel.BIND)
-            if mount.kind != "devpts":
-                kernel.make_read_only(target)
-        if point == "/dev":
-            self._keep_from_disks()
-            self._cover_entries(("/dev/shm",) if os.path.isdir("/dev/shm") else ())
-        elif not plain:
-            self._cover_below(point)
+            kernel.make_read_only(target)
+
+    def _make_devices(self, network: bool) -> None:
+        """Make /dev, with a shared memory in which what lies outside can be read."""
+        os.makedirs(self._root + "/dev", exist_ok=True)
+        reach.make_devices(self._root + "/dev", network=network)
+        if os.path.isdir("/dev/shm") and not self._overlay("/dev/shm", self._root + "/dev/shm", in_memory=True):
+            kernel.mount(self._memory("/dev/shm"), self._root + "/dev/shm", None, kernel.BIND)
+            os.chmod(self._root + "/dev/shm", 0o1777)
 
     def _cover_below(self, directory: str) -> None:
         """Cover what can be covered below a directory that cannot; the directory itself is read-only."""
         self._note_read_only(directory)
+        for path in reach.channels_in(directory):
+            reach.hide(self._root + path)
         if holds_mounts(directory, self._mounts):
             self._cover_entries(_directories_in(directory))
 
@@ -119,15 +136,6 @@ class Layers:
         overlay = max((lower for lower in self.uppers.values() if _is_in(path, lower)), key=len, default="")
         return mount.read_only or len(overlay) >= len(mount.point)
 
-    def _keep_from_disks(self) -> None:
-        """Put the empty device in the place of every disk: root could write to it past all overlays."""
-        if not self._privileged:
-            return
-        with os.scandir("/dev") as entries:
-            disks = [entry.path for entry in entries if stat.S_ISBLK(entry.stat(follow_symlinks=False).st_mode)]
-        for disk in disks:
-            kernel.mount("/dev/null", self._root + disk, None, kernel.BIND)
-
     def _overlay(self, lower: str, target: str, *, in_memory: bool = False) -> bool:
         """Mount an overlay over ``lower`` at ``target``; False where the kernel refuses, with nothing changed."""
         base = self._upper_base
@@ -145,7 +153,7 @@ class Layers:
             places = zip(("lowerdir", "upperdir", "workdir"), descriptors)  # noqa: B905 - as many as there are
             options = [f"{name}=/proc/self/fd/{number}" for name, number in places]
             options += ["redirect_dir=on"] if self._privileged else ["userxattr"]
-            kernel.mount("overlay", target, "overlay", 0, ",".join(options))
+            kernel.mount("overlay", target, "overlay", kernel.NO_DEVICES, ",".join(options))
         except OSError:
             return False
         finally:
@@ -177,24 +185,6 @@ class Layers:
         kernel.mount("tmpfs", base, "tmpfs", kernel.NO_SUID | kernel.NO_DEVICES, size + "mode=700")
         return base
 
-    def _connect_sockets(self) -> None:
-        """Connect the box with the machine's services (name service, display, GPU daemons) that this user can reach.
-
-        In an overlay a socket is another file than the one that its server listens on.
-        """
-        connected: set[str] = set()
-        for named in served_sockets(_text("/proc/net/unix")):
-            # A link with a root of its own (/var/run) would lead out of the new root.
-            path = os.path.join(os.path.realpath(os.path.dirname(named)), os.path.basename(named))
-            if path in connected or len(connected) >= MOST_SOCKETS:
-                continue
-            connected.add(path)
-            try:
-                if stat.S_ISSOCK(os.lstat(path).st_mode) and stat.S_ISSOCK(os.lstat(self._root + path).st_mode):
-                    kernel.mount(path, self._root + path, None, kernel.BIND)
-            except OSError:
-                continue
-
 
 def _is_in(path: str, directory: str) -> bool:
     return (path + "/").startswith(directory.rstrip("/") + "/")
@@ -216,8 +206,3 @@ def _directories_in(directory: str) -> list[str]:
             return sorted(entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
     except OSError:
         return []
-
-
-def _text(path: str) -> str:
-    with open(path, encoding="utf-8", errors="surrogateescape") as file:
-        return file.read()

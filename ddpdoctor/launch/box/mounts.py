@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -18,9 +17,6 @@ NO_FILES = frozenset(
 """File systems of the kernel's own, which no overlay can cover; they are read-only in the box."""
 
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
-_ACCEPTS_CONNECTIONS = 0x10000
-_STARTS_PROGRAMS = re.compile(r"docker|podman|containerd|crio|libvirt|lxd|snapd|systemd|dbus|/bus$")
-"""Services by which a program could have others do, outside the box, what it must not do itself."""
 
 
 class Mount(NamedTuple):
@@ -74,16 +70,3 @@ def _parents(path: str) -> Iterator[str]:
 def holds_mounts(directory: str, mounts: Iterable[Mount]) -> bool:
     """Return whether something is mounted below ``directory``."""
     return any(mount.is_below(directory) for mount in mounts)
-
-
-def served_sockets(unix_sockets: str) -> tuple[str, ...]:
-    """Paths of the Unix sockets of services, from ``/proc/net/unix``; those that start programs are left out."""
-    paths = []
-    for line in unix_sockets.splitlines()[1:]:
-        words = line.split(maxsplit=7)
-        if len(words) < 8 or not words[7].startswith("/") or _STARTS_PROGRAMS.search(words[7]):
-            continue
-        # One of datagrams, as that of the system log, listens to no one; its path is no one's but the receiver's.
-        if int(words[3], 16) & _ACCEPTS_CONNECTIONS or int(words[4], 16) == socket.SOCK_DGRAM:
-            paths.append(words[7])
-    return tuple(dict.fromkeys(paths))

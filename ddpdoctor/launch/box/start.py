@@ -6,6 +6,7 @@ import json
 import os
 import select
 import shutil
+import socket
 import stat
 import subprocess
 import sys
@@ -24,6 +25,7 @@ _PROGRAM = Path(__file__).parent / "__main__.py"
 BUILT_WITHIN_S = 20.0
 _LAYERS = "layers"
 _PLAN = "box.json"
+_FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 class BoxRefused(DdpDoctorError):
@@ -137,17 +139,29 @@ def start_in_box(
     output: IO[bytes],
     *,
     places: Iterable[Path] = (),
-    network: bool = True,
+    network: bool = False,
+    sockets: Iterable[Path] = (),
     keep: bool = False,
 ) -> Box:
     """Start a command in a box in which it can write to ``run_directory`` alone; raises BoxRefused, with the reason.
 
     ``places`` are directories in which it is likely to write: where no overlay could serve them, none is made.
-    Without ``network`` it has the loopback interface only. With ``keep`` all that it writes, but for shared memory,
-    goes to the disk.
+    Without ``network`` it reaches its own processes only; ``sockets`` are Unix sockets outside that it may reach.
+    With ``keep`` all that it writes, but for shared memory, goes to the disk.
     """
     try:
-        return _started(command, environment, directory, run_directory, output, places, network=network, keep=keep)
+        plan = {
+            "command": command,
+            "directory": str(directory),
+            "shared": str(run_directory.resolve()),
+            "places": [str(directory), *map(str, places)],
+            "network": network,
+            "interfaces": {} if network else _interfaces(),
+            "sockets": [str(path) for path in sockets],
+            "logs": os.path.exists("/dev/log"),
+            "keep": keep,
+        }
+        return _started(plan, environment, run_directory, output)
     except BoxRefused:
         remove_layers(run_directory)
         raise
@@ -156,16 +170,18 @@ def start_in_box(
         raise BoxRefused(error.strerror or str(error)) from error
 
 
+def _interfaces() -> dict[str, list[str]]:
+    """Return the addresses of this machine's interfaces, but for those that lead to one neighbour only."""
+    import psutil
+
+    return {
+        name: [one.address for one in addresses if one.family in _FAMILIES and not one.address.startswith("fe80:")]
+        for name, addresses in psutil.net_if_addrs().items()
+    }
+
+
 def _started(
-    command: list[str],
-    environment: Mapping[str, str],
-    directory: Path,
-    run_directory: Path,
-    output: IO[bytes],
-    places: Iterable[Path],
-    *,
-    network: bool,
-    keep: bool,
+    content: Mapping[str, object], environment: Mapping[str, str], run_directory: Path, output: IO[bytes]
 ) -> Box:
     layers = run_directory / _LAYERS
     layers.mkdir(mode=0o700)
@@ -174,23 +190,13 @@ def _started(
     process = None
     try:
         try:
-            plan = {
-                "command": command,
-                "directory": str(directory),
-                "shared": str(run_directory.resolve()),
-                "layers": str(layers.resolve()),
-                "places": [str(directory), *map(str, places)],
-                "network": network,
-                "keep": keep,
-                "alive": there,
-                "report": report,
-            }
+            plan = {**content, "layers": str(layers.resolve()), "alive": there, "report": report}
             path = run_directory / _PLAN
             path.write_text(json.dumps(plan), encoding="utf-8")
             process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(_PROGRAM), str(path)],
                 env=dict(environment),
-                cwd=directory,
+                cwd=str(content["directory"]),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -200,10 +206,10 @@ def _started(
         finally:
             os.close(there)
             os.close(report)
-        content = _report_of(answer)
-        if content.error:
-            raise BoxRefused(content.error)
-        return Box(process, here, layers, content)
+        said = _report_of(answer)
+        if said.error:
+            raise BoxRefused(said.error)
+        return Box(process, here, layers, said)
     except BaseException:
         os.close(here)
         if process is not None:

@@ -108,7 +108,10 @@ class Assembly:
         """Why a rank ended itself before it had shown enough, and the sentence for the user."""
         self.live = LiveRings(directory, self.book.rank_of, self._number)
         self._completeness = Completeness(self.files, self.book, self.live)
-        self.hosts: dict[str, None] = {}
+        self.asked: dict[str, tuple[str, int]] = {}
+        """Addresses that the job asked for, with the line that did."""
+        self.served: dict[str, tuple[str, int]] = {}
+        """Those that it listens on itself."""
         """Other machines that the script spoke to."""
         self.pretended: dict[str, None] = {}
         self.refusal: str = ""
@@ -203,7 +206,8 @@ class Assembly:
     def take_over(self, former: Assembly) -> None:
         """Take over what an assembly knew of the whole job, whose ranks this one leaves out."""
         self.faults = list(dict.fromkeys((*former.faults, *self.faults)))
-        self.hosts |= former.hosts
+        self.asked = former.asked | self.asked
+        self.served |= former.served
         self.pretended |= former.pretended
         self.refusal = former.refusal or self.refusal
         self.stressed = former.stressed or self.stressed
@@ -426,7 +430,7 @@ class Assembly:
         self._completeness.lost(pid, event.events)
 
     def _on_network(self, pid: int, event: events.Network) -> None:
-        self.hosts.setdefault(event.host)
+        (self.served if event.serves else self.asked).setdefault(event.address, (event.file, event.line))
 
     def _on_pretended(self, pid: int, event: events.Pretended) -> None:
         self.pretended.setdefault(event.what)

@@ -63,7 +63,9 @@ def what_was_done(examination: Examination) -> str:
     steps, seconds = _count(rehearsal.steps, "step"), f"{rehearsal.seconds:.1f} s"
     size = rehearsal.batch_size
     batches = f", batches cut to {_count(size, 'sample')}" if size is not None else ""
-    kept = " In an overlay: everything it wrote was discarded." if rehearsal.overlay else ""
+    # What it could write elsewhere is not known to be discarded.
+    what = "the files it wrote were" if rehearsal.not_held_back else "everything it wrote was"
+    kept = f" In an overlay: {what} discarded." if rehearsal.overlay else ""
     beyond = ""
     if rehearsal.not_held_back:
         beyond = f" Not isolated: it {one_line(' and '.join(rehearsal.not_held_back))}."

@@ -13,7 +13,7 @@ from ddpdoctor.launch.box.start import BoxRefused, remove_layers, start_in_box
 
 
 def main() -> None:
-    """``driver.py COMMAND [no-network] [keep=DIRECTORY]``."""
+    """``driver.py COMMAND [network] [socket=PATH] [keep=DIRECTORY]``."""
     with tempfile.TemporaryDirectory(prefix="run-") as run:
         print(json.dumps(_become(Path(run))))
 
@@ -31,7 +31,8 @@ def _become(run: Path) -> dict[str, object]:
                 Path.cwd(),
                 run,
                 sink,
-                network="no-network" not in sys.argv,
+                network="network" in sys.argv,
+                sockets=[Path(word.removeprefix("socket=")) for word in sys.argv[2:] if word.startswith("socket=")],
                 keep=kept is not None,
             )
         except BoxRefused as refused:
