@@ -332,10 +332,8 @@ class _Rehearsal:
         if self._job.network:
             asked = [address for address in self._assembly.asked if address not in self._assembly.served]
             contacted = f", and contacted {listed(asked)}" if asked else ""
-            done.append(
-                f"could reach the network and {'the ports' if self._job.overlay else 'all services'} of this "
-                f"machine{contacted}"
-            )
+            services = "ports" if self._job.overlay else "services, processes and devices"
+            done.append(f"could reach the network and this machine's {services}{contacted}")
         if self._job.overlay and self._request.sockets:
             done.append(f"could reach {listed(map(str, self._request.sockets))}")
         return tuple(done)

@@ -59,6 +59,8 @@ def names_for(way):
         "EMPTY": os.path.join(way["at"], "empty"),
         "TOKEN": WORLD["token"],
         "HELPER": WORLD["helper"],
+        "O": WORLD.get("outside", {}),
+        "MARK": os.path.join(WORLD.get("outside", {}).get("marks", ""), way["slug"]),
         "PYTHON": sys.executable,
         "Path": Path,
         "dist": dist,

@@ -9,9 +9,10 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
@@ -94,8 +95,13 @@ def options_for(mode: Mode) -> tuple[str, ...]:
     return ("--no-overlay",) if mode == "no overlay" and "--no-overlay" in _help() else ()
 
 
-def write_job(here: World, ways: Sequence[Way], name: str = "world") -> None:
-    """Put the training into the tree, and the rows that it is to do; they are told on the socket ``name``."""
+def write_job(
+    here: World, ways: Sequence[Way], name: str = "world", outside: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Put the training into the tree, and the rows that it is to do; they are told on the socket ``name``.
+
+    ``outside`` are the names of what rows may reach beyond the rehearsal.
+    """
     shutil.copy(Path(__file__).with_name("job.py"), here.tree / "train.py")
     (here.tree / "model.py").write_text(
         "from torch import nn\n\n\nclass Net(nn.Sequential):\n"
@@ -105,7 +111,13 @@ def write_job(here: World, ways: Sequence[Way], name: str = "world") -> None:
         {"slug": slug(way), "at": str(here.folder(way)), "body": way.body, "suffix": way.suffix, "ranks": way.ranks}
         for way in ways
     ]
-    asked = {"socket": str(here.root / name), "token": here.token, "helper": helper(), "ways": rows}
+    asked: dict[str, object] = {
+        "socket": str(here.root / name),
+        "token": here.token,
+        "helper": helper(),
+        "outside": dict(outside),
+    }
+    asked["ways"] = rows
     (here.tree / f"{name}.json").write_text(json.dumps(asked))
 
 
@@ -154,6 +166,11 @@ def rehearse(
     """Run ``check`` on the training with these rows; ``on_hold`` is called while a row waits."""
     if not (here.tree / "train.py").exists():
         write_job(here, ways)
+    return perform(here, [*command_for(mode, *line_to(here), *more), "--", "world.json"], on_hold)
+
+
+def perform(here: World, command: Sequence[str], on_hold: Callable[[], None] = lambda: None) -> Rehearsed:
+    """Run a command that lets the training do its rows, and hear what they tell."""
     told: dict[str, Told] = {}
     current = ""
     held = False
@@ -178,7 +195,7 @@ def rehearse(
 
     with listening(here.line, answer):
         done = subprocess.run(
-            [*command_for(mode, *line_to(here), *more), "--", "world.json"],
+            command,
             cwd=here.tree,
             env=here.environment,
             capture_output=True,
