@@ -55,6 +55,8 @@ from ddpdoctor.record.model import Job, Rank, RunRecord, StopReason
 
 LOOK_EVERY_S = 0.1
 PROGRESS_EVERY_S = 0.25
+SHOWN_OF_A_PATH = 36
+"""Characters, so that the line that asked for it is shown beside it."""
 AFTER_OUR_ENDING_S = 3.0
 """Time for the other ranks to end once the rehearsal has ended one, where each has a core of its own."""
 AFTER_A_FAILURE_S = 5.0
@@ -330,30 +332,30 @@ class _Rehearsal:
         if children and not self._job.overlay:
             done.append(f"ran {programs(children)}")
         if self._job.network:
-            asked = [address for address in self._assembly.asked if address not in self._assembly.served]
+            asked = list(self._asked())
             contacted = f", and contacted {listed(asked)}" if asked else ""
             services = "ports" if self._job.overlay else "services, processes and devices"
             done.append(f"could reach the network and this machine's {services}{contacted}")
         if self._job.overlay and self._request.sockets:
-            done.append(f"could reach {listed(map(str, self._request.sockets))}")
+            done.append(f"could reach {listed(_ending(str(path)) for path in self._request.sockets)}")
         return tuple(done)
+
+    def _asked(self) -> dict[str, str]:
+        """Return what the script asked for outside, and was not allowed by its name, with the place."""
+        own = self._assembly.served.keys() | set(map(str, self._request.sockets))
+        return {
+            _ending(address): f" at {os.path.basename(file)}:{line}" if file else ""
+            for address, (file, line) in self._assembly.asked.items()
+            if address not in own
+        }
 
     def _blocked(self) -> Iterator[str]:
         """Yield what the script asked for outside and the box kept from it, in sentences."""
-        if self._job.network:
-            return
-        allowed = {str(path) for path in self._request.sockets}
-        asked = {
-            address: f" at {os.path.basename(file)}:{line}" if file else ""
-            for address, (file, line) in self._assembly.asked.items()
-            if address not in self._assembly.served and address not in allowed
-        }
-        sockets = [f"{address}{place}" for address, place in asked.items() if address.startswith("/")]
-        hosts = [f"{address}{place}" for address, place in asked.items() if not address.startswith("/")]
-        if hosts:
-            yield f"the script asked for {listed(hosts)}, which is blocked; `--network` allows it"
-        if sockets:
-            yield f"the script asked for {listed(sockets)}, which is blocked; `--allow-socket PATH` allows it"
+        asked = {} if self._job.network else self._asked()
+        for option, of_files in (("--network", False), ("--allow-socket PATH", True)):
+            told = [address + place for address, place in asked.items() if ("/" in address) is of_files]
+            if told:
+                yield f"the script asked for {listed(told)}, which is blocked; `{option}` allows it"
 
     def _notes(self, record: RunRecord) -> tuple[str, ...]:
         """Sentences on how it was rehearsed and what could not be recorded."""
@@ -369,6 +371,11 @@ class _Rehearsal:
         if self._assembly.files.damaged_lines:
             notes.append(f"{self._assembly.files.damaged_lines} lines of the record were damaged")
         return tuple(notes)
+
+
+def _ending(address: str) -> str:
+    """Return an address, of a long path its end, which says most."""
+    return address if len(address) <= SHOWN_OF_A_PATH else f"…{address[1 - SHOWN_OF_A_PATH :]}"
 
 
 def _with_earlier_starts(newest: RunRecord, earlier: tuple[RunRecord, ...]) -> RunRecord:

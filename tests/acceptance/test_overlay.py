@@ -107,3 +107,64 @@ def test_a_file_of_another_owner_is_no_fault_of_the_script_where_no_overlay_can_
     assert [finding for finding in report["findings"] if finding["severity"] != "advice"] == []
     assert "train.py:" in report["rehearsal"]["reason"] and "overlay" in report["rehearsal"]["reason"]
     assert "--no-overlay" in report["rehearsal"]["hint"]
+
+
+ASKS = """
+import socket, sys, urllib.request
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+
+def ask(question):
+    try:
+        question()
+    except OSError:
+        pass
+
+
+dist.init_process_group("gloo")
+own = socket.create_server((socket.gethostname(), 0))
+socket.create_connection(own.getsockname()).close()
+ask(lambda: urllib.request.urlopen("https://data.example.org/tokens.bin"))
+ask(lambda: socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=5))
+ask(lambda: socket.socket(socket.AF_UNIX).connect("service"))
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(2, 4)).mean().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+def test_what_is_asked_for_outside_is_blocked_and_said_and_the_jobs_own_is_not(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(ASKS)
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as service:
+        service.bind(str(tmp_path / "service"))
+        service.listen()
+        port = str(server.getsockname()[1])
+
+        def rehearsed(*options: str) -> tuple[dict[str, object], str]:
+            words = (*options, "train.py", "--", port)
+            _, report = check(*words, cwd=tmp_path, XDG_STATE_HOME=str(tmp_path / "state"))
+            assert report["rehearsal"]["status"] == "completed", report
+            return report["rehearsal"], "; ".join(report["rehearsal"]["notes"])
+
+        rehearsal, notes = rehearsed()
+        if not rehearsal["overlay"]:
+            pytest.skip(f"the kernel allows no box here: {notes}")
+        assert f"data.example.org:443 at train.py:18; 127.0.0.1:{port} at train.py:19, which is blocked" in notes
+        assert "/service at train.py:20, which is blocked" in notes
+        assert "not isolated" not in notes and notes.count("127.0.0.1:") == 1
+        _, notes = rehearsed("--network", "--allow-socket", "service")
+        assert f"and contacted data.example.org:443; 127.0.0.1:{port}" in notes
+        assert "/service" in notes.partition("could reach …")[2] and "blocked" not in notes
+
+
+def test_a_socket_that_is_allowed_must_be_there(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\n")
+    words = [sys.executable, "-m", "ddpdoctor", "check", "--allow-socket", "nothing", "train.py"]
+    done = subprocess.run(words, cwd=tmp_path, env=with_our_tree(), capture_output=True, text=True)
+    assert done.returncode == 2 and "no socket is there" in done.stderr
