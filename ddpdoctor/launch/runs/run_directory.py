@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ddpdoctor.errors import ConfigurationError
@@ -55,7 +55,8 @@ def remove_run_directory(directory: Path) -> None:
 
 def keep_for_cleaning(directory: Path) -> None:
     """Keep a run directory: what its ranks left in the user's tree is for ``ddpdoctor clean`` to report."""
-    (directory / _KEPT).touch()
+    with suppress(FileExistsError):  # no link that the script has put there is followed
+        (directory / _KEPT).touch(exist_ok=False)
 
 
 def rehearsal_directories() -> list[Path]:
