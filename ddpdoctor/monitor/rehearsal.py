@@ -338,6 +338,8 @@ class _Rehearsal:
             done.append(f"could reach the network and this machine's {services}{contacted}")
         if self._job.overlay and self._request.sockets:
             done.append(f"could reach {listed(_ending(str(path)) for path in self._request.sockets)}")
+        if self._box is not None and self._box.unseen:
+            done.append(f"could reach sockets and pipes below {listed(map(_ending, self._box.unseen))}")
         return tuple(done)
 
     def _asked(self) -> dict[str, str]:

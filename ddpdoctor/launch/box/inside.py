@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 import select
 import signal
 from typing import Any, NoReturn
@@ -53,13 +54,15 @@ def main(plan_path: str) -> NoReturn:
 
 def _build(plan: dict[str, Any]) -> Layers:
     apart = kernel.NEW_PIDS | kernel.NEW_IPC | (0 if plan["network"] else kernel.NEW_NETWORK)
+    # In a network of its own it is another list.
+    served = reach.served_sockets() if os.path.exists("/proc/net/unix") else ()
     privileged = _unshare_as_root(apart)
     if not privileged:
         enter_user_namespace(kernel.NEW_MOUNTS | apart, plan["places"])
     if not plan["network"]:
         reach.make_network(plan["interfaces"])
     layers = Layers(plan["layers"], privileged=privileged, keep=plan["keep"])
-    layers.build(plan["shared"], plan["places"], plan["sockets"], network=plan["network"])
+    layers.build(plan["shared"], plan["places"], served, plan["sockets"], network=plan["network"])
     return layers
 
 
@@ -82,6 +85,11 @@ def _first_process(plan: dict[str, Any], layers: Layers) -> NoReturn:
         log = reach.open_log() if plan["logs"] else None
         kernel.give_up_powers()
         kernel.filter_calls()
+        kernel.hide_from_children()
+        # The one that it was started with is the machine's, whose mode root could change.
+        null = os.open("/dev/null", os.O_RDWR)
+        os.dup2(null, 0)
+        os.close(null)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         woken, wakes = os.pipe()
         os.set_blocking(wakes, False)
@@ -90,7 +98,7 @@ def _first_process(plan: dict[str, Any], layers: Layers) -> NoReturn:
     except OSError as error:
         _refuse(plan, error)
     # Before the command starts: who does not listen any more wants none.
-    _report(plan, {"uppers": layers.uppers, "read_only": layers.read_only})
+    _report(plan, {"uppers": layers.uppers, "read_only": layers.read_only, "unseen": layers.unseen})
     command = os.fork()
     if command == 0:
         _become(plan)
@@ -126,6 +134,10 @@ def _become(plan: dict[str, Any]) -> NoReturn:
     try:
         os.close(plan["alive"])
         os.setsid()
+        # The kernel hands a dump to a program outside, unless the limit is exactly this.
+        hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+        if hard:
+            resource.setrlimit(resource.RLIMIT_CORE, (1, hard))
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGINT, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)

@@ -34,11 +34,16 @@ class Layers:
         """By upper layer (relative to the layers' directory) the directory that it lies over."""
         self.read_only: list[str] = []
         """Directories that could be written to outside and in which nothing can be made or changed in the box."""
+        self.unseen: list[str] = []
+        """Directories that no overlay covers and in which sockets of programs outside may be reached."""
 
-    def build(self, shared: str, places: Iterable[str], sockets: Iterable[str], *, network: bool) -> None:
+    def build(
+        self, shared: str, places: Iterable[str], served: Iterable[str], sockets: Iterable[str], *, network: bool
+    ) -> None:
         """Make the new root; ``shared`` is the one directory in which what is written stays.
 
-        ``sockets`` are those that the user lets the script reach, beside the services that every program asks.
+        ``served`` are the machine's Unix sockets, ``sockets`` those that the user lets the script reach, beside the
+        services that every program asks.
 
         Raises OSError where the kernel, or a security module, does not allow it, and where one of ``places``, in which
         the script is likely to write, cannot be covered.
@@ -58,7 +63,7 @@ class Layers:
         for place in (*places, "/tmp"):
             if not self._is_covered(os.path.realpath(place)):
                 raise OSError(f"no overlay can cover {place}: something else is mounted below it, or its disk has none")
-        reach.connect_sockets(self._root, sockets)
+        reach.connect_sockets(self._root, served, sockets)
         kernel.mount(shared, self._root + shared, None, kernel.BIND)
         hidden = kernel.NO_SUID | kernel.NO_DEVICES | kernel.NO_EXEC
         kernel.mount("tmpfs", self._root + self._directory, "tmpfs", hidden, "size=4k,mode=700")
@@ -114,9 +119,10 @@ class Layers:
     def _cover_below(self, directory: str) -> None:
         """Cover what can be covered below a directory that cannot; the directory itself is read-only."""
         self._note_read_only(directory)
-        for path in reach.channels_in(directory):
-            reach.hide(self._root + path)
-        if holds_mounts(directory, self._mounts):
+        holds = holds_mounts(directory, self._mounts)
+        if not reach.hide_channels(self._root, directory, deep=not holds):
+            self.unseen.append(directory)
+        if holds:
             self._cover_entries(_directories_in(directory))
 
     def _cover_entries(self, paths: Iterable[str]) -> None:

@@ -30,6 +30,8 @@ _OF_THE_NETWORK = ("infiniband/*",)
 """Further ones where the network is open: RDMA goes past the network namespace."""
 _LINKS = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2", "ptmx": "pts/ptmx"}
 LOG_SOCKET = "/dev/log"
+_DUMMY = "/sys/module/dummy"
+"""Of the kernel's module: to load it may add an interface to the machine."""
 
 _SERVICES = re.compile(
     # Who has which user id, and which name has which address: glibc, SSSD, Winbind, LDAP, systemd-userdbd ask there.
@@ -38,6 +40,8 @@ _SERVICES = re.compile(
     r"(/var)?/run/nvidia-persistenced/socket|/tmp/nvidia-mps/control"
 )
 """Paths of the Unix sockets of services that answer questions and do nothing else for whoever asks."""
+MOST_ENTRIES = 20_000
+"""That are looked at for sockets in a file system that no overlay covers: 0.1 s."""
 _ACCEPTS_CONNECTIONS = 0x10000
 _CHANNELS = (stat.S_ISSOCK, stat.S_ISFIFO, stat.S_ISCHR, stat.S_ISBLK)
 
@@ -58,23 +62,24 @@ def served_sockets() -> tuple[str, ...]:
     return tuple(paths)
 
 
-def connect_sockets(root: str, allowed: Iterable[str]) -> None:
-    """Let the services of the list, and the sockets that the user names, be reached below the new root.
+def connect_sockets(root: str, served: Iterable[str], allowed: Iterable[str]) -> None:
+    """Let those of the ``served`` that the list names, and those that the user does, be reached below the new root.
 
     In an overlay a socket is another file than the one that its server listens on, and reaches no one. Where no
     overlay covers one that is not allowed, it is covered itself; raises OSError where that fails.
     """
     chosen = {os.path.realpath(path) for path in allowed}
-    with suppress(FileNotFoundError):
-        for path in served_sockets():
-            if path in chosen or _SERVICES.fullmatch(path):
-                chosen.add(path)
-            elif _is_same(path, root + path):
+    for path in served:
+        # Whoever is root may end the name service.
+        if _SERVICES.fullmatch(path) and not (os.geteuid() == 0 and "/nscd/" in path):
+            chosen.add(path)
+        elif path not in chosen and _is_same(path, root + path):
+            with suppress(FileNotFoundError):
                 hide(root + path)
     for path in chosen:
         with suppress(OSError):
             if stat.S_ISSOCK(os.lstat(path).st_mode) and os.path.lexists(root + path):
-                kernel.mount(path, root + path, None, kernel.BIND)
+                _show(path, root + path)
 
 
 def _is_same(path: str, inside: str) -> bool:
@@ -87,16 +92,37 @@ def _is_same(path: str, inside: str) -> bool:
 
 def hide(path: str) -> None:
     """Put the empty device in the place of a socket, a pipe or a device; raises OSError."""
-    kernel.mount("/dev/null", path, None, kernel.BIND)
+    _show("/dev/null", path)
 
 
-def channels_in(directory: str) -> Iterator[str]:
-    """Yield the sockets, pipes and devices that lie in a directory: a read-only mount keeps no one from using them."""
-    with suppress(OSError), os.scandir(directory) as entries:
-        for entry in entries:
-            with suppress(OSError):
-                if is_channel(entry.stat(follow_symlinks=False).st_mode):
-                    yield entry.path
+def _show(path: str, inside: str) -> None:
+    """Let something of the machine be used in the box, but its mode and its owner be kept; raises OSError."""
+    kernel.mount(path, inside, None, kernel.BIND)
+    kernel.make_read_only(inside)
+
+
+def hide_channels(root: str, directory: str, *, deep: bool) -> bool:
+    """Hide the sockets, pipes and devices in a directory, or all below it: read-only mounts keep no one from them.
+
+    False where some of them may not have been seen. Raises OSError where one cannot be hidden.
+    """
+    left, waiting = MOST_ENTRIES, [directory]
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    left -= 1
+                    with suppress(FileNotFoundError):
+                        mode = entry.stat(follow_symlinks=False).st_mode
+                        if is_channel(mode):
+                            hide(root + entry.path)
+                        elif deep and stat.S_ISDIR(mode):
+                            waiting.append(entry.path)
+        except PermissionError:
+            left = 0
+        if left <= 0:
+            return False
+    return True
 
 
 def is_channel(mode: int) -> bool:
@@ -112,7 +138,7 @@ def make_devices(root: str, *, network: bool) -> None:
             target = root + path.removeprefix("/dev")
             os.makedirs(os.path.dirname(target), exist_ok=True)
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o600))
-            kernel.mount(path, target, None, kernel.BIND)
+            _show(path, target)
     for name, target in _LINKS.items():
         os.symlink(target, f"{root}/{name}")
     for name, kind, options in (("pts", "devpts", "newinstance,ptmxmode=666,mode=620"), ("mqueue", "mqueue", "")):
@@ -159,10 +185,10 @@ def make_network(interfaces: Addresses) -> None:
     """
     kernel.bring_up("lo")
     for name, addresses in interfaces.items():
-        holder = name if name != "lo" and _make_interface(name) else "lo"
+        holder = name if name != "lo" and os.path.isdir(_DUMMY) and _make_interface(name) else "lo"
         for address in addresses:
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            packed = socket.inet_pton(family, address)
+            packed = socket.inet_pton(family, address.partition("%")[0])
             length = 8 * len(packed)
             # Flag 2, IFA_F_NODAD: no time is spent on asking whether another machine has that address.
             body = struct.pack("=BBBBI", family, length, 2, 0, socket.if_nametoindex(holder))

@@ -38,6 +38,7 @@ class _Report(msgspec.Struct, frozen=True):
     error: str = ""
     uppers: dict[str, str] = {}
     read_only: list[str] = []
+    unseen: list[str] = []
 
 
 class Box:
@@ -55,6 +56,11 @@ class Box:
     def read_only(self) -> list[str]:
         """Directories that can be written to outside and in which the box lets nothing be made or changed."""
         return self._report.read_only
+
+    @property
+    def unseen(self) -> list[str]:
+        """Directories in which the box may not hide the sockets of programs outside."""
+        return self._report.unseen
 
     def outer_pid(self, pid: int) -> int | None:
         """Return the process id out here of one that calls itself ``pid`` in there; None when there is no such

@@ -312,3 +312,72 @@ def test_signals_to_its_group_reach_the_command_alone(in_box: InBox) -> None:
         f"trap '' TERM; kill -TERM 0; {sys.executable} -c 'import os; print(os.getpgrp() > 0, os.getsid(0) > 0)'"
     )
     assert answer["code"] == 0 and answer["output"].split() == ["True", "True"]
+
+
+def test_what_is_shown_of_the_machine_keeps_its_mode(in_box: InBox) -> None:
+    """Of root all these are the machine's own files: a device, the one at standard input, and Python itself."""
+    before = [os.stat(path).st_ctime_ns for path in ("/dev/null", "/dev/full", sys.executable)]
+    answer = in_box("chmod 0666 /dev/full; chmod 0666 /proc/self/fd/0; chmod 0755 /proc/1/exe; true")
+    assert answer["output"].count("Read-only file system") == 2 and "ermission denied" in answer["output"]
+    assert [os.stat(path).st_ctime_ns for path in ("/dev/null", "/dev/full", sys.executable)] == before
+
+
+def test_a_name_service_can_be_asked(in_box: InBox, tmp_path: Path) -> None:
+    place = Path("/run/nslcd")
+    if os.geteuid() != 0 or place.exists():
+        pytest.skip("only root can stand in for a name service, where there is none")
+    place.mkdir()
+    try:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(place / "socket"))
+            server.listen()
+            ask = "import socket; s = socket.socket(socket.AF_UNIX); s.connect('/run/nslcd/socket'); print('asked')"
+            assert in_box(f'{sys.executable} -c "{ask}"')["output"].strip() == "asked"
+    finally:
+        (place / "socket").unlink(missing_ok=True)
+        place.rmdir()
+
+
+def test_calls_that_no_namespace_covers_are_refused(in_box: InBox) -> None:
+    said = in_box(
+        f"""{sys.executable} - <<'END'
+import ctypes, os, socket, threading
+libc = ctypes.CDLL(None, use_errno=True)
+number = {{"x86_64": (250, 425, 435), "aarch64": (219, 425, 435)}}.get(os.uname().machine, ())
+print([(libc.syscall(one, 0, 0, 0, 0), os.strerror(ctypes.get_errno())) for one in number])
+print(libc.unshare(0x10000000), os.strerror(ctypes.get_errno()))
+try:
+    socket.socket(40, socket.SOCK_STREAM)
+except OSError as error:
+    print(error.strerror)
+thread = threading.Thread(target=print, args=("a thread",))
+thread.start(), thread.join()
+END"""
+    )["output"]
+    assert said.count("Function not implemented") in (0, 3) and "-1 Operation not permitted" in said
+    assert "Address family not supported" in said and "a thread" in said
+
+
+@pytest.mark.parametrize("powers", [True, False])
+def test_a_socket_in_a_mount_that_no_overlay_covers_is_hidden(
+    mounts: Callable[..., dict[str, Any]], powers: bool, tmp_path: Path
+) -> None:
+    """An overlay over two overlays is one too many for the kernel."""
+    for name in ("l", "u", "w", "m", "u2", "w2", "m2", "project"):
+        (tmp_path / name).mkdir()
+    prepare = (
+        f"cd '{tmp_path}'; mount -t tmpfs none u; mkdir u/1 u/2 u/3 u/4; "
+        "mount -t overlay o -o lowerdir=l,upperdir=u/1,workdir=u/2 m; "
+        "mount -t overlay o -o lowerdir=m,upperdir=u/3,workdir=u/4 m2; mkdir -p m2/a/b; "
+        f"{sys.executable} -c \"import os, socket; s = socket.socket(socket.AF_UNIX); os.chdir('m2/a/b'); "
+        "s.bind('s'); s.listen(); os.mkfifo('f'); print('bound', flush=True); import time; time.sleep(60)\" > u/said & "
+        "while ! grep -q bound u/said; do sleep 0.05; done; cd project"
+    )
+    check = (
+        f"cd '{tmp_path}/m2/a/b' && {sys.executable} -c \"import socket; "
+        "s = socket.socket(socket.AF_UNIX); s.connect('s'); print('reached')\"; ls -l"
+    )
+    answer = mounts(prepare, check, powers=powers, directory=tmp_path / "project")
+    if not powers and "something else is mounted below" in answer.get("refused", ""):
+        return  # the test's directory lies in /tmp
+    assert "reached" not in answer["output"] and "s" in answer["output"], answer["output"]
