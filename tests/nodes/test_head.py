@@ -9,7 +9,7 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import msgspec
 import pytest
@@ -110,9 +110,10 @@ def test_strangers_are_not_let_in_and_a_thousand_messages_change_nothing() -> No
             stranger.linger = 0
             stranger.sndhwm = 2_000
             stranger.connect(where)
-            for _ in range(500):
-                stranger.send(draw.randbytes(100))
-            stranger.send(sent)
+            with suppress(zmq.Again):  # Whose greeting is refused takes nothing more to send.
+                for _ in range(500):
+                    stranger.send(draw.randbytes(100), zmq.NOBLOCK)
+                stranger.send(sent, zmq.NOBLOCK)
         friend = context.socket(zmq.DEALER)
         friend.linger = 0
         friend.curve_serverkey = head.meeting.server_key.encode()
@@ -198,7 +199,7 @@ def test_a_port_that_is_taken_and_a_head_that_is_not_there_are_said() -> None:
     with socket.socket() as taken:
         taken.bind(("0.0.0.0", 0))
         taken.listen()
-        with pytest.raises(UsageError, match="cannot listen on port"):
+        with pytest.raises(UsageError, match="cannot listen on 127.0.0.1:"):
             Head("127.0.0.1", taken.getsockname()[1])
         port = taken.getsockname()[1]
     where, why = reach(("127.0.0.1", "no-such-host.invalid"), port)

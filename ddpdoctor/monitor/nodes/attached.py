@@ -208,7 +208,7 @@ class AttachedRun:
         if not own.poll(int(1_000 * patience_s)):
             return
         try:
-            shown, picture = unpack_shown([frame.bytes for frame in received(own, 2)])
+            shown, picture = unpack_shown([frame.bytes for frame in received(own, 2)[0]])
         except (zmq.ZMQError, RecordError):
             return
         self._take(shown, picture)

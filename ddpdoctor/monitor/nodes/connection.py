@@ -39,17 +39,20 @@ def connected(
     return own
 
 
-def received(own: zmq.Socket[bytes], most_frames: int) -> list[zmq.Frame]:
-    """Return the next message, of which one frame more than there may be is kept at most. Raises zmq.Again where none
-    is.
+def received(own: zmq.Socket[bytes], most_frames: int) -> tuple[list[zmq.Frame], int]:
+    """Return the next message, of which one frame more than there may be is kept at most, and the bytes of all of it.
+
+    Raises zmq.Again where none is there.
     """
     frames: list[zmq.Frame] = []
+    size = 0
     while True:
         frame = own.recv(zmq.NOBLOCK, copy=False)
+        size += len(frame)
         if len(frames) <= most_frames:
             frames.append(frame)
         if not own.rcvmore:
-            return frames
+            return frames, size
 
 
 @contextmanager

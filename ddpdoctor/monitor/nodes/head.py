@@ -22,9 +22,9 @@ from zmq.auth.thread import ThreadAuthenticator
 
 from ddpdoctor.errors import RecordError, UsageError
 from ddpdoctor.monitor.nodes.connection import received, without_signals
-from ddpdoctor.monitor.nodes.flood_guard import FloodGuard
+from ddpdoctor.monitor.nodes.front import Front
 from ddpdoctor.monitor.nodes.held_node import HeldNode
-from ddpdoctor.monitor.nodes.meeting import HeadKeys, Meeting, own_addresses
+from ddpdoctor.monitor.nodes.meeting import HeadKeys, Meeting, endpoint, listening_sockets, own_addresses
 from ddpdoctor.monitor.nodes.messages import (
     MOST_BYTES,
     PROTOCOL,
@@ -34,7 +34,7 @@ from ddpdoctor.monitor.nodes.messages import (
     pack_answer,
     unpack_update,
 )
-from ddpdoctor.monitor.nodes.screens import Screens
+from ddpdoctor.monitor.nodes.screens import MOST_SCREENS, Screens
 from ddpdoctor.record import layout
 from ddpdoctor.record.clock import epoch_ns
 
@@ -49,8 +49,6 @@ LAST_MESSAGE_S = 10.0
 FULL_COLLECTIONS_EVERY = 1_000
 _FRAMES = 2
 """Of a message: who it is from, and what is said."""
-_MOST_AHEAD = 4 * MOST_BYTES
-"""Of bytes that come before the message that they are of is there: an agent sends again what was not answered."""
 _BACKLOG = 8
 """Messages of or for one of the others: each sends the next when the last one is answered."""
 _FLOOD_PAUSE_S = 0.001
@@ -91,19 +89,21 @@ class Head:
         # A full collection of garbage goes through the rows of all ranks, which hold no cycle: 0.9 s with 4,096 ranks.
         gc.set_threshold(*gc.get_threshold()[:2], FULL_COLLECTIONS_EVERY)
         self._socket = self._context.socket(zmq.ROUTER)
-        self._floods = FloodGuard(self._socket, _MOST_AHEAD)
+        listening: list[socket.socket] = []
         try:
             self._prepare(self.keys.server_secret.encode("ascii"))
-            bound = self._floods.port = _bind(self._socket, port)
-        except zmq.ZMQError as error:
-            self._floods.close()
+            listening, self.listens = listening_sockets(host, port)
+            bound = int(listening[0].getsockname()[1])
+            self._front = Front(self._socket, listening, MOST_NODES + MOST_SCREENS)
+        except (zmq.ZMQError, OSError) as error:
+            for one in listening:
+                one.close()
             self._socket.close(0)
             self._guard.stop()
             self._context.term()
-            raise UsageError(
-                f"cannot listen on {f'port {port}' if port else 'any port'}: {zmq.strerror(error.errno or 0)}",
-                "Give another one with `--head HOST:PORT`.",
-            ) from error
+            where = f"{endpoint(host, port).removeprefix('tcp://')}" if host else f"port {port}" if port else "any port"
+            reason = getattr(error, "strerror", None) or str(error)
+            raise UsageError(f"cannot listen on {where}: {reason}", "Give another one with `--head HOST:PORT`.") from error
         placed = {"port": bound, "addresses": (host,) if host else own_addresses()}
         nodes, screens = (msgspec.structs.replace(one, protocol=PROTOCOL, **placed) for one in (nodes, screens))
         self.keys = HeadKeys(server_secret=self.keys.server_secret, meeting=nodes, screens=screens)
@@ -148,6 +148,11 @@ class Head:
                 for session in lost:
                     del self.nodes[session]
 
+    @property
+    def turned_away(self) -> int:
+        """Peers with a key of the job that were cut off for what they sent, or found no room."""
+        return self._front.turned_away
+
     def close(self) -> None:
         """Listen no longer."""
         self._over.set()
@@ -155,15 +160,16 @@ class Head:
         sys.setswitchinterval(self._switch_s)
         self._guard.stop()
         self._context.destroy(linger=_LINGER_MS)
+        self._front.close()
 
     def _prepare(self, secret: bytes) -> None:
         own = self._socket
         own.curve_server = True
         own.curve_secretkey = secret
-        own.ipv6 = True
         own.maxmsgsize = MOST_BYTES
         own.rcvhwm = own.sndhwm = _BACKLOG
         own.linger = _LINGER_MS
+        own.backlog = MOST_NODES
         own.handshake_ivl = 10_000
         # A node whose machine is gone leaves no connection open for good.
         own.heartbeat_ivl, own.heartbeat_timeout = 5_000, 30_000
@@ -176,9 +182,7 @@ class Head:
                     with suppress(zmq.Again):
                         for _ in range(_TAKEN_AT_ONCE):
                             self._receive()
-                now_s = time.monotonic()
-                self._show(self.screens.due(now_s))
-                self.strange += self._floods.cut_off(now_s)
+                self._show(self.screens.due(time.monotonic()))
             except zmq.ContextTerminated:
                 return
             except zmq.ZMQError:
@@ -188,18 +192,17 @@ class Head:
                 self.trouble = f"some messages of other machines could not be processed: {error!r}"[:500]
         with suppress(Exception):  # The last word to who looks on; the watching is over anyway.
             self._send_last_messages()
-        self._floods.close()
         self._socket.close(_LINGER_MS)
 
     def _receive(self) -> None:
-        frames = received(self._socket, _FRAMES)
+        frames, size = received(self._socket, _FRAMES)
         received_ns = epoch_ns()
-        self._floods.received(frames[-1])
+        source = self._front.taken(int(frames[-1].get("__fd")), size)
         identity, *parts = [frame.bytes for frame in frames]
         if frames[-1].get("User-Id") == self.keys.screens.client_key:
             said = self._answered(identity, parts)
         else:
-            answer = self._answer(parts, received_ns)
+            answer = self._answer(parts, received_ns, source)
             said = None if answer is None else pack_answer(answer)
         if said is not None:
             # Who is gone by now gets nothing, and no one waits for it.
@@ -211,7 +214,7 @@ class Head:
         until_s = time.monotonic() + LAST_MESSAGE_S
         while not self.screens.have_the_last and time.monotonic() < until_s:
             if self._socket.poll(_POLL_MS):
-                frames = received(self._socket, _FRAMES)
+                frames, _ = received(self._socket, _FRAMES)
                 if frames[-1].get("User-Id") == self.keys.screens.client_key:
                     identity, *parts = [frame.bytes for frame in frames]
                     self._answered(identity, parts)
@@ -231,7 +234,7 @@ class Head:
         for screen, answer in answers:
             self._socket.send_multipart([screen, *answer], zmq.NOBLOCK)
 
-    def _answer(self, parts: list[bytes], received_ns: int) -> Answer | None:
+    def _answer(self, parts: list[bytes], received_ns: int, source: str) -> Answer | None:
         """Take in one message; None where it was none of ours."""
         if len(parts) != 1:
             self.strange += 1
@@ -308,16 +311,3 @@ def _drawn() -> HeadKeys:
             )
         )
     return HeadKeys(server_secret=server_secret.decode("ascii"), meeting=meetings[0], screens=meetings[1])
-
-
-def _bind(own: zmq.Socket[bytes], port: int) -> int:
-    """Listen on all addresses of this machine, of both families where it has both; the port."""
-    try:
-        own.bind(f"tcp://*:{port or '*'}")
-    except zmq.ZMQError as error:
-        if error.errno == zmq.EADDRINUSE:
-            raise
-        own.ipv6 = False  # A machine without IPv6.
-        own.bind(f"tcp://*:{port or '*'}")
-    named = own.getsockopt_string(zmq.LAST_ENDPOINT)
-    return int(named.rpartition(":")[2])
