@@ -84,7 +84,7 @@ def test_no_thread_of_the_server_takes_a_signal_that_the_main_thread_keeps_back(
 def test_rubbish_and_silent_clients_keep_nobody_out(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(metrics_server._Handler, "timeout", 0.2)
+    monkeypatch.setattr(metrics_server, "LONGEST_S", 0.2)
     server = MetricsServer(Address("127.0.0.1", 0))
     server.take(demo_snapshot(1_000_000_000, STARTED_NS))
     draw = random.Random(1)
