@@ -232,6 +232,7 @@ class RunSource:
             gpus_note=self._run.gpus_note(),
             notes=self._notes(record),
             launched=self._job is not None,
+            launcher_pid=0 if self._job is None else self._job.pid,
             exit_code=exit_code,
         )
         waited = views[0].finding if ended_in is not None else None
