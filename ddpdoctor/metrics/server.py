@@ -1,6 +1,7 @@
 """Serves the figures of the newest snapshot to Prometheus, from a thread that waits for nobody.
 
-A connection has a few seconds for all of its request and of the answer, however it is spread over them. The format is the work of ``prometheus_client``: OpenMetrics for who asks for it, else the older text of Prometheus.
+A connection has a few seconds for all of its request and of the answer, however it is spread over them. The format is
+the work of ``prometheus_client``: OpenMetrics for who asks for it, else the older text of Prometheus.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ def test_a_port_that_is_taken_and_a_head_that_is_not_there_are_said() -> None:
     with socket.socket() as taken:
         taken.bind(("0.0.0.0", 0))
         taken.listen()
-        with pytest.raises(UsageError, match="cannot listen on 127.0.0.1:"):
+        with pytest.raises(UsageError, match=r"cannot listen on 127\.0\.0\.1:"):
             Head("127.0.0.1", taken.getsockname()[1])
         port = taken.getsockname()[1]
     where, why = reach(("127.0.0.1", "no-such-host.invalid"), port)

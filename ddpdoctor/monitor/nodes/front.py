@@ -160,7 +160,7 @@ class Front:
                     elif key.fileobj is self._woken:
                         with suppress(OSError):
                             self._woken.recv(4_096)
-                    elif not self._over_s:
+                    elif not self._over_s and isinstance(key.fileobj, socket.socket):
                         self._accept(key.fileobj)
                 self._settle()
                 self._tick(time.monotonic())
