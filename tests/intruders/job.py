@@ -157,12 +157,14 @@ class Ended(NamedTuple):
     codes: tuple[int, ...]
     weights: tuple[str, ...]
     bare_weights: tuple[str, ...]
+    said: str = ""
+    """The last words of the monitors."""
 
     @property
     def wrong(self) -> str:
         """What is not as it is without a monitor."""
         if any(self.codes):
-            return f"exit codes {self.codes}"
+            return f"exit codes {self.codes}\n{self.said}"
         return "" if self.weights == self.bare_weights else f"other weights: {self.weights}, not {self.bare_weights}"
 
 
@@ -197,7 +199,8 @@ def watched(directory: Path, ends: list[Ended]) -> Iterator[Job]:
         ]
         for process in bare:
             process.wait(timeout=300)
-        ends.append(Ended(codes, weights, tuple((directory / f"end{rank}").read_text() for rank in (0, 1))))
+        bare_weights = tuple((directory / f"end{rank}").read_text() for rank in (0, 1))
+        ends.append(Ended(codes, weights, bare_weights, "\n".join(job.said(node)[-2_000:] for node in (0, 1))))
     finally:
         kill_marked(directory)
         for process in running:

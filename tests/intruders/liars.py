@@ -59,7 +59,7 @@ def of_ranks(*ranks: int, step_ns: int = 1_000, start_ns: int = 0) -> dict[str, 
     record = RunRecord(
         job=JobOfRecord(kind="run", world_size=2),
         ranks=tuple(Rank(rank=rank, host="liar", pid=1, end="running") for rank in ranks),
-        gauges=tuple(Gauge(rank=rank, name="liar", steps=1, total=float("nan")) for rank in ranks),
+        gauges=tuple(Gauge(rank=rank, name="liar", unit="s", steps=1, total=float("nan")) for rank in ranks),
     )
     tracks = []
     for rank in ranks:
