@@ -39,7 +39,8 @@ class Lobby(Generic[T]):
         return len(self._held) < self._most or now_s - next(iter(self._held.values()))[1] >= self._youngest_s
 
     def add(self, one: T, source: str, now_s: float) -> T | None:
-        """Take in a connection; the one that has to go for it, which may be it itself."""
+        """Take in a connection, or give it time anew; the one that has to go for it, which may be it itself."""
+        self.remove(one)
         self._held[one] = source, now_s
         self._sources[source] += 1
         if self._sources[source] > self._most_of_one:

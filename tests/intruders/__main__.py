@@ -4,7 +4,8 @@ A real job of two ranks on two nodes of this machine trains, watched at both, an
 other. Of each it prints how much more memory and how many more descriptors the head had, how long a scrape and the next
 update of the honest node took, and the steps of the training meanwhile; at the end whether the job came out as without
 a monitor. Agents and screens meet somebody in the place of their head. ``--only WORDS`` takes the rows whose name has
-them. It exits with 1 where the head took more than 64 MB, a scrape 2 s, an update 5 s, or the training stood or differs.
+them. It exits with 1 where the head took more than 64 MB, a scrape 2 s or an update 5 s, or where the training stood or
+came out differently.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.intruders.job import Ended, watched
+from ddpdoctor.errors import DdpDoctorError
+from tests.intruders.job import MOST_MB, Ended, watched
 from tests.intruders.liars import LIARS
 from tests.intruders.rogue_heads import ROGUE_HEADS, met
 from tests.intruders.scrapers import SCRAPERS
@@ -45,8 +47,8 @@ def rows(names: Sequence[str]) -> Iterator[Row]:
                 for name, attack in attacks.items():
                     try:
                         found = job.attacked(attack)
-                    except AssertionError:
-                        yield Row(name, "what was expected did not come", "")
+                    except (AssertionError, DdpDoctorError) as error:
+                        yield Row(name, f"what was expected did not come: {error}", "")
                         continue
                     figures = (
                         f"{found.grown_mb:5.1f} MB {found.descriptors:5} fds  scrape {found.scrape_s:5.2f} s  "
@@ -57,7 +59,7 @@ def rows(names: Sequence[str]) -> Iterator[Row]:
     for name, meet in ROGUE_HEADS.items():
         if name in names:
             grown_mb, said = met(meet)
-            yield Row(name, f"{grown_mb:.0f} MB more" if grown_mb > 64 else "", f"{grown_mb:5.1f} MB  {said}")
+            yield Row(name, f"{grown_mb:.0f} MB more" if grown_mb > MOST_MB else "", f"{grown_mb:5.1f} MB  {said}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -184,8 +184,20 @@ def watched(directory: Path, ends: list[Ended]) -> Iterator[Job]:
     try:
         for node in (0, 1):
             more = ("--metrics", str(metrics)) if node == 0 else ()
-            watch = (sys.executable, "-m", "ddpdoctor", "profile", "--no-tui", "--head", f"127.0.0.1:{port}", *more, "--")
-            running.append(_started(directory, (*watch, *_launch(node, master), "train.py", "1000000", str(_PAUSE_S)), node))
+            watch = (
+                sys.executable,
+                "-m",
+                "ddpdoctor",
+                "profile",
+                "--no-tui",
+                "--head",
+                f"127.0.0.1:{port}",
+                *more,
+                "--",
+            )
+            running.append(
+                _started(directory, (*watch, *_launch(node, master), "train.py", "1000000", str(_PAUSE_S)), node)
+            )
         job = Job(directory, metrics, port, running[0].pid, _keys(directory))
         until(lambda: job.shown_steps() > 0)
         yield job

@@ -36,6 +36,7 @@ from tests.intruders.job import Job, until
 from tests.intruders.strangers import Attack
 
 _FUTURE_NS = 1 << 60
+_GAUGE = {"rank": 1, "name": "liar", "unit": "ns", "steps": 1}
 _RECORD = MeasuredJob(2).run(50, {"forward": 20.0, "backward": 40.0}, transfer=1.0).record()
 
 
@@ -59,18 +60,22 @@ def of_ranks(*ranks: int, step_ns: int = 1_000, start_ns: int = 0) -> dict[str, 
     record = RunRecord(
         job=JobOfRecord(kind="run", world_size=2),
         ranks=tuple(Rank(rank=rank, host="liar", pid=1, end="running") for rank in ranks),
-        gauges=tuple(Gauge(rank=rank, name="liar", unit="s", steps=1, total=float("nan")) for rank in ranks),
+        gauges=tuple(Gauge(rank=rank, name="liar", unit="ns", steps=1, total=1 << 60) for rank in ranks),
     )
     tracks = []
     for rank in ranks:
         columns = {name: array("q", [1] * 50) for name in StepTrack.__struct_fields__ if name != "rank"}
         columns["ended_at_ns"] = array("q", [start_ns + step_ns * at for at in range(50)])
-        tracks.append(pack_rows(msgspec.structs.replace(_RECORD.step_tracks[0], rank=rank, **_only(columns)), anew=True))
+        tracks.append(
+            pack_rows(msgspec.structs.replace(_RECORD.step_tracks[0], rank=rank, **_only(columns)), anew=True)
+        )
     return {"fields": {name: pack_field(record, name) for name in SENT}, "steps": tuple(tracks)}
 
 
 def _only(columns: dict[str, Any]) -> dict[str, Any]:
-    return {name: column for name, column in columns.items() if isinstance(getattr(_RECORD.step_tracks[0], name), array)}
+    return {
+        name: column for name, column in columns.items() if isinstance(getattr(_RECORD.step_tracks[0], name), array)
+    }
 
 
 def _says(*contents: Callable[[], bytes], of: str = "meeting", count: int = 1, pause_s: float = 0.05) -> Attack:
@@ -205,16 +210,23 @@ LIARS: Mapping[str, Attack] = {
     "random updates that are well formed": _drawn,
     "an update again and again": _says(lambda: told(7), count=8, pause_s=0.0),
     "65,536 ranks": _says(lambda: told(fields={"ranks": b"\xdd\x00\x01\x00\x00" + b"\x81\xa4rank\x01" * 65_536})),
-    "60,000 empty entries": _says(lambda: told(fields={"sites": pack_sites(60_000)}, session=random.randbytes(4).hex())),
+    "60,000 empty entries": _says(
+        lambda: told(fields={"sites": pack_sites(60_000)}, session=random.randbytes(4).hex())
+    ),
     "another version, again and again": _says(lambda: told(protocol="7.1+abc"), count=4, pause_s=0.0),
     "the rank of this machine": _refused("runs on this machine", lambda: told(**of_ranks(0))),
-    "the rank of another node, with NaN and in the future": _refused(
+    "the rank of another node, in the far future": _refused(
         "are of rank 1, which", lambda: told(**of_ranks(1, start_ns=_FUTURE_NS))
+    ),
+    "figures that are no numbers": _says(
+        lambda: told(fields={"gauges": msgspec.msgpack.encode([{**_GAUGE, "total": float("nan")}])})
     ),
     "a rank that there is not": _refused("are of rank 70000 of a job of 2", lambda: told(**of_ranks(70_000))),
     "a job of another size": _refused("are of a job of 9,999 ranks".replace(",", ""), lambda: told(world=9_999)),
     "the screens' key sends updates": _says(lambda: told(**of_ranks(1)), of="screens", pause_s=0.01),
-    "the nodes' key asks for snapshots": _says(lambda: pack(Request(protocol=PROTOCOL, number=1, host="x")), pause_s=0.01),
+    "the nodes' key asks for snapshots": _says(
+        lambda: pack(Request(protocol=PROTOCOL, number=1, host="x")), pause_s=0.01
+    ),
     "30 screens that ask without a pause": _screens,
     "16 screens that read nothing": _deaf_screens,
 }

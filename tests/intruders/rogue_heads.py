@@ -1,4 +1,4 @@
-"""Who listens where an agent or a screen expects its head: without its key, and with it but saying what is no answer."""
+"""Who listens where an agent or a screen expects its head: without its key, or with it and saying what no head says."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-import msgspec
 import zmq
 
 from ddpdoctor.errors import UsageError
@@ -97,9 +96,9 @@ def _meeting(port: int, server: bytes, public: bytes, secret: bytes) -> Meeting:
     return Meeting(port=port, addresses=("127.0.0.1",), protocol=PROTOCOL, **keys)
 
 
-def _agent(where: Callable[[], contextmanager[Meeting]]) -> Meet:  # type: ignore[valid-type]
+def _agent(where: Callable[[], AbstractContextManager[Meeting]]) -> Meet:
     def meet() -> str:
-        with where() as meeting:  # type: ignore[attr-defined]
+        with where() as meeting:
             agent = Agent(meeting)
             try:
                 until_s = time.monotonic() + 5
@@ -113,9 +112,9 @@ def _agent(where: Callable[[], contextmanager[Meeting]]) -> Meet:  # type: ignor
     return meet
 
 
-def _screen(where: Callable[[], contextmanager[Meeting]]) -> Meet:  # type: ignore[valid-type]
+def _screen(where: Callable[[], AbstractContextManager[Meeting]]) -> Meet:
     def meet() -> str:
-        with where() as meeting:  # type: ignore[attr-defined]
+        with where() as meeting:
             try:
                 AttachedRun(meeting).close()
             except UsageError as error:

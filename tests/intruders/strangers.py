@@ -160,8 +160,12 @@ STRANGERS: Mapping[str, Attack] = {
     "100 unfinished frames of 8 MiB": _of(
         100, CLIENT_GREETING + b"\x06" + (_BIG - 1).to_bytes(8, "big") + b"A" * (_BIG - 100)
     ),
-    "a frame of 2^40 bytes announced": _of(50, CLIENT_GREETING + b"\x06" + (1 << 40).to_bytes(8, "big") + b"A" * 100_000),
-    "a frame of 2^62 bytes announced": _of(50, CLIENT_GREETING + b"\x02" + (1 << 62).to_bytes(8, "big") + b"A" * 100_000),
+    "a frame of 2^40 bytes announced": _of(
+        50, CLIENT_GREETING + b"\x06" + (1 << 40).to_bytes(8, "big") + b"A" * 100_000
+    ),
+    "a frame of 2^62 bytes announced": _of(
+        50, CLIENT_GREETING + b"\x02" + (1 << 62).to_bytes(8, "big") + b"A" * 100_000
+    ),
     "a HELLO of random bytes": _of(200, lambda: CLIENT_GREETING + b"\x04\xc8\x05HELLO\x01\x00" + os.urandom(192)),
     "handshakes of a byte now and then": _slow_handshakes,
     "connections that come and go": _churn,

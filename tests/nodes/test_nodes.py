@@ -144,6 +144,20 @@ def test_nodes_are_joined_once_their_clock_is_known_and_lost_ones_count_for_noth
             assert nodes.epoch == ()
 
 
+def test_a_node_whose_data_make_a_look_fail_is_left_out_and_told(tmp_path: Path) -> None:
+    own = MeasuredJob(2).run(5, {"forward": 20.0}).record()
+    with beside(tmp_path, 0, 1) as nodes:
+        assert nodes._head is not None
+        assert not nodes.leave_out_one(ValueError())
+        with forwarding(nodes._head.meeting, elsewhere(RECORD)) as agent:
+            until(lambda: bool(agent.answered_s))
+            assert nodes.leave_out_one(ValueError())
+            agent.offer(elsewhere(RECORD), is_quiet=True, ended=False, exit_code=None)
+            until(lambda: agent.trouble == "what this node reports cannot be used")
+            assert nodes.joined(own, 0, time.time_ns()) is own
+            assert any("cannot be used (ValueError): its ranks are left out" in note for note in nodes.notes(1))
+
+
 def test_a_rank_whose_collectives_are_gone_is_compared_with_nobody() -> None:
     def of(*ranks: int) -> RunRecord:
         return with_flights(*(flights(rank, 1_000) for rank in ranks))

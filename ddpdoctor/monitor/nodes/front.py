@@ -51,6 +51,15 @@ AHEAD_OF_ONE = 17 << 20
 STUCK_AFTER_S = 1.0
 UNFINISHED_AFTER_S = 2.0
 SILENT_AFTER_S = 5.0
+_OPTIONS = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
+)
+"""A node whose machine is gone leaves no connection open for good."""
 _FRAME_BYTES = 35
 """What encryption and framing add to what is said, at the least: what is left of a message is less than a kilobyte."""
 _REST_BYTES = 1_024
@@ -196,7 +205,8 @@ class Front:
                 self._watch(outer, selectors.EVENT_READ, peer)
                 self._hold(peer, now_s)
                 with suppress(OSError):
-                    outer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    for level, option, value in _OPTIONS:
+                        outer.setsockopt(level, option, value)
                     outer.send(GREETING)
         except OSError:  # No descriptors: those who wait do so until there are.
             self._watch(listening, 0, None)

@@ -199,8 +199,6 @@ class Head:
         own.linger = _LINGER_MS
         own.backlog = MOST_NODES
         own.handshake_ivl = 10_000
-        # A node whose machine is gone leaves no connection open for good.
-        own.heartbeat_ivl, own.heartbeat_timeout = 5_000, 30_000
 
     def _run(self) -> None:
         while not self._over.is_set():
