@@ -29,7 +29,7 @@ LONGEST_S = 5.0
 """For a request and its answer together; a snapshot of 4,096 ranks is a megabyte."""
 MOST_CLIENTS = 64
 """At the same time; whoever comes next takes the place of the one that has been there longest, …"""
-YOUNGEST_S = 0.05
+YOUNGEST_S = 0.02
 """… but not of one that came just now, whose request is under way."""
 MOST_REQUEST_BYTES = 16 << 10
 _BACKLOG = 1_024
