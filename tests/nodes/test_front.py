@@ -145,6 +145,17 @@ def test_unfinished_messages_are_bounded_together_and_make_room(monkeypatch: pyt
         assert head._front._ahead < (1 << 20) + 7 * (64 << 10)
 
 
+def test_a_fault_of_ours_costs_one_connection_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with listening() as head:
+        with monkeypatch.context() as broken, many(head.meeting.port, 1) as (own,):
+            broken.setattr(front, "_is_ours", lambda said: 1 / 0)
+            own.sendall(b"x")
+            assert is_closed(own)
+        assert "ZeroDivisionError" in head.trouble_at_port
+        with forwarding(head.meeting) as agent:
+            until(lambda: bool(agent.answered_s))
+
+
 def test_a_job_of_a_few_ranks_lets_few_in_and_who_is_silent_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front, "SILENT_AFTER_S", 0.2)
     with listening() as head:

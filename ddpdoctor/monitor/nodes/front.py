@@ -235,6 +235,9 @@ class Front:
             return
         except OSError:
             self._drop(peer)
+        except Exception as error:  # Of ours: it costs this connection, which comes back if it is a node's.
+            self.trouble = f"a connection of another machine failed: {error!r}"[:500]
+            self._drop(peer)
 
     def _greet(self, peer: _Peer) -> None:
         """Take in a greeting and a HELLO, and hand the connection on."""

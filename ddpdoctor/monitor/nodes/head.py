@@ -177,6 +177,11 @@ class Head:
                     del self.nodes[session]
 
     @property
+    def trouble_at_port(self) -> str:
+        """What failed of ours where connections come in, as a sentence; empty while all is well."""
+        return self._front.trouble
+
+    @property
     def turned_away(self) -> int:
         """Peers with a key of the job that were cut off for what they sent, or found no room."""
         return self._front.turned_away

@@ -413,6 +413,7 @@ class Nodes:
                 self._head.others,
                 self._head.screens.others,
                 self._head.trouble,
+                self._head.trouble_at_port,
                 *self._unusable,
             )
             if note
