@@ -162,6 +162,8 @@ class Snapshot(JobFigures, frozen=True, kw_only=True):
     run_directory: str = ""
     launched: bool = False
     """This program started the job, and would end it."""
+    launcher_pid: int = 0
+    """The process that it started; 0 where it has started none."""
     state: RunState
     started_at_ns: int
     ended_at_ns: int | None = None

@@ -187,6 +187,15 @@ class RunSource:
             self._history.close()
 
     def _look(self, now_ns: int, *, whole: bool = False) -> Snapshot:
+        """Look at the run; without the nodes whose data make that fail, where there are such."""
+        while True:
+            try:
+                return self._looked(now_ns, whole=whole)
+            except Exception as error:
+                if not self._run.nodes.leave_out_one(error):
+                    raise
+
+    def _looked(self, now_ns: int, *, whole: bool) -> Snapshot:
         told_to_end = self._job is not None and self._job.told_to_end
         exit_code = self._job.exit_code() if self._job is not None else self._exit_code
         ended_well = self._job.pid if self._job is not None and exit_code == 0 else 0
@@ -232,6 +241,7 @@ class RunSource:
             gpus_note=self._run.gpus_note(),
             notes=self._notes(record),
             launched=self._job is not None,
+            launcher_pid=0 if self._job is None else self._job.pid,
             exit_code=exit_code,
         )
         waited = views[0].finding if ended_in is not None else None

@@ -81,10 +81,91 @@ def test_no_thread_of_the_server_takes_a_signal_that_the_main_thread_keeps_back(
         server.close()
 
 
+def _slow(server: MetricsServer, count: int) -> list[socket.socket]:
+    """Clients that have begun a request and do not end it."""
+    held = [socket.create_connection((server.address.host, server.address.port), timeout=30) for _ in range(count)]
+    for client in held:
+        client.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
+    return held
+
+
+@pytest.mark.parametrize("count", [8, 64, 300])
+def test_slow_clients_make_room_for_a_scrape(count: int) -> None:
+    server = MetricsServer(Address("127.0.0.1", 0))
+    server.take(demo_snapshot(1_000_000_000, STARTED_NS))
+    slow = _slow(server, count)
+    try:
+        assert "ddpdoctor_rank_alive" in _fetch(server)
+        assert len(server._port._clients.all()) <= metrics_server.MOST_CLIENTS
+    finally:
+        for client in slow:
+            client.close()
+        server.close()
+
+
+def test_a_request_has_a_time_limit_however_it_is_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_server, "LONGEST_S", 0.5)
+    server = MetricsServer(Address("127.0.0.1", 0))
+    (slow,) = _slow(server, 1)
+    slow.settimeout(0.05)
+    try:
+        deadline = time.monotonic() + 30
+        while True:  # A byte now and then prolongs nothing.
+            assert time.monotonic() < deadline
+            try:
+                slow.sendall(b"a")
+                if not slow.recv(1):
+                    break
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                break
+    finally:
+        slow.close()
+        server.close()
+
+
+def _answered(server: MetricsServer, request: bytes) -> bytes:
+    with socket.create_connection((server.address.host, server.address.port), timeout=30) as client:
+        client.sendall(request)
+        return b"".join(iter(lambda: client.recv(65_536), b""))
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"GET / HTTP/1.0\r\n\r\n", b"200 OK"),
+        (b"POST /metrics HTTP/1.1\r\n\r\n", b"405 Method Not Allowed"),
+        (b"GET /metrics\r\n\r\n", b"400 Bad Request"),
+        (b"GET / HTTP/1.1\r\nX: " + b"a" * 20_000, b"431 Request Header Fields Too Large"),
+    ],
+)
+def test_each_request_is_answered_in_its_way(request_: bytes, status: bytes) -> None:
+    server = MetricsServer(Address("127.0.0.1", 0))
+    try:
+        assert _answered(server, request_).startswith(b"HTTP/1.1 " + status + b"\r\n")
+    finally:
+        server.close()
+
+
+def test_a_snapshot_is_written_out_once_for_each_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = MetricsServer(Address("127.0.0.1", 0))
+    server.take(demo_snapshot(1_000_000_000, STARTED_NS))
+    try:
+        packed = _answered(server, b"GET / HTTP/1.1\r\nAccept-Encoding: gzip\r\n\r\n")
+        assert b"Content-Encoding: gzip" in packed
+        opened = _answered(server, b"GET / HTTP/1.1\r\naccept: application/openmetrics-text;q=0.5\r\n\r\n")
+        assert opened.endswith(b"# EOF\n")
+        monkeypatch.setattr(server, "collect", lambda: 1 / 0)
+        assert _answered(server, b"GET / HTTP/1.1\r\nAccept-Encoding: gzip\r\n\r\n") == packed
+    finally:
+        server.close()
+
+
 def test_rubbish_and_silent_clients_keep_nobody_out(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(metrics_server._Handler, "timeout", 0.2)
+    monkeypatch.setattr(metrics_server, "LONGEST_S", 0.2)
     server = MetricsServer(Address("127.0.0.1", 0))
     server.take(demo_snapshot(1_000_000_000, STARTED_NS))
     draw = random.Random(1)

@@ -97,6 +97,24 @@ def test_a_finding_is_said_when_it_arises_and_when_it_is_over_and_not_between() 
     ]
 
 
+def test_of_ranks_that_have_ended_no_speed_is_said_but_who_still_runs() -> None:
+    lines, record = RunLines("/job"), _record()
+    now_ns = record.step_tracks[0].ended_at_ns[-1]
+    first = msgspec.structs.replace(_snapshot(record, now_ns), now_ns=20 * SECOND_NS)
+    assert "steps/s" in lines.news(first)[-1]
+    assert lines.news(msgspec.structs.replace(first, now_ns=26 * SECOND_NS)) == []  # Nothing has changed.
+    dead = msgspec.structs.replace(
+        record, ranks=tuple(msgspec.structs.replace(rank, end="finished", exit_code=0) for rank in record.ranks)
+    )
+    told = [line for at in range(30, 95) for line in lines.news(_snapshot(dead, at * SECOND_NS, launcher_pid=123))]
+    assert told == [
+        f"ddpdoctor: all ranks ended {ago} s ago, after step 40; the launcher, PID 123, is still running"
+        for ago in ("3.0", "33", "63")
+    ]
+    again = msgspec.structs.replace(first, now_ns=99 * SECOND_NS)  # It has started others.
+    assert "steps/s" in lines.news(again)[-1]
+
+
 def test_a_stall_is_said_once_with_culprit_line_and_remedy_and_its_end_too() -> None:
     lines, record = RunLines("/job"), _record()
     sides = (

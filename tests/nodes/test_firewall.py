@@ -44,7 +44,7 @@ def test_monitors_that_never_hear_of_each_other_say_so_once(tmp_path: Path) -> N
         (told,) = (note for note in report(both[0])["notes"] if f"has connected to port {PORT} of this machine" in note)
         assert "a firewall or a wrong host name blocks them" in told
         (told,) = (note for note in report(both[1])["notes"] if "cannot receive" in note)
-        assert f" of this node's ranks (node0: no answer, at port {PORT}); this node's record is complete" in told
+        assert f"this node's ranks (node0: no answer, at port {PORT}); this node's record is complete" in told
 
 
 def test_monitors_that_hear_nothing_of_each_other_any_more_judge_what_they_see(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import zmq
 
-from ddpdoctor.monitor.nodes import head as head_module
+from ddpdoctor.monitor.nodes import front
 from ddpdoctor.monitor.nodes.connection import connected, received
 from ddpdoctor.monitor.nodes.head import Head
 from ddpdoctor.monitor.nodes.meeting import Meeting, endpoint
@@ -35,8 +35,9 @@ def test_of_a_message_of_many_frames_few_are_kept() -> None:
     other.connect("inproc://frames")
     other.send_multipart([b"x"] * 1_000)
     other.send_multipart([b"y", b"z"])
-    assert [frame.bytes for frame in received(one, 2)] == [b"x"] * 3
-    assert [frame.bytes for frame in received(one, 2)] == [b"y", b"z"]
+    frames, size = received(one, 2)
+    assert ([frame.bytes for frame in frames], size) == ([b"x"] * 3, 1_000)
+    assert [frame.bytes for frame in received(one, 2)[0]] == [b"y", b"z"]
     with pytest.raises(zmq.Again):
         received(one, 2)
     context.destroy(linger=0)
@@ -66,19 +67,19 @@ def test_messages_of_many_frames_change_nothing() -> None:
 
 
 def test_who_sends_a_message_that_does_not_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head_module, "_MOST_AHEAD", 100_000)
+    monkeypatch.setattr(front, "AHEAD_OF_ONE", 100_000)
     with listening() as head, narrow(head.meeting.port, 1e9, 300_000) as port, friend(head.meeting, port) as own:
         watch = own.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         own.send_multipart([bytes(10_000)] * 500)
         assert watch.poll(60_000)
         own.disable_monitor()
-        until(lambda: head.strange == 1)
+        until(lambda: head.turned_away == 1)
         assert not head.trouble
         is_heard(head)
 
 
 def test_who_has_brought_much_in_many_messages_is_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head_module, "_MOST_AHEAD", 100_000)
+    monkeypatch.setattr(front, "AHEAD_OF_ONE", 100_000)
     with listening() as head, friend(head.meeting, head.meeting.port) as own:
         watch = own.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         for number in range(1, 9):

@@ -94,11 +94,12 @@ def test_an_update_tells_of_the_moment_when_it_was_sent() -> None:
 def test_what_is_held_of_a_rank_is_bounded() -> None:
     track = RECORD.step_tracks[0]
     node = HeldNode("s", "b")
+    ranks = {"ranks": pack_field(RECORD, "ranks")}
     for number in range(1, 51):
         piece = msgspec.structs.replace(
             track, **{name: getattr(track, name)[number - 1 : number] for name in messages.COLUMNS[StepTrack]}
         )
-        node.take(update(number, steps=(pack_rows(piece, anew=number == 1),)), number, 16)
+        node.take(update(number, fields=ranks, steps=(pack_rows(piece, anew=number == 1),)), number, 16)
     (held,) = node.part(Clock()).record.step_tracks
     assert list(held.step)[-16:] == list(track.step)[-16:]
     assert len(held) <= 20
@@ -108,11 +109,12 @@ def test_a_damaged_update_changes_nothing() -> None:
     node = HeldNode("s", "b")
     node.take(update(1, fields={"ranks": pack_field(RECORD, "ranks")}), 1, 4096)
     rows = pack_rows(RECORD.step_tracks[0], anew=True)
+    fewer = {"ranks": pack_field(msgspec.structs.replace(RECORD, ranks=RECORD.ranks[:1]), "ranks")}
     harmful = [
         update(2, fields={"ranks": pack_field(RECORD, "groups") + b"x"}),
         update(2, fields={"no_such_stream": b"\x90"}),
         *(
-            update(2, fields={"ranks": b"\x90"}, steps=(msgspec.structs.replace(rows, content=content),))
+            update(2, fields=fewer, steps=(msgspec.structs.replace(rows, content=content),))
             for content in (rows.content[:-1], b"", b"\x7f" * len(rows.content))
         ),
     ]

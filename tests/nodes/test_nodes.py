@@ -10,6 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+
 from ddpdoctor.diagnosis.divergence.matching import Matcher
 from ddpdoctor.diagnosis.performance.summary import RunVerdict
 from ddpdoctor.monitor.nodes.held_node import LOST_AFTER_NS
@@ -58,7 +60,7 @@ def test_a_port_that_is_taken_is_told_of_and_taken_once_it_is_free(tmp_path: Pat
         for now_ns in (1, 1 + SETTLED_AFTER_NS):
             nodes.look(book(0, 1), "", now_ns)
         (note,) = nodes.notes(1)
-        assert f"cannot listen on port {port}: Address already in use; each keeps its own record" in note
+        assert f"cannot listen on 127.0.0.1:{port}: Address already in use; each keeps its own record" in note
     try:
         nodes.look(book(0, 1), "", RETRIED_AFTER_NS)
         assert nodes.notes(1) == (note,)
@@ -108,14 +110,29 @@ def test_a_verdict_that_becomes_unknown_is_passed_on(tmp_path: Path) -> None:
         assert nodes._head.verdict == "UNKNOWN: 2 of 4 ranks are visible"
 
 
+def elsewhere(record: RunRecord) -> RunRecord:
+    """The same of ranks 2 and 3 of four."""
+
+    def moved(rows: Any) -> Any:
+        if not isinstance(rows, tuple):
+            return rows
+        return tuple(
+            msgspec.structs.replace(row, rank=row.rank + 2) if getattr(row, "rank", -1) >= 0 else row for row in rows
+        )
+
+    job = msgspec.structs.replace(record.job, world_size=4, ranks_reported=(2, 3))
+    streams = {name: moved(getattr(record, name)) for name in RunRecord.__struct_fields__ if name != "job"}
+    return RunRecord(job=job, **streams)
+
+
 def test_nodes_are_joined_once_their_clock_is_known_and_lost_ones_count_for_nothing(tmp_path: Path) -> None:
     own = MeasuredJob(2).run(5, {"forward": 20.0}).record()
     with beside(tmp_path, 0, 1) as nodes:
         assert nodes._head is not None
-        with forwarding(nodes._head.meeting, with_flights(flights(0, 1_000))) as agent:
+        with forwarding(nodes._head.meeting, elsewhere(with_flights(flights(0, 1_000)))) as agent:
             until(lambda: bool(agent.answered_s))
             assert nodes.joined(own, 0, time.time_ns()) is own  # It came without a clock.
-            agent.offer(RECORD, is_quiet=True, ended=False, exit_code=None)
+            agent.offer(elsewhere(RECORD), is_quiet=True, ended=False, exit_code=None)
             until(lambda: nodes.are_quiet)
             assert nodes.joined(own, 0, time.time_ns()) is not own
             ((session, _),) = nodes.epoch
@@ -125,6 +142,20 @@ def test_nodes_are_joined_once_their_clock_is_known_and_lost_ones_count_for_noth
             assert not nodes.are_quiet
             assert nodes.joined(own, 0, time.time_ns()) is own
             assert nodes.epoch == ()
+
+
+def test_a_node_whose_data_make_a_look_fail_is_left_out_and_told(tmp_path: Path) -> None:
+    own = MeasuredJob(2).run(5, {"forward": 20.0}).record()
+    with beside(tmp_path, 0, 1) as nodes:
+        assert nodes._head is not None
+        assert not nodes.leave_out_one(ValueError())
+        with forwarding(nodes._head.meeting, elsewhere(RECORD)) as agent:
+            until(lambda: bool(agent.answered_s))
+            assert nodes.leave_out_one(ValueError())
+            agent.offer(elsewhere(RECORD), is_quiet=True, ended=False, exit_code=None)
+            until(lambda: agent.trouble == "what this node reports cannot be used")
+            assert nodes.joined(own, 0, time.time_ns()) is own
+            assert any("cannot be used (ValueError): its ranks are left out" in note for note in nodes.notes(1))
 
 
 def test_a_rank_whose_collectives_are_gone_is_compared_with_nobody() -> None:

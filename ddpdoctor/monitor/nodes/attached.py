@@ -184,9 +184,7 @@ class AttachedRun:
             )
         self.where = endpoint(address, meeting.port).removeprefix("tcp://")
         where = endpoint(address, meeting.port)
-        self._socket = connected(
-            self._context, meeting, where, MOST_SNAPSHOT_BYTES, immediate=False, patience_s=int(SNAPSHOT_WITHIN_S)
-        )
+        self._socket = connected(self._context, meeting, where, MOST_SNAPSHOT_BYTES, immediate=False)
         began_s = time.monotonic()
         while self._newest is None and not self._left:
             self._exchange(ANSWERED_WITHIN_S)
@@ -208,7 +206,7 @@ class AttachedRun:
         if not own.poll(int(1_000 * patience_s)):
             return
         try:
-            shown, picture = unpack_shown([frame.bytes for frame in received(own, 2)])
+            shown, picture = unpack_shown([frame.bytes for frame in received(own, 2)[0]])
         except (zmq.ZMQError, RecordError):
             return
         self._take(shown, picture)

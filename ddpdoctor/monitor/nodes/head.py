@@ -22,19 +22,21 @@ from zmq.auth.thread import ThreadAuthenticator
 
 from ddpdoctor.errors import RecordError, UsageError
 from ddpdoctor.monitor.nodes.connection import received, without_signals
-from ddpdoctor.monitor.nodes.flood_guard import FloodGuard
+from ddpdoctor.monitor.nodes.front import Front
 from ddpdoctor.monitor.nodes.held_node import HeldNode
-from ddpdoctor.monitor.nodes.meeting import HeadKeys, Meeting, own_addresses
+from ddpdoctor.monitor.nodes.meeting import HeadKeys, Meeting, endpoint, listening_sockets, own_addresses
 from ddpdoctor.monitor.nodes.messages import (
     MOST_BYTES,
+    MOST_UNPACKED_BYTES,
     PROTOCOL,
     Answer,
     OtherVersion,
     Update,
     pack_answer,
+    unpack_field,
     unpack_update,
 )
-from ddpdoctor.monitor.nodes.screens import Screens
+from ddpdoctor.monitor.nodes.screens import MOST_SCREENS, Screens
 from ddpdoctor.record import layout
 from ddpdoctor.record.clock import epoch_ns
 
@@ -49,11 +51,18 @@ LAST_MESSAGE_S = 10.0
 FULL_COLLECTIONS_EVERY = 1_000
 _FRAMES = 2
 """Of a message: who it is from, and what is said."""
-_MOST_AHEAD = 4 * MOST_BYTES
-"""Of bytes that come before the message that they are of is there: an agent sends again what was not answered."""
 _BACKLOG = 8
 """Messages of or for one of the others: each sends the next when the last one is answered."""
 _FLOOD_PAUSE_S = 0.001
+MESSAGES_PER_S = 400
+"""Of all nodes together, and four of each where these are more; beyond that each message is kept waiting."""
+UNPACKED_BYTES_OF_RANK = 4 << 20
+"""What a rank's part of an update may have: 4,096 steps and calls are 1.5 MB."""
+CLAIMED_NS = 3_000_000_000
+"""A rank is a node's for so long after its newest update."""
+_OTHER_PEERS = 16
+"""Connections beside one of each node and screen: those of one that comes back, and of one that was there before."""
+_MOST_LIARS = 64
 _TAKEN_AT_ONCE = 64
 SWITCH_S = 0.001
 """While it listens its thread gets its turn that soon, and not after Python's 5 ms: 512 nodes send as many messages a
@@ -91,18 +100,22 @@ class Head:
         # A full collection of garbage goes through the rows of all ranks, which hold no cycle: 0.9 s with 4,096 ranks.
         gc.set_threshold(*gc.get_threshold()[:2], FULL_COLLECTIONS_EVERY)
         self._socket = self._context.socket(zmq.ROUTER)
-        self._floods = FloodGuard(self._socket, _MOST_AHEAD)
+        listening: list[socket.socket] = []
         try:
             self._prepare(self.keys.server_secret.encode("ascii"))
-            bound = self._floods.port = _bind(self._socket, port)
-        except zmq.ZMQError as error:
-            self._floods.close()
+            listening, self.listens = listening_sockets(host, port)
+            bound = int(listening[0].getsockname()[1])
+            self._front = Front(self._socket, listening, MOST_NODES + MOST_SCREENS)
+        except (zmq.ZMQError, OSError) as error:
+            for one in listening:
+                one.close()
             self._socket.close(0)
             self._guard.stop()
             self._context.term()
+            where = f"{endpoint(host, port).removeprefix('tcp://')}" if host else f"port {port}" if port else "any port"
+            reason = getattr(error, "strerror", None) or str(error)
             raise UsageError(
-                f"cannot listen on {f'port {port}' if port else 'any port'}: {zmq.strerror(error.errno or 0)}",
-                "Give another one with `--head HOST:PORT`.",
+                f"cannot listen on {where}: {reason}", "Give another one with `--head HOST:PORT`."
             ) from error
         placed = {"port": bound, "addresses": (host,) if host else own_addresses()}
         nodes, screens = (msgspec.structs.replace(one, protocol=PROTOCOL, **placed) for one in (nodes, screens))
@@ -118,12 +131,22 @@ class Head:
         self.nodes: dict[str, HeldNode] = {}
         self.was_reached = False
         """Some monitor of another node has got through, whatever it said."""
+        self.unusable: set[str] = set()
+        """Sessions whose data made a look fail."""
         self.strange = 0
         """Messages that could not be read."""
         self.others = ""
         """Why a node was refused for its version, as a sentence; empty where none was."""
         self.trouble = ""
         """What failed here, as a sentence; empty while all is well."""
+        self.lies: dict[str, tuple[str, int, int]] = {}
+        """Of peers with a key of the job whose messages cannot be true: by address what is wrong with them, and since
+        when and until when they came, in ns."""
+        self._own: frozenset[int] = frozenset()
+        """The ranks of this machine, …"""
+        self._world_size = 0
+        """… of so many; 0 while that is not known."""
+        self._tokens, self._counted_s = float(MESSAGES_PER_S), 0.0
         self._drops_at_ns = 0
         self._switch_s = sys.getswitchinterval()
         sys.setswitchinterval(min(SWITCH_S, self._switch_s))
@@ -140,13 +163,28 @@ class Head:
                     node.asks = (*node.asks, rank)[-8:]
 
     def forget_gone(self, own: Set[int], world_size: int, now_ns: int) -> None:
-        """Forget lost nodes where all ranks of the job are seen without them: it was started again, and they left."""
+        """Forget lost nodes where all ranks of the job are seen without them: it was started again, and they left.
+
+        What others may report from now on is of the other ranks of a job of this size.
+        """
+        self._front.limit(2 * max(0, world_size - len(own)) + MOST_SCREENS + _OTHER_PEERS)
         with self.lock:
+            self._own, self._world_size = frozenset(own), world_size
             lost = [session for session, node in self.nodes.items() if node.is_lost(now_ns)]
             seen = {rank for session, node in self.nodes.items() if session not in lost for rank in node.ranks}
             if lost and len(own | seen) >= world_size:
                 for session in lost:
                     del self.nodes[session]
+
+    @property
+    def trouble_at_port(self) -> str:
+        """What failed of ours where connections come in, as a sentence; empty while all is well."""
+        return self._front.trouble
+
+    @property
+    def turned_away(self) -> int:
+        """Peers with a key of the job that were cut off for what they sent, or found no room."""
+        return self._front.turned_away
 
     def close(self) -> None:
         """Listen no longer."""
@@ -155,18 +193,17 @@ class Head:
         sys.setswitchinterval(self._switch_s)
         self._guard.stop()
         self._context.destroy(linger=_LINGER_MS)
+        self._front.close()
 
     def _prepare(self, secret: bytes) -> None:
         own = self._socket
         own.curve_server = True
         own.curve_secretkey = secret
-        own.ipv6 = True
         own.maxmsgsize = MOST_BYTES
         own.rcvhwm = own.sndhwm = _BACKLOG
         own.linger = _LINGER_MS
+        own.backlog = MOST_NODES
         own.handshake_ivl = 10_000
-        # A node whose machine is gone leaves no connection open for good.
-        own.heartbeat_ivl, own.heartbeat_timeout = 5_000, 30_000
 
     def _run(self) -> None:
         while not self._over.is_set():
@@ -176,9 +213,7 @@ class Head:
                     with suppress(zmq.Again):
                         for _ in range(_TAKEN_AT_ONCE):
                             self._receive()
-                now_s = time.monotonic()
-                self._show(self.screens.due(now_s))
-                self.strange += self._floods.cut_off(now_s)
+                self._show(self.screens.due(time.monotonic()))
             except zmq.ContextTerminated:
                 return
             except zmq.ZMQError:
@@ -188,18 +223,19 @@ class Head:
                 self.trouble = f"some messages of other machines could not be processed: {error!r}"[:500]
         with suppress(Exception):  # The last word to who looks on; the watching is over anyway.
             self._send_last_messages()
-        self._floods.close()
         self._socket.close(_LINGER_MS)
 
     def _receive(self) -> None:
-        frames = received(self._socket, _FRAMES)
+        frames, size = received(self._socket, _FRAMES)
         received_ns = epoch_ns()
-        self._floods.received(frames[-1])
+        source = self._front.taken(int(frames[-1].get("__fd")), size)
         identity, *parts = [frame.bytes for frame in frames]
+        if self._is_flooded():
+            self._over.wait(_FLOOD_PAUSE_S)
         if frames[-1].get("User-Id") == self.keys.screens.client_key:
             said = self._answered(identity, parts)
         else:
-            answer = self._answer(parts, received_ns)
+            answer = self._answer(parts, received_ns, source)
             said = None if answer is None else pack_answer(answer)
         if said is not None:
             # Who is gone by now gets nothing, and no one waits for it.
@@ -211,7 +247,7 @@ class Head:
         until_s = time.monotonic() + LAST_MESSAGE_S
         while not self.screens.have_the_last and time.monotonic() < until_s:
             if self._socket.poll(_POLL_MS):
-                frames = received(self._socket, _FRAMES)
+                frames, _ = received(self._socket, _FRAMES)
                 if frames[-1].get("User-Id") == self.keys.screens.client_key:
                     identity, *parts = [frame.bytes for frame in frames]
                     self._answered(identity, parts)
@@ -231,23 +267,66 @@ class Head:
         for screen, answer in answers:
             self._socket.send_multipart([screen, *answer], zmq.NOBLOCK)
 
-    def _answer(self, parts: list[bytes], received_ns: int) -> Answer | None:
+    def _answer(self, parts: list[bytes], received_ns: int, source: str) -> Answer | None:
         """Take in one message; None where it was none of ours."""
         if len(parts) != 1:
             self.strange += 1
             return None
         try:
-            update = unpack_update(parts[0])
+            update = unpack_update(parts[0], self._most_unpacked())
             self.was_reached = True
             with self.lock:
-                return self._taken(update, len(parts[0]), received_ns)
+                return self._taken(update, len(parts[0]), received_ns, source)
         except OtherVersion as other:
             self.was_reached = True
             self.others = f"the monitor on {other.host} runs another version of ddpdoctor: its messages cannot be read"
             return self._refusal(other.number, other.reason)
         except (RecordError, ValueError, TypeError, KeyError):
             self.strange += 1
+            self._doubt(source, "cannot be read", received_ns)
             return None
+
+    def _is_flooded(self) -> bool:
+        """Count a message; whether all together sent far more of late than nodes do, which is one a second each."""
+        now_s = time.monotonic()
+        rate = max(MESSAGES_PER_S, 4 * len(self.nodes))
+        self._tokens = max(-1.0, min(float(rate), self._tokens + (now_s - self._counted_s) * rate) - 1)
+        self._counted_s = now_s
+        return self._tokens < 0
+
+    def _most_unpacked(self) -> int:
+        """Return how many bytes an update may have when it is unpacked: what all ranks of other nodes may need."""
+        if not self._world_size:
+            return MOST_UNPACKED_BYTES
+        others = max(0, self._world_size - len(self._own))
+        return min(MOST_UNPACKED_BYTES, UNPACKED_BYTES_OF_RANK * (others + 1))
+
+    def _doubt(self, source: str, reason: str, now_ns: int) -> None:
+        since_ns = self.lies[source][1] if source in self.lies else now_ns
+        if source in self.lies or len(self.lies) < _MOST_LIARS:
+            self.lies[source] = reason, since_ns, now_ns
+
+    def _contradiction(self, update: Update, node: HeldNode, source: str, now_ns: int) -> str:
+        """Return why an update cannot be true, as the rest of a sentence on who sends it; empty where it may be."""
+        if node.source != source and source and not node.is_silent(now_ns) and node.number:
+            return f"claim to be the monitor on {node.host}, which sends from {node.source}"
+        size = self._world_size
+        if not size:
+            return ""
+        if update.job.world_size not in (0, size):
+            return f"are of a job of {update.job.world_size} ranks, and this one has {size}"
+        ranks = (
+            {row.rank for row in unpack_field("ranks", update.fields["ranks"])} if "ranks" in update.fields else set()
+        )
+        if wrong := [rank for rank in ranks if not 0 <= rank < size]:
+            return f"are of rank {wrong[0]} of a job of {size}"
+        if mine := ranks & self._own:
+            return f"are of rank {min(mine)}, which runs on this machine"
+        for other in self.nodes.values():
+            # Where a job was started again nodes may have changed their ranks, and one of them says so first.
+            if other is not node and now_ns - other.received_ns < CLAIMED_NS and (both := ranks & {*other.ranks}):
+                return f"are of rank {min(both)}, which {other.host} reports"
+        return ""
 
     def _refusal(self, number: int, reason: str) -> Answer:
         return Answer(number=number, host=self._host, refused=reason, sent_at_ns=epoch_ns())
@@ -264,21 +343,26 @@ class Head:
             if known != session and node.is_silent(now_ns) and living.issuperset(node.ranks):
                 del self.nodes[known]
 
-    def _taken(self, update: Update, size: int, received_ns: int) -> Answer:
-        node = self.nodes.get(update.session)
+    def _taken(self, update: Update, size: int, received_ns: int, source: str) -> Answer:
+        node = self.nodes.get(update.session) or HeldNode(update.session, update.host, source)
+        if contradiction := self._contradiction(update, node, source, received_ns):
+            self._doubt(source, contradiction, received_ns)
+            return self._refusal(update.number, f"the messages of this node {contradiction}"[:500])
+        if update.session in self.unusable:
+            return self._refusal(update.number, "what this node reports cannot be used")
         if update.state == "left":
             self.nodes.pop(update.session, None)
             return self._refusal(update.number, "")
         self._drop_replaced(update.session, received_ns)
-        if node is None:
-            if len(self.nodes) >= MOST_NODES:
-                return self._refusal(update.number, f"it holds {MOST_NODES} nodes already")
-            node = HeldNode(update.session, update.host)
+        most = min(MOST_NODES, 2 * (self._world_size - len(self._own)) + 2) if self._world_size else MOST_NODES
+        if update.session not in self.nodes and len(self.nodes) >= most:
+            return self._refusal(update.number, f"it holds {most} nodes already")
+        node.source = source
         asks: tuple[int, ...] = ()
         send_all = not node.takes(update)
         if not send_all:
             if update.number != node.number:
-                ranks = max(update.job.world_size, 1)
+                ranks = max(self._world_size or update.job.world_size, 1)
                 most = min(layout.LIVE_ROWS, max(FEWEST_ROWS, WHOLE_ROWS // ranks))
                 node.take(update, received_ns, most)
                 node.bytes += size
@@ -308,16 +392,3 @@ def _drawn() -> HeadKeys:
             )
         )
     return HeadKeys(server_secret=server_secret.decode("ascii"), meeting=meetings[0], screens=meetings[1])
-
-
-def _bind(own: zmq.Socket[bytes], port: int) -> int:
-    """Listen on all addresses of this machine, of both families where it has both; the port."""
-    try:
-        own.bind(f"tcp://*:{port or '*'}")
-    except zmq.ZMQError as error:
-        if error.errno == zmq.EADDRINUSE:
-            raise
-        own.ipv6 = False  # A machine without IPv6.
-        own.bind(f"tcp://*:{port or '*'}")
-    named = own.getsockopt_string(zmq.LAST_ENDPOINT)
-    return int(named.rpartition(":")[2])

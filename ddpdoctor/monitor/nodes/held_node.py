@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from ddpdoctor.diagnosis.clocks import Bound, ClockBounds
+from ddpdoctor.errors import RecordError
 from ddpdoctor.monitor.nodes.messages import JobFacts, Rows, Update, unpack_field, unpack_rows
 from ddpdoctor.record import layout
 from ddpdoctor.record.joining import Clock, NodePart
@@ -20,6 +21,9 @@ from ddpdoctor.record.streams.measured import CallTrack, StepTrack
 
 _HOLD_RANKS = frozenset({"groups", "wraps"})
 """Streams whose rows name all ranks of a group: with 4,096 ranks that is a third of a gigabyte, told by each anew."""
+MOST_FIELD_BYTES = 1 << 20
+"""Of all streams of a node in one update, for each of its ranks and twice more: a model of 5,000 parameters has half
+of it."""
 LOST_AFTER_NS = 10_000_000_000
 """A node that has sent nothing for so long is lost: nothing is concluded of its ranks any more."""
 
@@ -27,9 +31,11 @@ LOST_AFTER_NS = 10_000_000_000
 class HeldNode:
     """One agent's news, put together."""
 
-    def __init__(self, session: str, host: str) -> None:
+    def __init__(self, session: str, host: str, source: str = "") -> None:
         self.session = session
         self.host = host
+        self.source = source
+        """The address that it sends from; empty where that is not known."""
         self.number = 0
         """Of the newest update that was taken in."""
         self.received_ns = 0
@@ -61,13 +67,22 @@ class HeldNode:
     def take(self, update: Update, now_ns: int, most_rows: int) -> None:
         """Take in an update; raises RecordError for one that is damaged, of which nothing is taken in then."""
         fields = {name: unpack_field(name, content) for name, content in update.fields.items()}
+        ranks = {rank.rank for rank in fields["ranks"]} if "ranks" in fields else set(self.ranks)
+        if sum(map(len, update.fields.values())) > MOST_FIELD_BYTES * (len(ranks) + 2):
+            raise RecordError(f"streams of more than {len(ranks) + 2} MiB for {len(ranks)} ranks")
+        for name, rows in fields.items():
+            # A node speaks for its own ranks.
+            if name != "streams" and any(getattr(row, "rank", -1) not in ranks for row in rows):
+                fields[name] = tuple(row for row in rows if getattr(row, "rank", -1) in {-1, *ranks})
         for name in fields.keys() & _HOLD_RANKS:
             fields[name] = tuple(msgspec.structs.replace(row, ranks=_shared(row.ranks)) for row in fields[name])
-        steps = [(rows, unpack_rows(rows, StepTrack)) for rows in update.steps]
-        calls = [(rows, unpack_rows(rows, CallTrack)) for rows in update.calls]
+        steps = [(rows, unpack_rows(rows, StepTrack)) for rows in update.steps if rows.rank in ranks]
+        calls = [(rows, unpack_rows(rows, CallTrack)) for rows in update.calls if rows.rank in ranks]
         if update.collectives is not None:
             collectives = tuple(
-                _track(CollectiveTrack, rows.rank, unpack_rows(rows, CollectiveTrack)) for rows in update.collectives
+                _track(CollectiveTrack, rows.rank, unpack_rows(rows, CollectiveTrack))
+                for rows in update.collectives
+                if rows.rank in ranks
             )
             self.epoch += not _extends(collectives, self._collectives)
             self._collectives = collectives
@@ -75,7 +90,7 @@ class HeldNode:
         _add(self._steps, steps, "ended_at_ns", most_rows)
         _add(self._calls, calls, "entered_at_ns", most_rows)
         if "ranks" in fields:
-            self.ranks = tuple(sorted(rank.rank for rank in fields["ranks"]))
+            self.ranks = tuple(sorted(ranks))
             for held in (self._steps, self._calls):
                 for gone in held.keys() - set(self.ranks):  # The job was started again with others here.
                     del held[gone]

@@ -7,6 +7,7 @@ are drawn anew for each job. The same line with another client's keys, in a file
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import re
@@ -20,6 +21,8 @@ from ddpdoctor.errors import UsageError
 from ddpdoctor.record import layout
 
 MOST_ADDRESSES = 8
+_BACKLOG = 1_024
+"""Connections that the system holds while those before them prove who they are."""
 _PROTOCOL = re.compile(r"[0-9A-Za-z.+]{1,40}")
 _KEY = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 """A CURVE key in Z85."""
@@ -137,6 +140,81 @@ def host_and_port(text: str, option: str) -> tuple[str, int]:
     if ":" in host and not text.startswith("["):
         raise UsageError(f"{option} {text}: an IPv6 address needs brackets", f"Write `{option} [{host}]:{port}`.")
     return host, int(port)
+
+
+def listening_sockets(host: str, port: int) -> tuple[list[socket.socket], str]:
+    """Listen where the user says, at one port; the sockets, and a sentence where that is not just the address given.
+
+    An address of this machine is the only one that is listened on. A name that stands for others (of a gateway, or of
+    the machine outside of its container) or for this machine as a whole (a host name that its own hosts file calls
+    127.0.1.1) is how agents find it, and no address to listen on: then it is all of them, as it is without a name.
+    Raises OSError where none can be listened on.
+    """
+    if not host:
+        return _everywhere(port), ""
+    found = dict.fromkeys(
+        (family, address[0]) for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    )
+    local = [own for own in found if _is_own(*own)]
+    only_loopback = all(ipaddress.ip_address(str(address).partition("%")[0]).is_loopback for _, address in local)
+    if not local:
+        why = f"{host} is not an address of this machine"
+    elif only_loopback and not _is_loopback_name(host):
+        why = f"{host} is only a loopback address on this machine"
+    else:
+        own: list[socket.socket] = []
+        try:
+            for family, address in local:
+                own.append(_listening(family, str(address), port))
+                port = port or int(own[0].getsockname()[1])
+        except OSError:
+            for one in own:
+                one.close()
+            raise
+        return own, ""
+    return _everywhere(port), f"{why}: port {port} is open on all of its addresses"
+
+
+def _is_loopback_name(host: str) -> bool:
+    """Return whether a user who writes this means this machine alone."""
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return host.rstrip(".").rpartition(".")[2].startswith(("localhost", "ip6-localhost", "ip6-loopback"))
+
+
+def _is_own(family: int, address: object) -> bool:
+    """Return whether this machine has an address: only one of its own can be bound."""
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as tried:
+            tried.bind((address, 0))
+        return True
+    except OSError:
+        return False
+
+
+def _everywhere(port: int) -> list[socket.socket]:
+    """Listen on all addresses, of both families where this machine has both."""
+    try:
+        return [_listening(socket.AF_INET6, "::", port)]
+    except OSError as error:
+        if error.errno in (errno.EADDRINUSE, errno.EACCES, errno.EPERM):
+            raise
+    return [_listening(socket.AF_INET, "0.0.0.0", port)]
+
+
+def _listening(family: int, address: str, port: int) -> socket.socket:
+    own = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            own.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, address != "::")
+        own.bind((address, port))
+        own.listen(_BACKLOG)
+    except OSError:
+        own.close()
+        raise
+    return own
 
 
 def endpoint(host: str, port: int) -> str:

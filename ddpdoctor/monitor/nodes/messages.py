@@ -30,6 +30,10 @@ MOST_UNPACKED_BYTES = 64 << 20
 MOST_ROWS = layout.LIVE_ROWS
 """Of a rank in one message."""
 MOST_RANKS = 65_536
+MOST_ENTRIES = 65_536
+"""Of a stream in one message; what one of them costs in memory is up to 50 times what it costs in the message."""
+_MOST_NS = 1 << 61
+"""In the year 2043; what is more cannot be moved to every other clock any more."""
 _UNIT_NS = 1_000
 _ROUNDED = "_ns"
 """Columns whose names end so are sent in microseconds."""
@@ -46,6 +50,7 @@ _HINTS = get_type_hints(RunRecord)
 ShortText = Annotated[str, msgspec.Meta(max_length=255)]
 Reason = Annotated[str, msgspec.Meta(max_length=500)]
 Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+_Moment = Annotated[int, msgspec.Meta(gt=-_MOST_NS, lt=_MOST_NS)]
 
 
 class _Envelope(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,10 +113,10 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     is_quiet: bool = False
     """Some of its ranks have made no step for a while."""
-    clock: tuple[int, int, int] | None = None
+    clock: tuple[_Moment, _Moment, _Moment] | None = None
     """A time by its clock, and the lower and upper bound of the head's lead then, from its exchanges so far."""
     job: JobFacts = JobFacts()
-    fields: dict[str, bytes] = {}
+    fields: Annotated[dict[str, bytes], msgspec.Meta(max_length=len(SENT))] = {}
     steps: _ManyRows = ()
     calls: _ManyRows = ()
     collectives: _ManyRows | None = None
@@ -180,9 +185,9 @@ def pack_answer(answer: Answer | Shown) -> bytes:
     return msgspec.msgpack.encode(answer)
 
 
-def unpack_update(content: bytes) -> Update:
-    """Read an update; raises RecordError for anything else, and OtherVersion for that."""
-    update: Update = decoded(content, _UPDATES)
+def unpack_update(content: bytes, most_bytes: int = MOST_UNPACKED_BYTES) -> Update:
+    """Read an update of no more bytes; raises RecordError for anything else, and OtherVersion for that."""
+    update: Update = decoded(content, _UPDATES, most_bytes)
     return update
 
 
@@ -238,6 +243,8 @@ def unpack_rows(rows: Rows, kind: type[Track]) -> dict[str, array[int]]:
         values[:rounded] = array("q", [value * _UNIT_NS if value != -1 else -1 for value in values[:rounded]])
     except OverflowError as error:
         raise RecordError("columns of numbers that are too large") from error
+    if values and not -_MOST_NS < min(values) <= max(values) < _MOST_NS:
+        raise RecordError("columns of numbers that are too large")
     return {name: values[at * count : (at + 1) * count] for at, name in enumerate(names)}
 
 
@@ -285,7 +292,9 @@ def unpacked(content: bytes, most_bytes: int = MOST_UNPACKED_BYTES) -> bytes:
 _ENVELOPES: msgspec.msgpack.Decoder[_Envelope] = msgspec.msgpack.Decoder(_Envelope)
 _UPDATES: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Update)
 _ANSWERS: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Answer)
-_FIELDS: Mapping[str, msgspec.msgpack.Decoder[Any]] = {name: msgspec.msgpack.Decoder(_HINTS[name]) for name in SENT}
+_FIELDS: Mapping[str, msgspec.msgpack.Decoder[Any]] = {
+    name: msgspec.msgpack.Decoder(Annotated[_HINTS[name], msgspec.Meta(max_length=MOST_ENTRIES)]) for name in SENT
+}
 
 
 def _protocol() -> str:

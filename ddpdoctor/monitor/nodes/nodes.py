@@ -47,8 +47,12 @@ NARROWED_EVERY_NS = 10_000_000_000
 UNHEARD_AFTER_NS = 15_000_000_000
 """Nodes that no one watches are reported of as such after so long."""
 RETRIED_AFTER_NS = 5_000_000_000
+DOUBTED_AFTER_NS = 5_000_000_000
+"""A job that is started again has a size and ranks that not every monitor knows at the same moment."""
 FEW_LOST = 3
 """Lost nodes that are reported of one by one."""
+_MOST_UNUSABLE = 16
+_ALL_ADDRESSES = ("0.0.0.0", "::")
 _SAME_CLOCK_NS = 200_000
 """Clocks that differ less are left as they were, so that nothing has to be moved anew."""
 
@@ -62,7 +66,8 @@ class Nodes:
         """``head_at`` is where the head listens, where the user says it; ``ask_for_stacks`` asks a rank of ours."""
         self._directory = directory
         self._ask_for_stacks = ask_for_stacks
-        self._head_at = head_at
+        # Where it is to listen on all addresses, agents find it as they do without being told.
+        self._head_at = ("", head_at[1]) if head_at is not None and head_at[0] in _ALL_ADDRESSES else head_at
         self._head: Head | None = None
         self._agent: Agent | None = None
         self._joiner = Joiner()
@@ -72,6 +77,8 @@ class Nodes:
         self._several_since_ns = 0
         self._led_since_ns = 0
         self._clock_kept_ns = 0
+        self._unusable: list[str] = []
+        """Whose data made a look fail, in sentences."""
         self._fault = ""
         """Why there is no head here, or none that the others are reported of, …"""
         self._retried_at_ns = 0
@@ -220,6 +227,22 @@ class Nodes:
                 del kept[gone]
         return self._joiner.join(parts) if len(parts) > 1 else own
 
+    def leave_out_one(self, error: Exception) -> bool:
+        """Take the node that joined last from what is joined, for a look has failed; False where there is none."""
+        if self._head is None:
+            return False
+        with self._head.lock:
+            if not self._head.nodes:
+                return False
+            session, node = self._head.nodes.popitem()
+            self._head.unusable.add(session)
+        if len(self._unusable) < _MOST_UNUSABLE:
+            self._unusable.append(
+                f"what {node.host} reports cannot be used ({type(error).__name__}): its ranks are left out"
+            )
+        self._joiner = Joiner()
+        return True
+
     def offer(self, record: RunRecord, *, is_quiet: bool, ended: bool, exit_code: int | None, now_ns: int) -> None:
         """Forward what is known of this node's ranks, where there is a head."""
         if self._agent is None:
@@ -354,7 +377,7 @@ class Nodes:
             return
         if self._agent is not None:
             self._agent.close()
-        if self._head_at is not None:
+        if self._head_at is not None and self._head_at[0]:
             master, meeting = "", msgspec.structs.replace(meeting, addresses=(self._head_at[0],))
         self._agent = Agent(meeting, master)
 
@@ -383,7 +406,22 @@ class Nodes:
     def _notes_of_head(self, now_ns: int) -> tuple[str, ...]:
         assert self._head is not None
         notes = [
-            note for note in (self._fault, self._head.others, self._head.screens.others, self._head.trouble) if note
+            note
+            for note in (
+                self._fault,
+                self._head.listens,
+                self._head.others,
+                self._head.screens.others,
+                self._head.trouble,
+                self._head.trouble_at_port,
+                *self._unusable,
+            )
+            if note
+        ]
+        notes += [
+            f"messages from {source or 'another machine'} that have the job's key {why}: they are ignored"
+            for source, (why, since_ns, until_ns) in tuple(self._head.lies.items())
+            if until_ns - since_ns > DOUBTED_AFTER_NS
         ]
         if self._is_announced and not self._head.was_reached and 0 < self._led_since_ns < now_ns - UNHEARD_AFTER_NS:
             notes.append(

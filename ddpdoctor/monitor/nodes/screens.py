@@ -18,8 +18,9 @@ from ddpdoctor.monitor.nodes.messages import OtherVersion, Picture, Request, Sho
 from ddpdoctor.monitor.nodes.source_lines import lines_shown
 from ddpdoctor.monitor.snapshot import Snapshot
 
-MOST_SNAPSHOT_BYTES = 64 << 20
-"""Packed; one of 4,096 ranks has less than a tenth of it."""
+MOST_SNAPSHOT_BYTES = 24 << 20
+"""Packed; one of 4,096 ranks has less than a third of it. Whoever listens in the place of a head can have a screen hold
+as much."""
 MOST_UNPACKED_BYTES = 512 << 20
 MOST_REQUEST_BYTES = 4_096
 MOST_SCREENS = 16

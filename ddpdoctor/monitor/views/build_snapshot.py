@@ -40,6 +40,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     gpus_note: str = ""
     notes: tuple[str, ...] = ()
     launched: bool = False
+    launcher_pid: int = 0
     exit_code: int | None = None
     source: Literal["live", "replay", "demo"] = "live"
 
@@ -61,6 +62,7 @@ def build_snapshot(look: Look, series: Series, name: str, run_directory: str) ->
         command=job.command,
         run_directory=run_directory,
         launched=look.launched,
+        launcher_pid=look.launcher_pid,
         state=look.state,
         started_at_ns=job.started_ns,
         ended_at_ns=_ended_ns(look) if look.state == "ended" else None,

@@ -21,6 +21,9 @@ SHARES = (0.5, 0.8)
 _LENGTH = re.compile(r"\d[\d.,]* ?(ms|s|min|h|d)\b")
 STALLED_EVERY_NS = 30_000_000_000
 """A job that is known to stand still has nothing new to tell."""
+ENDED_AFTER_NS = 3_000_000_000
+"""A launcher usually ends that soon after its ranks."""
+ENDED_EVERY_NS = 30_000_000_000
 
 
 class RunLines:
@@ -30,6 +33,9 @@ class RunLines:
         self._root = root
         """Paths are shown relative to it."""
         self._progress_at_ns = 0
+        self._progress = ""
+        self._ended_ns = 0
+        """When it was seen that no rank runs any more; 0 while one does."""
         self._stall: StallView | None = None
         self._stood_ns = 0
         self._steps_at_stall = 0
@@ -47,11 +53,29 @@ class RunLines:
         lines = [*self._new_notes(snapshot), *self._findings(snapshot), *self._stalled(snapshot)]
         lines += self._waiting(snapshot)
         every_ns = STALLED_EVERY_NS if snapshot.stall is not None else PROGRESS_EVERY_NS
-        due = snapshot.now_ns - self._progress_at_ns >= every_ns
-        if due and snapshot.state in ("running", "stalled"):
-            self._progress_at_ns = snapshot.now_ns
-            lines.append(progress(snapshot))
+        since_ns = snapshot.now_ns - self._progress_at_ns
+        if snapshot.state not in ("running", "stalled"):
+            return [PREFIX + line for line in lines]
+        if snapshot.ranks and not any(rank.alive for rank in snapshot.ranks):
+            return [PREFIX + line for line in (*lines, *self._outlived(snapshot))]
+        self._ended_ns = 0
+        said = progress(snapshot) if since_ns >= every_ns else ""
+        if said and (said != self._progress or since_ns >= STALLED_EVERY_NS):
+            self._progress_at_ns, self._progress = snapshot.now_ns, said
+            lines.append(said)
         return [PREFIX + line for line in lines]
+
+    def _outlived(self, snapshot: Snapshot) -> list[str]:
+        """Return who still runs where all ranks have ended, now and then; the figures of their last steps are over."""
+        if not self._ended_ns:
+            self._ended_ns, self._progress_at_ns = snapshot.now_ns, 0
+        ago_ns = snapshot.now_ns - self._ended_ns
+        if ago_ns < ENDED_AFTER_NS or snapshot.now_ns - self._progress_at_ns < ENDED_EVERY_NS:
+            return []
+        self._progress_at_ns, self._progress = snapshot.now_ns, ""
+        launcher = f"the launcher, PID {snapshot.launcher_pid}," if snapshot.launcher_pid else "the launcher"
+        made = f", after step {snapshot.steps:,}" if snapshot.steps is not None else ""
+        return [f"all ranks ended {seconds(ago_ns)} ago{made}; {launcher} is still running"]
 
     def _new_notes(self, snapshot: Snapshot) -> list[str]:
         new = [note for note in snapshot.notes if note not in self._notes]
