@@ -170,6 +170,10 @@ class RunSource:
         with self._lock:
             return self._run.look(epoch_ns())
 
+    def unread(self) -> tuple[str, ...]:
+        """Return what of the record is missing or cannot be read, in sentences."""
+        return self._run.unread()
+
     def ask_for_stacks(self, rank: int) -> None:
         """Have the stack of one rank taken."""
         with self._lock:

@@ -15,6 +15,7 @@ from typing import Protocol
 import msgspec
 
 from ddpdoctor.errors import RecordError
+from ddpdoctor.files.untrusted import open_untrusted
 from ddpdoctor.record import layout
 
 _SLOTS_AT_ONCE = 256
@@ -113,7 +114,7 @@ class RingTail:
         self._row = layout.numbers(1 + len(kind.fields))
         self._row_bytes = self._row.size + layout.CHECKSUM_BYTES
         self._heartbeat_numbers = layout.numbers(len(kind.heartbeat_fields))
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._descriptor = open_untrusted(path, path.parent)
         try:
             self.pid, self._created_ns = self._check()
         except (RecordError, ValueError):
@@ -179,7 +180,8 @@ class RingTail:
 
     def ask_for_stacks(self, number: int) -> None:
         """Ask the rank for its stacks and its newest collectives; ``OSError`` where the run belongs to another user."""
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
+        # The file that is read, whatever has its name by now.
+        descriptor = os.open(f"/proc/self/fd/{self._descriptor}", os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.pwrite(descriptor, layout.COMMAND.pack(number), layout.COMMAND_OFFSET)
         finally:

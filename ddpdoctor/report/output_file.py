@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ddpdoctor.errors import UsageError
 from ddpdoctor.files.replace_file import replace_file
+from ddpdoctor.files.untrusted import read_untrusted
 from ddpdoctor.report.own_reports import LARGEST_BYTES, encoded, is_own_report, sealed
 
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
@@ -231,7 +232,7 @@ def _kind(mode: int) -> str:
 
 def _content(name: str) -> bytes:
     try:
-        return Path(name).read_bytes()
+        return read_untrusted(name, LARGEST_BYTES)
     except OSError as error:
         raise _cannot(name, error) from error
 

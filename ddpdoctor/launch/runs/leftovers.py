@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from ddpdoctor.files.untrusted import read_untrusted
 from ddpdoctor.launch.runs.created_files import (
     CHANGED,
     HOLDS_OTHERS,
@@ -83,8 +84,8 @@ def clean_up(leftover: Leftover) -> Cleaning:
 
 def _plan(directory: Path) -> dict[str, object]:
     try:
-        plan = json.loads((directory / layout.JOB_FILE).read_bytes())
-    except (OSError, ValueError):
+        plan = json.loads(read_untrusted(directory / layout.JOB_FILE, 1 << 23, directory))
+    except (OSError, ValueError, RecursionError):
         return {}
     return plan if isinstance(plan, dict) else {}
 

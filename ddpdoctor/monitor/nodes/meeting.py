@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.errors import UsageError
+from ddpdoctor.files.untrusted import read_untrusted
 from ddpdoctor.record import layout
 
 MOST_ADDRESSES = 8
@@ -75,7 +76,7 @@ class HeadKeys(msgspec.Struct, frozen=True, kw_only=True):
 def kept_keys(directory: Path) -> HeadKeys | None:
     """Return the keys of the head that this run had before; None where it had none."""
     try:
-        return msgspec.json.decode((directory / layout.HEAD_KEY_FILE).read_bytes(), type=HeadKeys)
+        return msgspec.json.decode(read_untrusted(directory / layout.HEAD_KEY_FILE, 1 << 16, directory), type=HeadKeys)
     except (OSError, msgspec.DecodeError):
         return None
 
