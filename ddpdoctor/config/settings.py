@@ -39,8 +39,8 @@ from typing import Any
 import msgspec
 
 from ddpdoctor.errors import ConfigurationError
-from ddpdoctor.files.untrusted import quoted, read_untrusted, reason_of
 from ddpdoctor.files.patterns import Pattern, matches_below, parse_patterns
+from ddpdoctor.files.untrusted import quoted, read_untrusted, reason_of
 from ddpdoctor.finding import Severity
 from ddpdoctor.record.streams.machine import JobMachine
 

@@ -113,7 +113,8 @@ def _document(file: Path) -> _File | None:
     if head.format != FORMAT:
         age = "a newer" if head.format > FORMAT else "an older"
         raise UsageError(
-            f"{file} was written by {age} ddpdoctor, {quoted(head.tool.version)}: its format is {head.format}, not {FORMAT}",
+            f"{file} was written by {age} ddpdoctor, {quoted(head.tool.version)}: its format is {quoted(head.format)}, "
+            f"not {FORMAT}",
             f"Use the same version, or: {_UPDATE}",
         )
     return _decoded(content, _File, file)

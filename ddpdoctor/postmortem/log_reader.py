@@ -117,7 +117,7 @@ class LogReader:
     def _take(self, line: bytes, number: int) -> Heed:
         before = self._taken_in
         lines = self._prefixed(line.decode("utf-8", "replace"))
-        self._scanner.count_parts(len(lines))
+        self._scanner.count_parts(len(lines) + self._tracebacks.weight)
         for prefixed in lines:
             self._time_ns = prefixed.time_ns or self._time_ns
             if prefixed.rank is not None:

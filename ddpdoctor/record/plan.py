@@ -14,7 +14,6 @@ from ddpdoctor.files.untrusted import quoted, read_untrusted, reason_of
 from ddpdoctor.record import layout
 from ddpdoctor.record.model import Job, RunKind
 
-
 _LARGEST_BYTES = 8 << 20
 """Of a plan: a command line and the environment of a job have at most 2 MiB."""
 _RECORDED = "`ddpdoctor profile` prints at its end where a run is recorded."

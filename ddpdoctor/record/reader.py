@@ -137,6 +137,8 @@ def _decoded(line: bytes) -> Any:
     try:
         return _DECODER.decode(line)
     except msgspec.DecodeError:
+        if b"\\u" not in line:
+            raise
         return json.loads(line)
 
 
@@ -154,7 +156,10 @@ class RunFiles:
         self._crowd = ""
 
     def poll(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield new events with the process that wrote them, oldest first within a process; rings are brought up to date."""
+        """Yield new events with the process that wrote them, oldest first within a process.
+
+        Rings are brought up to date.
+        """
         self.find_processes()
         # Rings first: an event that a row refers to was written before the row.
         for ring in self.rings.values():

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 from ddpdoctor.errors import DdpDoctorError, UsageError
-from ddpdoctor.report.escape import one_line, visible
+from ddpdoctor.report.escape import one_line, visible, without_commands
 
 if TYPE_CHECKING:
     from ddpdoctor.launch.request import Progress
@@ -72,7 +72,7 @@ def stdin_stream() -> BinaryIO | None:
 
 def say(text: str) -> None:
     """Write a line of talk to stderr."""
-    _write(sys.stderr, visible(text).rstrip("\n") + "\n")
+    _write(sys.stderr, without_commands(visible(text)).rstrip("\n") + "\n")
 
 
 def say_lines(lines: Iterable[str]) -> None:

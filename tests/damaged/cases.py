@@ -47,6 +47,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     unread: str = ""
     """A file of which nothing can be read: the answer names it, unless it is an error."""
     grows: str = ""
+    may_read: bool = False
+    """The user names a link, which may lead anywhere."""
 
 
 def case(number: int, seed: int, originals: Path, scratch: Path) -> Case:
@@ -219,6 +221,7 @@ def _autopsy(random: Random, name: str, damage: Damage, paths: tuple[str, ...]) 
         allowed=frozenset({INCONCLUSIVE, ERROR} if alone else {FINDINGS, INCONCLUSIVE, CLEAN}),
         named=(name,),
         unread=os.path.basename(unread),
+        may_read=paths == (name,),
     )
 
 
@@ -255,6 +258,7 @@ def _of_baseline(random: Random, originals: Path, work: Path) -> Case:
         arguments=("gate", "--baseline", "base.json", "train.py"),
         allowed=frozenset({ERROR, INCONCLUSIVE, FINDINGS} if is_same else {ERROR}),
         named=("base.json",),
+        may_read=True,
     )
 
 
@@ -279,9 +283,11 @@ def _of_report(random: Random, originals: Path, work: Path) -> Case:
     damages = (*ANY_FILE, Damage("JSON changed", in_place(mutate_json)))
     damage = random.choice([one for one in damages if one.name not in ("gone", "empty", "a line feed inserted")])
     damage.do(random, path)
+    writable = "device" in damage.name or damage.name == "a link to nothing"
     return Case(
         name=f"report to overwrite: {damage.name}",
         arguments=("report", "run", "--output-format", "json", "-o", "report.json"),
-        allowed=frozenset({ERROR, CLEAN} if not damage.is_unreadable or "link" in damage.name else {ERROR}),
+        allowed=frozenset({ERROR} if damage.is_unreadable and not writable else {ERROR, CLEAN}),
         named=("report.json",),
+        may_read=True,
     )

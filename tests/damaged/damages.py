@@ -1,4 +1,4 @@
-"""What may have happened to any file: cut, flipped, swapped, and things in its place that are no file or have no end."""
+"""What may have happened to any file: cut, flipped, swapped; or something without content or end in its place."""
 
 from __future__ import annotations
 

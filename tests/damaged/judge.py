@@ -45,17 +45,16 @@ def problems(case: Case, ending: Ending, scratch: Path, before: dict[str, str], 
         yield f"exit code {ending.code}, not one of {sorted(case.allowed)}"
     elif ending.code == ERROR:
         yield from _wrong_error(case, said)
-    elif case.unread and case.unread not in said + shown.replace("\n", ""):
-        if case.unread not in re.sub(r"[\s\\]+", "", shown):
-            yield f"does not say that {case.unread} was not read"
+    elif case.unread not in said + re.sub(r"[\s\\]+", "", shown):
+        yield f"does not say that {case.unread} was not read"
     if len(shown) > MOST_WRITTEN and "html" not in case.arguments:
         yield f"wrote {len(shown):,} characters"
     for name, text in (("stderr", said), ("stdout", shown)):
         if found := _OBEYED.search(text):
             yield f"{name} holds {found.group()!r}"
-        if found := COMMAND.search(text):
+        if found := COMMAND.search(text) if "json" not in case.arguments else None:
             yield f"{name} holds the command {found.group()!r}"
-    if SECRET.decode() in said + shown or os.stat(scratch / OUTSIDE / "secret").st_atime != 1:
+    if not case.may_read and (SECRET.decode() in said + shown or os.stat(scratch / OUTSIDE / "secret").st_atime != 1):
         yield "read outside"
     after = tree(scratch)
     changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
@@ -77,7 +76,7 @@ def _wrong_error(case: Case, said: str) -> Iterator[str]:
 
 
 def _may_change(case: Case, name: str) -> bool:
-    written = name in ("trace.json", "work/report.json") or name.startswith(("home", "tmp"))
+    written = name in ("trace.json", "work/report.json", "work/nothing") or name.startswith(("home", "tmp"))
     return written or (bool(case.grows) and case.grows.endswith(name))
 
 

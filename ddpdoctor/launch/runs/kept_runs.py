@@ -79,7 +79,7 @@ def named_run(name: str) -> Path:
     file.
     """
     if Path(name).is_file():
-        records = f"`ddpdoctor profile {name}` creates one." if name.endswith(".py") else ""
+        records = f"`ddpdoctor profile {name if name.endswith('.py') else 'train.py'}` creates one."
         raise UsageError(f"{name} is a file, but the record of a run is a directory", records)
     return (Path(name) if Path(name).is_dir() or "/" in name else kept_runs_directory() / name).absolute()
 

@@ -1,8 +1,9 @@
 """Reads dumps of torch's flight recorder, pickles and JSON of every version since torch 2.4, as hostile input.
 
 The unpickler refuses every global, a dump has a bound in bytes, in containers, in memory and in what it holds once
-nothing is shared any more, and it is converted to plain data of known types before anything looks at it. Most ranks of a job hold the same entries at other times: a dump
-that equals an earlier one but for its time stamps is not unpickled at all (1 ms against 20 ms for 2,000 entries).
+nothing is shared any more, and it is converted to plain data of known types before anything looks at it. Most ranks of
+a job hold the same entries at other times: a dump that equals an earlier one but for its time stamps is not unpickled
+at all (1 ms against 20 ms for 2,000 entries).
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ from ddpdoctor.record.events import Row
 from ddpdoctor.record.model import shared_fields
 from ddpdoctor.record.streams.data import Loader, Pass, SampleProbe
 
-
 _MOST_INDEX_BYTES = 1 << 26
 """Of all passes together, 8 an index: a number of Python has 32."""
 
