@@ -156,14 +156,14 @@ class RunFiles:
         self._crowd = ""
 
     def poll(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield new events with the process that wrote them, oldest first within a process.
-
-        Rings are brought up to date.
-        """
+        """Bring the rings up to date; new events with the process that wrote them, oldest first within a process."""
         self.find_processes()
         # Rings first: an event that a row refers to was written before the row.
         for ring in self.rings.values():
             ring.read()
+        return self._new_events()
+
+    def _new_events(self) -> Iterator[tuple[int, dict[str, Any]]]:
         left = _MOST_LINES
         for pid, tail in self._tails.items():
             before = tail.lines

@@ -1,4 +1,4 @@
-"""What a job, another user or a stranger left is opened in one way: every other opening of a file has its reason here."""
+"""What a job, another user or a stranger left is opened in one way: any other opening of a file has its reason here."""
 
 from __future__ import annotations
 
@@ -87,5 +87,4 @@ def _calls(node: ast.AST, function: str) -> Iterator[tuple[str, ast.Call]]:
     for inner in ast.iter_child_nodes(node):
         if isinstance(inner, ast.Call):
             yield function, inner
-        named = isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef))
-        yield from _calls(inner, inner.name if named else function)
+        yield from _calls(inner, inner.name if isinstance(inner, ast.FunctionDef) else function)
