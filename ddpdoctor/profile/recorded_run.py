@@ -55,9 +55,10 @@ def recorded(directory: Path) -> tuple[Snapshot, RunRecord]:
             may_go_on = f"the run was started on {host}; if it is still running there, this report is not final"
             snapshot = msgspec.structs.replace(snapshot, notes=(may_go_on, *snapshot.notes))
         record = source.record()
-        notes = dict.fromkeys((*filter(None, (damage,)), *source.unread(), *snapshot.notes))
-        snapshot = msgspec.structs.replace(snapshot, notes=tuple(notes))
-        return snapshot, msgspec.structs.replace(record, gpus=snapshot.gpus)
+        unread = (*filter(None, (damage,)), *source.unread())
+        snapshot = msgspec.structs.replace(snapshot, notes=tuple(dict.fromkeys((*unread, *snapshot.notes))))
+        job = msgspec.structs.replace(record.job, notes=unread)
+        return snapshot, msgspec.structs.replace(record, job=job, gpus=snapshot.gpus)
     finally:
         source.close()
 

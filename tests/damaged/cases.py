@@ -220,7 +220,7 @@ def _autopsy(random: Random, name: str, damage: Damage, paths: tuple[str, ...]) 
         arguments=("autopsy", *paths, *output),
         allowed=frozenset({INCONCLUSIVE, ERROR} if alone else {FINDINGS, INCONCLUSIVE, CLEAN}),
         named=(name,),
-        unread=os.path.basename(unread),
+        unread="" if alone and "secret" in damage.name else os.path.basename(unread),
         may_read=paths == (name,),
     )
 

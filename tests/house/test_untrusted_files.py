@@ -38,6 +38,7 @@ ALLOWED = {
     "monitor/kernel_kills.py kernel_kills": "of the system",
     "monitor/nodes/meeting.py _write_secret": "written",
     "monitor/nodes/nodes.py _takes_place": "a lock",
+    "monitor/processes/hosts.py _scheduled_ns": "of the system",
     "monitor/processes/flight_recorders.py _of_pipe": "a pipe, which was examined, for writing",
     "monitor/rehearsal.py run": "written, in a directory that was just made",
     "postmortem/inputs.py _open_pipe": "a pipe that the user names",

@@ -115,7 +115,7 @@ def live_processes(directory: Path) -> tuple[int, ...]:
         return ()
     pids = [int(match[1]) for match in map(_EVENTS.match, names) if match]
     outer = OuterPids(directory)
-    seen = tuple(sorted(pid for pid in pids if _belongs(pid, directory) or outer.is_inside(pid)))
+    seen = tuple(sorted(pid for pid in pids if belongs(pid, directory) or outer.is_inside(pid)))
     return seen or _beating(directory, pids)
 
 
@@ -140,9 +140,9 @@ def _beat_ns(directory: Path, pid: int) -> int:
         ring.close()
 
 
-def _belongs(pid: int, directory: Path) -> bool:
+def belongs(pid: int, directory: Path) -> bool:
     """Return whether a process lives and is of the run: process ids are used again."""
-    return is_alive(pid) and is_of_run(pid, directory) is not False
+    return 0 < pid < 1 << 31 and is_alive(pid) and is_of_run(pid, directory) is not False
 
 
 def prune(runs: Path) -> None:
