@@ -336,7 +336,11 @@ class RingTail:
         if len(content) < self._row_bytes or not _fits(packed, content[self._row.size :]):
             return None
         row: tuple[int, ...] = self._row.unpack(packed)
-        return row if row[0] >= 0 and all(-most < value < most for value, most in zip(row, self._most)) else None
+        return (
+            row
+            if row[0] >= 0 and all(-most < value < most for value, most in zip(row, self._most, strict=True))
+            else None
+        )
 
     def _bytes_at(self, offset: int, size: int) -> bytes:
         try:

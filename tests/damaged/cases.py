@@ -29,8 +29,8 @@ CLEAN, FINDINGS, ERROR, INCONCLUSIVE = range(4)
 _ESSENTIAL = ("job.json", "events-", "steps-", "calls-", "history.sqlite")
 _MORE_FILES = {
     "clock.json": b'{"offset_ns": 5, "low_ns": 1, "high_ns": 9}',
-    "launcher.out": b"exitcode : -9 (pid: 77)\n",
-    "probe-77.log": b"no torch\n",
+    "launcher.out": b"exitcode : -9 (pid: 4999999)\n",
+    "probe-4999999.log": b"no torch\n",
     "attach.key": b"x",
     "owner.json": b"{}",
 }
@@ -76,8 +76,8 @@ def _of_run(random: Random, originals: Path, work: Path) -> Case:
         if random.random() < 0.15:
             (run / name).write_bytes(content)
     if random.random() < 0.15:
-        shutil.copyfile(next(run.glob("events-*")), run / "events-77.jsonl")
-        shutil.copyfile(next(run.glob("steps-*")), run / "steps-77.ring")
+        shutil.copyfile(next(run.glob("events-*")), run / "events-4999999.jsonl")
+        shutil.copyfile(next(run.glob("steps-*")), run / "steps-4999999.ring")
     files = sorted(path.name for path in run.iterdir())
     name = random.choice([*files, *(["job.json"] * 3), *(["history.sqlite"] * 4 if "history.sqlite" in files else ())])
     damage = random.choice(_damages_of(name))
@@ -134,7 +134,7 @@ def _of_directory(random: Random, originals: Path, work: Path) -> Case:
     def many(pattern: str, number: int) -> Callable[[], None]:
         def make() -> None:
             content = next(run.glob(pattern.replace("#", "*"))).read_bytes()[:9_000]
-            for pid in range(100_000, 100_000 + number):
+            for pid in range(5_000_000, 5_000_000 + number):
                 (run / pattern.replace("#", str(pid))).write_bytes(content)
 
         return make
