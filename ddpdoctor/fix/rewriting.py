@@ -111,12 +111,14 @@ def difference(rewritten: Rewritten, shown: str) -> str:
 def write(rewritten: Rewritten) -> None:
     """Put the new content in the file's place, at once and with the file's mode; links to it stay links.
 
-    Raises UsageError when the file was changed meanwhile or cannot be written.
+    Raises UsageError when the file was changed meanwhile, is read-only, or cannot be written.
     """
     path = os.path.realpath(rewritten.file)
     changed = f"{rewritten.file} was changed during the examination; it was not edited"
     try:
         before = os.stat(path)
+        if not before.st_mode & 0o222:
+            raise UsageError(f"{rewritten.file} is read-only; it was not edited", "`chmod u+w` lets it be edited.")
         if read_untrusted(path, _LARGEST_BYTES) != rewritten.before:
             raise UsageError(changed)
         replace_file(path, rewritten.after, before)

@@ -28,8 +28,8 @@ _MOST_HELD_OPEN = 256
 _PIECE_BYTES = 1 << 20
 _LONGEST_LINE = 16 << 20
 """A description of 100,000 parameters has 10 MB; as lists of nothing 16 MiB become 0.4 GB."""
-_MOST_LINES = 250_000
-"""Of all files at one look, which take 4 s: those of a rank grow by some thousands in a month."""
+_MOST_LINES = 150_000
+"""Of all files at one look, which take 3 s: those of a rank grow by some thousands in a month."""
 _MOST_BYTES = 1 << 29
 """Of one file at one look, twice what a process writes."""
 _MOST_PROCESSES = 10_000
@@ -72,7 +72,9 @@ class EventTail:
             self._note_truncation()
             until = self._offset + _MOST_BYTES
             while content := os.pread(self._descriptor, _PIECE_BYTES, self._offset):
-                if most_lines <= 0 or self._offset >= until:
+                if most_lines <= 0:
+                    break
+                if self._offset >= until:
                     self.refused = f"{self._path.name} holds more than is read at once; the rest is left out"
                     break
                 self._offset += len(content)
@@ -158,6 +160,7 @@ class RunFiles:
 
     def poll(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Bring the rings up to date; new events with the process that wrote them, oldest first within a process."""
+        self._crowd = ""
         self.find_processes()
         # Rings first: an event that a row refers to was written before the row.
         for ring in self.rings.values():
@@ -170,6 +173,8 @@ class RunFiles:
             before = tail.lines
             yield from ((pid, event) for event in tail.read(left))
             left -= tail.lines - before
+        if left <= 0:
+            self._crowd = f"it has more than {_MOST_LINES:,} lines, and the rest is left out"
 
     def find_processes(self) -> set[int]:
         """Return the processes that have written events."""
@@ -221,7 +226,7 @@ class RunFiles:
             if ending == "ring":
                 with_ring.add(int(pid))
         if len(found) > _MOST_PROCESSES:
-            self._crowd = f"the record is of more than {_MOST_PROCESSES:,} processes: the rest is left out"
+            self._crowd = f"it is of more than {_MOST_PROCESSES:,} processes, and the rest is left out"
             found.sort(key=lambda one: one[0] not in with_ring)
         return found[:_MOST_PROCESSES]
 

@@ -23,7 +23,7 @@ import msgspec
 MOST_BYTES = 1 << 30
 """Of address space, which is more than the memory in use."""
 MOST_WRITTEN = 64 << 20
-HUNG_S = 45.0
+HUNG_S = 60.0
 """A case that takes longer is ended: on a loaded machine ten seconds may become so many."""
 _READ_ALL = 1 << 1 | 1 << 2
 """The capabilities by which root reads files without permission."""

@@ -8,6 +8,8 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,12 @@ BEATS_WITHIN_S = 0.7
 """Ranks beat five times a second, on a loaded machine less often."""
 _PLACE = "Choose another one with `--run-dir`, or set XDG_STATE_HOME to a writable directory."
 _PREFIX = "run-"
+_OUTPUT = "output"
+_WRITTEN = (
+    *("job.*", "head.*", "attach.*", "seeks.*", "clock.json", "history.*", "nodes.lock", "on-hang.log", "launcher.out"),
+    *("events-*.jsonl", "*-*.ring", "indices-*.bin", "stacks-*.txt", "last-words-*.txt", "probe-*.log", "owner.json"),
+)
+"""What ``layout`` names of a watched run."""
 _EVENTS = re.compile(r"events-(\d+)\.jsonl$")
 
 
@@ -152,7 +160,19 @@ def prune(runs: Path) -> None:
         held += _size(directory)
         too_many = number >= MOST_RUNS or held > MOST_BYTES
         if too_many and not live_processes(directory) and written_ago_s(directory) > QUIET_FOR_S:
-            shutil.rmtree(directory, ignore_errors=True)
+            _remove(directory)
+
+
+def _remove(directory: Path) -> None:
+    """Remove what a run writes; what else someone has put beside it stays, and the directory with it."""
+    if directory.is_symlink():
+        return
+    shutil.rmtree(directory / _OUTPUT, ignore_errors=True)
+    with suppress(OSError):
+        for name in os.listdir(directory):
+            if any(fnmatch(name, pattern) for pattern in _WRITTEN):
+                (directory / name).unlink()
+        directory.rmdir()
 
 
 def written_ago_s(directory: Path) -> float:
