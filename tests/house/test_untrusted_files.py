@@ -45,7 +45,6 @@ ALLOWED = {
     "profile/link_sweeps.py sweep": "in a directory of this process",
     "record/clock.py _counts_from": "of the system",
     "record/descriptors.py private_descriptor": "in a rank",
-    "record/ring_reader.py ask_for_stacks": "the ring that is read already, for writing",
     "record/writer.py __init__": "in a rank",
     "record/writer.py write": "in a rank",
     "record/writer.py write_indices": "in a rank",

@@ -9,13 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.files import untrusted
 from ddpdoctor.files.untrusted import open_untrusted, quoted, read_start, read_untrusted, reason_of
 
 
 def _socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(str(path))
+
+
+def _sparse(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 20 << 30)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +32,7 @@ def _socket(path: Path) -> None:
         (lambda path: path.symlink_to("/etc/passwd"), "it is a link that leads out of its directory"),
         (lambda path: path.symlink_to(path), "Too many levels of symbolic links"),
         (lambda path: path.write_bytes(b"x" * 101), "it has more than 100 bytes"),
-        (lambda path: (path.touch(), os.truncate(path, 20 << 30)), "it has more than 100 bytes"),
+        (_sparse, "it has more than 100 bytes"),
     ],
 )
 def test_what_is_no_file_of_the_directory_is_refused(
@@ -72,7 +76,7 @@ def test_what_takes_the_place_of_a_file_that_was_judged_is_not_read(
         path.symlink_to("/etc/passwd")
         return status
 
-    monkeypatch.setattr(untrusted.os, "fstat", then_swap)
+    monkeypatch.setattr(os, "fstat", then_swap)
     descriptor = open_untrusted(path, tmp_path)
     monkeypatch.undo()
     assert os.read(descriptor, 100) == b"judged"

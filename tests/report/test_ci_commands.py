@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from rich.text import Text
 
-from ddpdoctor.diagnosis.performance.verdict import RunVerdict
+from ddpdoctor.diagnosis.performance.summary import RunVerdict
 from ddpdoctor.examination import AutopsySection, Examination
 from ddpdoctor.finding import Fact, Severity
 from ddpdoctor.monitor.snapshot import FindingView, Snapshot, StallSide, StallView
