@@ -327,7 +327,7 @@ class LiveRun:
     def unread(self) -> tuple[str, ...]:
         """Return what of the record is missing or cannot be read, in sentences."""
         files, live = self._assembly.files, self._assembly.live
-        empty = [f"{name} is empty" for name in live.empty.values()] if self._is_over else []
+        empty = [f"{name} is empty" for name in live.empty] if self._is_over else []
         refused = dict.fromkeys((*files.refused.values(), *live.refused.values(), *files.unread, *empty))
         notes = [f"part of the record cannot be read: {reason}" for reason in [*refused][:_UNREAD_SHOWN]]
         if (more := len(refused) - _UNREAD_SHOWN) > 0:

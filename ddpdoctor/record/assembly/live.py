@@ -50,8 +50,8 @@ class LiveRings:
         """What the ranks wrote of torch's flight recorder is made into tracks, which takes a while for many ranks."""
         self.refused: dict[int, str] = {}
         """Processes whose rings could not be read, and why."""
-        self.empty: dict[int, str] = {}
-        """Processes that have made a ring and written nothing to it, as on a disk that is full, and its name."""
+        self.empty: dict[str, int] = {}
+        """Rings to which their process has written nothing, as on a disk that is full."""
         self.lacks: dict[str, str] = {}
         """Names that the job's torch does not have, and what that means for the user."""
         self.flights = FlightTracks()
@@ -166,11 +166,11 @@ class LiveRings:
 
     def mute(self) -> set[int]:
         """Processes that have made a ring and could not write one heartbeat to it, as on a disk that is full."""
-        return self.empty.keys() | {pid for pid, tail in self.steps.items() if tail.live_heartbeat() is None}
+        return {*self.empty.values()} | {pid for pid, tail in self.steps.items() if tail.live_heartbeat() is None}
 
     def last_signs(self) -> dict[int, LastSign]:
         """Return what the newest heartbeat of each process that has a ring says of its end."""
-        signs = {pid: LastSign(mute=True) for pid in self.empty}
+        signs = {pid: LastSign(mute=True) for pid in self.empty.values()}
         for pid, tail in self.steps.items():
             beat = tail.live_heartbeat()
             if beat is None:
@@ -230,13 +230,13 @@ class LiveRings:
         except RecordError as error:
             self.refused[pid] = error.message
         except ValueError:
-            self.empty[pid] = name
+            self.empty[name] = pid
         except OSError as error:
             if error.errno == errno.EMFILE or not os.path.lexists(self._directory / name):
                 return  # Others may be let go of; a process without such calls has no ring of them.
             self.refused[pid] = f"{name} cannot be read: {reason_of(error)}"
         else:
-            self.empty.pop(pid, None)
+            self.empty.pop(name, None)
 
     def _translated(self, pid: int, kind: str, column: array[int]) -> array[int]:
         known = {number: self._number_of(pid, kind, number) for number in set(column)}
