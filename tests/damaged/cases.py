@@ -159,7 +159,7 @@ def _of_directory(random: Random, originals: Path, work: Path) -> Case:
         "empty": ("run", instead(run.mkdir)),
         "a name of commands": ("x" + COMMANDS.replace("/", ""), renamed("x" + COMMANDS.replace("/", ""))),
         "a name of 250 characters": ("n" * 250, renamed("n" * 250)),
-        "30,000 files of events": ("run", many("events-#.jsonl", 30_000)),
+        "11,000 files of events": ("run", many("events-#.jsonl", 11_000)),
         "2,000 rings of steps": ("run", many("steps-#.ring", 2_000)),
         "5,000 files of output": ("run", lambda: _outputs(run)),
     }

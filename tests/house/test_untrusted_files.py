@@ -36,7 +36,7 @@ ALLOWED = {
     "monitor/history.py __enter__": "of SQLite, which opens by name: `_refuse_foreign` comes first",
     "monitor/history.py __init__": "written: `_refuse_foreign` comes first",
     "monitor/kernel_kills.py kernel_kills": "of the system",
-    "monitor/nodes/meeting.py _write_secret": "written",
+    "monitor/nodes/meeting.py write_private": "written",
     "monitor/nodes/nodes.py _takes_place": "a lock",
     "monitor/processes/hosts.py _scheduled_ns": "of the system",
     "monitor/processes/flight_recorders.py _of_pipe": "a pipe, which was examined, for writing",
