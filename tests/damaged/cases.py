@@ -69,7 +69,6 @@ def _of_run(random: Random, originals: Path, work: Path) -> Case:
     original = random.choice(("run", "run", "died"))
     run = work / "run"
     shutil.copytree(originals / original, run)
-    shutil.copytree(originals / "run", work / "good")
     if random.random() < 0.5:
         gone(run / "history.sqlite")
     for name, content in _MORE_FILES.items():
@@ -99,6 +98,8 @@ def _of_run(random: Random, originals: Path, work: Path) -> Case:
             ("profile", "--no-tui", "--attach", "run"),
         )
     )
+    if "good" in arguments:
+        shutil.copytree(originals / "run", work / "good")
     allowed = {CLEAN, FINDINGS, ERROR, INCONCLUSIVE}
     if arguments[0] == "profile" or (name == "job.json" and damage.is_unreadable and arguments[0] != "autopsy"):
         allowed = {ERROR}
