@@ -165,7 +165,7 @@ def recorded_snapshot(directory: Path, at_ns: int) -> Snapshot:
         if not unpacking.eof:
             raise zlib.error("a snapshot is cut off, or too large")
         return msgspec.json.decode(content, type=Snapshot)
-    except (zlib.error, msgspec.DecodeError, TypeError, RecursionError) as error:
+    except (zlib.error, msgspec.DecodeError, UnicodeDecodeError, TypeError, RecursionError) as error:
         raise _damage(directory / FILE, error) from error
 
 

@@ -127,7 +127,7 @@ def _clock(directory: Path, first: RunRecord, record: RunRecord) -> Clock:
     """Return how a node's clock differed, as its monitor noted; or about, by the steps that all nodes made."""
     try:
         return msgspec.json.decode(read_untrusted(directory / layout.CLOCK_FILE, 1 << 16, directory), type=Clock)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError, RecursionError):
         bounds = list(bounds_of_steps(first, record))
     if not bounds:
         return Clock()

@@ -62,7 +62,7 @@ def read_plan(directory: Path) -> RunPlan:
         raise _of_another_user(directory)
     try:
         version = msgspec.json.decode(content, type=_Version).version
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RecordError(f"{path} is damaged: {quoted(error)}", _ANEW) from error
     if version > layout.VERSION:
         raise RecordError(
@@ -71,7 +71,7 @@ def read_plan(directory: Path) -> RunPlan:
         )
     try:
         return msgspec.json.decode(content, type=RunPlan)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RecordError(f"{path} is damaged: {quoted(error)}", _ANEW) from error
 
 

@@ -21,7 +21,7 @@ from ddpdoctor.report.own_reports import LARGEST_BYTES, encoded, is_own_report, 
 
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 """Names the file whose Markdown GitHub shows below a job."""
-READER_WITHIN_S = 10.0
+READER_WITHIN_S = 5.0
 """How long someone is waited for who reads from a named pipe."""
 _CODE = frozenset({".py", ".pyw", ".pyi", ".ipynb"})
 _STREAMS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}

@@ -65,7 +65,7 @@ def _wrong_error(case: Case, said: str) -> Iterator[str]:
         yield "exit code 2 without an error"
     elif not any(name in said for name in case.named):
         yield f"names none of {case.named}"
-    if len(said) > LONGEST_ERROR:
+    if len(said) > LONGEST_ERROR and "cannot write" not in said:  # What was to be written is shown then.
         yield f"an error of {len(said):,} characters"
     if _REPEATED.search(said):
         yield "repeats more than 200 characters of a file"

@@ -77,7 +77,7 @@ def kept_keys(directory: Path) -> HeadKeys | None:
     """Return the keys of the head that this run had before; None where it had none."""
     try:
         return msgspec.json.decode(read_untrusted(directory / layout.HEAD_KEY_FILE, 1 << 16, directory), type=HeadKeys)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 

@@ -219,7 +219,7 @@ def _of_json(content: bytes) -> Dump:
         raise DumpError("it is nested too deeply")
     try:
         return msgspec.json.decode(content, type=Dump, strict=False)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DumpError(f"it is not a flight record ({_first_line(error)})") from error
 
 
