@@ -74,7 +74,8 @@ def _of_run(random: Random, originals: Path, work: Path) -> Case:
     for name, content in _MORE_FILES.items():
         if random.random() < 0.15:
             (run / name).write_bytes(content)
-    if random.random() < 0.15:
+    claimed_twice = random.random() < 0.15
+    if claimed_twice:
         shutil.copyfile(next(run.glob("events-*")), run / "events-4999999.jsonl")
         shutil.copyfile(next(run.glob("steps-*")), run / "steps-4999999.ring")
     files = sorted(path.name for path in run.iterdir())
@@ -105,8 +106,8 @@ def _of_run(random: Random, originals: Path, work: Path) -> Case:
         allowed = {ERROR}
     essential = damage.is_unreadable and name.startswith(_ESSENTIAL) and not name.endswith("-journal")
     unread = name if essential and damage.name != "gone" and arguments[0] != "profile" else ""
-    if name == "history.sqlite" and arguments[0] in ("what-if", "compare", "autopsy"):
-        unread = ""  # They ask the record.
+    if claimed_twice or (name == "history.sqlite" and arguments[0] in ("what-if", "compare", "autopsy")):
+        unread = ""  # These ask the record; and of two processes that claim a rank one is left out.
     return Case(
         name=f"{original}/{name}: {damage.name}",
         arguments=arguments,
