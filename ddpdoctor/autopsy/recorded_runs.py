@@ -41,6 +41,7 @@ class RecordedRuns:
         except (DdpDoctorError, OSError) as error:
             self.notes.append(f"{name} cannot be read: {error}")
             return LogRead()
+        self.notes += [f"{name}: {note}" for note in record.job.notes]
         self.records.append(record)
         known = [view.finding for view in snapshot.findings]
         now = [found for result in run_live_checks(read_catalogue().entries, record) for found in result.from_run]

@@ -40,6 +40,7 @@ import msgspec
 
 from ddpdoctor.errors import ConfigurationError
 from ddpdoctor.files.patterns import Pattern, matches_below, parse_patterns
+from ddpdoctor.files.untrusted import quoted, read_untrusted, reason_of
 from ddpdoctor.finding import Severity
 from ddpdoctor.record.streams.machine import JobMachine
 
@@ -127,13 +128,9 @@ LARGEST_BYTES = 10_000_000
 
 def _read(file: Path) -> bytes | None:
     try:
-        if not file.is_file():
-            return None
-        if file.stat().st_size > LARGEST_BYTES:
-            raise ConfigurationError(f"{file} has more than {LARGEST_BYTES:,} bytes, too many for a settings file")
-        return file.read_bytes()
+        return read_untrusted(file, LARGEST_BYTES) if file.is_file() else None
     except OSError as error:
-        raise ConfigurationError(f"{file} cannot be read: {error.strerror or error}") from error
+        raise ConfigurationError(f"the settings file {file} cannot be read: {reason_of(error)}") from error
 
 
 def _table(file: Path, raw: bytes) -> Mapping[str, Any] | None:
@@ -146,7 +143,7 @@ def _table(file: Path, raw: bytes) -> Mapping[str, Any] | None:
     except RecursionError as error:
         raise ConfigurationError(f"{file} is not valid TOML: it is nested too deeply") from error
     except ValueError as error:  # of TOML, of UTF-8, and of Python for numbers of thousands of digits
-        raise ConfigurationError(f"{file} is not valid TOML: {error}") from error
+        raise ConfigurationError(f"{file} is not valid TOML: {quoted(error)}") from error
     if file.name == OWN_FILE:
         return document
     tool = document.get("tool")

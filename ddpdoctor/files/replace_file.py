@@ -16,12 +16,12 @@ _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK
 def replace_file(path: str, content: bytes, before: os.stat_result | None) -> None:
     """Write ``content`` to ``path``, which is no link; ``before`` is what was there, None for nothing.
 
-    Mode and owner stay. Raises FileExistsError when something has come there meanwhile, OSError when it cannot be
-    written.
+    Mode, owner and attributes stay. Raises FileExistsError when something has come there meanwhile, OSError when it
+    cannot be written.
     """
     temporary = os.path.join(os.path.dirname(path) or ".", f".ddpdoctor-{os.urandom(6).hex()}.part")
     try:
-        _write_new(temporary, content, before)
+        _write_new(temporary, content, path, before)
         try:
             _put(temporary, path, before)
         finally:
@@ -34,11 +34,13 @@ def replace_file(path: str, content: bytes, before: os.stat_result | None) -> No
             raise
         _refuse_a_change(path, before)
         with open(path, "r+b") as stream:
+            if len(content) > before.st_size:
+                os.posix_fallocate(stream.fileno(), 0, len(content))  # or else a full disk would leave a half of it
             stream.write(content)
             stream.truncate()
 
 
-def _write_new(temporary: str, content: bytes, before: os.stat_result | None) -> None:
+def _write_new(temporary: str, content: bytes, path: str, before: os.stat_result | None) -> None:
     mode = 0o666 if before is None else before.st_mode & 0o7777
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode & 0o666)
     try:
@@ -52,6 +54,10 @@ def _write_new(temporary: str, content: bytes, before: os.stat_result | None) ->
                     with suppress(OSError):
                         os.fchown(descriptor, before.st_uid, before.st_gid)
                 os.fchmod(descriptor, mode)
+                # Of a file with an access list the mode's group bits are the mask: without the list they would open it.
+                with suppress(OSError):
+                    for name in os.listxattr(path):
+                        os.setxattr(descriptor, name, os.getxattr(path, name))
     except BaseException:
         os.unlink(temporary)
         raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import io
 import tokenize
 from collections.abc import Callable, Iterator
@@ -10,8 +11,11 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
+from ddpdoctor.files.untrusted import read_untrusted
+
 MAXIMUM_BYTES = 5_000_000
 """Larger files have no lines here: no one wrote them."""
+_OF_PYTHON = frozenset({".py", ".pyw", ".pyi", ".pyx"})
 
 
 def decoded(raw: bytes) -> tuple[str, str]:
@@ -39,10 +43,24 @@ def line_of(file: str, line: int) -> str:
     return lines[line - 1] if 0 < line <= len(lines) else ""
 
 
+def source_of(file: str) -> str:
+    """Return the text of a Python file: a record may name any file, and no other may be shown because of that.
+
+    Raises OSError for one that is no such file, SyntaxError and ValueError as ``decoded`` does.
+    """
+    if file in _held:
+        return decoded(_held[file])[0]
+    raw = read_untrusted(file, MAXIMUM_BYTES)
+    first = raw[:200].partition(b"\n")[0]
+    if Path(file).suffix not in _OF_PYTHON and not (first.startswith(b"#!") and b"python" in first):
+        raise OSError(errno.EINVAL, "it is no Python file", file)
+    return decoded(raw)[0]
+
+
 def tree_of(file: str) -> ast.Module | None:
     """Return the syntax of a file as it is on the disk; None where it cannot be read or has none."""
     try:
-        return ast.parse(Path(file).read_bytes())
+        return ast.parse(read_untrusted(file, MAXIMUM_BYTES))
     except (OSError, SyntaxError, ValueError, RecursionError):
         return None
 
@@ -70,9 +88,7 @@ _finders: list[Callable[[str, int], str]] = []
 @lru_cache(maxsize=64)
 def _lines(file: str) -> tuple[str, ...]:
     try:
-        if file not in _held and (not Path(file).is_file() or Path(file).stat().st_size > MAXIMUM_BYTES):
-            return ()
-        text, _ = decoded(_held[file] if file in _held else Path(file).read_bytes())
+        text = source_of(file)
         return tuple(text.replace("\r\n", "\n").replace("\r", "\n").split("\n"))
     except (OSError, SyntaxError, ValueError):
         return ()

@@ -8,13 +8,14 @@ import os
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
 import msgspec
 
 from ddpdoctor.errors import DdpDoctorError, UsageError
 from ddpdoctor.files.replace_file import replace_file
+from ddpdoctor.files.source_text import MAXIMUM_BYTES as _LARGEST_BYTES
 from ddpdoctor.files.source_text import decoded
+from ddpdoctor.files.untrusted import read_untrusted
 from ddpdoctor.fix.edits import Edit, Fix
 
 _LINE_END = re.compile("\r\n|\r|\n")
@@ -51,7 +52,7 @@ def rewrite(fixes: Iterable[Fix], held: Mapping[str, bytes] | None = None) -> tu
     done: list[Rewritten] = []
     for file, wanted in sorted(by_file.items()):
         try:
-            before = held[file] if held and file in held else Path(file).read_bytes()
+            before = held[file] if held and file in held else read_untrusted(file, _LARGEST_BYTES)
         except OSError:
             left.extend(wanted)
             continue
@@ -110,13 +111,15 @@ def difference(rewritten: Rewritten, shown: str) -> str:
 def write(rewritten: Rewritten) -> None:
     """Put the new content in the file's place, at once and with the file's mode; links to it stay links.
 
-    Raises UsageError when the file was changed meanwhile or cannot be written.
+    Raises UsageError when the file was changed meanwhile, is read-only, or cannot be written.
     """
     path = os.path.realpath(rewritten.file)
     changed = f"{rewritten.file} was changed during the examination; it was not edited"
     try:
         before = os.stat(path)
-        if Path(path).read_bytes() != rewritten.before:
+        if not before.st_mode & 0o222:
+            raise UsageError(f"{rewritten.file} is read-only; it was not edited", "`chmod u+w` lets it be edited.")
+        if read_untrusted(path, _LARGEST_BYTES) != rewritten.before:
             raise UsageError(changed)
         replace_file(path, rewritten.after, before)
     except FileExistsError as error:

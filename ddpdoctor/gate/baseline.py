@@ -19,6 +19,7 @@ import msgspec
 from ddpdoctor import __version__
 from ddpdoctor.errors import UsageError
 from ddpdoctor.files.replace_file import replace_file
+from ddpdoctor.files.untrusted import quoted, read_start, read_untrusted, reason_of
 from ddpdoctor.gate.budget import Budget
 from ddpdoctor.gate.reach import Reach
 
@@ -26,6 +27,7 @@ DEFAULT_FILE = "ddpdoctor-baseline.json"
 FORMAT = 1
 LARGEST_BYTES = 50_000_000
 _UPDATE = "`ddpdoctor gate --update` rewrites it."
+_OTHER = "Choose another file with `--baseline`."
 Decoded = TypeVar("Decoded", bound=msgspec.Struct)
 
 
@@ -90,28 +92,29 @@ def read_baseline(file: Path) -> dict[str, Entry] | None:
         return None
     for target, sealed in document.targets.items():
         if sealed.digest != _digest(sealed.entry):
-            raise UsageError(f"{file}: the entry of `{target}` was edited by hand", f"Undo that, or: {_UPDATE}")
+            raise UsageError(f"{file}: the entry of `{quoted(target)}` was edited by hand", f"Undo that, or: {_UPDATE}")
     return {target: sealed.entry for target, sealed in document.targets.items()}
 
 
 def _document(file: Path) -> _File | None:
     try:
-        if file.stat().st_size > LARGEST_BYTES:
-            raise UsageError(f"{file} has more than {LARGEST_BYTES:,} bytes, too many for a baseline", _UPDATE)
-        content = file.read_bytes()
-    except FileNotFoundError:
+        content = read_untrusted(file, LARGEST_BYTES)
+    except FileNotFoundError as error:
+        if file.is_symlink():
+            raise UsageError(f"the baseline {file} is a link to nothing", _OTHER) from error
         return None
     except OSError as error:
-        raise UsageError(f"the baseline {file} cannot be read: {error.strerror or error}") from error
+        raise UsageError(f"the baseline {file} cannot be read: {reason_of(error)}", _OTHER) from error
     if b"<<<<<<<" in content and b">>>>>>>" in content:
         raise UsageError(f"{file} holds a merge conflict", f"Take either side, then: {_UPDATE}")
     head = _decoded(content, _Head, file)
     if head.tool.name != "ddpdoctor":
-        raise UsageError(f"{file} is not a ddpdoctor baseline", "Choose another file with `--baseline`.")
+        raise UsageError(f"{file} is not a ddpdoctor baseline", _OTHER)
     if head.format != FORMAT:
         age = "a newer" if head.format > FORMAT else "an older"
         raise UsageError(
-            f"{file} was written by {age} ddpdoctor, {head.tool.version}: its format is {head.format}, not {FORMAT}",
+            f"{file} was written by {age} ddpdoctor, {quoted(head.tool.version)}: its format is {quoted(head.format)}, "
+            f"not {FORMAT}",
             f"Use the same version, or: {_UPDATE}",
         )
     return _decoded(content, _File, file)
@@ -137,7 +140,7 @@ def write_entries(file: Path, entries: Mapping[str, Entry | None]) -> None:
 
 def refuse_unwritable(file: Path) -> None:
     """Raise UsageError for what must not, or cannot, be written."""
-    if not file.exists():
+    if not os.path.lexists(file):
         parent = file.absolute().parent
         if not parent.is_dir():
             raise UsageError(f"cannot write {file}: there is no directory {parent}")
@@ -148,7 +151,8 @@ def refuse_unwritable(file: Path) -> None:
         raise UsageError(f"cannot write {file}: it is not a regular file")
     if not os.access(file, os.W_OK):
         raise UsageError(f"cannot write {file}: it is read-only")
-    if file.stat().st_size and b'"ddpdoctor"' not in file.read_bytes()[:200]:
+    start = read_start(file, 200)
+    if start and b'"ddpdoctor"' not in start:
         raise UsageError(
             f"cannot write {file}: it exists, and is not a ddpdoctor baseline", "Choose another one with `--baseline`."
         )
@@ -208,7 +212,7 @@ def _decoded(content: bytes, kind: type[Decoded], file: Path) -> Decoded:
     try:
         return msgspec.json.decode(content, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"{file} is not a readable baseline: {error}", _UPDATE) from error
+        raise UsageError(f"{file} is not a readable baseline: {quoted(error)}", _UPDATE) from error
 
 
 @contextmanager

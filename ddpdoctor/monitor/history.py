@@ -23,6 +23,7 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.errors import RecordError
+from ddpdoctor.files.untrusted import open_untrusted, quoted, reason_of
 from ddpdoctor.monitor.snapshot import Snapshot
 
 FILE = "history.sqlite"
@@ -32,6 +33,11 @@ _LOCKED = "database is locked"
 """What SQLite says while someone reads; that moment is left out."""
 MOST_ROWS = 100_000
 MOST_SNAPSHOTS = 600
+_MOST_SNAPSHOT_BYTES = 64 << 20
+"""Of one snapshot, unpacked: a job of 1,024 ranks has 8 MB."""
+_MOST_OPERATIONS = 20_000_000
+"""Of SQLite's machine for one question, which take it 2 s; the moments of a full history need 10,000."""
+_DAMAGED = "Copy the run directory anew; without this file `ddpdoctor report` judges what the ranks wrote."
 _TABLES = """
 create table if not exists steps (
     at_ns integer not null, rank integer not null, step integer, step_p50_ns real, step_p95_ns real, data_wait_ns real,
@@ -50,6 +56,10 @@ create table if not exists snapshots (at_ns integer primary key, content blob no
 """
 
 
+class NeverWatched(RecordError):
+    """The run has no history."""
+
+
 class HistoryWriter:
     """Writes the history of one run; a fault of the disk ends the writing and nothing else."""
 
@@ -59,7 +69,7 @@ class HistoryWriter:
         self._connection: sqlite3.Connection | None = None
         self._lock = -1
         try:
-            self._lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return
@@ -67,6 +77,7 @@ class HistoryWriter:
             self.fault = f"the history is not written: {error.strerror or error}"
             return
         try:
+            _refuse_foreign(directory)
             self._connection = sqlite3.connect(
                 directory / FILE, isolation_level=None, timeout=0.2, check_same_thread=False
             )
@@ -76,6 +87,9 @@ class HistoryWriter:
             self._make_tables(self._connection)
         except sqlite3.Error as error:
             self._give_up(error)
+        except OSError as error:
+            self.fault = f"the history is not written: {FILE}: {reason_of(error)}"
+            self.close()
 
     def write(self, snapshot: Snapshot) -> None:
         """Add what one snapshot shows."""
@@ -127,7 +141,8 @@ def _is_damage(error: sqlite3.Error) -> bool:
 def recorded_moments(directory: Path) -> list[int]:
     """Return the times of the recorded snapshots, ascending; raises RecordError when the history cannot be read."""
     with _Reading(directory) as connection:
-        return [int(row[0]) for row in connection.execute("select at_ns from snapshots order by at_ns")]
+        rows = connection.execute("select at_ns from snapshots where typeof(at_ns) = 'integer' order by at_ns")
+        return [row[0] for row in rows.fetchmany(MOST_ROWS)]
 
 
 def recorded_snapshot(directory: Path, at_ns: int) -> Snapshot:
@@ -143,11 +158,29 @@ def recorded_snapshot(directory: Path, at_ns: int) -> Snapshot:
             or connection.execute("select content from snapshots order by at_ns limit 1").fetchone()
         )
     if row is None:
-        raise RecordError(f"{directory / FILE} holds no snapshots: the run was never watched")
+        raise NeverWatched(f"{directory / FILE} holds no snapshots: the run was never watched")
     try:
-        return msgspec.json.decode(zlib.decompress(row[0]), type=Snapshot)
-    except (zlib.error, msgspec.DecodeError, TypeError) as error:
-        raise RecordError(f"{directory / FILE} is damaged: {error}") from error
+        unpacking = zlib.decompressobj()
+        content = unpacking.decompress(row[0], _MOST_SNAPSHOT_BYTES)
+        if not unpacking.eof:
+            raise zlib.error("a snapshot is cut off, or too large")
+        return msgspec.json.decode(content, type=Snapshot)
+    except (zlib.error, msgspec.DecodeError, UnicodeDecodeError, TypeError, RecursionError) as error:
+        raise _damage(directory / FILE, error) from error
+
+
+def _damage(path: Path, error: Exception) -> RecordError:
+    return RecordError(f"{path} is damaged: {quoted(error)}", _DAMAGED)
+
+
+def _refuse_foreign(directory: Path) -> None:
+    """Raise OSError where SQLite would open what is no file of the directory: it opens by name, and its own beside."""
+    for ending in ("", "-journal", "-wal", "-shm"):
+        try:
+            os.close(open_untrusted(directory / f"{FILE}{ending}", directory))
+        except FileNotFoundError:
+            if os.path.lexists(directory / f"{FILE}{ending}"):
+                raise
 
 
 class _Reading:
@@ -158,22 +191,33 @@ class _Reading:
         self._connection: sqlite3.Connection | None = None
 
     def __enter__(self) -> sqlite3.Connection:
-        if not self._path.is_file():
-            raise RecordError(f"{self._path.parent} holds no history: the run was never watched")
-        self._connection = sqlite3.connect(f"{self._path.absolute().as_uri()}?mode=ro", uri=True, timeout=2.0)
+        if not os.path.lexists(self._path):
+            raise NeverWatched(f"{self._path.parent} holds no history: the run was never watched")
         try:
-            version = int(self._connection.execute("pragma user_version").fetchone()[0])
+            _refuse_foreign(self._path.parent)
+        except OSError as error:
+            raise RecordError(f"{self._path} cannot be read: {reason_of(error)}", _DAMAGED) from error
+        try:
+            connection = sqlite3.connect(f"{self._path.absolute().as_uri()}?mode=ro", uri=True, timeout=2.0)
+            self._connection = connection
+            connection.set_progress_handler(lambda: 1, _MOST_OPERATIONS)
+            connection.execute("pragma trusted_schema=off")
+            connection.execute("pragma cell_size_check=on")
+            version = int(connection.execute("pragma user_version").fetchone()[0])
+            kinds = connection.execute("select type from sqlite_master where name = 'snapshots'").fetchall()
         except sqlite3.Error as error:
-            raise RecordError(f"{self._path} is damaged: {error}") from error
+            raise _damage(self._path, error) from error
+        if kinds != [("table",)]:
+            raise RecordError(f"{self._path} is damaged: it has no table of snapshots", _DAMAGED)
         if version > VERSION:
             raise RecordError(f"{self._path} was written by a newer ddpdoctor", "Read it with the version that did.")
-        return self._connection
+        return connection
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if self._connection is not None:
             self._connection.close()
         if isinstance(error, sqlite3.Error):
-            raise RecordError(f"{self._path} is damaged: {error}") from error
+            raise _damage(self._path, error) from error
 
 
 def _thin(connection: sqlite3.Connection, table: str, most: int) -> None:

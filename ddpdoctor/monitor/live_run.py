@@ -60,6 +60,8 @@ NEEDLESS = 5
 """Ranks that continued so often after they were asked take longer for a step than they count as at work, and are asked
 once a step takes longer than usual."""
 
+_UNREAD_SHOWN = 8
+
 
 class LiveRun:
     """One run while it is watched, or when it is over: then no one looks at processes, nor at the GPUs of today."""
@@ -313,7 +315,6 @@ class LiveRun:
 
     def faults(self, record: RunRecord) -> tuple[str, ...]:
         """Return what could not be observed or read, in sentences."""
-        files = self._assembly.files
         notes = [*self.nodes.notes(epoch_ns())]
         told = self.nodes.tells_elsewhere or (self.nodes.may_yet_come and bool(self.living()))
         unseen = "" if self._is_over else self._unseen.note(self._assembly.book)
@@ -321,9 +322,17 @@ class LiveRun:
         notes += probe_logs(self._directory)[:1]
         if self._assembly.faults:
             notes.append(f"part of the observation failed: {self._assembly.faults[0]}")
-        refused = dict.fromkeys((*files.refused.values(), *self._assembly.live.refused.values()))
-        notes += [f"part of the record cannot be read: {reason}" for reason in refused]
-        if missing := self._assembly.live.missing():
+        return (*notes, *self.unread())
+
+    def unread(self) -> tuple[str, ...]:
+        """Return what of the record is missing or cannot be read, in sentences."""
+        files, live = self._assembly.files, self._assembly.live
+        empty = [f"{name} is empty" for name in live.empty] if self._is_over else []
+        refused = dict.fromkeys((*files.refused.values(), *live.refused.values(), *files.unread, *empty))
+        notes = [f"part of the record cannot be read: {reason}" for reason in [*refused][:_UNREAD_SHOWN]]
+        if (more := len(refused) - _UNREAD_SHOWN) > 0:
+            notes.append(f"{count(more, 'more file')} of the record cannot be read")
+        if missing := live.missing():
             rows = count(missing, "step or collective", "steps and collectives")
             notes.append(f"{rows} are missing: another program truncated or overwrote the record")
         if files.shortened:

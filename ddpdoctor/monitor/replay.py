@@ -11,8 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from ddpdoctor.errors import RecordError
-from ddpdoctor.monitor.history import recorded_moments, recorded_snapshot
+from ddpdoctor.monitor.history import NeverWatched, recorded_moments, recorded_snapshot
 from ddpdoctor.monitor.snapshot import PlaybackState, Snapshot
 from ddpdoctor.record.plan import read_plan
 
@@ -20,7 +19,7 @@ from ddpdoctor.record.plan import read_plan
 def final_snapshot(directory: Path) -> Snapshot:
     """Return the last thing that was shown of a run.
 
-    Raises RecordError when the directory cannot be read or the run was never watched.
+    Raises RecordError when the directory cannot be read, and NeverWatched when the run was never watched.
     """
     read_plan(directory)
     moments = recorded_moments(directory)
@@ -35,7 +34,7 @@ def recorded_run(directory: Path) -> Replay:
     read_plan(directory)
     moments = recorded_moments(directory)
     if not moments:
-        raise RecordError(f"{directory} holds no snapshots: the run was never watched")
+        raise NeverWatched(f"{directory} holds no snapshots: the run was never watched")
     return Replay(moments, partial(recorded_snapshot, directory))
 
 

@@ -5,21 +5,21 @@ Bounds: files of a directory, bytes of a compressed file, the time that is waite
 
 from __future__ import annotations
 
-import gzip
 import io
 import os
 import re
 import select
 import stat
-import zipfile
+import struct
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Literal, cast
+from typing import Any, BinaryIO, Literal
 
 import msgspec
 
+from ddpdoctor.files.untrusted import open_untrusted, reason_of
 from ddpdoctor.record.layout import JOB_FILE
 
 InputKind = Literal["log", "dump", "error-file", "run"]
@@ -29,9 +29,25 @@ MOST_UNPACKED = 8 << 30
 """Bytes of one compressed log that are read; a bomb unpacks to more."""
 LARGEST_RATIO = 600
 """A compressed log is 5 to 60 times smaller than what it holds; the most that deflate can do is about 1,030."""
-PIPE_PATIENCE_S = 10.0
+PIPE_PATIENCE_S = 5.0
 SNIFFED = 1 << 16
-LARGEST_ERROR_FILE = 16 << 20
+LARGEST_ERROR_FILE = 4 << 20
+_NOTES_SHOWN = 8
+_MOST_EMPTY_PARTS = 1_000
+"""Of a file that gzip wrote in parts, in a row; each costs 3 µs, and a bomb has nothing else."""
+_PACKED = {
+    b"\xfd7zXZ\0": "xz",
+    b"BZh": "bzip2",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"7z\xbc\xaf": "7z",
+    b"Rar!": "RAR",
+    b"\x04\x22\x4d\x18": "lz4",
+}
+"""First bytes of files that are not unpacked."""
+_ZIP_ENTRY = struct.Struct("<4s2xHH8xI4xHH")
+"""Before the first entry of a zip archive: signature, flags, method, packed size, lengths of name and extra fields."""
+_ENCRYPTED, _SIZE_FOLLOWS = 1, 8
+_STORED, _DEFLATED = 0, 8
 _SKIPPED_SUFFIXES = frozenset(
     {
         ".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".so", ".pyc", ".py", ".png", ".jpg", ".svg", ".parquet",
@@ -81,7 +97,7 @@ def find_inputs(paths: tuple[str, ...]) -> Inputs:
         try:
             mode = path.stat().st_mode
         except OSError as error:
-            inputs.notes.append(f"{name} cannot be read: {error.strerror or error}")
+            inputs.notes.append(f"{name} cannot be read: {reason_of(error)}")
             continue
         if stat.S_ISDIR(mode):
             _add_directory(path, name, inputs)
@@ -93,36 +109,48 @@ def find_inputs(paths: tuple[str, ...]) -> Inputs:
 
 
 def _add_directory(directory: Path, name: str, inputs: Inputs) -> None:
-    if (directory / JOB_FILE).is_file():
+    if os.path.lexists(directory / JOB_FILE):
         inputs.found.append(Found(path=directory, name=name, kind="run"))
         return
     number = 0
-    for path in _files_under(directory):
+    skipped: list[str] = []
+    for path, problem in _files_under(directory):
         number += 1
         if number > MOST_FILES:
             inputs.notes.append(
                 f"{name} holds more than {MOST_FILES:,} files: the rest was skipped; give the directory of one job"
             )
-            return
-        if path.name == JOB_FILE:
+            break
+        if problem:
+            skipped.append(f"{path} was skipped: {problem}")
+        elif path.name == JOB_FILE:
             inputs.found.append(Found(path=path.parent, name=str(path.parent), kind="run"))
-        elif path.suffix.lower() not in _SKIPPED_SUFFIXES:
+        else:
             _add_file(path, str(path), inputs, named=False)
+    inputs.notes += skipped[:_NOTES_SHOWN]
+    if len(skipped) > _NOTES_SHOWN:
+        inputs.notes.append(f"{len(skipped) - _NOTES_SHOWN:,} more files of {name} were skipped")
     if not number:
         inputs.notes.append(f"{name} holds no file")
 
 
-def _files_under(directory: Path) -> Iterator[Path]:
-    """Regular files, in the order of their names; links to directories are not followed."""
+def _files_under(directory: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the files in the order of their names, each with why it is not read; of its own directory only."""
     for root, folders, files in os.walk(directory):
         folders.sort()
+        for folder in folders:
+            if os.path.islink(path := Path(root, folder)):
+                yield path, "it is a link to a directory"
         for file in sorted(files):
             path = Path(root, file)
-            try:
-                if stat.S_ISREG(path.stat().st_mode):
-                    yield path
-            except OSError:
+            if path.suffix.lower() in _SKIPPED_SUFFIXES:
                 continue
+            try:
+                os.close(open_untrusted(path, directory))
+            except OSError as error:
+                yield path, reason_of(error)
+            else:
+                yield path, ""
 
 
 def _add_file(path: Path, name: str, inputs: Inputs, *, named: bool) -> None:
@@ -145,14 +173,18 @@ def _add_file(path: Path, name: str, inputs: Inputs, *, named: bool) -> None:
     try:
         with opened(found) as stream:
             found.sample = stream.read(SNIFFED)
-    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
-        inputs.notes.append(f"{name} cannot be read: {_why(error)}")
+    except (OSError, EOFError, zlib.error) as error:
+        inputs.notes.append(f"{name} cannot be read: {reason_of(error)}")
         return
     if not found.sample:
         if named:
             inputs.notes.append(f"{name} is empty")
         return
     kind = _kind_of(found.sample, path)
+    packer = next((packer for start, packer in _PACKED.items() if found.sample.startswith(start)), "")
+    if packer:
+        inputs.notes.append(f"{name} was skipped: it is packed by {packer}, and has to be unpacked first")
+        return
     if kind is None:
         if named:
             inputs.notes.append(f"{name} is neither text nor a flight-recorder dump: skipped")
@@ -187,25 +219,35 @@ def opened(found: Found, stdin: BinaryIO | None = None) -> Iterator[io.BufferedR
             stream: io.BufferedReader[Any] = io.BufferedReader(raw, SNIFFED)
             packed = MOST_UNPACKED // LARGEST_RATIO
         else:
-            stream = stack.enter_context(found.path.open("rb"))
-            packed = found.path.stat().st_size
+            stream = stack.enter_context(os.fdopen(open_untrusted(found.path), "rb"))
+            packed = os.fstat(stream.fileno()).st_size
         head = stream.peek(4)[:4]
+        is_archive = found.path is not None and found.path.suffix.lower() in _ARCHIVES
         if head[:2] == b"\x1f\x8b":
-            stream = _bounded(stack.enter_context(gzip.GzipFile(fileobj=stream)), packed)
-        elif head == b"PK\x03\x04" and found.path is not None and found.path.suffix.lower() in _ARCHIVES:
-            archive = stack.enter_context(zipfile.ZipFile(found.path))
-            first = next(iter(archive.infolist()), None)
-            if first is None:
-                raise OSError("the archive is empty")
-            stream = _bounded(stack.enter_context(archive.open(first)), packed)
+            stream = io.BufferedReader(_Unpacked(stream, packed, zlib.MAX_WBITS | 16), 1 << 20)
+        elif head == b"PK\x03\x04" and is_archive:
+            stream = _first_of_archive(stream, packed)
+        elif head == b"PK\x05\x06" and is_archive:
+            raise OSError("the archive is empty")
         if stream.peek(2)[:2] in (b"\xff\xfe", b"\xfe\xff"):
             text = stack.enter_context(io.TextIOWrapper(stream, encoding="utf-16", errors="replace", newline=""))
             stream = io.BufferedReader(_Encoded(text), SNIFFED)
         yield stream
 
 
-def _bounded(stream: object, packed: int) -> io.BufferedReader[Any]:
-    return io.BufferedReader(_Bounded(cast("IO[bytes]", stream), packed), 1 << 20)
+def _first_of_archive(stream: io.BufferedReader[Any], packed: int) -> io.BufferedReader[Any]:
+    """Return the first file of a zip archive, as it lies behind its own head: the directory at the end may lie."""
+    head = stream.read(_ZIP_ENTRY.size)
+    if len(head) < _ZIP_ENTRY.size:
+        raise EOFError("the archive is cut off")
+    _, flags, method, size, name, extra = _ZIP_ENTRY.unpack(head)
+    stored = method == _STORED and not flags & _SIZE_FOLLOWS
+    if flags & _ENCRYPTED or not (stored or method == _DEFLATED):
+        raise OSError("the archive is encrypted, or packed in a way that is not read: unpack it first")
+    stream.read(name + extra)
+    if stored:
+        return io.BufferedReader(_Part(stream, size), SNIFFED)
+    return io.BufferedReader(_Unpacked(stream, packed, -zlib.MAX_WBITS), 1 << 20)
 
 
 class _Unclosed(io.RawIOBase):
@@ -225,25 +267,67 @@ class _Unclosed(io.RawIOBase):
         return len(piece)
 
 
-class _Bounded(io.RawIOBase):
-    """What a compressed file holds, up to a bound: beyond it the file is no log."""
+class _Part(io.RawIOBase):
+    """So many of the next bytes of a stream."""
 
-    def __init__(self, stream: IO[bytes], packed: int) -> None:
-        self._stream, self._bound = stream, min(MOST_UNPACKED, max(packed * LARGEST_RATIO, 1 << 26))
-        self._read = 0
+    def __init__(self, stream: io.BufferedReader[Any], left: int) -> None:
+        self._stream, self._left = stream, left
 
     def readable(self) -> bool:
         """Return whether it is."""
         return True
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        """Read, or raise OSError at the bound."""
-        piece = self._stream.read(len(buffer))
+        """Read what is there."""
+        piece = self._stream.read(min(len(buffer), self._left))
+        self._left -= len(piece)
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+
+class _Unpacked(io.RawIOBase):
+    """What a compressed file holds, up to a bound: beyond it the file is no log."""
+
+    def __init__(self, stream: io.BufferedReader[Any], packed: int, window_bits: int) -> None:
+        """``window_bits`` says to zlib what surrounds the content; a negative one is for one part without a frame."""
+        self._stream, self._window_bits = stream, window_bits
+        self._bound = min(MOST_UNPACKED, max(packed * LARGEST_RATIO, 1 << 26))
+        self._part = zlib.decompressobj(window_bits)
+        self._left = b""
+        """Of the packed bytes, what is read and not unpacked."""
+        self._read = self._read_before = self._empty_parts = 0
+
+    def readable(self) -> bool:
+        """Return whether it is."""
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        """Read, or raise OSError at the bound, EOFError where the file is cut off, and zlib.error for a damaged one."""
+        piece = b""
+        while not piece:
+            if self._part.eof and not self._begins_another():
+                return 0
+            self._left = self._left or self._stream.read(SNIFFED)
+            if not self._left:
+                raise EOFError("it is cut off")
+            piece = self._part.decompress(self._left, len(buffer))
+            self._left = self._part.unused_data if self._part.eof else self._part.unconsumed_tail
         self._read += len(piece)
         if self._read > self._bound:
             raise OSError(f"it unpacks to more than {self._bound >> 20:,} MiB, too large for a log")
         buffer[: len(piece)] = piece
         return len(piece)
+
+    def _begins_another(self) -> bool:
+        """Return whether another part follows the one that has ended; between them there may be zeros."""
+        self._left = (self._left or self._stream.read(SNIFFED)).lstrip(b"\0")
+        if not self._left or self._window_bits < 0:
+            return False
+        self._empty_parts = 0 if self._read > self._read_before else self._empty_parts + 1
+        if self._empty_parts > _MOST_EMPTY_PARTS:
+            raise OSError("it consists of empty parts, as only a bomb does")
+        self._read_before, self._part = self._read, zlib.decompressobj(self._window_bits)
+        return True
 
 
 class _Encoded(io.RawIOBase):
@@ -276,7 +360,3 @@ def _open_pipe(path: Path) -> io.RawIOBase:
         raise OSError("it is a pipe without a writer")
     os.set_blocking(descriptor, True)
     return os.fdopen(descriptor, "rb", buffering=0)
-
-
-def _why(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__

@@ -17,6 +17,8 @@ _EXCEPTIONS = ("exc_info", "exc_text", "exception", "traceback", "stack_trace", 
 _TIMES = ("timestamp", "time", "ts", "asctime", "@timestamp")
 _RANKS = ("rank", "global_rank", "RANK", "process_index")
 _HOSTS = ("host", "hostname", "node", "_HOSTNAME")
+_MOST_LINES = 1_000
+"""Of one object: of a longer text, such as an endless recursion, the beginning and the end."""
 _NESTED = ("record", "extra", "fields", "jsonPayload", "kubernetes")
 """Objects inside of the line whose fields count as well."""
 
@@ -46,7 +48,7 @@ def lines_of(line: str) -> list[Prefixed]:
     stamp = next((fields[name] for name in _TIMES if name in fields), "")
     time_ns = nanoseconds(stamp) if isinstance(stamp, str) else 0
     marked = "" if number is None else f"rank{number}"
-    return [
-        Prefixed(text, rank=number, host=host, time_ns=time_ns, marked=marked)
-        for text in "\n".join(dict.fromkeys(texts)).splitlines()
-    ]
+    lines = "\n".join(dict.fromkeys(texts)).splitlines()
+    if len(lines) > _MOST_LINES:
+        lines = lines[: _MOST_LINES // 2] + lines[-_MOST_LINES // 2 :]
+    return [Prefixed(text, rank=number, host=host, time_ns=time_ns, marked=marked) for text in lines]

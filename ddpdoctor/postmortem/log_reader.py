@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import BinaryIO
 
@@ -87,7 +87,7 @@ class LogReader:
 
     def read(self, stream: BinaryIO) -> LogRead:
         """Read the log to its end."""
-        scanner = Scanner(self._take, self._note_context)
+        scanner = self._scanner = Scanner(self._take, self._note_context)
         scanner.read(stream)
         self._add_raised(self._tracebacks.finish())
         for row in self._table.finish():
@@ -116,7 +116,9 @@ class LogReader:
 
     def _take(self, line: bytes, number: int) -> Heed:
         before = self._taken_in
-        for prefixed in self._prefixed(line.decode("utf-8", "replace")):
+        lines = self._prefixed(line.decode("utf-8", "replace"))
+        self._scanner.count_parts(len(lines) + self._tracebacks.weight)
+        for prefixed in lines:
             self._time_ns = prefixed.time_ns or self._time_ns
             if prefixed.rank is not None:
                 self.read_so_far.ranks.add(prefixed.rank)
@@ -134,7 +136,7 @@ class LogReader:
         read = self.read_so_far
         return len(read.incidents) + len(read.endings) + len(self._told_to_end) + read.dropped
 
-    def _prefixed(self, line: str) -> Iterable[Prefixed]:
+    def _prefixed(self, line: str) -> Sequence[Prefixed]:
         """Return the line without its prefixes; several where it is an object that holds several."""
         outer = lines_of(line) if line.startswith("{") else []
         if not outer:

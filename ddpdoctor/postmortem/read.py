@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from ddpdoctor.files.untrusted import reason_of
 from ddpdoctor.postmortem.dumps.dump_files import read_dumps
 from ddpdoctor.postmortem.error_files import read_error_file
 from ddpdoctor.postmortem.inputs import Found, find_inputs, opened
@@ -58,7 +59,7 @@ def read_postmortem(
         try:
             told = _read(found, positions, stdin)
         except (OSError, EOFError, zlib.error) as error:
-            notes.append(f"{found.name} cannot be read to its end: {getattr(error, 'strerror', None) or error}")
+            notes.append(f"{found.name} cannot be read to its end: {reason_of(error)}")
             continue
         if told.is_cut:
             notes.append(f"{found.name} was read up to line {told.lines:,}: too many of its lines report failures")

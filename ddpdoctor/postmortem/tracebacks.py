@@ -27,6 +27,8 @@ LINES_AFTER = 12
 MOST_LINES = 4_000
 """A traceback that has not ended after so many lines of its log never will."""
 MOST_FRAMES = 400
+MOST_OPEN = 1_024
+"""Tracebacks at a time, of different ranks whose lines stand between each other."""
 MOST_MESSAGE_LINES = 12
 LONGEST_MESSAGE_LINE = 2_000
 
@@ -79,6 +81,11 @@ class Tracebacks:
         self._chained: dict[str, Raised | None] = {}
 
     @property
+    def weight(self) -> int:
+        """How many lines' time a line takes: each open traceback is looked at."""
+        return len(self._open) // 64
+
+    @property
     def busy(self) -> bool:
         """More lines are needed."""
         return bool(self._open or self._closed)
@@ -93,6 +100,8 @@ class Tracebacks:
             if other.marked == raised.marked:
                 other.mixed = raised.mixed = True
         raised.earlier = self._chained.pop(raised.marked, None)
+        if len(self._open) >= MOST_OPEN:
+            del self._open[0]
         self._open.append(raised)
 
     def take(self, marked: str, text: str) -> tuple[bool, list[Raised]]:

@@ -18,6 +18,7 @@ from ddpdoctor.diagnosis.divergence_kind import classify
 from ddpdoctor.diagnosis.hosts import placed
 from ddpdoctor.diagnosis.live.lasting_waits import LastingWait
 from ddpdoctor.diagnosis.performance.verdict import SEE_ALL
+from ddpdoctor.files.source_text import source_of
 from ddpdoctor.finding import Fact, Finding, Severity, Trouble
 from ddpdoctor.findings.fingerprint import with_fingerprints
 from ddpdoctor.findings.merge import merge
@@ -147,6 +148,6 @@ def _can_part_ranks(finding: Finding) -> bool:
 
 def _comments_in(file: str) -> tuple[Suppression, ...]:
     try:
-        return suppressions_in(file, Path(file).read_text(encoding="utf-8", errors="replace"))
+        return suppressions_in(file, source_of(file))
     except (OSError, ValueError):
         return ()

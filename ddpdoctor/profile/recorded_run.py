@@ -13,6 +13,7 @@ from ddpdoctor.diagnosis.performance.verdict import run_verdict
 from ddpdoctor.errors import RecordError, UsageError
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.launch.runs.kept_runs import QUIET_FOR_S, live_processes, named_run, written_ago_s
+from ddpdoctor.monitor.history import NeverWatched
 from ddpdoctor.monitor.last_standstill import is_of_the_end, raised_its_own, same_cause
 from ddpdoctor.monitor.replay import final_snapshot
 from ddpdoctor.monitor.snapshot import FindingView, Snapshot
@@ -34,10 +35,14 @@ def recorded(directory: Path) -> tuple[Snapshot, RunRecord]:
     is_over = not live_processes(directory)
     source = RunSource(directory, plan, None, is_over=is_over, keeps_history=False)
     try:
+        shown: Snapshot | None = None
+        damage = ""
         try:
             shown = final_snapshot(directory)
-        except RecordError:
-            shown = None
+        except NeverWatched:
+            pass
+        except RecordError as error:
+            damage = f"{error.message}; the run is judged by what its ranks wrote"
         snapshot = shown
         if snapshot is None or (is_over and snapshot.state != "ended"):
             snapshot = source.final_snapshot()
@@ -49,7 +54,11 @@ def recorded(directory: Path) -> tuple[Snapshot, RunRecord]:
         if host and (shown is None or shown.state != "ended") and written_ago_s(directory) < QUIET_FOR_S:
             may_go_on = f"the run was started on {host}; if it is still running there, this report is not final"
             snapshot = msgspec.structs.replace(snapshot, notes=(may_go_on, *snapshot.notes))
-        return snapshot, msgspec.structs.replace(source.record(), gpus=snapshot.gpus)
+        record = source.record()
+        unread = (*filter(None, (damage,)), *source.unread())
+        snapshot = msgspec.structs.replace(snapshot, notes=tuple(dict.fromkeys((*unread, *snapshot.notes))))
+        job = msgspec.structs.replace(record.job, notes=unread)
+        return snapshot, msgspec.structs.replace(record, job=job, gpus=snapshot.gpus)
     finally:
         source.close()
 

@@ -11,6 +11,7 @@ import msgspec
 from ddpdoctor.diagnosis.clocks import bounds_of_steps
 from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.errors import UsageError
+from ddpdoctor.files.untrusted import read_untrusted
 from ddpdoctor.launch.runs.kept_runs import live_processes
 from ddpdoctor.monitor.snapshot import Snapshot
 from ddpdoctor.profile.recorded_run import recorded
@@ -125,8 +126,8 @@ def _host_name(address: str) -> str:
 def _clock(directory: Path, first: RunRecord, record: RunRecord) -> Clock:
     """Return how a node's clock differed, as its monitor noted; or about, by the steps that all nodes made."""
     try:
-        return msgspec.json.decode((directory / layout.CLOCK_FILE).read_bytes(), type=Clock)
-    except (OSError, msgspec.DecodeError):
+        return msgspec.json.decode(read_untrusted(directory / layout.CLOCK_FILE, 1 << 16, directory), type=Clock)
+    except (OSError, ValueError, RecursionError):
         bounds = list(bounds_of_steps(first, record))
     if not bounds:
         return Clock()

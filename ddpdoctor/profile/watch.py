@@ -109,6 +109,9 @@ class RunSource:
         ``others`` are what other nodes of the job have recorded, and ``exit_code`` is how it ended.
         """
         self._exit_code = exit_code
+        self._is_over = is_over
+        self._whole: RunRecord | None = None
+        """Of a run that is over, what there is to know of it, once that is known."""
         self._directory = directory
         self._plan = plan
         self._job = job
@@ -168,7 +171,11 @@ class RunSource:
     def record(self) -> RunRecord:
         """Return what is known of the run now, for a trace."""
         with self._lock:
-            return self._run.look(epoch_ns())
+            return self._whole or self._run.look(epoch_ns())
+
+    def unread(self) -> tuple[str, ...]:
+        """Return what of the record is missing or cannot be read, in sentences."""
+        return self._run.unread()
 
     def ask_for_stacks(self, rank: int) -> None:
         """Have the stack of one rank taken."""
@@ -202,6 +209,7 @@ class RunSource:
         window_ns = 0 if whole else self._judged_ns
         record = self._run.look(now_ns, window_ns, told_to_end=told_to_end, ended_well=ended_well)
         self._quiet_since_ns = (self._quiet_since_ns or now_ns) if self._run.is_quiet else 0
+        self._whole = record if whole and self._is_over else None
         summary = self._summarised(record, now_ns, whole=whole)
         state = self._state(record, exit_code)
         self._run.nodes.offer(

@@ -10,8 +10,14 @@ from typing import Any
 import msgspec
 
 from ddpdoctor.errors import RecordError
+from ddpdoctor.files.untrusted import quoted, read_untrusted, reason_of
 from ddpdoctor.record import layout
 from ddpdoctor.record.model import Job, RunKind
+
+_LARGEST_BYTES = 8 << 20
+"""Of a plan: a command line and the environment of a job have at most 2 MiB."""
+_RECORDED = "`ddpdoctor profile` prints at its end where a run is recorded."
+_ANEW = "Copy the run directory anew, or record the run again with `ddpdoctor profile`."
 
 
 class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,21 +49,21 @@ def read_plan(directory: Path) -> RunPlan:
     """
     path = directory / layout.JOB_FILE
     try:
-        content = path.read_bytes()
+        content = read_untrusted(path, _LARGEST_BYTES, directory)
     except (FileNotFoundError, NotADirectoryError) as error:
         if not directory.is_dir():
-            raise RecordError(f"there is no run directory {directory}") from error
-        raise RecordError(f"{directory} is not a run directory: it has no {layout.JOB_FILE}") from error
+            raise RecordError(f"there is no run directory {directory}", _RECORDED) from error
+        raise RecordError(f"{directory} is not a run directory: it has no {layout.JOB_FILE}", _RECORDED) from error
     except PermissionError as error:
         raise _of_another_user(directory) from error
     except OSError as error:
-        raise RecordError(f"{path} cannot be read: {error.strerror or error}") from error
-    if any(not os.access(file, os.R_OK) for file in directory.glob("*-[0-9]*.*")):
+        raise RecordError(f"{path} cannot be read: {reason_of(error)}", _ANEW) from error
+    if any(file.is_file() and not os.access(file, os.R_OK) for file in directory.glob("*-[0-9]*.*")):
         raise _of_another_user(directory)
     try:
         version = msgspec.json.decode(content, type=_Version).version
-    except msgspec.DecodeError as error:
-        raise RecordError(f"{path} is damaged: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RecordError(f"{path} is damaged: {quoted(error)}", _ANEW) from error
     if version > layout.VERSION:
         raise RecordError(
             f"{directory} was recorded by a newer ddpdoctor (format {version}; this one reads up to {layout.VERSION})",
@@ -65,8 +71,8 @@ def read_plan(directory: Path) -> RunPlan:
         )
     try:
         return msgspec.json.decode(content, type=RunPlan)
-    except msgspec.DecodeError as error:
-        raise RecordError(f"{path} is damaged: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RecordError(f"{path} is damaged: {quoted(error)}", _ANEW) from error
 
 
 def _of_another_user(directory: Path) -> RecordError:

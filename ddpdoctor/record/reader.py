@@ -5,22 +5,36 @@ Every file in it is hostile input: a line or a head that does not parse is count
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from ddpdoctor.errors import RecordError
+from ddpdoctor.files.untrusted import open_untrusted, reason_of
 from ddpdoctor.record import layout
 from ddpdoctor.record.ring_reader import RingTail
 
 _DECODER = msgspec.json.Decoder()
 _MOST_HELD_OPEN = 256
 """Files of events that are held open, those of the ranks among the first: workers come and go by the hundred."""
+
+
+_PIECE_BYTES = 1 << 20
+_LONGEST_LINE = 16 << 20
+"""A description of 100,000 parameters has 10 MB; as lists of nothing 16 MiB become 0.4 GB."""
+_MOST_LINES = 150_000
+"""Of all files at one look, which take 3 s: those of a rank grow by some thousands in a month."""
+_MOST_BYTES = 1 << 29
+"""Of one file at one look, twice what a process writes."""
+_MOST_PROCESSES = 10_000
+"""Of one look, those with a ring first: what the workers of a loader wrote is the least to be missed."""
+_LONGEST_PID = 10
 
 
 class EventTail:
@@ -35,28 +49,59 @@ class EventTail:
         self._descriptor = -1
         self._offset = 0
         self._rest = b""
+        self._is_in_long_line = False
         self._newest_ns = 0
         """Time of the newest event that was read."""
         self._known_ns = -1
         """Events that are not newer have been read before."""
+        self.lines = 0
+        """Lines that were read."""
         self.damaged = 0
         """Lines that did not parse."""
         self.shortened = 0
         """How often the file was shorter than what had been read of it."""
+        self.refused = ""
+        """Why it cannot be read, or not to its end."""
 
-    def read(self) -> list[dict[str, Any]]:
-        """Events that were added since the last call."""
+    def read(self, most_lines: int = _MOST_LINES) -> Iterator[dict[str, Any]]:
+        """Yield the events that were added since the last call, of at most so many lines or a few more."""
+        self.refused = ""
         try:
             if self._descriptor < 0:
-                self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-            content = self._added()
+                self._descriptor = open_untrusted(self._path, self._path.parent)
+            self._note_truncation()
+            until = self._offset + _MOST_BYTES
+            while content := os.pread(self._descriptor, _PIECE_BYTES, self._offset):
+                if most_lines <= 0:
+                    break
+                if self._offset >= until:
+                    self.refused = f"{self._path.name} holds more than is read at once; the rest is left out"
+                    break
+                self._offset += len(content)
+                lines = self._lines(content)
+                most_lines -= len(lines)
+                self.lines += len(lines)
+                yield from self._events(lines)
+        except OSError as error:
+            if not os.path.lexists(self._path):
+                return  # Someone has deleted the run directory.
+            self.refused = f"{self._path.name} cannot be read: {reason_of(error)}"
+        finally:
             if not self._holds_open:
                 self.close()
-        except OSError:
-            return []
-        self._offset += len(content)
+
+    def _lines(self, content: bytes) -> list[bytes]:
+        """Return the lines that end in the newest piece of the file; one without end is damaged, and not kept."""
+        if self._is_in_long_line:
+            _, found, content = content.partition(b"\n")
+            self._is_in_long_line = not found
         *lines, self._rest = (self._rest + content).split(b"\n")
-        events = []
+        if len(self._rest) > _LONGEST_LINE:
+            self._rest, self._is_in_long_line = b"", True
+            self.damaged += 1
+        return lines
+
+    def _events(self, lines: list[bytes]) -> Iterator[dict[str, Any]]:
         for line in lines:
             try:
                 event = _decoded(line)
@@ -69,10 +114,9 @@ class EventTail:
                     if time_ns <= self._known_ns:
                         continue
                     self._newest_ns = max(self._newest_ns, time_ns)
-                events.append(event)
+                yield event
             else:
                 self.damaged += 1
-        return events
 
     def close(self) -> None:
         """Let go of the file."""
@@ -80,18 +124,12 @@ class EventTail:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _added(self) -> bytes:
-        """Return what the file holds behind what was read of it."""
+    def _note_truncation(self) -> None:
         size = os.fstat(self._descriptor).st_size
         if size < self._offset:
             # Someone truncated it; the process appends behind what is left, which was read before.
             self.shortened += 1
             self._offset, self._rest, self._known_ns = 0, b"", self._newest_ns
-        parts, offset = [], self._offset
-        while part := os.pread(self._descriptor, 1 << 20, offset):
-            parts.append(part)
-            offset += len(part)
-        return b"".join(parts)
 
 
 def _decoded(line: bytes) -> Any:
@@ -102,6 +140,8 @@ def _decoded(line: bytes) -> Any:
     try:
         return _DECODER.decode(line)
     except msgspec.DecodeError:
+        if not line:
+            raise
         return json.loads(line)
 
 
@@ -116,17 +156,25 @@ class RunFiles:
         self.rings: dict[int, RingTail] = {}
         self.refused: dict[int, str] = {}
         """Rings that could not be read, and why."""
+        self._crowd = ""
 
-    def poll(self) -> list[tuple[int, dict[str, Any]]]:
-        """New events with the process that wrote them, oldest first within a process; rings are brought up to date."""
+    def poll(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Bring the rings up to date; new events with the process that wrote them, oldest first within a process."""
+        self._crowd = ""
         self.find_processes()
-        events: list[tuple[int, dict[str, Any]]] = []
         # Rings first: an event that a row refers to was written before the row.
         for ring in self.rings.values():
             ring.read()
+        return self._new_events()
+
+    def _new_events(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        left = _MOST_LINES
         for pid, tail in self._tails.items():
-            events.extend((pid, event) for event in tail.read())
-        return events
+            before = tail.lines
+            yield from ((pid, event) for event in tail.read(left))
+            left -= tail.lines - before
+        if left <= 0:
+            self._crowd = f"it has more than {_MOST_LINES:,} lines, and the rest is left out"
 
     def find_processes(self) -> set[int]:
         """Return the processes that have written events."""
@@ -142,6 +190,11 @@ class RunFiles:
     def damaged_lines(self) -> int:
         """Event lines that did not parse."""
         return sum(tail.damaged for tail in self._tails.values())
+
+    @property
+    def unread(self) -> list[str]:
+        """Why events cannot be read, or not all, as clauses."""
+        return [*filter(None, (self._crowd, *(tail.refused for tail in self._tails.values())))]
 
     @property
     def shortened(self) -> int:
@@ -160,17 +213,22 @@ class RunFiles:
             entries = list(os.scandir(self._directory))
         except OSError:  # someone has deleted the run directory
             return []
-        found = []
+        found, with_ring = [], set()
         for entry in entries:
             name, _, ending = entry.name.rpartition(".")
             stem, _, pid = name.rpartition("-")
-            if not pid.isdigit() or int(pid) in self._without:
+            if not pid.isdecimal() or len(pid) > _LONGEST_PID or int(pid) in self._without:
                 continue
             if (stem, ending) == ("events", "jsonl"):
                 found.append((int(pid), "events"))
             elif (stem, ending) == ("collectives", "ring"):
                 found.append((int(pid), "ring"))
-        return found
+            if ending == "ring":
+                with_ring.add(int(pid))
+        if len(found) > _MOST_PROCESSES:
+            self._crowd = f"it is of more than {_MOST_PROCESSES:,} processes, and the rest is left out"
+            found.sort(key=lambda one: one[0] not in with_ring)
+        return found[:_MOST_PROCESSES]
 
     def _open_ring(self, pid: int) -> None:
         try:
@@ -179,5 +237,9 @@ class RunFiles:
             self.rings[pid] = ring
         except RecordError as error:
             self.refused[pid] = error.message
-        except (OSError, ValueError):
+        except OSError as error:
+            if error.errno == errno.EMFILE or not os.path.lexists(self._directory / layout.collectives_name(pid)):
+                return  # Others may be let go of.
+            self.refused[pid] = f"{layout.collectives_name(pid)} cannot be read: {reason_of(error)}"
+        except ValueError:
             return

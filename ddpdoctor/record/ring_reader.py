@@ -15,9 +15,16 @@ from typing import Protocol
 import msgspec
 
 from ddpdoctor.errors import RecordError
+from ddpdoctor.files.untrusted import open_untrusted
 from ddpdoctor.record import layout
 
 _SLOTS_AT_ONCE = 256
+_LATEST_NS = 1 << 62
+"""No moment since the epoch is later, in ns: that is in the year 2116."""
+_LARGEST = 1 << 52
+"""No length in ns, size or number of ours is larger: a row that has one was not written by a probe, and sums of it
+would leave the 64 bits of a column."""
+_TIMES = ("_at_ns", "started_ns", "completed_ns")
 _TORN_S = 0.001
 """A row that is being written again may be torn for a moment."""
 
@@ -113,12 +120,13 @@ class RingTail:
         self._row = layout.numbers(1 + len(kind.fields))
         self._row_bytes = self._row.size + layout.CHECKSUM_BYTES
         self._heartbeat_numbers = layout.numbers(len(kind.heartbeat_fields))
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._descriptor = open_untrusted(path, path.parent)
         try:
             self.pid, self._created_ns = self._check()
         except (RecordError, ValueError):
             os.close(self._descriptor)
             raise
+        self._most = [_LATEST_NS, *(_LATEST_NS if name.endswith(_TIMES) else _LARGEST for name in kind.fields)]
         self._finishing = kind.fields.index(kind.finished_by) if kind.finished_by else -1
         self.most_rows = kind.rows
         """So many of the newest rows are kept."""
@@ -179,7 +187,8 @@ class RingTail:
 
     def ask_for_stacks(self, number: int) -> None:
         """Ask the rank for its stacks and its newest collectives; ``OSError`` where the run belongs to another user."""
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
+        # The file that is read, whatever has its name by now.
+        descriptor = os.open(f"/proc/self/fd/{self._descriptor}", os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.pwrite(descriptor, layout.COMMAND.pack(number), layout.COMMAND_OFFSET)
         finally:
@@ -316,7 +325,10 @@ class RingTail:
         packed = content[: self._heartbeat_numbers.size]
         if not _fits(packed, content[self._heartbeat_numbers.size :]):
             return None
-        return dict(zip(self._kind.heartbeat_fields, self._heartbeat_numbers.unpack(packed), strict=True))
+        values = dict(zip(self._kind.heartbeat_fields, self._heartbeat_numbers.unpack(packed), strict=True))
+        if any(abs(value) >= _LATEST_NS for name, value in values.items() if name != "stack_hash"):
+            return None
+        return values
 
     def _parsed(self, content: bytes) -> tuple[int, ...] | None:
         """Return the number and the fields of a row; None when the slot holds none."""
@@ -324,7 +336,11 @@ class RingTail:
         if len(content) < self._row_bytes or not _fits(packed, content[self._row.size :]):
             return None
         row: tuple[int, ...] = self._row.unpack(packed)
-        return row if row[0] >= 0 else None
+        return (
+            row
+            if row[0] >= 0 and all(-most < value < most for value, most in zip(row, self._most, strict=True))
+            else None
+        )
 
     def _bytes_at(self, offset: int, size: int) -> bytes:
         try:

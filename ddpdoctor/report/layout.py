@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, cast
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
+from ddpdoctor.report.escape import without_commands
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -68,7 +70,7 @@ def side_by_side(blocks: Sequence[Sequence[Text]], column_width: int, indent: in
 def to_string(lines: Iterable[Text], *, colour: bool) -> str:
     """Write lines as they are, one line feed after each, with or without the terminal's colours."""
     if not colour:
-        return "".join(f"{line.plain}\n" for line in lines)
+        return "".join(f"{without_commands(line.plain)}\n" for line in lines)
     from rich.console import Console
 
     stream = StringIO()
@@ -84,5 +86,8 @@ def to_string(lines: Iterable[Text], *, colour: bool) -> str:
         _environ={},
     )
     for line in lines:
+        harmless = without_commands(line.plain)
+        if harmless != line.plain:
+            line = Text(harmless, line.style)
         console.print(line, soft_wrap=True)
     return stream.getvalue()

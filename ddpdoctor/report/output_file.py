@@ -16,11 +16,12 @@ from pathlib import Path
 
 from ddpdoctor.errors import UsageError
 from ddpdoctor.files.replace_file import replace_file
+from ddpdoctor.files.untrusted import read_untrusted
 from ddpdoctor.report.own_reports import LARGEST_BYTES, encoded, is_own_report, sealed
 
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 """Names the file whose Markdown GitHub shows below a job."""
-READER_WITHIN_S = 10.0
+READER_WITHIN_S = 5.0
 """How long someone is waited for who reads from a named pipe."""
 _CODE = frozenset({".py", ".pyw", ".pyi", ".ipynb"})
 _STREAMS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
@@ -231,7 +232,7 @@ def _kind(mode: int) -> str:
 
 def _content(name: str) -> bytes:
     try:
-        return Path(name).read_bytes()
+        return read_untrusted(name, LARGEST_BYTES)
     except OSError as error:
         raise _cannot(name, error) from error
 

@@ -94,7 +94,7 @@ def is_own_report(content: bytes) -> bool:
 def _is_own_json(content: bytes) -> bool:
     try:
         document = _DECODER.decode(content)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     if isinstance(document, tuple):
         return all(entry.engine_name == TOOL for entry in document)

@@ -6,13 +6,15 @@ A pipe that the reader closed (``ddpdoctor … | head``) ends the output, not th
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 from ddpdoctor.errors import DdpDoctorError, UsageError
-from ddpdoctor.report.escape import one_line, visible
+from ddpdoctor.files.untrusted import LONGEST_QUOTE, quoted
+from ddpdoctor.report.escape import one_line, visible, without_commands
 
 if TYPE_CHECKING:
     from ddpdoctor.launch.request import Progress
@@ -23,6 +25,8 @@ PLAIN_WIDTH = 80
 """Columns of text that goes to a file or a pipe."""
 _LONGEST_MESSAGE = 1000
 """Characters of an error; a path may have 4,096."""
+_LONG_WORD = re.compile(rf"[^\s/]{{{LONGEST_QUOTE + 1},}}")
+"""What a file may hold, and no path."""
 MAXIMUM_WIDTH = 100
 """Columns of text on a wide terminal; longer lines are hard to read."""
 
@@ -72,7 +76,7 @@ def stdin_stream() -> BinaryIO | None:
 
 def say(text: str) -> None:
     """Write a line of talk to stderr."""
-    _write(sys.stderr, visible(text).rstrip("\n") + "\n")
+    _write(sys.stderr, without_commands(visible(text)).rstrip("\n") + "\n")
 
 
 def say_lines(lines: Iterable[str]) -> None:
@@ -89,7 +93,7 @@ def say_error(error: DdpDoctorError) -> None:
 
 def one_sentence(message: str) -> str:
     """Return a message on one line and of a length that can be read, whatever names stand in it."""
-    line = message.replace("\r", "\\r").replace("\n", "\\n")
+    line = _LONG_WORD.sub(lambda word: quoted(word.group()), message.replace("\r", "\\r").replace("\n", "\\n"))
     if len(line) <= _LONGEST_MESSAGE:
         return line
     return f"{line[: _LONGEST_MESSAGE // 2]} … {line[-_LONGEST_MESSAGE // 2 :]}"

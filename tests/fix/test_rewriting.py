@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -113,3 +114,56 @@ def test_a_file_that_was_changed_meanwhile_is_left_as_it_is(tmp_path: Path) -> N
 )
 def test_the_difference_is_a_patch(before: bytes, after: bytes, diff: str) -> None:
     assert difference(Rewritten(file="/f.py", before=before, after=after, fixes=()), "f.py") == diff
+
+
+def test_a_file_that_is_read_only_or_was_replaced_is_left_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "f.py"
+    file.write_bytes(b"x = 1\n")
+    file.chmod(0o444)
+    change = Rewritten(file=str(file), before=b"x = 1\n", after=b"x = 2\n", fixes=())
+    with pytest.raises(UsageError, match="read-only"):
+        write(change)
+    assert (file.read_bytes(), file.stat().st_mode & 0o777) == (b"x = 1\n", 0o444)
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(UsageError, match="it is a pipe"):
+        write(change)
+    assert os.listdir(tmp_path) == ["f.py"]
+
+
+def test_of_a_file_with_several_names_the_others_keep_its_content(tmp_path: Path) -> None:
+    file, other = tmp_path / "f.py", tmp_path / "g.py"
+    file.write_bytes(b"x = 1\n")
+    os.link(file, other)
+    write(Rewritten(file=str(file), before=b"x = 1\n", after=b"x = 2\n", fixes=()))
+    assert (file.read_bytes(), other.read_bytes()) == (b"x = 2\n", b"x = 1\n")
+
+
+def test_the_attributes_of_a_file_stay(tmp_path: Path) -> None:
+    file = tmp_path / "f.py"
+    file.write_bytes(b"x = 1\n")
+    try:
+        os.setxattr(file, "user.note", b"kept")
+    except OSError:
+        pytest.skip("the file system has no attributes")
+    write(Rewritten(file=str(file), before=b"x = 1\n", after=b"x = 2\n", fixes=()))
+    assert os.getxattr(file, "user.note") == b"kept"
+
+
+def test_a_full_disk_leaves_a_file_that_cannot_be_replaced_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "f.py"
+    file.write_bytes(b"x = 1\n")
+
+    def in_the_way(*arguments: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("ddpdoctor.files.replace_file._write_new", in_the_way)
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(UsageError, match="No space left"):
+        write(Rewritten(file=str(file), before=b"x = 1\n", after=b"x = 2  # longer\n", fixes=()))
+    assert file.read_bytes() == b"x = 1\n"

@@ -19,8 +19,8 @@ from ddpdoctor.errors import UsageError
 from ddpdoctor.launch.runs.created_files import CHANGED, HOLDS_OTHERS, IN_USE
 from ddpdoctor.launch.runs.leftovers import clean_up, leftovers, leftovers_text
 from ddpdoctor.launch.runs.owner import OWNER_FILE, this_process
-from ddpdoctor.launch.runs.run_directory import state_directory
-from ddpdoctor.probe.rehearsal.files.created_log import CreatedFiles
+from ddpdoctor.launch.runs.run_directory import remove_run_directory, state_directory
+from ddpdoctor.probe.rehearsal.files.created_log import LOG_NAME, CreatedFiles
 from ddpdoctor.probe.rehearsal.files.made import identity_of
 from ddpdoctor.record import layout
 
@@ -149,3 +149,37 @@ def test_the_command_shows_asks_for_leave_and_removes(killed: Callable[..., Path
     done = runner.invoke(ddpdoctor, ["clean", "--yes"])
     assert (done.exit_code, done.output.splitlines()[-1]) == (0, "Removed 4 paths.")
     assert list(project.iterdir()) == []
+
+
+@pytest.mark.parametrize("replace_by", ["a link", "nothing"])
+def test_what_takes_the_place_of_a_run_directory_before_it_is_removed_stays(
+    replace_by: str, killed: Callable[..., Path], tmp_path: Path
+) -> None:
+    killed()
+    (leftover,) = leftovers()
+    mine = tmp_path / "mine"
+    (mine / "layers").mkdir(parents=True)
+    (mine / "layers" / "thesis.tex").write_text("years of work")
+    leftover.run_directory.rename(tmp_path / "aside")
+    if replace_by == "a link":
+        leftover.run_directory.symlink_to(mine)
+    clean_up(leftover)
+    remove_run_directory(leftover.run_directory)
+    assert (mine / "layers" / "thesis.tex").read_text() == "years of work"
+    assert (tmp_path / "project" / "ckpt.pt").exists()
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", [OWNER_FILE, layout.JOB_FILE, LOG_NAME])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.mkdir()])
+def test_what_is_no_file_in_a_run_directory_removes_nothing(
+    name: str, make: Callable[[Path], object], killed: Callable[..., Path]
+) -> None:
+    project = killed()
+    directory = state_directory() / "runs" / "rehearsal-20260101-000000-x"
+    (directory / name).unlink()
+    make(directory / name)
+    for leftover in leftovers():
+        if not leftover.foreign:
+            clean_up(leftover)
+    assert len(list(project.rglob("*"))) == 4

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
 
+from ddpdoctor.launch.runs.kept_runs import QUIET_FOR_S, prune
 from ddpdoctor.launch.runs.run_directory import (
     keep_for_cleaning,
     rehearsal_directories,
     state_directory,
     temporary_run_directory,
 )
+from ddpdoctor.record import layout
 
 
 @pytest.fixture(autouse=True)
@@ -39,3 +43,22 @@ def test_a_state_directory_that_cannot_be_made_is_replaced(tmp_path: Path, monke
     with temporary_run_directory() as directory:
         assert directory.is_dir()
     assert not directory.exists()
+
+
+def test_of_an_old_run_what_the_user_put_there_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddpdoctor.launch.runs.kept_runs.MOST_RUNS", 2)
+    runs, mine = state_directory() / "runs", tmp_path / "mine"
+    long_ago = time.time() - QUIET_FOR_S - 60
+    mine.mkdir()
+    for run in (runs / "run-3", runs / "run-2", runs / "run-1", mine):
+        run.mkdir(parents=True, exist_ok=True)
+        for name in (layout.JOB_FILE, "events-4999999.jsonl", "steps-4999999.ring", "history.sqlite"):
+            (run / name).touch()
+            os.utime(run / name, (long_ago, long_ago))
+    (runs / "run-1" / "trace.json.gz").touch()
+    os.utime(runs / "run-1" / "trace.json.gz", (long_ago, long_ago))
+    (runs / "run-0").symlink_to(mine)
+    prune(runs)
+    assert not (runs / "run-2").exists()
+    assert [path.name for path in (runs / "run-1").iterdir()] == ["trace.json.gz"]
+    assert len(list(mine.iterdir())) == len(list((runs / "run-3").iterdir())) == 4

@@ -258,3 +258,18 @@ def _umask() -> int:
     mask = os.umask(0o22)
     os.umask(mask)
     return mask
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to(path)])
+def test_what_takes_the_place_of_a_report_is_refused_at_once(make: Callable[[Path], object], tmp_path: Path) -> None:
+    make(tmp_path / "report")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ddpdoctor.report.output_file.READER_WITHIN_S", 0.1)
+        with pytest.raises(UsageError, match="cannot write"):
+            OutputFile(str(tmp_path / "report"), force=True).write_text("text", "full")
+    assert len(os.listdir(tmp_path)) == 1
+
+
+def test_a_full_device_is_an_error() -> None:
+    with pytest.raises(UsageError, match="cannot write /dev/full: No space left"):
+        OutputFile("/dev/full").write_text("text", "full")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.report import streams
 from ddpdoctor.report.escape import one_line, visible
 
 ROOT = Path(__file__).parents[2]
@@ -137,3 +138,11 @@ def _read(master: int) -> bytes:
         return os.read(master, 65536)
     except OSError:  # Linux says so when the last process on the terminal has ended
         return b""
+
+
+def test_an_error_repeats_a_part_of_what_is_long() -> None:
+    assert len(streams.one_sentence(f"'{'k' * 3_000}' is wrong")) < 250
+    assert (
+        streams.one_sentence(f"/{'d' * 200}/{'e' * 200} is a directory") == f"/{'d' * 200}/{'e' * 200} is a directory"
+    )
+    assert len(streams.one_sentence("a word " * 1_000)) < 1_010

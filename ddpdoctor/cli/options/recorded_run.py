@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpdoctor.errors import UsageError
+from ddpdoctor.errors import DdpDoctorError, ExitCode, UsageError
 
 if TYPE_CHECKING:
     from ddpdoctor.monitor.snapshot import Snapshot
@@ -30,7 +30,8 @@ def run_directory(run: str | None) -> Path:
 def finished_run(directory: Path) -> tuple[Snapshot, RunRecord]:
     """Return what was recorded of a run that is over.
 
-    Raises UsageError where it continues, or is a rehearsal, and RecordError where it cannot be read.
+    Raises UsageError where it continues, or is a rehearsal, RecordError where it cannot be read, and an inconclusive
+    error where its steps can be read in part only: what is said of all ranks would be said of some.
     """
     from ddpdoctor.launch.runs.kept_runs import live_processes
     from ddpdoctor.profile.recorded_run import recorded
@@ -43,4 +44,12 @@ def finished_run(directory: Path) -> tuple[Snapshot, RunRecord]:
             f"{directory} is the record of a rehearsal; its times are not those of the job",
             "`ddpdoctor profile train.py` records a run.",
         )
+    steps = record.stream("step_tracks")
+    if steps.state == "truncated":
+        error = DdpDoctorError(
+            f"the record in {directory} is not whole: {steps.reason}",
+            f"Copy the run directory anew; `ddpdoctor report {directory}` shows what there is.",
+        )
+        error.exit_code = ExitCode.INCONCLUSIVE
+        raise error
     return snapshot, record

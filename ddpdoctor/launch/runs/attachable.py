@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from ddpdoctor.errors import RecordError, UsageError
-from ddpdoctor.launch.runs.kept_runs import live_processes
+from ddpdoctor.launch.runs.kept_runs import belongs, live_processes
 from ddpdoctor.record import layout
 from ddpdoctor.record.clock import kept_elsewhere, share_clock
 from ddpdoctor.record.plan import read_plan
@@ -28,7 +28,7 @@ def find_run(named: str | None) -> tuple[Path, tuple[Path, ...]]:
                 f"{watch}, if it goes on; `ddpdoctor report {named}` shows what was recorded.",
             )
         share_clock(plan.clock)
-        if not live_processes(directory) and not (plan.launcher_pid and os.path.exists(f"/proc/{plan.launcher_pid}")):
+        if not live_processes(directory) and not belongs(plan.launcher_pid or 0, directory):
             raise UsageError(f"the run in {named} is over", f"`ddpdoctor report {named}` shows what was recorded.")
         return directory, ()
     runs = live_runs()

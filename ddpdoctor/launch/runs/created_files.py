@@ -17,8 +17,9 @@ from pathlib import Path
 
 import msgspec
 
+from ddpdoctor.files.untrusted import read_untrusted
 from ddpdoctor.launch.runs.birth_time import born_ns
-from ddpdoctor.probe.rehearsal.files.created_log import LOG_NAME, CreatedFiles, Record, Replay, read_log
+from ddpdoctor.probe.rehearsal.files.created_log import LOG_NAME, CreatedFiles, Record, Replay, decode
 from ddpdoctor.probe.rehearsal.files.made import CLOCK_SLACK_NS, Made, identity_of
 
 CHANGED = "it changed since"
@@ -27,6 +28,10 @@ DOUBTFUL = "another program also wrote to it"
 IN_USE = "another program has it open"
 HOLDS_OTHERS = "it has other content"
 REFUSED = "it cannot be removed: "
+
+
+_LONGEST_LOG = 1 << 27
+"""Bytes; a file costs about 400."""
 
 
 class Left(msgspec.Struct, frozen=True):
@@ -52,9 +57,16 @@ def created_paths(run_directory: Path) -> Cleaning:
 
 
 def _replayed(run_directory: Path) -> Replay:
+    """Replay the log; one that is no file of the directory, or too long, says nothing, and nothing is removed."""
     replay = Replay()
-    for record in read_log(str(run_directory)):
-        replay.apply(record)
+    try:
+        log = read_untrusted(run_directory / LOG_NAME, _LONGEST_LOG, run_directory)
+    except OSError:
+        return replay
+    for line in log.split(b"\n"):
+        record = decode(line)
+        if record is not None:
+            replay.apply(record)
     return replay
 
 

@@ -8,6 +8,8 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,12 @@ BEATS_WITHIN_S = 0.7
 """Ranks beat five times a second, on a loaded machine less often."""
 _PLACE = "Choose another one with `--run-dir`, or set XDG_STATE_HOME to a writable directory."
 _PREFIX = "run-"
+_OUTPUT = "output"
+_WRITTEN = (
+    *("job.*", "head.*", "attach.*", "seeks.*", "clock.json", "history.*", "nodes.lock", "on-hang.log", "launcher.out"),
+    *("events-*.jsonl", "*-*.ring", "indices-*.bin", "stacks-*.txt", "last-words-*.txt", "probe-*.log", "owner.json"),
+)
+"""What ``layout`` names of a watched run."""
 _EVENTS = re.compile(r"events-(\d+)\.jsonl$")
 
 
@@ -79,7 +87,7 @@ def named_run(name: str) -> Path:
     file.
     """
     if Path(name).is_file():
-        records = f"`ddpdoctor profile {name}` creates one." if name.endswith(".py") else ""
+        records = f"`ddpdoctor profile {name if name.endswith('.py') else 'train.py'}` creates one."
         raise UsageError(f"{name} is a file, but the record of a run is a directory", records)
     return (Path(name) if Path(name).is_dir() or "/" in name else kept_runs_directory() / name).absolute()
 
@@ -115,7 +123,7 @@ def live_processes(directory: Path) -> tuple[int, ...]:
         return ()
     pids = [int(match[1]) for match in map(_EVENTS.match, names) if match]
     outer = OuterPids(directory)
-    seen = tuple(sorted(pid for pid in pids if _belongs(pid, directory) or outer.is_inside(pid)))
+    seen = tuple(sorted(pid for pid in pids if belongs(pid, directory) or outer.is_inside(pid)))
     return seen or _beating(directory, pids)
 
 
@@ -140,9 +148,9 @@ def _beat_ns(directory: Path, pid: int) -> int:
         ring.close()
 
 
-def _belongs(pid: int, directory: Path) -> bool:
+def belongs(pid: int, directory: Path) -> bool:
     """Return whether a process lives and is of the run: process ids are used again."""
-    return is_alive(pid) and is_of_run(pid, directory) is not False
+    return 0 < pid < 1 << 31 and is_alive(pid) and is_of_run(pid, directory) is not False
 
 
 def prune(runs: Path) -> None:
@@ -152,7 +160,19 @@ def prune(runs: Path) -> None:
         held += _size(directory)
         too_many = number >= MOST_RUNS or held > MOST_BYTES
         if too_many and not live_processes(directory) and written_ago_s(directory) > QUIET_FOR_S:
-            shutil.rmtree(directory, ignore_errors=True)
+            _remove(directory)
+
+
+def _remove(directory: Path) -> None:
+    """Remove what a run writes; what else someone has put beside it stays, and the directory with it."""
+    if directory.is_symlink():
+        return
+    shutil.rmtree(directory / _OUTPUT, ignore_errors=True)
+    with suppress(OSError):
+        for name in os.listdir(directory):
+            if any(fnmatch(name, pattern) for pattern in _WRITTEN):
+                (directory / name).unlink()
+        directory.rmdir()
 
 
 def written_ago_s(directory: Path) -> float:

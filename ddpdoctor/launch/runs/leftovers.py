@@ -7,10 +7,12 @@ left to ask.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import msgspec
 
+from ddpdoctor.files.untrusted import read_untrusted
 from ddpdoctor.launch.runs.created_files import (
     CHANGED,
     HOLDS_OTHERS,
@@ -50,6 +52,8 @@ def leftovers() -> list[Leftover]:
         owner = owner_of(directory)
         state = standing(owner)
         plan = _plan(directory)
+        if plan is None:
+            continue  # Whether what it made was to be kept is not known.
         # The numbers of processes in a box mean nothing out here, and they end with the supervisor.
         boxed = plan.get("mount_points") is not None
         if state == "alive" or (state == "dead" and not boxed and live_processes(directory)):
@@ -81,12 +85,15 @@ def clean_up(leftover: Leftover) -> Cleaning:
     return done
 
 
-def _plan(directory: Path) -> dict[str, object]:
-    try:
-        plan = json.loads((directory / layout.JOB_FILE).read_bytes())
-    except (OSError, ValueError):
+def _plan(directory: Path) -> dict[str, object] | None:
+    """Return what was asked for; None where that cannot be read."""
+    if not os.path.lexists(directory / layout.JOB_FILE):
         return {}
-    return plan if isinstance(plan, dict) else {}
+    try:
+        plan = json.loads(read_untrusted(directory / layout.JOB_FILE, 1 << 23, directory))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return plan if isinstance(plan, dict) else None
 
 
 def leftovers_text(found: list[Leftover]) -> str:

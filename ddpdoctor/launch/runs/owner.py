@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from ddpdoctor.files.untrusted import read_untrusted
+
 OWNER_FILE = "owner.json"
 Standing = Literal["alive", "dead", "elsewhere", "unknown"]
 
@@ -54,8 +56,8 @@ def sign(directory: Path) -> None:
 def owner_of(directory: Path) -> Owner | None:
     """Return who made a run directory; None where that is not known."""
     try:
-        return msgspec.convert(json.loads((directory / OWNER_FILE).read_bytes()), Owner)
-    except (OSError, ValueError, msgspec.ValidationError):
+        return msgspec.convert(json.loads(read_untrusted(directory / OWNER_FILE, 1 << 16, directory)), Owner)
+    except (OSError, ValueError, RecursionError):
         return None
 
 

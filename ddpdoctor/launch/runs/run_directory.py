@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -48,9 +49,13 @@ def temporary_run_directory() -> Iterator[Path]:
 
 
 def remove_run_directory(directory: Path) -> None:
-    """Remove a run directory of ours, and the layers of an overlay in it; what is in the way of that stays."""
-    remove_layers(directory)
-    shutil.rmtree(directory, ignore_errors=True)
+    """Remove a run directory of ours, and the layers of an overlay in it; what is in the way of that stays.
+
+    So does what has taken its place meanwhile, if that is a link or another user's.
+    """
+    if _is_own_directory(directory):
+        remove_layers(directory)
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def keep_for_cleaning(directory: Path) -> None:
@@ -76,7 +81,11 @@ def rehearsal_directories() -> list[Path]:
 
 
 def _is_own_directory(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink() and path.stat().st_uid == os.getuid()
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
 
 
 def _make() -> Path:

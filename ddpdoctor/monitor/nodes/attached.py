@@ -14,6 +14,7 @@ import msgspec
 import zmq
 
 from ddpdoctor.errors import RecordError, UsageError
+from ddpdoctor.files.untrusted import read_start, reason_of
 from ddpdoctor.launch.runs.kept_runs import kept_runs, named_run
 from ddpdoctor.monitor.nodes.connection import connected, received
 from ddpdoctor.monitor.nodes.meeting import Meeting, endpoint, host_and_port, reach, read_meeting
@@ -63,7 +64,7 @@ def find_key(where: str, key_file: str | None) -> Meeting:
         return msgspec.structs.replace(_read(Path(key_file)), addresses=(host,), port=port)
     for directory in kept_runs():
         try:
-            known = read_meeting((directory / layout.ATTACH_FILE).read_text("ascii").strip())
+            known = read_meeting(_key_in(directory / layout.ATTACH_FILE))
         except (OSError, ValueError):
             continue
         if known is not None and known.port == port:
@@ -74,17 +75,22 @@ def find_key(where: str, key_file: str | None) -> Meeting:
     )
 
 
+_WHAT_IT_IS = f"The key of a run is called `{layout.ATTACH_FILE}` in its directory."
+
+
+def _key_in(path: Path) -> str:
+    return read_start(path, layout.MOST_HEAD_BYTES).decode("ascii").strip()
+
+
 def _read(path: Path) -> Meeting:
     try:
-        meeting = read_meeting(path.read_text("ascii")[: layout.MOST_HEAD_BYTES].strip())
-    except UnicodeError:
+        meeting = read_meeting(_key_in(path))
+    except ValueError:
         meeting = None
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+        raise UsageError(f"cannot read {path}: {reason_of(error)}", _WHAT_IT_IS) from error
     if meeting is None:
-        raise UsageError(
-            f"{path} does not hold the key of a run", f"It is called `{layout.ATTACH_FILE}` in a run's directory."
-        )
+        raise UsageError(f"{path} does not hold the key of a run", _WHAT_IT_IS)
     if meeting.protocol != PROTOCOL:
         raise UsageError(f"{path} is another version's: {differing(meeting.protocol, 'its machine', 'this one')}")
     return meeting

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.errors import UsageError
+from ddpdoctor.files.untrusted import read_untrusted
 from ddpdoctor.record import layout
 
 MOST_ADDRESSES = 8
@@ -78,34 +79,39 @@ class HeadKeys(msgspec.Struct, frozen=True, kw_only=True):
 def kept_keys(directory: Path) -> HeadKeys | None:
     """Return the keys of the head that this run had before; None where it had none."""
     try:
-        return msgspec.json.decode((directory / layout.HEAD_KEY_FILE).read_bytes(), type=HeadKeys)
-    except (OSError, msgspec.DecodeError):
+        return msgspec.json.decode(read_untrusted(directory / layout.HEAD_KEY_FILE, 1 << 16, directory), type=HeadKeys)
+    except (OSError, ValueError, RecursionError):
         return None
 
 
 def keep_keys(directory: Path, keys: HeadKeys) -> None:
     """Keep them, readable by this user alone. Raises OSError."""
-    _write_secret(directory / layout.HEAD_KEY_FILE, msgspec.json.encode(keys))
+    write_private(directory / layout.HEAD_KEY_FILE, msgspec.json.encode(keys))
 
 
 def write_head_file(directory: Path, meeting: Meeting) -> None:
     """Tell rank 0 of this node where the head is; readable by this user alone. Raises OSError."""
-    _write_secret(directory / layout.HEAD_FILE, meeting.text().encode("ascii") + b"\n")
+    write_private(directory / layout.HEAD_FILE, meeting.text().encode("ascii") + b"\n")
 
 
 def write_attach_file(directory: Path, screens: Meeting) -> None:
     """Keep what lets a screen in that is shown elsewhere; readable by this user alone. Raises OSError."""
-    _write_secret(directory / layout.ATTACH_FILE, screens.text().encode("ascii") + b"\n")
+    write_private(directory / layout.ATTACH_FILE, screens.text().encode("ascii") + b"\n")
 
 
 def write_seek_file(directory: Path, rank: int) -> None:
     """Have a rank of this node find out where the head is. Raises OSError."""
-    _write_secret(directory / layout.SEEK_FILE, str(rank).encode("ascii") + b"\n")
+    write_private(directory / layout.SEEK_FILE, str(rank).encode("ascii") + b"\n")
 
 
-def _write_secret(path: Path, content: bytes) -> None:
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file of a run directory at once, readable by this user alone; nothing is written through a link.
+
+    Raises OSError.
+    """
     part = path.with_suffix(".part")
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(part, flags, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
     part.replace(path)

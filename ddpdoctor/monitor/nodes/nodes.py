@@ -252,8 +252,10 @@ class Nodes:
             self._clock_kept_ns = now_ns
             clock = self._agent.clock()
             if clock is not None:
+                from ddpdoctor.monitor.nodes.meeting import write_private
+
                 with suppress(OSError):
-                    (self._directory / layout.CLOCK_FILE).write_bytes(msgspec.json.encode(clock))
+                    write_private(self._directory / layout.CLOCK_FILE, msgspec.json.encode(clock))
 
     def tell(self, verdict: RunVerdict) -> None:
         """Let the other nodes know the verdict on all ranks, once it is one, and whenever it is another."""
@@ -319,7 +321,8 @@ class Nodes:
         if self._place >= 0:
             return True
         try:
-            place = os.open(self._directory / layout.PLACE_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            place = os.open(self._directory / layout.PLACE_FILE, flags, 0o600)
         except OSError:  # Another user's run, or a full disk: what is tried next says so.
             return True
         try:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from ddpdoctor.files.untrusted import read_start
 from ddpdoctor.monitor.processes.stacks import parse_faulthandler, users_stacks, with_training_thread
 from ddpdoctor.record import layout
 from ddpdoctor.record.model import RunRecord
@@ -41,8 +42,7 @@ class CrashDump(msgspec.Struct, frozen=True, kw_only=True):
 def read_crash_dump(directory: Path, pid: int) -> CrashDump | None:
     """Return what a process wrote at its end; None where it did not, or had no time to."""
     try:
-        with (directory / layout.crash_dump_name(pid)).open("rb") as file:
-            text = file.read(_MOST_BYTES).decode(errors="replace")
+        text = read_start(directory / layout.crash_dump_name(pid), _MOST_BYTES, directory).decode(errors="replace")
     except OSError:
         return None
     for head in reversed(list(_HEAD.finditer(text))):

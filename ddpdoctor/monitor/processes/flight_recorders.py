@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from ddpdoctor.files.untrusted import read_start
 from ddpdoctor.launch.running_ranks import RunningRank
 
 PATIENCE_S = 2.0
@@ -180,8 +181,7 @@ def _stems(rank: RunningRank) -> tuple[str, ...]:
 
 
 def _whole(path: Path) -> bytes:
-    with path.open("rb") as stream:
-        content = stream.read(LARGEST_BYTES + 1)
+    content = read_start(path, LARGEST_BYTES + 1)
     return content if len(content) <= LARGEST_BYTES else b""
 
 

@@ -5,8 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from ddpdoctor.files.untrusted import read_start
+
 TAIL_BYTES = 8_000
 LONGEST_LINE = 400
+_PROBE_LOGS = 16
+_OUTPUTS = 8
+"""Files that are looked at: each launcher has a directory, and a script rarely starts several."""
 _EXIT_STATUS = re.compile(r"exitcode\s*:?\s*(-?\d+)\)?\s*\(?.*?pid:\s*(\d+)\)")
 _LAUNCHER_NOISE = re.compile(r"^[WIE]\d{4} |^\*{5,}|torch/distributed/(run|elastic)")
 
@@ -24,24 +29,21 @@ def rank_outputs(directory: Path) -> Path:
 def tail_of_rank(directory: Path, local_rank: int) -> str:
     """Return the last lines that a rank wrote: its stderr, or its stdout when that is empty."""
     for stream in ("stderr.log", "stdout.log"):
-        for path in sorted(rank_outputs(directory).glob(f"*/attempt_0/{local_rank}/{stream}")):
-            text = tail(path)
+        for path in sorted(rank_outputs(directory).glob(f"*/attempt_0/{local_rank}/{stream}"))[:_OUTPUTS]:
+            text = tail(path, directory)
             if text.strip():
                 return text
     return ""
 
 
-def tail(path: Path) -> str:
-    """Return the last lines of a file, whatever bytes are in it."""
+def tail(path: Path, inside: Path | None = None) -> str:
+    """Return the last lines of a file in the directory ``inside``, by default its own, whatever bytes are in it."""
     try:
-        with path.open("rb") as file:
-            file.seek(0, 2)
-            size = file.tell()
-            file.seek(max(0, size - TAIL_BYTES))
-            text = file.read().decode("utf-8", "replace")
+        content = read_start(path, 2 * TAIL_BYTES, inside or path.parent, -TAIL_BYTES - 1)
     except OSError:
         return ""
-    whole = text if size <= TAIL_BYTES else text.partition("\n")[2]
+    text = content[-TAIL_BYTES:].decode("utf-8", "replace")
+    whole = text if len(content) <= TAIL_BYTES else text.partition("\n")[2]
     return "\n".join(map(_shortened, whole.split("\n")))
 
 
@@ -67,4 +69,5 @@ def exit_statuses(directory: Path) -> dict[int, int]:
 
 def probe_logs(directory: Path) -> list[str]:
     """Return one text for each such process."""
-    return [path.read_text(encoding="utf-8", errors="replace").strip() for path in directory.glob("probe-*.log")]
+    logs = sorted(directory.glob("probe-*.log"))[:_PROBE_LOGS]
+    return [text.strip() for text in map(tail, logs) if text.strip()]

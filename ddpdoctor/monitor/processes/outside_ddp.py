@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+
+from ddpdoctor.files.untrusted import read_start
 
 _MOST_BYTES = 1_000_000
 _LIBRARIES = (
@@ -26,8 +27,7 @@ def library_of(script: str, program: str) -> str:
     if program in _LAUNCHERS:
         return _LAUNCHERS[program]
     try:
-        with Path(script).open("rb") as file:
-            text = file.read(_MOST_BYTES).decode("utf-8", "replace")
+        text = read_start(script, _MOST_BYTES).decode("utf-8", "replace")
     except (OSError, ValueError):
         return ""
     return next((name for module, name in _LIBRARIES if _imports(module, text)), "")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from ddpdoctor.files.untrusted import read_start
 from ddpdoctor.finding import Frame
 from ddpdoctor.launch.pid_namespaces import OuterPids
 from ddpdoctor.launch.processes import handles
@@ -72,10 +73,10 @@ def signal_for_stacks(
     dumps = []
     for pid, rank in asked.items():
         try:
-            text = (directory / layout.stacks_name(pid)).read_text(encoding="utf-8", errors="replace")
+            content = read_start(directory / layout.stacks_name(pid), _MOST_BYTES, directory)
         except OSError:
             continue
-        dumps += parse_faulthandler(text, rank)
+        dumps += parse_faulthandler(content.decode(errors="replace"), rank)
     return dumps
 
 
@@ -120,9 +121,8 @@ class SignalledStacks:
         if pid in self._asked:
             size, asked_ns = self._asked[pid]
             try:
-                with (self._directory / layout.stacks_name(pid)).open("rb") as file:
-                    file.seek(size)
-                    text = file.read(_MOST_BYTES).decode(errors="replace")
+                path = self._directory / layout.stacks_name(pid)
+                text = read_start(path, _MOST_BYTES, self._directory, size).decode(errors="replace")
             except OSError:
                 text = ""
             dumps = parse_faulthandler(text, rank)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import zipfile
 import zlib
 from collections.abc import Sequence
 from pathlib import PurePath
 
 import msgspec
 
+from ddpdoctor.files.untrusted import reason_of
 from ddpdoctor.postmortem.dumps.dump_record import DumpBook
 from ddpdoctor.postmortem.dumps.dumps import LARGEST_BYTES, DumpError, Dumps
 from ddpdoctor.postmortem.inputs import Found, opened
@@ -38,8 +38,8 @@ def read_dumps(files: Sequence[Found]) -> DumpsRead:
             with opened(found) as stream:
                 content = stream.read(LARGEST_BYTES + 1)
             dump, _ = dumps.read(content)
-        except (DumpError, OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
-            damaged.append(f"{found.name} is not a usable dump: {getattr(error, 'strerror', None) or error}")
+        except (DumpError, OSError, EOFError, zlib.error) as error:
+            damaged.append(f"{found.name} is not a usable dump: {reason_of(error)}")
             if rank is not None:
                 told.book.note_rank(rank)
             continue

@@ -1,8 +1,9 @@
 """Reads dumps of torch's flight recorder, pickles and JSON of every version since torch 2.4, as hostile input.
 
-The unpickler refuses every global, a dump has a bound in bytes and in containers, and what it holds is converted to
-plain data of known types before anything looks at it. Most ranks of a job hold the same entries at other times: a dump
-that equals an earlier one but for its time stamps is not unpickled at all (1 ms against 20 ms for 2,000 entries).
+The unpickler refuses every global, a dump has a bound in bytes, in containers, in memory and in what it holds once
+nothing is shared any more, and it is converted to plain data of known types before anything looks at it. Most ranks of
+a job hold the same entries at other times: a dump that equals an earlier one but for its time stamps is not unpickled
+at all (1 ms against 20 ms for 2,000 entries).
 """
 
 from __future__ import annotations
@@ -10,9 +11,14 @@ from __future__ import annotations
 import io
 import pickle
 import re
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 import msgspec
+
+from ddpdoctor.files.untrusted import quoted
 
 LARGEST_BYTES = 64 << 20
 """A dump of 2,000 entries with 30 frames each has 5 MB; rings of 20,000 are the largest in use."""
@@ -21,6 +27,12 @@ DEEPEST = 64
 _CONTAINERS = (b"}", b"]", b")")
 _FEWEST_BYTES_EACH = 6
 """Bytes of a dump for each container in it, at least: a pickle of nothing but empty lists needs 1."""
+_FEWEST_BYTES_EACH_IN_JSON = 32
+"""The same of a dump in JSON, where an entry of 9 containers has 500 bytes at least."""
+_MOST_MEMORY = 1 << 29
+"""Bytes that an unpickler may take: ten of a pickle can ask for gigabytes (a place in its memo)."""
+_MOST_VALUES = 20_000_000
+"""Of a pickle, counted as often as they are referred to; 2,000 entries with 30 frames each have 300,000."""
 _TIME = b"\x8a\x08"
 """Opcode and length of an integer of 8 bytes, as time stamps are; nothing else in a dump is that large."""
 _TIME_BYTES = 8
@@ -149,9 +161,12 @@ def _of_pickle(content: bytes) -> Dump:
     if containers > 10_000 and containers * _FEWEST_BYTES_EACH > len(content):
         raise DumpError("it holds more lists than data, as only a pickle bomb does")
     try:
-        loaded = _Unpickler(io.BytesIO(content)).load()
-    except RecursionError as error:
-        raise DumpError("it is nested too deeply") from error
+        with _little_memory():
+            loaded = _Unpickler(io.BytesIO(content)).load()
+        if _values_in(loaded) > _MOST_VALUES:
+            raise DumpError("it unfolds to more than a dump holds, as only a pickle bomb does")
+    except (RecursionError, DumpError) as error:
+        raise error if isinstance(error, DumpError) else DumpError("it is nested too deeply") from error
     except Exception as error:  # whatever an unpickler makes of bytes that are none
         raise DumpError(f"it is damaged ({_first_line(error)})") from error
     try:
@@ -160,13 +175,51 @@ def _of_pickle(content: bytes) -> Dump:
         raise DumpError(f"it is not a flight record ({_first_line(error)})") from error
 
 
+@contextmanager
+def _little_memory() -> Iterator[None]:
+    """Let this process take so much more memory than it has, and no more."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            most = int(file.read().split()[0]) * resource.getpagesize() + _MOST_MEMORY
+        if before[0] == resource.RLIM_INFINITY or most < before[0]:
+            resource.setrlimit(resource.RLIMIT_AS, (most, before[1]))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def _values_in(loaded: object) -> int:
+    """Return how many values there are if each is counted as often as it is referred to; more than fit for a cycle."""
+    counts: dict[int, int] = {}
+    stack = [loaded]
+    while stack:
+        value = stack[-1]
+        if not isinstance(value, (list, tuple, dict)) or counts.get(id(value), 0):
+            stack.pop()
+            continue
+        inner = [*value, *value.values()] if isinstance(value, dict) else value
+        inner = [one for one in inner if isinstance(one, (list, tuple, dict))]
+        if id(value) not in counts:
+            counts[id(value)] = 0
+            stack += {id(one): one for one in inner if id(one) not in counts}.values()
+        else:
+            number = 1 + len(value) + sum(counts[id(one)] or _MOST_VALUES for one in inner)
+            counts[id(value)] = min(number, _MOST_VALUES + 1)
+            stack.pop()
+    return counts.get(id(loaded), 1)
+
+
 def _of_json(content: bytes) -> Dump:
+    containers = content.count(b"{") + content.count(b"[")
+    if containers > 10_000 and containers * _FEWEST_BYTES_EACH_IN_JSON > len(content):
+        raise DumpError("it holds more lists than data, as only a bomb does")
     depth = _depth(content)
     if depth > DEEPEST:
         raise DumpError("it is nested too deeply")
     try:
         return msgspec.json.decode(content, type=Dump, strict=False)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DumpError(f"it is not a flight record ({_first_line(error)})") from error
 
 
@@ -192,5 +245,5 @@ def ranks_of(config: GroupConfig) -> tuple[int, ...]:
 
 
 def _first_line(error: BaseException) -> str:
-    text = str(error).strip().partition("\n")[0][:120]
+    text = quoted(str(error).strip().partition("\n")[0])
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

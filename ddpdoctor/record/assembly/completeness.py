@@ -130,5 +130,7 @@ class Completeness:
             return f"{lost:,} events could not be written"
         if self._files.shortened:
             return "another program truncated the record"
+        if unread := self._files.unread:
+            return unread[0]
         damaged = self._files.damaged_lines
         return f"{damaged:,} lines of the record were damaged" if damaged else ""

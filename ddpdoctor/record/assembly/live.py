@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import get_args
 
 from ddpdoctor.errors import RecordError
+from ddpdoctor.files.untrusted import reason_of
 from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.flight_tracks import FlightTracks
 from ddpdoctor.record.assembly.ranks import LastSign
@@ -47,8 +50,8 @@ class LiveRings:
         """What the ranks wrote of torch's flight recorder is made into tracks, which takes a while for many ranks."""
         self.refused: dict[int, str] = {}
         """Processes whose rings could not be read, and why."""
-        self._empty: set[int] = set()
-        """Processes that have made a ring and written nothing to it, as on a disk that is full."""
+        self.empty: dict[str, int] = {}
+        """Rings to which their process has written nothing, as on a disk that is full."""
         self.lacks: dict[str, str] = {}
         """Names that the job's torch does not have, and what that means for the user."""
         self.flights = FlightTracks()
@@ -163,11 +166,11 @@ class LiveRings:
 
     def mute(self) -> set[int]:
         """Processes that have made a ring and could not write one heartbeat to it, as on a disk that is full."""
-        return self._empty | {pid for pid, tail in self.steps.items() if tail.live_heartbeat() is None}
+        return {*self.empty.values()} | {pid for pid, tail in self.steps.items() if tail.live_heartbeat() is None}
 
     def last_signs(self) -> dict[int, LastSign]:
         """Return what the newest heartbeat of each process that has a ring says of its end."""
-        signs = {pid: LastSign(mute=True) for pid in self._empty}
+        signs = {pid: LastSign(mute=True) for pid in self.empty.values()}
         for pid, tail in self.steps.items():
             beat = tail.live_heartbeat()
             if beat is None:
@@ -227,11 +230,13 @@ class LiveRings:
         except RecordError as error:
             self.refused[pid] = error.message
         except ValueError:
-            self._empty.add(pid)
-        except OSError:
-            return
+            self.empty[name] = pid
+        except OSError as error:
+            if error.errno == errno.EMFILE or not os.path.lexists(self._directory / name):
+                return  # Others may be let go of; a process without such calls has no ring of them.
+            self.refused[pid] = f"{name} cannot be read: {reason_of(error)}"
         else:
-            self._empty.discard(pid)
+            self.empty.pop(name, None)
 
     def _translated(self, pid: int, kind: str, column: array[int]) -> array[int]:
         known = {number: self._number_of(pid, kind, number) for number in set(column)}

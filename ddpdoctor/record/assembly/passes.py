@@ -9,10 +9,14 @@ from typing import Any
 
 import msgspec
 
+from ddpdoctor.files.untrusted import read_untrusted
 from ddpdoctor.record import events
 from ddpdoctor.record.events import Row
 from ddpdoctor.record.model import shared_fields
 from ddpdoctor.record.streams.data import Loader, Pass, SampleProbe
+
+_MOST_INDEX_BYTES = 1 << 26
+"""Of all passes together, 8 an index: a number of Python has 32."""
 
 
 class PassRows:
@@ -30,6 +34,7 @@ class PassRows:
         self._converted = converted
         self.rows: dict[tuple[int, int], Pass] = {}
         """By process and number there."""
+        self._index_bytes_left = _MOST_INDEX_BYTES
         self._samples: list[tuple[int, str, int | None, SampleProbe]] = []
 
     def with_samples(self, loaders: Iterable[Loader]) -> tuple[Loader, ...]:
@@ -81,7 +86,9 @@ class PassRows:
             return ()
         column = array("q")
         try:
-            column.frombytes((self._directory / name).read_bytes())
+            content = read_untrusted(self._directory / name, self._index_bytes_left, self._directory)
+            column.frombytes(content)
         except (OSError, ValueError):
             return ()
+        self._index_bytes_left -= len(content)
         return tuple(column)

@@ -6,7 +6,7 @@ from ddpdoctor.check import Outcome
 from ddpdoctor.examination import Examination
 from ddpdoctor.finding import Finding
 from ddpdoctor.findings.locations import shown_path
-from ddpdoctor.report.escape import one_line
+from ddpdoctor.report.escape import one_line, without_commands
 from ddpdoctor.report.finding_fields import stated
 
 
@@ -15,7 +15,7 @@ def render(examination: Examination) -> str:
     lines = [_line(finding, examination) for finding in examination.findings]
     if leaves_doubt(examination):
         lines.append(f"{one_line(examination.target)}: inconclusive: {one_line(why_incomplete(examination))}")
-    return "".join(line + "\n" for line in lines)
+    return "".join(without_commands(line) + "\n" for line in lines)
 
 
 def leaves_doubt(examination: Examination) -> bool:

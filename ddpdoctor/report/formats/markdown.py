@@ -7,7 +7,7 @@ import re
 from ddpdoctor.examination import Examination
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.findings.locations import named_ranks, shown_path
-from ddpdoctor.report.escape import one_line
+from ddpdoctor.report.escape import one_line, without_commands
 from ddpdoctor.report.finding_fields import stated
 from ddpdoctor.report.formats.concise import leaves_doubt, why_incomplete
 
@@ -29,7 +29,7 @@ def render(examination: Examination) -> str:
         lines += ["", f"Not everything could be examined: {_text(why_incomplete(examination))}."]
     notes = (*examination.source.notes, *examination.rehearsal.all_notes, *examination.notes)
     lines += ["", *(f"- {_text(note)}" for note in notes)] if notes else []
-    return "\n".join(lines).rstrip("\n") + "\n"
+    return without_commands("\n".join(lines).rstrip("\n") + "\n")
 
 
 def _row(finding: Finding, examination: Examination) -> str:

@@ -1,0 +1,83 @@
+"""Opens what a job, another user or a stranger left: the one way to read runs, dumps, logs, baselines and reports.
+
+Only a regular file is opened: no pipe or socket, which would wait, and no device, which would not end. A file of a
+directory that was named is in it: a link that leads out of it is refused. How much is read is bounded by what is read,
+not by the size that the system states, for a file may grow and one of ``/proc`` states none.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+LONGEST_QUOTE = 200
+"""Characters of a file's content that a message repeats."""
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+_PIECE_BYTES = 1 << 20
+
+
+def open_untrusted(path: Path | str, inside: Path | str | None = None) -> int:
+    """Return a descriptor for reading; the file lies in the directory ``inside``, wherever links lead.
+
+    What is judged is what is opened: a file that takes its place meanwhile is not. Raises OSError, whose ``strerror``
+    is a clause such as ``it is a pipe``.
+    """
+    held = os.open(path, os.O_PATH | os.O_CLOEXEC)  # opens nothing yet: a pipe does not wait, a tape does not wind
+    try:
+        kind = stat.S_IFMT(os.fstat(held).st_mode)
+        if kind != stat.S_IFREG:
+            raise OSError(errno.EINVAL, f"it is {_KINDS.get(kind, 'not a regular file')}", str(path))
+        own = f"/proc/self/fd/{held}"
+        if inside is not None and not os.readlink(own).startswith(os.path.join(os.path.realpath(inside), "")):
+            raise OSError(errno.EINVAL, "it is a link that leads out of its directory", str(path))
+        try:
+            return os.open(own, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        os.close(held)
+
+
+def read_untrusted(path: Path | str, most_bytes: int, inside: Path | str | None = None) -> bytes:
+    """Return the content of a file; raises OSError as ``open_untrusted`` does, and where it holds more."""
+    content = read_start(path, most_bytes + 1, inside)
+    if len(content) > most_bytes:
+        raise OSError(errno.EFBIG, f"it has more than {most_bytes:,} bytes", str(path))
+    return content
+
+
+def read_start(path: Path | str, most_bytes: int, inside: Path | str | None = None, offset: int = 0) -> bytes:
+    """Return so much of a file from ``offset`` on, from so many bytes before its end where that is negative.
+
+    Raises OSError as ``open_untrusted`` does.
+    """
+    descriptor = open_untrusted(path, inside)
+    try:
+        at = max(0, os.fstat(descriptor).st_size + offset) if offset < 0 else offset
+        pieces, left = [], most_bytes
+        while left and (piece := os.pread(descriptor, min(left, _PIECE_BYTES), at)):
+            pieces.append(piece)
+            at, left = at + len(piece), left - len(piece)
+    finally:
+        os.close(descriptor)
+    return b"".join(pieces)
+
+
+def quoted(content: object) -> str:
+    """Return what a file holds, or what a parser says of it, at the length at which a message may repeat it."""
+    text = str(content)
+    half = LONGEST_QUOTE // 2
+    return text if len(text) <= LONGEST_QUOTE else f"{text[: half - 2]} … {text[1 - half :]}"
+
+
+def reason_of(error: Exception) -> str:
+    """Return why a file could not be read, as a clause."""
+    return quoted((isinstance(error, OSError) and error.strerror) or error or type(error).__name__)
