@@ -169,7 +169,10 @@ class Training:
 
         @functools.wraps(forward)
         def forward_timed(ddp: Any, *arguments: Any, **options: Any) -> Any:
-            if is_compiling() or (observer.thread != get_ident() and not (ddp.training and observer.adopts())):
+            if is_compiling():
+                return forward(ddp, *arguments, **options)
+            if observer.thread != get_ident() and not (ddp.training and observer.adopts()):
+                reductions.leave_alone(ddp)
                 return forward(ddp, *arguments, **options)
             reducer: Optional[Reducer] = None
             looked = False
@@ -220,6 +223,7 @@ class Training:
     def _hook_backwards(self, autograd: Any) -> None:
         backward, training, observer, passes = autograd.backward, self, self._observer, self._passes
         keep, backward_began, backward_ended = self._keep, observer.course.backward_began, self._take_in_backward
+        reductions, raised = self._reductions, self._reductions.raised
 
         @functools.wraps(backward)
         def backward_timed(*arguments: Any, **options: Any) -> Any:
@@ -243,6 +247,8 @@ class Training:
                     observer.backwards_over += 1
                     try:
                         keep((backward_ended, passes.newest, _now_ns()))
+                        if raised:
+                            reductions.backward_is_over()
                         if observer.on_device:
                             training._device_ends(BACKWARD)
                     except Exception as error:
@@ -338,10 +344,12 @@ class Training:
     def _look_at_forward(self, ddp: Any, reducer: Reducer, frame: FrameType) -> None:
         """Look at a forward that records gradients: one of the first, of a loader, on a GPU, or every 16th.
 
-        So is each after which DDP's logger is read.
+        So is each whose backward is measured, and the next one, at which that is read.
         """
         observer = self._observer
         observer.moments.make_room()
+        if reducer.is_measured and ddp.require_backward_grad_sync:
+            self._reductions.read(ddp, reducer)
         noted = reducer.forwards <= FORWARDS_NOTED
         always = noted or reducer.on_gpu or observer.on_device
         reducer.next_look = reducer.forwards + (1 if always else ROOM_MADE_EVERY)
@@ -355,9 +363,10 @@ class Training:
             observer.journal.guarded(self._sample_reads, harms=("host_reads",))
 
     def _look_at_forward_end(self, ddp: Any, reducer: Reducer, now_ns: int) -> None:
-        if ddp.require_backward_grad_sync and reducer.iterations > reducer.next_read:
-            self._reductions.read(ddp, reducer, now_ns)
-        reducer.next_look = min(reducer.next_look, reducer.forwards + reducer.next_read - reducer.iterations + 1)
+        if ddp.require_backward_grad_sync and reducer.iterations >= reducer.next_measured:
+            self._reductions.measure(ddp, reducer, now_ns)
+        forwards_to_it = 1 if reducer.is_measured else reducer.next_measured - reducer.iterations
+        reducer.next_look = min(reducer.next_look, reducer.forwards + forwards_to_it)
         if reducer.forwards == COUNTED_FORWARD:
             self._observer.journal.guarded(self._end_counting, ddp, harms=("matmul_precisions",))
         if self._observer.on_device:
