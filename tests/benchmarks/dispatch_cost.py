@@ -19,7 +19,7 @@ from threading import get_ident
 from typing import Any
 
 from tests.benchmarks.cheapest_block import cheapest_us
-from tests.benchmarks.in_place_cost import interval
+from tests.benchmarks.step_cost import interval
 from tests.benchmarks.probe_cost import measure as measure_hooks
 
 STEPS = 500

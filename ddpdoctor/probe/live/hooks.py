@@ -117,7 +117,7 @@ class Training:
                 try:
                     ended_ns, own = _now_ns(), iterator.__dict__
                     current = own.get("_ddpdoctor_pass")
-                    looked = current is None or current.is_looked_at
+                    looked = current is None or current.yielded in current.looks
                     kind = type(batch)
                     if (kind is list or kind is tuple) and batch:
                         first = batch[0]
