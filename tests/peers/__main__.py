@@ -67,7 +67,7 @@ def _summary(compared: Compared) -> str:
         if test in compared.differing:
             continue
         parts = {part.split(":")[0].split()[-1] for part in outcome.split(", ")}
-        fails = bool(parts & {"failed", "left"})
+        fails = bool(parts & {"failed", "left"}) or (test == "(exit code)" and outcome != "0")
         kinds["fail in both" if fails else "skipped in both" if parts == {"skipped"} else "alike"] += 1
     kinds["differ"] = len(compared.differing)
     return ", ".join(f"{count} {kind}" for kind, count in kinds.items())

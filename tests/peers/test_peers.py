@@ -17,22 +17,20 @@ _SAMPLE = (
     "test_static_graph_api_cpu",
     "test_DistributedDataParallelCPU",
     "test_DistributedDataParallelCPU_grad_is_view",
-    "test_DistributedSampler_padding",
+    "test_DistributedDataParallel_requires_grad",
     "test_ddp_create_graph",
-    "test_ddp_sync_module_states",
+    "test_accumulate_gradients_no_sync",
     "test_all_reduce_coalesced_sum",
     "test_send_recv_any_source_autograd_profiler",
-    "test_monitored_barrier_failure_order",
+    "test_gather_checks",
 )
 
 
 @pytest.mark.timeout(280)
 def test_a_sample_of_torchs_own_tests_ends_as_without_the_doctor(tmp_path: Path) -> None:
     compared = compare(SUITES[0], tmp_path, None, _SAMPLE)
-    assert set(_SAMPLE) < set(compared.plain), compared
+    assert compared.plain == {**dict.fromkeys(_SAMPLE, "passed"), "(exit code)": "0"}
     assert compared.differing == [], compared
-    assert compared.watched["test_ddp_logging_data_cpu"] == "passed"
-    assert "failed" not in str(compared.plain.values())
 
 
 def test_what_is_not_there_is_said_and_not_passed(tmp_path: Path) -> None:
