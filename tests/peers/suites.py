@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -106,16 +107,17 @@ def run_python(
         except subprocess.TimeoutExpired:
             code = f"did not end within {most_s} s"
         finally:
-            _end_group(child)
+            _end_all(child, variables["PEERS_OUTCOMES"])
     return code, (scratch / "printed").read_text(errors="replace")[-4_000:]
 
 
-def _end_group(child: subprocess.Popen[bytes]) -> None:
-    """End what a command has started, its own group of processes."""
-    try:
-        os.killpg(child.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+def _end_all(child: subprocess.Popen[bytes], outcomes: str) -> None:
+    """End what a command has started, also the ranks, whose launcher gives each a session of its own."""
+    mark = f"PEERS_OUTCOMES={outcomes}".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark in (entry / "environ").read_bytes().split(b"\0"):
+                os.kill(int(entry.name), signal.SIGKILL)
     child.wait()
 
 

@@ -237,7 +237,7 @@ class Reductions:
             reducer.next_look = 0
 
     def _make_own_logger(self, ddp: Any, reducer: Reducer) -> None:
-        """Make a logger of ours, which nobody else reads; not where torch prints what a logger takes in."""
+        """Make a logger beside DDP's own; not where torch prints what a logger takes in."""
         distributed = self._torch.distributed
         ddp_reducer = getattr(ddp, "reducer", None)
         if self._make_logger is None or ddp_reducer is None:
