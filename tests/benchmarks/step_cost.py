@@ -21,7 +21,7 @@ from pathlib import Path
 from tests.scratch import scratch_directory
 
 PAIRS = 41
-STEPS = 2_000
+STEPS = 1_500
 ALLOWED_US = 45.0
 RESAMPLED = 1_000
 _JOB = """
@@ -88,6 +88,8 @@ def measure(loader: str, pairs: int) -> float:
             order = (False, True) if number % 2 else (True, False)
             jobs = {watches: start_job(directory, loader, watches=watches) for watches in order}
             taken.append({watches: microseconds_of(job) for watches, job in jobs.items()})
+            more_us = taken[-1][True][0] - taken[-1][False][0]
+            print(f"  pair {number + 1}: {more_us:.1f} µs", file=sys.stderr, flush=True)
     lows = []
     for column, name in enumerate(("mean", "median step")):
         median, low, high = interval([pair[True][column] - pair[False][column] for pair in taken])
