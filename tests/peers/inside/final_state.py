@@ -11,9 +11,11 @@ import random
 import runpy
 import sys
 
+import numpy
 import torch
 
 torch.manual_seed(1234 + int(os.environ.get("RANK", "0")))
+numpy.random.seed(1234)
 random.seed(1234)
 
 
@@ -47,10 +49,8 @@ def note(models, optimizers):
         "optimizers": [optimizer.state_dict() for optimizer in optimizers],
         "torch's generator": torch.get_rng_state(),
         "random": random.getstate(),
+        "numpy's generator": [part.tolist() if hasattr(part, "tolist") else part for part in numpy.random.get_state()],
     }
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        states["numpy's generator"] = [str(part) for part in numpy.random.get_state()]
     with open(os.environ["PEERS_OUTCOMES"], "a") as file:
         for name, state in states.items():
             seen = f"{len(state)} " if name in ("weights", "optimizers") else ""
