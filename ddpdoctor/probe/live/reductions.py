@@ -177,7 +177,7 @@ class Reductions:
             if set_rate is not None:
                 self._give_back(ddp_reducer)
         if reducer.changes == self._changes:
-            self._take_in(ddp, reducer, logger._get_ddp_logging_data())
+            self._read(ddp, reducer, logger._get_ddp_logging_data())
         if reducer.rate == 1 and reducer.shortest_ns == LONGEST_NS:
             self._observer.moments.take_in()  # How short the steps are must be known soon.
         self._choose_rate(reducer)
@@ -269,7 +269,7 @@ class Reductions:
         reducer.shortest_ns = LONGEST_NS
         reducer.rate = rate
 
-    def _take_in(self, ddp: Any, reducer: Reducer, data: Any) -> None:
+    def _read(self, ddp: Any, reducer: Reducer, data: Any) -> None:
         """Take in what our logger has of the iteration before."""
         measured = data.ints_map
         number = int(measured.get("iteration", 0))
