@@ -9,11 +9,13 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Optional
 
+RATE_SETTER = "_set_ddp_runtime_logging_sample_rate"
+"""The name of what sets how many iterations DDP's reducer measures."""
 _COSTS = {
     "_BaseDataLoaderIter": "the wait for data is not measured",
     "_next_index": "the indices that samplers draw are not compared",
-    "_get_ddp_logging_data": "exposed communication is not measured",
-    "_set_ddp_runtime_logging_sample_rate": "exposed communication is measured on few steps only",
+    "Logger": "exposed communication is not measured",
+    RATE_SETTER: "exposed communication is measured on few steps only",
     "_sync_buffers": "DDP's broadcast of buffers counts as forward",
     "Work.wait": "waiting for asynchronous collectives is not measured",
     "is_dynamo_compiling": "compiled code may run slower",
@@ -33,9 +35,9 @@ class Capabilities:
         ddp_class = torch.nn.parallel.DistributedDataParallel
         self.loader_iterator: Any = self._need(torch.utils.data.dataloader, "_BaseDataLoaderIter")
         self.draws_indices = self._need(self.loader_iterator, "_next_index") is not None
-        self.read_logger: Optional[Callable[[Any], Any]] = self._need(ddp_class, "_get_ddp_logging_data")
+        self.make_logger: Optional[Callable[[Any], Any]] = self._need(c10d, "Logger")
         self.set_logger_rate: Optional[Callable[[Any, int], None]] = self._need(
-            ddp_class, "_set_ddp_runtime_logging_sample_rate"
+            getattr(c10d, "Reducer", None), RATE_SETTER
         )
         self.synchronise_buffers: Optional[Callable[[Any], None]] = self._need(ddp_class, "_sync_buffers")
         self.work_class: Any = getattr(c10d, "Work", None)

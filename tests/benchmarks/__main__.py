@@ -16,6 +16,7 @@ from tests.benchmarks import (
     screen_cost,
     start_up,
     static_tree,
+    step_cost,
     what_if_cost,
 )
 
@@ -31,6 +32,7 @@ BENCHMARKS = (
     monitor_cost,
     plugin,
     what_if_cost,
+    step_cost,
     probe_cost,
 )
 """The last one replaces functions of torch in this process."""

@@ -19,8 +19,8 @@ from threading import get_ident
 from typing import Any
 
 from tests.benchmarks.cheapest_block import cheapest_us
-from tests.benchmarks.in_place_cost import interval
 from tests.benchmarks.probe_cost import measure as measure_hooks
+from tests.benchmarks.step_cost import interval
 
 STEPS = 500
 BLOCKS = 20

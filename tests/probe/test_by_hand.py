@@ -30,8 +30,8 @@ del c10d._dump_fr_trace
 if rank == 1:
     for owner, name in (
         (loaders, "_BaseDataLoaderIter"),
-        (DDP, "_get_ddp_logging_data"),
-        (DDP, "_set_ddp_runtime_logging_sample_rate"),
+        (c10d, "Logger"),
+        (c10d.Reducer, "_set_ddp_runtime_logging_sample_rate"),
         (DDP, "_sync_buffers"),
         (c10d, "_dump_fr_trace_json"),
     ):
@@ -67,7 +67,7 @@ def test_a_line_in_the_script_watches_it_with_what_this_torch_offers(tmp_path: P
     assert set(assembly.live.lacks) == {
         "_BaseDataLoaderIter",
         "_next_index",
-        "_get_ddp_logging_data",
+        "Logger",
         "_set_ddp_runtime_logging_sample_rate",
         "_sync_buffers",
         "_dump_fr_trace",

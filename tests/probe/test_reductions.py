@@ -1,4 +1,4 @@
-"""How often DDP's logger is asked, by how long the steps are; the module is a stand-in, the clock is driven by hand."""
+"""How often reductions are measured, and what the user's logger sees of it; module and clock are stand-ins."""
 
 from __future__ import annotations
 
@@ -7,79 +7,188 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.probe.live.reductions import ALWAYS_MEASURED, Reductions
+from ddpdoctor.probe.live.reductions import ALWAYS_MEASURED, TORCHS_OWN_RATE, Reductions
 
 MS = 1_000_000
 RATE = 10
 """Of steps of 7 ms one of so many is measured."""
 
 
+class Reducer:
+    """Torch's, as far as it counts and measures."""
+
+    def __init__(self, iterations: int, rate: int) -> None:
+        self.iterations, self.rate = iterations, rate
+        self.reduced_ns = 0
+
+    def _set_ddp_runtime_logging_sample_rate(self, rate: int) -> None:
+        self.rate = rate
+
+    def measures(self) -> bool:
+        return self.iterations > 0 and (self.iterations <= ALWAYS_MEASURED or self.iterations % self.rate == 0)
+
+    def reduce(self) -> None:
+        if self.measures():
+            self.reduced_ns = self.iterations * MS
+
+
+class Logger:
+    """Torch's: it takes in an iteration where the rate says so as the next begins."""
+
+    def __init__(self, reducer: Reducer) -> None:
+        self._reducer = reducer
+        self.taken_in: list[int] = []
+        self.ints_map: dict[str, int] = {}
+        self.strs_map: dict[str, str] = {}
+
+    def set_runtime_stats_and_log(self) -> None:
+        if self._reducer.measures():
+            self.taken_in.append(self._reducer.iterations)
+            self.ints_map = {
+                "iteration": self._reducer.iterations,
+                "backward_comm_time": 1,
+                "backward_compute_time_end": 1,
+                "backward_comm_time_end": self._reducer.reduced_ns,
+            }
+
+    def _get_ddp_logging_data(self) -> Logger:
+        return self
+
+
 class Module:
-    """A DDP module, as far as its reducer is concerned, and its logger."""
+    """A DDP module."""
 
     device_type = "cpu"
 
-    def __init__(self) -> None:
+    def __init__(self, iterations: int, rate: int) -> None:
         self.module = SimpleNamespace(parameters=lambda: ())
-        self.iteration = 0
-        self.rate = 0
-        self.read: list[int] = []
+        self.reducer = Reducer(iterations, rate)
+        self.logger = Logger(self.reducer)
 
 
-def iterate(step_ms: list[int], *, joined_at: int = 0) -> Module:
-    """Train with steps that take so long; ``joined_at`` iterations were made before anybody looked."""
-    module, moments = Module(), SimpleNamespace(keep=lambda moment: None, take_in=lambda: None)
+class Job:
+    """A training whose rate of the logger the user has set before we looked; by default there was none to set it."""
 
-    def logger(ddp: Module) -> dict[str, Any]:
-        ddp.read.append(ddp.iteration - 1)
-        return {"iteration": ddp.iteration - 1, "backward_comm_time": 1, "backward_compute_time_end": 1}
+    def __init__(self, *, joined_at: int = 0, rate: int = TORCHS_OWN_RATE) -> None:
+        self.module = Module(joined_at, rate)
+        self.measured: list[int] = []
+        """Iterations whose reductions we have measured."""
+        self.seen_rates: set[int] = set()
+        """Rates that other code meets outside of what is measured."""
+        self._now_ms = 1_000
+        torch: Any = SimpleNamespace(
+            distributed=SimpleNamespace(
+                Reducer=Reducer, get_debug_level=lambda: 0, DebugLevel=SimpleNamespace(DETAIL=2)
+            )
+        )
+        capabilities: Any = SimpleNamespace(
+            make_logger=Logger, set_logger_rate=Reducer.__dict__["_set_ddp_runtime_logging_sample_rate"]
+        )
+        observer: Any = SimpleNamespace(
+            moments=SimpleNamespace(keep=lambda moment: self.measured.append(moment[4] // MS), take_in=lambda: None),
+            steps=SimpleNamespace(sampled=None),
+            course=SimpleNamespace(forward_began=lambda *arguments: None),
+            journal=SimpleNamespace(guarded=lambda function, *arguments, **options: function(*arguments)),
+        )
+        searches: Any = SimpleNamespace(looked=lambda *arguments: None)
+        seen_when_made = not joined_at
+        number = 0 if seen_when_made else None
+        self.reductions = Reductions(observer, torch, capabilities, lambda ddp: number, searches)
+        self.reductions.install()
 
-    capabilities = SimpleNamespace(read_logger=logger, set_logger_rate=lambda ddp, rate: setattr(ddp, "rate", rate))
-    observer: Any = SimpleNamespace(
-        moments=moments,
-        steps=SimpleNamespace(sampled=None),
-        course=SimpleNamespace(forward_began=lambda *arguments: None),
-        journal=SimpleNamespace(guarded=lambda function, *arguments, **options: None),
-    )
-    reductions = Reductions(observer, None, capabilities, lambda ddp: 0, SimpleNamespace(looked=None))  # type: ignore[arg-type]
-    module.iteration, now_ms = joined_at, 1_000
-    for ms in step_ms:
-        now_ms += ms
-        module.iteration += 1
-        reducer = reductions.known.get(id(module)) or reductions.meet(module)
-        reductions.forward_began(reducer, True, True, now_ms * MS)
-        reducer.forwards += 1
-        if reducer.iterations > reducer.next_read:
-            reductions.read(module, reducer, now_ms * MS)
-    return module
+    def train(self, step_ms: list[int], *, backwards: bool = True) -> Job:
+        """Make steps that take so long."""
+        module, reductions = self.module, self.reductions
+        for ms in step_ms:
+            self._now_ms += ms
+            reducer = reductions.known.get(id(module)) or reductions.meet(module)
+            reductions.forward_began(reducer, True, True, self._now_ms * MS)
+            reducer.forwards += 1
+            if reducer.is_measured:
+                reductions.read(module, reducer)
+            self.seen_rates.add(module.reducer.rate)
+            module.logger.set_runtime_stats_and_log()
+            module.reducer.iterations += 1
+            if reducer.iterations >= reducer.next_measured:
+                reductions.measure(module, reducer, self._now_ms * MS)
+            if backwards:
+                module.reducer.reduce()
+                if reductions.raised:
+                    reductions.backward_is_over()
+                self.seen_rates.add(module.reducer.rate)
+        return self
 
 
-def test_of_long_steps_the_logger_is_asked_about_each() -> None:
-    module = iterate([100] * 30)
-    assert module.rate == 1
-    assert module.read == list(range(1, 30))
+@pytest.fixture(autouse=True)
+def _torchs_own_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Reducer.__dict__["_set_ddp_runtime_logging_sample_rate"]
+    monkeypatch.setattr(Reducer, "_set_ddp_runtime_logging_sample_rate", own)
+    monkeypatch.setattr("ddpdoctor.probe.live.reductions._since_epoch", lambda time_ns: time_ns)
 
 
-def test_of_short_steps_it_is_asked_about_some_that_all_ranks_agree_on() -> None:
-    module = iterate([7] * 60)
-    assert module.rate == RATE
-    asked = [number for number in module.read if number > ALWAYS_MEASURED]
-    assert asked == list(range(20, 60, RATE))
+def users_iterations(rate: int, until: int) -> list[int]:
+    """What the user's logger takes in when nobody else is there."""
+    return [number for number in range(1, until) if number <= ALWAYS_MEASURED or number % rate == 0]
 
 
-def test_a_rank_that_was_met_later_asks_about_the_same_iterations() -> None:
-    module = iterate([7] * 60, joined_at=33)
-    assert [number for number in module.read if number > 40] == list(range(50, 93, RATE))
+def test_of_long_steps_each_is_measured() -> None:
+    assert Job().train([100] * 30).measured == list(range(1, 30))
+
+
+def test_of_short_steps_some_are_measured_that_all_ranks_agree_on() -> None:
+    measured = Job().train([7] * 60).measured
+    assert [number for number in measured if number > ALWAYS_MEASURED] == list(range(20, 60, RATE))
+
+
+def test_a_rank_that_was_met_later_measures_the_same_iterations_once_the_users_rate_is_known() -> None:
+    job = Job(joined_at=33, rate=15).train([7] * 60)
+    assert job.measured[:2] == [45, 60]
+    assert [number for number in job.measured if number > 60] == list(range(70, 93, RATE))
+    assert job.module.logger.taken_in == [45, 60, 75, 90]
 
 
 @pytest.mark.parametrize("pause_ms", [200, 60_000])
 def test_pauses_between_short_steps_do_not_make_them_long(pause_ms: int) -> None:
-    module = iterate([7, 7, 7, pause_ms, 7, 7, 7, 7] * 10)
-    assert module.rate == RATE
-    assert len([number for number in module.read if number > ALWAYS_MEASURED]) <= 80 / RATE
+    measured = Job().train([7, 7, 7, pause_ms, 7, 7, 7, 7] * 10).measured
+    assert len([number for number in measured if number > ALWAYS_MEASURED]) <= 80 / RATE
 
 
 def test_of_very_short_steps_fewer_are_measured() -> None:
-    module = iterate([1] * 900)
-    assert module.rate == 20
-    assert [number for number in module.read if number > ALWAYS_MEASURED] == list(range(20, 900, 20))
+    measured = Job().train([1] * 900).measured
+    assert [number for number in measured if number > ALWAYS_MEASURED] == list(range(20, 900, 20))
+
+
+@pytest.mark.parametrize("step_ms", [1, 7, 100])
+@pytest.mark.parametrize("rate", [None, 1, 2, 7])
+def test_the_users_logger_takes_in_what_it_would_without_us(rate: int | None, step_ms: int) -> None:
+    job = Job()
+    if rate is not None:
+        job.module.reducer._set_ddp_runtime_logging_sample_rate(rate)
+    job.train([step_ms] * 250)
+    assert job.module.logger.taken_in == users_iterations(rate or TORCHS_OWN_RATE, 250)
+    assert job.seen_rates == {rate or TORCHS_OWN_RATE}
+    assert len(job.measured) > 10
+
+
+def test_a_rate_that_is_set_while_a_backward_is_measured_holds_from_then_on() -> None:
+    job = Job().train([100] * 3).train([100], backwards=False)
+    assert job.reductions.raised
+    job.module.reducer._set_ddp_runtime_logging_sample_rate(4)
+    assert job.module.reducer.rate == 4
+    job.module.reducer.reduce()
+    job.train([100] * 30)
+    assert job.module.logger.taken_in == users_iterations(4, 34)
+    assert 4 not in job.measured and {3, 5, 6} <= set(job.measured)
+
+
+def test_a_forward_without_a_backward_measures_nothing_anew() -> None:
+    job = Job().train([100] * 20).train([100] * 2, backwards=False).train([100] * 3)
+    assert job.measured == [*range(1, 21), 23, 24]
+
+
+def test_a_module_that_is_gone_is_forgotten_with_its_reducer() -> None:
+    job = Job().train([100] * 20).train([100], backwards=False)
+    reductions = job.reductions
+    assert reductions._loggers and reductions.raised and len(reductions._users_rates) == 1
+    del job.module
+    assert not (reductions._loggers or reductions.raised or reductions.known or len(reductions._users_rates))

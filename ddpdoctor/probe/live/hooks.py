@@ -6,11 +6,11 @@ of the processor's caches, and then each further function, method and attribute 
 
 That is why these hooks and a rehearsal's (``probe/rehearsal/data/loaders.py``, ``probe/rehearsal/training/steps.py``)
 are two, and not two subscribers of one: calling a subscriber at each of the eight stamps of a step takes 12.3 µs in a
-real step, where noting them in place takes 6.2 µs, and with the rest of the hooks a step is above its 20 µs already. In
-a loop of their own it is 3.1 instead of 1.1 µs, and the hooks as a whole cost 22 % more (CPU of the training thread,
-Python 3.11, torch 2.13, ``python -m tests.benchmarks.dispatch_cost``). A rehearsal's have another task besides: they
-end passes, count what is read ahead, and may end the process, where these only note. What is not called in every step
-goes in both through ``probe/call_listeners.py``.
+real step, where noting them in place takes 6.2 µs. In a loop of their own it is 3.1 instead of 1.1 µs, and the hooks as
+a whole cost 22 % more (CPU of the training thread, Python 3.11, torch 2.13, ``python -m
+tests.benchmarks.dispatch_cost``; what all of them cost stands in ``docs/measures.md``). A rehearsal's have another task
+besides: they end passes, count what is read ahead, and may end the process, where these only note. What is not called
+in every step goes in both through ``probe/call_listeners.py``.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Training:
                 try:
                     ended_ns, own = _now_ns(), iterator.__dict__
                     current = own.get("_ddpdoctor_pass")
-                    looked = current is None or current.is_looked_at
+                    looked = current is None or current.yielded in current.looks
                     kind = type(batch)
                     if (kind is list or kind is tuple) and batch:
                         first = batch[0]
@@ -169,7 +169,10 @@ class Training:
 
         @functools.wraps(forward)
         def forward_timed(ddp: Any, *arguments: Any, **options: Any) -> Any:
-            if is_compiling() or (observer.thread != get_ident() and not (ddp.training and observer.adopts())):
+            if is_compiling():
+                return forward(ddp, *arguments, **options)
+            if observer.thread != get_ident() and not (ddp.training and observer.adopts()):
+                reductions.leave_alone(ddp)
                 return forward(ddp, *arguments, **options)
             reducer: Optional[Reducer] = None
             looked = False
@@ -220,6 +223,7 @@ class Training:
     def _hook_backwards(self, autograd: Any) -> None:
         backward, training, observer, passes = autograd.backward, self, self._observer, self._passes
         keep, backward_began, backward_ended = self._keep, observer.course.backward_began, self._take_in_backward
+        reductions, raised = self._reductions, self._reductions.raised
 
         @functools.wraps(backward)
         def backward_timed(*arguments: Any, **options: Any) -> Any:
@@ -243,6 +247,8 @@ class Training:
                     observer.backwards_over += 1
                     try:
                         keep((backward_ended, passes.newest, _now_ns()))
+                        if raised:
+                            reductions.backward_is_over()
                         if observer.on_device:
                             training._device_ends(BACKWARD)
                     except Exception as error:
@@ -338,10 +344,12 @@ class Training:
     def _look_at_forward(self, ddp: Any, reducer: Reducer, frame: FrameType) -> None:
         """Look at a forward that records gradients: one of the first, of a loader, on a GPU, or every 16th.
 
-        So is each after which DDP's logger is read.
+        So is each whose backward is measured, and the next one, at which that is read.
         """
         observer = self._observer
         observer.moments.make_room()
+        if reducer.is_measured and ddp.require_backward_grad_sync:
+            self._reductions.read(ddp, reducer)
         noted = reducer.forwards <= FORWARDS_NOTED
         always = noted or reducer.on_gpu or observer.on_device
         reducer.next_look = reducer.forwards + (1 if always else ROOM_MADE_EVERY)
@@ -355,9 +363,10 @@ class Training:
             observer.journal.guarded(self._sample_reads, harms=("host_reads",))
 
     def _look_at_forward_end(self, ddp: Any, reducer: Reducer, now_ns: int) -> None:
-        if ddp.require_backward_grad_sync and reducer.iterations > reducer.next_read:
-            self._reductions.read(ddp, reducer, now_ns)
-        reducer.next_look = min(reducer.next_look, reducer.forwards + reducer.next_read - reducer.iterations + 1)
+        if ddp.require_backward_grad_sync and reducer.iterations >= reducer.next_measured:
+            self._reductions.measure(ddp, reducer, now_ns)
+        forwards_to_it = 1 if reducer.is_measured else reducer.next_measured - reducer.iterations
+        reducer.next_look = min(reducer.next_look, reducer.forwards + forwards_to_it)
         if reducer.forwards == COUNTED_FORWARD:
             self._observer.journal.guarded(self._end_counting, ddp, harms=("matmul_precisions",))
         if self._observer.on_device:

@@ -63,6 +63,7 @@ class Live:
         observer.adopted = self._heartbeat.start
         searches = Searches(journal, evidence.wrap_number)
         reductions = Reductions(observer, torch, capabilities, evidence.wrap_number, searches)
+        reductions.install()
         observer.look_soon = reductions.look_soon
         self._training = Training(observer, torch, capabilities, reductions, evidence, passes)
         self._training.install()

@@ -72,7 +72,7 @@ class Pass:
     """One pass over a loader."""
 
     __slots__ = (
-        "averaged_before", "backwards", "batch_size", "drawn", "is_looked_at", "loader", "looped", "number", "ordinal",
+        "averaged_before", "backwards", "batch_size", "drawn", "loader", "looks", "looped", "number", "ordinal",
         "wanted", "yielded",
     )  # fmt: skip
 
@@ -90,10 +90,17 @@ class Pass:
         """Backwards of this rank that had averaged gradients when it began."""
         self.looped = False
         """A ``for`` statement of the user's draws its batches."""
-        self.is_looked_at = True
-        """There is more to note of its next batch than that it was drawn."""
+        self.looks = {0}
+        """Batches of which there is more to note than that they were drawn: the first, and where a sample is wanted."""
         self.wanted: frozenset[int] = frozenset()
         """Indices of the samples that are reported where they are drawn."""
+
+    def wants(self, since: int) -> None:
+        """Look at the batches that hold the wanted ones of the indices that were drawn after the first ``since``."""
+        if self.batch_size and self.drawn is not None:
+            for at in range(since, len(self.drawn)):
+                if self.drawn[at] in self.wanted:
+                    self.looks.add(at // self.batch_size)
 
 
 class Passes:
@@ -127,7 +134,7 @@ class Passes:
         self._joins.install()
         if not self._capabilities.draws_indices:
             return
-        draw, passes = self._capabilities.loader_iterator._next_index, self
+        draw, passes, observer = self._capabilities.loader_iterator._next_index, self, self._observer
 
         @functools.wraps(draw)
         def _next_index(iterator: Any) -> Any:
@@ -136,10 +143,22 @@ class Passes:
             except BaseException as error:
                 leave_no_frame(error)
                 raise
-            current = iterator.__dict__.get("_ddpdoctor_pass", passes)
-            keeps = current is passes or (current is not None and current.drawn is not None)
-            if keeps and passes._observer.thread >= 0:
-                passes._journal.guarded(passes._keep, iterator, index, harms=("passes",))
+            try:
+                current = iterator.__dict__.get("_ddpdoctor_pass", passes)
+                if current is passes:
+                    passes._keep_early(iterator, index)
+                elif current is not None and current.drawn is not None and observer.thread >= 0:
+                    drawn, before = current.drawn, len(current.drawn)
+                    try:  # It nearly always is a list of whole numbers: one in each step of the first passes.
+                        drawn.fromlist(index)
+                    except (TypeError, OverflowError):  # It has appended none.
+                        drawn.extend(integers(index))
+                    if len(drawn) > MOST_INDICES:
+                        passes._keep_no_more(current)
+                    elif current.wanted and not current.wanted.isdisjoint(drawn[before:]):
+                        current.wants(before)
+            except Exception as error:
+                observer.fault("draw", error, harms=("passes",))
             return index
 
         self._draw, self._noting_draw = draw, _next_index
@@ -178,7 +197,6 @@ class Passes:
             if not current.ordinal:
                 self._observer.meets_loader()
                 self._journal.guarded(self.note_progress, harms=("passes",))
-        current.is_looked_at = bool(current.wanted) and current.drawn is not None
 
     def pass_ended(self, iterator: Any) -> None:
         """Note that a loader has no batch left."""
@@ -230,6 +248,7 @@ class Passes:
         current.batch_size = getattr(loader, "batch_size", None)
         if keeps and not ordinal:
             current.wanted = self._journal.guarded(_wanted, iterator._dataset, harms=("loaders",)) or frozenset()
+            current.wants(0)
         self._open[number] = current
         sampler = sharding_sampler(loader)
         self._journal.event(
@@ -243,18 +262,16 @@ class Passes:
             joined=self._joins.open > 0,
         )
 
-    def _keep(self, iterator: Any, index: Any) -> None:
-        current = iterator.__dict__.get("_ddpdoctor_pass", self)
-        if current is self:
-            drawn = iterator.__dict__.setdefault("_ddpdoctor_early", array("q"))
-            if len(drawn) < MOST_INDICES:
-                _append(drawn, index)
-        elif current is not None and current.drawn is not None:
-            _append(current.drawn, index)
-            if len(current.drawn) > MOST_INDICES:
-                current.drawn = None
-                self._keeping.discard(current.loader)
-                self._follow_draws(on=bool(self._keeping))
+    def _keep_early(self, iterator: Any, index: Any) -> None:
+        """Keep what workers draw before their iterator is linked to its loader."""
+        drawn = iterator.__dict__.setdefault("_ddpdoctor_early", array("q"))
+        if len(drawn) < MOST_INDICES and self._observer.thread >= 0:
+            drawn.extend(integers(index))
+
+    def _keep_no_more(self, current: Pass) -> None:
+        current.drawn = None
+        self._keeping.discard(current.loader)
+        self._follow_draws(on=bool(self._keeping))
 
     def _note_samples(self, current: Pass, iterator: Any, batch: Any) -> None:
         size = current.batch_size
@@ -298,11 +315,3 @@ class Passes:
 
 def _wanted(dataset: Any) -> frozenset[int]:
     return places_of(len(dataset))
-
-
-def _append(drawn: array[int], index: Any) -> None:
-    """Append an index or a batch of them, which nearly always is a list of whole numbers."""
-    try:
-        drawn.fromlist(index)
-    except (TypeError, OverflowError):  # It has appended none.
-        drawn.extend(integers(index))

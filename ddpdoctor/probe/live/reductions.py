@@ -1,25 +1,32 @@
 """What DDP does with the gradients: how many bytes it reduces, and on some steps how long that took.
 
-DDP's own logger measures; it is read in the forward after, when it has put together the iteration before.
+DDP's reducer measures the iterations that its rate selects, and its logger takes them in as the next forward begins.
+The user may have set that rate, and may read that logger. So the rate is ours from the end of a forward to the end of
+its backward alone, which is when the reduction is measured, and a logger of our own takes in the result: the user's
+logger sees the rate that the user has set, or torch's own, whenever it looks.
 """
 
 from __future__ import annotations
 
 import functools
 import weakref
+from types import FrameType
 from typing import Any, Callable, Optional
+from weakref import WeakKeyDictionary
 
 from ...record.clock import from_system, offset_ns
-from ..torch_compat import Capabilities
+from ..call_listeners import on_call
+from ..torch_compat import RATE_SETTER, Capabilities
 from .ddp_events import Searches
 from .observer import Observer
 from .timing.device_times import DeviceTimes
 
 ALWAYS_MEASURED = 10
-"""The first iterations of a module, which DDP's logger measures at any rate."""
+"""The first iterations of a module, which DDP's reducer measures at any rate."""
+TORCHS_OWN_RATE = 100
 _RATES = ((5_000_000, 20), (25_000_000, 10), (1 << 62, 1))
-"""Of iterations shorter than so many nanoseconds the logger measures one of so many: a measured one costs 80 µs and
-more with its reading. With fewer the screen's newest 120 steps would rest on a measurement or two."""
+"""Of iterations shorter than so many nanoseconds one of so many is measured. With fewer the screen's newest 120 steps
+would rest on a measurement or two."""
 CUDA_RATE = 20
 """On CUDA a measured iteration waits for the events of the one before."""
 READ_EVERY_NS = 10_000_000
@@ -33,8 +40,9 @@ class Reducer:
     """What is known of one DDP module."""
 
     __slots__ = (
-        "began_ns", "buckets", "forwards", "kept_local", "layout", "layouts", "next_look", "next_read", "offset",
-        "on_gpu", "opened_at", "place", "rate", "rated_at", "read_ns", "shortest_ns", "size_bytes", "unfollowed",
+        "began_ns", "buckets", "changes", "forwards", "has_rebuilt", "is_measured", "kept_local", "lacks_rate",
+        "layout", "layouts", "newest", "next_look", "next_measured", "offset", "on_gpu", "opened_at", "place", "rate",
+        "read_ns", "reduced_ns", "shortest_ns", "size_bytes", "unfollowed",
     )  # fmt: skip
 
     def __init__(self, size_bytes: int, buckets: int, *, on_gpu: bool) -> None:
@@ -44,6 +52,8 @@ class Reducer:
         self.layout: Optional[tuple[str, str]] = None
         """Sizes of the buckets and their parameters, in the logger's format; None before it has them."""
         self.layouts = 0
+        self.has_rebuilt = -1
+        """Whether DDP had rebuilt its buckets when their layout was looked at; -1 before that."""
         self.forwards = 0
         """Forwards that record gradients."""
         self.next_look = 0
@@ -59,13 +69,22 @@ class Reducer:
         """Those before it that no backward has followed."""
         self.offset: Optional[int] = None
         """Iterations before the first that was seen; None until the logger has counted."""
+        self.newest = 0
+        """The newest iteration that our logger has taken in, by DDP's count."""
+        self.reduced_ns = 0
+        """When the reduction of that one was over, by torch's clock."""
         self.rate = 1
-        self.rated_at = 0
-        """Iteration in which the rate was set; of that one the logger may have measured a part only."""
+        """Of so many iterations one is measured."""
+        self.lacks_rate = False
+        """What rate the user has set is not known: each iteration is looked at until it is."""
+        self.is_measured = False
+        """The newest iteration is one of them, to be read as the next begins."""
+        self.changes = 0
+        """Rates that users had set when its measurement began: of one with a change in it a part may be missing."""
+        self.next_measured = 1
+        """The next of them, by the count of ``iterations``."""
         self.read_ns = 0
-        """When the logger was last read."""
-        self.next_read = 1
-        """The next iteration that the logger measures the whole of, by the count of ``iterations``."""
+        """When the newest measurement was begun."""
         self.began_ns = 0
         """When the newest forward that synchronises began, of those that were taken in."""
         self.shortest_ns = LONGEST_NS
@@ -76,11 +95,11 @@ class Reducer:
         """Forwards that synchronise: iterations by DDP's count, less ``offset``."""
         return self.forwards - self.kept_local
 
-    def next_measured(self, iteration: int) -> int:
-        """Return the first iteration after ``iteration`` of which DDP's logger measures the whole."""
-        later = max(iteration, self.rated_at) + 1
+    def measured_after(self, iteration: int) -> int:
+        """Return the first iteration after ``iteration`` that is measured, the same one on every rank."""
+        later = iteration + 1
         number = later + (self.offset or 0)
-        return later if number <= ALWAYS_MEASURED else later + -number % self.rate
+        return later if number <= ALWAYS_MEASURED or self.lacks_rate else later + -number % self.rate
 
 
 class Reductions:
@@ -96,25 +115,73 @@ class Reductions:
     ) -> None:
         self._observer = observer
         self._torch = torch
-        self._read_logger = capabilities.read_logger
         self._searches = searches
-        self._set_rate = capabilities.set_logger_rate
         self._wrap_number = wrap_number
+        self._make_logger = capabilities.make_logger
+        self._set_rate = capabilities.set_logger_rate
+        self._users_rates: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        """The rate that the user, or torch, has set, of the reducers of which it is known."""
+        self._changes = 0
+        """Rates that users have set."""
+        self._loggers: dict[int, tuple[Any, Any]] = {}
+        """A reducer of torch's and our logger of it, by the identity of the DDP module, for as long as that lives."""
+        self.raised: set[int] = set()
+        """Identities of the DDP modules whose reducers measure at our rate now."""
         self._armed: list[Reducer] = []
         self._references: dict[int, weakref.ref[Any]] = {}
         self.known: dict[int, Reducer] = {}
-        """What is known of the reducers, by the identity of the DDP module, for as long as that lives."""
+        """What is known of the reducers, likewise."""
 
-    def read(self, ddp: Any, reducer: Reducer, now_ns: int) -> None:
-        """Read DDP's logger, which has measured the whole iteration before, as a forward that synchronises is over."""
-        before = reducer.iterations - 1
-        if now_ns - reducer.read_ns >= READ_EVERY_NS:
-            self._read(ddp, reducer, before)
-            if reducer.rate == 1 and reducer.shortest_ns == LONGEST_NS:
-                self._observer.moments.take_in()  # How short the steps are must be known soon.
-            self._rate(ddp, reducer)
-            reducer.read_ns = now_ns
-        reducer.next_read = reducer.next_measured(before)
+    def install(self) -> None:
+        """Follow the rates that the user sets."""
+        owner = self._torch.distributed.Reducer if self._set_rate is not None else None
+        if owner is not None:
+            on_call(self._observer.journal, owner, RATE_SETTER, after=self._users_rate_is_set, harms=())
+
+    def measure(self, ddp: Any, reducer: Reducer, now_ns: int) -> None:
+        """Have the backward measured that follows a forward, which synchronises and is over."""
+        known = self._loggers.get(id(ddp))
+        is_due = reducer.lacks_rate or now_ns - reducer.read_ns >= READ_EVERY_NS
+        if known is not None and known[0] is ddp.reducer and is_due:
+            if not reducer.lacks_rate and self._set_rate is not None:
+                self._set_rate(ddp.reducer, 1)
+                self.raised.add(id(ddp))
+            reducer.is_measured, reducer.changes, reducer.read_ns = True, self._changes, now_ns
+        reducer.next_measured = reducer.measured_after(reducer.iterations)
+
+    def backward_is_over(self) -> None:
+        """Give the reducer its own rate back, unless there are several and another one's backward may be over."""
+        if len(self._loggers) == 1:
+            for ddp_reducer, _ in self._loggers.values():
+                self._give_back(ddp_reducer)
+            self.raised.clear()
+
+    def leave_alone(self, ddp: Any) -> None:
+        """Give the reducer of a module that is not followed in a forward its own rate back."""
+        if id(ddp) in self.raised:
+            self.raised.remove(id(ddp))
+            self._observer.journal.guarded(self._give_back, ddp.reducer, harms=())
+
+    def read(self, ddp: Any, reducer: Reducer) -> None:
+        """Have our logger take in the iteration before, which is measured, as a forward that synchronises begins."""
+        reducer.is_measured = False
+        ddp_reducer, logger = self._loggers[id(ddp)]
+        reducer.lacks_rate = ddp_reducer not in self._users_rates
+        set_rate = None if reducer.lacks_rate else self._set_rate
+        try:
+            if set_rate is not None:
+                set_rate(ddp_reducer, 1)
+            logger.set_runtime_stats_and_log()
+        finally:
+            self.raised.discard(id(ddp))
+            if set_rate is not None:
+                self._give_back(ddp_reducer)
+        if reducer.changes == self._changes:
+            self._read(ddp, reducer, logger._get_ddp_logging_data())
+        if reducer.rate == 1 and reducer.shortest_ns == LONGEST_NS:
+            self._observer.moments.take_in()  # How short the steps are must be known soon.
+        self._choose_rate(reducer)
+        reducer.next_measured = reducer.measured_after(reducer.iterations - 1)
 
     def forward_began(self, reducer: Reducer, synchronises: bool, training: bool, now_ns: int) -> None:
         """Take in that a forward that records gradients has begun; where it synchronises its backward reduces them."""
@@ -152,15 +219,16 @@ class Reductions:
             self.look_soon()
         size_bytes = sum(p.numel() * p.element_size() for p in ddp.module.parameters() if p.requires_grad)
         reducer, key = Reducer(size_bytes, 1, on_gpu=on_cuda), id(ddp)
-        known, references = self.known, self._references
+        known, references, loggers, raised = self.known, self._references, self._loggers, self.raised
 
         def forget(gone: weakref.ref[Any]) -> None:
             if references.get(key) is gone:
+                loggers.pop(key, None)
+                raised.discard(key)
                 del references[key], known[key]
 
         references[key], known[key] = weakref.ref(ddp, forget), reducer
-        if self._set_rate is not None:
-            self._set_rate(ddp, 1)
+        self._observer.journal.guarded(self._make_own_logger, ddp, reducer, harms=())
         return reducer
 
     def look_soon(self) -> None:
@@ -168,43 +236,72 @@ class Reductions:
         for reducer in self.known.values():
             reducer.next_look = 0
 
-    def _rate(self, ddp: Any, reducer: Reducer) -> None:
-        """Choose how often the logger measures, by how long an iteration takes."""
-        if self._set_rate is None or reducer.shortest_ns == LONGEST_NS:
+    def _make_own_logger(self, ddp: Any, reducer: Reducer) -> None:
+        """Make a logger beside DDP's own; not where torch prints what a logger takes in."""
+        distributed = self._torch.distributed
+        ddp_reducer = getattr(ddp, "reducer", None)
+        if self._make_logger is None or ddp_reducer is None:
+            return
+        if distributed.get_debug_level() == distributed.DebugLevel.DETAIL:
+            return
+        self._loggers[id(ddp)] = ddp_reducer, self._make_logger(ddp_reducer)
+        if self._wrap_number(ddp) is not None:  # It was made under our eyes.
+            self._users_rates.setdefault(ddp_reducer, TORCHS_OWN_RATE)
+        reducer.lacks_rate = ddp_reducer not in self._users_rates
+
+    def _users_rate_is_set(self, _: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        ddp_reducer, rate = (*arguments, *options.values())
+        self._changes += 1
+        self._users_rates[ddp_reducer] = rate
+
+    def _give_back(self, ddp_reducer: Any) -> None:
+        rate = self._users_rates.get(ddp_reducer)
+        if self._set_rate is not None and rate is not None:
+            self._set_rate(ddp_reducer, rate)
+
+    def _choose_rate(self, reducer: Reducer) -> None:
+        """Choose how often is measured, by how long an iteration takes."""
+        if reducer.shortest_ns == LONGEST_NS:
             return
         rate = CUDA_RATE
-        if ddp.device_type != "cuda":
+        if not reducer.on_gpu:
             rate = next(rate for shorter_ns, rate in _RATES if reducer.shortest_ns < shorter_ns)
         reducer.shortest_ns = LONGEST_NS
-        if rate != reducer.rate:
-            self._set_rate(ddp, rate)
-            reducer.rate, reducer.rated_at = rate, reducer.iterations
+        reducer.rate = rate
 
-    def _read(self, ddp: Any, reducer: Reducer, before: int) -> None:
-        """Take in what the logger has of the iteration ``before``."""
-        if self._read_logger is None:
-            return
-        data = self._read_logger(ddp)
-        number = int(data.get("iteration", -1))
-        if reducer.offset is None and number > 0:
-            reducer.offset = number - before
-        if number != before + (reducer.offset or 0):
-            return
-        self._observer.journal.guarded(self._searches.looked, ddp, data, harms=("unused_searches",))
-        buckets = str(data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or "")
-        reducer.buckets = buckets.count(",") + 1
-        layout = buckets, str(data.get("rebuilt_per_bucket_param_indices") or "")
-        if layout != reducer.layout and reducer.layouts < LAYOUTS_NOTED:
-            reducer.layout, reducer.layouts = layout, reducer.layouts + 1
-            self._observer.journal.guarded(self._note_layout, ddp, *layout, harms=("bucket_layouts",))
-        window_ns = int(data.get("backward_comm_time", 0))
-        overlap_ns = int(data.get("backward_compute_comm_overlap_time", 0))
-        ready_ns = int(data.get("backward_compute_time_end", 0))
-        reduced_ns = int(data.get("backward_comm_time_end", 0))
-        if ready_ns > 0 and window_ns > 0:
+    def _read(self, ddp: Any, reducer: Reducer, data: Any) -> None:
+        """Take in what our logger has of the iteration before."""
+        measured = data.ints_map
+        number = int(measured.get("iteration", 0))
+        if number == reducer.newest:
+            return  # The rate, which is not ours, has left it out.
+        if reducer.lacks_rate and reducer.newest > ALWAYS_MEASURED:
+            self._users_rates[ddp.reducer] = number - reducer.newest
+        reducer.newest, reducer.offset = number, number - (reducer.iterations - 1)
+        journal = self._observer.journal
+        journal.guarded(self._searches.looked, ddp, measured, harms=("unused_searches",))
+        if measured.get("has_rebuilt_buckets", 0) != reducer.has_rebuilt:
+            reducer.has_rebuilt = measured.get("has_rebuilt_buckets", 0)
+            journal.guarded(self._look_at_layout, ddp, reducer, data.strs_map, harms=("bucket_layouts",))
+        window_ns = int(measured.get("backward_comm_time", 0))
+        overlap_ns = int(measured.get("backward_compute_comm_overlap_time", 0))
+        ready_ns = int(measured.get("backward_compute_time_end", 0))
+        reduced_ns = int(measured.get("backward_comm_time_end", 0))
+        if ready_ns > 0 and window_ns > 0 and reduced_ns != reducer.reduced_ns:  # as it is where no backward came
+            reducer.reduced_ns = reduced_ns
             exposed_ns = max(0, window_ns - overlap_ns)
             moment = exposed_ns, window_ns, _since_epoch(ready_ns), _since_epoch(reduced_ns)
             self._observer.moments.keep((self._observer.steps.sampled, *moment))
+
+    def _look_at_layout(self, ddp: Any, reducer: Reducer, rebuilt: dict[str, str]) -> None:
+        sizes = rebuilt.get("rebuilt_bucket_sizes", "")
+        if not sizes:
+            sizes = ddp.logger._get_ddp_logging_data().strs_map.get("bucket_sizes", "")
+        reducer.buckets = sizes.count(",") + 1
+        layout = sizes, rebuilt.get("rebuilt_per_bucket_param_indices", "")
+        if layout != reducer.layout and reducer.layouts < LAYOUTS_NOTED:
+            reducer.layout, reducer.layouts = layout, reducer.layouts + 1
+            self._note_layout(ddp, *layout)
 
     def _note_layout(self, ddp: Any, sizes: str, parameters: str) -> None:
         """Write how the gradients lie in buckets; which parameters are in which is known once DDP has rebuilt them."""
