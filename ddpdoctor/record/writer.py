@@ -9,7 +9,7 @@ from typing import Any
 
 from . import layout
 from .clock import epoch_ns
-from .descriptors import private_descriptor
+from .descriptors import fits, private_descriptor
 
 MOST_EVENT_BYTES = 1 << 28
 """No event is written once the file of a process is so large …"""
@@ -57,7 +57,7 @@ class EventWriter:
                 line = json.dumps({"event": "lost", "events": self.lost}) + "\n" + line
             content = line.encode("utf-8", "backslashreplace")
             self.moved_bytes += len(content)
-            if os.write(self._descriptor, content) == len(content):
+            if fits(self.moved_bytes) and os.write(self._descriptor, content) == len(content):
                 self._told = self.lost
             else:
                 self.lost += 1
@@ -68,6 +68,8 @@ class EventWriter:
         """Write the sample indices of a pass to a file of their own; the name, or an empty string when it failed."""
         name = layout.indices_name(os.getpid(), number)
         try:
+            if not fits(len(indices) * indices.itemsize):
+                return ""
             with open(os.path.join(self._run_directory, name), "wb") as file:
                 file.write(indices.tobytes())
         except OSError:
