@@ -12,6 +12,7 @@ import struct
 import threading
 import zlib
 from collections import deque
+from os import pread, pwrite
 
 from . import layout
 from .clock import epoch_ns
@@ -99,7 +100,7 @@ class Ring:
             self._written = first + rows
         offset = layout.HEAD_BYTES + first % self._rows * self._row_bytes
         try:
-            written = os.pwrite(self._descriptor, content, offset) if fits(offset + len(content)) else 0
+            written = pwrite(self._descriptor, content, offset) if fits(offset + len(content)) else 0
         except (OSError, ValueError):
             written = 0
         if written != len(content):
@@ -121,14 +122,14 @@ class Ring:
                 head += packed + zlib.crc32(packed).to_bytes(layout.CHECKSUM_BYTES, "little")
             if not fits(len(head)):
                 raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-            self.moved_bytes += os.pwrite(self._descriptor, head, 0)
+            self.moved_bytes += pwrite(self._descriptor, head, 0)
         except (OSError, struct.error):
             self.lost += 1
 
     def requested(self) -> int:
         """Number of the newest request of a reader; 0 when there is none."""
         try:
-            content = os.pread(self._descriptor, layout.COMMAND.size, layout.COMMAND_OFFSET)
+            content = pread(self._descriptor, layout.COMMAND.size, layout.COMMAND_OFFSET)
         except OSError:
             return 0
         self.moved_bytes += len(content)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from array import array
+from json import dumps
+from os import write  # by name, as dumps: jobs replace functions of modules, to test or to trace
 from typing import Any
 
 from . import layout
@@ -52,12 +53,12 @@ class EventWriter:
         fields["event"] = event
         fields.setdefault("time_ns", epoch_ns())
         try:
-            line = json.dumps(fields, separators=(",", ":"), default=str) + "\n"
+            line = dumps(fields, separators=(",", ":"), default=str) + "\n"
             if self.lost > self._told:
-                line = json.dumps({"event": "lost", "events": self.lost}) + "\n" + line
+                line = dumps({"event": "lost", "events": self.lost}) + "\n" + line
             content = line.encode("utf-8", "backslashreplace")
             self.moved_bytes += len(content)
-            if fits(self.moved_bytes) and os.write(self._descriptor, content) == len(content):
+            if fits(self.moved_bytes) and write(self._descriptor, content) == len(content):
                 self._told = self.lost
             else:
                 self.lost += 1

@@ -40,7 +40,7 @@ def _wrong(row: Row, bare: Outcome, seen: Outcome) -> Iterator[str]:
     if row.trains == "on" and not row.screen and (lost := bare.printed - seen.printed):
         yield f"{lost.total()} lines of the job are lost: {next(iter(lost))[:80]!r}"
     if seen.answered_s > max(ANSWERS_WITHIN_S, bare.answered_s):
-        yield f"the answer came after {seen.answered_s:.0f} s"
+        yield f"the answer came after {seen.answered_s:.0f} s, {bare.answered_s:.0f} s without the doctor"
     if seen.left_processes:
         yield f"processes left: {seen.left_processes}"
     # What is documented to be kept where the state directory cannot be written.
