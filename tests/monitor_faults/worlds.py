@@ -203,8 +203,8 @@ WORLDS = (
     Row(name="no temporary directory", variables={"TMPDIR": "$FOLDER/missing"}, bare="likewise"),
     Row(name="a full temporary directory", namespaces=_MOUNTS, before=_FULL_TEMP, bare="likewise"),
     *(
-        Row(name=f"directories and a script called {name[:20]!r}", place=name, script=f"{name[:240]}.py",
-            variables={"XDG_STATE_HOME": f"$FOLDER/{name}/{name}"}, bare="likewise", keeps="any")
+        Row(name=f"directories and a script called {name[:20]!r}", place=name, script=f"./{name[:240]}.py",
+            variables={"XDG_STATE_HOME": f"$FOLDER/state/{name}"}, bare="likewise", keeps="any")
         for name in _STRANGE
     ),
     Row(name="a user without root", namespaces=_MOUNTS, before=_AS_USER, turns=_TURNED),
