@@ -217,7 +217,7 @@ WORLDS = (
     Row(name="variables of Python", variables={"PYTHONOPTIMIZE": "2", "PYTHONHASHSEED": "7",
         "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1",
         "PYTHONWARNINGS": "error::UserWarning:__main__"}),
-    Row(name="PYTHONDEVMODE", variables={"PYTHONDEVMODE": "1", "PYTHONTRACEMALLOC": "5"}),
+    Row(name="PYTHONDEVMODE", variables={"PYTHONDEVMODE": "1"}, bare="likewise"),
     Row(name="python -I", options=("-I",)),
     Row(name="ranks of python -I", rank_options=("-I",), verdicts=("UNKNOWN",)),
     Row(name="ranks of python -S", rank_options=("-S",), variables={"PYTHONPATH": _SITE}, verdicts=("UNKNOWN",)),
