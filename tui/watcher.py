@@ -40,7 +40,9 @@ class Watcher:
         self._playback = playback
         self._refresh_s = refresh_s
         self._post = post
-        self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        # Not a SimpleQueue: Python 3.11, stopped in its `get` and continued after the time, waits in it for ever, as
+        # the time that is left is negative then, which means no limit.
+        self._requests: queue.Queue[Callable[[], None]] = queue.Queue()
         self._taken = threading.Event()
         self._ends = threading.Event()
 

@@ -237,8 +237,17 @@ def read_check(module: ModuleType) -> LoadedCheck:
     in_log = getattr(module, "in_log", None)
     if not any(map(callable, (in_source, in_run, in_log))):
         raise TypeError(f"{module.__name__} has neither in_source nor in_run nor in_log")
-    if not (module.__doc__ or "").strip():
+    documentation = _documentation(module)
+    if not documentation.strip():
         raise TypeError(f"{module.__name__} has no documentation")
-    return LoadedCheck(
-        check=check, documentation=module.__doc__ or "", in_source=in_source, in_run=in_run, in_log=in_log
-    )
+    return LoadedCheck(check=check, documentation=documentation, in_source=in_source, in_run=in_run, in_log=in_log)
+
+
+def _documentation(module: ModuleType) -> str:
+    """Return the docstring of a module, also where PYTHONOPTIMIZE=2 has taken it away."""
+    if module.__doc__ or sys.flags.optimize < 2:
+        return module.__doc__ or ""
+    import ast
+    import inspect
+
+    return ast.get_docstring(ast.parse(inspect.getsource(module)), clean=False) or ""

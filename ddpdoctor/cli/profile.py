@@ -177,7 +177,10 @@ def profile(
         )
     from ddpdoctor.cli.live.observed_job import ObservedJob
 
-    job = ObservedJob(command, run_dir, alone)
+    job = ObservedJob(command, run_dir, alone, even_unobserved=True)
+    if job.why_unobserved:
+        streams.say(f"ddpdoctor: {job.why_unobserved}; the job runs unobserved, and nothing is reported")
+        on_screen = False
     to_stderr = wanted.format != "text" and wanted.file is None
 
     def launch() -> LaunchedJob:

@@ -8,9 +8,9 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
 
 from ddpdoctor.errors import UsageError
+from ddpdoctor.launch.kept_output import KeptOutput
 from ddpdoctor.launch.processes import handles
 from ddpdoctor.launch.runs.run_processes import RunProcess, RunProcesses
 
@@ -35,37 +35,49 @@ class LaunchedJob:
         environment: Mapping[str, str],
         run_directory: Path,
         *,
-        output: IO[bytes] | int | None = None,
-        apart: bool = False,
+        output: int | None = None,
+        apart: Path | None = None,
     ) -> None:
         """Start it with our own stdin, stdout and stderr; ``output`` takes the place of its stdout.
 
-        With ``apart`` it gets a session of its own, nothing to read, and writes its stderr to ``output``, too.
+        With ``apart``, a file that takes what it prints, it gets a session of its own, and nothing to read.
         Signals that are blocked here are not blocked there. Raises UsageError when it cannot be started.
         """
         started_s = time.time()
         self._told_at_s: float | None = None
-        self.is_apart = apart
+        self.is_apart = apart is not None
         """It has a session of its own: what the terminal sends does not reach it."""
+        self._kept: KeptOutput | None = None
         try:
+            if apart is not None:
+                self._kept = KeptOutput(apart)
+                output = self._kept.pipe
             self._launcher = subprocess.Popen(
                 list(words),
                 env=dict(environment),
-                stdin=subprocess.DEVNULL if apart else None,
+                stdin=subprocess.DEVNULL if self.is_apart else None,
                 stdout=output,
-                stderr=subprocess.STDOUT if apart else None,
-                start_new_session=apart,
+                stderr=subprocess.STDOUT if self.is_apart else None,
+                start_new_session=self.is_apart,
                 preexec_fn=unblock_signals,
             )
         except OSError as error:
             raise UsageError(f"cannot start {words[0]}: {error.strerror or error}") from error
-        session = self._launcher.pid if apart else os.getsid(0)
+        finally:
+            if self._kept is not None:
+                self._kept.close()
+        session = self._launcher.pid if self.is_apart else os.getsid(0)
         self._processes = RunProcesses(run_directory, started_s, session)
 
     @property
     def pid(self) -> int:
         """Process id of the launcher."""
         return self._launcher.pid
+
+    @property
+    def output_is_whole(self) -> bool:
+        """Whether the file of a job that is apart holds all that it has printed; waits for its last lines."""
+        return self._kept is None or self._kept.is_whole()
 
     @property
     def told_to_end(self) -> bool:

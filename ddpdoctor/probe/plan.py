@@ -15,6 +15,9 @@ KEPT = ("TORCH", "NCCL", "GLOO", "CUDA", "OMP_", "MASTER_", "SLURM", "PYTHON")
 """Beginnings of the names of variables that bear on a job."""
 
 
+_MOST_CHARACTERS = 1 << 24
+
+
 def plan_of(run_directory: str) -> dict[str, Any]:
     """Return the content of ``job.json``; the first process of a job without a plan writes it.
 
@@ -46,8 +49,9 @@ def has_launcher(plan: dict[str, Any]) -> bool:
 
 
 def _read(path: str) -> dict[str, Any]:
-    with open(path, encoding="utf-8") as file:
-        plan = json.load(file)
+    # Should another program have put a pipe or a device in its place, no process of the job may wait for that.
+    with open(path, encoding="utf-8", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        plan = json.loads(file.read(_MOST_CHARACTERS))
     if not isinstance(plan, dict):
         raise ValueError(f"{path} holds no plan")
     return plan

@@ -11,6 +11,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from os import getpid
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, Optional
 
@@ -59,14 +60,14 @@ def rank_of_environment() -> Optional[int]:
     text = os.environ.get("RANK", "")
     if not text.isdigit():
         return None
-    owner = os.environ.setdefault(RANK_PROCESS_VARIABLE, str(os.getpid()))
-    return int(text) if owner == str(os.getpid()) else None
+    owner = os.environ.setdefault(RANK_PROCESS_VARIABLE, str(getpid()))
+    return int(text) if owner == str(getpid()) else None
 
 
 def owner_of_environment() -> int:
     """Return the process of the rank that has started this one, however many programs lie between; 0 for none."""
     owner = os.environ.get(RANK_PROCESS_VARIABLE, "")
-    return int(owner) if owner.isdigit() and owner != str(os.getpid()) else 0
+    return int(owner) if owner.isdigit() and owner != str(getpid()) else 0
 
 
 class ProcessEnd:
@@ -74,7 +75,7 @@ class ProcessEnd:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._pid = os.getpid()
+        self._pid = getpid()
         self._exit_code: Any = None
         self._activity_at_exit: tuple[int, ...] = ()
         self._reported: set[int] = set()
@@ -102,14 +103,14 @@ class ProcessEnd:
 
     def install(self) -> None:
         """Take the places of ``sys.exit``, ``sys.excepthook`` and ``os._exit``, and be last at exit."""
-        self._pid = os.getpid()
+        self._pid = getpid()
         atexit.register(self._at_exit)
         self._hook_exceptions()
         self._hook_exits()
 
     def belongs_here(self) -> None:
         """Report the end of this process, a rank that was perhaps forked off where the hooks were installed."""
-        self._pid = os.getpid()
+        self._pid = getpid()
 
     def report(self, error: BaseException, *, of_a_thread: bool = False) -> None:
         """Write an exception that ends the rank, once; one that ends a thread is one only if the process ends."""
@@ -151,7 +152,7 @@ class ProcessEnd:
         previous = sys.excepthook
 
         def excepthook(kind: type[BaseException], error: BaseException, trace: Optional[TracebackType]) -> None:
-            if os.getpid() == self._pid:
+            if getpid() == self._pid:
                 self._journal.guarded(self.report, error, harms=("ranks",))
             previous(kind, error, trace)
 
@@ -159,7 +160,7 @@ class ProcessEnd:
         previous_of_threads = threading.excepthook
 
         def excepthook_of_threads(ended: Any, /) -> None:
-            if os.getpid() == self._pid and isinstance(ended.exc_value, Exception) and self.trains_here():
+            if getpid() == self._pid and isinstance(ended.exc_value, Exception) and self.trains_here():
                 self._journal.guarded(lambda: self.report(ended.exc_value, of_a_thread=True), harms=("ranks",))
             previous_of_threads(ended)
 
@@ -172,14 +173,14 @@ class ProcessEnd:
             if _ends_the_process():
                 self._exit_code = code
                 self._activity_at_exit = self._activity()
-            if os.getpid() == self._pid:
+            if getpid() == self._pid:
                 handled = sys.exc_info()[1]
                 if isinstance(handled, Exception) and code not in (None, 0):
                     self._journal.guarded(self.report, handled, harms=("ranks",))
             raise SystemExit(code) if code is not None else SystemExit
 
         def _exit(status: int) -> NoReturn:
-            if os.getpid() == self._pid and self._journal.rank is not None:
+            if getpid() == self._pid and self._journal.rank is not None:
                 self._journal.guarded(self._note_os_exit, status, harms=("ranks",))
                 self._journal.guarded(self.before_os_exit)
             leave(status)
@@ -201,7 +202,7 @@ class ProcessEnd:
 
     def _at_exit(self) -> None:
         """Note, as the last exit handler, that the script is over, and leave before the teardown can abort."""
-        if os.getpid() != self._pid:
+        if getpid() != self._pid:
             return
         self._close(self.before_report)
         error = getattr(sys, "last_value", None)

@@ -6,15 +6,17 @@ the beginning of a row that the process may not survive is written at once, as i
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import threading
 import zlib
 from collections import deque
+from os import pread, pwrite
 
 from . import layout
 from .clock import epoch_ns
-from .descriptors import private_descriptor
+from .descriptors import fits, private_descriptor
 
 
 class Ring:
@@ -42,7 +44,8 @@ class Ring:
         self._descriptor = private_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         size = layout.HEAD_BYTES + self._rows * self._row_bytes
         try:
-            os.posix_fallocate(self._descriptor, 0, size)  # The rows have room when the disk is full later.
+            if fits(size):
+                os.posix_fallocate(self._descriptor, 0, size)  # The rows have room when the disk is full later.
         except (OSError, AttributeError):
             pass
         self.write_head()
@@ -97,7 +100,7 @@ class Ring:
             self._written = first + rows
         offset = layout.HEAD_BYTES + first % self._rows * self._row_bytes
         try:
-            written = os.pwrite(self._descriptor, content, offset)
+            written = pwrite(self._descriptor, content, offset) if fits(offset + len(content)) else 0
         except (OSError, ValueError):
             written = 0
         if written != len(content):
@@ -117,14 +120,16 @@ class Ring:
             if heartbeat is not None:
                 packed = self._heartbeat_numbers.pack(*heartbeat)
                 head += packed + zlib.crc32(packed).to_bytes(layout.CHECKSUM_BYTES, "little")
-            self.moved_bytes += os.pwrite(self._descriptor, head, 0)
+            if not fits(len(head)):
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+            self.moved_bytes += pwrite(self._descriptor, head, 0)
         except (OSError, struct.error):
             self.lost += 1
 
     def requested(self) -> int:
         """Number of the newest request of a reader; 0 when there is none."""
         try:
-            content = os.pread(self._descriptor, layout.COMMAND.size, layout.COMMAND_OFFSET)
+            content = pread(self._descriptor, layout.COMMAND.size, layout.COMMAND_OFFSET)
         except OSError:
             return 0
         self.moved_bytes += len(content)

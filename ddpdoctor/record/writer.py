@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 from array import array
+from json import dumps
+from os import write  # by name, as dumps: jobs replace functions of modules, to test or to trace
 from typing import Any
 
 from . import layout
 from .clock import epoch_ns
-from .descriptors import private_descriptor
+from .descriptors import fits, private_descriptor
 
 MOST_EVENT_BYTES = 1 << 28
 """No event is written once the file of a process is so large …"""
@@ -52,12 +53,12 @@ class EventWriter:
         fields["event"] = event
         fields.setdefault("time_ns", epoch_ns())
         try:
-            line = json.dumps(fields, separators=(",", ":"), default=str) + "\n"
+            line = dumps(fields, separators=(",", ":"), default=str) + "\n"
             if self.lost > self._told:
-                line = json.dumps({"event": "lost", "events": self.lost}) + "\n" + line
+                line = dumps({"event": "lost", "events": self.lost}) + "\n" + line
             content = line.encode("utf-8", "backslashreplace")
             self.moved_bytes += len(content)
-            if os.write(self._descriptor, content) == len(content):
+            if fits(self.moved_bytes) and write(self._descriptor, content) == len(content):
                 self._told = self.lost
             else:
                 self.lost += 1
@@ -68,6 +69,8 @@ class EventWriter:
         """Write the sample indices of a pass to a file of their own; the name, or an empty string when it failed."""
         name = layout.indices_name(os.getpid(), number)
         try:
+            if not fits(len(indices) * indices.itemsize):
+                return ""
             with open(os.path.join(self._run_directory, name), "wb") as file:
                 file.write(indices.tobytes())
         except OSError:

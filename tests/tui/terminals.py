@@ -26,12 +26,18 @@ COMMANDS = re.compile(rb"\x1b(?:\[[0-9;?<>=]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\
 class Terminal:
     """One pseudo-terminal with a process that has it as its controlling terminal."""
 
-    def __init__(self, words: tuple[str, ...], environment: Mapping[str, str], directory: Path) -> None:
+    def __init__(
+        self,
+        words: tuple[str, ...],
+        environment: Mapping[str, str],
+        directory: Path,
+        program: tuple[str, ...] = (sys.executable, "-m"),
+    ) -> None:
         self.master, slave = pty.openpty()
         self.resize(100, 30)
         self.written = b""
         self.process = subprocess.Popen(
-            (sys.executable, "-m", *words),
+            (*program, *words),
             stdin=slave,
             stdout=slave,
             stderr=slave,

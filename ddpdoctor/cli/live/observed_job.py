@@ -19,22 +19,40 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.job import LaunchedJob
 
 
+NOWHERE = Path(os.devnull) / "run"
+"""A run directory that no process can make: the probe does nothing there."""
+
+
 class ObservedJob:
     """What is known of the job before it starts."""
 
     def __init__(
-        self, command: ObservedCommand, run_dir: str | None = None, one_rank_samples_per_s: float | None = None
+        self,
+        command: ObservedCommand,
+        run_dir: str | None = None,
+        one_rank_samples_per_s: float | None = None,
+        *,
+        even_unobserved: bool = False,
     ) -> None:
-        """Make the run directory and write the plan; raises UsageError for a directory that cannot be used."""
-        from ddpdoctor.launch.runs.kept_runs import new_run_directory, write_plan
+        """Make the run directory and write the plan; raises UsageError for a directory that cannot be used.
+
+        Raises ConfigurationError where there is none; with ``even_unobserved`` the job is started without a record.
+        """
+        from ddpdoctor.launch.runs.kept_runs import new_run_directory
 
         self._command = command
-        self.directory = new_run_directory(run_dir)
         environment = {name: value for name, value in os.environ.items() if name not in command.without}
         environment |= command.environment
+        self._plan = _plan(command, environment | observed(NOWHERE, environment), one_rank_samples_per_s)
+        self.why_unobserved = ""
+        """Why nothing of it can be recorded; empty where it can."""
+        try:
+            self.directory = new_run_directory(run_dir, self._plan)
+        except ConfigurationError as error:
+            if not even_unobserved or run_dir is not None:
+                raise
+            self.directory, self.why_unobserved = NOWHERE, error.message
         self._environment = environment | observed(self.directory, environment)
-        self._plan = _plan(command, self._environment, one_rank_samples_per_s)
-        write_plan(self.directory, self._plan)
 
     def launch(self, *, apart: bool = False, output: int | None = None) -> LaunchedJob:
         """Start it, on our own streams (``output`` takes the place of its stdout), or ``apart`` with a file.
@@ -45,12 +63,8 @@ class ObservedJob:
         from ddpdoctor.launch.runs.kept_runs import write_plan
         from ddpdoctor.monitor.processes.output import launcher_output
 
-        words = self._command.words
-        if apart:
-            with launcher_output(self.directory).open("wb") as file:
-                job = LaunchedJob(words, self._environment, self.directory, output=file, apart=True)
-        else:
-            job = LaunchedJob(words, self._environment, self.directory, output=output)
+        file = launcher_output(self.directory) if apart else None
+        job = LaunchedJob(self._command.words, self._environment, self.directory, output=output, apart=file)
         with suppress(ConfigurationError):
             write_plan(self.directory, self._plan | {"launcher_pid": job.pid})
         return job

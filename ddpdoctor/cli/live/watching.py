@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.cli.live import signals
+from ddpdoctor.cli.live.observed_job import NOWHERE
 from ddpdoctor.errors import DdpDoctorError, ExitCode
 from ddpdoctor.report import streams
 from ddpdoctor.report.run.run_lines import RunLines
@@ -33,7 +34,7 @@ def launch_and_watch(
 
     ``head_at`` is where the monitor listens that reports all nodes, where the user says it.
 
-    A fault of ours ends the watching, never the job.
+    A fault of ours ends the watching, never the job; in ``NOWHERE`` nothing is watched.
     """
     # A signal must find either no job or one that it can be passed on to.
     with signals.kept():
@@ -47,7 +48,7 @@ def launch_and_watch(
                 if (received := signals.wait(LOOK_EVERY_S)) is not None:
                     signals.tell_to_end(job, received)
         if job.is_apart:
-            _say_output(directory, failed=code != 0 and not job.told_to_end)
+            _say_output(directory, failed=code != 0 and not job.told_to_end, whole=job.output_is_whole)
         watcher.report(wanted)
         signals.end_leftovers(job)
     return code
@@ -115,6 +116,8 @@ class _Watcher:
         self._outlets = outlets
         self._faults: set[str] = set()
         """What was said of looks that failed."""
+        if directory == NOWHERE:
+            return
         with self._guarded():
             from ddpdoctor.profile.watch import live_source
 
@@ -178,11 +181,11 @@ def _shown(source: RunSource, relay: signals.Relay) -> str:
         return "failed"
 
 
-def _say_output(directory: Path, *, failed: bool) -> None:
+def _say_output(directory: Path, *, failed: bool, whole: bool) -> None:
     """Say where the job's output is, and the end of it when the job failed."""
     from ddpdoctor.monitor.processes.output import launcher_output, tail
 
     path = launcher_output(directory)
     if failed:
         streams.say(tail(path))
-    streams.say(f"ddpdoctor: the job's output is in {path}")
+    streams.say(f"ddpdoctor: the job's output is in {path}{'' if whole else ', where some of it could not be written'}")

@@ -41,24 +41,47 @@ _WRITTEN = (
 _EVENTS = re.compile(r"events-(\d+)\.jsonl$")
 
 
-def new_run_directory(named: str | None) -> Path:
-    """Make a run directory of mode 0700: the one that the user names, or a new one among the kept runs.
+def new_run_directory(named: str | None, plan: Mapping[str, Any] | None = None) -> Path:
+    """Make a run directory of mode 0700, with the plan in it: the one that the user names, or a new one among the kept
+    runs, or else in the temporary directory.
 
     Raises UsageError when the named one already holds a run or cannot be made, ConfigurationError when there is no
-    place for a new one.
+    place for a new one, or none for the plan.
     """
     if named is not None:
-        return _named(Path(named))
+        return _planned(_named(Path(named)), plan)
+    faults: list[str] = []
+    for make in (_among_the_kept, _among_the_temporary):
+        directory: Path | None = None
+        try:
+            directory = make()
+            return _planned(directory, plan)
+        except OSError as error:
+            faults.append(str(error))
+        except ConfigurationError as error:
+            faults.append(error.message)
+        if directory is not None:
+            shutil.rmtree(directory, ignore_errors=True)
+    raise ConfigurationError(f"no directory for the run could be created: {faults[0]}", _PLACE)
+
+
+def _among_the_kept() -> Path:
     runs = kept_runs_directory()
-    try:
-        runs.mkdir(mode=0o700, parents=True, exist_ok=True)
-        prune(runs)
-        return Path(tempfile.mkdtemp(prefix=time.strftime(f"{_PREFIX}%Y%m%d-%H%M%S-"), dir=runs))
-    except OSError as error:
-        raise ConfigurationError(
-            f"no directory for the run could be created: {error}",
-            _PLACE,
-        ) from error
+    runs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    prune(runs)
+    return Path(tempfile.mkdtemp(prefix=time.strftime(f"{_PREFIX}%Y%m%d-%H%M%S-"), dir=runs))
+
+
+def _among_the_temporary() -> Path:
+    # tempfile's own choice may be the current directory, which is the user's.
+    place = os.environ.get("TMPDIR") or "/tmp"
+    return Path(tempfile.mkdtemp(prefix=time.strftime(f"ddpdoctor-{_PREFIX}%Y%m%d-%H%M%S-"), dir=place)).absolute()
+
+
+def _planned(directory: Path, plan: Mapping[str, Any] | None) -> Path:
+    if plan is not None:
+        write_plan(directory, plan)
+    return directory
 
 
 def unmade_run_directory(named: str | None) -> Path:
@@ -109,6 +132,8 @@ def write_plan(directory: Path, plan: Mapping[str, Any]) -> None:
         part.write_bytes(msgspec.json.encode({"clock": kept_clock(), **plan}))
         part.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            part.unlink()
         raise ConfigurationError(f"cannot write {path}: {error.strerror or error}", _PLACE) from error
 
 

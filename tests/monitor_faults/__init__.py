@@ -1,0 +1,1 @@
+"""What becomes of a watched training when the monitor, the machine or the job itself misbehaves."""
