@@ -42,6 +42,7 @@ def run_fault(
         time_limit_s=patience * fault.time_limit_s,
         overlay=overlay,
         python=python,
+        sockets=(folder / "stamps",),
     )
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stamps:
         stamps.bind(str(folder / "stamps"))

@@ -19,7 +19,6 @@ _FUNCTIONS = frozenset(
 ALLOWED = {
     "catalogue/entry_points.py _names_group": "of an installed package",
     "cli/live/hang_command.py _output": "written",
-    "cli/live/observed_job.py launch": "written, in a directory that was just made",
     "examine/worker_processes.py _portable": "what this process has pickled",
     "examine/worker_processes.py in_processes": "what a process of ours has pickled",
     "files/directories.py _ignore_file": "a .gitignore of the user's, beside scripts",
@@ -31,6 +30,7 @@ ALLOWED = {
     "launch/command/programs.py _first_line": "of the command line",
     "launch/command/wrappers.py _shell": "of the command line",
     "launch/job_machine.py _quota": "of the system",
+    "launch/kept_output.py keep": "written, in a directory that was just made",
     "launch/runs/owner.py _read": "of the system",
     "monitor/demo.py demo": "of this package",
     "monitor/history.py __enter__": "of SQLite, which opens by name: `_refuse_foreign` comes first",

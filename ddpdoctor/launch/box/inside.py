@@ -62,7 +62,7 @@ def _build(plan: dict[str, Any]) -> Layers:
     if not plan["network"]:
         reach.make_network(plan["interfaces"])
     layers = Layers(plan["layers"], privileged=privileged, keep=plan["keep"])
-    layers.build(plan["shared"], plan["places"], served, plan["sockets"], network=plan["network"])
+    layers.build(plan["shared"], plan["places"], served, plan["sockets"], names=plan["names"])
     return layers
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from . import kernel, reach
 from .mounts import NO_FILES, Mount, holds_mounts, read_mountinfo, visible_mounts
@@ -38,12 +38,19 @@ class Layers:
         """Directories that no overlay covers and in which sockets of programs outside may be reached."""
 
     def build(
-        self, shared: str, places: Iterable[str], served: Iterable[str], sockets: Iterable[str], *, network: bool
+        self,
+        shared: str,
+        places: Iterable[str],
+        served: Iterable[str],
+        sockets: Iterable[str],
+        *,
+        names: Mapping[str, str] | None,
     ) -> None:
         """Make the new root; ``shared`` is the one directory in which what is written stays.
 
         ``served`` are the machine's Unix sockets, ``sockets`` those that the user lets the script reach, beside the
-        services that every program asks.
+        services that every program asks. ``names`` are those of this machine, with their addresses, where the network
+        is closed.
 
         Raises OSError where the kernel, or a security module, does not allow it, and where one of ``places``, in which
         the script is likely to write, cannot be covered.
@@ -59,10 +66,12 @@ class Layers:
         for mount in self._mounts:
             if mount.point not in ("/", "/dev") and not mount.is_below("/dev"):
                 self._cover(mount)
-        self._make_devices(network)
+        self._make_devices(network=names is None)
         for place in (*places, "/tmp"):
             if not self._is_covered(os.path.realpath(place)):
                 raise OSError(f"no overlay can cover {place}: something else is mounted below it, or its disk has none")
+        if names is not None:
+            reach.name_hosts(self._root, self._directory, names)
         reach.connect_sockets(self._root, served, sockets)
         kernel.mount(shared, self._root + shared, None, kernel.BIND)
         hidden = kernel.NO_SUID | kernel.NO_DEVICES | kernel.NO_EXEC
@@ -108,7 +117,7 @@ class Layers:
             kernel.mount(point, target, None, kernel.BIND)
             kernel.make_read_only(target)
 
-    def _make_devices(self, network: bool) -> None:
+    def _make_devices(self, *, network: bool) -> None:
         """Make /dev, with a shared memory in which what lies outside can be read."""
         os.makedirs(self._root + "/dev", exist_ok=True)
         reach.make_devices(self._root + "/dev", network=network)

@@ -156,13 +156,15 @@ def start_in_box(
     With ``keep`` all that it writes, but for shared memory, goes to the disk.
     """
     try:
+        interfaces = {} if network else _interfaces()
         plan = {
             "command": command,
             "directory": str(directory),
             "shared": str(run_directory.resolve()),
             "places": [str(directory), *map(str, places)],
             "network": network,
-            "interfaces": {} if network else _interfaces(),
+            "interfaces": interfaces,
+            "names": None if network else _names(interfaces),
             "sockets": [str(path) for path in sockets],
             "logs": os.path.exists("/dev/log"),
             "keep": keep,
@@ -184,6 +186,12 @@ def _interfaces() -> dict[str, list[str]]:
         name: [one.address for one in addresses if one.family in _FAMILIES and not one.address.startswith("fe80:")]
         for name, addresses in psutil.net_if_addrs().items()
     }
+
+
+def _names(interfaces: Mapping[str, list[str]]) -> dict[str, str]:
+    """Return this machine's own name with an address of it; no name server is asked, who can take half a minute."""
+    addresses = [one for each in interfaces.values() for one in each if ":" not in one and not one.startswith("127.")]
+    return {socket.gethostname(): addresses[0] if addresses else "127.0.0.1"}
 
 
 def _started(

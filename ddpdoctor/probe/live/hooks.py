@@ -172,7 +172,7 @@ class Training:
             if is_compiling():
                 return forward(ddp, *arguments, **options)
             if observer.thread != get_ident() and not (ddp.training and observer.adopts()):
-                reductions.leave_alone(ddp)
+                observer.journal.guarded(reductions.leave_alone, ddp, harms=())
                 return forward(ddp, *arguments, **options)
             reducer: Optional[Reducer] = None
             looked = False

@@ -160,7 +160,7 @@ class Reductions:
         """Give the reducer of a module that is not followed in a forward its own rate back."""
         if id(ddp) in self.raised:
             self.raised.remove(id(ddp))
-            self._observer.journal.guarded(self._give_back, ddp.reducer, harms=())
+            self._give_back(ddp.reducer)
 
     def read(self, ddp: Any, reducer: Reducer) -> None:
         """Have our logger take in the iteration before, which is measured, as a forward that synchronises begins."""
