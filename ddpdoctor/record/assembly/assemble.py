@@ -186,7 +186,9 @@ class Assembly:
                 self._take(pid, typed(fields))
             except (KeyError, TypeError, ValueError) as error:  # msgspec's ValidationError is a ValueError
                 fault = f"event {fields['event']} of process {pid} could not be read: {error!r}"
-                self._note_fault(fault)
+                if not self.files.shortened:
+                    # Of a truncated file two lines may be read as one, which is no fault of the observation.
+                    self._note_fault(fault)
                 self._completeness.unread(fault)
 
     def _take(self, pid: int, event: Event | Row) -> None:
