@@ -11,7 +11,7 @@ from tests.monitor_faults.play import Row, is_possible
 from tests.monitor_faults.rows import ROWS
 
 _SAMPLE = (
-    "SIGSTOP and SIGCONT of the monitor, with the screen",
+    "SIGSTOP and SIGCONT of a rank",
     "kill -9 of a rank",
     "no home",
     "a state directory of 1 MB, with the screen",
