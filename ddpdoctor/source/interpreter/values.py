@@ -162,6 +162,8 @@ _PLAIN = frozenset({Const, External, ProjectModule, Function, ProjectClass, Inst
 """Classes of values that are the same on all ranks and come from nothing in particular."""
 _COMPOUND = frozenset({BoundMethod, Partial, SequenceValue, DictValue, OneOf, PerRank})
 """Classes of values that hold others."""
+_SUMMED = _COMPOUND | {Unknown, TensorSize}
+"""Classes of values that vary, have origins, or hold such."""
 _NOTHING: frozenset[Tag] = frozenset()
 NONE = Const(None)
 TRUE = Const(True)
@@ -258,12 +260,21 @@ def _summary(value: Value) -> _Summary:
         summary = _OF_ONE
         plain = kind is Partial  # A function is the same on all ranks, whatever it will be called with.
         for part in parts_of(value):
-            if part is not previous:  # Often one value several times over.
-                previous, summary = part, _summary(part)
-                varying = varying or (summary[0] and not plain)
-                tags = tags | summary[1] if summary[1] and not plain else tags
-                nesting = max(nesting, summary[3])
-            weight += summary[2]
+            if part is previous:  # Often one value several times over.
+                weight += summary[2]
+                continue
+            if part.__class__ not in _SUMMED:  # A list of thousands of constants is summed after every append.
+                weight, nesting = weight + 1, nesting or 1
+                continue
+            previous, summary = part, _summary(part)
+            part_varies, part_tags, part_weight, part_nesting = summary
+            weight += part_weight
+            if part_nesting > nesting:
+                nesting = part_nesting
+            if not plain:
+                varying = varying or part_varies
+                if part_tags and part_tags is not tags:
+                    tags = tags | part_tags
         kept = value.__dict__["summary"] = (varying, tags, weight, nesting + 1)
     return kept
 
