@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import termios
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from textual import events
 from textual.app import App, ComposeResult, SystemCommand
@@ -38,6 +39,8 @@ SILENT_AFTER_S = 3.0
 NOTE_S = 6.0
 STEP_NS = 1_000_000_000
 SLOWEST, FASTEST = 0.25, 64.0
+STDIN = 0
+"""Where Textual reads the keys."""
 SIGNALS: Mapping[signal.Signals, ScreenEnd] = {signal.SIGHUP: "lost", signal.SIGTERM: "terminated"}
 
 
@@ -74,6 +77,7 @@ class DoctorApp(App[ScreenEnd]):
         self._note, self._noted_s = "", 0.0
         self._question: tuple[Question, Mapping[str, Callable[[], None]]] | None = None
         self._fresh_s = time.monotonic()
+        self._terminal_modes: list[Any] = []
         self._canvas = Canvas(palette_of(self._tone), plain=self._glyphs.plain)
 
     @property
@@ -95,14 +99,33 @@ class DoctorApp(App[ScreenEnd]):
         with suppress(ValueError, NotImplementedError, RuntimeError):
             for number, end in SIGNALS.items():
                 asyncio.get_running_loop().add_signal_handler(number, self.exit, end)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGCONT, self._continued)
+        with suppress(OSError, ValueError, termios.error):
+            self._terminal_modes = termios.tcgetattr(STDIN)
         self._watcher.start()
 
     def on_unmount(self) -> None:
         """Ask the source no more."""
         self._watcher.stop()
         with suppress(ValueError, NotImplementedError, RuntimeError):
-            for number in SIGNALS:
+            for number in (*SIGNALS, signal.SIGCONT):
                 asyncio.get_running_loop().remove_signal_handler(number)
+
+    def _continued(self) -> None:
+        """Take the terminal back after a stop.
+
+        A SIGSTOP, unlike Ctrl-Z, leaves Textual's threads at work. Its own handler starts them again beside those:
+        two then read the keys, one that writes is never ended, and the command does not return.
+        """
+        driver = self._driver
+        if driver is None or driver.is_headless:
+            return
+        if (reader := getattr(driver, "_key_thread", None)) is None or not reader.is_alive():
+            driver.resume_application_mode()
+        elif self._terminal_modes:
+            with suppress(termios.error):
+                termios.tcsetattr(STDIN, termios.TCSANOW, self._terminal_modes)
+        self._canvas.refresh()
 
     def on_fresh(self, message: Fresh) -> None:
         """Show a snapshot, unless the display is held."""

@@ -314,8 +314,8 @@ class Running:
             self.process.wait(ENDS_WITHIN_S)
             return None
         if self.row.screen == "screen" and self.watched:
-            launcher = psutil.Process(self.pid_of("launcher"))
-            self.wait(lambda: not launcher.is_running() or launcher.status() == "zombie", "the launcher", ENDS_WITHIN_S)
+            # Not for the launcher, which may have ended while its monitor stood still.
+            self.wait(lambda: bool(self.runs()), "the job to start")
             self.terminal.until_true(self._leaves_screen, "the end of the screen")
         shell = psutil.Process(self.process.pid)
         self.wait(lambda: not shell.children(), "the command", ENDS_WITHIN_S)
@@ -341,8 +341,13 @@ class Running:
         return self.terminal.text().replace('echo "code is $?."', "")
 
     def _await_orphans(self) -> None:
-        until_s = time.monotonic() + SETTLES_S
-        while any(self.processes()) and time.monotonic() < until_s:
+        began_s = settles_s = time.monotonic()
+        while (found := list(self.processes())) and time.monotonic() - settles_s < SETTLES_S:
+            # Ranks whose doctor was killed train on, for long on a busy machine.
+            if len(self.digests()) < self.row.ranks and time.monotonic() - began_s < ENDS_WITHIN_S:
+                with suppress(psutil.Error):
+                    if any("RANK" in process.environ() for process in found):
+                        settles_s = time.monotonic()
             time.sleep(0.05)
 
     def _streams(self) -> tuple[Counter[bytes], str]:

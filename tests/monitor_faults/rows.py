@@ -43,9 +43,24 @@ def stop(who: str, least_s: float, most_s: float) -> Act:
         time.sleep(running.chance.uniform(least_s, most_s))
         running.signal(who, signal.SIGCONT)
         if running.terminal is not None:
-            running.terminal.send("fg\n")  # The shell has taken the terminal back.
+            bring_back(running)  # The shell has taken the terminal back.
 
     return act
+
+
+def bring_back(running: Running) -> None:
+    """Type ``fg`` as often as it takes.
+
+    Continued in the background, Textual's thread that reads and the one that writes are each told to stop, and the
+    second heeds it only after the first ``fg``.
+    """
+    assert running.terminal is not None
+    monitor = running.pid_of("monitor")
+    for _ in range(3):
+        running.terminal.send("fg\n")
+        time.sleep(2.0)
+        if running.status(monitor) != "stopped":
+            return
 
 
 def stop_to_the_end(running: Running) -> None:

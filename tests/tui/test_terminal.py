@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -79,6 +80,26 @@ def test_it_is_suspended_and_comes_back_and_takes_a_new_size(tmp_path: Path) -> 
         since = len(screen.written)
         screen.resize(60, 20)
         screen.until("3 Comm  4 GPUs", since)
+        screen.send("q")
+        assert screen.ended() == 0
+
+
+def test_a_stop_from_outside_leaves_it_one_reader_and_an_end(tmp_path: Path) -> None:
+    with terminal(tmp_path, "profile", "--demo") as screen:
+        screen.until("Vital signs")
+        process = psutil.Process(screen.process.pid)
+        threads = process.num_threads()
+        for _ in range(3):
+            screen.process.send_signal(signal.SIGSTOP)
+            screen.until_true(lambda: process.status() == psutil.STATUS_STOPPED, "the stop")
+            modes = termios.tcgetattr(screen.master)
+            cooked = modes[:3] + [modes[3] | termios.ICANON | termios.ECHO] + modes[4:]
+            termios.tcsetattr(screen.master, termios.TCSANOW, cooked)  # As the shell does, which takes it meanwhile.
+            since = len(screen.written)
+            screen.process.send_signal(signal.SIGCONT)
+            for unchanged in ("2 Ranks", "Where a step goes", "q quit"):
+                screen.until(unchanged, since)
+        assert process.num_threads() == threads
         screen.send("q")
         assert screen.ended() == 0
 
