@@ -18,18 +18,18 @@ from ddpdoctor.errors import DdpDoctorError, ExitCode, UsageError
 from ddpdoctor.report import streams
 
 COMMANDS = {
-    "check": "ddpdoctor.cli.check",
-    "gate": "ddpdoctor.cli.gate",
-    "profile": "ddpdoctor.cli.profile",
-    "autopsy": "ddpdoctor.cli.autopsy",
-    "report": "ddpdoctor.cli.report",
-    "what-if": "ddpdoctor.cli.what_if",
-    "compare": "ddpdoctor.cli.compare",
-    "scaling": "ddpdoctor.cli.scaling",
-    "clean": "ddpdoctor.cli.clean",
-    "explain": "ddpdoctor.cli.explain",
+    "check": "Examine a script: read its source, rehearse it on a few ranks for a few batches, and report what is wrong.",
+    "gate": "Examine scripts as `check` does, and compare with a committed baseline: for CI.",
+    "profile": "Run a job under observation, or attach to a running one.",
+    "autopsy": "Explain why a job died, from its logs (any launcher), error files and flight-recorder dumps.",
+    "report": "Show what was recorded of RUN: a run directory, or the name of a kept run; by default the newest.",
+    "what-if": "Predict the gain of changes to RUN: a run directory, or the name of a kept run; by default the newest.",
+    "compare": "Compare two recorded runs of a job, BEFORE and AFTER: run directories, or names of kept runs.",
+    "scaling": "Run SCRIPT on several numbers of ranks on this machine, and report how it scales.",
+    "clean": "Show what killed rehearsals left in your directories, and remove it after confirmation.",
+    "explain": "Explain CHECK, a code or a name; without one, list all checks.",
 }
-"""Module of each sub-command, imported when it is asked for; the command has the name of its module."""
+"""What each sub-command does, as its own help begins; its module, of the same name, is imported when it is asked for."""
 
 
 class LazyGroup(click.Group):
@@ -43,8 +43,14 @@ class LazyGroup(click.Group):
         """Import a command; None when there is none of this name."""
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(import_module(COMMANDS[cmd_name]), cmd_name.replace("-", "_"))
+        name = cmd_name.replace("-", "_")
+        command: click.Command = getattr(import_module(f"ddpdoctor.cli.{name}"), name)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write what each command does, whole, without importing it."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from ddpdoctor import __version__
-from ddpdoctor.cli.main import main
+from ddpdoctor.cli.main import COMMANDS, main
 from ddpdoctor.errors import DdpDoctorError, ExitCode
 from ddpdoctor.examine.one_script import ExamineRequest
 from ddpdoctor.finding import Severity
@@ -32,6 +34,22 @@ def test_help_goes_to_stdout(arguments: list[str], capsys: Output) -> None:
     assert out.startswith("Usage: ddpdoctor")
     assert err == ""
     assert max(map(len, out.splitlines())) <= 80
+
+
+def test_the_help_of_all_commands_says_whole_what_their_own_say(capsys: Output) -> None:
+    assert main(["--help"]) == 0
+    listed = " ".join(capsys.readouterr().out.split())
+    for name, summary in COMMANDS.items():
+        assert f" {name} {summary}" in listed
+        assert main([name, "--help"]) == 0
+        assert summary in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_help_of_all_commands_imports_none() -> None:
+    script = "import sys; from ddpdoctor.cli.main import main; main(['--help']); print(sorted(sys.modules))"
+    done = subprocess.run((sys.executable, "-c", script), capture_output=True, text=True, check=True)
+    assert "ddpdoctor.cli.main" in done.stdout
+    assert not {"ddpdoctor.cli.check", "ddpdoctor.source", "ddpdoctor.catalogue"} & set(done.stdout.split("'"))
 
 
 @pytest.mark.parametrize(
