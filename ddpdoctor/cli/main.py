@@ -18,7 +18,8 @@ from ddpdoctor.errors import DdpDoctorError, ExitCode, UsageError
 from ddpdoctor.report import streams
 
 COMMANDS = {
-    "check": "Examine a script: read its source, rehearse it on a few ranks for a few batches, and report what is wrong.",
+    "check": "Examine a script: read its source, rehearse it on a few ranks for a few batches, and report what is"
+    " wrong.",
     "gate": "Examine scripts as `check` does, and compare with a committed baseline: for CI.",
     "profile": "Run a job under observation, or attach to a running one.",
     "autopsy": "Explain why a job died, from its logs (any launcher), error files and flight-recorder dumps.",
@@ -29,7 +30,7 @@ COMMANDS = {
     "clean": "Show what killed rehearsals left in your directories, and remove it after confirmation.",
     "explain": "Explain CHECK, a code or a name; without one, list all checks.",
 }
-"""What each sub-command does, as its own help begins; its module, of the same name, is imported when it is asked for."""
+"""What each sub-command does, as its own help begins; its module has the same name."""
 
 
 class LazyGroup(click.Group):
