@@ -131,15 +131,20 @@ class LaunchedJob:
         return False
 
     def end_leftovers(self, wait: Callable[[], None], say: Callable[[str], None]) -> None:
-        """End the ranks that a launcher which was told to end has left, as torchrun does; after another job do nothing.
+        """End the ranks that a launcher which was told to end has left, as torchrun does; of another job report them.
 
         ``wait`` sleeps a moment, and passes on what the user wants meanwhile. What a rank has started in a session of
         its own, or what is no rank, is left alone, and ``say`` reports it.
         """
-        if not self.told_to_end:
-            return
         ended_s = time.monotonic()
         is_said = ranks_are_told = False
+        if not self.told_to_end:
+            while (left := self._living_ranks()) and time.monotonic() - ended_s < _SETTLES_S:
+                wait()
+            if left and not self.told_to_end:
+                numbers = " ".join(str(process.pid) for process in left)
+                say(f"the launcher has ended, but ranks of the job have not: {_listed(left)}; `kill {numbers}` ends them")
+                return
         while left := self.living():
             ranks, lasted_s = [process for process in left if process.is_rank], time.monotonic() - ended_s
             if lasted_s < _SETTLES_S:
@@ -160,6 +165,9 @@ class LaunchedJob:
                 # Who has started them ends them, and does not start them anew.
                 _signal_all([process for process in left if process.starts_ranks] or ranks, signal.SIGTERM)
             wait()
+
+    def _living_ranks(self) -> list[RunProcess]:
+        return [process for process in self.living() if process.is_rank]
 
     def living(self) -> list[RunProcess]:
         """Return the processes of the job that live, the launcher's included."""

@@ -232,6 +232,19 @@ def test_ranks_that_outlive_their_launcher_are_told_to_end_and_then_killed_and_n
     assert said[1].count("sleep 600") == 3
 
 
+def test_ranks_that_outlive_a_launcher_which_was_killed_are_named_and_left_alone(
+    left: LaunchedJob, tmp_path: Path
+) -> None:
+    rank = int((tmp_path / "rank").read_text())
+    said: list[str] = []
+    os.kill(left.pid, signal.SIGKILL)
+    _wait_until(lambda: left.exit_code() is not None)
+    left.end_leftovers(lambda: time.sleep(0.1), said.append)
+    (line,) = said
+    assert line.startswith("the launcher has ended, but ranks of the job have not: ") and f"{rank} (" in line
+    assert psutil.pid_exists(rank) and not (tmp_path / "told").exists()
+
+
 def test_the_second_signal_leaves_alone_what_a_rank_has_started_in_a_session_of_its_own(
     left: LaunchedJob, tmp_path: Path
 ) -> None:

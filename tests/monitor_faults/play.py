@@ -288,11 +288,14 @@ class Running:
             self._await_orphans()
         except (AssertionError, subprocess.TimeoutExpired) as error:
             fault, answered_s = fault or str(error), time.time()
-        left = tuple(sorted(" ".join(process.cmdline()) for process in self.processes()))
+        running = {process.pid: " ".join(process.cmdline()) for process in self.processes()}
         kill_marked(self.folder)
         self.process.wait()
         ended_s = self.asked_s or max((path.stat().st_mtime for path in self.out.glob("hash.*")), default=answered_s)
         printed, talk = self._streams()
+        # Ranks that wait for a killed launcher's store do so without the doctor, too; the user is told.
+        told = {int(pid) for pids in re.findall(r"`kill ([\d ]+)` ends them", talk) for pid in pids.split()}
+        left = tuple(sorted(words for pid, words in running.items() if pid not in told))
         return Outcome(
             exit_code=code,
             digests=self.digests(),
