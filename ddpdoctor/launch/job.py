@@ -143,7 +143,10 @@ class LaunchedJob:
                 wait()
             if left and not self.told_to_end:
                 numbers = " ".join(str(process.pid) for process in left)
-                say(f"the launcher has ended, but ranks of the job have not: {_listed(left)}; `kill {numbers}` ends them")
+                say(
+                    f"the launcher has ended, but ranks of the job have not: {_listed(left)}; `kill {numbers}` ends"
+                    " them"
+                )
                 return
         while left := self.living():
             ranks, lasted_s = [process for process in left if process.is_rank], time.monotonic() - ended_s
