@@ -25,6 +25,7 @@ COMMANDS = {
     "profile": "Run a job under observation, or attach to a running one.",
     "autopsy": "Explain why a job died, from its logs (any launcher), error files and flight-recorder dumps.",
     "report": "Show what was recorded of RUN: a run directory, or the name of a kept run; by default the newest.",
+    "runs": "List the kept runs of watched jobs, newest first, with the names that other commands take.",
     "what-if": "Predict the gain of changes to RUN: a run directory, or the name of a kept run; by default the newest.",
     "compare": "Compare two recorded runs of a job, BEFORE and AFTER: run directories, or names of kept runs.",
     "scaling": "Run SCRIPT on several numbers of ranks on this machine, and report how it scales.",

@@ -182,13 +182,13 @@ def prune(runs: Path) -> None:
     """Remove the oldest runs beyond ``MOST_RUNS`` and ``MOST_BYTES``."""
     held = 0
     for number, directory in enumerate(kept_runs(), 1):
-        held += _size(directory)
+        held += size_bytes(directory)
         too_many = number >= MOST_RUNS or held > MOST_BYTES
         if too_many and not live_processes(directory) and written_ago_s(directory) > QUIET_FOR_S:
-            _remove(directory)
+            remove_run(directory)
 
 
-def _remove(directory: Path) -> None:
+def remove_run(directory: Path) -> None:
     """Remove what a run writes; what else someone has put beside it stays, and the directory with it."""
     if directory.is_symlink():
         return
@@ -208,7 +208,8 @@ def written_ago_s(directory: Path) -> float:
         return 0.0
 
 
-def _size(directory: Path) -> int:
+def size_bytes(directory: Path) -> int:
+    """Return the size of a run's files; 0 where they cannot be listed."""
     try:
         return sum(entry.stat().st_size for entry in os.scandir(directory))
     except OSError:
