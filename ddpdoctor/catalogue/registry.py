@@ -171,9 +171,12 @@ def suggestion(catalogue: Catalogue, word: str) -> str:
 
     codes = {entry.code: entry for entry in catalogue.entries}
     names = {entry.name: entry for entry in catalogue.entries}
-    similar = get_close_matches(word.upper(), codes, n=len(codes))
-    # Of similar codes the one that differs in the fewest places.
-    similar.sort(key=lambda code: sum(a != b for a, b in zip(code, word.upper(), strict=False)))
+    # A code that differs in two places is another code, not a slip of the finger.
+    similar = [
+        code
+        for code in get_close_matches(word.upper(), codes, n=len(codes))
+        if len(code) != len(word) or sum(a != b for a, b in zip(code, word.upper(), strict=True)) == 1
+    ]
     close = get_close_matches(word.lower(), names, n=1, cutoff=0.5) or similar
     if not close:
         return "Run `ddpdoctor explain` for a list of checks."

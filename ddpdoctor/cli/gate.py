@@ -149,6 +149,7 @@ def gate(
         ),
         baseline=directory / file,
         shown_baseline=file,
+        named_baseline=baseline or "",
         mode=mode,
         against=against or "",
         allowed_growth=_first(allowed_growth, settings.gate.allowed_growth, 0.0),

@@ -50,6 +50,16 @@ class GateTarget(msgspec.Struct, frozen=True, kw_only=True):
     """What it is called in the baseline: its command line."""
     line: LaunchLine
 
+    def update_command(self, baseline: str = "") -> str:
+        """Return the command, to be pasted, that writes its entry of the baseline, of the usual one by default."""
+        line = self.line
+        options = ["--update", *(("--baseline", baseline) if baseline else ())]
+        if line.launch.starter:
+            return plain(shlex.join(["ddpdoctor", "gate", *options, "--"])) + f" {self.name}"
+        script = [*(("-m",) if line.launch.module else ()), line.target]
+        after = ["--", *line.arguments] if line.arguments else []
+        return plain(shlex.join(["ddpdoctor", "gate", *script, *options, *after]))
+
 
 class GateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What to compare with what."""
@@ -59,6 +69,8 @@ class GateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """How each target is examined; its own target and arguments do not count."""
     baseline: Path
     shown_baseline: str
+    named_baseline: str = ""
+    """What the command line says of it; empty where it says nothing."""
     mode: Mode = "compare"
     against: str = ""
     """A git revision to compare with, instead of the baseline."""
@@ -87,8 +99,8 @@ def run_gate(request: GateRequest, on_progress: OnProgress = lambda progress: No
     An interruption ends everything that was started and makes the verdict of what is left inconclusive, with the
     exit code 130.
     """
-    baseline = _baseline(request)
     _demand_scripts(request.targets)
+    baseline = _baseline(request)
     clock = _Clock(request.time_limit_s)
     found: list[Examination] = []
     entries: dict[str, Entry | None] = {}
@@ -246,14 +258,16 @@ def _baseline(request: GateRequest) -> dict[str, Entry]:
     shown = request.shown_baseline
     if entries is None:
         raise UsageError(
-            f"there is no baseline {shown}", "`ddpdoctor gate --update` writes it; commit it with the script."
+            f"there is no baseline {shown}",
+            f"`{request.targets[0].update_command(request.named_baseline)}` writes it; commit it with the script.",
         )
     for target in request.targets:
         if target.name not in entries:
             known = ", ".join(f"`{name}`" for name in entries) or "none"
             raise UsageError(
                 f"{shown} has no entry for `{target.name}`, only for {known}",
-                "`--update` adds one; a target is identified by its command line, including arguments.",
+                f"`{target.update_command(request.named_baseline)}` adds one; a target is identified by its command"
+                " line, including arguments.",
             )
     return entries
 
@@ -280,6 +294,7 @@ def _one(
         before=baseline.get(target.name),
         allowed_growth=request.allowed_growth,
         ignored=request.ignored,
+        update="" if request.against else target.update_command(request.named_baseline),
     )
     try:
         if other is not None:

@@ -38,8 +38,11 @@ CHECK = Check(code="DDP901", name="budget-growth", severity={"rehearsal": Severi
 LOADED = LoadedCheck(check=CHECK, documentation=__doc__ or "")
 
 
-def findings(figures: Sequence[Figure], against: str) -> Iterator[Finding]:
-    """Yield one finding for each line that brought a figure above what is allowed, with all that it brought."""
+def findings(figures: Sequence[Figure], against: str, update: str) -> Iterator[Finding]:
+    """Yield one finding for each line that brought a figure above what is allowed, with all that it brought.
+
+    ``update`` is the command that accepts it; empty where there is none.
+    """
     by_line: dict[str, list[tuple[Figure, Difference]]] = {}
     for figure in figures:
         if figure.change != "grown":
@@ -48,10 +51,10 @@ def findings(figures: Sequence[Figure], against: str) -> Iterator[Finding]:
         for difference in risen[:1]:
             by_line.setdefault(difference.shown, []).append((figure, difference))
     for brought in by_line.values():
-        yield _finding(brought, against)
+        yield _finding(brought, against, update)
 
 
-def _finding(brought: Sequence[tuple[Figure, Difference]], against: str) -> Finding:
+def _finding(brought: Sequence[tuple[Figure, Difference]], against: str, update: str) -> Finding:
     place = next((one.location for _, one in brought if one.location is not None), None)
     clauses = [
         f"{figure.label}: {amount(figure, figure.now)} instead of {amount(figure, figure.before or 0)}"
@@ -66,7 +69,7 @@ def _finding(brought: Sequence[tuple[Figure, Difference]], against: str) -> Find
     return CHECK.finding(
         "rehearsal",
         f"{'; '.join(clauses)}, caused by {brought[0][1].shown}",
-        remedy="Take it out of the step, or accept it: `ddpdoctor gate --update`, and commit the baseline.",
+        remedy="Take it out of the step" + (f", or accept it: `{update}`, and commit the baseline." if update else "."),
         locations=(place,) if place is not None else (),
         evidence=tuple(facts),
     )

@@ -37,6 +37,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     allowed_growth: float = 0.0
     ignored: frozenset[str] = frozenset()
     """Codes of this gate's own findings that the user does not want."""
+    update: str = ""
+    """The command that agrees on what is found now; empty where a revision is compared, and there is none."""
     times: TimeComparison | None = None
     notes: tuple[str, ...] = ()
 
@@ -79,13 +81,13 @@ def judged(examination: Examination, now: Entry | None, wanted: Wanted) -> Exami
     own: list[Finding] = []
     if completed and now is not None:
         has_budget = before is not None and bool(before.budget.shares)
-        doubt = _incomparable(before, now, wanted.against) if has_budget else ""
+        doubt = _incomparable(before, now, wanted) if has_budget else ""
         usable = before if has_budget and not doubt else None
         figures = compared(usable.budget if usable else None, now.budget, examination.root, wanted.allowed_growth)
-        own = [*budget_growth.findings(figures, wanted.against)]
+        own = [*budget_growth.findings(figures, wanted.against, wanted.update)]
         if usable is not None and usable.reach is not None and now.reach is not None:
             lines = lost(usable.reach, now.reach, examination.root)
-            own += lost_reach.findings(lines, wanted.against, examination.root)
+            own += lost_reach.findings(lines, wanted.against, examination.root, wanted.update)
         if wanted.times is not None and wanted.times.slower:
             own.append(step_time_growth.finding(wanted.times, wanted.against))
     own = [finding for finding in own if finding.code not in wanted.ignored]
@@ -100,7 +102,7 @@ def judged(examination: Examination, now: Entry | None, wanted: Wanted) -> Exami
         steps=sum(now.budget.windows) if now is not None else 0,
         times=wanted.times,
         doubt=doubt,
-        notes=(*wanted.notes, *_notes(before, now, figures, gone)),
+        notes=(*wanted.notes, *_notes(before, now, figures, gone, wanted.update)),
     )
     return with_verdict(msgspec.structs.replace(examination, findings=findings, gate=section), doubt)
 
@@ -137,25 +139,27 @@ def _is_never_known(finding: Finding) -> bool:
     return finding.trouble in NEVER_KNOWN and "rehearsal" in finding.basis
 
 
-def _incomparable(before: Entry | None, now: Entry, against: str) -> str:
+def _incomparable(before: Entry | None, now: Entry, wanted: Wanted) -> str:
     if before is None or before.rehearsed == now.rehearsed:
         return ""
     old, new = msgspec.structs.asdict(before.rehearsed), msgspec.structs.asdict(now.rehearsed)
     differ = [f"{name.replace('_', ' ')} {old[name] or 'kept'}" for name in old if old[name] != new[name]]
     here = [f"{new[name] or 'kept'}" for name in old if old[name] != new[name]]
     return (
-        f"{against} was written by a rehearsal with {', '.join(differ)}, and this one has {', '.join(here)}: rehearse "
-        "the same way, or rewrite it with `--update`"
+        f"{wanted.against} was written by a rehearsal with {', '.join(differ)}, and this one has {', '.join(here)}: "
+        "rehearse the same way" + (f", or rewrite it: `{wanted.update}`" if wanted.update else "")
     )
 
 
-def _notes(before: Entry | None, now: Entry | None, figures: Iterable[Figure], gone: tuple[str, ...]) -> list[str]:
+def _notes(
+    before: Entry | None, now: Entry | None, figures: Iterable[Figure], gone: tuple[str, ...], update: str
+) -> list[str]:
     notes = []
     shrunk = [figure.label for figure in figures if figure.change == "shrunk"]
     if shrunk or gone:
         what = [f"less than before: {', '.join(shrunk)}"] if shrunk else []
         what += [f"no longer found: {', '.join(gone)}"] if gone else []
-        notes.append(f"{'; '.join(what)}. `ddpdoctor gate --update` locks this in")
+        notes.append("; ".join(what) + (f". `{update}` locks this in" if update else ""))
     if before is not None and now is not None and before.torch != now.torch:
         notes.append(
             f"before it was torch {before.torch}, now it is {now.torch}, which may bucket gradients differently"

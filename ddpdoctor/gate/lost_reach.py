@@ -36,8 +36,8 @@ CHECK = Check(code="DDP902", name="lost-reach", severity={"rehearsal": Severity.
 LOADED = LoadedCheck(check=CHECK, documentation=__doc__ or "")
 
 
-def findings(lost: Iterable[Lost], against: str, root: str) -> Iterator[Finding]:
-    """Yield one finding for each function that lost lines."""
+def findings(lost: Iterable[Lost], against: str, root: str, update: str) -> Iterator[Finding]:
+    """Yield one finding for each function that lost lines; ``update`` is the command that accepts them, if any."""
     for one in lost:
         place = f"{shown_path(one.location.file, root)}:{one.location.line}"
         where = f" in {one.function}" if one.function else ""
@@ -45,7 +45,8 @@ def findings(lost: Iterable[Lost], against: str, root: str) -> Iterator[Finding]
         yield CHECK.finding(
             "rehearsal",
             f"the rehearsal no longer reaches {lines}{where}, from {place} on",
-            remedy="Use script arguments or `--batches` with which it gets there, or accept it with `--update`.",
+            remedy="Use script arguments or `--batches` with which it gets there"
+            + (f", or accept it: `{update}`." if update else "."),
             locations=(one.location,),
             evidence=(
                 Fact(text=f"{against} has {lines}{where} as reached", basis="rehearsal", numbers={"lines": one.count}),

@@ -100,6 +100,8 @@ def test_the_help_of_all_commands_imports_none() -> None:
         (["check", "train.py", "--fail-on", "info"], "--fail-on"),
         (["check", "train.py", "--output-format", "xml"], "--output-format"),
         (["check", "train.py", "--static", "--select", "missing-setepoch"], "Did you mean DDP102"),
+        (["explain", "DPP301"], "Did you mean DDP301"),
+        (["explain", "DDP999"], "hint:  Run `ddpdoctor explain` for a list"),
         (["check", "train.py", "--static", "--ignore", "DDP99"], "there is no check called 'DDP99'"),
         (["check", "nowhere.py", "--static"], "nowhere.py does not exist"),
         (["check", "train.py", "-o", "."], "it is a directory"),

@@ -93,6 +93,21 @@ def test_the_time_limit_bounds_everything(project: Path) -> None:
     assert inside(project) == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (("train.py", "--", "--note", "two words"), "ddpdoctor gate train.py --update -- --note 'two words'"),
+        (("train.py", "--baseline", "b.json"), "ddpdoctor gate train.py --update --baseline b.json"),
+        (("--", "torchrun", "train.py", "--lr", "1"), "ddpdoctor gate --update -- torchrun train.py --lr 1"),
+    ],
+)
+def test_what_is_not_agreed_on_yet_comes_with_the_command_that_agrees(
+    project: Path, arguments: tuple[str, ...], command: str
+) -> None:
+    done = gate(*arguments, cwd=project)
+    assert done.returncode == 2 and f"`{command}`" in done.stderr
+
+
 def test_targets_that_the_time_did_not_suffice_for_are_inconclusive(project: Path) -> None:
     (project / "other.py").write_text(HEALTHY)
     entries = read_baseline(project / FILE) or {}
@@ -110,8 +125,9 @@ def test_targets_that_the_time_did_not_suffice_for_are_inconclusive(project: Pat
         (("train.py", "--report", "junnit=report.xml"), "there is no report kind 'junnit'"),
         (("train.py", "--report", "junit"), "has no file name"),
         (("train.py", "--report", "junit=a.xml", "-o", "a.xml"), "two reports name"),
-        (("train.py", "other.py"), "other.py"),
-        (("other.py",), "has no entry for `other.py`"),
+        (("train.py", "other.py"), "other.py does not exist"),
+        (("other.py",), "other.py does not exist"),
+        (("train.py", "--", "--lr", "1"), "has no entry for `train.py --lr 1`"),
         (("train.py", "--update", "--against", "HEAD"), "either --update or --against, not both"),
         (("train.py", "--time-budget", "5%"), "goes with `--against`"),
         (("train.py", "--allowed-growth", "much"), "is not a share"),
