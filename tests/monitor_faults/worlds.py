@@ -80,11 +80,10 @@ _SMALL_STATE = 'mount -t tmpfs -o size=1m tmpfs "$FOLDER/state"'
 _FULL_STATE = _SMALL_STATE + '; head -c 2M /dev/zero > "$FOLDER/state/ballast" 2> "$OUT/full"'
 _FULL_TEMP = 'mount -t tmpfs -o size=64k tmpfs "$TMPDIR"; head -c 1M /dev/zero > "$TMPDIR/ballast" 2> "$OUT/full"'
 _AS_USER = """
-base=$("$PYTHON" -c 'import sys; print(sys.base_prefix)')
-venv=$("$PYTHON" -c 'import torch; print(torch.__path__[0][:-6])')
-mkdir "$OUT/python" "$OUT/venv"; mount --bind "$base" "$OUT/python"; mount --bind "$venv" "$OUT/venv"
-case "$base$venv" in */root/*) mount -t tmpfs -o mode=755 tmpfs /root;; esac
-mkdir -p "$base" "$venv"; mount --bind "$OUT/python" "$base"; mount --bind "$OUT/venv" "$venv"
+places=$("$PYTHON" -c 'import sys, torch; print(sys.base_prefix, sys.prefix, torch.__path__[0][:-6])')
+for place in $places; do mkdir -p "$OUT/python$place"; mount --bind "$place" "$OUT/python$place"; done
+case "$places" in */root/*) mount -t tmpfs -o mode=755 tmpfs /root;; esac
+for place in $places; do mkdir -p "$place"; mount --bind "$OUT/python$place" "$place"; done
 chown 61234:61234 "$FOLDER/home" "$FOLDER/tmp" "$FOLDER/state" "$FOLDER/out"
 """
 _TURNED = "exec setpriv --reuid 61234 --regid 61234 --clear-groups --no-new-privs "

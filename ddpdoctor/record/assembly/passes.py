@@ -35,25 +35,28 @@ class PassRows:
         self.rows: dict[tuple[int, int], Pass] = {}
         """By process and number there."""
         self._index_bytes_left = _MOST_INDEX_BYTES
-        self._samples: list[tuple[int, str, int | None, SampleProbe]] = []
+        self._samples: list[tuple[tuple[int, str, int | None], SampleProbe]] = []
 
     def with_samples(self, loaders: Iterable[Loader]) -> tuple[Loader, ...]:
         """Loaders with the samples of their data set, which is known by type and length."""
-        found = []
-        for loader in loaders:
-            samples: dict[int, SampleProbe] = {}
-            for rank, kind, length, probe in self._samples:
-                if (rank, kind, length) == (loader.rank, loader.dataset_type, loader.dataset_length):
-                    samples.setdefault(probe.index, probe)
-            found.append(msgspec.structs.replace(loader, samples=tuple(samples.values())))
-        return tuple(found)
+        # A damaged directory may hold 10,000 loaders of one rank: their samples are gathered once, not for each.
+        known: dict[tuple[int, str, int | None], dict[int, SampleProbe]] = {}
+        for data_set, probe in self._samples:
+            known.setdefault(data_set, {}).setdefault(probe.index, probe)
+        samples = {of: tuple(probes.values()) for of, probes in known.items()}
+        return tuple(
+            msgspec.structs.replace(
+                loader, samples=samples.get((loader.rank, loader.dataset_type, loader.dataset_length), ())
+            )
+            for loader in loaders
+        )
 
     def on_sample(self, pid: int, event: events.DatasetSample) -> None:
         """Take in a sample of a data set."""
         rank = self._rank_of(pid)
         if rank is not None:
             probe = SampleProbe(index=event.index, leaves=event.leaves)
-            self._samples.append((rank, event.dataset_type, event.dataset_length, probe))
+            self._samples.append(((rank, event.dataset_type, event.dataset_length), probe))
 
     def on_begun(self, pid: int, event: Row) -> None:
         """Take in that a pass has begun."""
