@@ -5,14 +5,15 @@ from __future__ import annotations
 import click
 
 from ddpdoctor.cli.options.command import help_option
+from ddpdoctor.cli.options.command import runs as complete_runs
 from ddpdoctor.cli.options.recorded_run import finished_run, run_directory
 from ddpdoctor.errors import DdpDoctorError, ExitCode
 from ddpdoctor.report import streams
 
 
 @click.command(add_help_option=False)
-@click.argument("before")
-@click.argument("after")
+@click.argument("before", shell_complete=complete_runs)
+@click.argument("after", shell_complete=complete_runs)
 @click.option(
     "--allow",
     type=click.FloatRange(min=0.0, max=10.0),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import click
 
 from ddpdoctor.catalogue.registry import find, load, read_catalogue
+from ddpdoctor.cli.options.command import checks as complete_checks
 from ddpdoctor.cli.options.command import help_option
 from ddpdoctor.errors import UsageError
 from ddpdoctor.report import explanation, streams
 
 
 @click.command(add_help_option=False)
-@click.argument("check", required=False)
+@click.argument("check", required=False, shell_complete=complete_checks)
 @click.option("--all", "every", is_flag=True, help="Explain every check.")
 @click.option(
     "--output-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Text or JSON."

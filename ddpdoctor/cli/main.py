@@ -30,6 +30,7 @@ COMMANDS = {
     "compare": "Compare two recorded runs of a job, BEFORE and AFTER: run directories, or names of kept runs.",
     "scaling": "Run SCRIPT on several numbers of ranks on this machine, and report how it scales.",
     "clean": "Show what killed rehearsals left in your directories, and remove it after confirmation.",
+    "completion": "Print the completion script of a shell, to be read by its start-up file.",
     "explain": "Explain CHECK, a code or a name; without one, list all checks.",
 }
 """What each sub-command does, as its own help begins; its module has the same name."""

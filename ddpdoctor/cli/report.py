@@ -5,12 +5,13 @@ from __future__ import annotations
 import click
 
 from ddpdoctor.cli.options.command import help_option
+from ddpdoctor.cli.options.command import runs as complete_runs
 from ddpdoctor.cli.options.recorded_run import run_directory
 from ddpdoctor.cli.options.run_output import RunFormat, RunOutput, run_output_options
 
 
 @click.command(add_help_option=False)
-@click.argument("runs", metavar="[RUN]...", nargs=-1)
+@click.argument("runs", metavar="[RUN]...", nargs=-1, shell_complete=complete_runs)
 @run_output_options
 @help_option()
 def report(

@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from ddpdoctor.cli.options.command import help_option
+from ddpdoctor.cli.options.command import runs as complete_runs
 from ddpdoctor.errors import DdpDoctorError, ExitCode, UsageError
 from ddpdoctor.launch.runs.kept_runs import kept_runs, live_processes, remove_run, size_bytes
 from ddpdoctor.record.plan import read_plan
@@ -40,7 +41,7 @@ class KeptRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command(add_help_option=False)
-@click.argument("names", metavar="[RUN]...", nargs=-1)
+@click.argument("names", metavar="[RUN]...", nargs=-1, shell_complete=complete_runs)
 @click.option("--delete", is_flag=True, help="Remove the named runs.")
 @click.option(
     "--output-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Text or JSON."

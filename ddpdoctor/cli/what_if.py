@@ -7,12 +7,13 @@ from pathlib import Path
 import click
 
 from ddpdoctor.cli.options.command import help_option
+from ddpdoctor.cli.options.command import runs as complete_runs
 from ddpdoctor.cli.options.recorded_run import finished_run, run_directory
 from ddpdoctor.report import streams
 
 
 @click.command(name="what-if", add_help_option=False)
-@click.argument("run", required=False)
+@click.argument("run", required=False, shell_complete=complete_runs)
 @click.option(
     "--set",
     "settings",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ddpdoctor.errors import UsageError
 from ddpdoctor.report import streams
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 SCRIPT_ARGUMENTS = "ddpdoctor.script_arguments"
 """Key in ``Context.meta`` of what stood behind ``--``."""
@@ -41,7 +44,37 @@ def paths_argument(name: str, metavar: str) -> Callable[[Decorated], Decorated]:
             raise UsageError("a path is empty", "An unset shell variable can cause this.")
         return value
 
-    return click.argument(name, metavar=metavar, nargs=-1, callback=refuse_empty)
+    return click.argument(name, metavar=metavar, nargs=-1, callback=refuse_empty, shell_complete=files)
+
+
+def files(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Leave it to the shell to complete the name of a file."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type="file")]
+
+
+def runs(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the name of a kept run, and of a directory where none begins so."""
+    from click.shell_completion import CompletionItem
+
+    from ddpdoctor.launch.runs.kept_runs import kept_runs
+
+    names = [path.name for path in kept_runs() if path.name.startswith(incomplete)]
+    return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="dir")]
+
+
+def checks(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the code or the name of a check."""
+    from click.shell_completion import CompletionItem
+
+    from ddpdoctor.catalogue.registry import read_catalogue
+
+    entries = read_catalogue().entries
+    codes = [CompletionItem(entry.code, help=entry.name) for entry in entries]
+    named = [CompletionItem(entry.name, help=entry.code) for entry in entries]
+    wanted = incomplete.upper() if incomplete[:3].upper() == "DDP" else incomplete
+    return [item for item in (*codes, *(named if incomplete else ())) if item.value.startswith(wanted)]
 
 
 def help_option() -> Callable[[Decorated], Decorated]:

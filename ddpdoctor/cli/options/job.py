@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from ddpdoctor.cli.options.command import SCRIPT_ARGUMENTS
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 SCRIPT = "ddpdoctor.script"
 """Key in ``Context.meta`` of the script's path; absent when none is named."""
@@ -28,6 +33,12 @@ class JobCommand(click.Command):
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Show in the usage what may follow the options."""
         return [*super().collect_usage_pieces(ctx), "[SCRIPT [ARGUMENT]... | -- COMMAND...]"]
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete our options, and files: the script, or what its command names."""
+        from click.shell_completion import CompletionItem
+
+        return super().shell_complete(ctx, incomplete) or [CompletionItem(incomplete, type="file")]
 
     def _divided(self, words: list[str]) -> tuple[list[str], str | None, list[str]]:
         valued, flags = self._names()
