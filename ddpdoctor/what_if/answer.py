@@ -17,6 +17,8 @@ from ddpdoctor.what_if.scaling_curve import curves
 from ddpdoctor.what_if.scenario import default_layout, rebuilt
 from ddpdoctor.what_if.settings import Settings
 
+AS_GOOD = 0.98
+"""2 workers that make the job 2.71 times as fast are as good as 8 that make it 2.73, and cost less."""
 LEAST_GAIN = 1.01
 """A change joins a combination when it makes the job so much faster."""
 MOST_COMBINED = 4
@@ -82,6 +84,8 @@ def _table(model: Model, left_out: list[str]) -> list[Change]:
     for changes in families.values():
         # Rounded, so that of two that do the same the first one, which costs less, is taken.
         best = max(changes, key=lambda change: round(change.speedup.value, 2))
+        if "workers" in best.settings:
+            best = next(change for change in changes if change.speedup.value >= best.speedup.value * AS_GOOD)
         others = [(_value(change), change.speedup.value) for change in changes if change is not best]
         if "bucket_cap_mb" in best.settings:
             others += _as_default(model)

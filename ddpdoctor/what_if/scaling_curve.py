@@ -79,7 +79,8 @@ def _serial(model: Model) -> str:
     share = fixed / (fixed + shrinking) if fixed + shrinking else 0.0
     if share < 0.001:
         return "nothing of a rank's own step stays when its batch shrinks, as far as the run shows"
-    return (
-        f"{share:.1%} of a rank's own step (optimizer and code between the phases) stays when its batch shrinks: one "
-        f"batch is trained at most {1 / share:,.0f} times as fast as by one rank, however many there are (Amdahl)"
-    )
+    stays = f"{share:.1%} of a rank's own step (optimizer and code between the phases) stays when its batch shrinks"
+    if share > 0.95:
+        return f"{stays}: more ranks hardly make one batch faster"
+    most = f"{1 / share:,.0f}" if share < 0.1 else f"{1 / share:.1f}"
+    return f"{stays}: one batch is trained at most {most} times as fast as by one rank, however many there are (Amdahl)"

@@ -318,7 +318,8 @@ class Running:
             return None
         if self.row.screen == "screen" and self.watched:
             # Not for the launcher, which may have ended while its monitor stood still.
-            self.wait(lambda: bool(self.runs()), "the job to start")
+            started = self.out / "pid.0"
+            self.wait(lambda: started.exists() or bool(psutil.Process(self.process.pid).children()), "the job to start")
             self.terminal.until_true(self._leaves_screen, "the end of the screen")
         shell = psutil.Process(self.process.pid)
         self.wait(lambda: not shell.children(), "the command", ENDS_WITHIN_S)
