@@ -66,6 +66,7 @@ class HistoryWriter:
     def __init__(self, directory: Path) -> None:
         self.fault = ""
         """Why nothing is written any more; empty while all is well, or while another monitor writes."""
+        self._directory = directory
         self._connection: sqlite3.Connection | None = None
         self._lock = -1
         try:
@@ -97,6 +98,8 @@ class HistoryWriter:
         if connection is None:
             return
         try:
+            # Whoever puts a pipe in the place of the journal has SQLite, and the whole monitor, wait for a writer.
+            _refuse_foreign(self._directory)
             if not connection.execute("select 1 from sqlite_master limit 1").fetchone():
                 self._make_tables(connection)  # Another program has emptied the file.
             with connection:
@@ -111,6 +114,9 @@ class HistoryWriter:
         except sqlite3.Error as error:
             if _LOCKED not in str(error):
                 self._give_up(error)
+        except OSError as error:
+            self.fault = f"the history is no longer written: {FILE}: {reason_of(error)}"
+            self.close()
 
     def close(self) -> None:
         """Let go of the files."""

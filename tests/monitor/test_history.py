@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from itertools import pairwise
 from pathlib import Path
@@ -200,4 +201,24 @@ def test_no_file_beside_it_is_mapped_and_who_reads_does_not_end_the_writing(tmp_
     writer.write(_snapshot(3 * SECOND_NS))
     assert writer.fault == ""
     assert recorded_moments(tmp_path) == [SECOND_NS, 3 * SECOND_NS]
+    writer.close()
+
+
+@pytest.mark.parametrize("name", [FILE, f"{FILE}-journal"])
+@pytest.mark.parametrize("other", ["pipe", "zero", "directory"])
+def test_what_takes_the_place_of_its_files_ends_the_writing_and_nothing_else(
+    tmp_path: Path, name: str, other: str
+) -> None:
+    writer = HistoryWriter(tmp_path)
+    writer.write(_snapshot(SECOND_NS))
+    path = tmp_path / name
+    path.unlink(missing_ok=True)
+    if other == "pipe":
+        os.mkfifo(path)  # SQLite would wait for someone who writes to it.
+    elif other == "zero":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    writer.write(_snapshot(2 * SECOND_NS))
+    assert writer.fault.startswith("the history is no longer written: ")
     writer.close()
