@@ -69,7 +69,7 @@ torch.save({"w": torch.ones(4)}, "ckpt.pt")
 
 def two_at_once(mode: Mode) -> str:
     """Two doctors rehearse the same script in the same directory at the same time."""
-    with world() as here:
+    with world() as here, listening(here.line, lambda message: None):
         write_job(here, ())
         before = here.snapshot()
         both = [_started(here, mode) for _ in range(2)]
