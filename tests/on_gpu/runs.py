@@ -67,7 +67,7 @@ class Ran:
 
 
 class Job:
-    """A job that runs; its ranks write what is true to ``truth.RANK`` in its folder, the first argument of the script."""
+    """A job that runs; its ranks write what is true to ``truth.RANK`` in its folder, which the script is told first."""
 
     def __init__(
         self,

@@ -3,6 +3,7 @@
 import statistics
 import sys
 import time
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -42,10 +43,10 @@ def main() -> None:
             marks.append(time.thread_time_ns())
         if on_gpu:
             torch.cuda.synchronize()
-        taken = [end - begin for begin, end in zip(marks, marks[1:], strict=False)]
+        taken = [end - begin for begin, end in pairwise(marks)]
         truth[f"{name}_cpu_us"] = statistics.mean(taken) / 1e3
         if events:
-            spans = [begin.elapsed_time(end) for begin, end in zip(events[5:], events[6:], strict=False)]
+            spans = [begin.elapsed_time(end) for begin, end in pairwise(events[5:])]
             truth["large_gpu_ms"] = statistics.median(spans)
         trained += model.parameters()
     leave(OUT, digest=digest(trained), **truth)

@@ -1,4 +1,4 @@
-"""Trains steps whose kernels far outlast their launch, and has torch's profiler watch some: phases.py OUT STEPS FIRST."""
+"""Trains steps whose kernels far outlast their launch, the last of them profiled: phases.py OUT STEPS FIRST."""
 
 import sys
 from contextlib import suppress

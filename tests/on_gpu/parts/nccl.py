@@ -18,7 +18,8 @@ FIRST_WITH_SHARED_GPUS = (2, 30)
 CLAIMS = {
     "one_sided": Claim("gloo, on two ranks that share the GPU: a collective that rank 0 alone enters is named while it "
                        "lasts", "a hang is named before the end", pretends=True),
-    "verdict": Claim("so it is in the final verdict, with the rank that stays away", "broken, by rank 1", pretends=True),
+    "verdict": Claim("so it is in the final verdict, with the rank that stays away", "broken, by rank 1",
+                     pretends=True),
     "log": Claim("and by the log alone", "one of " + ", ".join(HANGS), pretends=True),
     "nccl_one_sided": Claim("NCCL, on two ranks that share the GPU: the same", "a hang in the final verdict"),
     "watchdog": Claim("NCCL's watchdog ends a collective that lasts too long: the final verdict", "DDP308"),

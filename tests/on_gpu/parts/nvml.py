@@ -1,4 +1,4 @@
-"""What is said of a GPU against nvidia-smi, against a load of a known share of the time, and against the ranks' PIDs."""
+"""What is said of a GPU against nvidia-smi, against a load of a known duty cycle, and against the ranks' PIDs."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import msgspec
 from ddpdoctor.metrics.families import FAMILIES
 from ddpdoctor.record.clock import epoch_ns
 from ddpdoctor.record.streams.measured import Gpu, GpuSample
-from ddpdoctor.tui.draw.figures import degrees, three, watts
+from ddpdoctor.tui.draw.figures import UNKNOWN, degrees, three, watts
 from tests.gpu.machine import HEALTHY, build_library, machine
 from tests.on_gpu.claims import Bench, Claim
 from tests.on_gpu.parts.nvml import sampling
@@ -51,14 +51,11 @@ def measure(bench: Bench) -> None:
             line for line in page.splitlines() if line.strip(" │|").startswith(("busy", "memory", "power", "clock"))
         ]
         figures = [row.strip(" │|").split()[1] for row in rows]
-        bench.judge("unknown", bool(figures) and all(figure in "–—-" for figure in figures), " ".join(figures))
+        bench.judge("unknown", bool(figures) and set(figures) == {UNKNOWN}, " ".join(figures))
         snapshot = msgspec.structs.replace(runs.snapshot(), gpus=bare)
-        served = [
-            family.name
-            for family in FAMILIES
-            if family.name.startswith("ddpdoctor_gpu_") and family.name.partition("_gpu_")[2] not in ("lost", "memory_bytes")
-            if [*family.samples(snapshot)]
-        ]  # fmt: skip
+        told = ("ddpdoctor_gpu_lost", "ddpdoctor_gpu_memory_bytes")  # What is known of any GPU.
+        figures_of_gpu = [one for one in FAMILIES if one.name.startswith("ddpdoctor_gpu_") and one.name not in told]
+        served = [family.name for family in figures_of_gpu if [*family.samples(snapshot)]]
         bench.judge("metrics", not served, ", ".join(served) or "none")
         if lost is None:
             bench.leave_out("lost", "no GPU is taken away for this")

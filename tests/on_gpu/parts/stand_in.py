@@ -26,7 +26,7 @@ CLAIMS = {
     "types": Claim("modules and optimizers work on the same types on both; bfloat16 stands for float16 under autocast",
                    "no difference"),
     "devices": Claim("what a module or an optimizer works on is on the GPU", "nothing on the CPU"),
-    "noted": Claim("what the stand-in's modules and optimizers work on is noted", "both in every script", pretends=True),
+    "noted": Claim("what modules and optimizers work on is noted on the stand-in", "in every script", pretends=True),
     "findings": Claim("`check` finds the same on the stand-in and on GPUs", "no difference"),
 }  # fmt: skip
 _SLURM = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0", "SLURM_NODELIST": "localhost",

@@ -15,6 +15,7 @@ from typing import Any
 def trace(directory: str, stand_in: int) -> None:
     """Follow this process."""
     import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook
     from torch.utils._pytree import tree_leaves
 
     if stand_in:
@@ -44,7 +45,7 @@ def trace(directory: str, stand_in: int) -> None:
         note("step", type(optimizer).__name__, parameters, [parameter.grad for parameter in parameters])
 
     torch.nn.modules.module.register_module_forward_hook(forward_is_over)
-    torch.optim.optimizer.register_optimizer_step_post_hook(stepped)
+    register_optimizer_step_post_hook(stepped)
 
 
 # A launcher trains nothing.
