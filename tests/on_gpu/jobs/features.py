@@ -58,7 +58,7 @@ def compiled(device: Any) -> list[Any]:
 
 
 def graphs(device: Any) -> list[Any]:
-    """A whole step with DDP is captured once and replayed, as the notes on CUDA graphs say.
+    """Two whole steps with DDP are captured once and replayed, as the notes on CUDA graphs say.
 
     The capture begins while the events of step 21, which the probe times on the GPU, may yet be unread, and it lasts
     longer than the pause of the probe's thread: a query from another thread would spoil it.
@@ -82,6 +82,7 @@ def graphs(device: Any) -> list[Any]:
     torch.cuda.current_stream().wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
+        step()
         step()
         time.sleep(1.0)
     for new_inputs, new_targets in batches(device):

@@ -175,12 +175,16 @@ def _against_smi(bench: Bench, gpus: Callable[[], tuple[Gpu, ...]]) -> None:
         ("heat", "temperature.gpu", [s.temperature_c for s in samples], 0.0, 3.0),
     ):
         bench.near(key, typical([number(one.get(field)) for one in said]), typical(ours), share=share, plus=plus)
-    words = {reasons_in_words(int(one.get("clocks_event_reasons.active", "0x0"), 16)) for one in said}
+    words = {reasons_in_words(_bits(one.get("clocks_event_reasons.active", ""))) for one in said}
     ours_words = {sample.throttle_reasons for sample in samples}
     bench.judge("reasons", bool(words & ours_words), sorted(ours_words), expected=f"one of {sorted(words)}")
     bench.same("ecc", number(first.get("ecc.errors.uncorrected.volatile.total")), samples[0].ecc_errors)
     divided = first.get("mig.mode.current") == "Enabled"
     bench.judge("mig", divided == gpu.uuid.startswith("MIG-"), gpu.uuid, note=f"MIG {first.get('mig.mode.current')}")
+
+
+def _bits(text: str) -> int:
+    return int(text, 16) if re.fullmatch(r"0x[0-9a-fA-F]+", text) else 0
 
 
 def _nvlink_of_smi() -> float | None:
