@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         print(f"This Python lacks {', '.join(missing)}; {WHEELS} says how to bring them.", file=sys.stderr)
         return 2
-    from tests.on_gpu.claims import table_of
+    from tests.on_gpu.claims import Row, table_of
     from tests.on_gpu.suite import PARTS, run_suite, write_json
 
     parser = argparse.ArgumentParser(prog="python -m tests.on_gpu", description="What ddpdoctor says of a GPU, proved.")
@@ -46,7 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{out} is not empty; name a new directory.", file=sys.stderr)
         return 2
     out.mkdir(parents=True, exist_ok=True)
-    rows, seconds, began_s = [], {}, time.monotonic()
+    rows: list[Row] = []
+    seconds: dict[str, float] = {}
+    began_s = time.monotonic()
     names = [name for name in PARTS if chosen.only is None or name in chosen.only]
     machine["pretended"] = chosen.pretend
     parts = run_suite(names, out, pretends=chosen.pretend, trouble_with_device=lambda: look()[1], most_s=MOST_S)

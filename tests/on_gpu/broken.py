@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 
-from tests.gpu.machine import HEALTHY, build_library, machine
 from tests.on_gpu.claims import Bench, Claim
 
 LIMIT_S = 30.0
@@ -32,6 +31,8 @@ def measure(bench: Bench) -> None:
     elif way == "crashes":
         os.kill(os.getpid(), signal.SIGSEGV)
     elif way == "loses its device":
+        from tests.gpu.machine import HEALTHY, build_library, machine
+
         with machine(build_library(bench.folder), bench.folder, HEALTHY | {"hang": "1"}) as asked:
             look = asked.wait_until(lambda look: look.note != "")
             raise RuntimeError(look.note)

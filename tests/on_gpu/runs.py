@@ -78,7 +78,7 @@ class Job:
         watched: bool = True,
         launches_itself: bool = False,
         prefix: Sequence[str] = (),
-        **variables: str,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         """``prefix`` goes before the whole command; a script that ``launches_itself`` spawns its ranks."""
         folder.mkdir(parents=True)
@@ -90,7 +90,12 @@ class Job:
         if watched:
             watch = [sys.executable, "-m", "ddpdoctor", "profile", "--no-tui", "--run-dir", str(folder / "run")]
             command = [*watch, "--output-format", "json", "-o", str(folder / "report.json"), "--", *command]
-        environment = {"OMP_NUM_THREADS": "1", "XDG_STATE_HOME": str(folder / "state"), **os.environ, **variables}
+        environment = {
+            "OMP_NUM_THREADS": "1",
+            "XDG_STATE_HOME": str(folder / "state"),
+            **os.environ,
+            **(variables or {}),
+        }
         self._began_s = time.monotonic()
         with (folder / "output.txt").open("wb") as output:
             self.process = subprocess.Popen(

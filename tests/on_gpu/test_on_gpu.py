@@ -70,7 +70,7 @@ def test_one_part_is_pretended_with_a_table_and_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("way", "limit_s", "why"),
     [
-        ("hangs", 6.0, "its 6 s are over"),
+        ("hangs", 15.0, "its 15 s are over"),
         ("crashes", 30.0, "the part ended with code -11"),
         ("loses its device", 60.0, "the part ended with code 1: RuntimeError: the NVIDIA driver has not answered for"),
     ],

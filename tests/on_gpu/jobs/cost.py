@@ -32,7 +32,8 @@ def main() -> None:
         data = TensorDataset(torch.randn(rows, 8))
         loader = DataLoader(data, batch, shuffle=True) if name == "small" else [data[:]] * steps
         spread = torch.randn(8, width, device=device)
-        marks, events = [time.thread_time_ns()], []
+        marks = [time.thread_time_ns()]
+        events: list[Any] = []
         for (inputs,) in loader:
             if name == "large" and on_gpu:
                 events.append(torch.cuda.Event(enable_timing=True))

@@ -26,7 +26,8 @@ def main() -> None:
     model = DistributedDataParallel(nn.Linear(64, 64).to(device), device_ids=device_ids(device))
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     factor = torch.randn(2048, 2048, device=device)
-    once_ms, spans = 0.0, []
+    once_ms = 0.0
+    spans: list[float] = []
     if on_gpu:
         for _ in range(20):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

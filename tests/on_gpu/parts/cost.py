@@ -48,6 +48,6 @@ def _pair(bench: Bench, number: int) -> dict[bool, dict[str, Any]]:
     found = {}
     for watched in (False, True) if number % 2 == 0 else (True, False):
         folder = bench.folder / f"{number}-{'watched' if watched else 'plain'}"
-        job = Job(folder, "cost", *sizes, watched=watched, CUBLAS_WORKSPACE_CONFIG=":4096:8")
+        job = Job(folder, "cost", *sizes, watched=watched, variables={"CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
         found[watched] = job.ended().truth()
     return found

@@ -39,11 +39,11 @@ def _group(bench: Bench, nproc: int, names: list[str]) -> list[tuple[str, str, s
     variables = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     if "graphs" in names:
         variables["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # The notes ask for it where NCCL is captured.
-    found = []
+    found: list[list[dict[str, str]]] = []
     for watched in (False, True):
         folder = bench.folder / f"{'-'.join(names)}-{nproc}-{'watched' if watched else 'plain'}"
         try:
-            ran = Job(folder, "features", ",".join(names), nproc=nproc, watched=watched, **variables).ended(180)
+            ran = Job(folder, "features", ",".join(names), nproc=nproc, watched=watched, variables=variables).ended(180)
             found.append([ran.truth(rank)["digests"] for rank in range(nproc)])
         except RuntimeError as error:
             found.append([dict.fromkeys(names, f"failed: {error}")] * nproc)

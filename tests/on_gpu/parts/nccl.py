@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Sequence
-
-import torch
+from collections.abc import Mapping, Sequence
 
 from tests.on_gpu.claims import Bench, Claim
 from tests.on_gpu.runs import Job, Ran, autopsy, codes_of
@@ -40,20 +38,22 @@ def measure(bench: Bench) -> None:
     _one_sided(bench)
     if bench.pretends:
         return
+    import torch  # Not for those who only ask what is claimed: it takes seconds.
+
     shares = torch.cuda.nccl.version()[:2] >= FIRST_WITH_SHARED_GPUS
     if shares:
-        ran = _job(bench, "one_sided_nccl", nproc=2, watched=True, NCCL_MULTI_RANK_GPU_ENABLE="1")
+        ran = _job(bench, "one_sided_nccl", nproc=2, watched=True, variables={"NCCL_MULTI_RANK_GPU_ENABLE": "1"})
         bench.judge("nccl_one_sided", bool(set(HANGS) & set(_final(ran))), ", ".join(_final(ran)) or "no finding")
     else:
         bench.leave_out("nccl_one_sided", "this NCCL lets no two ranks share a GPU")
     _watchdog(bench)
-    ran = _job(bench, "healthy", NCCL_DEBUG="INFO")
+    ran = _job(bench, "healthy", variables={"NCCL_DEBUG": "INFO"})
     ran.truth()
     report = autopsy(ran.folder / "output.txt")
     lines = sum("NCCL INFO" in line for line in ran.output.splitlines())
     bench.judge("debug", not codes_of(report) and lines > 0, f"{codes_of(report)} in {lines} lines of NCCL")
     # Without the variable every NCCL refuses.
-    _by_log(bench, "one_device", ("DDP701", "DDP502"), nproc=2, NCCL_DEBUG="WARN")
+    _by_log(bench, "one_device", ("DDP701", "DDP502"), nproc=2, variables={"NCCL_DEBUG": "WARN"})
     _by_log(bench, "no_device", ("DDP706", "DDP501"))
     _by_log(bench, "out_of_memory", ("DDP702",))
     _by_log(bench, "device_assert", ("DDP704",))
@@ -88,7 +88,8 @@ def _watchdog(bench: Bench) -> None:
     names = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
     sizes = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
     variables = dict.fromkeys(names, str(dumps / "rank_")) | dict.fromkeys(sizes, "2000")
-    ran = _job(bench, "watchdog", watched=True, TORCH_NCCL_DUMP_ON_TIMEOUT="1", **variables)
+    variables["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"
+    ran = _job(bench, "watchdog", watched=True, variables=variables)
     bench.judge("watchdog", "DDP308" in _final(ran), ", ".join(_final(ran)) or "no finding")
     found = codes_of(autopsy(ran.folder / "output.txt"))
     bench.judge("watchdog_log", "DDP308" in found, ", ".join(found) or "no finding")
@@ -100,8 +101,10 @@ def _watchdog(bench: Bench) -> None:
     bench.judge("dump", "all_reduce" in json.dumps(report).lower(), f"{len(files)} dump(s), {codes_of(report)}")
 
 
-def _by_log(bench: Bench, kind: str, expected: Sequence[str], nproc: int = 1, **variables: str) -> None:
-    ran = _job(bench, kind, nproc=nproc, **variables)
+def _by_log(
+    bench: Bench, kind: str, expected: Sequence[str], nproc: int = 1, variables: Mapping[str, str] | None = None
+) -> None:
+    ran = _job(bench, kind, nproc=nproc, variables=variables)
     if ran.code == 0:
         bench.judge(kind, False, "the job ended well")
         return
@@ -111,7 +114,9 @@ def _by_log(bench: Bench, kind: str, expected: Sequence[str], nproc: int = 1, **
 
 
 def _job(bench: Bench, kind: str, nproc: int = 1, *, watched: bool = False, suffix: str = "", **variables: str) -> Ran:
-    return Job(bench.folder / f"{kind}{suffix}", "faults", kind, nproc=nproc, watched=watched, **variables).ended(150)
+    return Job(
+        bench.folder / f"{kind}{suffix}", "faults", kind, nproc=nproc, watched=watched, variables=variables
+    ).ended(150)
 
 
 def _final(ran: Ran) -> list[str]:

@@ -168,12 +168,13 @@ def _against_smi(bench: Bench, gpus: Callable[[], tuple[Gpu, ...]]) -> None:
         known = [value for value in values if value is not None]
         return median(known) if known else None
 
-    for key, field, ours, share, plus in (
+    under_load: tuple[tuple[str, str, Sequence[float | None], float, float], ...] = (
         ("memory", "memory.used", [(s.memory_used_bytes or 0) / MIB for s in samples], 0.02, 64.0),
         ("power", "power.draw", [s.power_w for s in samples], 0.1, 0.0),
         ("clock", "clocks.sm", [s.sm_clock_mhz for s in samples], 0.05, 0.0),
         ("heat", "temperature.gpu", [s.temperature_c for s in samples], 0.0, 3.0),
-    ):
+    )
+    for key, field, ours, share, plus in under_load:
         bench.near(key, typical([number(one.get(field)) for one in said]), typical(ours), share=share, plus=plus)
     words = {reasons_in_words(_bits(one.get("clocks_event_reasons.active", ""))) for one in said}
     ours_words = {sample.throttle_reasons for sample in samples}
@@ -203,7 +204,7 @@ def _pretended_ranks(bench: Bench, library: Path) -> None:
     values = HEALTHY | {"gpu.utilisation": "50"}
     state.write_text("".join(f"{name} {value}\n" for name, value in values.items()))
     environment = {"LD_LIBRARY_PATH": str(library), "FAKE_NVML": str(state)}
-    job = Job(bench.folder / "ranks", "duty", 0.5, 9, nproc=2, **environment)
+    job = Job(bench.folder / "ranks", "duty", 0.5, 9, nproc=2, variables=environment)
     deadline_s = time.monotonic() + 90
     pids: list[int] = []
     while len(pids) < 2 and time.monotonic() < deadline_s and job.process.poll() is None:

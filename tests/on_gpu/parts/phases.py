@@ -115,7 +115,8 @@ def phase_ms(trace: Sequence[Mapping[str, Any]], step: int, phase: str, *, on_gp
         for event in spans
         if event.get("cat") in _RUNTIME and "correlation" in event.get("args", {})
     }
-    before, inside = [begins_us], []
+    before = [begins_us]
+    inside: list[float] = []
     for event in spans:
         if event.get("cat") in _ON_DEVICE and (at_us := launched_us.get(event["args"].get("correlation"))) is not None:
             end_us = float(event["ts"]) + float(event["dur"])

@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import torch
-
 from tests.check_command import check
 from tests.on_gpu.claims import Bench, Claim
 from tests.on_gpu.runs import JOBS, Job
@@ -39,6 +37,8 @@ Trace = Mapping[tuple[str, str], frozenset[tuple[str, str]]]
 
 def measure(bench: Bench) -> None:
     """Judge the claims."""
+    import torch  # Not for those who only ask what is claimed: it takes seconds.
+
     scripts = [script for script in CUDA_SCRIPTS if not bench.pretends or script.name in PRETENDED]
     with ThreadPoolExecutor(1 if bench.pretends else TOGETHER) as pool:
         served = list(pool.map(lambda script: _traced(bench, script, stand_in=True), scripts))
@@ -51,7 +51,8 @@ def measure(bench: Bench) -> None:
         real = list(pool.map(lambda script: _traced(bench, script, stand_in=False), scripts))
     failed = [f"{script.name}: {why}" for script, (_, why) in zip(scripts, real, strict=True) if why]
     bench.judge("cuda", not failed, f"{len(scripts) - len(failed)} of {len(scripts)}", note="; ".join(failed))
-    differing, on_cpu = [], []
+    differing: list[str] = []
+    on_cpu: list[str] = []
     for script, (first, _), (second, _) in zip(scripts, served, real, strict=True):
         differing += [f"{script.name}: {words}" for words in differences(first, second)]
         on_cpu += [f"{script.name}: {name}" for (_, name), seen in second.items() if any("cpu" in at for _, at in seen)]
@@ -97,7 +98,7 @@ def _traced(bench: Bench, script: CudaScript, *, stand_in: bool) -> tuple[Trace,
     path = project / script.script
     spawns = re.search(r"\b(spawn|start_processes)\(", path.read_text(encoding="utf-8")) is not None
     job = Job(folder / "job", str(path), *_ARGUMENTS.get(script.name, script.arguments), watched=False,
-              launches_itself=spawns, **variables)  # fmt: skip
+              launches_itself=spawns, variables=variables)  # fmt: skip
     try:
         ran = job.ended(120)
     except RuntimeError as error:
