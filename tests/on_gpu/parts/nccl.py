@@ -113,10 +113,17 @@ def _by_log(
     bench.judge(kind, bool(set(codes_of(report)) & set(expected)), f"{codes_of(report)} {first}")
 
 
-def _job(bench: Bench, kind: str, nproc: int = 1, *, watched: bool = False, suffix: str = "", **variables: str) -> Ran:
-    return Job(
-        bench.folder / f"{kind}{suffix}", "faults", kind, nproc=nproc, watched=watched, variables=variables
-    ).ended(150)
+def _job(
+    bench: Bench,
+    kind: str,
+    nproc: int = 1,
+    *,
+    watched: bool = False,
+    suffix: str = "",
+    variables: Mapping[str, str] | None = None,
+) -> Ran:
+    folder = bench.folder / f"{kind}{suffix}"
+    return Job(folder, "faults", kind, nproc=nproc, watched=watched, variables=variables).ended(150)
 
 
 def _final(ran: Ran) -> list[str]:
