@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ddpdoctor.probe.live.timing.device_times import MEASURED_EVERY, DeviceTimes
+from pathlib import Path
+
+from ddpdoctor.probe.journal import Journal
+from ddpdoctor.probe.live.timing.device_times import MEASURED_EVERY, DeviceTimes, GraphCaptures
 from ddpdoctor.probe.live.timing.steps import Source, Steps
 from ddpdoctor.probe.live.timing.stopwatch import (
     BACKWARD,
@@ -318,17 +321,65 @@ class Event:
 def test_times_of_the_device_are_read_when_it_has_passed_and_never_waited_for() -> None:
     for reached_ms, expected in ((1_000, [10, 20, 10]), (35, [10, -1, -1])):
         Event.made, Event.reached_ms = 0, reached_ms
-        times = DeviceTimes(Event)
+        times = DeviceTimes(Event, GraphCaptures())
         for phase in (FORWARD, BACKWARD, BACKWARD, OPTIMIZER):
             times.begins(phase)
             times.ends(phase)
         assert [value // MS if value > 0 else value for value in times.durations_ns()] == expected
 
 
+class Graph:
+    """Stands in for ``torch.cuda.CUDAGraph``: a capture fails when any thread asks for an event meanwhile."""
+
+    captures = False
+
+    def capture_begin(self, pool: object = None) -> None:
+        Graph.captures = True
+
+    def capture_end(self) -> None:
+        Graph.captures = False
+
+
+def test_no_event_is_made_or_read_while_a_graph_is_captured(tmp_path: Path) -> None:
+    class Strict(Event):
+        def record(self) -> None:
+            assert not Graph.captures
+            super().record()
+
+        def query(self) -> bool:
+            assert not Graph.captures
+            return super().query()
+
+    class Listened(Graph):
+        def capture_begin(self, pool: object = None) -> None:
+            super().capture_begin(pool)
+
+        def capture_end(self) -> None:
+            super().capture_end()
+
+    Event.made, Event.reached_ms = 0, 10_000
+    captures, graph = GraphCaptures(), Listened()
+    captures.listen(Journal(str(tmp_path), {"kind": "run"}), Listened)
+    before = DeviceTimes(Strict, captures)
+    before.begins(FORWARD)
+    before.ends(FORWARD)
+    within = DeviceTimes(Strict, captures)
+    graph.capture_begin(pool=None)
+    within.begins(FORWARD)
+    within.ends(FORWARD)
+    assert before.durations_ns() == within.durations_ns() == [-1, -1, -1]
+    graph.capture_end()
+    assert before.durations_ns()[0] > 0
+    # Its capture was part of the step: what the host did then is not what the device does.
+    within.begins(BACKWARD)
+    within.ends(BACKWARD)
+    assert within.durations_ns() == [-1, -1, -1]
+
+
 def test_one_step_of_some_is_measured_on_the_device() -> None:
     loop, source = Loop(), Source()
     Event.made, Event.reached_ms = 0, 10_000
-    loop.steps.make_device_times = lambda: DeviceTimes(Event)
+    loop.steps.make_device_times = lambda: DeviceTimes(Event, GraphCaptures())
     for _ in range(2 * MEASURED_EVERY + 2):
         loop.fetch(source)
         loop.forward()

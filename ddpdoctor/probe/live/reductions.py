@@ -19,7 +19,7 @@ from ..call_listeners import on_call
 from ..torch_compat import RATE_SETTER, Capabilities
 from .ddp_events import Searches
 from .observer import Observer
-from .timing.device_times import DeviceTimes
+from .timing.device_times import DeviceTimes, GraphCaptures
 
 ALWAYS_MEASURED = 10
 """The first iterations of a module, which DDP's reducer measures at any rate."""
@@ -214,7 +214,9 @@ class Reductions:
         on_cuda = ddp.device_type == "cuda"
         if on_cuda and self._observer.steps.make_device_times is None:
             event = functools.partial(self._torch.cuda.Event, enable_timing=True)
-            self._observer.steps.make_device_times = functools.partial(DeviceTimes, event)
+            captures = GraphCaptures()
+            captures.listen(self._observer.journal, self._torch.cuda.CUDAGraph)
+            self._observer.steps.make_device_times = functools.partial(DeviceTimes, event, captures)
             self._observer.on_device = True
             self.look_soon()
         size_bytes = sum(p.numel() * p.element_size() for p in ddp.module.parameters() if p.requires_grad)
