@@ -61,9 +61,10 @@ def _phases(bench: Bench, ran: Ran) -> None:
     host_ms = mean(track.forward_ns[row] / 1e6 for row in rows)
     bench.judge("ahead", host_ms < 0.5 * truth["forward"], f"{host_ms:.2f} ms of {truth['forward']:.2f} ms")
     phases = summarise(record).phases
-    ratio = None if phases is None or not phases.forward_ns or not phases.backward_ns else (
-        phases.forward_ns / phases.backward_ns
-    )  # fmt: skip
+    backward_ns = 0.0
+    if phases is not None:
+        backward_ns = phases.backward_compute_ns + (phases.exposed_waiting_ns or 0) + (phases.exposed_transfer_ns or 0)
+    ratio = phases.forward_ns / backward_ns if phases is not None and phases.forward_ns and backward_ns else None
     bench.near("shares", truth["forward"] / truth["backward"], ratio, share=0.1)
 
 
