@@ -8,6 +8,7 @@ import json
 import platform
 import subprocess
 import sys
+from contextlib import suppress
 from typing import Any
 
 ANSWERS_WITHIN_S = 90.0
@@ -55,5 +56,9 @@ def _printed(command: tuple[str, ...], within_s: float) -> tuple[str, str]:
         printed, trouble = process.communicate(timeout=within_s)
     except subprocess.TimeoutExpired:
         process.kill()
+        for stream in filter(None, (process.stdout, process.stderr)):
+            stream.close()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(1.0)
         return "", f"{command[0]} has not answered for {within_s:.0f} s"
     return printed, (trouble.strip().splitlines() or [""])[-1] if process.returncode else ""
