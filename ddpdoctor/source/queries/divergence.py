@@ -47,6 +47,8 @@ class SourceParting(msgspec.Struct, frozen=True, kw_only=True):
     condition_location: Location
     exit_location: Location | None
     """Where the missing ranks left, when they left before instead of taking the other arm."""
+    leaving: str
+    """Source of the statement by which they left; empty where they did not leave."""
     guessed: bool
     """The rank test is one by its name only."""
     chain: tuple[Frame, ...]
@@ -104,15 +106,22 @@ def finding_of(check: Check, parting: SourceParting, remedy: str, title: str = "
 
 
 def _evidence_of(parting: SourceParting) -> tuple[Fact, ...]:
+    left = () if parting.exit_location is None else (_exit_of(parting, parting.exit_location),)
     return (
+        *left,
         Fact(text=f"`{parting.condition}` decides", basis="source", location=parting.condition_location),
         Fact(
-            text=f"this call chain leads {ranks_text(parting.running)} of 4 to {parting.collective}",
+            text=f"this call chain leads {ranks_text(parting.running)} to {parting.collective}",
             basis="source",
             location=parting.location,
             stack=parting.chain,
         ),
     )
+
+
+def _exit_of(parting: SourceParting, place: Location) -> Fact:
+    verb = _verb(parting.missing, "leave")
+    return Fact(text=f"{ranks_text(parting.missing)} {verb} by `{parting.leaving}`", basis="source", location=place)
 
 
 def _places_of(parting: SourceParting) -> tuple[Location, ...]:
@@ -144,14 +153,23 @@ def _title(parting: SourceParting) -> str:
             place += f" of {PurePath(parting.exit_location.file).name}"
         return (
             f"{ranks_text(parting.missing)} can leave at {place}, before {parting.collective}, "
-            f"which {ranks_text(parting.running)} {_verb(parting.running, 'run')}"
+            f"which {_others(parting.running, parting.missing)}"
         )
+    rest = _others(parting.missing, parting.running)
     sides = [
-        f"{ranks_text(mask)} {_verb(mask, 'run')} " + (f"[{', '.join(names)}]" if names else "nothing more")
-        for mask, names in ((parting.running, parting.running_next), (parting.missing, parting.missing_next))
+        subject + (f" [{', '.join(names)}]" if names else " nothing more")
+        for subject, names in (
+            (f"{ranks_text(parting.running)} {_verb(parting.running, 'run')}", parting.running_next),
+            (rest, parting.missing_next),
+        )
     ]
-    ranks = f"{ranks_text(parting.running)} of 4 {_verb(parting.running, 'reach')}"
+    ranks = f"{ranks_text(parting.running)} {_verb(parting.running, 'reach')}"
     return f"only {ranks} {parting.collective}: " + "; ".join(sides)
+
+
+def _others(mask: int, named: int) -> str:
+    """Return subject and verb for the ranks beside those that were named: a job may be of two."""
+    return "the others run" if mask | named == ALL_RANKS else f"{ranks_text(mask)} {_verb(mask, 'run')}"
 
 
 def _verb(mask: int, verb: str) -> str:
@@ -427,6 +445,7 @@ def _described(found: _Found) -> SourceParting:
         condition=guard.module.excerpt(guard.node),
         condition_location=guard.module.location(guard.node),
         exit_location=found.left.module.location(found.left.node) if found.left is not None else None,
+        leaving=found.left.module.excerpt(found.left.node) if found.left is not None else "",
         guessed=guard.guessed,
         chain=event.chain,
         turns=found.turns,
