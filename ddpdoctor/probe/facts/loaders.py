@@ -22,6 +22,7 @@ def loader_facts(loader: Any, torch: Any) -> dict[str, Any]:
         "sampler_shards": sampler is not None,
         "sampler_rank": _number(sampler, "rank", "process_index"),
         "sampler_replicas": _number(sampler, "num_replicas", "num_processes", "world_size"),
+        "sampler_seed": _number(sampler, "seed"),
         "sampler_shuffles": _shuffles(sampler or loader.sampler),
         "batch_size": _batch_size(loader, torch),
         "workers": loader.num_workers,

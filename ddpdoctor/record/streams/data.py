@@ -35,6 +35,8 @@ class Loader(msgspec.Struct, frozen=True, kw_only=True):
     """The rank that the sampler was given."""
     sampler_replicas: int | None = None
     """The number of ranks that the sampler was given."""
+    sampler_seed: int | None = None
+    """The seed by which the sampler shuffles."""
     sampler_site: int = -1
     """Where the sampler was made."""
     part: int = -1
