@@ -317,9 +317,7 @@ def test_finding_names_ranks_condition_and_call_chain(tmp_path: Path) -> None:
     )
     (finding,) = findings_of(read_script(path), "DDP301")
     assert finding.severity is Severity.ERROR
-    assert finding.title == (
-        "only rank 0 reaches all_reduce: rank 0 runs [all_reduce]; the others run nothing more"
-    )
+    assert finding.title == ("only rank 0 reaches all_reduce: rank 0 runs [all_reduce]; the others run nothing more")
     call, condition = finding.locations
     assert (call.line, call.column, call.end_column, call.function) == (12, 5, 23, "total")
     assert (condition.line, condition.function) == (16, "main")
