@@ -29,6 +29,8 @@ class Loader(msgspec.Struct, frozen=True, kw_only=True):
     dataset_length: int | None = None
     iterable: bool = False
     sampler_type: str = ""
+    own_batches: bool = False
+    """It was given a batch sampler of another class than torch's."""
     sampler_shards: bool = False
     """The sampler or batch sampler knows ranks (``num_replicas`` and ``rank``)."""
     sampler_rank: int | None = None
