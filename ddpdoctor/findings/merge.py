@@ -116,7 +116,9 @@ def merge(suspicions: Sequence[Finding], seen: Sequence[Finding]) -> tuple[Findi
             for cause in causes:
                 if (cause.trouble, run[index].trouble) in _WHY:
                     run[index] = _renamed(run[index], cause)
-                run[index] = _joined(run[index], cause)
+                # One place that the source knows is the user's, where the run may see a framework's call alone.
+                closer = len(causes) == 1 and cause.code == run[index].code
+                run[index] = _joined(run[index], cause, closer)
             continue
         # What the same condition keeps from some ranks beside the call that the run stopped at, and what is mended by
         # the same move, is no second cause. Everything else would hang the job once this one is mended.
@@ -233,23 +235,23 @@ def _refutes(refutation: Refutation, suspicion: Finding) -> bool:
     return meets(suspicion.location, refutation.refuted.location)
 
 
-def _joined(seen: Finding, suspicion: Finding) -> Finding:
+def _joined(seen: Finding, suspicion: Finding, closer: bool = False) -> Finding:
     # What an injected cause breaks may be mild; that it can happen by itself is what the source says.
     worst = suspicion.severity if seen.stress and suspicion.severity.at_least(seen.severity) else seen.severity
     return msgspec.structs.replace(
         seen,
         severity=worst,
-        locations=_joined_locations(seen, suspicion),
+        locations=_joined_locations(seen, suspicion, closer),
         basis=seen.basis | suspicion.basis,
         evidence=(*seen.evidence, *(suspicion.evidence or _stated(suspicion))),
     )
 
 
-def _joined_locations(seen: Finding, suspicion: Finding) -> tuple[Location, ...]:
-    """Return the run's places first; a place that the source knows more closely (columns, last line) replaces the
-    run's.
+def _joined_locations(seen: Finding, suspicion: Finding, closer: bool) -> tuple[Location, ...]:
+    """Return the places of both, the run's first unless the source's are closer; of one place what the source knows
+    (columns, last line).
     """
-    places: list[Location] = []
+    places: list[Location] = list(suspicion.locations) if closer else []
     for place in seen.locations:
         closer = next((known for known in suspicion.locations if same_lines(known, place)), place)
         if closer not in places:
