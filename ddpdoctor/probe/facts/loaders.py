@@ -30,6 +30,7 @@ def loader_facts(loader: Any, torch: Any) -> dict[str, Any]:
         "sampler_shuffles": _shuffles(sampler or loader.sampler),
         "batch_size": _batch_size(loader, torch),
         "workers": loader.num_workers,
+        "persistent": bool(getattr(loader, "persistent_workers", False)),
         "drop_last": bool(getattr(loader, "drop_last", False)),
     }
 

@@ -46,6 +46,8 @@ class Loader(msgspec.Struct, frozen=True, kw_only=True):
     sampler_shuffles: bool = False
     batch_size: int | None = None
     workers: int = 0
+    persistent: bool = False
+    """Its workers are kept between passes."""
     drop_last: bool = False
     length: int | None = None
     """True number of batches per pass, before any cut; None when it has no length."""
