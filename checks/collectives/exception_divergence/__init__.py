@@ -2,8 +2,9 @@
 
 What it finds
     A handler of failures that can hit one rank alone (out of memory, a corrupt sample, a bare except, an exception of
-    the project's own that is raised for what a rank's batch holds) around a collective or a backward of the DDP model, or in a loop with one, that does not end the rank: it continues to later
-    collectives, or leaves a loop in which the others continue.
+    the project's own that is raised for what a rank's batch holds) around a collective or a backward of the DDP model,
+    or in a loop with one, that does not end the rank: it continues to later collectives, or leaves a loop in which the
+    others continue.
 
 Why it is bad
     The failed rank skipped collectives in which the others still wait. From there on it is one behind: the job

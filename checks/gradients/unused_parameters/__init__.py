@@ -2,10 +2,10 @@
 
 What it finds
     Parameters that require a gradient and got none in a synchronised backward although others of the same model did,
-    where neither `find_unused_parameters=True` nor `static_graph=True` serves it; and those that got none on any rank in
-    any step, which these options hide, with the gather that ends the graph, where one does. In the source: attributes of a
-    wrapped module that have parameters and are not used by any code that forward reaches, or are not frozen and run
-    under no_grad only.
+    where neither `find_unused_parameters=True` nor `static_graph=True` serves it; and those that got none on any rank
+    in any step, which these options hide, with the gather that ends the graph, where one does. In the source:
+    attributes of a wrapped module that have parameters and are not used by any code that forward reaches, or are not
+    frozen and run under no_grad only, or of whose results only argmax or detach are used.
 
 Why it is bad
     DDP waits for a gradient of every parameter before it finishes its reduction. The next forward raises "Expected to
@@ -61,18 +61,23 @@ def in_source(script: Script) -> Iterator[Finding]:
     """Report attributes with parameters that forward never comes to."""
     for unused in unused_parts(whole_projection(script)):
         names = ", ".join(f"self.{name}" for name in unused.names)
-        reaches = "runs {} without gradients" if unused.is_run else "never reaches {}"
+        reaches = "takes nothing with gradients from {}" if unused.is_run else "never reaches {}"
+        whose = "its gradients" if len(unused.names) == 1 else "their gradients"
+        follows = "and find_unused_parameters=True hides that it never learns" if unused.is_hidden else ""
+        option = "has find_unused_parameters=True" if unused.is_hidden else ""
         yield CHECK.finding(
             "source",
             f"{'training_step' if unused.wrap.name == 'Trainer.fit' else 'forward'} of {unused.owner} "
-            f"{reaches.format(names)}, so DDP waits in vain for "
-            + ("its gradients" if len(unused.names) == 1 else "their gradients"),
-            remedy="Remove it, freeze it with requires_grad_(False) before the wrap, or pass "
+            f"{reaches.format(names)}, {follows or f'so DDP waits in vain for {whose}'}",
+            remedy="Let the loss depend on it through operations that carry gradients, or freeze it with "
+            "requires_grad_(False) before the wrap."
+            if unused.is_hidden
+            else "Remove it, freeze it with requires_grad_(False) before the wrap, or pass "
             "find_unused_parameters=True.",
             locations=unused.places,
             evidence=(
                 Fact(
-                    text="DDP has neither find_unused_parameters=True nor static_graph=True",
+                    text=f"DDP {option or 'has neither find_unused_parameters=True nor static_graph=True'}",
                     basis="source",
                     location=unused.wrap.module.location(unused.wrap.node),
                 ),

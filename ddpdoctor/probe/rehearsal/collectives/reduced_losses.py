@@ -30,12 +30,10 @@ class ReducedLosses:
 
     def note(self, kind: str, tensors: tuple[Any, ...], site: int) -> None:
         """Note a collective of the user's that is about to change these tensors."""
-        if kind in GATHERS and tensors and site not in self._cut and tensors[0].requires_grad:
-            # What carries gradients gathers inside of an autograd function, in which none are recorded.
-            if sys.modules["torch"].is_grad_enabled():
-                self._cut.add(site)
-                leaves = [list(leaf.shape) for tensor in tensors for leaf in _leaves(tensor.grad_fn)]
-                self._journal.event("cut_graph", site=site, kind=kind, leaves=leaves)
+        if kind in GATHERS and tensors and site not in self._cut and _wants_gradient(tensors[0]):
+            self._cut.add(site)
+            leaves = [list(leaf.shape) for tensor in tensors for leaf in _leaves(tensor.grad_fn)]
+            self._journal.event("cut_graph", site=site, kind=kind, leaves=leaves)
         if kind not in KINDS or not tensors:
             return
         node = tensors[0].grad_fn
@@ -57,6 +55,11 @@ class ReducedLosses:
         for node, place in reduced:
             if any(node is found for found in nodes):
                 self._journal.event("reduced_loss", site=place, backward_site=site)
+
+
+def _wants_gradient(tensor: Any) -> bool:
+    # What carries gradients gathers inside of an autograd function, in which none are recorded.
+    return bool(tensor.requires_grad and sys.modules["torch"].is_grad_enabled())
 
 
 def _leaves(node: Any) -> list[Any]:
