@@ -72,13 +72,18 @@ def partings_by(projection: Projection, cause: Cause) -> Iterator[SourceParting]
 
 def _partings(projection: Projection) -> Iterator[SourceParting]:
     seen: set[ast.AST] = set()
+    left: set[tuple[ast.AST, bool]] = set()
     for walk in projection.walks:
         for found in _in_walk(projection, walk):
-            # Ranks that leave by one statement miss every collective behind it: only the first one is reported.
-            cause = found.event.node if found.left is None else found.left.node
-            if not {cause, found.event.node} & seen:
-                seen |= {cause, found.event.node}
-                yield _described(found)
+            # Ranks that leave by one statement miss every collective behind it: only the first one is reported, and
+            # behind a forward the first that remains when the forward is made through the bare model.
+            exit_node = None if found.left is None else (found.left.node, _cause(found.event) == "forward")
+            if found.event.node in seen or exit_node in left or (found.left is not None and found.left.node in seen):
+                continue
+            seen.add(found.event.node)
+            if exit_node is not None:
+                left.add(exit_node)
+            yield _described(found)
         for found in _by_caught_raise(projection, walk):
             if found.event.node not in seen:
                 seen.add(found.event.node)
@@ -249,6 +254,7 @@ def _compare(
             left = _by_exit(*sides)
             if left is not None:
                 yield left
+                yield from _behind_forward(left)
             return
         if found is not None:
             yield found
@@ -350,6 +356,17 @@ def _by_exit(
             if before or _leaves(other) or (isinstance(one, Loop) and _stands_in(left.node, one.node)):
                 return _Found(event, mask, other_mask, here, there, left.guard, left)
     return None
+
+
+def _behind_forward(found: _Found) -> Iterator[_Found]:
+    """Yield the first explicit collective that follows a missed forward in the function that some ranks left."""
+    left = found.left
+    if left is None or not left.scope or _cause(found.event) != "forward":
+        return
+    for event in events_in(found.running_next):
+        if event.kind == "collective" and left.scope in event.scopes:
+            yield msgspec.structs.replace(found, event=event)
+            return
 
 
 def _comes_after(left: Exit, event: Event) -> bool:
