@@ -247,11 +247,11 @@ def _joined(seen: Finding, suspicion: Finding, closer: bool = False) -> Finding:
     )
 
 
-def _joined_locations(seen: Finding, suspicion: Finding, closer: bool) -> tuple[Location, ...]:
+def _joined_locations(seen: Finding, suspicion: Finding, source_first: bool) -> tuple[Location, ...]:
     """Return the places of both, the run's first unless the source's are closer; of one place what the source knows
     (columns, last line).
     """
-    places: list[Location] = list(suspicion.locations) if closer else []
+    places: list[Location] = list(suspicion.locations) if source_first else []
     for place in seen.locations:
         closer = next((known for known in suspicion.locations if same_lines(known, place)), place)
         if closer not in places:

@@ -416,3 +416,28 @@ def test_the_defect_may_be_in_an_imported_module(tmp_path: Path) -> None:
     (finding,) = findings_of(read_script(path), "DDP301")
     assert finding.locations[0].file == str(tmp_path / "tools" / "comm.py")
     assert finding.locations[0].line == 16
+
+
+def test_a_collective_behind_a_forward_that_ranks_miss_is_a_second_defect(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        """
+        from torch.nn.parallel import DistributedDataParallel as DDP
+        dist.init_process_group("gloo")
+        model = DDP(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)))
+        def score(x):
+            if dist.get_rank() != 0:
+                return
+            hits = model(x).sum().detach()
+            dist.all_reduce(hits)
+        for step in range(10):
+            model(torch.randn(8, 4)).sum().backward()
+            score(torch.randn(8, 4))
+        """,
+    )
+    script = read_script(path)
+    (forward,) = findings_of(script, "DDP303")
+    (reduction,) = findings_of(script, "DDP301")
+    assert forward.locations[1:] == reduction.locations[1:]
+    assert reduction.location is not None and forward.location is not None
+    assert reduction.location.line == forward.location.line + 1

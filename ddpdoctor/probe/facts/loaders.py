@@ -22,7 +22,7 @@ def loader_facts(loader: Any, torch: Any) -> dict[str, Any]:
         "dataset_length": samples,
         "iterable": iterable,
         "sampler_type": type(sampler or own or loader.sampler).__qualname__,
-        "own_batches": own is not None,
+        "own_batches": batches is not None and getattr(loader, "batch_size", None) is None,
         "sampler_shards": sampler is not None,
         "sampler_rank": _number(sampler, "rank", "process_index"),
         "sampler_replicas": _number(sampler, "num_replicas", "num_processes", "world_size"),

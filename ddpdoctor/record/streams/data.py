@@ -30,7 +30,7 @@ class Loader(msgspec.Struct, frozen=True, kw_only=True):
     iterable: bool = False
     sampler_type: str = ""
     own_batches: bool = False
-    """It was given a batch sampler of another class than torch's."""
+    """It was given a batch sampler, and takes no ``sampler`` beside it."""
     sampler_shards: bool = False
     """The sampler or batch sampler knows ranks (``num_replicas`` and ``rank``)."""
     sampler_rank: int | None = None
