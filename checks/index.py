@@ -191,7 +191,7 @@ READ_IN_SOURCE: Mapping[str, tuple[str, ...]] = {
     "DDP208": ("DistributedDataParallel", "ReduceLROnPlateau", "ccelerat", "Fabric", "auto_model"),
     "DDP209": ("DataParallel",),
     "DDP211": ("DistributedDataParallel", "ccelerat", "Fabric", "auto_model"),
-    "DDP213": ("DistributedDataParallel", "ccelerat", "Fabric", "auto_model"),
+    "DDP213": ("DistributedDataParallel", "ccelerat", "Fabric", "auto_model", "Finetuning"),
     "DDP214": ("DistributedSampler",),
     "DDP215": ("DistributedDataParallel", "ccelerat", "Fabric", "auto_model"),
     "DDP216": ("enumerate",),

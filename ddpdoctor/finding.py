@@ -131,6 +131,8 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True):
     """Innermost frame first."""
 
 
+NAMED_BECAUSE = "is named because"
+"""In the fact that says why the run blames a rank, which does not hold where the source blames another."""
 MOST_TIMES = 100.0
 """A gain is reported up to so many times, and what is beyond it as no bound; infinity is no number in JSON."""
 

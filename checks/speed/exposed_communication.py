@@ -32,7 +32,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Fact, Finding, Location, Refuted, Severity
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnosis.performance.exposure import Exposure
@@ -50,9 +50,11 @@ _REMEDIES = {
     "transfer": "Send less or less often: larger batches, accumulation under no_sync(), or gradients in bfloat16 "
     "(bf16_compress_hook).",
     "uneven": "Give the ranks equal work in each step: group samples by length, and pad or pack them alike.",
-    "explicit": "Run these collectives less often, or several as one: reduce metrics when they are logged, set "
-    "broadcast_buffers=False where buffers need no sync.",
+    "explicit": "Run these collectives less often, or several as one: reduce metrics when they are logged.",
 }
+_SMALL_BYTES = 65_536
+"""Up to which a call costs latency and not bandwidth: a TCP link of 1 GB/s takes 66 µs for them."""
+_LINES_NAMED = 3
 
 _MENDED: dict[str, tuple[str, ...]] = {
     "transfer": ("communication=hidden",),
@@ -69,10 +71,42 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         yield CHECK.finding(
             "run",
             _title(exposure),
-            remedy=_REMEDIES[exposure.kind],
+            remedy=_remedy(exposure),
             what_if=_MENDED[exposure.kind],
+            locations=_lines(record) if exposure.kind == "explicit" else (),
             evidence=tuple(_fact(entry) for entry in exposure.traffic[:4]),
         )
+
+
+def _remedy(exposure: Exposure) -> str:
+    """Return the remedy for what was measured: latency is not mended by sending less."""
+    calls = sum(entry.calls_per_step for entry in exposure.traffic)
+    size = sum(entry.bytes_per_step for entry in exposure.traffic)
+    small = bool(calls) and size / calls < _SMALL_BYTES
+    if exposure.kind == "transfer" and small:
+        return "Make fewer steps of larger batches: so few bytes cost latency, which no compression shortens."
+    if exposure.kind == "explicit" and small and calls >= 2:
+        return (
+            f"Make one call of the {calls:.3g} of a step: stack the tensors, reduce them together and take them apart; "
+            "or reduce only in steps that use the result."
+        )
+    remedy = _REMEDIES[exposure.kind]
+    if exposure.kind == "explicit" and any(entry.kind == "broadcast" for entry in exposure.traffic):
+        remedy += " Set broadcast_buffers=False where buffers need no sync."
+    return remedy
+
+
+def _lines(record: RunRecord) -> tuple[Location, ...]:
+    """Return the lines of the user's collectives, those with the most calls first."""
+    from ddpdoctor.diagnosis.wording import site_location
+
+    calls: dict[Location, int] = {}
+    for track in record.call_tracks:
+        for site in track.site:
+            place = site_location(record.site(site)) if site >= 0 else None
+            if place is not None:
+                calls[place] = calls.get(place, 0) + 1
+    return tuple(sorted(calls, key=lambda place: -calls[place])[:_LINES_NAMED])
 
 
 def _title(exposure: Exposure) -> str:

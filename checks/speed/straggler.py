@@ -54,10 +54,14 @@ _PHASES = {
         "Check what it computes that the others do not: longer samples, other layers; or a busy or throttled device.",
     ),
     "optimizer": ("its optimizer step", "Check what its optimizer step does that the others' do not."),
-    "explicit": ("its own collectives", "Check which collectives it runs that the others do not."),
+    "explicit": (
+        "its own collectives",
+        "Check which collectives it runs more often, or with more data, than the others.",
+    ),
     "other": (
-        "code between the phases",
-        "Check what it does between the steps: printing, metrics, checkpoints, work that only one rank does.",
+        "code outside of forward, backward and optimizer",
+        "Check what it does in a step beside these: printing, metrics, checkpoints, work that only one rank does, "
+        "between forward and backward as well as between the steps.",
     ),
 }
 

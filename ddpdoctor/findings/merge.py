@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from ddpdoctor.examination import RefutedSuspicion
-from ddpdoctor.finding import Confirmed, Fact, Finding, Location, Refuted, Severity, Trouble
+from ddpdoctor.finding import NAMED_BECAUSE, Confirmed, Fact, Finding, Location, Refuted, Severity, Trouble
 from ddpdoctor.findings.locations import meets, of_frame, same_lines
 
 SUSPECTED: frozenset[Trouble] = frozenset(
@@ -26,11 +26,14 @@ DIVERGENCES: frozenset[Trouble] = frozenset(
         "desync",
         "ddp-on-subset",
         "exception",
+        "hang",
     }
 )
 """What one divergence may be called once it was seen in a run."""
-_BY_TRACE = frozenset({"rank-branch", "data-branch"})
-"""Names for partings of which the run shows that, and the source shows why."""
+_OF_THE_RUN = frozenset({"exception", "uneven-passes"})
+"""Divergences that the run explains itself: by what a rank raised, or by two lengths."""
+_BY_RANK = SUSPECTED - {"data-branch", "caught-exception"}
+"""Divergences that happen whenever the line is reached; those left out wait for a batch or a failure."""
 
 _WHY = {("wrong-rank-kind", "many-writers")}
 """Pairs of troubles: what the source knows to be the reason for what a run saw at the same place."""
@@ -93,12 +96,10 @@ def _with_seen(suspicion: Finding, confirmations: Sequence[Confirmation]) -> Fin
 
 
 def merge(suspicions: Sequence[Finding], seen: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Merge findings of the source with those of the run.
+    """Merge findings of the source with those of the run; worst first, then by place.
 
-    A merged finding keeps title, severity and ranks of the run, and holds the evidence of both. Of a parting the source
-    gives the code, as it can tell a rank test from a rank's own data, and the remedy where the run names no rank. The
-    result is sorted from worst to
-    mildest, then by place.
+    Where the source explains the divergence of the run, its code, title, places and remedy lead, and the run adds the
+    proof and the ranks; any other merged finding is told as the run saw it. The evidence of both is kept.
     """
     run = list(_distinct(seen))
     left: list[Finding] = []
@@ -110,35 +111,87 @@ def merge(suspicions: Sequence[Finding], seen: Sequence[Finding]) -> tuple[Findi
         else:
             confirmed.setdefault(index, []).append(suspicion)
     for index, causes in confirmed.items():
-        run[index] = _named_by(causes, run[index])
-        # What the same condition keeps from some ranks beside the call that the run stopped at is no second cause.
-        beside = [one for one in left if any(_same_condition(one, cause) for cause in causes)]
-        left = [one for one in left if one not in beside]
-        for suspicion in (*causes, *beside):
-            run[index] = _joined(run[index], suspicion)
+        lead = _explanation(causes, run[index])
+        if lead is None:
+            for cause in causes:
+                if (cause.trouble, run[index].trouble) in _WHY:
+                    run[index] = _renamed(run[index], cause)
+                # One place that the source knows is the user's, where the run may see a framework's call alone.
+                closer = len(causes) == 1 and cause.code == run[index].code
+                run[index] = _joined(run[index], cause, closer)
+            continue
+        # What the same condition keeps from some ranks beside the call that the run stopped at, and what is mended by
+        # the same move, is no second cause. Everything else would hang the job once this one is mended.
+        echoes = [one for one in (*causes, *left) if one != lead and _is_echo(one, lead, run[index])]
+        left = [one for one in (*left, *(one for one in causes if one != lead)) if one not in echoes]
+        run[index] = _led(run[index], lead)
+        for echo in echoes:
+            run[index] = _joined(run[index], echo)
     return tuple(sorted((*run, *left), key=_rank))
 
 
-def _same_condition(one: Finding, other: Finding) -> bool:
-    """Return whether two partings seen in the source are those of one condition, which is the last of their places."""
-    both = {one.trouble, other.trouble} <= SUSPECTED
-    return both and bool(one.locations[1:]) and one.locations[-1] == other.locations[-1]
+def _explanation(causes: Sequence[Finding], seen: Finding) -> Finding | None:
+    """Return the suspicion that says why the ranks of the run diverge; None where the run knows better.
+
+    A condition of a rank's own (its batch, a failure) explains a divergence only where it is the one candidate.
+    """
+    if seen.trouble not in DIVERGENCES or seen.trouble in _OF_THE_RUN:
+        return None
+    places = (*seen.locations, *_all_places(seen), *_stack_places(seen))
+    ordered: list[tuple[int, int, Finding]] = []
+    for number, cause in enumerate(causes):
+        calls = cause.locations[:1] if cause.trouble in _BY_RANK else cause.locations
+        met = [at for at, place in enumerate(places) if any(meets(place, call) for call in calls)]
+        if cause.trouble in SUSPECTED and met:
+            ordered.append((met[0], number, cause))
+    by_rank = [entry for entry in ordered if entry[2].trouble in _BY_RANK]
+    if by_rank:
+        return min(by_rank, key=lambda entry: entry[:2])[2]
+    return ordered[0][2] if len(ordered) == 1 and len(causes) == 1 else None
 
 
-def _named_by(causes: Sequence[Finding], seen: Finding) -> Finding:
-    for cause in causes:
-        if (cause.trouble, seen.trouble) in _WHY:
-            return _renamed(seen, cause)
-    parting = {cause.code: cause for cause in reversed(causes) if cause.trouble in SUSPECTED}
-    if seen.trouble not in _BY_TRACE or len(parting) != 1:
-        return seen
-    (cause,) = parting.values()
-    if seen.code == cause.code and (len(seen.ranks) == 1 or len(causes) > 1):
-        return seen
-    # Where the run can name no rank, the source knows which of the two calls a rank test keeps from some.
-    first = [place for place in seen.locations if any(meets(place, known) for known in cause.locations[:1])]
-    places = (*first, *(place for place in seen.locations if place not in first))
-    return msgspec.structs.replace(_renamed(seen, cause), locations=places)
+def _is_echo(one: Finding, lead: Finding, seen: Finding) -> bool:
+    """Return whether one move mends both: the same check's calls under one condition, or a call and its caller."""
+    if one.trouble not in SUSPECTED:
+        return False
+    stacks = (_stack_places(seen, fact) for fact in seen.evidence)
+    if any(_overlap(one.locations[:1], stack) and _overlap(lead.locations[:1], stack) for stack in stacks):
+        return True
+    same_condition = one.code == lead.code and bool(one.locations[1:]) and one.locations[-1] == lead.locations[-1]
+    return same_condition or one.locations[:1] == lead.locations[:1]
+
+
+def _led(seen: Finding, cause: Finding) -> Finding:
+    """Return the finding of the source with the proof and the ranks of the run."""
+    proof = Fact(text=seen.title, basis=next(iter(seen.basis)), location=seen.location)
+    known = tuple(place for place in seen.locations if not any(meets(place, own) for own in cause.locations))
+    both, blamed = _joined(seen, cause), _ranks_to_blame(seen, cause)
+    # What the source only suspected, the run says as a fact.
+    proved = seen.code == cause.code and not cause.severity.at_least(seen.severity)
+    kept = (fact for fact in both.evidence if NAMED_BECAUSE not in fact.text or fact.rank in blamed)
+    return msgspec.structs.replace(
+        _renamed(both, cause),
+        title=seen.title if proved else cause.title,
+        ranks=blamed,
+        locations=(*cause.locations, *known),
+        evidence=(*(() if proved else (proof,)), *kept),
+    )
+
+
+def _ranks_to_blame(seen: Finding, cause: Finding) -> tuple[int, ...]:
+    """Return the ranks that left before the call, or that make it alone; the run's where it cannot be known."""
+    if cause.trouble not in _BY_RANK:
+        return seen.ranks
+    call = cause.locations[:1]
+    known = {fact.rank for fact in seen.evidence if fact.rank is not None}
+    there = {
+        fact.rank
+        for fact in seen.evidence
+        if fact.rank is not None and _overlap(call, (*_stack_places(seen, fact), *filter(None, (fact.location,))))
+    }
+    leaves = len(cause.locations) > 2  # the call, where ranks leave before it, and what decides
+    blamed = known - there if leaves else there
+    return tuple(sorted(blamed)) if blamed and blamed != known else seen.ranks
 
 
 def _renamed(seen: Finding, cause: Finding) -> Finding:
@@ -167,8 +220,9 @@ def _all_places(finding: Finding) -> tuple[Location, ...]:
     return (*finding.locations, *(fact.location for fact in finding.evidence if fact.location is not None))
 
 
-def _stack_places(finding: Finding) -> tuple[Location, ...]:
-    return tuple(of_frame(frame) for fact in finding.evidence for frame in fact.stack)
+def _stack_places(finding: Finding, only: Fact | None = None) -> tuple[Location, ...]:
+    facts = finding.evidence if only is None else (only,)
+    return tuple(of_frame(frame) for fact in facts for frame in fact.stack)
 
 
 def _overlap(some: Sequence[Location], others: Sequence[Location]) -> bool:
@@ -181,23 +235,23 @@ def _refutes(refutation: Refutation, suspicion: Finding) -> bool:
     return meets(suspicion.location, refutation.refuted.location)
 
 
-def _joined(seen: Finding, suspicion: Finding) -> Finding:
+def _joined(seen: Finding, suspicion: Finding, closer: bool = False) -> Finding:
     # What an injected cause breaks may be mild; that it can happen by itself is what the source says.
     worst = suspicion.severity if seen.stress and suspicion.severity.at_least(seen.severity) else seen.severity
     return msgspec.structs.replace(
         seen,
         severity=worst,
-        locations=_joined_locations(seen, suspicion),
+        locations=_joined_locations(seen, suspicion, closer),
         basis=seen.basis | suspicion.basis,
         evidence=(*seen.evidence, *(suspicion.evidence or _stated(suspicion))),
     )
 
 
-def _joined_locations(seen: Finding, suspicion: Finding) -> tuple[Location, ...]:
-    """Return the run's places first; a place that the source knows more closely (columns, last line) replaces the
-    run's.
+def _joined_locations(seen: Finding, suspicion: Finding, source_first: bool) -> tuple[Location, ...]:
+    """Return the places of both, the run's first unless the source's are closer; of one place what the source knows
+    (columns, last line).
     """
-    places: list[Location] = []
+    places: list[Location] = list(suspicion.locations) if source_first else []
     for place in seen.locations:
         closer = next((known for known in suspicion.locations if same_lines(known, place)), place)
         if closer not in places:

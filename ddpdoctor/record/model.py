@@ -49,7 +49,7 @@ from ddpdoctor.record.streams.training import (
     WrapChange,
     WrittenAverages,
 )
-from ddpdoctor.record.streams.waits import OutsiderCall, ReducedLoss, Wait
+from ddpdoctor.record.streams.waits import CutGraph, OutsiderCall, ReducedLoss, Wait
 
 Completeness = Literal["complete", "truncated", "absent"]
 RunKind = Literal["rehearsal", "run", "log"]
@@ -330,6 +330,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     forked_uses: tuple[ForkedUse, ...] = ()
     cpu_threads: tuple[CpuThreads, ...] = ()
     reduced_losses: tuple[ReducedLoss, ...] = ()
+    cut_graphs: tuple[CutGraph, ...] = ()
     outsider_calls: tuple[OutsiderCall, ...] = ()
     accesses: tuple[Access, ...] = ()
     device_uses: tuple[DeviceUse, ...] = ()

@@ -214,6 +214,53 @@ def test_ranks_that_share_a_shard_on_purpose_and_other_sizes_are_left_alone() ->
     assert list(wrong_sampler_rank.in_run(job.record(**alone))) == []
 
 
+def overlapping(
+    shards: list[list[int]], seeds: tuple[int | None, ...] = (None, None), epochs: tuple[int | None, ...] = (0, 0)
+) -> list[Finding | Refuted]:
+    """A job of two ranks that draw these samples of 100."""
+    job = JobBuilder(2)
+    streams = sharded(job)
+    streams["loaders"] = tuple(
+        msgspec.structs.replace(entry, sampler_seed=seeds[entry.rank]) for entry in streams["loaders"]
+    )
+    streams["passes"] = tuple(
+        training_pass(
+            rank, indices=shards[rank], index_count=len(shards[rank]), index_digest=str(rank), set_epoch=epochs[rank]
+        )
+        for rank in job.ranks
+    )
+    return list(wrong_sampler_rank.in_run(job.record(**streams)))
+
+
+APART = [list(range(50)), list(range(25, 75))]
+"""Half of the samples of each are those of the other, as two independent orders give it."""
+
+
+def test_shards_that_overlap_by_more_than_their_padding_are_an_error_with_the_cause() -> None:
+    (finding,) = overlapping(APART, seeds=(0, 7))
+    assert isinstance(finding, Finding)
+    assert finding.severity is Severity.ERROR
+    assert "25 of 100 samples are drawn by more than one rank and 25 by none" in finding.title
+    assert finding.evidence[0].text == "the seed of DistributedSampler differs between ranks: 0 on rank 0, 7 on rank 1"
+    (finding,) = overlapping(APART, epochs=(3, 4))
+    assert isinstance(finding, Finding)
+    assert "the epoch of DistributedSampler differs between ranks: 3 on rank 0, 4 on rank 1" in finding.title
+    (finding,) = overlapping(APART, seeds=(5, 5))
+    assert isinstance(finding, Finding)
+    assert "divides an order of its own" in finding.title
+
+
+def test_padding_repeated_augmentation_and_random_batches_are_no_overlap() -> None:
+    padded = [[*range(0, 100, 2), 1], list(range(1, 100, 2))]
+    assert overlapping(padded, seeds=(0, 7)) == []
+    shared_on_purpose = [list(range(50)), list(range(50))]
+    assert overlapping(shared_on_purpose) == []
+    random_batches = [list(range(20)), list(range(16, 36))]
+    assert overlapping(random_batches) == []
+    with_replacement = [[*range(25), *range(25)], [*range(12, 37), *range(12, 37)]]
+    assert overlapping(with_replacement) == []
+
+
 def evaluated(job: JobBuilder, **fields: Any) -> list[Finding | Refuted]:
     """A job that trains on one loader and evaluates on a second one."""
     streams = sharded(job)

@@ -9,7 +9,8 @@ from ddpdoctor.checks.gradients import unused_parameters, wasted_broadcast_buffe
 from ddpdoctor.diagnosis.divergence.unused_parameters import folded
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.record.model import Forward, TensorInfo
-from ddpdoctor.record.streams.training import BufferState, MissingGradient
+from ddpdoctor.record.streams.training import Backward, BufferState, MissingGradient
+from ddpdoctor.record.streams.waits import CutGraph
 from tests.checks.training import WRAP_LINE, forward, training
 from tests.diagnosis.jobs import JobBuilder
 
@@ -54,6 +55,50 @@ def test_ranks_that_lack_different_parameters_are_told_apart_by_what_they_lack_a
     )
     assert finding.evidence[0].text.endswith("; of these, other ranks have one for head.weight")
     assert "of these" not in finding.evidence[1].text
+
+
+def never(names: tuple[str, ...], *leaves: tuple[int, ...], steps: int = 4) -> list[Finding | Refuted]:
+    """A search in whose every step these parameters lack a gradient, and a gather of what has these leaves."""
+    job = JobBuilder(2)
+    streams = training(job)
+    options = {**streams["wraps"][0].options, "find_unused_parameters": True}
+    streams["wraps"] = tuple(msgspec.structs.replace(wrap, options=options) for wrap in streams["wraps"])
+    streams["backwards"] = tuple(
+        Backward(rank=rank, ordinal=step, step=step + 1, synchronised=(0,))
+        for rank in job.ranks
+        for step in range(steps)
+    )
+    streams["missing_gradients"] = tuple(
+        MissingGradient(rank=rank, wrap=0, backward=step, site=job.site(50), parameters=names)
+        for rank in job.ranks
+        for step in range(steps)
+    )
+    streams["cut_graphs"] = tuple(
+        CutGraph(rank=rank, site=job.site(44), kind="all_gather", leaves=leaves) for rank in job.ranks if leaves
+    )
+    return list(unused_parameters.in_run(job.record(**streams)))
+
+
+LAYERS = tuple(f"layers.{layer}.{part}" for layer in range(6) for part in ("weight", "bias"))
+
+
+def test_parameters_that_never_learn_behind_a_gather_are_an_error_at_the_gather() -> None:
+    (finding,) = never(LAYERS, *[(10, 10)] * 12, (5, 10))
+    assert isinstance(finding, Finding)
+    assert (finding.severity, finding.locations[0].line) == (Severity.ERROR, 44)
+    assert "all_gather at train.py:44 ends the graph" in finding.title
+    assert "nn.functional.all_gather" in finding.remedy and "find_unused_parameters" not in finding.remedy
+
+
+def test_parameters_that_never_learn_for_another_reason_are_no_fault_of_a_gather() -> None:
+    (finding,) = never(LAYERS, (5, 10))
+    assert isinstance(finding, Finding)
+    assert (finding.severity, finding.locations[0].line) == (Severity.WARNING, WRAP_LINE)
+    assert "in none of 4 steps" in finding.title and "detach" in finding.remedy
+    (head,) = never(("head.weight",))
+    assert isinstance(head, Finding)
+    assert head.severity is Severity.ADVICE
+    assert never(LAYERS, steps=3) == []
 
 
 @pytest.mark.parametrize("option", ["find_unused_parameters", "static_graph"])

@@ -195,6 +195,18 @@ def test_the_start_of_workers_at_the_beginning_of_epochs_is_no_wait_for_data() -
     assert codes(job) == []
 
 
+@pytest.mark.parametrize(("persistent", "remedy"), [(False, "persistent_workers=True"), (True, "kept already")])
+def test_workers_that_start_anew_for_each_epoch_are_told_apart_from_slow_ones(persistent: bool, remedy: str) -> None:
+    job = MeasuredJob(2)
+    for _ in range(8):
+        job.run(1, {**COMPUTE, "data_wait": 4_000.0}).run(9, COMPUTE)
+    loaders = tuple(Loader(rank=rank, loader=0, workers=2, length=10, persistent=persistent) for rank in (0, 1))
+    passes = (Pass(rank=0, loader=0, ordinal=0, backwards=80),)
+    (finding,) = said(input_bound, job, loaders=loaders, passes=passes)
+    assert remedy in finding.remedy and "do not keep up" not in finding.remedy
+    assert any("the first batch of each epoch" in fact.text for fact in finding.evidence)
+
+
 def test_explicit_collectives_count_without_the_waiting_and_without_barriers() -> None:
     def job(kind: str, late: float, transfer: float) -> MeasuredJob:
         job = MeasuredJob(2, kinds=("barrier", "all_reduce"))
@@ -207,6 +219,7 @@ def test_explicit_collectives_count_without_the_waiting_and_without_barriers() -
 
     (finding,) = said(exposed_communication, job("all_reduce", 1.0, 40.0))
     assert finding.title.startswith("collectives outside of backward (all_reduce) take 32% of the step")
+    assert "broadcast_buffers" not in finding.remedy
     assert said(exposed_communication, job("all_reduce", 40.0, 1.0)) == []
     assert said(exposed_communication, job("barrier", 1.0, 40.0)) == []
 

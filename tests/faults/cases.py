@@ -225,7 +225,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "skipped backward on rank 1": Fault(
         script=training_script(between="if rank == 1 and step == 2 and fault(): continue"),
-        code="DDP312",
+        code="DDP301",
         culprit=1,
         quick=True,
     ),
@@ -273,7 +273,7 @@ FAULTS: dict[str, Fault] = {
         either=True,
     ),
     "early return": Fault(
-        script=training_script(within="if rank == 1 and step == 2 and fault(): return"), code="DDP306", culprit=1
+        script=training_script(within="if rank == 1 and step == 2 and fault(): return"), code="DDP301", culprit=1
     ),
     "exception in a dataset worker": Fault(
         script=on_loader(
@@ -296,11 +296,11 @@ FAULTS: dict[str, Fault] = {
     "exception in backward": Fault(script=training_script(between=_BROKEN_FUNCTION), code="DDP706", culprit=1),
     "exception in the optimizer": Fault(script=training_script(after_wrap=_BROKEN_OPTIMIZER), code="DDP706", culprit=1),
     "sys.exit(3)": Fault(
-        script=training_script(within="if rank == 1 and step == 2 and fault(): sys.exit(3)"), code="DDP306", culprit=1
+        script=training_script(within="if rank == 1 and step == 2 and fault(): sys.exit(3)"), code="DDP301", culprit=1
     ),
     "os._exit(0)": Fault(
         script=training_script(within="if rank == 1 and step == 2 and fault(): os._exit(0)"),
-        code="DDP306",
+        code="DDP301",
         culprit=1,
         quick=True,
     ),
@@ -459,7 +459,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "early return of rank 2 of 3": Fault(
         script=training_script(within="if rank == 2 and step == 2 and fault(): return"),
-        code="DDP306",
+        code="DDP301",
         culprit=2,
         ranks=3,
     ),

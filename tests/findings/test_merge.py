@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
+import pytest
 
 from ddpdoctor.finding import Fact, Finding, Frame, Refuted, Severity
 from ddpdoctor.findings.merge import Refutation, merge, unrefuted
@@ -36,27 +36,55 @@ def test_a_merged_suspicion_without_evidence_is_still_seen_in_the_source() -> No
     assert merged.evidence[-1].basis == "source"
 
 
-def test_a_divergence_in_the_source_is_the_cause_of_an_exit_that_the_run_saw_on_its_lines() -> None:
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("DDP301", "rank-divergent-collective"),
+        ("DDP302", "data-dependent-divergence"),
+        ("DDP303", "rank-zero-forward"),
+        ("DDP304", "collective-mismatch"),
+        ("DDP305", "hang"),
+        ("DDP306", "early-exit"),
+        ("DDP312", "silent-desync"),
+    ],
+)
+def test_a_divergence_that_the_source_explains_is_told_as_the_source_tells_it_with_the_proof_of_the_run(
+    code: str, name: str
+) -> None:
     suspicion = _suspected_divergence(9)
-    seen = finding("DDP306", "early-exit", Severity.ERROR, at(9), basis="rehearsal")
+    seen = finding(code, name, Severity.ERROR, at(22), at(9), basis="rehearsal", ranks=(1,), title="rank 1 left")
     (merged,) = merge([suspicion], [seen])
-    assert merged.code == "DDP306"
+    assert (merged.code, merged.title, merged.remedy) == ("DDP301", suspicion.title, suspicion.remedy)
+    assert merged.locations == (at(9), at(22))
     assert merged.basis == {"source", "rehearsal"}
+    assert merged.evidence[0].text == "rank 1 left"
 
 
 def test_a_divergence_in_the_source_merges_through_the_stack_of_a_waiting_rank() -> None:
     (merged,) = merge([_suspected_divergence(22)], [hang()])
-    assert merged.title == hang().title
+    assert merged.evidence[0].text == hang().title
 
 
-def test_a_parting_of_which_the_run_blames_no_rank_is_told_with_the_remedy_and_the_call_of_the_source() -> None:
-    places = at(22), at(9)
-    seen = finding("DDP301", "rank-divergent-collective", Severity.ERROR, *places, basis="rehearsal", ranks=(0, 1))
-    (merged,) = merge([_suspected_divergence(9)], [seen])
-    assert (merged.remedy, merged.location) == (_suspected_divergence(9).remedy, at(9))
-    blamed = msgspec.structs.replace(seen, ranks=(1,))
-    (merged,) = merge([_suspected_divergence(9)], [blamed])
-    assert (merged.remedy, merged.location) == (blamed.remedy, at(22))
+def test_the_rank_that_leaves_is_blamed_and_of_a_branch_the_rank_that_calls() -> None:
+    evidence = (_on_rank(0, 23), _on_rank(1, 9))
+    seen = finding("DDP301", "x", Severity.ERROR, at(23), at(9), basis="rehearsal", ranks=(1,), evidence=evidence)
+    leaving = finding("DDP301", "x", Severity.ERROR, at(9), at(7), at(6))
+    assert merge([leaving], [seen])[0].ranks == (0,)
+    assert merge([_suspected_divergence(9)], [seen])[0].ranks == (1,)
+
+
+def test_a_second_defect_under_the_same_condition_that_takes_another_remedy_is_told_as_well() -> None:
+    seen = finding("DDP303", "rank-zero-forward", Severity.ERROR, at(9), basis="rehearsal", evidence=(_on_rank(0, 9),))
+    forward = finding("DDP303", "rank-zero-forward", Severity.ERROR, at(9), at(8))
+    reduction = finding("DDP301", "rank-divergent-collective", Severity.ERROR, at(12), at(8))
+    assert [found.code for found in merge([forward, reduction], [seen])] == ["DDP303", "DDP301"]
+
+
+def test_of_two_conditions_of_a_ranks_own_the_run_does_not_choose_one() -> None:
+    seen = finding("DDP306", "early-exit", Severity.ERROR, at(9), basis="rehearsal")
+    own = [finding("DDP302", "data-dependent-divergence", Severity.WARNING, at(line), at(9)) for line in (5, 7)]
+    assert merge(own, [seen])[0].code == "DDP306"
+    assert merge(own[:1], [seen])[0].code == "DDP302"
 
 
 def test_a_divergence_elsewhere_in_the_source_stays_a_finding_of_its_own() -> None:
@@ -105,15 +133,6 @@ def test_findings_are_sorted_from_worst_to_mildest_and_then_by_place() -> None:
     assert [found.name for found in merge(findings, [])] == ["d", "c", "b", "a"]
 
 
-def test_the_source_says_why_ranks_part_where_the_run_cannot_tell() -> None:
-    seen = finding("DDP302", "data-dependent-divergence", Severity.ERROR, at(9), basis="rehearsal")
-    (merged,) = merge([_suspected_divergence(9)], [seen])
-    assert (merged.code, merged.name, merged.title) == ("DDP301", "rank-divergent-collective", seen.title)
-    other = finding("DDP303", "rank-zero-forward", Severity.ERROR, at(9))
-    (merged,) = merge([_suspected_divergence(9), other], [seen])
-    assert merged.code == "DDP302"
-
-
 def test_what_one_condition_keeps_from_some_ranks_beside_the_call_is_no_second_finding() -> None:
     names = ("DDP301", "rank-divergent-collective", Severity.ERROR)
     seen = finding(*names, at(9), basis="rehearsal")
@@ -133,6 +152,10 @@ def _suspected_divergence(line: int) -> Finding:
 
 def _fact(line: int) -> Fact:
     return Fact(text="seen", basis="rehearsal", location=at(line))
+
+
+def _on_rank(rank: int, line: int) -> Fact:
+    return Fact(text="seen", basis="rehearsal", rank=rank, location=at(line))
 
 
 def _stack(line: int) -> Fact:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SequentialSampler, TensorDataset
 
 from ddpdoctor.probe.facts.loaders import loader_facts
 
@@ -26,3 +26,20 @@ def test_the_size_of_a_batch_is_told_where_nothing_of_the_users_decides_it(
     loader: DataLoader[torch.Tensor], size: int | None
 ) -> None:
     assert loader_facts(loader, torch)["batch_size"] == size
+
+
+def test_a_batch_sampler_is_named_by_its_class_and_torchs_own_by_what_it_draws_from() -> None:
+    by_class = loader_facts(DataLoader(DATA, batch_sampler=Buckets(SequentialSampler(DATA), 5, drop_last=True)), torch)
+    assert (by_class["sampler_type"], by_class["own_batches"]) == ("Buckets", True)
+    plain = loader_facts(
+        DataLoader(DATA, batch_sampler=BatchSampler(SequentialSampler(DATA), 5, drop_last=True)), torch
+    )
+    assert (plain["sampler_type"], plain["own_batches"]) == ("SequentialSampler", True)
+    assert not loader_facts(DataLoader(DATA, batch_size=3), torch)["own_batches"]
+
+
+def test_the_seed_of_a_sampler_and_workers_that_stay_are_told() -> None:
+    sampler = DistributedSampler(DATA, num_replicas=2, rank=1, seed=7)
+    facts = loader_facts(DataLoader(DATA, sampler=sampler, num_workers=1, persistent_workers=True), torch)
+    assert (facts["sampler_seed"], facts["persistent"]) == (7, True)
+    assert not loader_facts(DataLoader(DATA, num_workers=1), torch)["persistent"]

@@ -113,7 +113,7 @@ def test_a_suspicion_that_merged_into_a_finding_of_another_code_has_not_passed()
     suspicion = finding("DDP301", "rank-divergent-collective", Severity.ERROR, at(9))
     seen = finding("DDP306", "early-exit", Severity.ERROR, at(9), basis="rehearsal")
     report = examination(result(suspicion), result(seen))
-    assert [found.code for found in report.findings] == ["DDP306"]
+    assert [found.code for found in report.findings] == ["DDP301"]
     assert [outcome.state for outcome in report.outcomes] == [OutcomeState.FINDINGS, OutcomeState.FINDINGS]
 
 

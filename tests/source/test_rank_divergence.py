@@ -317,9 +317,7 @@ def test_finding_names_ranks_condition_and_call_chain(tmp_path: Path) -> None:
     )
     (finding,) = findings_of(read_script(path), "DDP301")
     assert finding.severity is Severity.ERROR
-    assert finding.title == (
-        "only rank 0 of 4 reaches all_reduce: rank 0 runs [all_reduce]; ranks 1-3 run nothing more"
-    )
+    assert finding.title == ("only rank 0 reaches all_reduce: rank 0 runs [all_reduce]; the others run nothing more")
     call, condition = finding.locations
     assert (call.line, call.column, call.end_column, call.function) == (12, 5, 23, "total")
     assert (condition.line, condition.function) == (16, "main")
@@ -340,7 +338,7 @@ def test_a_rank_that_leaves_early_is_told_with_the_line(tmp_path: Path) -> None:
         """,
     )
     (finding,) = findings_of(read_script(path), "DDP301")
-    assert finding.title == "rank 1 can leave at line 15, before barrier, which ranks 0, 2 and 3 run"
+    assert finding.title == "rank 1 can leave at line 15, before barrier, which the others run"
     assert [place.line for place in finding.locations] == [16, 15, 14]
 
 
@@ -418,3 +416,28 @@ def test_the_defect_may_be_in_an_imported_module(tmp_path: Path) -> None:
     (finding,) = findings_of(read_script(path), "DDP301")
     assert finding.locations[0].file == str(tmp_path / "tools" / "comm.py")
     assert finding.locations[0].line == 16
+
+
+def test_a_collective_behind_a_forward_that_ranks_miss_is_a_second_defect(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        """
+        from torch.nn.parallel import DistributedDataParallel as DDP
+        dist.init_process_group("gloo")
+        model = DDP(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)))
+        def score(x):
+            if dist.get_rank() != 0:
+                return
+            hits = model(x).sum().detach()
+            dist.all_reduce(hits)
+        for step in range(10):
+            model(torch.randn(8, 4)).sum().backward()
+            score(torch.randn(8, 4))
+        """,
+    )
+    script = read_script(path)
+    (forward,) = findings_of(script, "DDP303")
+    (reduction,) = findings_of(script, "DDP301")
+    assert forward.locations[1:] == reduction.locations[1:]
+    assert reduction.location is not None and forward.location is not None
+    assert reduction.location.line == forward.location.line + 1

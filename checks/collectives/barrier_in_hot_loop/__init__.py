@@ -57,6 +57,11 @@ CHECK = Check(
 )
 _REMEDY = "Remove it: DDP's backward synchronises the ranks in every step."
 
+_REDUCE_RARELY = (
+    "The line reduces a number, and the barrier comes with it: reduce it once an epoch, as "
+    "self.log(..., on_step=False, on_epoch=True, sync_dist=True) does, or only in steps that log it."
+)
+
 
 def _remedy(meeting: str) -> str:
     return _REMEDY if meeting == "backward" else f"Remove it: {meeting} makes the ranks meet in every step."
@@ -90,7 +95,9 @@ def in_run(record: RunRecord) -> Iterator[FoundInRun]:
 
     for hot in hot_barriers(record):
         told = f"{place(hot.site.innermost)}: {count(hot.calls, 'call')} in {count(hot.steps, 'step')} of each rank"
-        yield _finding(record, hot.kind, hot.site, f" at {told}", {"calls": hot.calls, "steps": hot.steps})
+        found = _finding(record, hot.kind, hot.site, f" at {told}", {"calls": hot.calls, "steps": hot.steps})
+        mild = {"severity": Severity.ADVICE, "remedy": _REDUCE_RARELY} if hot.of_reduction else {}
+        yield msgspec.structs.replace(found, **mild)
     yield from counted_reductions(record)
 
 

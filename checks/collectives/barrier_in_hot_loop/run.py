@@ -32,6 +32,8 @@ class HotBarrier(msgspec.Struct, frozen=True, kw_only=True):
     """Calls of one rank in the whole record."""
     steps: int
     """Steps of that rank, in loops that were long enough to tell."""
+    of_reduction: bool = False
+    """The same line reduces as well, as a framework's log does: the barrier is not the user's own."""
 
 
 def hot_barriers(record: RunRecord) -> Iterator[HotBarrier]:
@@ -44,7 +46,15 @@ def hot_barriers(record: RunRecord) -> Iterator[HotBarrier]:
     for site in per_rank[0] if per_rank else ():
         if all(site in found for found in per_rank):
             calls, steps, kind = per_rank[0][site]
-            yield HotBarrier(kind=kind, site=record.site(site), calls=calls, steps=steps)
+            reduces = site in _reducing_sites(record)
+            yield HotBarrier(kind=kind, site=record.site(site), calls=calls, steps=steps, of_reduction=reduces)
+
+
+def _reducing_sites(record: RunRecord) -> set[int]:
+    """Return the call chains from which the first rank reduces something of the user's."""
+    track = record.track(record.rank_numbers()[0])
+    signatures = [] if track is None else zip(track.site, track.signature, strict=True)
+    return {site for site, number in signatures if record.signatures[number].kind in _REDUCTIONS}
 
 
 class LiveBarrier(msgspec.Struct, frozen=True, kw_only=True):

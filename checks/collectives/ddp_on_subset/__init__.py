@@ -56,7 +56,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             CHECK,
             parting,
             _REMEDY,
-            f"only {ranks_text(parting.running)} of 4 can build DDP here, on the default group of all ranks; "
+            f"only {ranks_text(parting.running)} can build DDP here, on the default group of all ranks; "
             f"{ranks_text(parting.missing)} cannot",
         )
 

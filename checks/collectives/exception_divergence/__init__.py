@@ -1,9 +1,10 @@
 """A rank catches a failure and continues without its peers.
 
 What it finds
-    A handler of failures that can hit one rank alone (out of memory, a corrupt sample, a bare except) around a
-    collective or a backward of the DDP model, or in a loop with one, that does not end the rank: it continues to later
-    collectives, or leaves a loop in which the others continue.
+    A handler of failures that can hit one rank alone (out of memory, a corrupt sample, a bare except, an exception of
+    the project's own that is raised for what a rank's batch holds) around a collective or a backward of the DDP model,
+    or in a loop with one, that does not end the rank: it continues to later collectives, or leaves a loop in which the
+    others continue.
 
 Why it is bad
     The failed rank skipped collectives in which the others still wait. From there on it is one behind: the job
@@ -33,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.checks.collectives.exception_divergence.source import swallowed
+from ddpdoctor.checks.collectives.exception_divergence.source import Swallowed, swallowed
 from ddpdoctor.finding import Fact, Finding, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
@@ -69,5 +70,16 @@ def in_source(script: Script) -> Iterator[Finding]:
                     basis="source",
                     location=found.collective_location,
                 ),
+                *_how(found),
             ),
         )
+
+
+def _how(found: Swallowed) -> Iterator[Fact]:
+    """Yield where it is raised by a condition of the rank's own, and where the handler leaves."""
+    if found.raised is not None:
+        test, raised = found.raised
+        text = f"it is raised here, where `{test.module.excerpt(test.node)}` differs by rank"
+        yield Fact(text=text, basis="source", location=test.module.location(raised))
+    if found.leaving is not None:
+        yield Fact(text="the rank leaves here, alone", basis="source", location=found.leaving)

@@ -3,35 +3,26 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from ddpdoctor.finding import Location
-from ddpdoctor.source.events import Event
+from ddpdoctor.source.events import Event, OwnTest
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.sync_points import events_through, function_around, reported_lines, sync_events
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.syntax_index import descend, last_name
 
-_LOCAL_FAILURES = frozenset(
-    {
-        "Exception",
-        "BaseException",
-        "RuntimeError",
-        "OutOfMemoryError",
-        "ValueError",
-        "FloatingPointError",
-        "ArithmeticError",
-        "AssertionError",
-        "OSError",
-        "IOError",
-    }
-)
-"""Exceptions that data or memory can raise on one rank alone."""
+_UNIFORM = (ImportError, NotImplementedError, StopIteration, StopAsyncIteration, SyntaxError, Warning)
+"""What fails alike on every rank, or ends an iteration; any other error of Python can hit one rank alone."""
+_OF_CONTENT = (LookupError, TypeError, AttributeError, NameError)
+"""What a configuration raises alike on every rank, and only data of its own on one."""
 _SETTING_UP = frozenset({"init_process_group", "new_group"})
 _ENDS = re.compile(r"exit|quit$|abort|kill|terminate|shutdown|destroy|fatal|fail", re.IGNORECASE)
+_JUMPS = (ast.Continue, ast.Break, ast.Return)
 _FETCHES = frozenset({"next", "anext"})
 
 
@@ -45,6 +36,10 @@ class Swallowed(msgspec.Struct, frozen=True, kw_only=True):
     collective: str
     """The collective that the failing rank misses."""
     collective_location: Location
+    raised: tuple[OwnTest, ast.AST] | None = None
+    """A condition of the rank's own under which the project raises what is caught, and the ``raise``."""
+    leaving: Location | None = None
+    """The statement by which the handler leaves the turn, the loop or the function."""
 
 
 def swallowed(projection: Projection) -> Iterator[Swallowed]:
@@ -58,18 +53,24 @@ def swallowed(projection: Projection) -> Iterator[Swallowed]:
                 if missed is None or (str(missed.module.path), getattr(missed.node, "lineno", 0)) in told:
                     continue
                 for handler in node.handlers:
+                    raised = _own_raise(projection, module, node, handler)
+                    if raised is None and not _catches_local_failures(module, node, handler):
+                        continue
+                    last = handler.body[-1]
                     if _swallows(module, handler, events) and not _makes_up_for(handler, missed):
                         yield Swallowed(
                             location=module.head_location(handler),
                             caught=ast.unparse(handler.type) if handler.type is not None else "everything",
                             collective=missed.name,
                             collective_location=missed.module.location(missed.node),
+                            raised=raised,
+                            leaving=module.location(last) if isinstance(last, _JUMPS) else None,
                         )
 
 
 def _swallows(module: Module, handler: ast.ExceptHandler, events: Sequence[Event]) -> bool:
     """Return whether a rank continues after a failure of its own without notifying the others."""
-    if not _catches_local_failures(handler) or _ends(handler.body):
+    if _ends(handler.body):
         return False
     return not any(events_through(events, module, handler.lineno, handler.end_lineno or handler.lineno))
 
@@ -137,16 +138,71 @@ def _only_fetches(body: Sequence[ast.stmt]) -> bool:
     return not calls or any(isinstance(call.func, ast.Name) and call.func.id in _FETCHES for call in calls)
 
 
-def _catches_local_failures(handler: ast.ExceptHandler) -> bool:
+def _caught(handler: ast.ExceptHandler) -> list[str]:
+    """Return the last names of the classes that a handler catches; it is none for a bare ``except``."""
+    types = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return [last_name(entry) for entry in types if entry is not None]
+
+
+def _catches_local_failures(module: Module, node: ast.Try, handler: ast.ExceptHandler) -> bool:
+    """Return whether a handler catches an error of Python's, or of memory, that data can raise on one rank alone."""
     if handler.type is None:
         return True
-    types = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    return any(ast.unparse(entry).rpartition(".")[2] in _LOCAL_FAILURES for entry in types)
+    for name in _caught(handler):
+        known = getattr(builtins, name, None)
+        if name == "OutOfMemoryError":
+            return True
+        if not isinstance(known, type) or not issubclass(known, BaseException) or issubclass(known, _UNIFORM):
+            continue
+        if issubclass(known, Exception) or known is BaseException:
+            return not issubclass(known, _OF_CONTENT) or _uses_turn(module, node)
+    return False
+
+
+def _uses_turn(module: Module, node: ast.Try) -> bool:
+    """Return whether the body of a ``try`` uses what the loop around it goes over."""
+    loop = _loop_around(module, node)
+    if not isinstance(loop, ast.For):
+        return False
+    given = {name.id for name in descend(loop.target) if isinstance(name, ast.Name)}
+    return any(isinstance(name, ast.Name) and name.id in given for line in node.body for name in descend(line))
+
+
+def _own_raise(
+    projection: Projection, module: Module, node: ast.Try, handler: ast.ExceptHandler
+) -> tuple[OwnTest, ast.AST] | None:
+    """Return what in the body raises something that the handler catches, where a rank's own data decides."""
+    caught = set(_caught(handler))
+    first, last = node.body[0].lineno, node.body[-1].end_lineno or node.body[-1].lineno
+    for test, raised in projection.machine.own_raises:
+        within = any(frame.file == str(module.path) and first <= frame.line <= last for frame in test.chain)
+        error = raised.exc if isinstance(raised, ast.Raise) else None
+        name = last_name(error.func if isinstance(error, ast.Call) else error) if error is not None else ""
+        if within and name and (not caught or caught & _ancestry(projection, name)):
+            return test, raised
+    return None
+
+
+def _ancestry(projection: Projection, name: str) -> set[str]:
+    """Return the names of an exception class and of those above it, in the project and in Python."""
+    found: set[str] = set()
+    rest = [name]
+    while rest:
+        name = rest.pop()
+        if name in found:
+            continue
+        found.add(name)
+        known = getattr(builtins, name, None)
+        found |= {above.__name__ for above in known.__mro__} if isinstance(known, type) else set()
+        for module in projection.machine.script.modules:
+            made = (one for one in module.index.of(ast.ClassDef) if one.name == name)
+            rest += [last_name(base) for one in made for base in one.bases]
+    return found
 
 
 def _goes_on(arm: Sequence[ast.stmt]) -> bool:
     """Return whether one arm of a condition leaves the handler silently."""
-    return bool(arm) and isinstance(arm[-1], (ast.Continue, ast.Break, ast.Return)) and not _ends(arm)
+    return bool(arm) and isinstance(arm[-1], _JUMPS) and not _ends(arm)
 
 
 def _ends(body: Sequence[ast.stmt]) -> bool:

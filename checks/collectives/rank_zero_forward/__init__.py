@@ -64,7 +64,7 @@ def in_source(script: Script) -> Iterator[Finding]:
     for lone in lone_forwards(projection):
         yield CHECK.finding(
             "source",
-            f"this forward of a DDP model with buffers is run by {ranks_text(lone.ranks)} of 4 only: without gradients "
+            f"this forward of a DDP model with buffers is run by {ranks_text(lone.ranks)} only: without gradients "
             "it works only as long as its buffer broadcast is paired with the next one of training",
             remedy=_REMEDY,
             locations=(lone.location,) if lone.condition_location is None else (lone.location, lone.condition_location),

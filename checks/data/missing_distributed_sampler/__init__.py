@@ -35,9 +35,11 @@ from typing import TYPE_CHECKING
 from ddpdoctor.check import BoundHit, Check
 from ddpdoctor.checks.data.missing_distributed_sampler.fix import divide
 from ddpdoctor.checks.data.missing_distributed_sampler.own_reader import alike_readers, alike_streams
+from ddpdoctor.checks.data.shared.batches import OF_TORCH, batches_remedy
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.fix.edits import Fix
 from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import ExternalObject, constant
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.training_loops import by_engine, division, feedings, is_drawn
 from ddpdoctor.source.script.script import Script
@@ -66,11 +68,16 @@ def in_source(script: Script) -> Iterator[Finding]:
         loader, backward = feeding.loader, feeding.backward
         if is_drawn(projection.machine, loader):
             continue
+        batches = loader.argument("batch_sampler", 4)
+        own_batches = batches is not None and constant(batches) is not None
+        made = batches.name if isinstance(batches, ExternalObject) else ""
         model, through = ("a model that DeepSpeed trains", "its engine") if by_engine(backward) else _BY_DDP
         yield CHECK.finding(
             "source",
             f"this DataLoader feeds the training of {model}, and no sampler divides its data set between the ranks",
-            remedy="Give it sampler=DistributedSampler(dataset) instead of shuffle=True, and call "
+            remedy=batches_remedy(made if made in OF_TORCH else "the batch sampler")
+            if own_batches
+            else "Give it sampler=DistributedSampler(dataset) instead of shuffle=True, and call "
             "sampler.set_epoch(epoch) before each epoch.",
             locations=(loader.module.location(loader.node),),
             evidence=(_reaches(backward, through),),

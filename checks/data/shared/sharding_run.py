@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from ddpdoctor.checks.data.shared.batches import batches_remedy
 from ddpdoctor.checks.data.shared.sampler_ranks_run import wrong_sampler_ranks
 from ddpdoctor.diagnosis.training.loaders import LoaderOnRanks, feeds_ddp, loaders_on_all_ranks
 from ddpdoctor.diagnosis.training.samples import compare_samples
@@ -102,6 +103,8 @@ def _judge_indices(loader: LoaderOnRanks) -> Sharding | None:
             "from the process group by default."
         )
         if shards
+        else batches_remedy(sampler)
+        if loader.loaders[0].own_batches
         else "Give the loader sampler=DistributedSampler(dataset, shuffle=…) instead of shuffle=…, and call "
         "sampler.set_epoch(epoch) before every epoch.",
     )

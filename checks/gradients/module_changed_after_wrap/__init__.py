@@ -32,7 +32,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.checks.gradients.shared.after_wrap_source import changes_after_wrap
+from ddpdoctor.checks.gradients.shared.after_wrap_source import changes_after_wrap, unfreezing_callbacks
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.record.streams.stream_names import AVERAGING
 from ddpdoctor.source.projection import whole_projection
@@ -47,9 +47,14 @@ CHECK = Check(
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=AVERAGING,
     subjects=("wrap",),
-    triggers=("DistributedDataParallel", "ccelerat", "Fabric", "auto_model"),
+    triggers=("DistributedDataParallel", "ccelerat", "Fabric", "auto_model", "Finetuning"),
 )
 REMEDY = "Change the model before the wrap, or wrap it again after the change."
+_OF_FRAMEWORK = (
+    "Let every parameter that is to learn want a gradient when the framework wraps the model, and hold it until then "
+    "by a learning rate of 0 in a parameter group of its own, not by requires_grad."
+)
+"""Nobody wraps again what a framework has wrapped."""
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -72,6 +77,23 @@ def in_source(script: Script) -> Iterator[Finding]:
             ),
         )
 
+    for made, fit in unfreezing_callbacks(whole_projection(script)):
+        place = made.module.location(made.node)
+        yield CHECK.finding(
+            "source",
+            f"{made.name.rpartition('.')[2]} unfreezes parameters after DDP took its list, and their gradients are "
+            "never averaged",
+            remedy=_OF_FRAMEWORK,
+            locations=(place,),
+            evidence=(
+                Fact(
+                    text="it freezes them before the module is wrapped, which happens here",
+                    basis="source",
+                    location=fit.module.location(fit.node),
+                ),
+            ),
+        )
+
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report what came into a wrapped model and is not averaged, and what DDP waits for for nothing."""
@@ -85,7 +107,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 basis,
                 f"{found.unequal:,} parameters of {found.model} were added or unfrozen after the wrap, and their "
                 f"gradients are not averaged: {', '.join(found.names)}",
-                remedy=REMEDY,
+                remedy=_remedy(record, found.wrap),
                 locations=() if found.wrap_location is None else (found.wrap_location,),
                 evidence=found.facts(basis),
             )
@@ -98,3 +120,8 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             locations=() if frozen.wrap_location is None else (frozen.wrap_location,),
             evidence=(Fact(text="frozen before this forward", basis=basis, location=frozen.forward_location),),
         )
+
+
+def _remedy(record: RunRecord, number: int) -> str:
+    by_user = all(wrap.by_user for wrap in record.wraps if wrap.wrap == number)
+    return REMEDY if by_user else _OF_FRAMEWORK

@@ -14,10 +14,12 @@ from ddpdoctor.source.interpreter.values import (
     Const,
     ExternalObject,
     Instance,
+    SequenceValue,
     Value,
     constant,
     options_of,
 )
+from ddpdoctor.source.libraries.lightning import has_several
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import depends_on_mode
 from ddpdoctor.source.queries.parameters import HAS_PARAMETERS
@@ -85,6 +87,23 @@ def changes_after_wrap(projection: Projection) -> Iterator[Change]:
         if _trained_after(projection, change, number):
             seen.add(change.node)
             yield change
+
+
+def unfreezing_callbacks(projection: Projection) -> Iterator[tuple[Event, Event]]:
+    """Yield Lightning's callbacks that unfreeze parts of a module in a job of several ranks, with its ``fit``.
+
+    They freeze in ``setup``, before the strategy wraps the module, so that DDP never lists what they unfreeze later.
+    """
+    machine = projection.machine
+    for fit in projection.in_course("collective"):
+        trainer = machine.object(fit.receiver) if fit.receiver is not None else None
+        if fit.name != "Trainer.fit" or trainer is None or not has_several(trainer):
+            continue
+        given = trainer.named.get("callbacks")
+        for value in given.values if isinstance(given, SequenceValue) else (given,):
+            made = machine.object(value) if value is not None else None
+            if made is not None and made.name.rpartition(".")[2] == "BackboneFinetuning" and not made.conditions:
+                yield made, fit
 
 
 def wrapper_attributes(projection: Projection) -> Iterator[WrapperAttribute]:

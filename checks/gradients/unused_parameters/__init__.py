@@ -2,9 +2,10 @@
 
 What it finds
     Parameters that require a gradient and got none in a synchronised backward although others of the same model did,
-    where neither `find_unused_parameters=True` nor `static_graph=True` serves it. In the source: attributes of a
-    wrapped module that have parameters and are not used by any code that forward reaches, or are not frozen and run
-    under no_grad only.
+    where neither `find_unused_parameters=True` nor `static_graph=True` serves it; and those that got none on any rank
+    in any step, which these options hide, with the gather that ends the graph, where one does. In the source:
+    attributes of a wrapped module that have parameters and are not used by any code that forward reaches, or are not
+    frozen and run under no_grad only, or of whose results only argmax or detach are used.
 
 Why it is bad
     DDP waits for a gradient of every parameter before it finishes its reduction. The next forward raises "Expected to
@@ -39,6 +40,7 @@ from ddpdoctor.source.queries.parameters import unused_parts
 from ddpdoctor.source.script.script import Script
 
 if TYPE_CHECKING:
+    from ddpdoctor.diagnosis.divergence.unused_parameters import UnusedParameters
     from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
@@ -51,24 +53,31 @@ CHECK = Check(
     subjects=("model",),
     triggers=("DistributedDataParallel", "ccelerat", "Fabric", "auto_model", "ightning"),
 )
+MOST_LEFT_OUT = 0.5
+"""Share of a model's parameters that a part which a training has no use for makes up at most."""
 
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report attributes with parameters that forward never comes to."""
     for unused in unused_parts(whole_projection(script)):
         names = ", ".join(f"self.{name}" for name in unused.names)
-        reaches = "runs {} without gradients" if unused.is_run else "never reaches {}"
+        reaches = "takes nothing with gradients from {}" if unused.is_run else "never reaches {}"
+        whose = "its gradients" if len(unused.names) == 1 else "their gradients"
+        follows = "and find_unused_parameters=True hides that it never learns" if unused.is_hidden else ""
+        option = "has find_unused_parameters=True" if unused.is_hidden else ""
         yield CHECK.finding(
             "source",
             f"{'training_step' if unused.wrap.name == 'Trainer.fit' else 'forward'} of {unused.owner} "
-            f"{reaches.format(names)}, so DDP waits in vain for "
-            + ("its gradients" if len(unused.names) == 1 else "their gradients"),
-            remedy="Remove it, freeze it with requires_grad_(False) before the wrap, or pass "
+            f"{reaches.format(names)}, {follows or f'so DDP waits in vain for {whose}'}",
+            remedy="Let the loss depend on it through operations that carry gradients, or freeze it with "
+            "requires_grad_(False) before the wrap."
+            if unused.is_hidden
+            else "Remove it, freeze it with requires_grad_(False) before the wrap, or pass "
             "find_unused_parameters=True.",
             locations=unused.places,
             evidence=(
                 Fact(
-                    text="DDP has neither find_unused_parameters=True nor static_graph=True",
+                    text=f"DDP {option or 'has neither find_unused_parameters=True nor static_graph=True'}",
                     basis="source",
                     location=unused.wrap.module.location(unused.wrap.node),
                 ),
@@ -78,9 +87,10 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the parameters without gradient of each wrap."""
-    from ddpdoctor.diagnosis.divergence.unused_parameters import unused_parameters
+    from ddpdoctor.diagnosis.divergence.unused_parameters import never_used, unused_parameters
 
-    for unused in unused_parameters(record):
+    hidden = tuple(never_used(record))
+    for unused in (*unused_parameters(record), *hidden):
         facts = tuple(
             Fact(
                 text=f"{group.ranks}: no gradient for {', '.join(group.names)}: {group.tensors:,} parameters, "
@@ -101,7 +111,15 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             locations=unused.locations,
             ranks=unused.ranks,
             evidence=facts,
+            severity=_severity(unused) if unused in hidden else None,
         )
+
+
+def _severity(hidden: UnusedParameters) -> Severity:
+    """Return how bad it is that parameters never learn in a job that does not fail: an unused head is no accident."""
+    if hidden.cut:
+        return Severity.ERROR
+    return Severity.WARNING if hidden.share > MOST_LEFT_OUT else Severity.ADVICE
 
 
 def in_log(record: RunRecord) -> Iterator[Finding]:

@@ -3,7 +3,8 @@
 What it finds
     DistributedSampler(rank=..., num_replicas=...) given the local rank, the constant 0, the number of GPUs of one node
     or a fixed number, in a job whose ranks come from a launcher; or a seed= that depends on the rank. The script is
-    read as a job of two nodes. In a run: samplers for all ranks, several of which were given the same rank.
+    read as a job of two nodes. In a run: samplers for all ranks, several of which were given the same rank; and shards
+    that overlap by more than their padding, as each rank shuffles by another seed, epoch or generator.
 
 Why it is bad
     The sampler gives each process the shard of the rank that it is given. With the local rank the two nodes draw the
@@ -58,7 +59,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         sampler = wrong.sampler
         if wrong.is_mild and one_node:
             continue
-        severity = Severity.WARNING if wrong.is_mild else None
+        severity = Severity.WARNING if wrong.is_mild or wrong.may_agree else None
         yield CHECK.finding(
             "source",
             f"the sampler is given {wrong.given}",
@@ -77,8 +78,26 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report samplers that leave the shards of some ranks to no one."""
+    """Report samplers that leave the shards of some ranks to no one, and shards that overlap."""
+    from ddpdoctor.checks.data.shared.sampler_ranks_run import overlapping_shards
     from ddpdoctor.checks.data.shared.sampler_ranks_run import wrong_sampler_ranks as wrong_ranks_in_run
+
+    for shards in overlapping_shards(record):
+        yield CHECK.finding(
+            record.job.kind,
+            shards.sentence,
+            remedy=shards.remedy,
+            locations=shards.locations,
+            ranks=shards.loader.ranks,
+            evidence=(
+                Fact(
+                    text=shards.cause,
+                    basis=record.job.kind,
+                    numbers={"samples_shared": shards.shared, "samples_left_out": shards.left_out},
+                    location=shards.locations[0] if shards.locations else None,
+                ),
+            ),
+        )
 
     for wrong in wrong_ranks_in_run(record):
         yield CHECK.finding(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import ALL_RANKS, Const, PerRank, Value, constant, tags_of
+from ddpdoctor.source.interpreter.values import ALL_RANKS, Const, PerRank, Value, constant, is_varying, tags_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import initialisations, may_spawn
 from ddpdoctor.source.ranks.ranks import LOCAL_RANK
@@ -31,6 +31,8 @@ class WrongSamplerRank(msgspec.Struct, frozen=True, eq=False):
     """One node has no harm of it."""
     is_mild: bool = False
     """Nothing is left out: samples are drawn more often than they should be."""
+    may_agree: bool = False
+    """The ranks may be given the same by luck."""
 
 
 def wrong_sampler_ranks(projection: Projection) -> Iterator[WrongSamplerRank]:
@@ -64,12 +66,14 @@ def _judge(projection: Projection, sampler: Event) -> WrongSamplerRank | None:
             "Omit rank=: the sampler gets it from the process group. Or give it dist.get_rank().",
         )
     seed, shuffle = sampler.argument("seed", 4), sampler.argument("shuffle", 3)
-    if seed is not None and isinstance(seed, PerRank) and (shuffle is None or constant(shuffle) is True):
+    by_clock = seed is not None and is_varying(seed) and ("clock", 0) in tags_of(seed)
+    if (by_clock or isinstance(seed, PerRank)) and (shuffle is None or constant(shuffle) is True):
         return WrongSamplerRank(
             sampler,
-            "a seed that differs between ranks",
+            "a seed that each rank takes from its own clock" if by_clock else "a seed that differs between ranks",
             "each rank draws its part of an order of its own: the parts overlap, and some samples are in none",
             "Give every rank the same seed, or omit seed=: the sampler takes the rank into account itself.",
+            may_agree=by_clock,
         )
     if may_spawn(projection.machine.script):
         return None

@@ -97,7 +97,19 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
 
 def _single_waits(wait: DataWait) -> tuple[Fact, ...]:
-    """Return what single long waits add to the mean of the whole run, where that is much."""
+    """Return what single long waits add to the mean of the whole run, where that is much, and which these are."""
+    from ddpdoctor.diagnosis.wording import milliseconds_text
+
+    if wait.first_of_pass_ns:
+        return (
+            Fact(
+                text=f"it is the first batch of each epoch that waits, {milliseconds_text(wait.first_of_pass_ns)} on "
+                f"rank {wait.worst_rank}, and the others hardly do",
+                basis="run",
+                numbers={"first_wait_ns": wait.first_of_pass_ns},
+                rank=wait.worst_rank,
+            ),
+        )
     if wait.mean_share < MUCH_MORE * wait.share:
         return ()
     return (
@@ -115,7 +127,14 @@ def _remedy(wait: DataWait) -> str:
         return "Prepare the batches in worker processes, ahead of the step that needs them."
     if not wait.loader.workers:
         return "Give the loader worker processes: num_workers (cores over ranks) and persistent_workers=True."
+    if wait.first_of_pass_ns:
+        if wait.loader.persistent:
+            return "Its workers are kept already: let the data set open what it needs before the first sample is asked."
+        return (
+            "Give the loader persistent_workers=True: its workers start anew for every epoch, and keep up after that."
+        )
+    kept = "" if wait.loader.persistent else ", or keep the workers between epochs with persistent_workers=True"
     return (
         f"The {wait.loader.workers} workers of each rank do not keep up: give it more, make the samples cheaper "
-        "(smaller files, less decoding), or keep the workers between epochs with persistent_workers=True."
+        f"(smaller files, less decoding){kept}."
     )

@@ -22,7 +22,7 @@ from ddpdoctor.diagnosis.wording import (
     rank_list,
     verb,
 )
-from ddpdoctor.finding import Basis, Fact, Frame, Location
+from ddpdoctor.finding import NAMED_BECAUSE, Basis, Fact, Frame, Location
 from ddpdoctor.record.exception_summary import headline
 from ddpdoctor.record.model import RunRecord
 
@@ -168,7 +168,7 @@ def facts(divergence: Divergence, basis: Basis) -> tuple[Fact, ...]:
     if divergence.difference and divergence.form == "mismatch":
         told.append(Fact(text=f"these are paired and differ in the {divergence.difference}", basis=basis))
     if divergence.culprit is not None:
-        text = f"rank {divergence.culprit} is named because {divergence.culprit_reason}"
+        text = f"rank {divergence.culprit} {NAMED_BECAUSE} {divergence.culprit_reason}"
         told.append(Fact(text=text, basis=basis, rank=divergence.culprit))
     return tuple(told)
 

@@ -110,6 +110,8 @@ def from_parting(
         parted = _parted_before(lanes, present, parting.position)
         # Where lines parted just before the steps did, a call of one rank alone is the reason.
         form, common = ("desync", parting.position - 1) if parted is None else ("mismatch", parted)
+    else:
+        common = _before_one_line(lanes, present, common, parting.position)
     after = turns(record, lanes, group.ranks, common + 1, blocked)
     proof = turns(record, lanes, present, parting.position, blocked) if common + 1 < parting.position else ()
     naming = step_culprit if form == "desync" else line_culprit
@@ -139,6 +141,21 @@ def _parted_before(lanes: Lanes, ranks: list[int], position: int) -> int | None:
         first -= 1
     common = last_common_position(lanes, ranks, first)
     return common if common + 1 < first else None
+
+
+def _before_one_line(lanes: Lanes, ranks: list[int], common: int, position: int) -> int:
+    """Return the last common entry before calls that one line makes: a trainer's ``fit`` makes all of a framework's.
+
+    That the ranks agree in such a line says nothing, where a call from another line was paired with one of it before.
+    """
+    lines = {lanes.line(rank, position) for rank in ranks}
+    if len(lines) > 1 or None in lines:
+        return common
+    walked = common
+    while walked >= 0 and {lanes.line(rank, walked) for rank in ranks} == lines:
+        walked -= 1
+    before = last_common_position(lanes, ranks, walked + 1)
+    return before if before < walked else common
 
 
 def _steps_differ(lanes: Lanes, ranks: list[int], position: int) -> bool:

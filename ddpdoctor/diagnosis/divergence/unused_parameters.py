@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 import msgspec
@@ -19,6 +20,8 @@ UNFINISHED = "Expected to have finished reduction in the prior iteration"
 _INDICES = re.compile(r"Parameter indices which did not receive grad for rank \d+: ((?:\d+ ?)+)")
 
 NAMES_SHOWN = 6
+STEPS_NEEDED = 4
+"""Synchronised backwards on every rank before a parameter is said never to get a gradient."""
 
 
 class UnusedOnRanks(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +52,10 @@ class UnusedParameters(msgspec.Struct, frozen=True, kw_only=True):
     locations: tuple[Location, ...]
     """The wrap, then the line whose forward or backward ended without them."""
     groups: tuple[UnusedOnRanks, ...]
+    cut: bool = False
+    """The place where the graph ends is known."""
+    share: float = 0.0
+    """Share of the parameters of the wrap; 0 where that is not known."""
 
 
 def unused_parameters(record: RunRecord) -> Iterator[UnusedParameters]:
@@ -65,6 +72,52 @@ def unused_parameters(record: RunRecord) -> Iterator[UnusedParameters]:
         missing = {rank: names for rank, names in missing.items() if names}
         if missing:
             yield _describe(record, number, wraps, missing)
+
+
+def never_used(record: RunRecord) -> Iterator[UnusedParameters]:
+    """Yield the wraps that an option of DDP serves, with parameters that got no gradient on any rank in any step.
+
+    Only where enough synchronised backwards were seen on every rank; what was frozen after the wrap is left out.
+    """
+    for number in sorted({wrap.wrap for wrap in record.wraps}):
+        wraps = {wrap.rank: wrap for wrap in record.wraps if wrap.wrap == number}
+        if len(wraps) != len(record.rank_numbers()) or not all(map(_is_served, wraps.values())):
+            continue
+        never: list[frozenset[str]] = []
+        for rank in wraps:
+            seen = [entry for entry in record.missing_gradients if (entry.rank, entry.wrap) == (rank, number)]
+            made = sum(entry.rank == rank and number in entry.synchronised for entry in record.backwards)
+            whole = STEPS_NEEDED <= made <= len(seen)
+            names = frozenset.intersection(*(frozenset(entry.parameters) for entry in seen)) if whole else frozenset()
+            never.append(names - frozen_names(record, rank, number))
+        names = frozenset.intersection(*never)
+        if names:
+            found = _describe(record, number, wraps, dict.fromkeys(wraps, names))
+            steps = min(
+                sum(entry.rank == rank and entry.wrap == number for entry in record.missing_gradients) for rank in wraps
+            )
+            hidden = f"{found.sentence}; in none of {steps} steps, on no rank, and find_unused_parameters=True hides it"
+            yield msgspec.structs.replace(found, sentence=hidden)
+
+
+def _is_served(wrap: Wrap) -> bool:
+    return bool(wrap.options.get("find_unused_parameters") or wrap.options.get("static_graph"))
+
+
+def _cuts(record: RunRecord, wrap: Wrap, names: frozenset[str]) -> tuple[tuple[str, Location], ...]:
+    """Return the gathers, by kind and place, below which all of these parameters are, so that their graph ends there.
+
+    Parameters are known by their shapes. Those that have gradients go first: whoever puts the rank's own tensor back
+    into the result has them for all that it was computed from, and DDP's search joins all outputs in one node.
+    """
+    lacking = Counter(tensor.shape for tensor in wrap.parameters if tensor.name in names)
+    others = Counter(tensor.shape for tensor in wrap.parameters if tensor.name not in names)
+    found = (
+        (cut.kind, site_location(record.site(cut.site)))
+        for cut in record.cut_graphs
+        if lacking and lacking <= Counter(cut.leaves) - others
+    )
+    return tuple(dict.fromkeys((kind, place) for kind, place in found if place is not None))
 
 
 def waits_in_vain(record: RunRecord, number: int) -> bool:
@@ -160,8 +213,7 @@ def _missing_by_rank(record: RunRecord, number: int, wraps: dict[int, Wrap]) -> 
     found: dict[int, set[str]] = {}
     for entry in missing_gradients(record):
         wrap = wraps.get(entry.rank)
-        served = wrap is not None and (wrap.options.get("find_unused_parameters") or wrap.options.get("static_graph"))
-        if entry.wrap == number and wrap is not None and not served and entry.parameters:
+        if entry.wrap == number and wrap is not None and not _is_served(wrap) and entry.parameters:
             found.setdefault(entry.rank, set()).update(entry.parameters)
     return {rank: frozenset(names) for rank, names in found.items()}
 
@@ -193,12 +245,25 @@ def _describe(
         sentence = f"on {first.ranks} {sentence}; {contrast}, so the job hangs or fails in the next step"
     wrapped = site_location(record.site(wraps[min(missing)].site))
     backward = first.location
+    cuts = () if differs else _cuts(record, wraps[min(missing)], everywhere)
+    if cuts:
+        sentence += f"; {cuts[0][0]} at {_named(cuts[0][1])} ends the graph: its results carry no gradient"
+    places = (*(place for _, place in cuts), wrapped, backward)
     return UnusedParameters(
         sentence=sentence,
-        remedy=_remedy(wrapped, differs),
+        remedy=_of_cut(*cuts[0]) if cuts else _remedy(wrapped, differs, _is_served(wraps[min(missing)])),
         ranks=tuple(sorted(missing)),
-        locations=tuple(dict.fromkeys(location for location in (wrapped, backward) if location is not None)),
+        locations=tuple(dict.fromkeys(location for location in places if location is not None)),
         groups=groups,
+        cut=bool(cuts),
+        share=first.tensors / total if total else 0.0,
+    )
+
+
+def _of_cut(kind: str, place: Location) -> str:
+    return (
+        f"Use torch.distributed.nn.functional.all_gather, which carries gradients, instead of {kind} at "
+        f"{_named(place)}; or put the rank's own tensor back into the result: gathered[rank] = features."
     )
 
 
@@ -228,14 +293,22 @@ def _group(
     )
 
 
-def _remedy(wrapped: Location | None, differs: bool) -> str:
-    where = "" if wrapped is None else f" at {place(Frame(wrapped.file, wrapped.line))}"
+def _named(location: Location) -> str:
+    return place(Frame(location.file, location.line))
+
+
+def _remedy(wrapped: Location | None, differs: bool, served: bool = False) -> str:
+    where = "" if wrapped is None else f" at {_named(wrapped)}"
     if differs:
         return (
             f"If their use depends on the input, pass find_unused_parameters=True to DistributedDataParallel{where}, "
             "or use them on every rank (add 0 times their sum to the loss)."
         )
-    return (
-        "If they are not needed, remove them or freeze them with requires_grad_(False) before the wrap; if their use "
-        f"depends on the input, pass find_unused_parameters=True to DistributedDataParallel{where}."
+    wanted = (
+        "If they are not needed, remove them or freeze them with requires_grad_(False) before the wrap; if they are to "
+        "learn, look for what ends the graph between them and the loss: detach, .data, argmax, no_grad, a collective "
+        "that carries no gradient"
     )
+    if served:
+        return f"{wanted}."
+    return f"{wanted}; if their use depends on the input, pass find_unused_parameters=True{where}."

@@ -9,6 +9,9 @@ def loader_facts(loader: Any, torch: Any) -> dict[str, Any]:
     """Return the fields of a ``loader`` event, except for its number, its place and its length."""
     sampler = sharding_sampler(loader)
     dataset = loader.dataset
+    batches = getattr(loader, "batch_sampler", None)
+    # A loader that is given batches makes a sampler of its own beside them, which nobody asks.
+    own = batches if batches is not None and type(batches) is not torch.utils.data.BatchSampler else None
     iterable = isinstance(dataset, torch.utils.data.IterableDataset)
     try:
         samples = None if iterable else len(dataset)
@@ -18,13 +21,16 @@ def loader_facts(loader: Any, torch: Any) -> dict[str, Any]:
         "dataset_type": type(dataset).__qualname__,
         "dataset_length": samples,
         "iterable": iterable,
-        "sampler_type": type(sampler or loader.sampler).__qualname__,
+        "sampler_type": type(sampler or own or loader.sampler).__qualname__,
+        "own_batches": batches is not None and getattr(loader, "batch_size", None) is None,
         "sampler_shards": sampler is not None,
         "sampler_rank": _number(sampler, "rank", "process_index"),
         "sampler_replicas": _number(sampler, "num_replicas", "num_processes", "world_size"),
+        "sampler_seed": _number(sampler, "seed"),
         "sampler_shuffles": _shuffles(sampler or loader.sampler),
         "batch_size": _batch_size(loader, torch),
         "workers": loader.num_workers,
+        "persistent": bool(getattr(loader, "persistent_workers", False)),
         "drop_last": bool(getattr(loader, "drop_last", False)),
     }
 

@@ -47,6 +47,7 @@ _ROWS = {
     "unheld_parameters": "unheld_parameters",
     "written_averages": "written_averages",
     "reduced_loss": "reduced_losses",
+    "cut_graph": "cut_graphs",
     "outsider_call": "outsider_calls",
 }
 """Events that become a row of a stream as they are, and the stream."""

@@ -29,12 +29,16 @@ class Loader(msgspec.Struct, frozen=True, kw_only=True):
     dataset_length: int | None = None
     iterable: bool = False
     sampler_type: str = ""
+    own_batches: bool = False
+    """It was given a batch sampler, and takes no ``sampler`` beside it."""
     sampler_shards: bool = False
     """The sampler or batch sampler knows ranks (``num_replicas`` and ``rank``)."""
     sampler_rank: int | None = None
     """The rank that the sampler was given."""
     sampler_replicas: int | None = None
     """The number of ranks that the sampler was given."""
+    sampler_seed: int | None = None
+    """The seed by which the sampler shuffles."""
     sampler_site: int = -1
     """Where the sampler was made."""
     part: int = -1
@@ -42,6 +46,8 @@ class Loader(msgspec.Struct, frozen=True, kw_only=True):
     sampler_shuffles: bool = False
     batch_size: int | None = None
     workers: int = 0
+    persistent: bool = False
+    """Its workers are kept between passes."""
     drop_last: bool = False
     length: int | None = None
     """True number of batches per pass, before any cut; None when it has no length."""

@@ -46,6 +46,17 @@ class ReducedLoss(msgspec.Struct, frozen=True, kw_only=True):
     backward_site: int = -1
 
 
+class CutGraph(msgspec.Struct, frozen=True, kw_only=True):
+    """A gather of a tensor that wants a gradient: its result has none."""
+
+    rank: int
+    site: int = -1
+    kind: str = ""
+    """The collective."""
+    leaves: tuple[tuple[int, ...], ...] = ()
+    """Shapes of the parameters that the tensor was computed from; empty where they are not known."""
+
+
 class OutsiderCall(msgspec.Struct, frozen=True, kw_only=True):
     """A collective that a rank called on a group which it is no member of; torch does nothing then."""
 

@@ -47,6 +47,8 @@ class SourceParting(msgspec.Struct, frozen=True, kw_only=True):
     condition_location: Location
     exit_location: Location | None
     """Where the missing ranks left, when they left before instead of taking the other arm."""
+    leaving: str
+    """Source of the statement by which they left; empty where they did not leave."""
     guessed: bool
     """The rank test is one by its name only."""
     chain: tuple[Frame, ...]
@@ -70,13 +72,18 @@ def partings_by(projection: Projection, cause: Cause) -> Iterator[SourceParting]
 
 def _partings(projection: Projection) -> Iterator[SourceParting]:
     seen: set[ast.AST] = set()
+    left: set[tuple[ast.AST, bool]] = set()
     for walk in projection.walks:
         for found in _in_walk(projection, walk):
-            # Ranks that leave by one statement miss every collective behind it: only the first one is reported.
-            cause = found.event.node if found.left is None else found.left.node
-            if not {cause, found.event.node} & seen:
-                seen |= {cause, found.event.node}
-                yield _described(found)
+            # Ranks that leave by one statement miss every collective behind it: only the first one is reported, and
+            # behind a forward the first that remains when the forward is made through the bare model.
+            exit_node = None if found.left is None else (found.left.node, _cause(found.event) == "forward")
+            if found.event.node in seen or exit_node in left or (found.left is not None and found.left.node in seen):
+                continue
+            seen.add(found.event.node)
+            if exit_node is not None:
+                left.add(exit_node)
+            yield _described(found)
         for found in _by_caught_raise(projection, walk):
             if found.event.node not in seen:
                 seen.add(found.event.node)
@@ -104,15 +111,22 @@ def finding_of(check: Check, parting: SourceParting, remedy: str, title: str = "
 
 
 def _evidence_of(parting: SourceParting) -> tuple[Fact, ...]:
+    left = () if parting.exit_location is None else (_exit_of(parting, parting.exit_location),)
     return (
+        *left,
         Fact(text=f"`{parting.condition}` decides", basis="source", location=parting.condition_location),
         Fact(
-            text=f"this call chain leads {ranks_text(parting.running)} of 4 to {parting.collective}",
+            text=f"this call chain leads {ranks_text(parting.running)} to {parting.collective}",
             basis="source",
             location=parting.location,
             stack=parting.chain,
         ),
     )
+
+
+def _exit_of(parting: SourceParting, place: Location) -> Fact:
+    verb = _verb(parting.missing, "leave")
+    return Fact(text=f"{ranks_text(parting.missing)} {verb} by `{parting.leaving}`", basis="source", location=place)
 
 
 def _places_of(parting: SourceParting) -> tuple[Location, ...]:
@@ -144,14 +158,23 @@ def _title(parting: SourceParting) -> str:
             place += f" of {PurePath(parting.exit_location.file).name}"
         return (
             f"{ranks_text(parting.missing)} can leave at {place}, before {parting.collective}, "
-            f"which {ranks_text(parting.running)} {_verb(parting.running, 'run')}"
+            f"which {_others(parting.running, parting.missing)}"
         )
+    rest = _others(parting.missing, parting.running)
     sides = [
-        f"{ranks_text(mask)} {_verb(mask, 'run')} " + (f"[{', '.join(names)}]" if names else "nothing more")
-        for mask, names in ((parting.running, parting.running_next), (parting.missing, parting.missing_next))
+        subject + (f" [{', '.join(names)}]" if names else " nothing more")
+        for subject, names in (
+            (f"{ranks_text(parting.running)} {_verb(parting.running, 'run')}", parting.running_next),
+            (rest, parting.missing_next),
+        )
     ]
-    ranks = f"{ranks_text(parting.running)} of 4 {_verb(parting.running, 'reach')}"
+    ranks = f"{ranks_text(parting.running)} {_verb(parting.running, 'reach')}"
     return f"only {ranks} {parting.collective}: " + "; ".join(sides)
+
+
+def _others(mask: int, named: int) -> str:
+    """Return subject and verb for the ranks beside those that were named: a job may be of two."""
+    return "the others run" if mask | named == ALL_RANKS else f"{ranks_text(mask)} {_verb(mask, 'run')}"
 
 
 def _verb(mask: int, verb: str) -> str:
@@ -231,6 +254,7 @@ def _compare(
             left = _by_exit(*sides)
             if left is not None:
                 yield left
+                yield from _behind_forward(left)
             return
         if found is not None:
             yield found
@@ -334,6 +358,17 @@ def _by_exit(
     return None
 
 
+def _behind_forward(found: _Found) -> Iterator[_Found]:
+    """Yield the first explicit collective that follows a missed forward in the function that some ranks left."""
+    left = found.left
+    if left is None or not left.scope or _cause(found.event) != "forward":
+        return
+    for event in events_in(found.running_next):
+        if event.kind == "collective" and left.scope in event.scopes:
+            yield msgspec.structs.replace(found, event=event)
+            return
+
+
 def _comes_after(left: Exit, event: Event) -> bool:
     """Return whether ranks leave a function only after the call, with no loop in it that would bring them back."""
     behind = left.scope != 0 and left.ordinal > event.ordinal
@@ -427,6 +462,7 @@ def _described(found: _Found) -> SourceParting:
         condition=guard.module.excerpt(guard.node),
         condition_location=guard.module.location(guard.node),
         exit_location=found.left.module.location(found.left.node) if found.left is not None else None,
+        leaving=found.left.module.excerpt(found.left.node) if found.left is not None else "",
         guessed=guard.guessed,
         chain=event.chain,
         turns=found.turns,

@@ -41,6 +41,8 @@ _ALL_AT_ONCE = frozenset(
 )
 """Words by which a method may come to any attribute."""
 _TREATED_OPTIONS = ("find_unused_parameters", "static_graph", "skip_all_reduce_unused_params")
+_WITHOUT_GRADIENT = frozenset({"argmax", "argmin", "detach", "data"})
+"""Attributes and functions whose results have no graph; any use beside these lets gradients through."""
 _UNUSED_POSITION = 5
 """Position of ``find_unused_parameters`` among DDP's arguments."""
 
@@ -58,7 +60,9 @@ class UnusedPart(msgspec.Struct, frozen=True, eq=False):
     names: tuple[str, ...]
     places: tuple[Location, ...]
     is_run: bool = False
-    """Forward runs them under ``no_grad``."""
+    """Forward runs them under ``no_grad``, or uses of what they give only what carries no gradient."""
+    is_hidden: bool = False
+    """``find_unused_parameters=True`` hides it: nothing fails."""
 
 
 class NeedlessSearch(msgspec.Struct, frozen=True, eq=False):
@@ -73,7 +77,9 @@ def unused_parts(projection: Projection) -> Iterator[UnusedPart]:
     """Yield attributes with parameters of wrapped modules that no method which forward calls mentions."""
     machine, seen = projection.machine, set[ast.ClassDef]()
     demanding = [wrap for wrap in projection.in_course("wrap") if _demands_all(wrap)]
-    for wrap in (*demanding, *_lightning_fits(projection)):
+    searching = [wrap for wrap in projection.in_course("wrap") if _searches(wrap)]
+    for wrap in (*demanding, *_lightning_fits(projection), *searching):
+        hidden = wrap in searching
         for part in _modules_of(machine, wrap):
             if part.cls.node in seen:
                 continue
@@ -81,9 +87,16 @@ def unused_parts(projection: Projection) -> Iterator[UnusedPart]:
             held = list(_parameter_attributes(machine, part))
             unused = [name for name in held if not _is_used(machine, part, name)]
             teaching = [name for name in held if name not in unused and _is_without_gradient(machine, part, name)]
-            for names in filter(None, (unused, teaching)):
+            # A part without use, or a teacher that is averaged, is what the search is asked to put up with.
+            teaching = [name for name in teaching if not hidden or not _is_copied(machine, part, name)]
+            for names in filter(None, (() if hidden else unused, teaching)):
                 places = tuple(_places(machine, part, names))
-                yield UnusedPart(wrap, part.cls.node.name, tuple(names), places, names is teaching)
+                yield UnusedPart(wrap, part.cls.node.name, tuple(names), places, names is teaching, hidden)
+
+
+def _searches(wrap: Event) -> bool:
+    flag = wrap.argument("find_unused_parameters", _UNUSED_POSITION)
+    return wrap.complete and flag is not None and constant(flag) is True
 
 
 def _lightning_fits(projection: Projection) -> Iterator[Event]:
@@ -174,19 +187,56 @@ def _is_used(machine: Machine, part: Instance, name: str) -> bool:
 
 
 def _is_without_gradient(machine: Machine, part: Instance, name: str) -> bool:
-    """Return whether an attribute is used under ``no_grad`` only, as a teacher is, and nothing is frozen anywhere."""
+    """Return whether no use of an attribute records gradients, as with a teacher, and nothing is frozen anywhere."""
     script = machine.script
     if uses_part(script, ("requires_grad",)):
         return False
-    uses = [
-        (module, node)
-        for cls in _family(machine, part.cls)
-        if (module := script.module(cls.module)) is not None
-        for node in module.index.within(cls.node, ast.Attribute)
-        if node.attr == name and isinstance(node.ctx, ast.Load)
-    ]
+    uses = list(_uses(machine, part, name))
     alone = _all_loaded_words(script)[name] == len(uses)
-    return bool(uses) and alone and all(_records_nothing(module, node) for module, node in uses)
+    return (
+        bool(uses)
+        and alone
+        and all(_records_nothing(module, node) or _ends_graph(module, node) for module, node in uses)
+    )
+
+
+def _uses(machine: Machine, part: Instance, name: str) -> Iterator[tuple[Module, ast.Attribute]]:
+    for cls in _family(machine, part.cls):
+        module = machine.script.module(cls.module)
+        for node in module.index.within(cls.node, ast.Attribute) if module is not None else ():
+            if node.attr == name and isinstance(node.ctx, ast.Load) and module is not None:
+                yield module, node
+
+
+def _is_copied(machine: Machine, part: Instance, name: str) -> bool:
+    """Return whether the parameters of an attribute are asked for, as those of a teacher that follows the student."""
+    around = (module.parents.get(node) for module, node in _uses(machine, part, name))
+    return any(isinstance(above, ast.Attribute) for above in around)
+
+
+def _ends_graph(module: Module, node: ast.AST) -> bool:
+    """Return whether of what a call of a part gives only indices or copies without a graph are used."""
+    call = module.parents.get(node)
+    return isinstance(call, ast.Call) and call.func is node and _is_cut(module, call)
+
+
+def _is_cut(module: Module, value: ast.expr) -> bool:
+    around = module.parents.get(value)
+    if isinstance(around, ast.Attribute):
+        return around.attr in _WITHOUT_GRADIENT
+    if isinstance(around, ast.Call):
+        return value in around.args and last_name(around.func) in _WITHOUT_GRADIENT
+    if not (isinstance(around, ast.Assign) and len(around.targets) == 1 and isinstance(around.targets[0], ast.Name)):
+        return False
+    body, kept = module.body_around(value), around.targets[0].id
+    named = [name for name in module.index.within(body, ast.Name) if name.id == kept]
+    loads = [name for name in named if isinstance(name.ctx, ast.Load)]
+    once = len(named) - len(loads) == 1
+    return (
+        once
+        and bool(loads)
+        and all(not isinstance(module.parents.get(name), ast.Assign) and _is_cut(module, name) for name in loads)
+    )
 
 
 def _records_nothing(module: Module, node: ast.AST) -> bool:
@@ -320,7 +370,7 @@ def _is_straight(forward: ast.FunctionDef, names: Sequence[str]) -> bool:
         *(ast.Continue, ast.Break),
     )
     words = {word for node in descend(forward) for word in _loaded_words(node)}
-    if words & {"detach", "no_grad", "checkpoint", "training", "inference_mode", "item"}:
+    if words & {"no_grad", "checkpoint", "training", "inference_mode", "item", *_WITHOUT_GRADIENT}:
         return False
     return all(
         _skips_absent_part(node, names) or _goes_through_parts(node)

@@ -38,12 +38,17 @@ def numbers_in(mask: int) -> tuple[int, ...]:
 
 
 def ranks_text(mask: int) -> str:
-    """Name the ranks of a mask: ``rank 0``, ``ranks 1-3``, ``ranks 0 and 2``."""
+    """Name the ranks of a mask: ``rank 0``, ``all ranks but 0``, ``ranks 0 and 2``.
+
+    The four imagined ranks stand for any number: what all but one do is said without counting them.
+    """
     ranks = numbers_in(mask)
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
-    if len(ranks) > 2 and ranks[-1] - ranks[0] == len(ranks) - 1:
-        return f"ranks {ranks[0]}-{ranks[-1]}"
+    if len(ranks) == len(RANKS):
+        return "all ranks"
+    if len(ranks) == len(RANKS) - 1:
+        return f"all ranks but {next(rank for rank in RANKS if rank not in ranks)}"
     return "ranks " + ", ".join(str(rank) for rank in ranks[:-1]) + f" and {ranks[-1]}"
 
 

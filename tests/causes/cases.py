@@ -1,0 +1,121 @@
+"""The cases: what the first finding has to say, by the source alone and by the whole check."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+SCRIPTS = Path(__file__).with_name("scripts")
+
+
+class Said(msgspec.Struct, frozen=True, kw_only=True):
+    """What a finding above advice has to say."""
+
+    code: str
+    line: int
+    ranks: tuple[int, ...] = ()
+    """Where the run can name them."""
+    words: tuple[str, ...] = ()
+    """In the title, the evidence or the remedy."""
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """A script, and all that is said of it above advice, the worst first."""
+
+    script: str
+    """Below ``scripts``, or ``-m`` and a module."""
+    source: tuple[Said, ...] = ()
+    """Of ``check --static``."""
+    checked: tuple[Said, ...] = ()
+    """Of ``check``."""
+    arguments: tuple[str, ...] = ()
+    quick: bool = False
+    """Rehearsed by the default tests as well."""
+
+    @property
+    def name(self) -> str:
+        """The script without its ending."""
+        return self.script.removesuffix(".py").replace("-m ", "")
+
+
+_GATHER = ("all_gather", "torch.distributed.nn.functional.all_gather", "gathered[rank]")
+_SKIP = ("NoAnchors", "len(anchors) == 0", "all-reduce whether every rank succeeded")
+_RANK0_SAVE = Said(code="DDP301", line=28, words=("is_global_zero", "save_checkpoint", "move it out of the branch"))
+_RANK0_REDUCE = Said(code="DDP301", line=42, words=("dist.get_rank() == 0", "move it out of the branch"))
+_VIZ = Said(code="DDP301", line=24, words=("rank 0 can leave at line 22", "`return`", "trainer.is_global_zero"))
+_UNFREEZE = Said(code="DDP213", line=44, words=("learning rate of 0",))
+_BATCHES = Said(code="DDP101", line=83, words=("batches[rank :",))
+_FORWARD = Said(code="DDP303", line=33, words=("model.module",))
+_REDUCE = Said(code="DDP301", line=34, words=("self.rank == 0", "move it out of the branch"))
+_EPOCH = Said(code="DDP102", line=23)
+
+CASES = (
+    Case(script="c03_gather_nograd.py", checked=(Said(code="DDP201", line=35, words=_GATHER),), quick=True),
+    Case(script="c03b_gather_nograd_strict.py", checked=(Said(code="DDP201", line=35, words=_GATHER),)),
+    Case(
+        script="c05_skip_batch.py",
+        source=(Said(code="DDP311", line=65, words=_SKIP),),
+        checked=(Said(code="DDP311", line=65, words=_SKIP),),
+    ),
+    Case(
+        script="c05b_skip_batch_hangs.py",
+        source=(Said(code="DDP311", line=65, words=_SKIP),),
+        checked=(Said(code="DDP311", line=65, ranks=(1,), words=_SKIP),),
+    ),
+    Case(script="c05_mended.py"),
+    Case(script="c07_backbone_finetuning.py", source=(_UNFREEZE,), checked=(_UNFREEZE,)),
+    # The option that others advise does not mend it: after the run the replicas' backbones differ.
+    Case(
+        script="c07_searching.py",
+        source=(Said(code="DDP213", line=45),),
+        checked=(Said(code="DDP213", line=45, words=("not averaged",)),),
+    ),
+    Case(script="c10_dynamic_batches.py", source=(_BATCHES,), checked=(_BATCHES,)),
+    Case(script="c10_mended.py"),
+    Case(
+        script="c13_sampler_seed.py",
+        source=(Said(code="DDP517", line=45, words=("clock", "same seed")),),
+        checked=(
+            Said(
+                code="DDP517",
+                line=45,
+                words=(
+                    "of 240 samples are drawn by more than one rank",
+                    "seed of DistributedSampler differs",
+                    "same seed",
+                ),
+            ),
+        ),
+        quick=True,
+    ),
+    Case(
+        script="c15_viz_callback.py",
+        source=(_VIZ,),
+        checked=(msgspec.structs.replace(_VIZ, ranks=(0,)),),
+    ),
+    Case(script="c15_mended.py"),
+    Case(
+        script="lit_rank0_save.py",
+        source=(_RANK0_SAVE, Said(code="DDP201", line=13)),
+        checked=(msgspec.structs.replace(_RANK0_SAVE, ranks=(0,)), Said(code="DDP201", line=13)),
+    ),
+    Case(
+        script="lit_unused_aux.py",
+        source=(Said(code="DDP201", line=13, words=("self.aux",)),),
+        checked=(Said(code="DDP201", line=13, words=("aux.weight",)),),
+    ),
+    Case(
+        script="rank0_allreduce_last.py",
+        source=(_RANK0_REDUCE,),
+        checked=(msgspec.structs.replace(_RANK0_REDUCE, ranks=(0,)),),
+        arguments=("--epochs", "1"),
+        quick=True,
+    ),
+    Case(
+        script="-m classify.train",
+        arguments=("--config", "configs/base.json"),
+        source=(_REDUCE, _EPOCH, _FORWARD),
+        checked=(msgspec.structs.replace(_FORWARD, ranks=(0,)), _REDUCE, _EPOCH),
+    ),
+)

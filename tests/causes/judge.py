@@ -1,0 +1,58 @@
+"""Runs a case and tells what is said of it that should not be, and what is not said that should."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.causes.cases import Case, Said
+from tests.check_command import check
+
+DIVERGENCES = frozenset({"DDP301", "DDP302", "DDP303", "DDP309", "DDP311", "DDP314"})
+"""What the source may know to be the reason for a divergence of the run."""
+
+
+def report_of(case: Case, project: Path, *options: str, **environment: str) -> dict[str, Any]:
+    """Check a case that was laid out in ``project``; the report."""
+    target = case.script.split()
+    return check(*options, *target, "--", *case.arguments, cwd=project, **environment)[1]
+
+
+def complaints(expected: tuple[Said, ...], report: dict[str, Any]) -> list[str]:
+    """What is wrong with a report, in sentences; empty when all is well."""
+    found = [finding for finding in report["findings"] if finding["severity"] != "advice"]
+    said = [(finding["code"], _line(finding)) for finding in found]
+    if said != [(one.code, one.line) for one in expected]:
+        return [f"said {said}: {[finding['title'] for finding in found]}"]
+    wrong = []
+    for one, finding in zip(expected, found, strict=True):
+        text = " ".join((finding["title"], finding["remedy"], *(fact["text"] for fact in finding["evidence"])))
+        wrong += [f"{one.code} does not say {words!r}: {text}" for words in one.words if words not in text]
+        if one.ranks and tuple(finding["ranks"]) != one.ranks:
+            wrong.append(f"{one.code} names ranks {finding['ranks']}")
+    return wrong
+
+
+def worse_than_static(static: dict[str, Any], checked: dict[str, Any]) -> list[str]:
+    """Divergences that the source places and mends, and the whole check, which saw one, at another place or otherwise.
+
+    What the run refuted, or what is told beside the run's own finding, is told no worse.
+    """
+    told = {(finding["code"], _path(finding), _line(finding), finding["remedy"]) for finding in checked["findings"]}
+    refuted = {(one["code"], one["location"]["line"]) for one in checked.get("refuted", ()) if one.get("location")}
+    return [
+        f"{finding['code']} at line {_line(finding)} is not told: {finding['title']}"
+        for finding in static["findings"]
+        if finding["code"] in DIVERGENCES
+        and finding["severity"] == "error"
+        and (finding["code"], _path(finding), _line(finding), finding["remedy"]) not in told
+        and (finding["code"], _line(finding)) not in refuted
+    ]
+
+
+def _line(finding: dict[str, Any]) -> int:
+    return int(finding["locations"][0]["line"]) if finding["locations"] else 0
+
+
+def _path(finding: dict[str, Any]) -> str:
+    return str(finding["locations"][0]["file"]) if finding["locations"] else ""

@@ -1,0 +1,51 @@
+"""The cause leads, with a remedy that works: cases that were told by their symptoms, or not at all."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.causes.cases import CASES, SCRIPTS, Case
+from tests.causes.judge import complaints, report_of, worse_than_static
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """The scripts in a directory of their own."""
+    return Path(shutil.copytree(SCRIPTS, tmp_path / "project"))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_source_says_the_cause_where_it_shows_it(case: Case, project: Path) -> None:
+    assert complaints(case.source, report_of(case, project, "--static")) == []
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=case.name, marks=() if case.quick else pytest.mark.full) for case in CASES],
+)
+def test_the_whole_check_says_the_cause_and_no_less_than_the_source(case: Case, project: Path, tmp_path: Path) -> None:
+    checked = report_of(case, project, XDG_STATE_HOME=str(tmp_path))
+    assert complaints(case.checked, checked) == []
+    assert worse_than_static(report_of(case, project, "--static"), checked) == []
+
+
+def _report(*findings: dict[str, Any], refuted: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
+    return {"findings": list(findings), "refuted": list(refuted)}
+
+
+def _finding(code: str, line: int, remedy: str = "move it") -> dict[str, Any]:
+    place = {"file": "train.py", "line": line}
+    return {"code": code, "severity": "error", "title": code, "remedy": remedy, "locations": [place], "ranks": []}
+
+
+def test_another_place_another_remedy_and_silence_are_worse() -> None:
+    static = _report(_finding("DDP301", 9))
+    assert worse_than_static(static, static) == []
+    for checked in (_report(), _report(_finding("DDP301", 12)), _report(_finding("DDP306", 9, "leave together"))):
+        assert worse_than_static(static, checked) == ["DDP301 at line 9 is not told: DDP301"]
+    place = {"code": "DDP301", "location": {"file": "train.py", "line": 9}}
+    assert worse_than_static(static, _report(refuted=(place,))) == []
