@@ -10,6 +10,7 @@ from typing import BinaryIO
 import msgspec
 from msgspec.structs import replace
 
+from ddpdoctor.files.untrusted import reason_of
 from ddpdoctor.postmortem import launchers
 from ddpdoctor.postmortem.boxed_tracebacks import BoxedTracebacks
 from ddpdoctor.postmortem.failures import details_of, own_rank
@@ -52,6 +53,8 @@ class LogRead(msgspec.Struct, kw_only=True):
     dropped: int = 0
     """Incidents beyond those that are kept."""
     attempts: int = 1
+    problem: str = ""
+    """A clause where it could not be read to its end."""
     is_cut: bool = False
     """So many lines report failures that the rest was left out."""
 
@@ -88,7 +91,10 @@ class LogReader:
     def read(self, stream: BinaryIO) -> LogRead:
         """Read the log to its end."""
         scanner = self._scanner = Scanner(self._take, self._note_context)
-        scanner.read(stream)
+        try:
+            scanner.read(stream)
+        except (OSError, EOFError) as error:
+            self.read_so_far.problem = reason_of(error)
         self._add_raised(self._tracebacks.finish())
         for row in self._table.finish():
             self._take_row(row, Prefixed(""), scanner.lines)

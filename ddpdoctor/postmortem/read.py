@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from itertools import count
@@ -58,9 +57,11 @@ def read_postmortem(
     for found in logs:
         try:
             told = _read(found, positions, stdin)
-        except (OSError, EOFError, zlib.error) as error:
-            notes.append(f"{found.name} cannot be read to its end: {reason_of(error)}")
+        except (OSError, EOFError) as error:
+            notes.append(f"{found.name} cannot be read: {reason_of(error)}")
             continue
+        if told.problem and not (found.archive is not None and found.archive.is_damaged):
+            notes.append(f"{found.name} cannot be read to its end: {told.problem}")
         if told.is_cut:
             notes.append(f"{found.name} was read up to line {told.lines:,}: too many of its lines report failures")
         if told.dropped:
