@@ -14,7 +14,7 @@ from ddpdoctor.autopsy.parameter_names import with_names
 from ddpdoctor.autopsy.recorded_runs import RecordedRuns
 from ddpdoctor.catalogue.registry import read_catalogue
 from ddpdoctor.catalogue.run_checks import CheckResult, outcome_of, run_log_checks
-from ddpdoctor.diagnosis.logs.causes import causes_of
+from ddpdoctor.diagnosis.logs.causes import causes_of, first_cause
 from ddpdoctor.diagnosis.logs.findings import explains_the_death
 from ddpdoctor.diagnosis.logs.missing_evidence import missing_evidence
 from ddpdoctor.errors import ExitCode, UsageError
@@ -122,8 +122,8 @@ def _with_runs(found: list[Finding], record: RunRecord, of_runs: Sequence[Findin
         again = (replace(fact, stack=()) if fact.stack in shown else fact for fact in same.evidence)
         evidence = (*finding.evidence, *again)
         found[found.index(same)] = replace(finding, role=same.role, doubt=same.doubt, evidence=evidence)
-    causes = causes_of(record)
-    if others and (not causes or causes[0].first.kind in ("timed-out", "lost-peer")):
+    first = first_cause(record)
+    if others and (first is None or first.first.kind in ("timed-out", "stuck", "lost-peer")):
         found = [replace(one, role="echo", severity=Severity.ADVICE) for one in found]
         found.append(replace(others.pop(0), role="cause"))
     return [*found, *(replace(one, role="echo") for one in others)]

@@ -15,12 +15,14 @@ from ddpdoctor.files.untrusted import reason_of
 from ddpdoctor.postmortem.dumps.dump_files import read_dumps
 from ddpdoctor.postmortem.error_files import read_error_file
 from ddpdoctor.postmortem.inputs import Found, find_inputs, opened
-from ddpdoctor.postmortem.log_reader import LogRead, LogReader
+from ddpdoctor.postmortem.log_reader import MARKS, LogRead, LogReader
 from ddpdoctor.postmortem.prefixes import habit_of
 from ddpdoctor.record.model import Job, Rank, RankEnd, RankException, RunRecord
 from ddpdoctor.record.streams.incidents import LogEvidence
 
 _SAMPLE_BYTES = 1 << 15
+LINES_OF_A_LIVING_JOB = 2
+"""So much progress after the last thing that went wrong; of ranks that are about to stop one line may come late."""
 
 
 class Postmortem(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +54,7 @@ def read_postmortem(
     positions = count(1)
     read: list[LogRead] = []
     logs = [found for found in inputs.found if found.kind in ("log", "error-file")]
+    _number_by_layout(logs)
     for found in _without_a_layout(logs):
         found.rank = None
     for found in logs:
@@ -120,6 +123,29 @@ def _without_a_layout(logs: Sequence[Found]) -> list[Found]:
     ]
 
 
+def _number_by_layout(logs: Sequence[Found]) -> None:
+    """Give the logs ranks whose paths differ in one number that counts from 0, unless a line says otherwise.
+
+    As ``slurm-123_0.out`` to ``slurm-123_3.out``, or ``0/stderr.log`` to ``3/stderr.log``.
+    """
+    families: dict[str, list[Found]] = {}
+    for found in logs:
+        if found.path is not None and found.kind == "log":
+            families.setdefault(_family(found), []).append(found)
+    for family in families.values():
+        numbers = [re.findall(r"\d+", found.name) for found in family]
+        places = [place for place, column in enumerate(zip(*numbers, strict=False)) if len(set(column)) > 1]
+        if len(family) < 2 or len(places) != 1 or any(found.rank is not None or found.host for found in family):
+            continue
+        ranks = [int(one[places[0]]) for one in numbers]
+        marked = [set(map(int, MARKS.findall(found.sample))) for found in family]
+        if sorted(ranks) == list(range(len(ranks))) and all(
+            marks <= {rank} for marks, rank in zip(marked, ranks, strict=True)
+        ):
+            for found, rank in zip(family, ranks, strict=True):
+                found.rank = rank
+
+
 def _family(found: Found) -> str:
     """Return the name of a log without its numbers."""
     return re.sub(r"\d+", "#", found.name)
@@ -152,8 +178,17 @@ def _evidence(read: Sequence[LogRead]) -> LogEvidence:
         ranks=tuple(sorted({rank for one in read for rank in one.ranks})),
         world_size=max((one.world_size for one in read), default=0),
         attempts=max((one.attempts for one in read), default=1),
+        finished=_finished(read),
+        endpoint=next((one.endpoint for one in read if one.endpoint), ""),
         ordered=len(telling) <= 1,
     )
+
+
+def _finished(read: Sequence[LogRead]) -> bool:
+    """Return whether every log that reports something goes on after the last of it, and no process of a rank ended."""
+    reporting = [one for one in read if one.incidents or any(ending.exit_code for ending in one.endings)]
+    gone_on = [sum(later.counts for later in one.later if later.line > one.last_line) for one in reporting]
+    return bool(reporting) and all(lines >= LINES_OF_A_LIVING_JOB for lines in gone_on)
 
 
 def _record(evidence: LogEvidence) -> RunRecord:
