@@ -23,17 +23,20 @@ from ddpdoctor.record.streams.incidents import Incident, RankEnding
 
 _OF_TORCH = re.compile(r"\[(?P<level>[IWEF])(?:\d{3,4} [\d:.]+)? (?P<source>[\w./]+\.cpp:\d+)\] (?P<message>.*)")
 MARKS = re.compile(rb"^\[rank(\d{1,6})\]:", re.MULTILINE)
-_BARE = re.compile(
-    r"(?:.*\b(?:ERROR|CRITICAL|FATAL)\b.*?[^\w.])?(?:[a-z_]\w*\.)*(?P<type>[A-Z]\w*(?:Error|Exception)): (?P<message>.+)"
-)
+_BARE = re.compile(r"(?<![\w.])(?:[a-z_]\w*\.)*(?P<type>[A-Z]\w*(?:Error|Exception)): (?P<message>.+)")
 """An exception whose traceback is not there: the log begins in it, someone kept the last line, or a logger wrote it."""
+_GRAVE = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b")
 _MILD = re.compile(r"\b(?:INFO|DEBUG|WARN(?:ING)?|[Ww]arning|[Rr]etry\w*)\b")
 """A logger's line that reports no failure, whatever else it says."""
 _ENDPOINT = re.compile(rb"rdzv[-_]endpoint[ \t]*[:= ][ \t]*'?([\w.-]+:\d+)")
 _WORLD_SAID = re.compile(rb"world[ _]?size[\"' ]?[=:] ?(\d{1,6})|\bnranks (\d{1,6})", re.IGNORECASE)
 _AGENT = re.compile(r"/torch/distributed/(?:elastic/(?:agent|rendezvous)/|launcher/|run\.py|launch\.py)")
-_TERMINATED = re.compile(r"terminate called (?:without an active exception|after throwing an instance of '(?P<type>[^']+)')")
+_TERMINATED = re.compile(
+    r"terminate called (?:without an active exception|after throwing an instance of '(?P<type>[^']+)')"
+)
 _WHAT = re.compile(r"what\(\):\s*(?P<message>.*)")
+_OF_MESSAGE = re.compile(r"\s*(?:-|socket\w+ ?: |NET/\w+ ?: |Net ?: )")
+"""Further lines of a message of torch's C++ side that say who: of desync reports, and NCCL's last error."""
 _WORLD = re.compile(r"(?:\d+/(?P<joined>\d+) clients joined|world_size[=:] ?(?P<said>\d+))")
 _LAUNCHER = re.compile(
     r"/torch/distributed/(?:run|launch|launcher/api|elastic/agent/server/api)\.py$|/multiprocessing/spawn\.py$"
@@ -45,6 +48,10 @@ _ANNOUNCES = frozenset({"ChildFailedError", "ProcessRaisedException", "ProcessEx
 """What a launcher raises because a rank has failed."""
 LINES_AFTER = 24
 """After a message of torch's C++ side so many lines may belong to it: reports of a desync, ``what()``."""
+HEAD_OF_A_LINE = 100
+"""Characters in which a logger has written the level."""
+LONGEST_NAMED, LONGEST_SEARCHED = 500, 5_000
+"""Characters of a line in which the name of an exception, or a statement of the catalogue, is looked for."""
 MOST_INCIDENTS = 20_000
 """Of one log; what comes later is counted and not kept."""
 
@@ -127,6 +134,7 @@ class LogReader:
             read.endings += self._of_tasks
         else:
             read.endings += [replace(one, rank=None) for one in self._of_tasks if one.exit_code < 0]
+        read.last_line = max([read.last_line, *(one.line for one in read.incidents)])
         read.later = self._progress.at_the_end(*scanner.tail)
         read.incidents = [
             replace(one, went_on=went_on(read.later, one.line, one.rank)) if one.line else one for one in read.incidents
@@ -245,7 +253,7 @@ class LogReader:
         elif match := _WHAT.search(text):
             self._of_torch(prefixed, match["message"], number, kind=self._terminated or "an exception of C++")
             self._terminated = None
-        elif self._after and text.lstrip().startswith("-"):
+        elif self._after and _OF_MESSAGE.match(text):
             self._of_torch(prefixed, text, number)
         elif "ChildFailedError" in text:
             self._table.begin()
@@ -264,10 +272,13 @@ class LogReader:
             self._add(incident, prefixed, number)
         if endings or incidents:
             return
-        if match := _BARE.fullmatch(text):
-            self._loose(prefixed, number, match["type"], match["message"])
-        elif not _MILD.search(text):
-            self._loose(prefixed, number, "", text.strip())
+        grave = _GRAVE.search(text[:HEAD_OF_A_LINE]) is not None
+        match = _BARE.search(text[:LONGEST_NAMED]) if grave else _BARE.match(text)
+        if match:
+            self._after = LINES_AFTER
+            self._loose(prefixed, number, match["type"], text[match.start("message") :])
+        elif not _MILD.search(text[:HEAD_OF_A_LINE]):
+            self._loose(prefixed, number, "", text[:LONGEST_SEARCHED].strip())
 
     def _loose(self, prefixed: Prefixed, number: int, name: str, message: str) -> None:
         """An exception without a traceback, or a statement of the catalogue in the line of any program."""
@@ -305,7 +316,10 @@ class LogReader:
             self._add_ending(RankEnding(pid=int(match["pid"]), by_agent=True), prefixed)
         elif match := launchers.FAILED.search(text):
             ending = RankEnding(
-                local_rank=int(match["local"]), pid=int(match["pid"]), exit_code=int(match["code"]), first=True,
+                local_rank=int(match["local"]),
+                pid=int(match["pid"]),
+                exit_code=int(match["code"]),
+                first=True,
                 by_agent=True,
             )
             self._add_ending(ending, prefixed)

@@ -45,6 +45,8 @@ NEEDLES = (
     b"xit Code",
     b"noticed that",
     b"what()",
+    b"ERROR",
+    b"CRITICAL",
 )
 """Every line that reports a failure holds one of them, or follows one that does."""
 
@@ -122,10 +124,10 @@ class Scanner:
         return heed == "more"
 
     def _search(self, text: bytes) -> None:
-        start = text.find(b"\n", len(text) - TAIL_BYTES) + 1 if len(text) > TAIL_BYTES else 0
-        self._tail = (self._tail if len(text) < TAIL_BYTES else b"") + text[start:]
-        if len(self._tail) > 2 * TAIL_BYTES:
-            self._tail = self._tail[self._tail.find(b"\n", len(self._tail) - TAIL_BYTES) + 1 :]
+        last = self._tail[-TAIL_BYTES:] + text[-TAIL_BYTES:]
+        whole = len(last) == len(self._tail) + len(text)
+        # Of the first line the beginning may be missing.
+        self._tail = last if whole else last[last.find(b"\n") + 1 or len(last) :]
         nearest = [text.find(needle) for needle in NEEDLES]
         position = 0
         while position < len(text) and not self.is_full:

@@ -21,7 +21,8 @@ _GOES_ON = re.compile(
     r"\s*(?:Parameter indices which|Parameters which did|Parameter at index|Original exception|Original reason"
     r"|In addition, you can set|making sure all `forward`|If you already have done|\[\S*gloo/|Original Traceback"
     r"|Collectives differ in|Last error:|ncclSystemError|ncclInternalError|ncclInvalidUsage|ncclUnhandledCudaError"
-    r"|ncclRemoteError|socketProgress|NET/\w+ :|socket\w+: Connection|Call to |Memory on the node \(IP|CUDA kernel errors might|\[Rank \d+\]|terminate called|Exception raised from)"
+    r"|ncclRemoteError|socket\w+ ?: |NET/\w+ ?: |Memory on the node \(IP|CUDA kernel errors might"
+    r"|\[Rank \d+\]|terminate called|Exception raised from)"
 )
 """Second and later lines of torch's messages."""
 LINES_AFTER = 12
@@ -159,7 +160,11 @@ class Tracebacks:
 
     def finish(self) -> list[Raised]:
         """Return what is left at the end of the log: exceptions, and tracebacks that were cut off."""
-        left = [*self._closed, *(one for one in self._open if one.frames and not one.headless), *filter(None, self._chained.values())]
+        left = [
+            *self._closed,
+            *(one for one in self._open if one.frames and not one.headless),
+            *filter(None, self._chained.values()),
+        ]
         self._open, self._closed, self._chained = [], [], {}
         return left
 

@@ -47,4 +47,3 @@ def _fault(gpu: Gpu, first: GpuSample, last: GpuSample) -> GpuFault | None:
     if new_errors > 0:
         return GpuFault(gpu=gpu, what="has uncorrected memory errors", facts=tuple(facts), hardware=True)
     return None
-

@@ -37,7 +37,7 @@ XIDS = {
     74: Xid(
         "an error of an NVLink",
         "machine",
-        "Take the machine out of service; look at `nvidia-smi nvlink -e` and at the fabric manager, and reset the GPUs.",
+        "Take the machine out of service; look at `nvidia-smi nvlink -e` and the fabric manager, and reset the GPUs.",
     ),
     79: Xid(
         "it fell off the bus",

@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from ddpdoctor.diagnosis.logs.chain import ONE_MOMENT_NS, explained, may_follow, name_of
+from ddpdoctor.diagnosis.logs.chain import ADDS_NOTHING, ONE_MOMENT_NS, explained, may_follow, name_of
 from ddpdoctor.diagnosis.logs.ranks import SIGKILL, SIGTERM, Ending, endings_of, unexplained, with_ranks
 from ddpdoctor.diagnosis.record_cache import ByIdentity
 from ddpdoctor.finding import Frame, Trouble
@@ -42,7 +42,9 @@ OWN = frozenset(
 )
 """What happens to a rank by itself."""
 _OF_A_JOB = re.compile(r"python|^pt_|^ray\b|torch|train|accelerate|deepspeed|mpirun|srun", re.IGNORECASE)
-"""Names of processes that a training has: those that torch gives to its threads and workers, interpreters, launchers."""
+"""Names of processes that a training has: those that torch gives to its threads and workers, and launchers."""
+_INSTALLED = re.compile(r"/(?:site|dist)-packages/(?!torch/|_\w+/)\w+/")
+"""A file of an installed package other than torch."""
 _GONE_ON = 5
 """Lines of progress after an exception of an unknown rank, of which one may come from ranks that have not noticed."""
 _DISMISSIBLE = frozenset({"raised", "said", "lost-peer", "nccl", "no-rendezvous", "signalled", "left", "cuda"})
@@ -85,8 +87,9 @@ class LogCause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def user_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
-    """Return the user's frames of a traceback, innermost first."""
-    return tuple(frame for frame in frames if in_user_code(frame.file) and "/bin/" not in frame.file)
+    """Return the user's frames of a traceback, innermost first; of a script that is installed, those of its package."""
+    own = tuple(frame for frame in frames if in_user_code(frame.file) and "/bin/" not in frame.file)
+    return own or tuple(frame for frame in frames if _INSTALLED.search(frame.file))
 
 
 def first_cause(record: RunRecord) -> LogCause | None:
@@ -137,7 +140,7 @@ def _of_attempt(evidence: LogEvidence, attempt: int) -> tuple[LogCause, ...]:
     raised = [one for one in told if one.kind != "said"]
     left = [] if evidence.finished else [_with_what_it_said(one, told) for one in unexplained(endings, raised)]
     incidents = _without_shadows((*raised, *left)) or _promoted(told)
-    incidents = tuple(one for one in incidents if not _is_explained_abort(one, incidents, evidence))
+    incidents = tuple(one for one in incidents if not _says_nothing(one, incidents, evidence))
     groups = _grouped(incidents)
     survivors = [replace(_cause(group, "echo"), survived=True) for group in _grouped(gone_on)]
     if not groups:
@@ -147,7 +150,12 @@ def _of_attempt(evidence: LogEvidence, attempt: int) -> tuple[LogCause, ...]:
     first = _judged(cause, groups, everyone, endings, evidence)
     found = [_with_what_bears_on_it(replace(first, leads=True), told, evidence)]
     for group in groups:
-        if group is not cause and group[0] not in found[0].incidents:
+        if group is cause or group[0] in found[0].incidents:
+            continue
+        if not group[0].type and group[0].kind == "raised" and {one.rank for one in group} <= set(found[0].ranks):
+            # A traceback that is cut off: of the same rank, it shows where that was.
+            found[0] = replace(found[0], behind=(*found[0].behind, *group))
+        else:
             found.append(_cause(group, "echo"))
     return (*found, *survivors)
 
@@ -160,9 +168,7 @@ def _is_of_the_job(one: Incident, endings: Sequence[Ending], evidence: LogEviden
     return one.pid in known
 
 
-def _gone_on(
-    told: Sequence[Incident], endings: Sequence[Ending], evidence: LogEvidence
-) -> tuple[Incident, ...]:
+def _gone_on(told: Sequence[Incident], endings: Sequence[Ending], evidence: LogEvidence) -> tuple[Incident, ...]:
     """Return the incidents after which their process wrote what it writes while it trains."""
     if evidence.finished:
         return tuple(told)
@@ -184,8 +190,9 @@ def _promoted(told: Sequence[Incident]) -> tuple[Incident, ...]:
     return tuple(said[:1])
 
 
-def _is_explained_abort(one: Incident, incidents: Sequence[Incident], evidence: LogEvidence) -> bool:
-    return name_of(one) == "aborted" and any(may_follow(one, other, evidence) for other in incidents)
+def _says_nothing(one: Incident, incidents: Sequence[Incident], evidence: LogEvidence) -> bool:
+    """Return whether an incident only repeats that another one had happened."""
+    return name_of(one) in ADDS_NOTHING and any(may_follow(one, other, evidence) for other in incidents)
 
 
 def _with_what_bears_on_it(cause: LogCause, told: Sequence[Incident], evidence: LogEvidence) -> LogCause:

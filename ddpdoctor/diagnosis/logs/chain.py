@@ -16,17 +16,20 @@ _SIGNALLED = {6: "aborted", 9: "killed", 15: "terminated"}
 _PASSED_ON = re.compile(r"retcode|\[Proxy (?:Service|Thread|Progress)|unhandled system error|Proxy thread error")
 """NCCL's words for an error that another of its parts had first."""
 _BY_ITSELF = frozenset({"raised", "mismatch", "gpu", "cuda", "killed-by-kernel", "worker-lost", "crashed", "killed"})
-_ABORTING = frozenset({"timed-out", "lost-peer", "mismatch", "nccl", "gpu", "cuda", "stuck", "no-rendezvous", "raised"})
+_LOST = frozenset({"lost-peer", "lost-by-nccl"})
+_ABORTING = _LOST | frozenset({"timed-out", "mismatch", "nccl", "gpu", "cuda", "stuck", "no-rendezvous", "raised"})
 FOLLOWS: Mapping[str, frozenset[str]] = {
     # The watchdog, or C++ that no one catches, ends its own process.
     "aborted": _ABORTING,
-    "nccl-passed-on": _BY_ITSELF | {"lost-peer", "nccl", "no-rendezvous"},
+    "nccl-passed-on": _BY_ITSELF | _LOST | {"nccl", "no-rendezvous"},
     "lost-peer": _BY_ITSELF | {"timed-out", "stuck", "left", "aborted", "nccl"},
     # A rank waits for one that never connected, or whose connection had been lost.
     "timed-out": frozenset({"no-rendezvous", "lost-by-nccl"}),
     "stuck": _BY_ITSELF | {"timed-out", "lost-by-nccl", "nccl", "no-rendezvous"},
 }
 """By the name of an event, from which others it can follow. What a process suffers by itself follows from nothing."""
+ADDS_NOTHING = frozenset({"aborted", "nccl-passed-on"})
+"""Events whose words say nothing that their causes do not say."""
 _SAME_PROCESS = frozenset({"aborted"})
 """Those that follow only in the same process."""
 

@@ -17,7 +17,9 @@ def of_echo(cause: LogCause) -> str:
     if cause.survived:
         return "Nothing shows that a process ended because of it: the log goes on as before."
     if cause.leads:
-        return f"It ended attempt {cause.attempts[0] + 1} of the launcher, after the first cause had ended an earlier one."
+        return (
+            f"It ended attempt {cause.attempts[0] + 1} of the launcher, after the first cause had ended an earlier one."
+        )
     return "It followed from the first cause: fix that one first."
 
 
@@ -26,8 +28,8 @@ def of_exception(cause: LogCause) -> str:
     if cause.first.kind == "cuda":
         return (
             "CUDA reports it asynchronously, so the line that raised it may be another one: run with "
-            "CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer, to find the kernel; indices out of range are the usual "
-            "reason."
+            "CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer, to find the kernel; usually an index is "
+            "out of range."
         )
     if cause.first.type == "std::system_error":
         return (
@@ -106,8 +108,8 @@ def of_timeout(cause: LogCause) -> str:
     """Return what to do about a collective that timed out."""
     if cause.first.kind == "stuck":
         return (
-            "The watchdog's thread hung in a call of CUDA or NCCL, or waited for the GIL: look at the stacks of this rank "
-            "(py-spy --native), and at its GPU and network. Only if it was slow and not stuck, raise "
+            "The watchdog's thread hung in a call of CUDA or NCCL, or waited for the GIL: look at the stacks of this "
+            "rank (py-spy --native), and at its GPU and network. Only if it was slow and not stuck, raise "
             "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC."
         )
     if cause.absent:

@@ -63,8 +63,11 @@ def title(cause: LogCause) -> str:
             return f"the rendezvous failed: {_of_rendezvous(cause)}"
     if first.trouble == "unused-parameters":
         return _of_unused(cause)
-    if first.trouble == "ready-twice" and first.unused:
-        return f"on {_who(cause)} {_parameters(first.unused)} was marked as ready twice{_at(first)}"
+    if first.trouble == "ready-twice":
+        names = next((one.unused for one in cause.incidents if one.unused), ())
+        return (
+            f"on {_who(cause)} {_parameters(names) if names else 'a parameter'} was marked as ready twice{_at(first)}"
+        )
     if first.trouble == "out-of-memory":
         gpu = "GPU " if "CUDA" in first.message or "HIP" in first.message else ""
         return f"{_who(cause)} ran out of {gpu}memory{_at(first)}"
