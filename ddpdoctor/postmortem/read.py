@@ -21,6 +21,9 @@ from ddpdoctor.record.model import Job, Rank, RankEnd, RankException, RunRecord
 from ddpdoctor.record.streams.incidents import LogEvidence
 
 _SAMPLE_BYTES = 1 << 15
+_JOB_NUMBER = re.compile(r"^(?:slurm|job)[-_.](\d{2,})|\.[oe](\d{2,})(?=\D|$)")
+"""Of Slurm, and of PBS, LSF and Grid Engine (``name.o1234``)."""
+_JOBS_SHOWN = 6
 LINES_OF_A_LIVING_JOB = 2
 """So much progress after the last thing that went wrong; of ranks that are about to stop one line may come late."""
 
@@ -54,6 +57,8 @@ def read_postmortem(
     positions = count(1)
     read: list[LogRead] = []
     logs = [found for found in inputs.found if found.kind in ("log", "error-file")]
+    logs, of_others = _of_the_newest_job(logs, frozenset(paths))
+    notes += of_others
     _number_by_layout(logs)
     for found in _without_a_layout(logs):
         found.rank = None
@@ -121,6 +126,30 @@ def _without_a_layout(logs: Sequence[Found]) -> list[Found]:
         for found in logs
         if found.rank is not None and (repeated or (len(families[_family(found)]) < 2 and not found.by_launcher))
     ]
+
+
+def _of_the_newest_job(logs: list[Found], named: frozenset[str]) -> tuple[list[Found], list[str]]:
+    """Leave out the logs of other jobs in a directory, by the numbers that schedulers give to jobs."""
+    jobs: dict[str, list[Found]] = {}
+    for found in logs:
+        number = None if found.name in named or found.path is None else _JOB_NUMBER.search(found.path.name)
+        if number is not None:
+            jobs.setdefault(number[1] or number[2], []).append(found)
+    if len(jobs) < 2:
+        return logs, []
+    written = {job: max(_written_ns(found) for found in files) for job, files in jobs.items()}
+    newest = max(jobs, key=lambda job: (written[job], len(job), job))
+    left_out = {found.name for job, files in jobs.items() if job != newest for found in files}
+    others = ", ".join(sorted(job for job in jobs if job != newest)[:_JOBS_SHOWN])
+    note = f"of {len(jobs):,} jobs the one with the newest logs, {newest}, was read; to see {others}, name their files"
+    return [found for found in logs if found.name not in left_out], [note]
+
+
+def _written_ns(found: Found) -> int:
+    try:
+        return 0 if found.path is None else found.path.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _number_by_layout(logs: Sequence[Found]) -> None:

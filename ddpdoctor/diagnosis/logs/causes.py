@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from ddpdoctor.diagnosis.logs.chain import ADDS_NOTHING, ONE_MOMENT_NS, explained, may_follow, name_of
 from ddpdoctor.diagnosis.logs.ranks import SIGKILL, SIGTERM, Ending, endings_of, unexplained, with_ranks
 from ddpdoctor.diagnosis.record_cache import ByIdentity
+from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.finding import Frame, Trouble
 from ddpdoctor.findings.locations import in_user_code
 from ddpdoctor.record.model import RunRecord
@@ -313,7 +314,7 @@ def _judged(
 ) -> LogCause:
     cause = _cause(failed, "cause")
     if cause.first.kind == "timed-out":
-        return _of_timeout(cause, groups, everyone, endings)
+        return _with_unheard(_of_timeout(cause, groups, everyone, endings), evidence, endings)
     if cause.first.kind == "mismatch":
         return _of_mismatch(cause, groups)
     if cause.first.kind == "lost-peer":
@@ -386,6 +387,19 @@ def _of_timeout(
         return replace(cause, trouble="early-exit", doubt="the logs show neither which rank left nor why")
     unsure = not cause.absent and bool(absent) and len(absent) >= len(everyone)
     return replace(cause, absent=() if unsure else tuple(sorted(absent)))
+
+
+def _with_unheard(cause: LogCause, evidence: LogEvidence, endings: Sequence[Ending]) -> LogCause:
+    """Doubt that ranks did not come which are known by the job's size only: what they wrote may be elsewhere."""
+    named = {rank for one in cause.incidents for rank in one.absent}
+    heard = {*evidence.ranks, *cause.ranks, *(ending.rank for ending in endings)}
+    highest = max((rank for rank in heard if rank is not None), default=-1)
+    unheard = [rank for rank in cause.absent if rank not in named and rank > highest]
+    if not unheard:
+        return cause
+    if len(unheard) > len(cause.ranks):
+        return replace(cause, absent=tuple(rank for rank in cause.absent if rank not in unheard))
+    return replace(cause, doubt=f"the logs hold no line of {rank_list(unheard)}")
 
 
 def _with_lost_peers(cause: LogCause, groups: Sequence[tuple[Incident, ...]], everyone: frozenset[int]) -> LogCause:
