@@ -253,7 +253,8 @@ class Archive:
         return self._content
 
     def _restart(self) -> None:
-        self._members, self._place, self._taken = self._walk(), -1, False
+        self._members, self._place = self._walk(), -1
+        self._taken: bool = False
 
     def _advance(self) -> bool:
         found = next(self._members, None)

@@ -7,6 +7,7 @@ archive, which may lie, is not asked, and no head may ask for memory.
 from __future__ import annotations
 
 import bz2
+import importlib
 import io
 import lzma
 import struct
@@ -41,7 +42,7 @@ _LONGEST_NAME = 1 << 16
 def unpacked(stream: io.BufferedReader[Any], size: int) -> io.BufferedReader[Any]:
     """Return what a stream of ``size`` bytes holds where it is packed, otherwise the stream; raises OSError."""
     head = stream.peek(6)[:6]
-    new = None
+    new: Callable[[], Any] | None = None
     if head[:2] == b"\x1f\x8b":
         new = lambda: zlib.decompressobj(zlib.MAX_WBITS | 16)  # noqa: E731
     elif head[:3] == b"BZh":
@@ -55,10 +56,9 @@ def unpacked(stream: io.BufferedReader[Any], size: int) -> io.BufferedReader[Any
 
 def _zstd() -> Callable[[], Any]:
     try:
-        from compression.zstd import ZstdDecompressor
+        found: Callable[[], Any] = importlib.import_module("compression.zstd").ZstdDecompressor
     except ImportError as error:
         raise OSError("it is packed by zstd, which needs Python 3.14: unpack it first (`zstd -d FILE`)") from error
-    found: Callable[[], Any] = ZstdDecompressor
     return found
 
 
