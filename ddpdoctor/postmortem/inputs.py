@@ -234,6 +234,7 @@ class Archive:
         self._path = path
         self.is_damaged = False
         """It is known that it cannot be read to its end."""
+        self._taken = False
         self._restart()
 
     def names(self) -> Iterator[str]:
@@ -254,7 +255,7 @@ class Archive:
 
     def _restart(self) -> None:
         self._members, self._place = self._walk(), -1
-        self._taken: bool = False
+        self._taken = False
 
     def _advance(self) -> bool:
         found = next(self._members, None)

@@ -77,7 +77,9 @@ def members(stream: io.BufferedReader[Any], size: int) -> Iterator[tuple[str, io
 
 def _of_tar(stream: io.BufferedReader[Any]) -> Iterator[tuple[str, io.BufferedReader[Any]]]:
     name = ""
-    while len(block := stream.read(_TAR_BLOCK)) == _TAR_BLOCK and block.strip(b"\0"):
+    while (block := stream.read(_TAR_BLOCK)).strip(b"\0"):
+        if len(block) < _TAR_BLOCK:
+            raise EOFError("it is cut off")
         try:
             size = int(block[124:136].strip(b"\0 ") or b"0", 8)
         except ValueError as error:
@@ -181,8 +183,10 @@ class _Part(_Raw):
         self._stream, self._left = stream, left
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        """Read what is there."""
+        """Read what is there, or raise EOFError where the archive ends before."""
         piece = self._stream.read(min(len(buffer), self._left))
+        if self._left and not piece:
+            raise EOFError("it is cut off")
         self._left -= len(piece)
         buffer[: len(piece)] = piece
         return len(piece)
