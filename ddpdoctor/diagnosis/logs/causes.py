@@ -206,7 +206,8 @@ def _with_what_bears_on_it(cause: LogCause, told: Sequence[Incident], evidence: 
         own = [one for one in said if one.rank == cause.first.rank or one.rank is None]
         return replace(cause, behind=(*cause.behind, *own[-1:]))
     first = cause.first
-    if first.loose and first.trouble == "exception" and first.exit_code is None and not cause.doubt:
+    reported = any(one.exit_code and first.rank in (None, one.rank) for one in evidence.endings)
+    if first.loose and first.trouble == "exception" and not reported and not cause.doubt:
         return replace(cause, doubt="the log holds neither its traceback nor how its process ended")
     return cause
 
