@@ -12,6 +12,8 @@ from ddpdoctor.finding import Finding, Location, Severity, Trouble
 from ddpdoctor.gate_section import GateSection
 
 Verdict = Literal["clean", "findings", "inconclusive"]
+Confidence = Literal["certain", "probable", "none"]
+Advice = Literal["retry", "fix-the-script", "replace-the-node", "unknown"]
 
 
 class SourceSection(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +79,21 @@ class RehearsalSection(msgspec.Struct, frozen=True, kw_only=True):
         return (*(f"not isolated: the script {done}" for done in self.not_held_back), *pretended, *self.notes)
 
 
+class Culprit(msgspec.Struct, frozen=True, kw_only=True):
+    """Who the first cause of a death is about, as far as it is known."""
+
+    ranks: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
+
+
+class FirstCause(msgspec.Struct, frozen=True, kw_only=True):
+    """The first cause of a death in one line."""
+
+    code: str
+    name: str
+    title: str
+
+
 class AutopsySection(msgspec.Struct, frozen=True, kw_only=True):
     """What an autopsy has read, and what it lacks."""
 
@@ -94,6 +111,13 @@ class AutopsySection(msgspec.Struct, frozen=True, kw_only=True):
     """How often the launcher started the ranks."""
     certain: bool = False
     """The first cause is known, without a doubt."""
+    first_cause: FirstCause | None = None
+    culprit: Culprit = Culprit()
+    echoes: tuple[str, ...] = ()
+    """The titles of what followed from the first cause."""
+    confidence: Confidence = "none"
+    advice: Advice = "unknown"
+    """What a launcher may do."""
     missing: tuple[str, ...] = ()
     """Evidence that is missing, and how to get it next time, in sentences."""
     seconds: float = 0.0

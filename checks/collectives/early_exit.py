@@ -67,11 +67,7 @@ def _remedy(divergence: Divergence) -> str:
 def in_log(record: RunRecord) -> Iterator[Finding]:
     """Report a rank that left without saying why, by the logs or by the others' collectives in the dumps."""
     from ddpdoctor.diagnosis.logs.findings import from_dumps, from_log
+    from ddpdoctor.diagnosis.logs.remedies import of_lost_peer
 
     yield from from_dumps(CHECK, record, _remedy)
-    yield from from_log(
-        CHECK,
-        record,
-        "Look at what that rank did last: it may leave by sys.exit, return early, or have fewer batches than the "
-        "others. Let all ranks leave together.",
-    )
+    yield from from_log(CHECK, record, of_lost_peer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
 from msgspec.structs import replace
@@ -14,11 +14,20 @@ from ddpdoctor.autopsy.parameter_names import with_names
 from ddpdoctor.autopsy.recorded_runs import RecordedRuns
 from ddpdoctor.catalogue.registry import read_catalogue
 from ddpdoctor.catalogue.run_checks import CheckResult, outcome_of, run_log_checks
-from ddpdoctor.diagnosis.logs.causes import causes_of
+from ddpdoctor.diagnosis.logs.advice import advice_of, hosts_of, of_trouble
+from ddpdoctor.diagnosis.logs.causes import causes_of, first_cause
 from ddpdoctor.diagnosis.logs.findings import explains_the_death
 from ddpdoctor.diagnosis.logs.missing_evidence import missing_evidence
 from ddpdoctor.errors import ExitCode, UsageError
-from ddpdoctor.examination import AutopsySection, Examination, RehearsalSection, SourceSection, Verdict
+from ddpdoctor.examination import (
+    AutopsySection,
+    Culprit,
+    Examination,
+    FirstCause,
+    RehearsalSection,
+    SourceSection,
+    Verdict,
+)
 from ddpdoctor.finding import Finding, Severity, Trouble
 from ddpdoctor.findings.fingerprint import with_fingerprints
 from ddpdoctor.postmortem.read import Postmortem, read_postmortem
@@ -86,6 +95,7 @@ def concluded(
             ranks=read.record.rank_numbers(),
             attempts=read.record.logs.attempts,
             certain=bool(causes) and not causes[0].doubt,
+            **_for_launchers(findings, read.record),
             runs=len(read.runs),
             missing=()
             if read.processes or read.runs
@@ -93,6 +103,22 @@ def concluded(
             seconds=round(seconds, 3),
         ),
     )
+
+
+def _for_launchers(findings: Sequence[Finding], record: RunRecord) -> dict[str, Any]:
+    """Return the fields of the section by which a launcher decides what to do."""
+    cause = next((finding for finding in findings if finding.role == "cause"), None)
+    if cause is None:
+        return {}
+    told = first_cause(record)
+    of_logs = told is not None and told.trouble == cause.trouble and not explains_the_death(record)
+    return {
+        "first_cause": FirstCause(code=cause.code, name=cause.name, title=cause.title),
+        "culprit": Culprit(ranks=cause.ranks, hosts=hosts_of(told) if told is not None and of_logs else ()),
+        "echoes": tuple(finding.title for finding in findings if finding.role == "echo"),
+        "confidence": "probable" if cause.doubt else "certain",
+        "advice": advice_of(told) if told is not None and of_logs else of_trouble(cause.trouble),
+    }
 
 
 def _ordered(results: Iterable[CheckResult], read: Postmortem, of_runs: Sequence[Finding]) -> tuple[Finding, ...]:
@@ -122,8 +148,8 @@ def _with_runs(found: list[Finding], record: RunRecord, of_runs: Sequence[Findin
         again = (replace(fact, stack=()) if fact.stack in shown else fact for fact in same.evidence)
         evidence = (*finding.evidence, *again)
         found[found.index(same)] = replace(finding, role=same.role, doubt=same.doubt, evidence=evidence)
-    causes = causes_of(record)
-    if others and (not causes or causes[0].first.kind in ("timed-out", "lost-peer")):
+    first = first_cause(record)
+    if others and (first is None or first.first.kind in ("timed-out", "stuck", "lost-peer")):
         found = [replace(one, role="echo", severity=Severity.ADVICE) for one in found]
         found.append(replace(others.pop(0), role="cause"))
     return [*found, *(replace(one, role="echo") for one in others)]

@@ -61,7 +61,7 @@ def _ends(record: RunRecord, name: str, positions: count[int]) -> LogRead:
         told.incidents.append(
             Incident(
                 kind=kind, trouble=trouble, rank=rank.rank, host=rank.host, pid=rank.pid, time_ns=time_ns, file=name,
-                position=next(positions), type=one.type, message=one.message, frames=one.frames, **more,
+                position=next(positions), message=one.message, frames=one.frames, **{"type": one.type, **more},
             )
         )  # fmt: skip
     for rank in record.ranks:

@@ -41,9 +41,8 @@ def read_error_file(found: Found, stream: BinaryIO, positions: count[int]) -> Lo
         time_ns=int(stamp) * 1_000_000_000 if stamp.isdigit() else 0,
         file=found.name,
         host=found.host,
-        type=kind,
         message=text,
         frames=frames,
-        **more,
+        **{"type": kind, **more},
     )
     return LogRead(incidents=[incident] if kind else [], lines=content.count(b"\n"), attempts=found.attempt + 1)

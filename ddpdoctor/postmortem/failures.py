@@ -7,75 +7,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddpdoctor.finding import Frame, Trouble
+from ddpdoctor.postmortem.catalogue.messages import statement_in
 from ddpdoctor.record.streams.incidents import IncidentKind
 
 _FLAGS = re.IGNORECASE
-TIMED_OUT = re.compile(
-    r"Watchdog caught collective operation timeout|Timed out waiting \d+ms for (?:send|recv)"
-    r"|failed to pass monitoredBarrier|timed out in monitoredBarrier|Timeout at (?:NCCL work|collective)"
-    r"|ran for \d+ milliseconds before timing out",
-    _FLAGS,
-)
-LOST_PEER = re.compile(
-    r"Connection closed by peer|Connection reset by peer|Read error \[|Broken pipe|Failed to recv, got 0 bytes"
-    r"|ncclRemoteError|remote process exited|NCCL communicator was aborted|Software caused connection abort"
-    r"|but received errors while waiting|Some NCCL operations have failed or timed out"
-    r"|Connection was likely closed|Socket closed|sendBytes failed|recvValue(?:WithTimeout)? failed"
-    r"|No ranks successfully processed in monitoredBarrier|gloo/transport\S* (?!Timed)",
-    _FLAGS,
-)
-_NO_RENDEZVOUS = re.compile(
-    r"EADDRINUSE|address already in use|server socket has failed to (?:listen|bind)"
-    r"|client socket has (?:failed|timed out)"
-    r"|clients joined|connection to the C10d store|RendezvousTimeoutError|RendezvousConnectionError"
-    r"|RendezvousClosedError"
-    r"|^(?:RuntimeError|DistStoreError): Socket Timeout|wait timeout after \d+ms"
-    r"|connectFullMesh failed|timed out connecting"
-    r"|Name or service not known|gai error"
-    r"|Temporary failure in name resolution|No route to host|Timed out initializing process group"
-    r"|Timed out after \d+ seconds waiting for clients"
-    r"|environment variable (?:RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT)",
-    _FLAGS,
-)
-_LOST_STORE = re.compile(
-    r"Failed to recv, got 0 bytes|Connection was likely closed|^RuntimeError: (?:Broken pipe|Connection reset by peer)$"
-)
-"""Messages of the store; those of gloo name their source before the same words."""
 _AT_THE_START = re.compile(r"/(?:rendezvous|static_tcp_rendezvous|c10d_rendezvous_backend|dynamic_rendezvous)\.py$")
-_WORKER_SIGNAL = re.compile(
-    r"DataLoader worker \(pid\(?s?\)? (?P<pid>\d+).{0,40}?killed by signal: (?P<signal>[\w ]+)", _FLAGS
-)
-_WORKER_LOST = re.compile(r"DataLoader worker \(pid\(s\) (?P<pid>\d+).*exited unexpectedly", _FLAGS)
 _LOST_PIPE = frozenset(
     {"EOFError", "ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "FileNotFoundError"}
 )
-_OUT_OF_MEMORY = re.compile(
-    r"CUDA out of memory|CUDA error: out of memory|Cuda failure 'out of memory'|CUBLAS_STATUS_ALLOC_FAILED"
-    r"|can't allocate memory|not enough memory: you tried|Unable to allocate|Cannot allocate memory"
-    r"|cannot allocate memory|HIP out of memory|bad_alloc",
-)
-_NCCL = re.compile(
-    r"nccl(?:UnhandledCuda|System|Internal)Error|ncclInvalid(?:Argument|Usage)|NCCL error in|Duplicate GPU detected",
-    _FLAGS,
-)
-_GPU = re.compile(r"uncorrectable (?:NVLink|ECC)|ECC error|fallen off the bus|GPU is lost|GPU_IS_LOST", _FLAGS)
-_SHARED_MEMORY = re.compile(
-    r"insufficient shared memory|killed by signal: Bus error|unable to (?:write to|open shared memory) file|/dev/shm",
-    _FLAGS,
-)
-_GLOO_SIZES = re.compile(r"op\.preamble\.length <= op\.nbytes", _FLAGS)
-_MISMATCH = re.compile(r"Detected mismatch between collectives on ranks", _FLAGS)
 _MODELS = re.compile(
     r"expects same model across all ranks.*?rank (\d+) has (\d+) params.*?rank (\d+) has inconsistent (\d+)",
     _FLAGS | re.DOTALL,
 )
-_SIZES = re.compile(r"\[(\d+)\]: params\[\d+\] in this process with sizes .* appears not to match", _FLAGS)
-_UNFINISHED = "Expected to have finished reduction in the prior iteration"
-_TWICE = "Expected to mark a variable ready only once"
-_NO_BACKEND = re.compile(
-    r"doesn't have NCCL built in|only supported with GPUs, no GPUs found|No backend type associated with device", _FLAGS
-)
-_ARGUMENTS = re.compile(r"unrecognized arguments:.*--local[-_]rank", _FLAGS)
 MOST_PARAMETERS = 1_000_000
 """Counts beyond are what a rank read of another collective, no number of parameters."""
 
@@ -86,25 +29,15 @@ _LIMIT = re.compile(
     r"|timed out after (\d+)ms|timeout after (\d+)ms"
 )
 _ENQUEUED = re.compile(r"last enqueued NCCL work: (-?\d+)", _FLAGS)
-_BARRIER = re.compile(r"Ranks? ([\d, ]+) failed to pass monitoredBarrier", _FLAGS)
 _GROUP = re.compile(r"\[PG (?:ID )?(?P<id>\d+)(?: PG GUID (?P<guid>[^\]]+?))? Rank (?P<rank>\d+)\]")
 _OWN_RANK = re.compile(
     r"\[Rank (\d+)\]|Rank (\d+) is running (?:inconsistent )?collective|Rank (\d+) has \d+ params"
     r"|for rank (\d+):|^\[(\d+)\]: params\[",
     re.MULTILINE,
 )
-_DIDNT_JOIN = re.compile(r"\[([\d, ]+)\] finished collective #(\d+), but didn't join collective #(\d+)")
-_LAGGING = re.compile(r"ranks \[([\d, ]+)\] are the lagging")
 _PARAMETERS = re.compile(r"Parameters which did not receive grad for rank \d+: ([^\n]+)")
 _INDICES = re.compile(r"Parameter indices which did not receive grad for rank \d+: ((?:\d+ ?)+)")
-_SIGNALS = {
-    "killed": 9,
-    "bus error": 7,
-    "segmentation fault": 11,
-    "terminated": 15,
-    "aborted": 6,
-    "floating point exception": 8,
-}
+_TWICE = re.compile(r"Parameter at index (?P<index>\d+)(?: with name (?P<name>\S+))? has been marked as ready twice")
 
 KINDS = {
     "ALLREDUCE": "all_reduce", "BROADCAST": "broadcast", "BARRIER": "barrier", "REDUCE": "reduce", "GATHER": "gather",
@@ -124,13 +57,15 @@ _FUNCTIONS = frozenset(
 )  # fmt: skip
 
 
-def details_of(kind: str, message: str, frames: Sequence[Frame]) -> tuple[IncidentKind, Trouble, dict[str, Any]]:
+def details_of(
+    kind: str, message: str, frames: Sequence[Frame], *, anywhere: bool = False
+) -> tuple[IncidentKind, Trouble, dict[str, Any]]:
     """Return the kind of an incident, what went wrong, and what else its message says.
 
-    ``kind`` is the class of the exception; ``frames`` are innermost first.
+    ``kind`` is the class of the exception; ``frames`` are innermost first; ``anywhere``: it is the line of any program.
     """
     text = f"{kind}: {message}"
-    found = _named(kind, text, frames)
+    found = _named(kind, text, frames, anywhere=anywhere)
     more = dict(found[2])
     more.setdefault("collective", collective_of(text, frames))
     if sequence := _SEQUENCE.search(text):
@@ -144,47 +79,31 @@ def details_of(kind: str, message: str, frames: Sequence[Frame]) -> tuple[Incide
     return found[0], found[1], more
 
 
-def _named(kind: str, text: str, frames: Sequence[Frame]) -> tuple[IncidentKind, Trouble, Mapping[str, Any]]:
-    if lost := _lost_worker(kind, text, frames):
-        return lost
+def _named(
+    kind: str, text: str, frames: Sequence[Frame], *, anywhere: bool
+) -> tuple[IncidentKind, Trouble, Mapping[str, Any]]:
+    if kind in _LOST_PIPE and any(frame.function == "_try_get_data" for frame in frames):
+        # The pipe to a worker that was killed ends: the loader has not noticed the worker's end yet.
+        return "worker-lost", "killed", {}
     if kind == "KeyboardInterrupt":
         return "interrupted", "killed", {}
-    if _UNFINISHED in text:
-        return "raised", "unused-parameters", {"unused": _unused(text)}
-    if _TWICE in text:
-        return "raised", "ready-twice", {}
-    if _MISMATCH.search(text) or _GLOO_SIZES.search(text):
-        return "mismatch", "mismatch", {"others": _running(text)}
     if models := _MODELS.search(text):
         return _other_models(models)
-    if _SIZES.search(text):
-        return "mismatch", "mismatch", {}
-    if barrier := _BARRIER.search(text):
-        return "timed-out", "timeout", {"absent": _numbers(barrier[1])}
-    if joined := (_DIDNT_JOIN.search(text) or _LAGGING.search(text)):
-        return "timed-out", "timeout", {"absent": _numbers(joined[1])}
-    if TIMED_OUT.search(text):
-        return "timed-out", "timeout", {}
-    if _OUT_OF_MEMORY.search(text) or kind in ("OutOfMemoryError", "MemoryError"):
-        return "raised", "out-of-memory", {}
-    if _GPU.search(text):
-        return "gpu", "gpu-fault", {}
-    if _SHARED_MEMORY.search(text) and kind != "FileNotFoundError":
-        return "raised", "shared-memory", {}
-    if _NCCL.search(text):
-        return "nccl", "nccl-error", {}
-    if _NO_BACKEND.search(text):
-        return "raised", "no-backend", {}
-    if _ARGUMENTS.search(text):
-        return "raised", "local-rank-argument", {}
+    found = statement_in(text, anywhere=anywhere)
+    own = found is not None and found.row.event not in ("no-rendezvous", "lost-peer", "raised")
     at_the_start = any(_AT_THE_START.search(frame.file) or frame.function == "init_process_group" for frame in frames)
-    if _NO_RENDEZVOUS.search(text) or (at_the_start and _is_of_sockets(kind, text)):
+    if at_the_start and not own and _is_of_sockets(kind, text):
         return "no-rendezvous", "no-rendezvous", {}
-    if _LOST_STORE.search(text):
-        return "lost-peer", "no-rendezvous", {}
-    if LOST_PEER.search(text):
-        return "lost-peer", "early-exit", {}
-    return "raised", "exception", {}
+    if found is None:
+        return "raised", "exception", {}
+    more = dict(found.fields)
+    if found.row.trouble in ("unused-parameters", "ready-twice"):
+        more["unused"] = _unused(text)
+    elif found.row.event == "mismatch":
+        more["others"] = _running(text)
+    if found.row.type and (not kind or found.row.event == "killed-by-kernel"):
+        more["type"] = found.row.type
+    return found.row.event, found.row.trouble, more
 
 
 def collective_of(text: str, frames: Sequence[Frame]) -> str:
@@ -211,23 +130,6 @@ def own_rank(text: str) -> int | None:
     return int(next(filter(None, match.groups()))) if match else None
 
 
-def _lost_worker(
-    kind: str, text: str, frames: Sequence[Frame]
-) -> tuple[IncidentKind, Trouble, Mapping[str, Any]] | None:
-    if match := _WORKER_SIGNAL.search(text):
-        number = _SIGNALS.get(match["signal"].strip().lower())
-        if number == 7:
-            return "raised", "shared-memory", {}
-        return "worker-lost", "killed", {"signal": number, "pid": int(match["pid"])}
-    if match := _WORKER_LOST.search(text):
-        return "worker-lost", "killed", {"pid": int(match["pid"])}
-    fetches = any(frame.function == "_try_get_data" for frame in frames)
-    # The pipe to a worker that was killed ends: the loader has not noticed the worker's end yet.
-    if fetches and kind in _LOST_PIPE:
-        return "worker-lost", "killed", {}
-    return None
-
-
 def _other_models(match: re.Match[str]) -> tuple[IncidentKind, Trouble, Mapping[str, Any]]:
     """0 parameters on the other side: the first collective failed; millions: the ranks were in different ones."""
     own, other = int(match[2]), int(match[4])
@@ -249,12 +151,10 @@ def _running(text: str) -> tuple[int, ...]:
 
 
 def _unused(text: str) -> tuple[str, ...]:
+    if twice := _TWICE.search(text):
+        return (twice["name"] or f"#{twice['index']}",)
     if names := _PARAMETERS.search(text):
         return tuple(name.strip() for name in names[1].split(",") if name.strip())
     if indices := _INDICES.search(text):
         return tuple(f"#{number}" for number in indices[1].split())
     return ()
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", text))

@@ -1,6 +1,6 @@
 """Finds what there is to be read under the paths that the user names, and opens it: nothing that is found may do harm.
 
-Bounds: files of a directory, bytes of a compressed file, the time that is waited for a pipe.
+Bounds: files of a directory or an archive, bytes of a compressed file, the time that is waited for a pipe.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import os
 import re
 import select
 import stat
-import struct
-import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -20,34 +18,16 @@ from typing import Any, BinaryIO, Literal
 import msgspec
 
 from ddpdoctor.files.untrusted import open_untrusted, reason_of
+from ddpdoctor.postmortem import packed
 from ddpdoctor.record.layout import JOB_FILE
 
 InputKind = Literal["log", "dump", "error-file", "run"]
 MOST_FILES = 20_000
 """Of one directory; a job of thousands of ranks has a few files a rank."""
-MOST_UNPACKED = 8 << 30
-"""Bytes of one compressed log that are read; a bomb unpacks to more."""
-LARGEST_RATIO = 600
-"""A compressed log is 5 to 60 times smaller than what it holds; the most that deflate can do is about 1,030."""
 PIPE_PATIENCE_S = 5.0
 SNIFFED = 1 << 16
 LARGEST_ERROR_FILE = 4 << 20
 _NOTES_SHOWN = 8
-_MOST_EMPTY_PARTS = 1_000
-"""Of a file that gzip wrote in parts, in a row; each costs 3 µs, and a bomb has nothing else."""
-_PACKED = {
-    b"\xfd7zXZ\0": "xz",
-    b"BZh": "bzip2",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"7z\xbc\xaf": "7z",
-    b"Rar!": "RAR",
-    b"\x04\x22\x4d\x18": "lz4",
-}
-"""First bytes of files that are not unpacked."""
-_ZIP_ENTRY = struct.Struct("<4s2xHH8xI4xHH")
-"""Before the first entry of a zip archive: signature, flags, method, packed size, lengths of name and extra fields."""
-_ENCRYPTED, _SIZE_FOLLOWS = 1, 8
-_STORED, _DEFLATED = 0, 8
 _SKIPPED_SUFFIXES = frozenset(
     {
         ".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".so", ".pyc", ".py", ".png", ".jpg", ".svg", ".parquet",
@@ -55,7 +35,8 @@ _SKIPPED_SUFFIXES = frozenset(
     }
 )  # fmt: skip
 """Files that lie beside logs and are none."""
-_ARCHIVES = frozenset({".zip", ".gz", ".log", ".txt"})
+_ZIPS = frozenset({".zip", ".gz", ".log", ".txt"})
+"""Suffixes of zip archives that hold logs: checkpoints are zip archives as well."""
 _ATTEMPT = re.compile(r"(?:^|/)attempt_(?P<attempt>\d+)/(?P<local>\d+)/(?:stdout|stderr|error)")
 _RANK_IN_NAME = re.compile(
     r"(?:^|[^a-z])(?:global_?)?(?:rank|task|proc|worker|r)[-_.=]?(?P<rank>\d{1,6})(?:[^\d]|$)", re.IGNORECASE
@@ -77,6 +58,10 @@ class Found(msgspec.Struct, kw_only=True):
     host: str = ""
     attempt: int = 0
     sample: bytes = b""
+    archive: Archive | None = None
+    """Where it is a file of an archive …"""
+    place: int = 0
+    """… the how manieth."""
 
 
 class Inputs(msgspec.Struct, kw_only=True):
@@ -155,10 +140,48 @@ def _files_under(directory: Path) -> Iterator[tuple[Path, str]]:
 
 def _add_file(path: Path, name: str, inputs: Inputs, *, named: bool) -> None:
     """Look at the beginning of a file; of a pipe nothing is read yet."""
-    attempt = _ATTEMPT.search(path.as_posix())
-    rank = _RANK_IN_NAME.search(path.name)
-    host = _HOST_IN_NAME.search(path.name)
-    found = Found(
+    if path.is_fifo():
+        inputs.found.append(_placed(path, path, name))
+        return
+    try:
+        with _unpacked_file(path) as stream:
+            archived = _is_archive(stream.peek(512)[:512], path)
+        if archived:
+            _add_archive(path, name, inputs)
+        else:
+            _add_log(_placed(path, path, name), path, inputs, named=named)
+    except (OSError, EOFError) as error:
+        inputs.notes.append(f"{name} cannot be read: {reason_of(error)}")
+
+
+def _add_archive(path: Path, name: str, inputs: Inputs) -> None:
+    archive = Archive(path)
+    number = 0
+    try:
+        for number, member in enumerate(archive.names(), 1):
+            if number > packed.MOST_MEMBERS:
+                inputs.notes.append(f"{name} holds more than {packed.MOST_MEMBERS:,} files: the rest was skipped")
+                return
+            inside = Path(member)
+            if inside.suffix.lower() not in _SKIPPED_SUFFIXES:
+                found = _placed(path, inside, f"{name}/{member}")
+                found.archive, found.place = archive, number - 1
+                _add_log(found, inside, inputs, named=False)
+    except (OSError, EOFError) as error:
+        if not number:
+            raise
+        inputs.notes.append(f"{name} cannot be read to its end: {reason_of(error)}")
+        archive.is_damaged = True
+    if not number:
+        raise OSError("the archive is empty")
+
+
+def _placed(path: Path, inside: Path, name: str) -> Found:
+    """Return what a file's name says of it; ``inside`` is its name in an archive."""
+    attempt = _ATTEMPT.search(inside.as_posix())
+    rank = _RANK_IN_NAME.search(inside.name)
+    host = _HOST_IN_NAME.search(inside.name)
+    return Found(
         path=path,
         name=name,
         kind="log",
@@ -167,30 +190,24 @@ def _add_file(path: Path, name: str, inputs: Inputs, *, named: bool) -> None:
         attempt=int(attempt["attempt"]) if attempt else 0,
         host=host["host"] if host else "",
     )
-    if path.is_fifo():
-        inputs.found.append(found)
-        return
-    try:
-        with opened(found) as stream:
-            found.sample = stream.read(SNIFFED)
-    except (OSError, EOFError, zlib.error) as error:
-        inputs.notes.append(f"{name} cannot be read: {reason_of(error)}")
-        return
+
+
+def _add_log(found: Found, path: Path, inputs: Inputs, *, named: bool) -> None:
+    with opened(found) as stream:
+        found.sample = stream.read(SNIFFED)
     if not found.sample:
         if named:
-            inputs.notes.append(f"{name} is empty")
+            inputs.notes.append(f"{found.name} is empty")
         return
+    packer, command = next((how for start, how in packed.UNREAD.items() if found.sample.startswith(start)), ("", ""))
     kind = _kind_of(found.sample, path)
-    packer = next((packer for start, packer in _PACKED.items() if found.sample.startswith(start)), "")
     if packer:
-        inputs.notes.append(f"{name} was skipped: it is packed by {packer}, and has to be unpacked first")
-        return
-    if kind is None:
-        if named:
-            inputs.notes.append(f"{name} is neither text nor a flight-recorder dump: skipped")
-        return
-    found.kind = kind
-    inputs.found.append(found)
+        inputs.notes.append(f"{found.name} was skipped: it is packed by {packer}; unpack it first (`{command} FILE`)")
+    elif kind is not None:
+        found.kind = kind
+        inputs.found.append(found)
+    elif named:
+        inputs.notes.append(f"{found.name} is neither text nor a flight-recorder dump: skipped")
 
 
 def _kind_of(sample: bytes, path: Path) -> InputKind | None:
@@ -210,44 +227,75 @@ def _kind_of(sample: bytes, path: Path) -> InputKind | None:
     return None if odd > 0.05 * len(sample[:4_096]) else "log"
 
 
+class Archive:
+    """The files of a tar or zip archive; an earlier one than the last costs a new start."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.is_damaged = False
+        """It is known that it cannot be read to its end."""
+        self._taken = False
+        self._restart()
+
+    def names(self) -> Iterator[str]:
+        """Yield the names of the files; the content of each can be taken until the next is asked for."""
+        self._restart()
+        while self._advance():
+            yield self._name
+
+    def take(self, place: int) -> io.BufferedReader[Any]:
+        """Return the content of a file, from its beginning."""
+        if place < self._place or (place == self._place and self._taken):
+            self._restart()
+        while self._place < place:
+            if not self._advance():
+                raise OSError("the archive has changed")
+        self._taken = True
+        return self._content
+
+    def _restart(self) -> None:
+        self._members, self._place = self._walk(), -1
+        self._taken = False
+
+    def _advance(self) -> bool:
+        found = next(self._members, None)
+        if found is None:
+            return False
+        self._name, self._content = found
+        self._place, self._taken = self._place + 1, False
+        return True
+
+    def _walk(self) -> Iterator[tuple[str, io.BufferedReader[Any]]]:
+        with _unpacked_file(self._path) as stream:
+            yield from packed.members(stream, self._path.stat().st_size)
+
+
+def _is_archive(head: bytes, path: Path) -> bool:
+    return packed.is_archive(head) and (head[:2] != b"PK" or path.suffix.lower() in _ZIPS)
+
+
+@contextmanager
+def _unpacked_file(path: Path) -> Iterator[io.BufferedReader[Any]]:
+    with os.fdopen(open_untrusted(path), "rb") as stream:
+        yield packed.unpacked(stream, os.fstat(stream.fileno()).st_size)
+
+
 @contextmanager
 def opened(found: Found, stdin: BinaryIO | None = None) -> Iterator[io.BufferedReader[Any]]:
-    """Open a file, a pipe or stdin as a stream of plain bytes, unpacked and in UTF-8; raises OSError and its like."""
+    """Open a file, a pipe or stdin as a stream of plain bytes, unpacked and in UTF-8; raises OSError and EOFError."""
     with ExitStack() as stack:
-        if found.path is None or found.path.is_fifo():
+        if found.archive is not None:
+            content = found.archive.take(found.place)
+            stream = packed.unpacked(content, packed.LARGEST_INSIDE)
+        elif found.path is None or found.path.is_fifo():
             raw = stack.enter_context(_Unclosed(stdin) if found.path is None else _open_pipe(found.path))
-            stream: io.BufferedReader[Any] = io.BufferedReader(raw, SNIFFED)
-            packed = MOST_UNPACKED // LARGEST_RATIO
+            stream = packed.unpacked(io.BufferedReader(raw, SNIFFED), packed.MOST_UNPACKED)
         else:
-            stream = stack.enter_context(os.fdopen(open_untrusted(found.path), "rb"))
-            packed = os.fstat(stream.fileno()).st_size
-        head = stream.peek(4)[:4]
-        is_archive = found.path is not None and found.path.suffix.lower() in _ARCHIVES
-        if head[:2] == b"\x1f\x8b":
-            stream = io.BufferedReader(_Unpacked(stream, packed, zlib.MAX_WBITS | 16), 1 << 20)
-        elif head == b"PK\x03\x04" and is_archive:
-            stream = _first_of_archive(stream, packed)
-        elif head == b"PK\x05\x06" and is_archive:
-            raise OSError("the archive is empty")
+            stream = stack.enter_context(_unpacked_file(found.path))
         if stream.peek(2)[:2] in (b"\xff\xfe", b"\xfe\xff"):
             text = stack.enter_context(io.TextIOWrapper(stream, encoding="utf-16", errors="replace", newline=""))
-            stream = io.BufferedReader(_Encoded(text), SNIFFED)
+            stream = io.BufferedReader(packed.Encoded(text), SNIFFED)
         yield stream
-
-
-def _first_of_archive(stream: io.BufferedReader[Any], packed: int) -> io.BufferedReader[Any]:
-    """Return the first file of a zip archive, as it lies behind its own head: the directory at the end may lie."""
-    head = stream.read(_ZIP_ENTRY.size)
-    if len(head) < _ZIP_ENTRY.size:
-        raise EOFError("the archive is cut off")
-    _, flags, method, size, name, extra = _ZIP_ENTRY.unpack(head)
-    stored = method == _STORED and not flags & _SIZE_FOLLOWS
-    if flags & _ENCRYPTED or not (stored or method == _DEFLATED):
-        raise OSError("the archive is encrypted, or packed in a way that is not read: unpack it first")
-    stream.read(name + extra)
-    if stored:
-        return io.BufferedReader(_Part(stream, size), SNIFFED)
-    return io.BufferedReader(_Unpacked(stream, packed, -zlib.MAX_WBITS), 1 << 20)
 
 
 class _Unclosed(io.RawIOBase):
@@ -265,88 +313,6 @@ class _Unclosed(io.RawIOBase):
         piece = b"" if self._stream is None else self._stream.read(len(buffer))
         buffer[: len(piece)] = piece
         return len(piece)
-
-
-class _Part(io.RawIOBase):
-    """So many of the next bytes of a stream."""
-
-    def __init__(self, stream: io.BufferedReader[Any], left: int) -> None:
-        self._stream, self._left = stream, left
-
-    def readable(self) -> bool:
-        """Return whether it is."""
-        return True
-
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        """Read what is there."""
-        piece = self._stream.read(min(len(buffer), self._left))
-        self._left -= len(piece)
-        buffer[: len(piece)] = piece
-        return len(piece)
-
-
-class _Unpacked(io.RawIOBase):
-    """What a compressed file holds, up to a bound: beyond it the file is no log."""
-
-    def __init__(self, stream: io.BufferedReader[Any], packed: int, window_bits: int) -> None:
-        """``window_bits`` says to zlib what surrounds the content; a negative one is for one part without a frame."""
-        self._stream, self._window_bits = stream, window_bits
-        self._bound = min(MOST_UNPACKED, max(packed * LARGEST_RATIO, 1 << 26))
-        self._part = zlib.decompressobj(window_bits)
-        self._left = b""
-        """Of the packed bytes, what is read and not unpacked."""
-        self._read = self._read_before = self._empty_parts = 0
-
-    def readable(self) -> bool:
-        """Return whether it is."""
-        return True
-
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        """Read, or raise OSError at the bound, EOFError where the file is cut off, and zlib.error for a damaged one."""
-        piece = b""
-        while not piece:
-            if self._part.eof and not self._begins_another():
-                return 0
-            self._left = self._left or self._stream.read(SNIFFED)
-            if not self._left:
-                raise EOFError("it is cut off")
-            piece = self._part.decompress(self._left, len(buffer))
-            self._left = self._part.unused_data if self._part.eof else self._part.unconsumed_tail
-        self._read += len(piece)
-        if self._read > self._bound:
-            raise OSError(f"it unpacks to more than {self._bound >> 20:,} MiB, too large for a log")
-        buffer[: len(piece)] = piece
-        return len(piece)
-
-    def _begins_another(self) -> bool:
-        """Return whether another part follows the one that has ended; between them there may be zeros."""
-        self._left = (self._left or self._stream.read(SNIFFED)).lstrip(b"\0")
-        if not self._left or self._window_bits < 0:
-            return False
-        self._empty_parts = 0 if self._read > self._read_before else self._empty_parts + 1
-        if self._empty_parts > _MOST_EMPTY_PARTS:
-            raise OSError("it consists of empty parts, as only a bomb does")
-        self._read_before, self._part = self._read, zlib.decompressobj(self._window_bits)
-        return True
-
-
-class _Encoded(io.RawIOBase):
-    """A text as a stream of UTF-8."""
-
-    def __init__(self, text: io.TextIOWrapper) -> None:
-        self._text, self._left = text, b""
-
-    def readable(self) -> bool:
-        """Return whether it is."""
-        return True
-
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        """Read and encode."""
-        if not self._left:
-            self._left = self._text.read(1 << 16).encode()
-        size = min(len(buffer), len(self._left))
-        buffer[:size], self._left = self._left[:size], self._left[size:]
-        return size
 
 
 def _open_pipe(path: Path) -> io.RawIOBase:

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Iterator
 
 from ddpdoctor.finding import Trouble
+from ddpdoctor.postmortem.catalogue.messages import statement_in
 from ddpdoctor.postmortem.prefixes import nanoseconds
 from ddpdoctor.record.streams.incidents import Incident, RankEnding
 
@@ -19,15 +20,25 @@ FORCED = re.compile(r"Unable to shutdown process (?P<pid>\d+) via")
 TOLD_TO_END = re.compile(r"Received (?:Signals\.SIG\w+|(?P<number>\d+)) death signal, shutting down workers")
 GOT_SIGNAL = re.compile(r"Process \d+ got signal: (?:(?P<number>\d+)|(?:Signals\.)?SIG(?P<name>\w+))")
 _SPAWNED = re.compile(r"-- Process (?P<rank>\d+) terminated with the following error:")
-_SPAWN_SIGNAL = re.compile(r"process (?P<rank>\d+) terminated with signal SIG(?P<signal>\w+)")
-_SPAWN_EXIT = re.compile(r"process (?P<rank>\d+) terminated with exit code (?P<code>\d+)")
-_LIGHTNING = re.compile(
-    r"\[rank: (?P<rank>\d+)\] Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)"
+_ENDINGS = tuple(
+    map(
+        re.compile,
+        (
+            # mp.spawn, Lightning, Open MPI (which wraps its sentence; on_line joins it), containers of compose
+            r"process (?P<rank>\d+) terminated with signal SIG(?P<signal>\w+)",
+            r"process (?P<rank>\d+) terminated with exit code (?P<code>\d+)",
+            r"\[rank: (?P<rank>\d+)\] Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)",
+            r"process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node (?P<host>\S+) exited on signal (?P<signal>\d+)",
+            r"^(?P<host>[\w.-]+) exited with code (?P<code>\d+)",
+            r"^\s*Exit Code:\s+(?P<code>\d+)",
+        ),
+    )
 )
+"""How launchers say that a process ended."""
+WRAPPED = re.compile(r"noticed that process rank \d+ .*\bexited on$")
+"""The first line of two."""
+_HIGHEST_SIGNAL = 31
 _DEEPSPEED = re.compile(r"sigkill_handler\].* exits with return code = (?P<code>-?\d+)")
-_MPI = re.compile(
-    r"process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node (?P<host>\S+) exited on signal (?P<signal>\d+)"
-)
 _SLURM_TASK = re.compile(r"srun: error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,\-]+): (?P<what>.+?)\s*$")
 _SLURM_CANCELLED = re.compile(
     r"\*\*\* (?:JOB|STEP) \S+ ON (?P<host>\S+) CANCELLED AT (?P<time>\S+)(?: DUE TO (?P<why>[A-Z ]+?))? \*\*\*"
@@ -35,6 +46,7 @@ _SLURM_CANCELLED = re.compile(
 _SLURM_NODE = re.compile(r"srun: error: Node failure on (?P<host>\S+)")
 _SLURM_MEMORY = re.compile(r"Detected \d+ oom[_-]kill event", re.IGNORECASE)
 _POD_MEMORY = re.compile(r"\bOOMKilled\b")
+_OPEN_MPI = re.compile(r"^\[(?P<host>[\w.-]+):(?P<pid>\d+)\] Signal: [\w ]+ \((?P<signal>\d+)\)")
 _KERNEL_MEMORY = re.compile(r"[Oo]ut of memory:? Kill(?:ed)? process (?P<pid>\d+) \((?P<name>[^)]*)\)")
 _KERNEL_FAULT = re.compile(r"(?P<name>[\w.:-]+)\[(?P<pid>\d+)\]: segfault at ")
 _XID = re.compile(r"NVRM: Xid \((?P<gpu>[^)]*)\): (?P<number>\d+)(?:, pid='?(?P<pid>\d+)'?)?(?P<text>.*)")
@@ -48,6 +60,8 @@ _USAGE = re.compile(r"^\S+: error: (?P<message>.+)")
 _ROW = re.compile(r"\s+(?P<key>time|host|rank|exitcode|error_file|traceback)\s+: ?(?P<value>.*)$")
 _RANK = re.compile(r"(?P<rank>\d+) \(local_rank: (?P<local>\d+)\)")
 _EXIT = re.compile(r"(?P<code>-?\d+) \(pid: (?P<pid>\d+)\)")
+XIDS_THAT_FOLLOW = frozenset({45})
+"""The driver cleans up after a process that had ended."""
 _OTHERS = ("srun:", "slurmstepd:", "torchrun:", "ddpdoctor:")
 """Programs whose lines with ``error:`` are about the job, not about the arguments of a script."""
 MOST_TABLE_LINES = 100_000
@@ -106,6 +120,7 @@ def ending_of(row: dict[str, str]) -> RankEnding | None:
         pid=int(code["pid"]) if code else 0,
         exit_code=int(code["code"]) if code else 0,
         host=row.get("host", ""),
+        by_agent=True,
         time_ns=nanoseconds(row.get("time", "")),
         first=bool(row["first"]),
     )
@@ -119,21 +134,18 @@ def spawned_rank(text: str) -> int | None:
 
 def endings_in(text: str) -> Iterator[RankEnding]:
     """Ends of processes that a line reports."""
-    for pattern in (_SPAWN_SIGNAL, _SPAWN_EXIT):
+    for pattern in _ENDINGS:
         if match := pattern.search(text):
             found = match.groupdict()
-            code = -signal_number(found["signal"]) if "signal" in found else int(found["code"])
-            yield RankEnding(rank=int(match["rank"]), exit_code=code, first=True)
-    if match := _LIGHTNING.search(text):
-        yield RankEnding(rank=int(match["rank"]), pid=int(match["pid"]), exit_code=int(match["code"]), first=True)
-    if match := _MPI.search(text):
-        yield RankEnding(
-            rank=int(match["rank"]),
-            pid=int(match["pid"]),
-            host=match["host"],
-            exit_code=-int(match["signal"]),
-            first=True,
-        )
+            code = -signal_number(found["signal"]) if found.get("signal") else _code(int(found["code"]))
+            rank, pid = found.get("rank"), found.get("pid")
+            yield RankEnding(
+                rank=int(rank) if rank else None,
+                pid=int(pid or 0),
+                host=found.get("host") or "",
+                exit_code=code,
+                first=bool(rank),
+            )
     if match := _SLURM_TASK.search(text):
         code = _code_of(match["what"])
         for task in _tasks(match["tasks"]):
@@ -144,7 +156,7 @@ def incidents_in(text: str) -> Iterator[Incident]:
     """Incidents that a line of a scheduler, of the kernel, of NCCL or of a shell reports."""
     if match := _XID.search(text):
         number = int(match["number"])
-        if number != 45:
+        if number not in XIDS_THAT_FOLLOW:
             yield Incident(
                 kind="gpu", trouble="gpu-fault", pid=int(match["pid"] or 0), type=f"Xid {number}",
                 message=f"Xid {number} on GPU {match['gpu']}{match['text']}".strip(),
@@ -154,6 +166,7 @@ def incidents_in(text: str) -> Iterator[Incident]:
             kind="killed-by-kernel",
             trouble="killed",
             pid=int(match["pid"]),
+            process=match["name"],
             signal=9,
             type="out of memory",
             message=text.strip(),
@@ -161,7 +174,15 @@ def incidents_in(text: str) -> Iterator[Incident]:
     elif _SLURM_MEMORY.search(text) or _POD_MEMORY.search(text):
         yield Incident(kind="killed-by-kernel", trouble="killed", signal=9, type="out of memory", message=text.strip())
     elif match := _KERNEL_FAULT.search(text):
-        yield Incident(kind="signalled", trouble="killed", pid=int(match["pid"]), signal=11, message=text.strip())
+        yield Incident(
+            kind="signalled", trouble="killed", pid=int(match["pid"]), process=match["name"], signal=11,
+            message=text.strip(),
+        )  # fmt: skip
+    elif match := _OPEN_MPI.search(text):
+        yield Incident(
+            kind="signalled", trouble="killed", pid=int(match["pid"]), host=match["host"], signal=int(match["signal"]),
+            type="shell", message=text.strip(),
+        )  # fmt: skip
     elif match := _SLURM_CANCELLED.search(text):
         yield Incident(
             kind="killed-by-scheduler", trouble="killed", host=match["host"], time_ns=nanoseconds(match["time"]),
@@ -206,19 +227,24 @@ def signal_number(name: str) -> int:
 
 
 def _of_nccl(match: re.Match[str]) -> Iterator[Incident]:
-    from ddpdoctor.postmortem.failures import LOST_PEER
-
     text = match["text"].strip()
-    lost = LOST_PEER.search(text) is not None or "Connection refused" in text
+    found = statement_in(text)
+    lost = (found is not None and found.row.event == "lost-peer") or "Connection refused" in text
+    peer = str(found.fields.get("peer", "")) if found is not None else ""
     yield Incident(
         kind="lost-peer" if lost else "nccl", trouble="early-exit" if lost else "nccl-error", host=match["host"],
-        pid=int(match["pid"]), type="NCCL WARN", message=text,
+        pid=int(match["pid"]), type="NCCL WARN", message=text, peer=peer,
     )  # fmt: skip
+
+
+def _code(number: int) -> int:
+    """Return the exit code of a shell or a container, negative for the signal that it stands for."""
+    return 128 - number if 128 < number <= 128 + _HIGHEST_SIGNAL else number
 
 
 def _code_of(what: str) -> int:
     if match := re.search(r"exit code (\d+)", what):
-        return int(match[1])
+        return _code(int(match[1]))
     words = what.lower().removesuffix("(core dumped)").strip()
     return -_WORDS.get(words, 0)
 

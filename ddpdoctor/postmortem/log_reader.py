@@ -10,21 +10,33 @@ from typing import BinaryIO
 import msgspec
 from msgspec.structs import replace
 
+from ddpdoctor.files.untrusted import reason_of
 from ddpdoctor.postmortem import launchers
 from ddpdoctor.postmortem.boxed_tracebacks import BoxedTracebacks
 from ddpdoctor.postmortem.failures import details_of, own_rank
 from ddpdoctor.postmortem.json_lines import lines_of
 from ddpdoctor.postmortem.prefixes import Habit, Prefixed, last_time, split
+from ddpdoctor.postmortem.progress import Later, Progress, went_on
 from ddpdoctor.postmortem.scan import Heed, Scanner
 from ddpdoctor.postmortem.tracebacks import Raised, Tracebacks, parse
 from ddpdoctor.record.streams.incidents import Incident, RankEnding
 
 _OF_TORCH = re.compile(r"\[(?P<level>[IWEF])(?:\d{3,4} [\d:.]+)? (?P<source>[\w./]+\.cpp:\d+)\] (?P<message>.*)")
-_MARKS = re.compile(rb"^\[rank(\d{1,6})\]:", re.MULTILINE)
-_BARE = re.compile(r"(?:[a-z_]\w*\.)*(?P<type>[A-Z]\w*(?:Error|Exception)): (?P<message>.+)")
-"""An exception whose traceback is not there: the log begins in it, or someone kept the last line only."""
-_TERMINATED = re.compile(r"terminate called (?:without an active exception|after throwing)")
-_WHAT = re.compile(r"\s*what\(\):\s*(?P<message>.*)")
+MARKS = re.compile(rb"^\[rank(\d{1,6})\]:", re.MULTILINE)
+_BARE = re.compile(r"(?<![\w.])(?:[a-z_]\w*\.)*(?P<type>[A-Z]\w*(?:Error|Exception)): (?P<message>.+)")
+"""An exception whose traceback is not there: the log begins in it, someone kept the last line, or a logger wrote it."""
+_GRAVE = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b")
+_MILD = re.compile(r"\b(?:INFO|DEBUG|WARN(?:ING)?|[Ww]arning|[Rr]etry\w*)\b")
+"""A logger's line that reports no failure, whatever else it says."""
+_ENDPOINT = re.compile(rb"rdzv[-_]endpoint[ \t]*[:= ][ \t]*'?([\w.-]+:\d+)")
+_WORLD_SAID = re.compile(rb"world[ _]?size[\"' ]?[=:] ?(\d{1,6})|\bnranks (\d{1,6})", re.IGNORECASE)
+_AGENT = re.compile(r"/torch/distributed/(?:elastic/(?:agent|rendezvous)/|launcher/|run\.py|launch\.py)")
+_TERMINATED = re.compile(
+    r"terminate called (?:without an active exception|after throwing an instance of '(?P<type>[^']+)')"
+)
+_WHAT = re.compile(r"what\(\):\s*(?P<message>.*)")
+_OF_MESSAGE = re.compile(r"\s*(?:-|socket\w+ ?: |NET/\w+ ?: |Net ?: )")
+"""Further lines of a message of torch's C++ side that say who: of desync reports, and NCCL's last error."""
 _WORLD = re.compile(r"(?:\d+/(?P<joined>\d+) clients joined|world_size[=:] ?(?P<said>\d+))")
 _LAUNCHER = re.compile(
     r"/torch/distributed/(?:run|launch|launcher/api|elastic/agent/server/api)\.py$|/multiprocessing/spawn\.py$"
@@ -36,6 +48,10 @@ _ANNOUNCES = frozenset({"ChildFailedError", "ProcessRaisedException", "ProcessEx
 """What a launcher raises because a rank has failed."""
 LINES_AFTER = 24
 """After a message of torch's C++ side so many lines may belong to it: reports of a desync, ``what()``."""
+HEAD_OF_A_LINE = 100
+"""Characters in which a logger has written the level."""
+LONGEST_NAMED, LONGEST_SEARCHED = 500, 5_000
+"""Characters of a line in which the name of an exception, or a statement of the catalogue, is looked for."""
 MOST_INCIDENTS = 20_000
 """Of one log; what comes later is counted and not kept."""
 
@@ -52,6 +68,14 @@ class LogRead(msgspec.Struct, kw_only=True):
     dropped: int = 0
     """Incidents beyond those that are kept."""
     attempts: int = 1
+    later: tuple[Later, ...] = ()
+    """Lines of progress near the end."""
+    last_line: int = 0
+    """The last one that reports something."""
+    endpoint: str = ""
+    """Where the ranks meet, as the launcher prints it."""
+    problem: str = ""
+    """A clause where it could not be read to its end."""
     is_cut: bool = False
     """So many lines report failures that the rest was left out."""
 
@@ -83,18 +107,38 @@ class LogReader:
         self._told_to_end: set[int] = set()
         self._failures: dict[tuple[str, int], list[int]] = {}
         """Where each launcher, by host and process, reported that its ranks had failed."""
-        self._terminated = False
+        self._terminated: str | None = None
+        """The class of the C++ exception that ended a process, until its message comes."""
+        self._wrapped = ""
+        """The first line of a launcher's sentence, until the second comes."""
+        self._of_tasks: list[RankEnding] = []
+        """How srun's tasks ended: ranks, or the launchers of nodes."""
+        self._progress = Progress(habit, year)
+        if rank is not None:
+            self.read_so_far.ranks.add(rank)
 
     def read(self, stream: BinaryIO) -> LogRead:
         """Read the log to its end."""
         scanner = self._scanner = Scanner(self._take, self._note_context)
-        scanner.read(stream)
+        try:
+            scanner.read(stream)
+        except (OSError, EOFError) as error:
+            self.read_so_far.problem = reason_of(error)
         self._add_raised(self._tracebacks.finish())
         for row in self._table.finish():
             self._take_row(row, Prefixed(""), scanner.lines)
         read = self.read_so_far
         read.lines = scanner.lines
         read.is_cut = scanner.is_full
+        if not self._has_agent():
+            read.endings += self._of_tasks
+        else:
+            read.endings += [replace(one, rank=None) for one in self._of_tasks if one.exit_code < 0]
+        read.last_line = max([read.last_line, *(one.line for one in read.incidents)])
+        read.later = self._progress.at_the_end(*scanner.tail)
+        read.incidents = [
+            replace(one, went_on=went_on(read.later, one.line, one.rank)) if one.line else one for one in read.incidents
+        ]
         read.incidents = [replace(one, attempt=self._attempt_at(one.position)) for one in read.incidents]
         read.endings = [replace(one, attempt=self._attempt_at(one.position)) for one in read.endings]
         read.attempts = self._attempt + max((len(positions) for positions in self._failures.values()), default=1)
@@ -106,16 +150,28 @@ class LogReader:
         most = max((len(positions) for positions in self._failures.values()), default=1) - 1
         return self._attempt + min(*before, most) if before else self._attempt
 
+    def _has_agent(self) -> bool:
+        """Return whether torchrun's agent wrote in this log: then a scheduler's tasks are launchers, not ranks."""
+        return any(one.by_agent for one in self.read_so_far.endings) or any(
+            _AGENT.search(frame.file) for one in self.read_so_far.incidents for frame in one.frames
+        )
+
     def _note_context(self, text: bytes) -> None:
         self.note_ranks(text)
+        self._progress.note(text)
         self._time_ns = last_time(text.decode("utf-8", "replace"), self._year) or self._time_ns
 
     def note_ranks(self, text: bytes) -> None:
         """Note which ranks write in a piece of the log."""
-        self.read_so_far.ranks.update(map(int, _MARKS.findall(text)))
+        self.read_so_far.ranks.update(map(int, MARKS.findall(text)))
+        for said in _WORLD_SAID.findall(text):
+            self.read_so_far.world_size = max(self.read_so_far.world_size, int(said[0] or said[1]))
+        if match := _ENDPOINT.search(text):
+            self.read_so_far.endpoint = match[1].decode()
 
     def _take(self, line: bytes, number: int) -> Heed:
         before = self._taken_in
+        self.note_ranks(line)
         lines = self._prefixed(line.decode("utf-8", "replace"))
         self._scanner.count_parts(len(lines) + self._tracebacks.weight)
         for prefixed in lines:
@@ -123,18 +179,21 @@ class LogReader:
             if prefixed.rank is not None:
                 self.read_so_far.ranks.add(prefixed.rank)
             for part in _parts(prefixed.text):
-                text = self._boxes.translate(prefixed.marked, part)
+                own = split(part, self._habit, self._year) if part.startswith("[rank") else prefixed
+                text = self._boxes.translate(own.marked, part if own is prefixed else own.text)
                 if text is not None:
-                    self._take_text(prefixed, text, number)
+                    self._take_text(own, text, number)
         self._after = max(0, self._after - 1)
-        if self._tracebacks.busy or self._table.open or self._after > 0:
+        if self._taken_in != before:
+            self.read_so_far.last_line = number
+        if self._tracebacks.busy or self._table.open or self._after > 0 or self._wrapped:
             return "more"
         return "something" if self._taken_in != before else "nothing"
 
     @property
     def _taken_in(self) -> int:
         read = self.read_so_far
-        return len(read.incidents) + len(read.endings) + len(self._told_to_end) + read.dropped
+        return len(read.incidents) + len(read.endings) + len(self._of_tasks) + len(self._told_to_end) + read.dropped
 
     def _prefixed(self, line: str) -> Sequence[Prefixed]:
         """Return the line without its prefixes; several where it is an object that holds several."""
@@ -153,16 +212,18 @@ class LogReader:
             for row in self._table.take(text):
                 self._take_row(row, prefixed, number)
             return
-        if self._tracebacks.begins(prefixed.marked, text):
+        begins = self._tracebacks.begins(prefixed.marked, text)
+        if begins or self._tracebacks.begins_within(prefixed.marked, text):
             self._tracebacks.begin(
                 Raised(
                     marked=prefixed.marked, line=number, host=prefixed.host, pid=prefixed.pid, time_ns=self._time_ns,
                     rank=self._spawned if prefixed.rank is None else prefixed.rank, position=next(self._positions),
-                    width=self._boxes.width,
+                    width=self._boxes.width, headless=not begins,
                 )
             )  # fmt: skip
             self._spawned = None
-            return
+            if begins:
+                return
         belongs, done = self._tracebacks.take(prefixed.marked, text)
         self._add_raised(done)
         if not belongs:
@@ -174,51 +235,92 @@ class LogReader:
         """A line outside of any traceback."""
         if match := _WORLD.search(text):
             self.read_so_far.world_size = max(self.read_so_far.world_size, int(match["joined"] or match["said"]))
+        if self._wrapped:
+            text, self._wrapped = f"{self._wrapped} {text}", ""
         if (rank := launchers.spawned_rank(text)) is not None:
             self._spawned = rank
         elif match := _OF_TORCH.search(text):
             self._after = LINES_AFTER
-            if match["level"] in "EF":
-                self._of_torch(prefixed, match["message"], number)
-        elif _TERMINATED.search(text):
-            self._after, self._terminated = LINES_AFTER, True
+            self._of_torch(prefixed, match["message"], number, level=match["level"])
+        elif match := _TERMINATED.search(text):
+            self._after, self._terminated = LINES_AFTER, match["type"] or ""
             if "without" in text:
                 self._add(
                     Incident(kind="signalled", trouble="killed", signal=6, type="terminate", message=text.strip()),
                     prefixed,
                     number,
                 )
-        elif self._terminated and (match := _WHAT.match(text)):
-            self._terminated = False
-            self._of_torch(prefixed, match["message"], number)
-        elif self._after and text.lstrip().startswith("-"):
+        elif match := _WHAT.search(text):
+            self._of_torch(prefixed, match["message"], number, kind=self._terminated or "an exception of C++")
+            self._terminated = None
+        elif self._after and _OF_MESSAGE.match(text):
             self._of_torch(prefixed, text, number)
         elif "ChildFailedError" in text:
             self._table.begin()
-        elif match := _BARE.fullmatch(text):
-            kind, trouble, more = details_of(match["type"], match["message"], ())
-            bare = Incident(kind=kind, trouble=trouble, type=match["type"], message=match["message"], **more)
-            self._add(bare if trouble != "exception" else replace(bare, kind="said"), prefixed, number)
+        elif launchers.WRAPPED.search(text):
+            self._wrapped = text
         elif not self._of_launcher(prefixed, text):
-            for ending in launchers.endings_in(text):
-                self._add_ending(ending, prefixed)
-            for incident in launchers.incidents_in(text):
-                self._add(incident, prefixed, number)
+            self._of_any_program(prefixed, text, number)
 
-    def _of_torch(self, prefixed: Prefixed, message: str, number: int) -> None:
-        kind, trouble, more = details_of("", message, ())
-        if kind != "raised" or trouble in ("out-of-memory", "shared-memory"):
-            rank = own_rank(message)
-            incident = Incident(kind=kind, trouble=trouble, rank=rank, type="", message=message.strip(), **more)
+    def _of_any_program(self, prefixed: Prefixed, text: str, number: int) -> None:
+        """A line that is none of torch's: an end, an incident, an exception without its traceback, or a statement."""
+        endings = tuple(launchers.endings_in(text))
+        for ending in endings:
+            self._add_ending(ending, prefixed, of_task="srun:" in text)
+        incidents = tuple(launchers.incidents_in(text))
+        for incident in incidents:
             self._add(incident, prefixed, number)
+        if endings or incidents:
+            return
+        grave = _GRAVE.search(text[:HEAD_OF_A_LINE]) is not None
+        match = _BARE.search(text[:LONGEST_NAMED]) if grave else _BARE.match(text)
+        if match:
+            self._after = LINES_AFTER
+            self._loose(prefixed, number, match["type"], text[match.start("message") :])
+        elif not _MILD.search(text[:HEAD_OF_A_LINE]):
+            self._loose(prefixed, number, "", text[:LONGEST_SEARCHED].strip())
+
+    def _loose(self, prefixed: Prefixed, number: int, name: str, message: str) -> None:
+        """An exception without a traceback, or a statement of the catalogue in the line of any program."""
+        kind, trouble, more = details_of(name, message, (), anywhere=not name)
+        unknown = (kind, trouble) == ("raised", "exception") and "type" not in more
+        if unknown and not name:
+            return
+        incident = Incident(
+            kind="said" if unknown else kind, trouble=trouble, rank=own_rank(message), message=message, loose=True,
+            **{"type": name, **more},
+        )  # fmt: skip
+        self._add(incident, prefixed, number)
+
+    def _of_torch(self, prefixed: Prefixed, message: str, number: int, *, level: str = "E", kind: str = "") -> None:
+        """A message of torch's C++ side; ``kind`` is the class of an exception that no one caught."""
+        found, trouble, more = details_of("", message, ())
+        known = found != "raised" or trouble in ("out-of-memory", "shared-memory") or "type" in more
+        if level in "IW":
+            # A warning is no failure, but may say at which port one came to be.
+            if trouble != "no-rendezvous" or "already in use" not in message:
+                return
+            found = "said"
+        elif not known:
+            if not kind or not message:
+                return
+            found, more = "said", {**more, "type": kind}
+        incident = Incident(
+            kind=found, trouble=trouble, rank=own_rank(message), message=message.strip(), **{"type": "", **more}
+        )
+        self._add(incident, prefixed, number)
 
     def _of_launcher(self, prefixed: Prefixed, text: str) -> bool:
         if match := launchers.CLOSING.search(text) or launchers.FORCED.search(text):
             self._told_to_end.add(int(match["pid"]))
-            self._add_ending(RankEnding(pid=int(match["pid"])), prefixed)
+            self._add_ending(RankEnding(pid=int(match["pid"]), by_agent=True), prefixed)
         elif match := launchers.FAILED.search(text):
             ending = RankEnding(
-                local_rank=int(match["local"]), pid=int(match["pid"]), exit_code=int(match["code"]), first=True
+                local_rank=int(match["local"]),
+                pid=int(match["pid"]),
+                exit_code=int(match["code"]),
+                first=True,
+                by_agent=True,
             )
             self._add_ending(ending, prefixed)
             self._failures.setdefault((prefixed.host, prefixed.pid), []).append(next(self._positions))
@@ -241,8 +343,8 @@ class LogReader:
             raised.root.position = next(self._positions)
             self._add_raised([raised])
 
-    def _add_ending(self, ending: RankEnding, prefixed: Prefixed) -> None:
-        self.read_so_far.endings.append(
+    def _add_ending(self, ending: RankEnding, prefixed: Prefixed, *, of_task: bool = False) -> None:
+        (self._of_tasks if of_task else self.read_so_far.endings).append(
             replace(
                 ending,
                 host=ending.host or prefixed.host or self._host,
@@ -279,8 +381,8 @@ class LogReader:
             else:
                 kind, trouble, more = details_of(root.type, root.text, frames)
                 incident = Incident(
-                    kind=kind, trouble=trouble, type=root.type, message=root.text, frames=frames, mixed=root.mixed,
-                    rank=own_rank(root.text), **more,
+                    kind=kind, trouble=trouble, message=root.text, frames=frames, mixed=root.mixed,
+                    rank=own_rank(root.text), **{"type": root.type, **more},
                 )  # fmt: skip
             prefixed = Prefixed("", rank=raised.rank, host=raised.host, time_ns=raised.time_ns, pid=raised.pid)
             self._add(replace(incident, position=root.position), prefixed, root.line)

@@ -14,17 +14,21 @@ import msgspec
 
 ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _PREFIXES = re.compile(
-    r"\s*\[rank ?(?P<rank>\d{1,6})\]:\s?"
+    r"(?:> ?)*\s*(?i:\[rank[ :]?(?P<rank>\d{1,6})\]):?\s?"
+    r"|(?:> ?)+"
     r"|\[(?:\d+,)?(?P<mpi>\d{1,6})\]<(?:stdout|stderr)>:\s?"
     r"|\[(?P<role>[A-Za-z_][\w-]*?)(?P<local>\d{1,5})\]:\s?"
     r"|(?P<iso>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)\s(?:std(?:out|err) [FP] )?"
     r"|\[pod/(?P<pod>[\w.-]+)/[\w.-]+\] "
     r"|(?P<syslog>(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?) "
     r"(?:(?P<syslog_host>[\w.-]+) (?P<program>[\w./-]+\[\d+\]|kernel): )?"
-    r"|\((?:\w*(?:Worker|Trainer|train)\w*),? pid=(?P<ray_pid>\d+)(?:, ip=(?P<ip>[\d.]+))?\) "
+    r"|\([^()\n]{1,80}?\bpid=(?P<ray_pid>\d+)(?:, ip=(?P<ip>[\w.:]+))?\) ?"
 )
+"""A mark of quotation, a rank, a task of MPI, a role of torchrun, a time, a pod, syslog, and an actor of Ray with any
+name."""
 _TASK = re.compile(r" *(?P<task>\d{1,6}): ?")
-_HOST = re.compile(r"(?P<host>[A-Za-z][\w.-]*): ?")
+_HOST = re.compile(r"(?P<host>[A-Za-z][\w.-]*): ?(?!\d+:\d+ \[)")
+"""Not what NCCL begins its own lines with: host, process and thread."""
 _SERVICE = re.compile(r"(?P<host>[A-Za-z][\w.-]*) +\| ?")
 """Of ``docker compose``."""
 _C10D = re.compile(r"\[(?P<level>[IWEF])(?P<month>\d\d?)(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d(?:\.\d+)?) ")
@@ -110,7 +114,7 @@ def split(line: str, habit: Habit, year: int = 0) -> Prefixed:
         found.pid = int(match["pid"])
     elif match := _OLD_ELASTIC.match(text):
         found.time_ns = found.time_ns or nanoseconds(match["iso"])
-    found.text = text
+    found.text = text.rstrip()
     return found
 
 

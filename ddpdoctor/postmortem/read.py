@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from itertools import count
@@ -16,12 +15,17 @@ from ddpdoctor.files.untrusted import reason_of
 from ddpdoctor.postmortem.dumps.dump_files import read_dumps
 from ddpdoctor.postmortem.error_files import read_error_file
 from ddpdoctor.postmortem.inputs import Found, find_inputs, opened
-from ddpdoctor.postmortem.log_reader import LogRead, LogReader
+from ddpdoctor.postmortem.log_reader import MARKS, LogRead, LogReader
 from ddpdoctor.postmortem.prefixes import habit_of
 from ddpdoctor.record.model import Job, Rank, RankEnd, RankException, RunRecord
 from ddpdoctor.record.streams.incidents import LogEvidence
 
 _SAMPLE_BYTES = 1 << 15
+_JOB_NUMBER = re.compile(r"^(?:slurm|job)[-_.](\d{2,})|\.[oe](\d{2,})(?=\D|$)")
+"""Of Slurm, and of PBS, LSF and Grid Engine (``name.o1234``)."""
+_JOBS_SHOWN = 6
+LINES_OF_A_LIVING_JOB = 2
+"""So much progress after the last thing that went wrong; of ranks that are about to stop one line may come late."""
 
 
 class Postmortem(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,14 +57,19 @@ def read_postmortem(
     positions = count(1)
     read: list[LogRead] = []
     logs = [found for found in inputs.found if found.kind in ("log", "error-file")]
+    logs, of_others = _of_the_newest_job(logs, frozenset(paths))
+    notes += of_others
+    _number_by_layout(logs)
     for found in _without_a_layout(logs):
         found.rank = None
     for found in logs:
         try:
             told = _read(found, positions, stdin)
-        except (OSError, EOFError, zlib.error) as error:
-            notes.append(f"{found.name} cannot be read to its end: {reason_of(error)}")
+        except (OSError, EOFError) as error:
+            notes.append(f"{found.name} cannot be read: {reason_of(error)}")
             continue
+        if told.problem and not (found.archive is not None and found.archive.is_damaged):
+            notes.append(f"{found.name} cannot be read to its end: {told.problem}")
         if told.is_cut:
             notes.append(f"{found.name} was read up to line {told.lines:,}: too many of its lines report failures")
         if told.dropped:
@@ -119,6 +128,53 @@ def _without_a_layout(logs: Sequence[Found]) -> list[Found]:
     ]
 
 
+def _of_the_newest_job(logs: list[Found], named: frozenset[str]) -> tuple[list[Found], list[str]]:
+    """Leave out the logs of other jobs in a directory, by the numbers that schedulers give to jobs."""
+    jobs: dict[str, list[Found]] = {}
+    for found in logs:
+        number = None if found.name in named or found.path is None else _JOB_NUMBER.search(found.path.name)
+        if number is not None:
+            jobs.setdefault(number[1] or number[2], []).append(found)
+    if len(jobs) < 2:
+        return logs, []
+    written = {job: max(_written_ns(found) for found in files) for job, files in jobs.items()}
+    newest = max(jobs, key=lambda job: (written[job], len(job), job))
+    left_out = {found.name for job, files in jobs.items() if job != newest for found in files}
+    others = ", ".join(sorted(job for job in jobs if job != newest)[:_JOBS_SHOWN])
+    note = f"of {len(jobs):,} jobs the one with the newest logs, {newest}, was read; to see {others}, name their files"
+    return [found for found in logs if found.name not in left_out], [note]
+
+
+def _written_ns(found: Found) -> int:
+    try:
+        return 0 if found.path is None else found.path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _number_by_layout(logs: Sequence[Found]) -> None:
+    """Give the logs ranks whose paths differ in one number that counts from 0, unless a line says otherwise.
+
+    As ``slurm-123_0.out`` to ``slurm-123_3.out``, or ``0/stderr.log`` to ``3/stderr.log``.
+    """
+    families: dict[str, list[Found]] = {}
+    for found in logs:
+        if found.path is not None and found.kind == "log":
+            families.setdefault(_family(found), []).append(found)
+    for family in families.values():
+        numbers = [re.findall(r"\d+", found.name) for found in family]
+        places = [place for place, column in enumerate(zip(*numbers, strict=False)) if len(set(column)) > 1]
+        if len(family) < 2 or len(places) != 1 or any(found.rank is not None or found.host for found in family):
+            continue
+        ranks = [int(one[places[0]]) for one in numbers]
+        marked = [set(map(int, MARKS.findall(found.sample))) for found in family]
+        if sorted(ranks) == list(range(len(ranks))) and all(
+            marks <= {rank} for marks, rank in zip(marked, ranks, strict=True)
+        ):
+            for found, rank in zip(family, ranks, strict=True):
+                found.rank = rank
+
+
 def _family(found: Found) -> str:
     """Return the name of a log without its numbers."""
     return re.sub(r"\d+", "#", found.name)
@@ -151,8 +207,17 @@ def _evidence(read: Sequence[LogRead]) -> LogEvidence:
         ranks=tuple(sorted({rank for one in read for rank in one.ranks})),
         world_size=max((one.world_size for one in read), default=0),
         attempts=max((one.attempts for one in read), default=1),
+        finished=_finished(read),
+        endpoint=next((one.endpoint for one in read if one.endpoint), ""),
         ordered=len(telling) <= 1,
     )
+
+
+def _finished(read: Sequence[LogRead]) -> bool:
+    """Return whether every log that reports something goes on after the last of it, and no process of a rank ended."""
+    reporting = [one for one in read if one.incidents or any(ending.exit_code for ending in one.endings)]
+    gone_on = [sum(later.counts for later in one.later if later.line > one.last_line) for one in reporting]
+    return bool(reporting) and all(lines >= LINES_OF_A_LIVING_JOB for lines in gone_on)
 
 
 def _record(evidence: LogEvidence) -> RunRecord:

@@ -21,6 +21,7 @@ MOST_TAKEN = 300_000
 """Other lines of interest of one log, which take a reader 4 s."""
 MOST_DULL = 2_000_000
 """Lines that are left out so before the rest of the log is: only a bomb holds as many."""
+TAIL_BYTES = 1 << 16
 _DIGITS = b"0123456789"
 _ALIKE_BYTES = 200
 NEEDLES = (
@@ -39,6 +40,13 @@ NEEDLES = (
     b"segfault",
     b"core dumped",
     b"return code",
+    b'", line ',
+    b"exited with",
+    b"xit Code",
+    b"noticed that",
+    b"what()",
+    b"ERROR",
+    b"CRITICAL",
 )
 """Every line that reports a failure holds one of them, or follows one that does."""
 
@@ -61,6 +69,7 @@ class Scanner:
         self._lines = 0
         """Lines before what is searched."""
         self._wants_next = False
+        self._tail = b""
         self._taken = self._left_out = 0
         self._dull: dict[bytes, int] = {}
         """How often a line was of no interest, by the line without its digits."""
@@ -78,6 +87,11 @@ class Scanner:
     def lines(self) -> int:
         """How many lines were read."""
         return self._lines
+
+    @property
+    def tail(self) -> tuple[bytes, int]:
+        """The last piece of the log and the number of its first line; empty where the rest was left out."""
+        return (b"", 0) if self.is_full else (self._tail, self._lines - self._tail.count(b"\n") + 1)
 
     def read(self, stream: BinaryIO) -> None:
         """Read a stream to its end; memory stays at a few pieces."""
@@ -110,6 +124,10 @@ class Scanner:
         return heed == "more"
 
     def _search(self, text: bytes) -> None:
+        last = self._tail[-TAIL_BYTES:] + text[-TAIL_BYTES:]
+        whole = len(last) == len(self._tail) + len(text)
+        # Of the first line the beginning may be missing.
+        self._tail = last if whole else last[last.find(b"\n") + 1 or len(last) :]
         nearest = [text.find(needle) for needle in NEEDLES]
         position = 0
         while position < len(text) and not self.is_full:

@@ -12,6 +12,8 @@ from ddpdoctor.finding import Frame
 HEADER = "Traceback (most recent call last):"
 _FRAME = re.compile(r'\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
 _RAISED = re.compile(r"(?P<type>[A-Za-z_][\w.]*?(?:<locals>\.\w+)?)(?:: (?P<message>.*)|:?)$")
+_EXCEPTION = re.compile(r"(?:\w+\.)+[A-Z]\w*$|[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout|Failure|Abort\w*)$")
+"""Names of exceptions, where no head of a traceback says that one comes."""
 _MARKERS = re.compile(r"\s*[\^~ ]*[\^~][\^~ ]*$")
 _REPEATED = re.compile(r"\s*\[Previous line repeated \d+ more times?\]$")
 _CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
@@ -19,7 +21,8 @@ _GOES_ON = re.compile(
     r"\s*(?:Parameter indices which|Parameters which did|Parameter at index|Original exception|Original reason"
     r"|In addition, you can set|making sure all `forward`|If you already have done|\[\S*gloo/|Original Traceback"
     r"|Collectives differ in|Last error:|ncclSystemError|ncclInternalError|ncclInvalidUsage|ncclUnhandledCudaError"
-    r"|ncclRemoteError|CUDA kernel errors might|\[Rank \d+\]|terminate called|Exception raised from)"
+    r"|ncclRemoteError|socket\w+ ?: |NET/\w+ ?: |Memory on the node \(IP|CUDA kernel errors might"
+    r"|\[Rank \d+\]|terminate called|Exception raised from)"
 )
 """Second and later lines of torch's messages."""
 LINES_AFTER = 12
@@ -27,6 +30,7 @@ LINES_AFTER = 12
 MOST_LINES = 4_000
 """A traceback that has not ended after so many lines of its log never will."""
 MOST_FRAMES = 400
+MOST_STRAYS = 3
 MOST_OPEN = 1_024
 """Tracebacks at a time, of different ranks whose lines stand between each other."""
 MOST_MESSAGE_LINES = 12
@@ -48,6 +52,10 @@ class Raised(msgspec.Struct, kw_only=True):
     frames: list[Frame] = []
     """Outermost first."""
     mixed: bool = False
+    headless: bool = False
+    """The log, or what someone kept of it, begins in the traceback."""
+    strays: int = 0
+    """Lines of its process that do not belong to it."""
     earlier: Raised | None = None
     """The exception that it was raised for, or while it was handled."""
     expects_code: bool = False
@@ -94,6 +102,15 @@ class Tracebacks:
         """Return whether a line begins a traceback."""
         return HEADER in text and not text.lstrip().startswith("Original")
 
+    def begins_within(self, marked: str, text: str) -> bool:
+        """Return whether a line is a frame of a traceback whose head is not in the log."""
+        frame = _FRAME.match(text)
+        if frame is None or not frame["function"]:
+            return False
+        return not any(one.marked == marked for one in self._open) and not any(
+            one.nested and one.marked == marked for one in self._closed
+        )
+
     def begin(self, raised: Raised) -> None:
         """Open a traceback."""
         for other in self._open:
@@ -130,14 +147,24 @@ class Tracebacks:
             return True, done
         if not text.startswith((" ", "\t")) and (raised := _RAISED.match(text)):
             ended = _choose(here, expects_code=False)
-            if ended.frames or ended.type:
+            known = not ended.headless or _EXCEPTION.match(raised["type"]) is not None
+            if (ended.frames or ended.type) and known:
                 self._end(ended, raised)
                 return True, done
+        if here[-1].headless and text.strip():
+            # Any stack looks like this, and only an exception behind it makes a traceback of it.
+            here[-1].strays += 1
+            if here[-1].strays > MOST_STRAYS:
+                self._open.remove(here[-1])
         return False, done
 
     def finish(self) -> list[Raised]:
         """Return what is left at the end of the log: exceptions, and tracebacks that were cut off."""
-        left = [*self._closed, *(one for one in self._open if one.frames), *filter(None, self._chained.values())]
+        left = [
+            *self._closed,
+            *(one for one in self._open if one.frames and not one.headless),
+            *filter(None, self._chained.values()),
+        ]
         self._open, self._closed, self._chained = [], [], {}
         return left
 
@@ -195,7 +222,7 @@ class Tracebacks:
         given_up = [one for one in self._open if one.age > MOST_LINES]
         self._closed = [one for one in self._closed if one not in done]
         self._open = [one for one in self._open if one not in given_up]
-        return done + [one for one in given_up if one.frames]
+        return done + [one for one in given_up if one.frames and not one.headless]
 
 
 def parse(text: str) -> Raised | None:

@@ -1,8 +1,9 @@
-"""Prints the figures of the autopsy: ``python -m tests.autopsy [DIRECTORY | speed | dumps | live]``.
+"""Prints the figures of the autopsy: ``python -m tests.autopsy [DIRECTORY | speed | dumps | live | catalogue]``.
 
 Without an argument the logs of our own jobs are judged, with a directory the logs in it that are named
 ``torch<version>_<scenario>.log``; ``speed`` reads 1 GB, ``dumps`` runs beside torchfrtrace, ``live`` looks at 20 jobs
-that hang. The exit code is 1 where a bound is not kept.
+that hang, ``catalogue`` lists messages of the installed torch that no row classifies. The exit code is 1 where a bound
+is not kept.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ def main(arguments: list[str]) -> int:
         from tests.autopsy.dump_benchmark import main as dumps
 
         return dumps()
+    if arguments[:1] == ["catalogue"]:
+        from tests.autopsy.catalogue import main as catalogue
+
+        return catalogue()
     if arguments[:1] == ["live"]:
         from tests.autopsy.live_benchmark import main as live
 

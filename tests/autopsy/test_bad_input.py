@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import os
 import subprocess
 import sys
+import tarfile
 import threading
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -136,6 +140,36 @@ def test_a_zip_bomb_of_text_stops_at_its_bound(tmp_path: Path) -> None:
         archive.writestr("job.log", b"ab c" * (25 << 20))
     (note,) = examined(bomb).notes
     assert "unpacks to more than 64 MiB" in note
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress, lzma.compress])
+def test_of_an_archive_all_logs_are_read_as_far_as_they_go(pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w") as archive:
+        for rank, text in enumerate((LOST, RAISED)):
+            content = text.format(mark="").encode()
+            entry = tarfile.TarInfo(f"run/x/attempt_0/{rank}/stderr.log")
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    path = tmp_path / "run.tar.packed"
+    path.write_bytes(pack(written.getvalue()))
+    assert [(one.code, one.ranks) for one in examined(path).findings] == [("DDP706", (1,)), ("DDP306", (0,))]
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // (8 if pack is bytes else 2)])
+    assert any("to its end" in note or "cannot be read" in note for note in examined(path).notes)
+
+
+@pytest.mark.parametrize(("pack", "suffix"), [(lzma.compress, "xz"), (bz2.compress, "bz2")])
+def test_a_log_of_another_packer_is_read(pack: Callable[[bytes], bytes], suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"job.log.{suffix}"
+    path.write_bytes(pack(GOOD.encode()))
+    assert examined(path).findings[0].ranks == (1,)
+
+
+def test_what_is_packed_in_a_way_that_is_not_read_costs_a_sentence_with_the_command(tmp_path: Path) -> None:
+    path = tmp_path / "job.log.7z"
+    path.write_bytes(b"7z\xbc\xaf\x27\x1c" + bytes(40))
+    assert "`7z x FILE`" in examined(path).notes[0]
 
 
 def test_a_pipe_is_read_and_one_that_nobody_writes_to_is_not_waited_for(

@@ -197,7 +197,8 @@ def test_a_line_like_an_exception_counts_for_the_rank_that_left(tmp_path: Path) 
     ended = "srun: error: node1: task 2: Exited with exit code 1\nsrun: error: node1: tasks 0-1,3: Terminated\n"
     assert not cause_of(tmp_path, steps + said + ended).doubt
     (tmp_path / "job.log").write_text(steps + said)
-    assert examined(tmp_path / "job.log").findings == ()
+    alone = examined(tmp_path / "job.log").findings[0]
+    assert (alone.ranks, bool(alone.doubt)) == ((2,), True)
 
 
 def test_two_failures_whose_order_nobody_knows_are_told_with_a_doubt(tmp_path: Path) -> None:

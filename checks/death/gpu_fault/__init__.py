@@ -64,10 +64,6 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 def in_log(record: RunRecord) -> Iterator[Finding]:
     """Report the first event of the driver on a GPU."""
     from ddpdoctor.diagnosis.logs.findings import from_log
+    from ddpdoctor.diagnosis.logs.remedies import of_gpu
 
-    yield from from_log(
-        CHECK,
-        record,
-        "Take the machine out of service and restart from the last checkpoint elsewhere. Xid 13, 31 and 43 come from "
-        "the program: run it with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer, to find the kernel.",
-    )
+    yield from from_log(CHECK, record, of_gpu)

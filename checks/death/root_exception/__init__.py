@@ -77,9 +77,6 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 def in_log(record: RunRecord) -> Iterator[Finding]:
     """Report the exception that came first, and the later ones as its echoes."""
     from ddpdoctor.diagnosis.logs.findings import from_log
+    from ddpdoctor.diagnosis.logs.remedies import of_exception
 
-    yield from from_log(
-        CHECK,
-        record,
-        "Fix this exception; the errors of the other ranks follow from it.",
-    )
+    yield from from_log(CHECK, record, of_exception)

@@ -15,8 +15,10 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
+from ddpdoctor.diagnosis.logs.chain import ADDS_NOTHING, ONE_MOMENT_NS, explained, may_follow, name_of
 from ddpdoctor.diagnosis.logs.ranks import SIGKILL, SIGTERM, Ending, endings_of, unexplained, with_ranks
 from ddpdoctor.diagnosis.record_cache import ByIdentity
+from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.finding import Frame, Trouble
 from ddpdoctor.findings.locations import in_user_code
 from ddpdoctor.record.model import RunRecord
@@ -29,6 +31,7 @@ OWN = frozenset(
         "mismatch",
         "nccl",
         "gpu",
+        "cuda",
         "killed-by-kernel",
         "killed-by-scheduler",
         "worker-lost",
@@ -39,8 +42,14 @@ OWN = frozenset(
     }
 )
 """What happens to a rank by itself."""
-ONE_MOMENT_NS = 1_000_000_000
-"""Clocks of two nodes, and the time that is read off a line near a traceback, are trusted to a second."""
+_OF_A_JOB = re.compile(r"python|^pt_|^ray\b|torch|train|accelerate|deepspeed|mpirun|srun", re.IGNORECASE)
+"""Names of processes that a training has: those that torch gives to its threads and workers, and launchers."""
+_INSTALLED = re.compile(r"/(?:site|dist)-packages/(?!torch/|_\w+/)\w+/")
+"""A file of an installed package other than torch."""
+_GONE_ON = 5
+"""Lines of progress after an exception of an unknown rank, of which one may come from ranks that have not noticed."""
+_DISMISSIBLE = frozenset({"raised", "said", "lost-peer", "nccl", "no-rendezvous", "signalled", "left", "cuda"})
+"""What a job may survive: a process that catches it, or that another one takes the place of."""
 _OWN_RENDEZVOUS = re.compile(
     r"EADDRINUSE|address already in use|failed to (?:listen|bind)|environment variable|name resolution|Name or service",
     re.IGNORECASE,
@@ -65,6 +74,12 @@ class LogCause(msgspec.Struct, frozen=True, kw_only=True):
     """Attempts of the launcher in which it happened."""
     behind: tuple[Incident, ...] = ()
     """What else bears on it: a kernel that ran out of memory, ends of the same rank."""
+    survived: bool = False
+    """The job went on after it: nothing shows that anyone died of it."""
+    leads: bool = False
+    """It is the first cause of its attempt."""
+    endpoint: str = ""
+    """Where the ranks meet, where that failed."""
 
     @property
     def first(self) -> Incident:
@@ -73,8 +88,15 @@ class LogCause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def user_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
-    """Return the user's frames of a traceback, innermost first."""
-    return tuple(frame for frame in frames if in_user_code(frame.file) and "/bin/" not in frame.file)
+    """Return the user's frames of a traceback, innermost first; of a script that is installed, those of its package."""
+    own = tuple(frame for frame in frames if in_user_code(frame.file) and "/bin/" not in frame.file)
+    return own or tuple(frame for frame in frames if _INSTALLED.search(frame.file))
+
+
+def first_cause(record: RunRecord) -> LogCause | None:
+    """Return the first cause; None where no log reports one."""
+    causes = causes_of(record)
+    return causes[0] if causes and causes[0].role == "cause" else None
 
 
 def causes_of(record: RunRecord) -> tuple[LogCause, ...]:
@@ -88,12 +110,14 @@ def causes_of(record: RunRecord) -> tuple[LogCause, ...]:
 def _causes_of(key: ByIdentity[RunRecord]) -> tuple[LogCause, ...]:
     evidence = key.of.logs
     by_attempt: dict[int, tuple[LogCause, ...]] = {}
+    survived: list[LogCause] = []
     for attempt in sorted({one.attempt for one in evidence.incidents} | {one.attempt for one in evidence.endings}):
         told = _of_attempt(evidence, attempt)
-        if told:
-            by_attempt[attempt] = told
+        survived += [one for one in told if one.survived]
+        if died := tuple(one for one in told if not one.survived):
+            by_attempt[attempt] = died
     if not by_attempt:
-        return ()
+        return tuple(survived)
     attempts = list(by_attempt.values())
     found = list(attempts[0])
     seen = {_likeness(one.first): index for index, one in enumerate(found)}
@@ -105,25 +129,87 @@ def _causes_of(key: ByIdentity[RunRecord]) -> tuple[LogCause, ...]:
         else:
             again = found[index]
             found[index] = replace(again, attempts=tuple(sorted({*again.attempts, *later.attempts})))
-    return tuple(found)
+    return (*found, *survived)
 
 
 def _of_attempt(evidence: LogEvidence, attempt: int) -> tuple[LogCause, ...]:
     endings = endings_of(one for one in evidence.endings if one.attempt == attempt)
-    told = with_ranks([one for one in evidence.incidents if one.attempt == attempt], endings)
+    here = [one for one in evidence.incidents if one.attempt == attempt and _is_of_the_job(one, endings, evidence)]
+    everything = with_ranks(here, endings)
+    gone_on = _gone_on(everything, endings, evidence)
+    told = tuple(one for one in everything if one not in gone_on)
     raised = [one for one in told if one.kind != "said"]
-    left = [_with_what_it_said(one, told) for one in unexplained(endings, raised)]
-    incidents = _without_shadows((*raised, *left))
+    left = [] if evidence.finished else [_with_what_it_said(one, told) for one in unexplained(endings, raised)]
+    incidents = _without_shadows((*raised, *left)) or _promoted(told)
+    incidents = tuple(one for one in incidents if not _says_nothing(one, incidents, evidence))
     groups = _grouped(incidents)
+    survivors = [replace(_cause(group, "echo"), survived=True) for group in _grouped(gone_on)]
     if not groups:
-        return ()
+        return tuple(survivors)
     everyone = _everyone(evidence, incidents, endings)
     cause = _first_cause(groups, evidence)
-    found = [_judged(cause, groups, everyone, endings, evidence)]
+    first = _judged(cause, groups, everyone, endings, evidence)
+    found = [_with_what_bears_on_it(replace(first, leads=True), told, evidence)]
     for group in groups:
-        if group is not cause and group[0] not in found[0].incidents:
+        if group is cause or group[0] in found[0].incidents:
+            continue
+        if not group[0].type and group[0].kind == "raised" and {one.rank for one in group} <= set(found[0].ranks):
+            # A traceback that is cut off: of the same rank, it shows where that was.
+            found[0] = replace(found[0], behind=(*found[0].behind, *group))
+        else:
             found.append(_cause(group, "echo"))
-    return tuple(found)
+    return (*found, *survivors)
+
+
+def _is_of_the_job(one: Incident, endings: Sequence[Ending], evidence: LogEvidence) -> bool:
+    """Return whether the process that an incident is about can be one of the job, where the system names it."""
+    if not one.process or _OF_A_JOB.search(one.process):
+        return True
+    known = {ending.pid for ending in endings} | {other.pid for other in evidence.incidents if not other.process}
+    return one.pid in known
+
+
+def _gone_on(told: Sequence[Incident], endings: Sequence[Ending], evidence: LogEvidence) -> tuple[Incident, ...]:
+    """Return the incidents after which their process wrote what it writes while it trains."""
+    if evidence.finished:
+        return tuple(told)
+    ended = {ending.rank for ending in endings if ending.exit_code}
+    passed = [one for one in told if one.went_on and one.kind in _DISMISSIBLE]
+    # With a death elsewhere an unknown rank's exception needs more to be dismissed: others may be some lines behind.
+    lonely = not ended and len(passed) == len(told)
+    return tuple(
+        one
+        for one in passed
+        if (one.rank is not None and one.rank not in ended)
+        or (one.rank is None and one.went_on >= (1 if lonely else _GONE_ON))
+    )
+
+
+def _promoted(told: Sequence[Incident]) -> tuple[Incident, ...]:
+    """Return the first exception without a traceback, where nothing else is known: probably the one."""
+    said = [replace(one, kind="raised") for one in told if one.kind == "said" and one.trouble == "exception"]
+    return tuple(said[:1])
+
+
+def _says_nothing(one: Incident, incidents: Sequence[Incident], evidence: LogEvidence) -> bool:
+    """Return whether an incident only repeats that another one had happened."""
+    return name_of(one) in ADDS_NOTHING and any(may_follow(one, other, evidence) for other in incidents)
+
+
+def _with_what_bears_on_it(cause: LogCause, told: Sequence[Incident], evidence: LogEvidence) -> LogCause:
+    """Add what others say of the same: the port of a warning, the last words of a process that aborted."""
+    said = [one for one in told if one.kind == "said" and one not in cause.incidents]
+    if cause.trouble == "no-rendezvous":
+        same = tuple(one for one in said if one.trouble == "no-rendezvous")
+        return replace(cause, behind=(*cause.behind, *same), endpoint=evidence.endpoint)
+    if cause.first.kind == "signalled":
+        own = [one for one in said if one.rank == cause.first.rank or one.rank is None]
+        return replace(cause, behind=(*cause.behind, *own[-1:]))
+    first = cause.first
+    reported = any(one.exit_code and first.rank in (None, one.rank) for one in evidence.endings)
+    if first.loose and first.trouble == "exception" and not reported and not cause.doubt:
+        return replace(cause, doubt="the log holds neither its traceback nor how its process ended")
+    return cause
 
 
 def _with_what_it_said(ending: Incident, told: Sequence[Incident]) -> Incident:
@@ -143,16 +229,11 @@ def _without_shadows(incidents: Sequence[Incident]) -> tuple[Incident, ...]:
         repeated = (
             one.kind == "signalled" and one.type in ("shell", "terminate") and launcher and one.signal in launcher
         )
-        aborted = (
-            one.kind == "signalled"
-            and one.type == "terminate"
-            and any(other.kind in ("mismatch", "timed-out") for other in incidents)
-        )
         # DeepSpeed's launcher repeats that some rank has ended.
         announced = one.type == "deepspeed" and any(
             other.kind in OWN and other.type not in ("deepspeed", "launcher") for other in incidents
         )
-        if not (shadow or unknown or repeated or aborted or announced):
+        if not (shadow or unknown or repeated or announced):
             kept.append(one)
     if any(one.kind == "ended-from-outside" for one in kept):
         # The launcher passes its signal on: the ranks' KeyboardInterrupts and its own exception say the same again.
@@ -171,7 +252,7 @@ def _likeness(one: Incident) -> object:
     """Equal for incidents that are the same thing on several ranks."""
     if one.kind == "lost-peer":
         return one.kind, one.trouble
-    if one.kind in ("timed-out", "mismatch", "ended-from-outside", "interrupted"):
+    if one.kind in ("timed-out", "stuck", "mismatch", "ended-from-outside", "interrupted"):
         return one.kind
     if one.kind == "no-rendezvous":
         return one.kind, _is_own(one)
@@ -196,13 +277,15 @@ def _is_own(one: Incident) -> bool:
 
 
 def _first_cause(groups: Sequence[tuple[Incident, ...]], evidence: LogEvidence) -> tuple[Incident, ...]:
+    followed = explained(groups, evidence)
+    groups = [group for place, group in enumerate(groups) if place not in followed] or groups
     own = [group for group in groups if _is_own(group[0])]
     hardware = [group for group in own if _kind(group) in ("gpu", "killed-by-kernel")]
     if hardware and not any(_surely_before(group[0], hardware[0][0], evidence) for group in own):
         return hardware[0]
     if own:
         return min(own, key=lambda group: _order(group[0], own, evidence))
-    for kind in ("timed-out", "no-rendezvous", "lost-peer"):
+    for kind in ("timed-out", "stuck", "no-rendezvous", "lost-peer"):
         for group in groups:
             if _kind(group) == kind:
                 return group
@@ -232,7 +315,7 @@ def _judged(
 ) -> LogCause:
     cause = _cause(failed, "cause")
     if cause.first.kind == "timed-out":
-        return _of_timeout(cause, groups, everyone, endings)
+        return _with_unheard(_of_timeout(cause, groups, everyone, endings), evidence, endings)
     if cause.first.kind == "mismatch":
         return _of_mismatch(cause, groups)
     if cause.first.kind == "lost-peer":
@@ -299,11 +382,25 @@ def _of_timeout(
         return replace(cause, trouble="rank-branch" if len(lines) > 1 else "mismatch")
     if nobody_missing and len(operations) > 1:
         return replace(cause, trouble="mismatch")
-    if len(everyone) == 1 and len(waiting) == 1 and endings and not any(ending.was_ended for ending in endings):
+    agents = [ending for ending in endings if ending.by_agent]
+    if len(everyone) == 1 and len(waiting) == 1 and agents and not any(ending.was_ended for ending in agents):
         # It waited for someone, and its launcher had no one left to end.
         return replace(cause, trouble="early-exit", doubt="the logs show neither which rank left nor why")
     unsure = not cause.absent and bool(absent) and len(absent) >= len(everyone)
     return replace(cause, absent=() if unsure else tuple(sorted(absent)))
+
+
+def _with_unheard(cause: LogCause, evidence: LogEvidence, endings: Sequence[Ending]) -> LogCause:
+    """Doubt that ranks did not come which are known by the job's size only: what they wrote may be elsewhere."""
+    named = {rank for one in cause.incidents for rank in one.absent}
+    heard = {*evidence.ranks, *cause.ranks, *(ending.rank for ending in endings)}
+    highest = max((rank for rank in heard if rank is not None), default=-1)
+    unheard = [rank for rank in cause.absent if rank not in named and rank > highest]
+    if not unheard:
+        return cause
+    if len(unheard) > len(cause.ranks):
+        return replace(cause, absent=tuple(rank for rank in cause.absent if rank not in unheard))
+    return replace(cause, doubt=f"the logs hold no line of {rank_list(unheard)}")
 
 
 def _with_lost_peers(cause: LogCause, groups: Sequence[tuple[Incident, ...]], everyone: frozenset[int]) -> LogCause:

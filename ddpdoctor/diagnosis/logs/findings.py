@@ -15,8 +15,8 @@ from ddpdoctor.diagnosis.divergence_findings import divergence_finding
 from ddpdoctor.diagnosis.divergence_kind import classify
 from ddpdoctor.diagnosis.live.facts import limits, native_stacks
 from ddpdoctor.diagnosis.live.stacks import parted_stacks
-from ddpdoctor.diagnosis.logs import wording
-from ddpdoctor.diagnosis.logs.causes import LogCause, causes_of
+from ddpdoctor.diagnosis.logs import remedies, wording
+from ddpdoctor.diagnosis.logs.causes import LogCause, causes_of, first_cause
 from ddpdoctor.diagnosis.record_cache import ByIdentity
 from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.finding import Finding, Severity, Trouble
@@ -32,9 +32,7 @@ def from_log(check: Check, record: RunRecord, remedy: str | Callable[[LogCause],
             yield check.finding(
                 "log",
                 wording.title(cause),
-                remedy=(remedy if isinstance(remedy, str) else remedy(cause))
-                if is_cause
-                else "It followed from the first cause: fix that one first.",
+                remedy=(remedy if isinstance(remedy, str) else remedy(cause)) if is_cause else remedies.of_echo(cause),
                 locations=wording.locations(cause),
                 ranks=named,
                 evidence=tuple(wording.facts(cause)),
@@ -60,8 +58,8 @@ def explains_the_death(record: RunRecord) -> bool:
     """Return whether dumps show where ranks diverge, and no log reports a failure that comes before that."""
     if parting_of(record) is None:
         return False
-    causes = causes_of(record)
-    return not causes or causes[0].first.kind in ("timed-out", "lost-peer")
+    cause = first_cause(record)
+    return cause is None or cause.first.kind in ("timed-out", "stuck", "lost-peer")
 
 
 class DumpParting(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpdoctor.diagnosis.logs.causes import causes_of
+from ddpdoctor.diagnosis.logs.causes import first_cause
 from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.record.model import RunRecord
 
@@ -21,15 +21,14 @@ def missing_evidence(record: RunRecord, *, dumps: int, explained: bool) -> tuple
 
     ``explained``: the dumps show where the ranks diverge.
     """
-    causes = causes_of(record)
-    cause = causes[0] if causes else None
+    cause = first_cause(record)
     found: list[str] = []
     if explained:
         silent = [rank.rank for rank in record.ranks if record.track(rank.rank) is None]
         return (f"the dumps of {rank_list(silent)}: {EVERY_DUMP}",) if silent else ()
     if cause is None:
         found.append("a sign of how the job ended: the output of its launcher, or of the scheduler, to its last line")
-    waits = cause is not None and cause.first.kind in ("timed-out", "lost-peer")
+    waits = cause is not None and cause.first.kind in ("timed-out", "stuck", "lost-peer")
     if (cause is None or waits) and not dumps:
         found.append(DUMPS)
     if cause is not None and cause.absent and not _spoke(record, cause.absent):
@@ -38,7 +37,7 @@ def missing_evidence(record: RunRecord, *, dumps: int, explained: bool) -> tuple
         found.append(f"which rank wrote what: {OUTPUT}")
     if cause is not None and cause.first.kind == "signalled" and not cause.first.frames:
         found.append("the stack of the rank that was killed: PYTHONFAULTHANDLER=1 prints it, except for SIGKILL")
-    if cause is not None and cause.first.kind == "nccl":
+    if cause is not None and cause.first.kind == "nccl" and cause.first.type != "NCCL WARN":
         found.append("NCCL's own messages: NCCL_DEBUG=WARN")
     if cause is not None and any(name.startswith("#") for name in cause.first.unused):
         found.append("the names of these parameters: TORCH_DISTRIBUTED_DEBUG=INFO")

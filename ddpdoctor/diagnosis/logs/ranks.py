@@ -11,10 +11,13 @@ from ddpdoctor.finding import Trouble
 from ddpdoctor.record.streams.incidents import Incident, RankEnding
 
 _BY_EXCEPTION = frozenset(
-    {"raised", "timed-out", "mismatch", "lost-peer", "nccl", "worker-lost", "no-rendezvous", "gpu", "interrupted"}
-)
+    {
+        "raised", "timed-out", "stuck", "mismatch", "lost-peer", "nccl", "worker-lost", "no-rendezvous", "gpu", "cuda",
+        "interrupted",
+    }
+)  # fmt: skip
 """Kinds that end a process by an exception, with a positive exit code …"""
-_ABORTS = frozenset({"timed-out", "mismatch", "nccl", "lost-peer", "gpu"})
+_ABORTS = frozenset({"timed-out", "stuck", "mismatch", "nccl", "lost-peer", "gpu", "cuda"})
 """… and those in which torch's C++ side ends it by SIGABRT."""
 SIGABRT, SIGTERM, SIGKILL = 6, 15, 9
 
@@ -28,6 +31,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int = 0
     was_ended: bool = False
     first: bool = False
+    by_agent: bool = False
     time_ns: int = 0
     position: int = 0
     file: str = ""
@@ -133,6 +137,7 @@ def _joined(group: list[RankEnding]) -> tuple[Ending, int | None]:
         exit_code=next((one.exit_code for one in group if one.exit_code), 0),
         was_ended=any(one.was_ended for one in group),
         first=any(one.first for one in group),
+        by_agent=any(one.by_agent for one in group),
         time_ns=min((one.time_ns for one in group if one.time_ns), default=0),
         position=min(one.position for one in group),
         file=group[0].file,
@@ -148,6 +153,7 @@ def _merged(one: Ending, other: Ending) -> Ending:
         exit_code=one.exit_code or other.exit_code,
         was_ended=one.was_ended or other.was_ended,
         first=one.first or other.first,
+        by_agent=one.by_agent or other.by_agent,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ddpdoctor.diagnosis.failures.xids import number_of, xid
 from ddpdoctor.diagnosis.logs.causes import LogCause
 from ddpdoctor.diagnosis.logs.ranks import SIGABRT, SIGKILL, SIGTERM
 from ddpdoctor.diagnosis.logs.wording import TEARDOWN
@@ -9,6 +10,55 @@ from ddpdoctor.diagnosis.wording import rank_list
 
 _CRASHES = frozenset({4, 6, 7, 8, 11})
 _SIGHUP = 1
+
+
+def of_echo(cause: LogCause) -> str:
+    """Return what to do about what is not the first cause."""
+    if cause.survived:
+        return "Nothing shows that a process ended because of it: the log goes on as before."
+    if cause.leads:
+        return (
+            f"It ended attempt {cause.attempts[0] + 1} of the launcher, after the first cause had ended an earlier one."
+        )
+    return "It followed from the first cause: fix that one first."
+
+
+def of_exception(cause: LogCause) -> str:
+    """Return what to do about an exception, or about an error of a kernel that is reported as one."""
+    if cause.first.kind == "cuda":
+        return (
+            "CUDA reports it asynchronously, so the line that raised it may be another one: run with "
+            "CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer, to find the kernel; usually an index is "
+            "out of range."
+        )
+    if cause.first.type == "std::system_error":
+        return (
+            "A thread or a process could not be started: raise the limits of processes (`ulimit -u`, the container's "
+            "pids limit), or start fewer workers and threads (OMP_NUM_THREADS)."
+        )
+    return "Fix this exception; the errors of the other ranks follow from it."
+
+
+def of_gpu(cause: LogCause) -> str:
+    """Return what to do about a GPU that failed."""
+    number = number_of(cause.first.type)
+    if number:
+        return xid(number).remedy
+    return "Take the machine out of service and restart from the last checkpoint elsewhere; reset or replace the GPU."
+
+
+def of_lost_peer(cause: LogCause) -> str:
+    """Return what to do about a peer that is gone."""
+    peer = next((one.peer for one in cause.incidents if one.peer), "")
+    if not cause.absent and peer:
+        return (
+            f"Look at the log of the processes on {peer}, and at the network between the two hosts "
+            "(`ibstat`, `ip -s link`, dmesg)."
+        )
+    return (
+        "Look at what that rank did last: it may leave by sys.exit, return early, or have fewer batches than the "
+        "others. Let all ranks leave together."
+    )
 
 
 def of_killing(cause: LogCause) -> str:
@@ -56,6 +106,12 @@ def of_killing(cause: LogCause) -> str:
 
 def of_timeout(cause: LogCause) -> str:
     """Return what to do about a collective that timed out."""
+    if cause.first.kind == "stuck":
+        return (
+            "The watchdog's thread hung in a call of CUDA or NCCL, or waited for the GIL: look at the stacks of this "
+            "rank (py-spy --native), and at its GPU and network. Only if it was slow and not stuck, raise "
+            "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC."
+        )
     if cause.absent:
         return (
             f"Look at what {rank_list(cause.absent)} did meanwhile (py-spy, or `ddpdoctor autopsy --live` next "

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator, Sequence
 
+from ddpdoctor.diagnosis.failures.xids import number_of, xid
 from ddpdoctor.diagnosis.logs.causes import LogCause, user_frames
 from ddpdoctor.diagnosis.wording import count, duration_text, location_of, place, rank_list, verb
 from ddpdoctor.finding import Fact, Location
@@ -16,6 +18,7 @@ MESSAGE_CHARACTERS = 200
 FACTS_OF_RANKS = 16
 """Of more ranks than this the facts are not listed one by one."""
 UNUSED_SHOWN = 6
+_ADDRESS = re.compile(r"\d:\d{2,5}\b|\]:\d{2,5}\b|, \d{2,5}\)|port: \d+")
 TEARDOWN = "terminate called without an active exception"
 
 
@@ -31,10 +34,17 @@ def title(cause: LogCause) -> str:
             return _of_lost_peer(cause)
         case "signalled":
             return f"{_who(cause)} {_was(cause)} killed by {signal_name(first.signal)}"
+        case "stuck":
+            stuck = f" for {duration_text(first.timeout_ns)}" if first.timeout_ns else ""
+            return f"the NCCL watchdog of {_who(cause)} was stuck{stuck}, probably in a call of CUDA or NCCL"
+        case "cuda":
+            return f"{_who(cause)} failed with a CUDA error{_at(first)}: {_of_cuda(first)}"
         case "left":
             return f"{_who(cause)} left with exit code {first.exit_code} and without a traceback"
         case "killed-by-kernel":
-            return f"the kernel killed {_whom(cause)} because memory had run out"
+            by = first.type if first.type != "out of memory" else "the kernel"
+            where = next((f" on {one.host}" for one in cause.incidents if one.host), "")
+            return f"{by} killed {_whom(cause)}{where} because memory had run out"
         case "killed-by-scheduler":
             return _of_scheduler(first)
         case "worker-lost":
@@ -45,15 +55,22 @@ def title(cause: LogCause) -> str:
         case "interrupted":
             return f"{_who(cause)} {_was(cause)} interrupted (Ctrl-C, SIGINT){_at(first)}"
         case "gpu":
-            return f"a GPU of {_who(cause)} failed: {incident_text(first)}"
+            meaning = xid(number_of(first.type)).meaning
+            return f"a GPU of {_who(cause)} failed{f' ({meaning})' if meaning else ''}: {incident_text(first)}"
         case "nccl":
             return f"NCCL failed on {_who(cause)}{_at(first)}: {incident_text(first)}"
         case "no-rendezvous":
-            return f"the rendezvous failed: {incident_text(first)}"
+            return f"the rendezvous failed: {_of_rendezvous(cause)}"
     if first.trouble == "unused-parameters":
         return _of_unused(cause)
+    if first.trouble == "ready-twice":
+        names = next((one.unused for one in cause.incidents if one.unused), ())
+        return (
+            f"on {_who(cause)} {_parameters(names) if names else 'a parameter'} was marked as ready twice{_at(first)}"
+        )
     if first.trouble == "out-of-memory":
-        return f"{_who(cause)} ran out of memory{_at(first)}"
+        gpu = "GPU " if "CUDA" in first.message or "HIP" in first.message else ""
+        return f"{_who(cause)} ran out of {gpu}memory{_at(first)}"
     if first.type == "usage error":
         return f"{_who(cause)} ended with a usage error: {incident_text(first)}"
     if not first.type:
@@ -125,6 +142,7 @@ def _sentence(one: Incident) -> str:
         how = f"was killed by {signal_name(one.signal)}" if one.signal else f"left with exit code {one.exit_code}"
         return f"{log}the launcher reports that {who}{where} {how}"
     kind = f"{one.type}: " if one.type and one.type not in ("terminate", "launcher", "shell") else ""
+    who = f"process {one.pid} ({one.process})" if one.process and one.rank is None else who
     return f"{log}{who}{where}: {kind}{incident_text(one)}"
 
 
@@ -181,14 +199,16 @@ def _apart(incidents: Sequence[Incident]) -> str:
 
 
 def _of_lost_peer(cause: LogCause) -> str:
-    lost = f"{_who(cause)} lost the connection to a peer{_in(cause.first)}{_at(cause.first)}"
+    peer = next((one.peer for one in cause.incidents if one.peer), "a peer")
+    lost = f"{_who(cause)} lost the connection to {peer}{_in(cause.first)}{_at(cause.first)}"
     if cause.role == "echo":
         return lost
     if cause.trouble == "no-rendezvous":
-        return f"{_who(cause)} lost the store{_at(cause.first)}: the process that holds it had ended"
+        where = f" at {cause.endpoint}" if cause.endpoint else ""
+        return f"{_who(cause)} lost the store{where}{_at(cause.first)}: the process that holds it had ended"
     if cause.absent:
         return f"{rank_list(cause.absent)} left while {_who(cause)} {_was(cause)}{_in(cause.first)}{_at(cause.first)}"
-    return f"a rank left early: {lost}"
+    return f"{lost}: a process there ended, or the network failed"
 
 
 def _of_scheduler(one: Incident) -> str:
@@ -204,15 +224,34 @@ def _of_scheduler(one: Incident) -> str:
 
 def _of_unused(cause: LogCause) -> str:
     names = next((one.unused for one in cause.incidents if one.unused), ())
+    return f"on {_who(cause)} {_parameters(names)} got no gradient{_at(cause.first)}"
+
+
+def _parameters(names: Sequence[str]) -> str:
+    """Return the parameters by their names, or by their indices where these are known only."""
     shown = ", ".join(names[:UNUSED_SHOWN]) + (
         f" and {len(names) - UNUSED_SHOWN} more" if len(names) > UNUSED_SHOWN else ""
     )
-    what = (
-        f"parameters {shown}"
-        if names and not names[0].startswith("#")
-        else f"parameters with the indices {shown.replace('#', '')}"
-    )
-    return f"on {_who(cause)} {what if names else 'some parameters'} got no gradient{_at(cause.first)}"
+    if not names:
+        return "some parameters"
+    some = "parameters" if len(names) > 1 else "parameter"
+    if not names[0].startswith("#"):
+        return f"{some} {shown}"
+    indices = "indices" if len(names) > 1 else "index"
+    return f"{some} with the {indices} {shown.replace('#', '')}"
+
+
+def _of_cuda(one: Incident) -> str:
+    """Return what CUDA says, without what stands before and after it."""
+    text = " ".join(one.message.partition("\n")[0].split())
+    return text[text.find("CUDA error: ") + 12 :] if "CUDA error: " in text else text
+
+
+def _of_rendezvous(cause: LogCause) -> str:
+    """Return the statement that names an address, where one does."""
+    texts = [incident_text(one) for one in (*cause.incidents, *cause.behind)]
+    told = next((text for text in texts if _ADDRESS.search(text)), texts[0])
+    return told if _ADDRESS.search(told) or not cause.endpoint else f"{told} (the ranks meet at {cause.endpoint})"
 
 
 def _who(cause: LogCause) -> str:

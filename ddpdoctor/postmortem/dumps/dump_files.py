@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Sequence
 from pathlib import PurePath
 
@@ -38,7 +37,7 @@ def read_dumps(files: Sequence[Found]) -> DumpsRead:
             with opened(found) as stream:
                 content = stream.read(LARGEST_BYTES + 1)
             dump, _ = dumps.read(content)
-        except (DumpError, OSError, EOFError, zlib.error) as error:
+        except (DumpError, OSError, EOFError) as error:
             damaged.append(f"{found.name} is not a usable dump: {reason_of(error)}")
             if rank is not None:
                 told.book.note_rank(rank)

@@ -21,6 +21,13 @@ from ddpdoctor.record.streams.collectives import CollectiveTrack, Group, Signatu
 DEFAULT_GROUP = "default_pg"
 """How torch describes the group of all ranks."""
 POINT_TO_POINT = frozenset({"send", "recv"})
+OF_ALL_MEMBERS = frozenset(
+    {
+        "all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor", "all_to_all",
+        "all_to_all_single", "barrier",
+    }
+)  # fmt: skip
+"""Collectives that end on no rank before every rank has begun them."""
 FRAMES_KEPT = 16
 WAITED_NS = 10_000_000_000
 """A dump does not say when it was made: at least so long after its last entry, as it was made for a timeout."""
@@ -36,6 +43,8 @@ class _Built(msgspec.Struct):
     lost: int
     """Entries that the ring had overwritten."""
     last_ns: int
+    unproven: frozenset[int] = frozenset()
+    """Rows that are retired without a sign that they completed: torch retires what has timed out as well."""
 
 
 class DumpBook:
@@ -96,6 +105,7 @@ class DumpBook:
             group if group.ranks else msgspec.structs.replace(group, ranks=self._members_of(number, world))
             for number, group in enumerate(self._known)
         )
+        self._reopen(groups)
         waited_for = self._waited_for(groups)
         known = {rank.rank: rank for rank in record.ranks}
         ranks = tuple(self._rank(number, known.get(number), waited_for) for number in range(world))
@@ -115,6 +125,33 @@ class DumpBook:
             ),
             streams={**record.streams, "collectives": truncated, "ranks": StreamState("complete")},
         )
+
+    def _reopen(self, groups: Sequence[Group]) -> None:
+        """Take for unfinished what cannot have finished: collectives of all members that one of them has not begun."""
+        last: dict[int, dict[int, int]] = {}
+        for rank, built in self._of_rank.items():
+            for group, sequence in zip(built.columns["group"], built.columns["sequence"], strict=True):
+                of_group = last.setdefault(group, {})
+                of_group[rank] = max(sequence, of_group.get(rank, -1))
+        least = {
+            number: min((of_group.get(rank, -1) for rank in groups[number].ranks if rank in self._of_rank), default=-1)
+            for number, of_group in last.items()
+        }
+        of_all = {number for signature, number in self._signatures.items() if signature.kind in OF_ALL_MEMBERS}
+        for rank, built in self._of_rank.items():
+            columns = built.columns
+            rows = [
+                row
+                for row in built.unproven
+                if columns["signature"][row] in of_all and columns["sequence"][row] > least[columns["group"][row]]
+            ]
+            if rows:
+                completed = columns["completed_ns"][:]
+                for row in rows:
+                    completed[row] = 0
+                self._of_rank[rank] = msgspec.structs.replace(
+                    built, columns={**columns, "completed_ns": completed}, open_row=completed.index(0)
+                )
 
     def _members_of(self, number: int, world: int) -> tuple[int, ...]:
         """Ranks of a group whose dumps do not name them."""
@@ -163,6 +200,7 @@ class DumpBook:
             open_row=completed.index(0) if 0 in completed else None,
             lost=entries[0].record_id if entries else 0,
             last_ns=max(columns["started_ns"], default=0),
+            unproven=frozenset(row for row, (entry, over) in enumerate(rows) if over and not entry.has_completed),
         )
 
     def _groups_of(self, dump: Dump, entries: Sequence[Entry]) -> dict[tuple[tuple[str, ...], bool], int]:

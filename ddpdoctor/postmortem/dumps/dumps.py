@@ -73,8 +73,13 @@ class Entry(msgspec.Struct, kw_only=True):
 
     @property
     def is_over(self) -> bool:
+        """It had completed, or torch had given it up, when the dump was made."""
+        return self.retired or self.has_completed
+
+    @property
+    def has_completed(self) -> bool:
         """It had completed when the dump was made."""
-        return self.retired or self.state == "completed" or bool(self.time_discovered_completed_ns)
+        return self.state == "completed" or bool(self.time_discovered_completed_ns)
 
 
 class GroupConfig(msgspec.Struct):

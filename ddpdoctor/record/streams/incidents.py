@@ -21,6 +21,8 @@ IncidentKind = Literal[
     "no-rendezvous",
     "nccl",
     "gpu",
+    "cuda",
+    "stuck",
     "killed-by-kernel",
     "killed-by-scheduler",
     "worker-lost",
@@ -28,7 +30,9 @@ IncidentKind = Literal[
     "interrupted",
     "said",
 ]
-"""``said`` is a line that looks like an exception, without a traceback: it counts where its rank failed."""
+"""``cuda`` is an error of a kernel that a later call reports; ``stuck``, a watchdog that makes no progress; ``said``, a
+line that looks like an exception, without a traceback: it counts where its rank failed, or where nothing else is known.
+"""
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +74,15 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     signal: int | None = None
     exit_code: int | None = None
     unused: tuple[str, ...] = ()
-    """Names, or indices, of parameters without gradient."""
+    """Names, or indices, of the parameters that it is about."""
+    peer: str = ""
+    """The host, or the address, of the other end of a connection."""
+    process: str = ""
+    """Name of the process that it is about, where the system tells it."""
+    went_on: int = 0
+    """How many lines that look like the job's progress its process wrote afterwards."""
+    loose: bool = False
+    """It stands in the line of a logger, or without its traceback."""
 
 
 class RankEnding(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +100,8 @@ class RankEnding(msgspec.Struct, frozen=True, kw_only=True):
     """The launcher had told it to end."""
     first: bool = False
     """The launcher noticed it first."""
+    by_agent: bool = False
+    """torchrun's agent reports it, which starts the ranks of its node and ends those that are left."""
     file: str = ""
     position: int = 0
 
@@ -102,5 +116,9 @@ class LogEvidence(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int = 0
     """0 where it is not known."""
     attempts: int = 1
+    finished: bool = False
+    """The logs say that the job came to its end, or it went on after everything that they report."""
+    endpoint: str = ""
+    """Where the ranks meet, as the launcher prints it: ``host:port``."""
     ordered: bool = False
     """All incidents stand in one log, so that their positions are their order in time."""

@@ -1,0 +1,83 @@
+"""Tells whether a job went on after something that it printed: lines of the kind that it wrote before, or its end.
+
+An exception that was caught and printed looks like one that ended a process; what comes after it does not.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from ddpdoctor.postmortem.prefixes import Habit, split
+
+_FINISHED = re.compile(
+    r"\b(?:training|train|run|fit|fine-?tuning|trainer)\b[^.:]{0,30}\b(?:complete[d]?|finished|done)\b"
+    r"|worker group (?:successfully )?finished|`Trainer\.fit` stopped",
+    re.IGNORECASE,
+)
+"""How trainers (Hugging Face, Lightning, MMEngine, scripts of their own) and torchrun say that they came to the end."""
+_FAILED = re.compile(r"error|exception|fail|abort|traceback|exit code [1-9]", re.IGNORECASE)
+_WORDS = re.compile(r"[^\W\d_]{2,}")
+_BAR = re.compile(r"\d+%\|.*\d+/\d+ \[")
+_MOST_KINDS = 2_000
+_MOST_NOTED = 200
+"""Pieces of a log whose kinds of lines are noted."""
+_FINISH = 1_000
+"""Lines of progress that a statement of the job's end counts for."""
+
+
+class Later(msgspec.Struct, frozen=True):
+    """A line of progress near the end of a log."""
+
+    line: int
+    rank: int | None
+    counts: int
+
+
+class Progress:
+    """What one log looks like while its job gets on."""
+
+    def __init__(self, habit: Habit, year: int) -> None:
+        self._habit, self._year = habit, year
+        self._kinds: set[tuple[str, ...]] = set()
+        self._noted = 0
+
+    def note(self, text: bytes) -> None:
+        """Note the kinds of lines in a piece of the log that has no failure."""
+        if self._noted < _MOST_NOTED and len(self._kinds) < _MOST_KINDS:
+            self._noted += 1
+            for line in text.decode("utf-8", "replace").splitlines():
+                kind = _kind_of(split(line, self._habit, self._year).text)
+                if kind:
+                    self._kinds.add(kind)
+
+    def at_the_end(self, tail: bytes, first_line: int) -> tuple[Later, ...]:
+        """Return the lines of progress in the last piece of the log, whose first line has that number."""
+        found = []
+        for number, line in enumerate(tail.decode("utf-8", "replace").split("\n"), first_line):
+            prefixed = split(line, self._habit, self._year)
+            text = prefixed.text
+            if _FAILED.search(text) or prefixed.level in ("E", "F", "W"):
+                continue
+            if _FINISHED.search(text):
+                found.append(Later(number, prefixed.rank, _FINISH))
+            elif _kind_of(text) in self._kinds:
+                found.append(Later(number, prefixed.rank, 1))
+        return tuple(found)
+
+
+def went_on(later: tuple[Later, ...], line: int, rank: int | None) -> int:
+    """Return how many lines of progress follow a line that a rank wrote; of any process where it is not known which."""
+    return sum(
+        one.counts for one in later if one.line > line and (rank is None or one.rank == rank or one.counts == _FINISH)
+    )
+
+
+def _kind_of(text: str) -> tuple[str, ...]:
+    """Return the words by which lines of progress are alike; empty for a line that has no figure."""
+    if _BAR.search(text):
+        return ("%",)
+    if not any(character.isdigit() for character in text) or _FAILED.search(text):
+        return ()
+    return tuple(word.lower() for word in _WORDS.findall(text[:200])[:2])

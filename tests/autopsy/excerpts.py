@@ -1,0 +1,87 @@
+"""Short logs as people post them, each with the right answer, and what an autopsy says of them.
+
+``posted/NAME.json`` is about ``posted/NAME.log``, or about the directory or packed file of that name. The blocks
+of ``posted/*.txt`` have a line of their own: ``=== name | codes | ranks | words | words that would be wrong``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from ddpdoctor.autopsy.dead_job import AutopsyRequest, autopsy
+from ddpdoctor.report.formats.json import as_object
+
+FOLDER = Path(__file__).parent / "posted"
+
+
+class Excerpt(msgspec.Struct, frozen=True, kw_only=True):
+    """One log and what is right of it."""
+
+    name: str
+    source: Path | str
+    """Where it is, or its text."""
+    code: tuple[str, ...]
+    """Any of them is right; empty where nothing died."""
+    ranks: tuple[int, ...] = ()
+    must_say: tuple[str, ...] = ()
+    must_not_say: tuple[str, ...] = ()
+
+
+def excerpts() -> Iterator[Excerpt]:
+    """Yield all excerpts."""
+    for path in sorted(FOLDER.glob("*.json")):
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        (source,) = (one for one in FOLDER.iterdir() if one != path and one.name.partition(".")[0] == path.stem)
+        wanted = {name: tuple(fields[name] or ()) for name in ("code", "ranks", "must_say", "must_not_say")}
+        yield Excerpt(name=path.stem, source=source, **wanted)
+    for path in sorted(FOLDER.glob("*.txt")):
+        yield from blocks_of(path.read_text(encoding="utf-8"))
+
+
+def blocks_of(text: str) -> Iterator[Excerpt]:
+    """Yield the excerpts of a text of several."""
+    for block in re.split(r"^=== ", text, flags=re.MULTILINE)[1:]:
+        head, _, content = block.partition("\n")
+        name, codes, ranks, words, wrong = (part.strip() for part in head.split("|"))
+        yield Excerpt(
+            name=name,
+            source=content,
+            code=tuple(filter(None, codes.split(","))),
+            ranks=tuple(int(rank) for rank in ranks.split(",") if rank),
+            must_say=tuple(word.strip() for word in words.split(";") if word.strip()),
+            must_not_say=tuple(word.strip() for word in wrong.split(";") if word.strip()),
+        )
+
+
+def faults_of(excerpt: Excerpt, directory: Path) -> list[str]:
+    """Return what is wrong with an autopsy of an excerpt, in clauses; a text is written into the directory first."""
+    path = excerpt.source
+    if isinstance(path, str):
+        path = directory / f"{excerpt.name}.log"
+        path.write_text(str(excerpt.source), encoding="utf-8")
+    examination = autopsy(AutopsyRequest(paths=(str(path),)))
+    found = as_object(examination)["findings"]
+    faults = []
+    errors = [one for one in found if one["severity"] == "error"]
+    if not excerpt.code:
+        faults += [f"claims {one['code']}: {one['title']}" for one in errors[:1]]
+    elif not found:
+        faults.append("says nothing")
+    else:
+        first = found[0]
+        text = json.dumps(first, ensure_ascii=False).replace("\\\\", "\\").replace('\\"', '"').lower()
+        text += "".join(f" rank {rank}" for rank in first["ranks"])
+        if first["code"] not in excerpt.code:
+            faults.append(f"{first['code']} instead of {'/'.join(excerpt.code)}: {first['title']}")
+        if excerpt.ranks and tuple(first["ranks"]) != excerpt.ranks:
+            faults.append(f"ranks {first['ranks']}")
+        faults += [f"lacks {word!r}" for word in excerpt.must_say if word not in text]
+    for one in found:
+        said = f"{one['title']} {one['remedy']}".lower()
+        faults += [f"says {word!r}: {one['title']}" for word in excerpt.must_not_say if word in said]
+    return faults

@@ -1,0 +1,75 @@
+"""Every excerpt has the right answer, and every row of the catalogue is found in three surroundings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.autopsy.dead_job import AutopsyRequest, autopsy
+from ddpdoctor.examination import Examination
+from ddpdoctor.postmortem.catalogue.messages import Row, rows, statement_in
+from ddpdoctor.postmortem.read import read_postmortem
+from tests.autopsy.excerpts import Excerpt, excerpts, faults_of
+from tests.autopsy.test_logs import LOST, RAISED
+
+MISSED = frozenset({"fresh-deepspeed-nvcc"})
+"""Wrong at first sight, and still."""
+STEPS = "".join(f"[rank1]: step {step} loss 1.{step}\n" for step in range(4))
+
+
+@pytest.mark.parametrize("excerpt", tuple(excerpts()), ids=lambda one: one.name)
+def test_the_answer_to_an_excerpt_is_right(excerpt: Excerpt, tmp_path: Path) -> None:
+    assert bool(faults_of(excerpt, tmp_path)) is (excerpt.name in MISSED)
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row.program}-{row.event}")
+@pytest.mark.parametrize("before", ["", "[rank3]: ", "3: "])
+def test_a_row_of_the_catalogue_is_found_in_any_surroundings(row: Row, before: str, tmp_path: Path) -> None:
+    statement = statement_in(row.example)
+    assert statement is not None and statement.row == row
+    example = row.example.removeprefix(f"[rank{row.example[5:6]}]:") if row.example.startswith("[rank") else row.example
+    plain = "".join(f"{before}step {step}\n" for step in range(3))
+    (tmp_path / "job.log").write_text(f"{plain}{before}{example}\n")
+    incidents = read_postmortem((str(tmp_path / "job.log"),)).record.logs.incidents
+    assert [(one.kind, one.trouble) for one in incidents][:1] == [(row.event, row.trouble)]
+    assert not before or incidents[0].rank in (3, *range(10))
+
+
+def autopsy_of(tmp_path: Path, text: str) -> Examination:
+    (tmp_path / "job.log").write_text(text)
+    return autopsy(AutopsyRequest(paths=(str(tmp_path / "job.log"),)))
+
+
+def test_an_exception_after_which_its_rank_trains_on_ended_nothing(tmp_path: Path) -> None:
+    raised = RAISED.format(mark="[rank1]: ")
+    examination = autopsy_of(tmp_path, STEPS + raised + STEPS)
+    assert [(one.severity, one.role) for one in examination.findings] == [("advice", "echo")]
+    assert examination.autopsy is not None and examination.autopsy.confidence == "none"
+    assert autopsy_of(tmp_path, STEPS + raised).findings[0].role == "cause"
+
+
+def test_one_that_was_caught_is_no_cause_of_a_later_death(tmp_path: Path) -> None:
+    text = STEPS + RAISED.format(mark="[rank1]: ") + STEPS + LOST.format(mark="[rank1]: ").replace("closed", "reset")
+    assert autopsy_of(tmp_path, text).findings[0].code == "DDP306"
+
+
+def test_a_launcher_can_read_what_to_do(tmp_path: Path) -> None:
+    section = autopsy_of(tmp_path, RAISED.format(mark="[rank1]: ") + LOST.format(mark="[rank0]: ")).autopsy
+    assert section is not None and section.first_cause is not None
+    assert (section.first_cause.code, section.culprit.ranks) == ("DDP706", (1,))
+    assert (section.confidence, section.advice, len(section.echoes)) == ("certain", "fix-the-script", 1)
+    xid = "Mar  2 13:00:01 node7 kernel: NVRM: Xid (PCI:0000:4a:00): 79, pid=34, GPU has fallen off the bus.\n"
+    section = autopsy_of(tmp_path, xid).autopsy
+    assert section is not None and (section.advice, section.culprit.hosts) == ("replace-the-node", ("node7",))
+
+
+def test_of_files_that_differ_in_a_number_from_0_the_silent_one_is_a_rank(tmp_path: Path) -> None:
+    line = (
+        "[E ProcessGroupNCCL.cpp:754] [Rank {0}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9, "
+        "OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600200 milliseconds before timing out.\n"
+    )
+    for rank in range(4):
+        (tmp_path / f"slurm-123_{rank}.out").write_text("step 8\n" if rank == 3 else line.format(rank))
+    first = autopsy(AutopsyRequest(paths=(str(tmp_path),))).findings[0]
+    assert (first.code, first.ranks) == ("DDP308", (3,))
