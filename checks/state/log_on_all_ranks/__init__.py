@@ -41,7 +41,7 @@ CHECK = Check(
     severity={"source": Severity.ADVICE},
     subjects=("job",),
     triggers=(
-        *("print", "tqdm", "trange", "basicConfig"),
+        *("print", "tqdm", "trange", "info"),
         *("wandb", "mlflow", "SummaryWriter", "Experiment", "neptune", "clearml", "aim"),
     ),
 )
