@@ -76,7 +76,8 @@ class Screen:
             elif on_every_rank(event):
                 self._take(event, added)
         for key, handler in added:
-            if any(self._is_screen(option) and option.number not in apart for option in options_of(handler)):  # type: ignore[union-attr]
+            shown = (one for one in options_of(handler) if isinstance(one, ExternalObject))
+            if any(one.name in _FOR_THE_SCREEN and one.number not in apart for one in shown):
                 self._handled.add(key)
 
     def _take(self, event: Event, added: list[tuple[str, Value]]) -> None:
@@ -131,9 +132,6 @@ class Screen:
     def _key(self, logger: ExternalObject) -> str:
         name = constant(self._machine.store.get(logger.number, "name") or NONE)
         return name if isinstance(name, str) else f"#{logger.number}"
-
-    def _is_screen(self, handler: Value) -> bool:
-        return isinstance(handler, ExternalObject) and handler.name in _FOR_THE_SCREEN
 
     def _names_process(self, formatter: Value) -> bool:
         made = self._machine.object(formatter)
