@@ -101,7 +101,7 @@ class Screen:
                 self._handled.add("")
 
     def shows(self, event: Event) -> bool:
-        """Return whether a call tells something at level INFO that every rank's screen shows."""
+        """Return whether a call says something at level INFO that every rank's screen shows."""
         if event.name == f"{_LOGURU}.info":
             return self._loguru
         if event.name == "logging.info":

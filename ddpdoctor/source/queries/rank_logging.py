@@ -93,7 +93,7 @@ def _is_output(event: Event) -> bool:
 
 
 def _says_something(event: Event) -> bool:
-    """Return whether a log line is told in a loop or holds a value, with no word for the rank."""
+    """Return whether a log line stands in a loop or holds a value, with no word for the rank."""
     if not event.loops and all(constant(value) is not ... for value in event.positional):
         return False
     text = event.module.excerpt(event.node, 1_000)
