@@ -248,7 +248,7 @@ READ_IN_SOURCE: Mapping[str, tuple[str, ...]] = {
         "print",
         "tqdm",
         "trange",
-        "basicConfig",
+        "info",
         "wandb",
         "mlflow",
         "SummaryWriter",

@@ -159,17 +159,41 @@ def _walk(machine: Machine, run: Callable[[], None]) -> Walk:
     return Walk(tuple(trees), machine.raised, machine.uncertain)
 
 
-_Root: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef"
+_Root: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def _uncalled(machine: Machine, entry: Module) -> Iterable[_Root]:
-    """Yield top-level functions and classes of the entry that nothing mentions: an interface, or run by a framework."""
+    """Yield top-level functions and classes of the entry that nothing calls: an interface, or run by a framework.
+
+    Nothing but code that only they lead to mentions them. An attribute of that name is another object's: the entry is
+    no module that others have by its name.
+    """
+    mentions = _mentions(entry)
     for statement in entry.tree.body:
-        roots = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-        if not isinstance(statement, roots) or statement in machine.visited:
+        if not isinstance(statement, _Root) or statement in machine.visited:
             continue
-        if statement.name not in entry.words:
+        led_to, waiting = {statement.name}, [statement.name]
+        while waiting:
+            inside = waiting.pop()
+            new = {name for name, places in mentions.items() if inside in places} - led_to
+            led_to |= new
+            waiting.extend(new)
+        if mentions.get(statement.name, frozenset()) <= led_to:
             yield statement
+
+
+def _mentions(entry: Module) -> Mapping[str, set[str]]:
+    """Return in which top-level definitions each of them is mentioned; an empty name stands for outside of all."""
+    index = entry.index
+    defined = {node.name for node in entry.tree.body if isinstance(node, _Root)}
+    found: dict[str, set[str]] = {}
+    for place, node in zip(index.places(ast.Name), index.of(ast.Name), strict=True):
+        if node.id in defined and isinstance(node.ctx, ast.Load):
+            around = index.definitions[place]
+            while around >= 0 and index.outer_definitions[around] >= 0:
+                around = index.outer_definitions[around]
+            found.setdefault(node.id, set()).add(getattr(index.nodes[around], "name", "") if around >= 0 else "")
+    return found
 
 
 def _call_root(machine: Machine, entry: Module, root: _Root) -> None:

@@ -109,3 +109,31 @@ def test_modules_of_the_working_directory_above_the_script_are_found(
     monkeypatch.chdir(tmp_path / started_in)
     expected = ["__main__", "lib.engine"] if not started_in else ["__main__"]
     assert [module.name for module in read_script(path).modules] == expected
+
+
+ABOVE = {
+    "a package": ("speech/bin/train.py", "speech/utils.py", "from speech.utils import save"),
+    "a package with its file": ("speech/train.py", "speech/parts/saving.py", "import speech.parts.saving"),
+    "a directory of the job": ("code/training/run.py", "code/training/loop.py", "from training.loop import save"),
+    "what stands beside it": (
+        "code/training/run.py",
+        "code/metrics.py",
+        "import training.run_options\nimport metrics",
+    ),
+    "deep inside": ("a/b/c/train.py", "a/b/shared.py", "from a.b import shared"),
+}
+
+
+@pytest.mark.parametrize("way", ABOVE)
+def test_a_script_that_imports_from_the_package_it_lies_in_is_started_above_of_it(tmp_path: Path, way: str) -> None:
+    entry, module, imports = ABOVE[way]
+    written(tmp_path, "", name=module, head="")
+    written(tmp_path, "", name="code/training/run_options.py", head="")
+    script = read_script(written(tmp_path, f"{imports}\n", name=entry))
+    assert tmp_path / module in [one.path for one in script.modules]
+
+
+def test_a_directory_above_that_the_script_does_not_import_from_is_not_its_own(tmp_path: Path) -> None:
+    written(tmp_path, "", name="metrics.py", head="")
+    script = read_script(written(tmp_path, "import metrics\n", name="code/training/run.py"))
+    assert [module.name for module in script.modules] == ["__main__"]

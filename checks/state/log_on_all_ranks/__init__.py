@@ -1,9 +1,9 @@
 """Every rank prints, logs, shows a progress bar or opens a tracker.
 
 What it finds
-    print in a loop or of a value, lines of level INFO in a loop where logging.basicConfig shows them on all ranks,
-    progress bars without `disable=`, wandb.init, mlflow.start_run and SummaryWriter, reached by all ranks without
-    naming the rank. All places of a file become one finding.
+    print in a loop or of a value, lines of level INFO alike where a logger shows them on the screen of all ranks (by
+    logging.basicConfig, a handler, Hydra or loguru), progress bars without `disable=`, wandb.init, mlflow.start_run
+    and SummaryWriter, reached by all ranks without naming the rank. All places of a file become one finding.
 
 Why it is bad
     Eight ranks write every line eight times, mixed with each other, and progress bars overwrite each other. A tracker
@@ -41,7 +41,7 @@ CHECK = Check(
     severity={"source": Severity.ADVICE},
     subjects=("job",),
     triggers=(
-        *("print", "tqdm", "trange", "basicConfig"),
+        *("print", "tqdm", "trange", "info"),
         *("wandb", "mlflow", "SummaryWriter", "Experiment", "neptune", "clearml", "aim"),
     ),
 )

@@ -184,7 +184,7 @@ def container_method(machine: Machine, node: ast.AST, function: BoundMethod, arg
         return _VIEWS[name](receiver)
     if isinstance(receiver, DictValue) and name == "get" and arguments:
         key = constant(arguments[0])
-        classes = one_of_classes(receiver) if key is ... and not is_varying(arguments[0]) else None
+        classes = one_of_callables(machine, receiver) if key is ... and not is_varying(arguments[0]) else None
         if classes is not None:
             return classes
         return next((entry for known, entry in receiver.entries if known == key), derived(arguments[1:]))
@@ -229,21 +229,27 @@ def settings_of(value: Value) -> dict[str, Value] | None:
     return {name: reduce(join, [*entries, *missing[name]]) for name, entries in given.items()}
 
 
-def one_of_classes(registry: DictValue) -> Value | None:
-    """Return what a dict of classes, or of functions that make optimizers, gives for an unknown key.
+def one_of_callables(machine: Machine, registry: DictValue) -> Value | None:
+    """Return what a dict of classes, of ways to train or of functions that make optimizers gives for an unknown key.
 
     None for a dict that holds anything else.
     """
     values = [value for _, value in registry.entries]
-    known = (isinstance(value, (External, ProjectClass)) or _makes_optimizers(value) for value in values)
+    known = (
+        isinstance(value, (External, ProjectClass))
+        or (isinstance(value, Function) and (_trains(machine, value) or _makes_optimizers(value)))
+        for value in values
+    )
     return reduce(join, values) if values and all(known) else None
 
 
-def _makes_optimizers(value: Value) -> bool:
+def _trains(machine: Machine, function: Function) -> bool:
+    return getattr(function.node, "name", "") in machine.mentions.synchronising
+
+
+def _makes_optimizers(function: Function) -> bool:
     """Return whether a function returns what it makes of ``torch.optim``, or of classes of its own by such a name."""
-    if not isinstance(value, Function):
-        return False
-    results = [node.value for node in descend(value.node) if isinstance(node, ast.Return) and node.value is not None]
+    results = [node.value for node in descend(function.node) if isinstance(node, ast.Return) and node.value is not None]
     return bool(results) and all("optim." in ast.unparse(result) for result in results)
 
 

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ddpdoctor.source.interpreter.assignment import item_at, one_of_classes, scope_of
+from ddpdoctor.source.interpreter.assignment import item_at, one_of_callables, scope_of
 from ddpdoctor.source.interpreter.attributes import attribute_of, guess_from_name, text_of
 from ddpdoctor.source.interpreter.calls import call, context_function
 from ddpdoctor.source.interpreter.loops import comprehension, dict_comprehension, iterated
@@ -347,7 +347,11 @@ def _subscript(machine: Machine, node: ast.Subscript) -> Value:
         return container
     if isinstance(container, SequenceValue) and container.values and isinstance(key, PerRank):
         return by_rank(lambda one: item_at(container, constant(one)) if isinstance(one, Const) else OPAQUE, key)
-    if isinstance(container, DictValue) and not is_varying(key) and (kept := one_of_classes(container)) is not None:
+    if (
+        isinstance(container, DictValue)
+        and not is_varying(key)
+        and (kept := one_of_callables(machine, container)) is not None
+    ):
         return kept
     result = derived((container, key))
     if isinstance(node.value, ast.Attribute) and node.value.attr == "shape":

@@ -1,4 +1,4 @@
-"""What Lightning's ``Fabric`` does for ranks: it wraps models, divides loaders, and runs their backward."""
+"""What Lightning's ``Fabric`` does: it starts ranks, wraps models, divides loaders, and runs their backward."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from ddpdoctor.source.libraries.loaders import prepared_loader
 from ddpdoctor.source.neighbours import FABRICS
 from ddpdoctor.source.torch_model.ddp import wrap
 
-_OTHER_STRATEGIES = ("fsdp", "deepspeed", "dp", "xla", "single_device", "model_parallel")
-METHODS = frozenset({"setup", "setup_module", "setup_dataloaders", "setup_optimizers"})
+_OTHER_STRATEGIES = ("fsdp", "deepspeed", "dp", "xla", "singledevice", "modelparallel")
+METHODS = frozenset({"launch", "setup", "setup_module", "setup_dataloaders", "setup_optimizers"})
 
 
 def method(
@@ -31,6 +31,12 @@ def method(
     """Do a method of a Fabric, and return its result; None for one like any other."""
     if not isinstance(receiver, ExternalObject) or receiver.name not in FABRICS or name not in METHODS:
         return None
+    if name == "launch":
+        function = named.get("function", positional[0] if positional else NONE)
+        options = {key: value for key, value in named.items() if key != "function"}
+        return (
+            NONE if function == NONE else machine.apply(machine, node, function, [receiver, *positional[1:]], options)
+        )
     if name == "setup_dataloaders":
         divides = constant(named.get("use_distributed_sampler", Const(True))) is not False
         given = [
@@ -47,12 +53,22 @@ def _one_or_all(values: list[Value]) -> Value:
 
 
 def _wrapped(machine: Machine, node: ast.AST, fabric: ExternalObject, model: Value) -> Value:
-    """Return the model as the Fabric's strategy wraps it: in DDP, unless it is made with another one."""
+    """Return the model as the Fabric's strategy wraps it: in DDP, unless it is made with another one.
+
+    What a Fabric gives back has the attributes of the model, too.
+    """
     made = machine.object(fabric)
     strategy = made.named.get("strategy", NONE) if made is not None else NONE
-    name = strategy.name if isinstance(strategy, ExternalObject) else constant(strategy)
-    if isinstance(name, str) and any(name.lower().rpartition(".")[2].startswith(other) for other in _OTHER_STRATEGIES):
+    if all(map(_is_other, options_of(strategy))):
         return Unknown(opaque=True)
     if all(isinstance(option, ExternalObject) and option.name == fabric.name for option in options_of(model)):
         return model
-    return wrap(machine, node, [model], {}, True, number=machine.object_number((node, "setup")))
+    number = machine.object_number((node, "setup"))
+    machine.handing_on.add(number)
+    return wrap(machine, node, [model], {}, True, number=number)
+
+
+def _is_other(strategy: Value) -> bool:
+    name = strategy.name if isinstance(strategy, ExternalObject) else constant(strategy)
+    last = name.lower().rpartition(".")[2].replace("_", "") if isinstance(name, str) else ""
+    return last.startswith(_OTHER_STRATEGIES)

@@ -40,6 +40,12 @@ _STAGES: Mapping[str, tuple[str, ...]] = {
 }
 """The words in the names of the hooks that a method of the Trainer runs."""
 MODULES = frozenset(f"{package}.LightningModule" for package in ("lightning", "lightning.pytorch", "pytorch_lightning"))
+_STRATEGIES = ("strategy", "accelerator", "distributed_backend")
+"""Options of a Trainer that say how several ranks work together, the older ones last."""
+_DIVIDES = ("use_distributed_sampler", "replace_sampler_ddp")
+"""Options of a Trainer that leave the division of the data to the script, of Lightning 2 and of those before."""
+_LOADED: Mapping[str, str] = {"validation": "val", "validate": "val"}
+"""What the loaders of a stage are called, where it is not the stage's own name."""
 _IN_STEP = re.compile(r"(^|\.)(training_step|on_train_batch_\w+|on_before_\w+|on_after_backward)$")
 """Hooks in which ``self.log`` reports, and reduces, at once."""
 _ON_MODULE = frozenset({"log", "log_dict", "all_gather", "manual_backward"})
@@ -99,10 +105,10 @@ def has_ranks(trainer: Event | None) -> bool:
 
 
 def has_several(trainer: Event) -> bool:
-    """Return whether a Trainer is set to use several ranks."""
-    strategy = trainer.named.get("strategy", NONE)
-    name = strategy.name if isinstance(strategy, ExternalObject) else constant(strategy)
-    by_strategy = isinstance(name, str) and re.search(r"ddp|fsdp|deepspeed", name, re.IGNORECASE) is not None
+    """Return whether a Trainer is set to use several ranks, be it where a setting asks for more than one device."""
+    options = [option for name in _STRATEGIES for option in options_of(trainer.named.get(name, NONE))]
+    names = [option.name if isinstance(option, ExternalObject) else constant(option) for option in options]
+    by_strategy = any(isinstance(name, str) and re.search(r"ddp|fsdp|deepspeed", name, re.I) for name in names)
     all_devices = ("device-count", 0) in tags_of(trainer.named.get("devices", NONE))
     return has_ranks(trainer) and (by_strategy or all_devices or _count(trainer) not in (None, 1))
 
@@ -185,12 +191,30 @@ def _run_hooks(
     for key in ("global_rank", "local_rank"):
         machine.assign(module.number, key, attribute(trainer, key) or UNIFORM)
     machine.assign(module.number, "trainer", trainer)
+    _ask_for_data(machine, node, made, module, [*positional[1:], *named.values()], _STAGES[name])
     for hook, arguments in _hooks(_STAGES[name]):
         for instance in (module, *callbacks):
             found = class_attribute(machine, instance.cls, hook)
             if isinstance(found, Function):
                 before = [] if instance is module else [trainer, module]
                 machine.apply(machine, node, bound_to(found, instance), [*before, *arguments], {}, complete=False)
+
+
+def _ask_for_data(
+    machine: Machine, node: ast.AST, trainer: Event, module: Instance, given: list[Value], stages: tuple[str, ...]
+) -> None:
+    """Run on every rank what makes the loaders, of the module or of a module of data; the Trainer divides them."""
+    divides = all(constant(trainer.named.get(option, NONE)) is not False for option in _DIVIDES)
+    modules = [one for one in given if isinstance(one, Instance) and one != module]
+    for instance in (*modules, module):
+        for hook in ("setup", *(f"{_LOADED.get(stage, stage)}_dataloader" for stage in stages)):
+            found = class_attribute(machine, instance.cls, hook)
+            if not isinstance(found, Function) or (hook == "setup" and instance == module):
+                continue
+            arguments: list[Value] = [UNIFORM] if hook == "setup" else []
+            made = machine.apply(machine, node, bound_to(found, instance), arguments, {}, complete=False)
+            if divides:
+                machine.prepared.update(one.number for one in options_of(made) if isinstance(one, ExternalObject))
 
 
 def _is_module(machine: Machine, module: Instance) -> bool:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 from ddpdoctor.source.events import LONGEST_CONDITION, Condition, Event, Guard
 from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, Value, constant, tags_of
+from ddpdoctor.source.libraries.lightning import has_several
+from ddpdoctor.source.libraries.rank_attributes import TRAINERS
 from ddpdoctor.source.neighbours import HUGGING_FACE_TRAINERS
 from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.script.code_words import calls_any, uses_part
@@ -104,7 +106,10 @@ def _is_alone(init: Event) -> bool:
 
 def joins_by_framework(projection: Projection) -> bool:
     """Return whether a framework makes the process group of a job."""
-    joins = any(event.name in _JOINING for event in projection.of_kind("object", "call"))
+    joins = any(
+        event.name in _JOINING or (event.name in TRAINERS and has_several(event))
+        for event in projection.of_kind("object", "call")
+    )
     return joins or _trains_what_a_launcher_started(projection)
 
 

@@ -10,9 +10,7 @@ from ddpdoctor.source.events import Event, LoopAround
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     NONE,
-    Const,
     DictValue,
-    External,
     ExternalObject,
     Instance,
     PerRank,
@@ -24,6 +22,7 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.libraries.lightning import LOG, has_several
+from ddpdoctor.source.libraries.python_logging import Screen
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import is_distributed, is_of_one_process, left_in_mode, on_every_rank
 from ddpdoctor.source.queries.training_loops import division, feedings
@@ -49,8 +48,6 @@ _CURVES = _REPORTS - {"info"}
 _REPORTING = re.compile(r"^(builtins\.print|wandb\.log|logging\.info|mlflow\.log_metrics?)$|\.info$")
 _EVALUATES = re.compile(r"(^|[._])(validation|test)_(step|epoch_end|batch_end)$")
 """Hooks of Lightning that report on batches to evaluate on."""
-_LEVELS = (External("logging.INFO"), External("logging.DEBUG"), Const(10), Const(20))
-"""Of the root logger: lines of level INFO are shown."""
 _EXITS = frozenset({"sys.exit", "exit", "quit", "os._exit"})
 
 
@@ -59,11 +56,13 @@ def lines_of_every_rank(projection: Projection) -> Iterator[Event]:
     if not is_distributed(projection):
         return
     found: dict[ast.AST, Event] = {}
-    logs = _every_rank_logs(projection)
+    screen = None
+    if not _loggers_are_quiet(projection):
+        screen = Screen(projection.machine, projection.in_course("call"), on_every_rank)
     for event in projection.in_course("call", "object"):
         if event.node in found or not on_every_rank(event):
             continue
-        if not _is_output(event) and not (logs and _is_repeated_log_line(event)):
+        if not _is_output(event) and not (screen is not None and screen.shows(event) and _says_something(event)):
             continue
         if left_in_mode(projection, event) is None and not is_of_one_process(projection, event):
             found[event.node] = event
@@ -93,44 +92,12 @@ def _is_output(event: Event) -> bool:
     return not _RANK_NAMED.search(text) and not _reports_failure(event.module, event.node)
 
 
-def _every_rank_logs(projection: Projection) -> bool:
-    """Return whether every rank shows log lines of level INFO alike: no handler, level or format of its own."""
-    shown = [
-        event
-        for event in projection.in_course("call")
-        if event.name == "logging.basicConfig"
-        and on_every_rank(event)
-        and event.complete
-        and event.named.get("level") in _LEVELS
-        and not event.named.keys() & {"filename", "handlers", "stream"}
-        and not any(is_varying(value) for value in event.named.values())
-        and "process" not in str(constant(event.named.get("format", NONE)))
-    ]
-    return bool(shown) and not _loggers_are_quiet(projection)
-
-
-def _is_repeated_log_line(event: Event) -> bool:
-    """Return whether an event logs in a loop, by Python's own loggers, with no word for the rank."""
-    if not event.loops or not (event.name == "logging.info" or _is_by_logger(event)):
+def _says_something(event: Event) -> bool:
+    """Return whether a log line stands in a loop or holds a value, with no word for the rank."""
+    if not event.loops and all(constant(value) is not ... for value in event.positional):
         return False
     text = event.module.excerpt(event.node, 1_000)
     return not _RANK_NAMED.search(text) and not _reports_failure(event.module, event.node)
-
-
-def _is_by_logger(event: Event) -> bool:
-    """Return whether a method ``info`` is that of a variable of the module that got one of Python's loggers."""
-    call, module = event.node, event.module
-    if event.name != "info" or not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
-        return False
-    name = ast.unparse(call.func.value)
-    made = [
-        node.value
-        for node in module.index.of(ast.Assign)
-        if any(ast.unparse(target) == name for target in node.targets)
-    ]
-    return bool(made) and all(
-        isinstance(value, ast.Call) and module.resolve(value.func) == "logging.getLogger" for value in made
-    )
 
 
 def _differs(event: Event, option: str) -> bool:

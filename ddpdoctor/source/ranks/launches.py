@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 
+from ddpdoctor.source.interpreter.attributes import base_names, bound_to, class_attribute
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     NONE,
@@ -26,9 +28,14 @@ from ddpdoctor.source.interpreter.values import (
     per_rank,
 )
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK, exact_per_rank
+from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.syntax_index import last_name
+from ddpdoctor.source.vocabulary import PROCESSES
 
 _OF_A_PROCESS = re.compile(r"rank|gpu|device|node|proc|world|main|master", re.IGNORECASE)
 """In the name of an option: a launcher may give another value to each process."""
+_COUNT = frozenset({"range", "enumerate"})
+"""What a loop goes over that counts its turns."""
 _CALLABLE = (Function, Partial, BoundMethod, ProjectClass, Instance)
 """What a rank may run: a function, or a class whose constructor trains."""
 
@@ -52,6 +59,52 @@ def start_process(machine: Machine, node: ast.AST, positional: list[Value], name
     if machine.spawns and machine.in_parent and isinstance(function, (Function, Partial)):
         _run_ranks(machine, node, function, named.get("args", SequenceValue(())), with_index=False)
     return Unknown()
+
+
+def start_method(machine: Machine, node: ast.AST, process: Instance) -> Value:
+    """Start an object of a class derived from that of processes: its method ``run`` is what the rank does."""
+    run = class_attribute(machine, process.cls, "run")
+    if machine.spawns and machine.in_parent and isinstance(run, Function):
+        _run_ranks(machine, node, bound_to(run, process), SequenceValue(()), with_index=False)
+    return NONE
+
+
+def is_process(machine: Machine, value: Value) -> bool:
+    """Return whether something is an object of a project class that derives from that of processes."""
+    return isinstance(value, Instance) and not PROCESSES.isdisjoint(base_names(machine, value.cls))
+
+
+def _counters(module: Module, call: ast.AST) -> Iterator[int]:
+    """Yield the places, in the arguments of a process, of the variable that counts the processes that are started."""
+    given = next((entry.value for entry in getattr(call, "keywords", ()) if entry.arg == "args"), None)
+    if isinstance(given, ast.Name):
+        given = next(
+            (
+                node.value
+                for node in module.index.within(module.body_around(call), ast.Assign)
+                if any(isinstance(target, ast.Name) and target.id == given.id for target in node.targets)
+            ),
+            None,
+        )
+    if not isinstance(given, (ast.Tuple, ast.List)):
+        return
+    counted: set[str] = set()
+    for around in module.ancestors(call):
+        loops = around.generators if isinstance(around, (ast.ListComp, ast.GeneratorExp)) else [around]
+        for loop in loops:
+            if (
+                isinstance(loop, (ast.For, ast.comprehension))
+                and last_name(getattr(loop.iter, "func", loop.iter)) in _COUNT
+            ):
+                first = loop.target.elts[0] if isinstance(loop.target, ast.Tuple) else loop.target
+                counted.add(last_name(first))
+        if isinstance(around, ast.FunctionDef):
+            break
+    for place, entry in enumerate(given.elts):
+        if isinstance(entry, ast.Starred):
+            return
+        if isinstance(entry, ast.Name) and entry.id in counted:
+            yield place
 
 
 def run_callback(
@@ -104,6 +157,9 @@ def _run_target(machine: Machine, node: ast.AST, target: Value, arguments: Value
     if with_index:
         positional.insert(0, index)
     elif isinstance(target, Function):
+        for place in _counters(machine.frame.module, node):
+            if place < len(positional):
+                positional[place] = index
         parameters = [argument.arg for argument in target.node.args.args]
         for position, name in enumerate(parameters[: len(positional)]):
             if name in {"rank", "local_rank", "gpu", "global_rank"} and isinstance(positional[position], Unknown):

@@ -1,15 +1,15 @@
-"""Which functions may run collectives, by the names used in them and in the functions that they call."""
+"""What functions lead to: collectives, by the names used in them and in what they call, and one function, followed."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from ddpdoctor.source.neighbours import SAME
 from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.syntax_index import NodeIndex, last_name
+from ddpdoctor.source.script.syntax_index import NodeIndex, descend, last_name
 from ddpdoctor.source.vocabulary import COLLECTIVE_METHODS, COLLECTIVES, canonical
 
 _SYNCHRONISING = frozenset(name.rpartition(".")[2] for name in COLLECTIVES if ".checkpoint." not in name) | {
@@ -56,6 +56,78 @@ def adds_key(node: ast.If) -> bool:
         if isinstance(statement, ast.Assign)
         for target in statement.targets
     )
+
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+Place = tuple[Module, Definition]
+MAXIMUM_FOLLOWED = 200
+"""Definitions that are looked into for one question: a launch is a few calls away from the group that it starts."""
+
+
+def leads_to(module: Module, definition: Definition, wanted: str, modules: Sequence[Module]) -> bool:
+    """Return whether a function calls another one of a full name, itself or in what it calls of the project.
+
+    Calls are followed by the imports that bring their names, by ``self`` to the methods of the class around, and from
+    a class to its constructor; methods of other objects are not.
+    """
+    by_name = {one.name: one for one in modules}
+    waiting: list[Place] = [(module, definition)]
+    seen: set[ast.AST] = set()
+    last = wanted.rpartition(".")[2]
+    while waiting and len(seen) < MAXIMUM_FOLLOWED:
+        where, node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        for call in (inner for inner in descend(node) if isinstance(inner, ast.Call)):
+            if last_name(call.func) == last or where.resolve(call.func) == wanted:
+                return True
+            waiting.extend(_called(where, call.func, by_name))
+    return False
+
+
+def _called(module: Module, function: ast.expr, by_name: Mapping[str, Module]) -> Iterator[Place]:
+    """Yield what a call runs of the project: a function, or the constructor of a class."""
+    if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name) and function.value.id == "self":
+        owner = next((one for one in module.ancestors(function) if isinstance(one, ast.ClassDef)), None)
+        yield from ((module, one) for one in _members(owner, function.attr))
+        return
+    found = _defined(module, function.id) if isinstance(function, ast.Name) else None
+    found = found or _imported(module.resolve(function), by_name)
+    if found is None:
+        return
+    where, definition = found
+    if isinstance(definition, ast.ClassDef):
+        yield from ((where, one) for one in _members(definition, "__init__"))
+    else:
+        yield found
+
+
+def _imported(full: str, by_name: Mapping[str, Module]) -> Place | None:
+    """Return the definition of a full name, also where a package only passes it on."""
+    for _ in range(len(by_name)):
+        owner, _, name = full.rpartition(".")
+        module = by_name.get(owner)
+        if module is None:
+            return None
+        found = _defined(module, name)
+        if found is not None:
+            return found
+        full = module.aliases.get(name, "")
+    return None
+
+
+def _defined(module: Module, name: str) -> Place | None:
+    for statement in module.tree.body:
+        if isinstance(statement, Definition) and statement.name == name:
+            return module, statement
+    return None
+
+
+def _members(cls: ast.ClassDef | None, name: str) -> Iterator[Definition]:
+    for statement in cls.body if cls is not None else ():
+        if isinstance(statement, Definition) and statement.name == name:
+            yield statement
 
 
 class _ModuleMentions(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from ddpdoctor.finding import Location
+from ddpdoctor.source.script.call_graph import leads_to
 from ddpdoctor.source.script.module import Module, dotted
 from ddpdoctor.source.script.syntax_index import descend, last_name
 from ddpdoctor.source.vocabulary import GLOBAL_RANK_VARIABLES, LOCAL_RANK_VARIABLES, PROCESSES, SPAWNERS
@@ -21,6 +22,7 @@ _MOVES_TO_CUDA = frozenset(
 
 
 _STARTING_WORDS = frozenset(name.rpartition(".")[2] for name in (*SPAWNERS, *PROCESSES))
+_JOIN = "torch.distributed.init_process_group"
 _TEST_CASES = frozenset({"MultiProcessTestCase", "MultiProcContinuousTest", "DistributedTestBase"})
 
 
@@ -36,7 +38,8 @@ def rank_launch(modules: Sequence[Module]) -> SourceFact | None:
     """Return where the script starts its own ranks.
 
     A launch under a condition counts only when the script does not also read its rank from a launcher's environment:
-    such scripts serve both, and a launcher serves them. The test cases of torch start their ranks as processes.
+    such scripts serve both, and a launcher serves them. What only the started function reads says nothing of who
+    starts it. The test cases of torch start their ranks as processes.
     """
     tested = next((found for module in modules for found in _test_cases(module)), None)
     if tested is not None:
@@ -44,7 +47,9 @@ def rank_launch(modules: Sequence[Module]) -> SourceFact | None:
     found = [(module, call) for module in modules for call in launches(module, modules)]
     if not found:
         return None
-    both = any(reads_launcher_rank(module) for module in modules)
+    started = {node for _, call in found for _, function in _targets(call, modules) for node in descend(function)}
+    names = GLOBAL_RANK_VARIABLES | LOCAL_RANK_VARIABLES
+    both = any(read not in started for module in modules for read in launcher_rank_reads(module, names))
     for module, call in found:
         if not (both and _conditional(module, call)) or _or_runs_alone(module, call):
             return _fact(module, call)
@@ -100,6 +105,16 @@ def launches(module: Module, modules: Sequence[Module]) -> Iterator[ast.Call]:
                 yield call
         elif name in PROCESSES and _starts_a_rank(call, modules):
             yield call
+    for call in module.calls_by_name.get("Process", ()):
+        if not module.resolve(call.func) and _starts_a_rank(call, modules):
+            yield call  # Of a context: multiprocessing.get_context("spawn").Process(target=…).
+    for cls in module.index.of(ast.ClassDef):
+        if any(module.resolve(base) in PROCESSES for base in cls.bases) and any(
+            leads_to(module, method, _JOIN, modules)
+            for method in cls.body
+            if isinstance(method, ast.FunctionDef) and method.name == "run"
+        ):
+            yield from module.calls_by_name.get(cls.name, ())
 
 
 def _test_cases(module: Module) -> Iterator[tuple[Module, ast.expr]]:
@@ -120,19 +135,23 @@ def _reached(module: Module, node: ast.AST, modules: Sequence[Module]) -> bool:
 
 
 def _starts_a_rank(call: ast.Call, modules: Sequence[Module]) -> bool:
-    target = next((keyword.value for keyword in call.keywords if keyword.arg == "target"), None)
-    name = dotted(target).rpartition(".")[2] if target is not None else ""
-    if not name:
-        return False
-    for module in modules:
-        for node in module.index.of(ast.FunctionDef):
-            if node.name == name:
-                arguments = {argument.arg for argument in node.args.args}
-                if arguments & {"rank", "local_rank", "gpu", "global_rank"}:
-                    return True
-                if any(last_name(inner) == "init_process_group" for inner in descend(node)):
-                    return True
+    """Return whether the function of a process is that of a rank: it gets a rank, or joins a process group."""
+    for module, function in _targets(call, modules):
+        if {argument.arg for argument in function.args.args} & {"rank", "local_rank", "gpu", "global_rank"}:
+            return True
+        if leads_to(module, function, _JOIN, modules):
+            return True
     return False
+
+
+def _targets(call: ast.Call, modules: Sequence[Module]) -> Iterator[tuple[Module, ast.FunctionDef]]:
+    """Yield the functions that a process may run, by the last name of what it is given."""
+    given = next((keyword.value for keyword in call.keywords if keyword.arg == "target"), None)
+    name = dotted(given).rpartition(".")[2] if given is not None else ""
+    if name:
+        yield from (
+            (module, node) for module in modules for node in module.index.of(ast.FunctionDef) if node.name == name
+        )
 
 
 def _conditional(module: Module, node: ast.AST) -> bool:
@@ -168,7 +187,7 @@ def _is_first(call: ast.Call) -> bool:
 
 def _demands_cuda(module: Module, call: ast.Call) -> bool:
     name = module.resolve(call.func)
-    if name == "torch.distributed.init_process_group":
+    if name == _JOIN:
         backend = (
             call.args[0] if call.args else next((key.value for key in call.keywords if key.arg == "backend"), None)
         )

@@ -37,6 +37,7 @@ class Finder:
         different = [place for index, place in enumerate(places) if place not in places[:index]]
         self._places = [(place, _names_in(place)) for place in different]
         self._outside = UNDERSTOOD.difference(directory.parts[len(root.parts) :])
+        self._above = (directory, *directory.parents)[:LEVELS_UP]
         self._found: dict[str, Found | None] = {}
         self._real: dict[Path, Path] = {}
 
@@ -75,17 +76,28 @@ class Finder:
         if head in self._outside:
             return None
         for place, listing in self._places:
-            if head not in listing and f"{head}.py" not in listing:
-                continue
-            base = place.joinpath(*name.split("."))
-            try:
-                if (base / "__init__.py").is_file():
-                    return Found(base / "__init__.py", name, name)
-                if base.with_suffix(".py").is_file():
-                    return Found(base.with_suffix(".py"), name, name.rpartition(".")[0])
-            except OSError:
-                continue
+            if (head in listing or f"{head}.py" in listing) and (found := _below(place, name)) is not None:
+                return found
+        for around in self._above:
+            # A script that imports from the package that it lies in is started above of it, project file or not.
+            if around.name == head and (found := _below(around.parent, name)) is not None:
+                self._places.append((around.parent, _names_in(around.parent)))
+                self._found = {known: place for known, place in self._found.items() if place is not None}
+                return found
         return None
+
+
+def _below(place: Path, name: str) -> Found | None:
+    """Return the file of a module that is looked for in a directory."""
+    base = place.joinpath(*name.split("."))
+    try:
+        if (base / "__init__.py").is_file():
+            return Found(base / "__init__.py", name, name)
+        if base.with_suffix(".py").is_file():
+            return Found(base.with_suffix(".py"), name, name.rpartition(".")[0])
+    except OSError:
+        pass
+    return None
 
 
 def find_main(name: str, places: Sequence[Path]) -> tuple[Path, Found]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 
 import msgspec
 
@@ -37,7 +37,7 @@ from ddpdoctor.source.interpreter.values import (
     per_rank,
     tags_of,
 )
-from ddpdoctor.source.script.syntax_index import descend
+from ddpdoctor.source.script.syntax_index import descend, last_name
 from ddpdoctor.source.vocabulary import DDP, MODULE, MODULE_SELF_METHODS, OPTIMIZER
 
 _LIKE_TORCH = ("torch.", "torchvision.", "torchaudio.", "torchtext.")
@@ -51,7 +51,7 @@ def call_option(
 ) -> Value:
     """Call one of several: DDP if it is among them (as in a job with ranks), else the first that can be read.
 
-    Of those that can be read, one that leads to a collective is the one for ranks.
+    Of those that can be read, one that leads to a collective is the one for ranks; where all do, each is called.
     """
     here = machine.present(function)
     if not isinstance(here, (OneOf, PerRank)) and _is_of_an_object(here):
@@ -59,14 +59,14 @@ def call_option(
     if isinstance(here, PerRank) and _are_methods_of_objects(machine, here):
         return _each_its_own(machine, node, here, positional, named, complete)
     options = list(options_of(function))
-    if isinstance(function, OneOf) and _is_of_each(machine, node, options):
+    if isinstance(function, OneOf) and (_is_of_each(machine, node, options) or _all_train(machine, options)):
         results: list[Value] = []
 
         def call_one(option: Value) -> None:
             results.append(machine.apply(machine, node, option, positional, named, complete))
 
         machine.fork([partial(call_one, option) for option in options])
-        return derived(results)
+        return reduce(join, results) if _all_train(machine, options) else derived(results)
     contexts = tuple(context for option in options if (context := _context_of(option)) is not None)
     if len(contexts) == len(options):
         return OneOf(contexts)
@@ -83,7 +83,7 @@ def call_option(
             return machine.apply(machine, node, option, positional, named, complete)
     readable = [one for one in options if isinstance(one, (Function, ProjectClass, Instance, Partial, ExternalObject))]
     if readable:
-        chosen = max(readable, key=partial(_may_synchronise, machine))
+        chosen = max(readable, key=lambda one: (_joins(machine, one), _may_synchronise(machine, one)))
         value = machine.apply(machine, node, chosen, positional, named, complete)
         if isinstance(chosen, ProjectClass) and _may_synchronise(machine, chosen):
             return value  # The object for ranks: its methods join the group and wrap the model.
@@ -189,6 +189,34 @@ def _is_of_each(machine: Machine, node: ast.AST, options: list[Value]) -> bool:
     return isinstance(target, ast.Name) and any(
         isinstance(inner, ast.Name) and inner.id == target.id for inner in descend(node.func)
     )
+
+
+def _all_train(machine: Machine, options: list[Value]) -> bool:
+    """Return whether a setting chooses between ways to train: each option leads to a collective, or its object does.
+
+    Where only some of them make the process group, they are the ways for a job with ranks, and the others for one
+    without.
+    """
+    joining = {_joins(machine, option) for option in options}
+    return len(joining) == 1 and all(
+        _may_synchronise(machine, option)
+        or (isinstance(option, Function) and _may_synchronise(machine, option.receiver or NONE))
+        for option in options
+    )
+
+
+def _joins(machine: Machine, option: Value) -> bool:
+    """Return whether a class of the project, or that of a method's object, makes the process group."""
+    owner = option.receiver if isinstance(option, Function) else option
+    owner = owner.cls if isinstance(owner, Instance) else owner
+    if not isinstance(owner, ProjectClass):
+        return False
+    known: dict[ast.AST, bool] = machine.script.__dict__.setdefault("_joining", {})
+    if owner.node not in known:
+        known[owner.node] = any(
+            isinstance(node, ast.Call) and last_name(node.func) == "init_process_group" for node in descend(owner.node)
+        )
+    return known[owner.node]
 
 
 def _method_of_any(options: Sequence[Value]) -> BoundMethod | None:

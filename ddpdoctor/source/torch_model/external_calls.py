@@ -38,10 +38,10 @@ from ddpdoctor.source.interpreter.values import (
     join,
     tags_of,
 )
-from ddpdoctor.source.libraries import accelerate, fabric, hugging_face_datasets, ignite, lightning
+from ddpdoctor.source.libraries import accelerate, fabric, hugging_face_datasets, ignite, lightning, python_logging
 from ddpdoctor.source.neighbours import RANK_AND_SIZE
 from ddpdoctor.source.ranks.data_partitions import PART, ranged, strided
-from ddpdoctor.source.ranks.launches import run_callback, spawn, start_process
+from ddpdoctor.source.ranks.launches import is_process, run_callback, spawn, start_method, start_process
 from ddpdoctor.source.ranks.rank_local_values import (
     agrees_by_name,
     extent_of,
@@ -192,6 +192,8 @@ def call_method(
         known = _known_method(machine, node, function, positional, named)
         if known is not None:
             return known
+    if name == "start" and isinstance(receiver, Instance) and is_process(machine, receiver):
+        return start_method(machine, node, receiver)
     promised = _by_promise(machine, receiver, name)
     if promised is not None:
         return machine.call_function(machine, node, promised, [OPAQUE, *positional], named, complete)
@@ -446,6 +448,7 @@ _SPECIAL: dict[str, Handler] = {
     "torch.save": _save,
     "torch.load": _load,
     "deepspeed.initialize": make_engine,
+    "logging.getLogger": python_logging.get_logger,
     "torch.cuda.set_device": set_device,
     "torch.cuda.device": set_device,
     "torch.cuda.device_count": lambda machine, node, positional, named, complete: DEVICE_COUNT,
@@ -462,6 +465,10 @@ _SPECIAL: dict[str, Handler] = {
     "builtins.dict": make_dict,
     "builtins.range": _range,
     "itertools.islice": _islice,
+    **dict.fromkeys(
+        ("multiprocessing.get_context", "torch.multiprocessing.get_context"),
+        lambda machine, node, positional, named, complete: External("multiprocessing"),  # It has the same functions.
+    ),
     "torch.no_grad": _no_gradients,
     "torch.inference_mode": _no_gradients,
     "torch.set_grad_enabled": _set_grad_enabled,

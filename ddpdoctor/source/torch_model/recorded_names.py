@@ -30,7 +30,7 @@ READING_FUNCTIONS = frozenset({"builtins.float", "builtins.int"})
 STATE_METHODS = frozenset({"state_dict", "load_state_dict"})
 TRACKING_METHODS = frozenset({"add_scalar", "add_scalars", "log_metric", "log_metrics", "log", "info"})
 """Methods of trackers and loggers."""
-LOGGER_METHODS = frozenset({"setLevel", "addHandler"})
+LOGGER_METHODS = frozenset({"setLevel", "addHandler", "setFormatter"})
 """Methods that decide which of a process's log lines are shown."""
 PRINT_REPLACED = "replace print"
 """Name of the event of ``builtins.print = something_else``."""
