@@ -1,4 +1,4 @@
-"""``ddpdoctor explain``: what a check means, from its own documentation."""
+"""``ddpdoctor explain`` and ``ddpdoctor completion``: what a check means, and what a shell completes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from ddpdoctor.cli.options.command import checks as complete_checks
 from ddpdoctor.cli.options.command import help_option
 from ddpdoctor.errors import UsageError
 from ddpdoctor.report import explanation, streams
+
+SHELLS = ("bash", "zsh", "fish")
+"""Their completion scripts ask ``ddpdoctor`` itself, by a variable that Click reads, and so never go out of date."""
 
 
 @click.command(add_help_option=False)
@@ -35,3 +38,23 @@ def explain(check: str | None, every: bool, output_format: str) -> None:
         streams.write_result(explanation.as_list(checks))
     else:
         streams.write_result(explanation.as_text(checks))
+
+
+@click.command(add_help_option=False)
+@click.argument("shell", type=click.Choice(SHELLS))
+@help_option()
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print the script with which bash, zsh or fish completes commands, runs and checks.
+
+    For bash: eval "$(ddpdoctor completion bash)" in ~/.bashrc, and alike for zsh; for fish: ddpdoctor completion fish >
+    ~/.config/fish/completions/ddpdoctor.fish.
+    """
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    root = ctx.find_root()
+    if kind is None or root.command is None:
+        raise UsageError(f"there is no completion for {shell}")
+    made = kind(root.command, {}, "ddpdoctor", "_DDPDOCTOR_COMPLETE")
+    streams.write_result(made.source_template % made.source_vars() + "\n")

@@ -30,10 +30,11 @@ COMMANDS = {
     "compare": "Compare two recorded runs of a job, BEFORE and AFTER: run directories, or names of kept runs.",
     "scaling": "Run SCRIPT on several numbers of ranks on this machine, and report how it scales.",
     "clean": "Show what killed rehearsals left in your directories, and remove it after confirmation.",
-    "completion": "Print the completion script of a shell, to be read by its start-up file.",
+    "completion": "Print the script with which bash, zsh or fish completes commands, runs and checks.",
     "explain": "Explain CHECK, a code or a name; without one, list all checks.",
 }
-"""What each sub-command does, as its own help begins; its module has the same name."""
+"""What each sub-command does, as its own help begins; its module has the same name, but for these."""
+_MODULES = {"runs": "report", "completion": "explain"}
 
 
 class LazyGroup(click.Group):
@@ -48,7 +49,7 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         name = cmd_name.replace("-", "_")
-        command: click.Command = getattr(import_module(f"ddpdoctor.cli.{name}"), name)
+        command: click.Command = getattr(import_module(f"ddpdoctor.cli.{_MODULES.get(name, name)}"), name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
