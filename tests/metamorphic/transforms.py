@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import TypeVar
 
 from ddpdoctor.checks import READ_IN_SOURCE
@@ -57,6 +58,8 @@ class _Texts(ast.NodeTransformer):
     def _documented(self, node: _Node) -> _Node:
         self.generic_visit(node)
         body: list[ast.stmt] = node.body  # type: ignore[attr-defined]
+        if not body:
+            return node
         if not (isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)):
             body.insert(0, ast.Expr(ast.Constant(PROSE)))
         return node
@@ -79,7 +82,7 @@ class _Texts(ast.NodeTransformer):
 
 def renamed(files: Files) -> Files:
     """Give the user's variables, functions, parameters, attributes and classes names that mean nothing."""
-    names = _own_names(files.values())
+    names = _own_names(files.values()) - _of_modules(files)
     if not names:
         return files  # Code that asks for its variables by name.
     new = {name: f"zb{number}" for number, name in enumerate(sorted(names))}
@@ -111,6 +114,13 @@ def _own_names(trees: Iterable[ast.Module]) -> set[str]:
             elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in {"globals", "locals", "vars", "eval"}:
                 return set()
     return {name for name in found if not name.startswith("__")} - foreign - set(dir(builtins))
+
+
+def _of_modules(files: Files) -> set[str]:
+    """Return what is taken from one of the program's modules by a dot, where its name stays."""
+    modules = {Path(name).stem for name in files}
+    nodes = (node for tree in files.values() for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+    return {node.attr for node in nodes if isinstance(node.value, ast.Name) and node.value.id in modules}
 
 
 def _is_method(tree: ast.AST, node: ast.AST) -> bool:
