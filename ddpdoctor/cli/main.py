@@ -90,13 +90,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if threading.current_thread() is not threading.main_thread():
         return _run(arguments)
     previous = signal.signal(signal.SIGTERM, _interrupt)
-    usual = gc.get_threshold()
-    # Modules and trees hold few cycles: looking for them as often as usual took 20 of 204 ms for a script of 500 lines.
-    gc.set_threshold(50_000, *usual[1:])
+    if arguments is None:
+        # Modules and trees hold few cycles: looking for them as often as usual took 20 of 204 ms for a script of 500
+        # lines. Not set back: the process ends with us, and a last look would take 12 ms.
+        gc.set_threshold(50_000, *gc.get_threshold()[1:])
     try:
         return _run(arguments)
     finally:
-        gc.set_threshold(*usual)
         signal.signal(signal.SIGTERM, previous)
 
 
