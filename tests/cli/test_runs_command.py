@@ -40,7 +40,8 @@ def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def _profile(*arguments: str) -> tuple[str, ...]:
-    return ("profile", "--no-tui", "--", "torchrun", "--standalone", "--nproc-per-node=1", "train.py", *arguments)
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1")
+    return ("profile", "--no-tui", "--", *launcher, "train.py", *arguments)
 
 
 def test_runs_are_listed_and_removed_but_for_one_that_lives_and_for_what_others_put_there(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def main():
     state = torch.load(path, map_location="cpu", weights_only=True) if path else None
     if state:
         network.load_state_dict(state["model"])
-        logger.info("resumed from %s", path)
+        logger.info("rank %d resumed from %s", rank, path)
     model = DDP(network)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     if state:
