@@ -116,8 +116,9 @@ def merge(suspicions: Sequence[Finding], seen: Sequence[Finding]) -> tuple[Findi
             for cause in causes:
                 if (cause.trouble, run[index].trouble) in _WHY:
                     run[index] = _renamed(run[index], cause)
-                # One place that the source knows is the user's, where the run may see a framework's call alone.
-                closer = len(causes) == 1 and cause.code == run[index].code
+                # One place that the source knows is the user's, where the run sees a framework's call alone; within a
+                # function the run's is the nearer.
+                closer = len(causes) == 1 and cause.code == run[index].code and not _in_one_function(cause, run[index])
                 run[index] = _joined(run[index], cause, closer)
             continue
         # What the same condition keeps from some ranks beside the call that the run stopped at, and what is mended by
@@ -130,13 +131,18 @@ def merge(suspicions: Sequence[Finding], seen: Sequence[Finding]) -> tuple[Findi
     return tuple(sorted((*run, *left), key=_rank))
 
 
+def _in_one_function(one: Finding, other: Finding) -> bool:
+    at, there = one.location, other.location
+    return at is not None and there is not None and (at.file, at.function) == (there.file, there.function)
+
+
 def _explanation(causes: Sequence[Finding], seen: Finding) -> Finding | None:
     """Return the suspicion that says why the ranks of the run diverge; None where the run knows better.
 
     A condition of a rank's own (its batch, a failure) explains a divergence only where it is the one candidate.
     """
-    if seen.trouble not in DIVERGENCES or seen.trouble in _OF_THE_RUN:
-        return None
+    if seen.trouble not in DIVERGENCES or seen.trouble in _OF_THE_RUN or seen.stress:
+        return None  # What only an injected cause brings about stays a condition: "if one rank's loss is NaN: …".
     places = (*seen.locations, *_all_places(seen), *_stack_places(seen))
     ordered: list[tuple[int, int, Finding]] = []
     for number, cause in enumerate(causes):

@@ -245,9 +245,10 @@ def test_shards_that_overlap_by_more_than_their_padding_are_an_error_with_the_ca
     (finding,) = overlapping(APART, epochs=(3, 4))
     assert isinstance(finding, Finding)
     assert "the epoch of DistributedSampler differs between ranks: 3 on rank 0, 4 on rank 1" in finding.title
-    (finding,) = overlapping(APART, seeds=(5, 5))
+    (finding,) = overlapping(APART)
     assert isinstance(finding, Finding)
     assert "divides an order of its own" in finding.title
+    assert overlapping(APART, seeds=(5, 5)) == []  # One order: the ranks' data sets differ, which others report.
 
 
 def test_padding_repeated_augmentation_and_random_batches_are_no_overlap() -> None:

@@ -95,7 +95,11 @@ def overlapping_shards(record: RunRecord) -> Iterator[OverlappingShards]:
             continue
         if compare_samples(loader.loaders) == "different":
             continue
-        found = _why_apart(loader, place) or _of_own_order(first.sampler_type, drawn - union, shards, total)
+        found = _why_apart(loader, place)
+        has_seed = first.sampler_type == "DistributedSampler" and first.sampler_seed is not None
+        # torch's own makes one order of one seed and epoch: then the data sets differ, as after a split without a seed.
+        if found is None and not has_seed:
+            found = _of_own_order(first.sampler_type, drawn - union, shards, total)
         if found is not None:
             cause, remedy = found
             sampler = site_location(record.site(first.sampler_site))
