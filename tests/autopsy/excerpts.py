@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -58,14 +59,19 @@ def blocks_of(text: str) -> Iterator[Excerpt]:
         )
 
 
-def faults_of(excerpt: Excerpt, directory: Path) -> list[str]:
-    """Return what is wrong with an autopsy of an excerpt, in clauses; a text is written into the directory first."""
+def found_in(excerpt: Excerpt, directory: Path) -> list[dict[str, Any]]:
+    """Return the findings of an autopsy of an excerpt; a text is written into the directory first."""
     path = excerpt.source
     if isinstance(path, str):
         path = directory / f"{excerpt.name}.log"
         path.write_text(str(excerpt.source), encoding="utf-8")
-    examination = autopsy(AutopsyRequest(paths=(str(path),)))
-    found = as_object(examination)["findings"]
+    found: list[dict[str, Any]] = as_object(autopsy(AutopsyRequest(paths=(str(path),))))["findings"]
+    return found
+
+
+def faults_of(excerpt: Excerpt, directory: Path) -> list[str]:
+    """Return what is wrong with an autopsy of an excerpt, in clauses."""
+    found = found_in(excerpt, directory)
     faults = []
     errors = [one for one in found if one["severity"] == "error"]
     if not excerpt.code:
