@@ -91,8 +91,7 @@ def _named(
         return _other_models(models)
     found = statement_in(text, anywhere=anywhere)
     own = found is not None and found.row.event not in ("no-rendezvous", "lost-peer", "raised")
-    at_the_start = any(_AT_THE_START.search(frame.file) or frame.function == "init_process_group" for frame in frames)
-    if at_the_start and not own and _is_of_sockets(kind, text):
+    if is_of_rendezvous(frames) and not own and _is_of_sockets(kind, text):
         return "no-rendezvous", "no-rendezvous", {}
     if found is None:
         return "raised", "exception", {}
@@ -120,6 +119,11 @@ def collective_of(text: str, frames: Sequence[Frame]) -> str:
         ):
             return "backward"
     return ""
+
+
+def is_of_rendezvous(frames: Sequence[Frame]) -> bool:
+    """Return whether a traceback passes through the code in which ranks find each other."""
+    return any(_AT_THE_START.search(frame.file) or frame.function == "init_process_group" for frame in frames)
 
 
 def own_rank(text: str) -> int | None:

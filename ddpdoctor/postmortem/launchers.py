@@ -35,7 +35,7 @@ _ENDINGS = tuple(
     )
 )
 """How launchers say that a process ended."""
-WRAPPED = re.compile(r"noticed that process rank \d+ .*\bexited on$")
+WRAPPED = re.compile(r"noticed that process rank \d+ .*\bexited on$|memory pressure \(OOM\), .*\bat$")
 """The first line of two."""
 _HIGHEST_SIGNAL = 31
 _DEEPSPEED = re.compile(r"sigkill_handler\].* exits with return code = (?P<code>-?\d+)")

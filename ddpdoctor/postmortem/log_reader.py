@@ -11,9 +11,11 @@ import msgspec
 from msgspec.structs import replace
 
 from ddpdoctor.files.untrusted import reason_of
+from ddpdoctor.finding import Frame
 from ddpdoctor.postmortem import launchers
 from ddpdoctor.postmortem.boxed_tracebacks import BoxedTracebacks
-from ddpdoctor.postmortem.failures import details_of, own_rank
+from ddpdoctor.postmortem.catalogue.messages import counts_at_any_level
+from ddpdoctor.postmortem.failures import details_of, is_of_rendezvous, own_rank
 from ddpdoctor.postmortem.json_lines import lines_of
 from ddpdoctor.postmortem.prefixes import Habit, Prefixed, last_time, split
 from ddpdoctor.postmortem.progress import Later, Progress, went_on
@@ -277,7 +279,7 @@ class LogReader:
         if match:
             self._after = LINES_AFTER
             self._loose(prefixed, number, match["type"], text[match.start("message") :])
-        elif not _MILD.search(text[:HEAD_OF_A_LINE]):
+        elif not _MILD.search(text[:HEAD_OF_A_LINE]) or counts_at_any_level(text[:LONGEST_SEARCHED]):
             self._loose(prefixed, number, "", text[:LONGEST_SEARCHED].strip())
 
     def _loose(self, prefixed: Prefixed, number: int, name: str, message: str) -> None:
@@ -286,6 +288,8 @@ class LogReader:
         unknown = (kind, trouble) == ("raised", "exception") and "type" not in more
         if unknown and not name:
             return
+        if kind == "timed-out":
+            self._after = LINES_AFTER  # Horovod lists below who does not come.
         incident = Incident(
             kind="said" if unknown else kind, trouble=trouble, rank=own_rank(message), message=message, loose=True,
             **{"type": name, **more},
@@ -371,13 +375,7 @@ class LogReader:
                     self._add_ending(ending, Prefixed("", host=raised.host))
                 continue
             elif not root.type:
-                incident = Incident(
-                    kind="raised",
-                    trouble="exception",
-                    type="",
-                    message="(the log ends in this traceback)",
-                    frames=frames,
-                )
+                incident = _cut_off(frames)
             else:
                 kind, trouble, more = details_of(root.type, root.text, frames)
                 incident = Incident(
@@ -416,3 +414,9 @@ def _parts(text: str) -> list[str]:
 
 def _from_outside(number: int | None, kind: str, message: str) -> Incident:
     return Incident(kind="ended-from-outside", trouble="killed", signal=number, type=kind, message=message)
+
+
+def _cut_off(frames: tuple[Frame, ...]) -> Incident:
+    """A traceback without its last line; in the code of a rendezvous it can only be that one which failed."""
+    incident = Incident(kind="raised", trouble="exception", message="(the log ends in this traceback)", frames=frames)
+    return replace(incident, kind="no-rendezvous", trouble="no-rendezvous") if is_of_rendezvous(frames) else incident

@@ -76,6 +76,8 @@ def went_on(later: tuple[Later, ...], line: int, rank: int | None) -> int:
 
 def _kind_of(text: str) -> tuple[str, ...]:
     """Return the words by which lines of progress are alike; empty for a line that has no figure."""
+    if " NCCL INFO " in text:
+        return ()  # NCCL traces an error through its files in the lines that it writes while it works.
     if _BAR.search(text):
         return ("%",)
     if not any(character.isdigit() for character in text) or _FAILED.search(text):

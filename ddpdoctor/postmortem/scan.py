@@ -47,6 +47,10 @@ NEEDLES = (
     b"what()",
     b"ERROR",
     b"CRITICAL",
+    b"issing ranks",
+    b"remainder of ranks",
+    b"orker died",
+    b"device handle",
 )
 """Every line that reports a failure holds one of them, or follows one that does."""
 

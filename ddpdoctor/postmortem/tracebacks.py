@@ -22,7 +22,7 @@ _GOES_ON = re.compile(
     r"|In addition, you can set|making sure all `forward`|If you already have done|\[\S*gloo/|Original Traceback"
     r"|Collectives differ in|Last error:|ncclSystemError|ncclInternalError|ncclInvalidUsage|ncclUnhandledCudaError"
     r"|ncclRemoteError|socket\w+ ?: |NET/\w+ ?: |Memory on the node \(IP|CUDA kernel errors might"
-    r"|\[Rank \d+\]|terminate called|Exception raised from)"
+    r"|\[Rank \d+\]|\t\w+: |The actor is dead|terminate called|Exception raised from)"
 )
 """Second and later lines of torch's messages."""
 LINES_AFTER = 12

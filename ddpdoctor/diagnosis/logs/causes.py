@@ -174,7 +174,7 @@ def _gone_on(told: Sequence[Incident], endings: Sequence[Ending], evidence: LogE
     if evidence.finished:
         return tuple(told)
     ended = {ending.rank for ending in endings if ending.exit_code}
-    passed = [one for one in told if one.went_on and one.kind in _DISMISSIBLE]
+    passed = [one for one in told if one.went_on and (one.kind in _DISMISSIBLE or one.type == "Horovod")]
     # With a death elsewhere an unknown rank's exception needs more to be dismissed: others may be some lines behind.
     lonely = not ended and len(passed) == len(told)
     return tuple(
@@ -220,7 +220,7 @@ def _with_what_it_said(ending: Incident, told: Sequence[Incident]) -> Incident:
 
 def _without_shadows(incidents: Sequence[Incident]) -> tuple[Incident, ...]:
     """Leave out what says less of the same: lines beside a traceback, signals that the launcher reports as well."""
-    told = {(one.rank, one.kind) for one in incidents if one.frames}
+    told = {(one.rank, one.kind) for one in incidents if one.frames and one.type}
     launcher = {one.signal for one in incidents if one.type == "launcher" and one.kind == "signalled"}
     kept: list[Incident] = []
     for one in sorted(incidents, key=lambda one: (one.time_ns == 0, one.time_ns if not one.file else 0, one.position)):
@@ -233,12 +233,20 @@ def _without_shadows(incidents: Sequence[Incident]) -> tuple[Incident, ...]:
         announced = one.type == "deepspeed" and any(
             other.kind in OWN and other.type not in ("deepspeed", "launcher") for other in incidents
         )
-        if not (shadow or unknown or repeated or announced):
+        if not (shadow or unknown or repeated or announced or _is_beginning_of_another(one, incidents)):
             kept.append(one)
     if any(one.kind == "ended-from-outside" for one in kept):
         # The launcher passes its signal on: the ranks' KeyboardInterrupts and its own exception say the same again.
         kept = [one for one in kept if one.kind != "interrupted"]
     return tuple(kept)
+
+
+def _is_beginning_of_another(one: Incident, incidents: Sequence[Incident]) -> bool:
+    """Return whether a traceback that is cut off went the way of one that is whole, maybe of another rank."""
+    if one.type or not one.frames:
+        return False
+    way = one.frames[::-1]
+    return any(other.type and other.frames[::-1][: len(way)] == way for other in incidents)
 
 
 def _grouped(incidents: Sequence[Incident]) -> list[tuple[Incident, ...]]:

@@ -13,7 +13,9 @@ from ddpdoctor.record.streams.incidents import Incident, LogEvidence
 ONE_MOMENT_NS = 1_000_000_000
 """Clocks of two nodes, and the time that is read off a line near a traceback, are trusted to a second."""
 _SIGNALLED = {6: "aborted", 9: "killed", 15: "terminated"}
-_PASSED_ON = re.compile(r"retcode|\[Proxy (?:Service|Thread|Progress)|unhandled system error|Proxy thread error")
+_PASSED_ON = re.compile(
+    r"retcode|\bres=\d|\[Proxy (?:Service|Thread|Progress)|unhandled system error|Proxy thread error"
+)
 """NCCL's words for an error that another of its parts had first."""
 _BY_ITSELF = frozenset({"raised", "mismatch", "gpu", "cuda", "killed-by-kernel", "worker-lost", "crashed", "killed"})
 _LOST = frozenset({"lost-peer", "lost-by-nccl"})

@@ -101,6 +101,11 @@ def of_killing(cause: LogCause) -> str:
         )
     if first.signal in (SIGTERM, _SIGHUP):
         return "Find out who sent the signal to this process alone: the scheduler, a health check, a manual kill."
+    if not first.signal:
+        return (
+            "Read the last lines of that process's own log, where a crash prints its stack, and check whether the "
+            "kernel killed it because memory ran out (`dmesg -T | grep -i 'killed process'`)."
+        )
     return "Find out who sent the signal: the log of the scheduler or of the container, or a manual kill."
 
 

@@ -33,6 +33,8 @@ def title(cause: LogCause) -> str:
         case "lost-peer":
             return _of_lost_peer(cause)
         case "signalled":
+            if not first.signal:
+                return f"the process of {_who(cause)} ended unexpectedly, and without an exception"
             return f"{_who(cause)} {_was(cause)} killed by {signal_name(first.signal)}"
         case "stuck":
             stuck = f" for {duration_text(first.timeout_ns)}" if first.timeout_ns else ""
@@ -71,6 +73,8 @@ def title(cause: LogCause) -> str:
     if first.trouble == "out-of-memory":
         gpu = "GPU " if "CUDA" in first.message or "HIP" in first.message else ""
         return f"{_who(cause)} ran out of {gpu}memory{_at(first)}"
+    if first.trouble == "shared-memory":
+        return f"{_who(cause)} ran out of shared memory{_at(first)}: {incident_text(first)}"
     if first.type == "usage error":
         return f"{_who(cause)} ended with a usage error: {incident_text(first)}"
     if not first.type:
@@ -156,7 +160,10 @@ def _of_timeout(cause: LogCause) -> str:
     what = next(iter(names)) if len(names) == 1 else "a collective"
     number = next((one.sequence for one in cause.incidents if one.sequence is not None), None)
     what += f" #{number:,}" if number is not None else ""
-    waited = f"{_who(cause)} timed out in {what}{_at(first)}{after}"
+    if first.type == "Horovod":
+        waited = f"{_who(cause)} waited in {what}{after.replace('after', 'for more than')}"
+    else:
+        waited = f"{_who(cause)} timed out in {what}{_at(first)}{after}"
     if cause.trouble == "early-exit":
         return f"a rank left early: {waited}, and no other process remained"
     return f"{waited}: {rank_list(cause.absent)} did not arrive" if cause.absent else waited

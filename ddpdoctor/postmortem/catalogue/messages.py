@@ -40,6 +40,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     trouble: Trouble
     role: Literal["cause", "echo"] = "cause"
     anywhere: bool = False
+    any_level: bool = False
     type: str = ""
     source: str
     example: str
@@ -66,11 +67,16 @@ def _compiled() -> tuple[tuple[Row, re.Pattern[str]], ...]:
     return tuple((row, re.compile(row.pattern, re.IGNORECASE)) for row in rows())
 
 
-@lru_cache(maxsize=2)
-def _any(*, anywhere: bool) -> re.Pattern[str]:
+@lru_cache(maxsize=3)
+def _any(*, anywhere: bool, any_level: bool = False) -> re.Pattern[str]:
     """One pattern for all rows: most texts fit none."""
-    chosen = [_NAMED.sub("(?:", row.pattern) for row in rows() if row.anywhere or not anywhere]
-    return re.compile("|".join(chosen), re.IGNORECASE)
+    among = [row for row in rows() if (row.anywhere or not anywhere) and (row.any_level or not any_level)]
+    return re.compile("|".join(_NAMED.sub("(?:", row.pattern) for row in among), re.IGNORECASE)
+
+
+def counts_at_any_level(text: str) -> bool:
+    """Return whether a line reports a failure though its logger calls it a warning, or information."""
+    return _any(anywhere=True, any_level=True).search(text) is not None
 
 
 def statement_in(text: str, *, anywhere: bool = False) -> Statement | None:
