@@ -81,6 +81,11 @@ class FailureTable:
         """The table comes next."""
         self.open, self._first, self._row, self._lines = True, False, {}, 0
 
+    def begins_within(self, text: str) -> bool:
+        """Return whether a line is the first that the log has of a table."""
+        row = _ROW.match(text)
+        return row is not None and row["key"] == "rank" and _RANK.match(row["value"]) is not None
+
     def take(self, text: str) -> Iterator[dict[str, str]]:
         """Take in a line and give out the row that is complete with it."""
         self._lines += 1

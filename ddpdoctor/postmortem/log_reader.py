@@ -210,6 +210,8 @@ class LogReader:
         return inner
 
     def _take_text(self, prefixed: Prefixed, text: str, number: int) -> None:
+        if not self._table.open and self._table.begins_within(text):
+            self._table.begin()
         if self._table.open:
             for row in self._table.take(text):
                 self._take_row(row, prefixed, number)
@@ -375,6 +377,8 @@ class LogReader:
                     self._add_ending(ending, Prefixed("", host=raised.host))
                 continue
             elif not root.type:
+                if _LAUNCHER.search(frames[0].file):
+                    continue
                 incident = _cut_off(frames)
             else:
                 kind, trouble, more = details_of(root.type, root.text, frames)

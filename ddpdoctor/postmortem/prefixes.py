@@ -16,6 +16,7 @@ ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-
 _PREFIXES = re.compile(
     r"(?:> ?)*\s*(?i:\[rank[ :]?(?P<rank>\d{1,6})\]):?\s?"
     r"|(?:> ?)+"
+    r"|std(?:out|err): ?"
     r"|\[(?:\d+,)?(?P<mpi>\d{1,6})\]<(?:stdout|stderr)>:\s?"
     r"|\[(?P<role>[A-Za-z_][\w-]*?)(?P<local>\d{1,5})\]:\s?"
     r"|(?P<iso>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)\s(?:std(?:out|err) [FP] )?"
@@ -24,8 +25,8 @@ _PREFIXES = re.compile(
     r"(?:(?P<syslog_host>[\w.-]+) (?P<program>[\w./-]+\[\d+\]|kernel): )?"
     r"|\([^()\n]{1,80}?\bpid=(?P<ray_pid>\d+)(?:, ip=(?P<ip>[\w.:]+))?\) ?"
 )
-"""A mark of quotation, a rank, a task of MPI, a role of torchrun, a time, a pod, syslog, and an actor of Ray with any
-name."""
+"""A mark of quotation, a rank, a stream's name, a task of MPI, a role of torchrun, a time, a pod, syslog, and an actor of
+Ray with any name."""
 _TASK = re.compile(r" *(?P<task>\d{1,6}): ?")
 _HOST = re.compile(r"(?P<host>[A-Za-z][\w.-]*): ?(?!\d+:\d+ \[)")
 """Not what NCCL begins its own lines with: host, process and thread."""

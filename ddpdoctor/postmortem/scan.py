@@ -33,6 +33,7 @@ NEEDLES = (
     b"illed",
     b"ignal",
     b"exitcode",
+    b"(local_rank:",
     b"NCCL WARN",
     b"Xid",
     b"terminate",

@@ -233,7 +233,7 @@ def _without_shadows(incidents: Sequence[Incident]) -> tuple[Incident, ...]:
         announced = one.type == "deepspeed" and any(
             other.kind in OWN and other.type not in ("deepspeed", "launcher") for other in incidents
         )
-        if not (shadow or unknown or repeated or announced or _is_beginning_of_another(one, incidents)):
+        if not (shadow or unknown or repeated or announced or _says_less_than_another(one, incidents)):
             kept.append(one)
     if any(one.kind == "ended-from-outside" for one in kept):
         # The launcher passes its signal on: the ranks' KeyboardInterrupts and its own exception say the same again.
@@ -241,10 +241,12 @@ def _without_shadows(incidents: Sequence[Incident]) -> tuple[Incident, ...]:
     return tuple(kept)
 
 
-def _is_beginning_of_another(one: Incident, incidents: Sequence[Incident]) -> bool:
-    """Return whether a traceback that is cut off went the way of one that is whole, maybe of another rank."""
-    if one.type or not one.frames:
+def _says_less_than_another(one: Incident, incidents: Sequence[Incident]) -> bool:
+    """Return whether a traceback that is cut off only went the way of another rank's, or has not come to the script."""
+    if one.type or one.kind != "raised" or not one.frames:
         return False
+    if not user_frames(one.frames) and any(other.kind not in ("raised", "lost-peer", "said") for other in incidents):
+        return True
     way = one.frames[::-1]
     return any(other.type and other.frames[::-1][: len(way)] == way for other in incidents)
 
