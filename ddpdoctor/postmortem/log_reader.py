@@ -32,6 +32,12 @@ _MILD = re.compile(r"\b(?:INFO|DEBUG|WARN(?:ING)?|[Ww]arning|[Rr]etry\w*)\b")
 """A logger's line that reports no failure, whatever else it says."""
 _ENDPOINT = re.compile(rb"rdzv[-_]endpoint[ \t]*[:= ][ \t]*'?([\w.-]+:\d+)")
 _WORLD_SAID = re.compile(rb"world[ _]?size[\"' ]?[=:] ?(\d{1,6})|\bnranks (\d{1,6})", re.IGNORECASE)
+_TRAINING = re.compile(
+    rb"torch|nccl|gloo|c10d|\bcuda|\bXid\b|srun|slurm|mpirun|deepspeed|accelerate|lightning|horovod|\braylet\b"
+    rb"|\bray[:.]|\btrain|_train|finetun|fine-tun|dataloader|tensor|\bepoch|\bmodel\b|\bloss\W+\d|\brank\W*\d|\bepochs\b",
+    re.IGNORECASE,
+)
+"""Words of programs that train, and of those that start them; servers, compilers and databases write none of them."""
 _AGENT = re.compile(r"/torch/distributed/(?:elastic/(?:agent|rendezvous)/|launcher/|run\.py|launch\.py)")
 _TERMINATED = re.compile(
     r"terminate called (?:without an active exception|after throwing an instance of '(?P<type>[^']+)')"
@@ -78,6 +84,8 @@ class LogRead(msgspec.Struct, kw_only=True):
     """Where the ranks meet, as the launcher prints it."""
     problem: str = ""
     """A clause where it could not be read to its end."""
+    of_training: bool = True
+    """Something in it speaks of a training, or of a program that starts one."""
     is_cut: bool = False
     """So many lines report failures that the rest was left out."""
 
@@ -97,7 +105,7 @@ class LogReader:
         year: int = 0,
     ) -> None:
         """``rank``, ``host`` and ``attempt`` follow from the log's place among others."""
-        self.read_so_far = LogRead()
+        self.read_so_far = LogRead(of_training=False)
         self._name, self._habit, self._positions, self._year = name, habit, positions, year
         self._rank, self._host, self._attempt = rank, host, attempt
         self._tracebacks = Tracebacks()
@@ -165,11 +173,13 @@ class LogReader:
 
     def note_ranks(self, text: bytes) -> None:
         """Note which ranks write in a piece of the log."""
-        self.read_so_far.ranks.update(map(int, MARKS.findall(text)))
+        read = self.read_so_far
+        read.ranks.update(map(int, MARKS.findall(text)))
+        read.of_training = read.of_training or _TRAINING.search(text) is not None
         for said in _WORLD_SAID.findall(text):
-            self.read_so_far.world_size = max(self.read_so_far.world_size, int(said[0] or said[1]))
+            read.world_size = max(read.world_size, int(said[0] or said[1]))
         if match := _ENDPOINT.search(text):
-            self.read_so_far.endpoint = match[1].decode()
+            read.endpoint = match[1].decode()
 
     def _take(self, line: bytes, number: int) -> Heed:
         before = self._taken_in

@@ -55,7 +55,7 @@ def read_postmortem(
     inputs = find_inputs(tuple(paths))
     notes = list(inputs.notes)
     positions = count(1)
-    read: list[LogRead] = []
+    told_by: list[tuple[Found, LogRead]] = []
     logs = [found for found in inputs.found if found.kind in ("log", "error-file")]
     logs, of_others = _of_the_newest_job(logs, frozenset(paths))
     notes += of_others
@@ -74,7 +74,10 @@ def read_postmortem(
             notes.append(f"{found.name} was read up to line {told.lines:,}: too many of its lines report failures")
         if told.dropped:
             notes.append(f"{found.name} reports {told.dropped:,} more failures than were examined")
-        read.append(told)
+        told_by.append((found, told))
+    told_by, of_others = _of_the_newest_script(told_by, frozenset(paths))
+    notes += of_others
+    read = [told for _, told in told_by]
     runs = [found for found in inputs.found if found.kind == "run"]
     if read_run is not None:
         read += [read_run(found.path, found.name, positions) for found in runs if found.path is not None]
@@ -145,6 +148,34 @@ def _of_the_newest_job(logs: list[Found], named: frozenset[str]) -> tuple[list[F
     return [found for found in logs if found.name not in left_out], [note]
 
 
+def _of_the_newest_script(
+    told_by: list[tuple[Found, LogRead]], named: frozenset[str]
+) -> tuple[list[tuple[Found, LogRead]], list[str]]:
+    """Leave out the logs of other jobs in a directory that run another script with the same ranks.
+
+    A log from which that cannot be told is anyone's, unless its name is like those of one job.
+    """
+    scripts: dict[str, set[str]] = {}
+    ranks: dict[str, set[int]] = {}
+    for found, told in told_by:
+        if found.name not in named:
+            ranks.setdefault(_family(found), set()).update(one.rank for one in told.incidents if one.rank is not None)
+            scripts.setdefault(_family(found), set()).update(
+                one.frames[-1].file for one in told.incidents if one.frames and one.frames[-1].function == "<module>"
+            )
+    jobs = {family: min(files) for family, files in scripts.items() if len(files) == 1}
+    if len(set(jobs.values())) < 2 or not set.intersection(*(ranks[family] for family in jobs)):
+        return told_by, []
+    newest = max((found for found, _ in told_by if _family(found) in jobs), key=_written_ns)
+    script = jobs[_family(newest)]
+    left_out = [found.name for found, _ in told_by if jobs.get(_family(found), script) != script]
+    note = (
+        f"of the jobs in these logs the one with the newest, {newest.name}, was read; to see others, name their files: "
+        f"{', '.join(left_out[:_JOBS_SHOWN])}"
+    )
+    return [(found, told) for found, told in told_by if found.name not in left_out], [note]
+
+
 def _written_ns(found: Found) -> int:
     try:
         return 0 if found.path is None else found.path.stat().st_mtime_ns
@@ -210,6 +241,7 @@ def _evidence(read: Sequence[LogRead]) -> LogEvidence:
         finished=_finished(read),
         endpoint=next((one.endpoint for one in read if one.endpoint), ""),
         ordered=len(telling) <= 1,
+        of_training=any(one.of_training for one in read),
     )
 
 

@@ -1,9 +1,9 @@
-"""Prints the figures of the autopsy: ``python -m tests.autopsy [DIRECTORY | speed | dumps | live | catalogue]``.
+"""Prints the figures of the autopsy: ``python -m tests.autopsy [DIRECTORY | TABLE]``.
 
 Without an argument the logs of our own jobs are judged, with a directory the logs in it that are named
-``torch<version>_<scenario>.log``; ``speed`` reads 1 GB, ``dumps`` runs beside torchfrtrace, ``live`` looks at 20 jobs
-that hang, ``catalogue`` lists messages of the installed torch that no row classifies. The exit code is 1 where a bound
-is not kept.
+``torch<version>_<scenario>.log``. Tables: ``false_deaths`` are logs in which no one died, ``speed`` reads 1 GB,
+``dumps`` runs beside torchfrtrace, ``live`` looks at 20 jobs that hang, ``catalogue`` lists messages of the installed
+torch that no row classifies. The exit code is 1 where a bound is not kept.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ RIGHT = 0.97
 
 def main(arguments: list[str]) -> int:
     """Run what is asked for."""
+    if arguments[:1] == ["false_deaths"]:
+        from tests.autopsy.false_deaths import main as false_deaths
+
+        return false_deaths()
     if arguments[:1] == ["speed"]:
         from tests.autopsy.speed import main as speed
 

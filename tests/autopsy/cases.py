@@ -24,6 +24,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     job: str
+    script: str = "train.py"
     expected: Expected
     launcher: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()

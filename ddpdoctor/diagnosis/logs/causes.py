@@ -48,6 +48,8 @@ _INSTALLED = re.compile(r"/(?:site|dist)-packages/(?!torch/|_\w+/)\w+/")
 """A file of an installed package other than torch."""
 _GONE_ON = 5
 """Lines of progress after an exception of an unknown rank, of which one may come from ranks that have not noticed."""
+_ROUND_NS = 10_000_000_000
+"""Launchers look after their ranks every 5 s or more often."""
 _DISMISSIBLE = frozenset({"raised", "said", "lost-peer", "nccl", "no-rendezvous", "signalled", "left", "cuda"})
 """What a job may survive: a process that catches it, or that another one takes the place of."""
 _OWN_RENDEZVOUS = re.compile(
@@ -80,6 +82,8 @@ class LogCause(msgspec.Struct, frozen=True, kw_only=True):
     """It is the first cause of its attempt."""
     endpoint: str = ""
     """Where the ranks meet, where that failed."""
+    of_training: bool = True
+    """Something in the logs speaks of a training."""
 
     @property
     def first(self) -> Incident:
@@ -150,6 +154,8 @@ def _of_attempt(evidence: LogEvidence, attempt: int) -> tuple[LogCause, ...]:
     cause = _first_cause(groups, evidence)
     first = _judged(cause, groups, everyone, endings, evidence)
     found = [_with_what_bears_on_it(replace(first, leads=True), told, evidence)]
+    if not evidence.of_training:
+        found = [replace(found[0], of_training=False, doubt="nothing in the logs shows that they are of a training")]
     for group in groups:
         if group is cause or group[0] in found[0].incidents:
             continue
@@ -332,6 +338,8 @@ def _judged(
         return _of_lost_peer(cause, everyone, endings)
     if cause.first.kind in ("killed-by-kernel", "signalled"):
         cause = _of_signal(cause, groups)
+    if cause.first.kind == "left":
+        cause = _of_the_first_to_leave(cause, endings)
     rivals = [
         group
         for group in groups
@@ -445,6 +453,18 @@ def _of_lost_peer(cause: LogCause, everyone: frozenset[int], endings: Sequence[E
     if len(gone) == 1:
         return replace(cause, absent=tuple(gone), doubt="the logs do not show how that rank left")
     return replace(cause, doubt="the logs show neither which rank left nor why")
+
+
+def _of_the_first_to_leave(cause: LogCause, endings: Sequence[Ending]) -> LogCause:
+    """Launchers of several nodes note when each rank had failed: those that did so later follow the first."""
+    noted = {ending.rank: ending.time_ns for ending in endings if ending.time_ns}
+    if not all(one.rank in noted for one in cause.incidents):
+        return cause
+    limit_ns = min(noted[one.rank] for one in cause.incidents) + _ROUND_NS
+    first = tuple(one for one in cause.incidents if noted[one.rank] <= limit_ns)
+    later = tuple(one for one in cause.incidents if noted[one.rank] > limit_ns)
+    ranks = tuple(sorted({one.rank for one in first if one.rank is not None}))
+    return replace(cause, incidents=first, ranks=ranks, behind=(*cause.behind, *later))
 
 
 def _of_signal(cause: LogCause, groups: Sequence[tuple[Incident, ...]]) -> LogCause:

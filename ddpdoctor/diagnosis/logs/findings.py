@@ -31,12 +31,12 @@ def from_log(check: Check, record: RunRecord, remedy: str | Callable[[LogCause],
             named = cause.absent if cause.first.kind in ("timed-out", "lost-peer") and is_cause else cause.ranks
             yield check.finding(
                 "log",
-                wording.title(cause),
+                wording.title(cause) if is_cause or not cause.leads else wording.of_attempt(cause),
                 remedy=(remedy if isinstance(remedy, str) else remedy(cause)) if is_cause else remedies.of_echo(cause),
                 locations=wording.locations(cause),
                 ranks=named,
                 evidence=tuple(wording.facts(cause)),
-                severity=None if is_cause else Severity.ADVICE,
+                severity=None if is_cause and cause.of_training else Severity.WARNING if is_cause else Severity.ADVICE,
                 role="cause" if is_cause else "echo",
                 doubt=cause.doubt,
             )

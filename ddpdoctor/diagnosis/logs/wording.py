@@ -86,6 +86,11 @@ def title(cause: LogCause) -> str:
     )
 
 
+def of_attempt(cause: LogCause) -> str:
+    """Say what the first cause of a later attempt was."""
+    return f"in attempt {cause.attempts[0] + 1} of the launcher, {title(cause)}"
+
+
 def incident_text(one: Incident) -> str:
     """Return what an exception's message says, in one line."""
     raised = RankException(time_ns=0, type=one.type, message=one.message or "")
@@ -264,8 +269,9 @@ def _of_rendezvous(cause: LogCause) -> str:
 def _who(cause: LogCause) -> str:
     if cause.ranks:
         return rank_list(cause.ranks)
+    who = "a rank" if cause.of_training else "a process"
     hosts = {one.host for one in cause.incidents if one.host}
-    return f"a rank on {hosts.pop()}" if len(hosts) == 1 else "a rank"
+    return f"{who} on {hosts.pop()}" if len(hosts) == 1 else who
 
 
 def _whom(cause: LogCause) -> str:

@@ -120,5 +120,7 @@ class LogEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """The logs say that the job came to its end, or it went on after everything that they report."""
     endpoint: str = ""
     """Where the ranks meet, as the launcher prints it: ``host:port``."""
+    of_training: bool = True
+    """Something in them speaks of a training: where nothing does, they may be those of any program."""
     ordered: bool = False
     """All incidents stand in one log, so that their positions are their order in time."""

@@ -42,7 +42,7 @@ def recorded(python: str, job: Recorded) -> bytes:
         port = taken.getsockname()[1] if job.taken_port else free_port()
         words = [word.format(port=port, logs=directory) for word in job.launcher]
         launcher = [python, "-m", *words] if words else [python]
-        command = [*launcher, str(HERE / "train.py"), job.job, *job.arguments]
+        command = [*launcher, str(HERE / job.script), job.job, *job.arguments]
         environment = {"PATH": os.environ["PATH"], "HOME": directory, "OMP_NUM_THREADS": "1", **job.environment}
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, cwd=directory

@@ -1,0 +1,68 @@
+"""What lies in one directory and is not one story: jobs of other scripts, and attempts of one job."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.autopsy.dead_job import AutopsyRequest, autopsy
+from ddpdoctor.examination import Examination
+
+RAISED = """[rank{rank}]: step 1 loss 0.3
+[rank{rank}]: Traceback (most recent call last):
+[rank{rank}]:   File "/jobs/{script}", line {line}, in <module>
+[rank{rank}]:     main()
+[rank{rank}]: {error}
+"""
+
+
+def write(path: Path, moment: int, **fields: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(RAISED.format(**fields))
+    os.utime(path, (moment, moment))
+
+
+def autopsy_of(*paths: Path) -> Examination:
+    return autopsy(AutopsyRequest(paths=tuple(map(str, paths))))
+
+
+def test_of_two_scripts_with_the_same_ranks_the_newest_is_read_and_the_other_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "resnet.log", 1_000, rank=0, script="resnet.py", line=3, error="NameError: x")
+    write(tmp_path / "llama.log", 2_000, rank=0, script="sft.py", line=7, error="KeyError: 'y'")
+    examination = autopsy_of(tmp_path)
+    assert [finding.locations[0].line for finding in examination.findings] == [7]
+    assert "resnet.log" in examination.notes[0]
+
+
+def test_files_that_are_named_are_read_together(tmp_path: Path) -> None:
+    write(tmp_path / "resnet.log", 1_000, rank=0, script="resnet.py", line=3, error="NameError: x")
+    write(tmp_path / "llama.log", 2_000, rank=0, script="sft.py", line=7, error="KeyError: 'y'")
+    assert len(autopsy_of(tmp_path / "resnet.log", tmp_path / "llama.log").findings) == 2
+
+
+@pytest.mark.parametrize(
+    ("names", "scripts", "ranks"),
+    [
+        (("node0.log", "node1.log"), ("train.py", "train.py"), (0, 1)),
+        (("trainer.log", "server.log"), ("train.py", "serve.py"), (0, 1)),
+        (("job.out", "job.err"), ("train.py", "train.py"), (0, 0)),
+    ],
+)
+def test_parts_of_one_job_stay_together(
+    tmp_path: Path, names: tuple[str, str], scripts: tuple[str, str], ranks: tuple[int, int]
+) -> None:
+    for number in (0, 1):
+        write(tmp_path / names[number], number, rank=ranks[number], script=scripts[number], line=number, error="E: x")
+    examination = autopsy_of(tmp_path)
+    assert not any("name their files" in note for note in examination.notes)
+
+
+def test_each_attempt_has_its_own_first_cause(tmp_path: Path) -> None:
+    for attempt, error in enumerate(("NameError: x", "KeyError: 'y'")):
+        place = tmp_path / f"none_x/attempt_{attempt}/{1 - attempt}/stderr.log"
+        write(place, 0, rank=1 - attempt, script="train.py", line=3 + attempt, error=error)
+    first, later = autopsy_of(tmp_path).findings
+    assert (first.role, first.ranks, first.locations[0].line) == ("cause", (1,), 3)
+    assert later.title.startswith("in attempt 2 of the launcher, rank 0 raised KeyError")
