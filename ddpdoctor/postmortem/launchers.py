@@ -50,7 +50,7 @@ _OPEN_MPI = re.compile(r"^\[(?P<host>[\w.-]+):(?P<pid>\d+)\] Signal: [\w ]+ \((?
 _KERNEL_MEMORY = re.compile(r"[Oo]ut of memory:? Kill(?:ed)? process (?P<pid>\d+) \((?P<name>[^)]*)\)")
 _KERNEL_FAULT = re.compile(r"(?P<name>[\w.:-]+)\[(?P<pid>\d+)\]: segfault at ")
 _XID = re.compile(r"NVRM: Xid \((?P<gpu>[^)]*)\): (?P<number>\d+)(?:, pid='?(?P<pid>\d+)'?)?(?P<text>.*)")
-_NCCL_WARN = re.compile(r"(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[(?P<gpu>-?\d+)\].*?NCCL WARN (?P<text>.*)")
+_NCCL_WARN = re.compile(r"(?:(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[-?\d+\].*?)?NCCL WARN (?P<text>.*)")
 _PYTHON_FAULT = re.compile(r"Fatal Python error: (?P<what>.+)")
 _SHELL = re.compile(
     r"(?:^|: line \d+:\s+|\s)(?P<pid>\d+)?\s*(?P<what>Killed|Segmentation fault|Aborted|Bus error)"
@@ -237,8 +237,8 @@ def _of_nccl(match: re.Match[str]) -> Iterator[Incident]:
     lost = (found is not None and found.row.event == "lost-peer") or "Connection refused" in text
     peer = str(found.fields.get("peer", "")) if found is not None else ""
     yield Incident(
-        kind="lost-peer" if lost else "nccl", trouble="early-exit" if lost else "nccl-error", host=match["host"],
-        pid=int(match["pid"]), type="NCCL WARN", message=text, peer=peer,
+        kind="lost-peer" if lost else "nccl", trouble="early-exit" if lost else "nccl-error", host=match["host"] or "",
+        pid=int(match["pid"] or 0), type="NCCL WARN", message=text, peer=peer,
     )  # fmt: skip
 
 

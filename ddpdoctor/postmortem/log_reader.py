@@ -27,6 +27,8 @@ _OF_TORCH = re.compile(r"\[(?P<level>[IWEF])(?:\d{3,4} [\d:.]+)? (?P<source>[\w.
 MARKS = re.compile(rb"^\[rank(\d{1,6})\]:", re.MULTILINE)
 _BARE = re.compile(r"(?<![\w.])(?:[a-z_]\w*\.)*(?P<type>[A-Z]\w*(?:Error|Exception)): (?P<message>.+)")
 """An exception whose traceback is not there: the log begins in it, someone kept the last line, or a logger wrote it."""
+_ALONE = re.compile(r"(?P<type>(?<![A-Za-z])[A-Z][a-z]\w*?(?:Error|Exception))\s*$")
+"""One that stands alone, or at the end of what other ranks wrote in its line."""
 _GRAVE = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b")
 _MILD = re.compile(r"\b(?:INFO|DEBUG|WARN(?:ING)?|[Ww]arning|[Rr]etry\w*)\b")
 """A logger's line that reports no failure, whatever else it says."""
@@ -56,6 +58,8 @@ _ANNOUNCES = frozenset({"ChildFailedError", "ProcessRaisedException", "ProcessEx
 """What a launcher raises because a rank has failed."""
 LINES_AFTER = 24
 """After a message of torch's C++ side so many lines may belong to it: reports of a desync, ``what()``."""
+LAST_WORDS = 2
+"""A warning is what a log ends with where no more lines follow it."""
 HEAD_OF_A_LINE = 100
 """Characters in which a logger has written the level."""
 LONGEST_NAMED, LONGEST_SEARCHED = 500, 5_000
@@ -148,6 +152,12 @@ class LogReader:
         read.later = self._progress.at_the_end(*scanner.tail)
         read.incidents = [
             replace(one, went_on=went_on(read.later, one.line, one.rank)) if one.line else one for one in read.incidents
+        ]
+        read.incidents = [
+            replace(one, loose=read.lines - one.line <= LAST_WORDS)
+            if (one.kind, one.trouble) == ("said", "no-rendezvous")
+            else one
+            for one in read.incidents
         ]
         read.incidents = [replace(one, attempt=self._attempt_at(one.position)) for one in read.incidents]
         read.endings = [replace(one, attempt=self._attempt_at(one.position)) for one in read.endings]
@@ -288,22 +298,29 @@ class LogReader:
             return
         grave = _GRAVE.search(text[:HEAD_OF_A_LINE]) is not None
         match = _BARE.search(text[:LONGEST_NAMED]) if grave else _BARE.match(text)
+        alone = None if match else _ALONE.search(text[-LONGEST_NAMED:])
         if match:
             self._after = LINES_AFTER
             self._loose(prefixed, number, match["type"], text[match.start("message") :])
+        elif alone and not _MILD.search(text[:HEAD_OF_A_LINE]):
+            self._loose(prefixed, number, alone["type"], "")
         elif not _MILD.search(text[:HEAD_OF_A_LINE]) or counts_at_any_level(text[:LONGEST_SEARCHED]):
             self._loose(prefixed, number, "", text[:LONGEST_SEARCHED].strip())
 
     def _loose(self, prefixed: Prefixed, number: int, name: str, message: str) -> None:
         """An exception without a traceback, or a statement of the catalogue in the line of any program."""
+        if name in _FROM_OUTSIDE:
+            self._add(_signalled_from_outside(name, message), prefixed, number)
+            return
         kind, trouble, more = details_of(name, message, (), anywhere=not name)
         unknown = (kind, trouble) == ("raised", "exception") and "type" not in more
         if unknown and not name:
             return
         if kind == "timed-out":
             self._after = LINES_AFTER  # Horovod lists below who does not come.
+        rank, self._spawned = own_rank(message) if self._spawned is None else self._spawned, None
         incident = Incident(
-            kind="said" if unknown else kind, trouble=trouble, rank=own_rank(message), message=message, loose=True,
+            kind="said" if unknown else kind, trouble=trouble, rank=rank, message=message, loose=True,
             **{"type": name, **more},
         )  # fmt: skip
         self._add(incident, prefixed, number)
@@ -378,13 +395,14 @@ class LogReader:
                 continue
             # Behind the frames of the first exception those in which it was passed on: the user's line may be there.
             frames = tuple(reversed(root.frames)) + (() if root is raised else tuple(reversed(raised.frames)))
+            by_launcher = any(_LAUNCHER.search(frame.file) for frame in frames)
+            endings = tuple(launchers.endings_in(root.text)) if by_launcher else ()
             if root.type in _FROM_OUTSIDE:
-                match = launchers.GOT_SIGNAL.search(root.text)
-                number = launchers.signal_number(match["number"] or match["name"]) if match else None
-                incident = _from_outside(number, root.type, root.text)
-            elif root.type in _ANNOUNCES and any(_LAUNCHER.search(frame.file) for frame in frames):
-                for ending in launchers.endings_in(root.text):
+                incident = _signalled_from_outside(root.type, root.text)
+            elif endings or (by_launcher and root.type in _ANNOUNCES):
+                for ending in endings:
                     self._add_ending(ending, Prefixed("", host=raised.host))
+                self.read_so_far.last_line = max(self.read_so_far.last_line, root.line)
                 continue
             elif not root.type:
                 if _LAUNCHER.search(frames[0].file):
@@ -424,6 +442,11 @@ def _parts(text: str) -> list[str]:
     if not starts:
         return [text]
     return [text[low:high] for low, high in zip([0, *starts], [*starts, len(text)], strict=True)]
+
+
+def _signalled_from_outside(kind: str, message: str) -> Incident:
+    match = launchers.GOT_SIGNAL.search(message)
+    return _from_outside(launchers.signal_number(match["number"] or match["name"]) if match else None, kind, message)
 
 
 def _from_outside(number: int | None, kind: str, message: str) -> Incident:

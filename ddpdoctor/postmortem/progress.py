@@ -19,7 +19,7 @@ _FINISHED = re.compile(
 """How trainers (Hugging Face, Lightning, MMEngine, scripts of their own) and torchrun say that they came to the end."""
 _FAILED = re.compile(r"error|exception|fail|abort|traceback|exit code [1-9]", re.IGNORECASE)
 _WORDS = re.compile(r"[^\W\d_]{2,}")
-_BAR = re.compile(r"\d+%\|.*\d+/\d+ \[")
+_BAR = re.compile(r"\d+%\|.*?(?P<done>\d+)/(?P<of>\d+) \[")
 _MOST_KINDS = 2_000
 _MOST_NOTED = 200
 """Pieces of a log whose kinds of lines are noted."""
@@ -55,14 +55,20 @@ class Progress:
     def at_the_end(self, tail: bytes, first_line: int) -> tuple[Later, ...]:
         """Return the lines of progress in the last piece of the log, whose first line has that number."""
         found = []
+        reached: dict[str, int] = {}
         for number, line in enumerate(tail.decode("utf-8", "replace").split("\n"), first_line):
             prefixed = split(line, self._habit, self._year)
             text = prefixed.text
+            bar = _BAR.search(text)
+            # A bar is drawn once more when its process ends.
+            before = reached.get(bar["of"]) if bar else None
+            if bar:
+                reached[bar["of"]] = max(int(bar["done"]), before or 0)
             if _FAILED.search(text) or prefixed.level in ("E", "F", "W"):
                 continue
             if _FINISHED.search(text):
                 found.append(Later(number, prefixed.rank, _FINISH))
-            elif _kind_of(text) in self._kinds:
+            elif int(bar["done"]) > before if bar and before is not None else _kind_of(text) in self._kinds:
                 found.append(Later(number, prefixed.rank, 1))
         return tuple(found)
 

@@ -197,7 +197,8 @@ class Tracebacks:
 
     def _feed(self, raised: Raised, frame: re.Match[str]) -> None:
         if len(raised.frames) < MOST_FRAMES:
-            raised.frames.append(Frame(frame["file"], int(frame["line"]), frame["function"] or ""))
+            file = frame["file"].replace("\\", "/") if frame["file"][1:3] == ":\\" else frame["file"]
+            raised.frames.append(Frame(file, int(frame["line"]), frame["function"] or ""))
         raised.expects_code, raised.age = True, 0
         if raised in self._open:
             self._touch(raised)

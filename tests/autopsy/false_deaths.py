@@ -28,7 +28,7 @@ _TROUBLES = (
     ("sample_is_broken", "bar"), ("download_is_retried", "logger"), ("memory_runs_out_once", "plain"),
     ("memory_runs_out_once", "dictionary"), ("checkpoint_is_missing", "bar"), ("exceptions_are_chained", "plain"),
     ("thread_dies", "logger"), ("task_is_lost", "objects"), ("finaliser_raises", "plain"), ("child_is_killed", "plain"),
-    ("barrier_is_late", "logger"), ("stacks_are_dumped", "plain"), ("signal_is_handled", "dictionary"),
+    ("group_is_refused", "bar"), ("stacks_are_dumped", "plain"), ("signal_is_handled", "dictionary"),
     ("interrupt_is_caught", "plain"), ("warnings_are_many", "bar"), ("errors_are_logged", "logger"),
     ("assertion_fails_in_a_test", "dictionary"), ("group_is_refused", "plain"), ("port_is_taken", "logger"),
     ("hub_is_offline", "logger"), ("hub_is_offline", "objects"), ("loader_fails_once", "plain"),

@@ -48,6 +48,7 @@ _INSTALLED = re.compile(r"/(?:site|dist)-packages/(?!torch/|_\w+/)\w+/")
 """A file of an installed package other than torch."""
 _GONE_ON = 5
 """Lines of progress after an exception of an unknown rank, of which one may come from ranks that have not noticed."""
+_WARNING = "a warning"
 _ROUND_NS = 10_000_000_000
 """Launchers look after their ranks every 5 s or more often."""
 _DISMISSIBLE = frozenset({"raised", "said", "lost-peer", "nccl", "no-rendezvous", "signalled", "left", "cuda"})
@@ -192,9 +193,11 @@ def _gone_on(told: Sequence[Incident], endings: Sequence[Ending], evidence: LogE
 
 
 def _promoted(told: Sequence[Incident]) -> tuple[Incident, ...]:
-    """Return the first exception without a traceback, where nothing else is known: probably the one."""
-    said = [replace(one, kind="raised") for one in told if one.kind == "said" and one.trouble == "exception"]
-    return tuple(said[:1])
+    """Return the first exception without a traceback, or a warning, where nothing else is known: probably the one."""
+    said = [one for one in told if one.kind == "said"]
+    raised = [replace(one, kind="raised") for one in said if one.trouble == "exception"]
+    last = [one for one in said if one.trouble == "no-rendezvous" and one.loose]
+    return tuple((raised or [replace(one, kind="no-rendezvous", type=_WARNING) for one in last])[:1])
 
 
 def _says_nothing(one: Incident, incidents: Sequence[Incident], evidence: LogEvidence) -> bool:
@@ -206,6 +209,8 @@ def _with_what_bears_on_it(cause: LogCause, told: Sequence[Incident], evidence: 
     """Add what others say of the same: the port of a warning, the last words of a process that aborted."""
     said = [one for one in told if one.kind == "said" and one not in cause.incidents]
     if cause.trouble == "no-rendezvous":
+        if cause.first.type == _WARNING:
+            cause = replace(cause, doubt="only a warning says so")
         same = tuple(one for one in said if one.trouble == "no-rendezvous")
         return replace(cause, behind=(*cause.behind, *same), endpoint=evidence.endpoint)
     if cause.first.kind == "signalled":

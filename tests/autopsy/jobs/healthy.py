@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import traceback
 import urllib.request
 import warnings
@@ -127,18 +126,6 @@ def child_is_killed() -> None:
     for command in ("kill -9 $$", "exit 3", "true"):
         code = subprocess.run(("sh", "-c", command)).returncode
         print(f"unpacking shard 7: exit code {code}")
-
-
-def barrier_is_late() -> None:
-    """A rank is late for a monitored barrier, which is tried again."""
-    if RANK == 1:
-        time.sleep(1.5)
-    try:
-        dist.monitored_barrier(timeout=datetime.timedelta(seconds=1))
-    except RuntimeError as error:
-        print(f"barrier: {error}; trying again")
-    time.sleep(2)
-    dist.barrier()
 
 
 def stacks_are_dumped() -> None:
