@@ -90,6 +90,7 @@ def of_world(divergence: Divergence, record: RunRecord) -> str:
 
 def _remedy(divergence: Divergence) -> str:
     from ddpdoctor.diagnosis.live.hangs import POLLING_NS
+    from ddpdoctor.diagnosis.live.waits import wait_of
 
     if divergence.form == "standstill":
         return (
@@ -129,6 +130,9 @@ def _remedy(divergence: Divergence) -> str:
                 "no rank can continue. Let all ranks wait in that collective instead."
             )
         return "Sleep less: the others wait all that time, and fail when the timeout of their group is reached."
+    wait = wait_of(turn.stack) if turn is not None else None
+    if wait is not None:
+        return wait.remedy
     if divergence.culprit is None:
         return "Check in their stacks where the ranks are stuck; put a time limit on that lock, queue or read."
     return f"Check in its stack where rank {divergence.culprit} is stuck; put a time limit on that lock, queue or read."

@@ -12,9 +12,10 @@ import msgspec
 
 from ddpdoctor.autopsy.dead_job import AutopsyRequest, concluded
 from ddpdoctor.diagnosis.live.stacks import whereabouts
+from ddpdoctor.diagnosis.live.waits import WORKER, is_at_work, is_worker, waits_for_a_worker
 from ddpdoctor.errors import UsageError
 from ddpdoctor.examination import Examination
-from ddpdoctor.launch.running_ranks import RunningRank, running_ranks
+from ddpdoctor.launch.running_ranks import RunningRank, children_of, running_ranks
 from ddpdoctor.monitor.processes.flight_recorders import Recording, recordings
 from ddpdoctor.monitor.processes.py_spy import Look, look_at
 from ddpdoctor.postmortem.dumps.dump_record import DumpBook
@@ -24,7 +25,16 @@ from ddpdoctor.record.model import Job, Rank, RunRecord, StreamState
 from ddpdoctor.record.streams.places import StackDump
 
 SSH_PATIENCE_S = 60.0
+MOST_WORKERS, WORKERS_SHOWN = 64, 4
+"""Of one rank: how many are looked at, and how many are told of."""
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
+
+
+class Worker(msgspec.Struct, frozen=True):
+    """A worker of a DataLoader that a rank waits for."""
+
+    pid: int
+    look: Look
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -33,13 +43,26 @@ class Seen(msgspec.Struct, frozen=True):
     rank: RunningRank
     look: Look
     recording: Recording = Recording()
+    workers: tuple[Worker, ...] = ()
 
 
 def look(pids: Sequence[int], *, native: bool = False) -> list[Seen]:
     """Look at the ranks on this machine; raises UsageError when there is none, or py-spy is missing."""
     ranks = running_ranks(pids)
     looks = look_at([rank.pid for rank in ranks], [rank.directory for rank in ranks], native=native)
-    return [Seen(*one) for one in zip(ranks, looks, recordings(ranks), strict=True)]
+    seen = [Seen(*one) for one in zip(ranks, looks, recordings(ranks), strict=True)]
+    return [
+        msgspec.structs.replace(one, workers=_workers(one.rank)) if waits_for_a_worker(one.look.frames) else one
+        for one in seen
+    ]
+
+
+def _workers(rank: RunningRank) -> tuple[Worker, ...]:
+    """Look at the workers of a rank's loaders; those at work come first, and are all that is shown if there is one."""
+    pids = children_of(rank.pid)[:MOST_WORKERS]
+    looks = look_at(pids, [rank.directory] * len(pids)) if pids else []
+    seen = [Worker(pid, look) for pid, look in zip(pids, looks, strict=True) if is_worker(look.frames)]
+    return tuple([one for one in seen if is_at_work(one.look.frames)] or seen)[:WORKERS_SHOWN]
 
 
 def live_autopsy(
@@ -63,6 +86,9 @@ def live_autopsy(
     notes += [f"rank {one.rank.rank} could not be examined: {one.look.problem}" for one in seen if one.look.problem]
     unread = sorted({one.look.native_problem for one in seen if one.look.native_problem})
     notes += [f"C++ stacks could not be read: {problem}" for problem in unread]
+    launchers = {(one.rank.host, one.rank.launcher) for one in seen if one.rank.launcher}
+    if pids and len(launchers) == 1 and not launchers & {(one.rank.host, pid) for one in seen for pid in pids}:
+        notes.append(f"the launcher of these ranks is process {next(iter(launchers))[1]}")
     record, recorded = with_recordings(record_of(seen), seen)
     notes += recorded
     if record.job.world_size > len(seen):
@@ -102,6 +128,17 @@ def record_of(seen: Sequence[Seen]) -> RunRecord:
                 time_ns=now_ns,
             )
             for one in seen
+        )
+        + tuple(
+            StackDump(
+                rank=one.rank.rank,
+                thread=f"{WORKER}{worker.pid}",
+                main=False,
+                frames=worker.look.frames,
+                time_ns=now_ns,
+            )
+            for one in seen
+            for worker in one.workers
         ),
         streams={"ranks": StreamState("complete"), "stacks": StreamState("complete")},
     )

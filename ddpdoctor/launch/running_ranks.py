@@ -41,6 +41,8 @@ class RunningRank(msgspec.Struct, frozen=True, kw_only=True):
     """Its working directory."""
     job: str = ""
     """Equal for the ranks of one job."""
+    launcher: int = 0
+    """The process that started it; 0 where that is gone."""
     settings: dict[str, str] = {}
     """Of its environment, what says where its flight recorder can be asked."""
 
@@ -101,8 +103,49 @@ def _processes(pids: Sequence[int]) -> list[psutil.Process]:
             raise UsageError(f"there is no process {pid}", "`ps -ef | grep torchrun` lists launchers.") from error
         except psutil.Error as error:
             raise UsageError(f"process {pid} may not be inspected: {error}") from error
-        named |= {one.pid: one for one in family}
+        named |= {one.pid: one for one in (*family, *_siblings(process))}
     return _oldest_first(list(named.values()))
+
+
+def _siblings(process: psutil.Process) -> list[psutil.Process]:
+    """Return the processes of the job that a rank, or a loader's worker of one, belongs to; none for a launcher."""
+    import psutil
+
+    try:
+        own = _rank_of(process)
+        if own is None:
+            parent = process.parent()
+            return parent.children(recursive=True) if parent is not None and _is_spawned(process) else []
+    except (psutil.Error, OSError):
+        return []
+    found = []
+    for other in _processes(()):
+        try:
+            rank = _rank_of(other)
+        except (psutil.Error, OSError):
+            continue
+        if rank is not None and rank.job == own.job and (own.job.strip("/") or rank.launcher == own.launcher):
+            found.append(other)
+    return found
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the Python processes below a process, which may be workers of its loaders."""
+    import psutil
+
+    found = []
+    try:
+        for child in psutil.Process(pid).children(recursive=True):
+            if os.path.basename(child.exe() or "").startswith("python"):
+                found.append(child.pid)
+    except psutil.Error:
+        return found
+    return found
+
+
+def _is_spawned(process: psutil.Process) -> bool:
+    words = process.cmdline()
+    return any(_SPAWNED in word for word in words) and "spawn_main" in " ".join(words)
 
 
 def _oldest_first(processes: list[psutil.Process]) -> list[psutil.Process]:
@@ -130,6 +173,7 @@ def _rank_of(process: psutil.Process) -> RunningRank | None:
         pid=process.pid,
         host=socket.gethostname(),
         directory=process.cwd(),
+        launcher=process.ppid() if process.ppid() > 1 else 0,
         job="/".join(environment.get(name, "") for name in _JOBS),
         settings={name: environment[name] for name in sorted(_SETTINGS & environment.keys())},
     )
@@ -142,7 +186,7 @@ def _spawned(pids: Sequence[int]) -> list[RunningRank]:
     found = []
     for process in _processes(pids):
         try:
-            if any(_SPAWNED in word for word in process.cmdline()) and "spawn_main" in " ".join(process.cmdline()):
+            if _is_spawned(process):
                 found.append(process)
         except psutil.Error:
             continue

@@ -2,7 +2,7 @@
 
 Without an argument the logs of our own jobs are judged, with a directory the logs in it that are named
 ``torch<version>_<scenario>.log``. Tables: ``false_deaths`` are logs in which no one died, ``speed`` reads 1 GB,
-``dumps`` runs beside torchfrtrace, ``live`` looks at 20 jobs that hang, ``catalogue`` lists messages of the installed
+``dumps`` runs beside torchfrtrace, ``live`` looks at 21 jobs that hang, ``catalogue`` lists messages of the installed
 torch that no row classifies. The exit code is 1 where a bound is not kept.
 """
 

@@ -19,7 +19,7 @@ SETTLES_S = 3.0
 
 
 @contextmanager
-def hanging(job: Hang, directory: Path) -> Iterator[int]:
+def hanging(job: Hang, directory: Path, settles_s: float = SETTLES_S) -> Iterator[int]:
     """The pid of the launcher of a job that hangs; all of it is ended behind."""
     script = directory / f"job_{job.name.replace('-', '_')}.py"
     script.write_text(job.script)
@@ -36,7 +36,7 @@ def hanging(job: Hang, directory: Path) -> Iterator[int]:
             while log.read_bytes().count(b"about to hang") < job.ranks:
                 assert launcher.poll() is None and time.monotonic() < limit, log.read_text()
                 time.sleep(0.1)
-            time.sleep(SETTLES_S)
+            time.sleep(settles_s)
             yield launcher.pid
         finally:
             if launcher.poll() is None:

@@ -16,6 +16,13 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 def about_to_hang():
     print("about to hang", flush=True)
 
+class Stuck(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return os.read(os.pipe()[0], 1)  # worker
+
 def train(rank, model, value):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(3):
@@ -45,6 +52,11 @@ class Hang(msgspec.Struct, frozen=True, kw_only=True):
     def script(self) -> str:
         """The whole script."""
         return f"{HEAD}\n{MAIN}\n{textwrap.dedent(self.body)}"
+
+    @property
+    def worker_line(self) -> int:
+        """The line on which a worker of a loader stands."""
+        return next(n for n, line in enumerate(self.script.splitlines(), 1) if line.endswith("# worker"))
 
     @property
     def line(self) -> int:
@@ -79,5 +91,6 @@ HANGS: tuple[Hang, ...] = (
     _stands("broadcast-of-one", "dist.broadcast(value, 2)  # here", then="dist.barrier()"),
     _stands("gather-of-one", "dist.all_gather([value, value, value], value)  # here", then="dist.barrier()"),
     _stands("group-of-one", "dist.new_group([0, 1])  # here", then="dist.barrier()"),
+    _stands("loader", "for batch in torch.utils.data.DataLoader(Stuck(), num_workers=2):  # here\n    pass"),
     _stands("lone-backward", f"{BACKWARD}  # here", then="dist.barrier()", culprit=2),
 )

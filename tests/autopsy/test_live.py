@@ -7,23 +7,26 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from ddpdoctor.autopsy.dead_job import AutopsyRequest
-from ddpdoctor.autopsy.live_job import Seen, live_autopsy, record_of
+from ddpdoctor.autopsy.live_job import Seen, Worker, live_autopsy, record_of
 from ddpdoctor.cli.main import main
 from ddpdoctor.diagnosis.live.stacks import parted_stacks
+from ddpdoctor.diagnosis.live.waits import WAITS, is_at_work, wait_of
 from ddpdoctor.errors import ExitCode, UsageError
-from ddpdoctor.finding import Frame
-from ddpdoctor.launch.running_ranks import RunningRank
+from ddpdoctor.examination import Examination
+from ddpdoctor.finding import Finding, Frame
+from ddpdoctor.launch.running_ranks import RunningRank, running_ranks
 from ddpdoctor.monitor.processes import py_spy
 from ddpdoctor.monitor.processes.py_spy import Look
-from tests.autopsy.hanging import hanging
+from tests.autopsy.hanging import PATIENCE_S, hanging
 from tests.autopsy.live_benchmark import is_right
-from tests.autopsy.live_cases import HANGS
+from tests.autopsy.live_cases import HANGS, Hang
 
 C10D = "/opt/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
 AUTOGRAD = "/opt/lib/python3.11/site-packages/torch/autograd/graph.py"
@@ -157,3 +160,77 @@ def test_a_real_job_is_explained_and_goes_on(job: object, tmp_path: Path) -> Non
     report = json.loads(done.stdout)
     assert report["findings"][0]["ranks"] == [case.culprit]
     assert report["autopsy"]["processes"] == 3
+
+
+def explained(job: Hang, pids: tuple[int, ...], fact: str) -> tuple[Examination, Finding]:
+    """Look until all ranks stand where the job hangs, and a fact is seen."""
+    limit = time.monotonic() + PATIENCE_S
+    while time.monotonic() < limit:
+        examination = live_autopsy(AutopsyRequest(paths=()), pids, ())
+        cause = next((finding for finding in examination.findings if finding.role == "cause"), None)
+        if cause is not None and is_right(job, cause) and any(fact in one.text for one in cause.evidence):
+            return examination, cause
+    raise AssertionError("the job was never explained")
+
+
+def test_the_pid_of_a_rank_finds_its_siblings_and_a_worker_that_it_waits_for_is_shown(tmp_path: Path) -> None:
+    job = next(one for one in HANGS if one.name == "loader")
+    with hanging(job, tmp_path, settles_s=0) as launcher:
+        ranks = {one.rank: one.pid for one in running_ranks((launcher,))}
+        assert sorted(ranks) == [0, 1, 2]
+        examination, cause = explained(job, (ranks[2],), f".py:{job.worker_line} in Stuck")
+        assert {one.rank: one.pid for one in running_ranks((ranks[job.culprit],))} == ranks
+    assert f"the launcher of these ranks is process {launcher}" in examination.notes
+    assert examination.autopsy is not None and examination.autopsy.processes == 3
+    told = [fact for fact in cause.evidence if "a worker of rank 1's DataLoader" in fact.text]
+    assert told and all(fact.stack[0].line == job.worker_line for fact in told)
+    assert "worker" in cause.remedy and "timeout" in cause.remedy
+
+
+def inner(*frames: tuple[str, str]) -> tuple[Frame, ...]:
+    return at(5, *((f"/opt/lib/python3.11/{file}", function) for file, function in frames))
+
+
+@pytest.mark.parametrize(
+    ("stack", "what"),
+    [
+        (inner(("threading.py", "wait"), ("queue.py", "get")), "a queue"),
+        (inner(("threading.py", "wait")), "an event or a condition of another thread"),
+        (inner(("threading.py", "_wait_for_tstate_lock"), ("threading.py", "join")), "another thread to end"),
+        (inner(("subprocess.py", "_try_wait"), ("subprocess.py", "wait")), "a child process"),
+        (inner(("socket.py", "readinto"), ("http/client.py", "begin")), "the network"),
+        (inner(("site-packages/filelock/_api.py", "acquire")), "a lock in a file"),
+        (inner(("threading.py", "wait"), ("concurrent/futures/_base.py", "result")), "a future"),
+        (inner(("site-packages/torch/cuda/__init__.py", "synchronize")), "its GPU"),
+        (
+            inner(
+                ("selectors.py", "select"),
+                ("multiprocessing/connection.py", "wait"),
+                ("multiprocessing/queues.py", "get"),
+                ("site-packages/torch/utils/data/dataloader.py", "_try_get_data"),
+            ),
+            "a worker of its DataLoader",
+        ),
+        (at(5), ""),
+    ],
+)
+def test_what_a_rank_waits_for_is_told_by_the_library_that_it_is_in(stack: tuple[Frame, ...], what: str) -> None:
+    wait = wait_of(stack)
+    assert (wait.what if wait else "") == what
+    parted = parted_stacks(record_of(seen(BARRIER, BARRIER, stack)))
+    assert parted is not None and (f"it waits for {what}" in parted[0].culprit_reason) is bool(what)
+
+
+def test_each_thing_that_is_waited_for_has_a_remedy_of_its_own() -> None:
+    assert len({wait.remedy for wait in WAITS}) == len({wait.what for wait in WAITS}) == len(WAITS)
+
+
+def test_a_worker_that_waits_for_work_is_not_the_one_that_is_waited_for() -> None:
+    loop = ("site-packages/torch/utils/data/_utils/worker.py", "_worker_loop")
+    idle = inner(("multiprocessing/connection.py", "poll"), ("multiprocessing/queues.py", "get"), loop)
+    at_work = (Frame("/job/data.py", 12, "__getitem__"), *inner(loop))
+    assert (is_at_work(idle), is_at_work(at_work)) == (False, True)
+    looks = seen(BARRIER, inner(("site-packages/torch/utils/data/dataloader.py", "_get_data")))
+    looks[1] = msgspec.structs.replace(looks[1], workers=(Worker(71, Look(frames=at_work)),))
+    (dump,) = [one for one in record_of(looks).stacks if not one.main]
+    assert (dump.rank, dump.frames) == (1, at_work)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
 from ddpdoctor.diagnosis.divergence.next_calls import NextCall
+from ddpdoctor.diagnosis.live.waits import wait_of, worker_stacks
 from ddpdoctor.diagnosis.wording import rank_list, verb
 from ddpdoctor.finding import Frame, Trouble
 from ddpdoctor.findings.locations import in_user_code
@@ -39,7 +40,7 @@ def parted_stacks(record: RunRecord) -> tuple[Divergence, Trouble, str] | None:
         return None
     if others:
         culprit = others[0].rank if len(others) == 1 else None
-        reason = "" if culprit is None else "it is in no collective, and the others are"
+        reason = "" if culprit is None else _reason(main[culprit])
         found = Divergence(form="stuck", turns=turns, culprit=culprit, culprit_reason=reason)
         busy = [turn.rank for turn in others if turn.rank not in stuck]
         doubt = f"{rank_list(busy)} {verb(busy, 'is', 'are')} busy: the others may simply have to wait" if busy else ""
@@ -57,6 +58,12 @@ def parted_stacks(record: RunRecord) -> tuple[Divergence, Trouble, str] | None:
     return found, "rank-branch" if len(lines) > 1 else "mismatch", elsewhere
 
 
+def _reason(dump: StackDump) -> str:
+    wait = wait_of(dump.frames)
+    own = "it is in no collective" if wait is None else f"it waits for {wait.what}"
+    return f"{own}, and the others {'are' if wait is None else 'wait in a collective'}"
+
+
 def whereabouts(record: RunRecord) -> tuple[str, ...]:
     """Return where the ranks stand, those alike together, in sentences."""
     alike: dict[str, list[int]] = {}
@@ -65,7 +72,8 @@ def whereabouts(record: RunRecord) -> tuple[str, ...]:
         if dump.main and own:
             place = f"{own[0].file.rpartition('/')[2]}:{own[0].line} in {own[0].function}"
             alike.setdefault(place, []).append(dump.rank)
-    return tuple(f"{rank_list(ranks)} {verb(ranks, 'is', 'are')} at {place}" for place, ranks in alike.items())
+    told = (f"{rank_list(ranks)} {verb(ranks, 'is', 'are')} at {place}" for place, ranks in alike.items())
+    return (*told, *(fact.text for fact in worker_stacks(record)))
 
 
 def _turn(dump: StackDump, *, idle: bool) -> NextCall:

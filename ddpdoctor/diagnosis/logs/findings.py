@@ -15,6 +15,7 @@ from ddpdoctor.diagnosis.divergence_findings import divergence_finding
 from ddpdoctor.diagnosis.divergence_kind import classify
 from ddpdoctor.diagnosis.live.facts import limits, native_stacks
 from ddpdoctor.diagnosis.live.stacks import parted_stacks
+from ddpdoctor.diagnosis.live.waits import worker_stacks
 from ddpdoctor.diagnosis.logs import remedies, wording
 from ddpdoctor.diagnosis.logs.causes import LogCause, causes_of, first_cause
 from ddpdoctor.diagnosis.record_cache import ByIdentity
@@ -50,7 +51,9 @@ def from_dumps(
     if parting is not None and parting.trouble == check.stands_for:
         role: Literal["cause", "echo"] = "cause" if explains_the_death(record) else "echo"
         finding = divergence_finding(check, record, parting.divergence, remedy(parting.divergence), severity)
-        evidence = (*finding.evidence, *limits(record), *native_stacks(record)) if record.stacks else finding.evidence
+        evidence = finding.evidence
+        if record.stacks:
+            evidence = (*evidence, *worker_stacks(record), *limits(record), *native_stacks(record))
         yield replace(finding, role=role, doubt=parting.doubt, evidence=evidence)
 
 
