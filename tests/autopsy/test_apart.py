@@ -9,6 +9,7 @@ import pytest
 
 from ddpdoctor.autopsy.dead_job import AutopsyRequest, autopsy
 from ddpdoctor.examination import Examination
+from tests.autopsy.false_deaths import Quiet, errors_in, quiet_logs
 
 RAISED = """[rank{rank}]: step 1 loss 0.3
 [rank{rank}]: Traceback (most recent call last):
@@ -66,3 +67,14 @@ def test_each_attempt_has_its_own_first_cause(tmp_path: Path) -> None:
     first, later = autopsy_of(tmp_path).findings
     assert (first.role, first.ranks, first.locations[0].line) == ("cause", (1,), 3)
     assert later.title.startswith("in attempt 2 of the launcher, rank 0 raised KeyError")
+
+
+@pytest.mark.parametrize("log", tuple(quiet_logs()), ids=lambda log: log.name)
+def test_no_one_died_in_a_quiet_log(log: Quiet, tmp_path: Path) -> None:
+    assert errors_in(log, tmp_path) == []
+
+
+def test_there_are_enough_of_them() -> None:
+    names = [log.name.partition(":")[0] for log in quiet_logs()]
+    assert names.count("recorded") + names.count("healthy") >= 60
+    assert names.count("unrelated") >= 40

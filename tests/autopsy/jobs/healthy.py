@@ -296,6 +296,7 @@ def main() -> None:
                 dist.destroy_process_group()
             except (AssertionError, ValueError):
                 traceback.print_exc()
+        print("training finished", flush=True)
 
 
 if __name__ == "__main__":
