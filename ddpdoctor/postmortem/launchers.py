@@ -24,12 +24,13 @@ _ENDINGS = tuple(
     map(
         re.compile,
         (
-            # mp.spawn, Lightning, Open MPI (which wraps its sentence; on_line joins it), containers of compose
+            # mp.spawn, Lightning, Open MPI (which wraps its sentence; on_line joins it), containers of compose, pods of
+            # Kubeflow's operator
             r"process (?P<rank>\d+) terminated with signal SIG(?P<signal>\w+)",
             r"process (?P<rank>\d+) terminated with exit code (?P<code>\d+)",
             r"\[rank: (?P<rank>\d+)\] Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)",
             r"process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node (?P<host>\S+) exited on signal (?P<signal>\d+)",
-            r"^(?P<host>[\w.-]+) exited with code (?P<code>\d+)",
+            r"(?:^|\bPod: )(?P<host>[\w.-]+) exited with code (?P<code>\d+)",
             r"^\s*Exit Code:\s+(?P<code>\d+)",
         ),
     )
@@ -38,11 +39,17 @@ _ENDINGS = tuple(
 WRAPPED = re.compile(r"noticed that process rank \d+ .*\bexited on$|memory pressure \(OOM\), .*\bat$")
 """The first line of two."""
 _HIGHEST_SIGNAL = 31
+_COMMAND = re.compile(
+    r"Command '(?P<command>.*)' (?P<end>returned non-zero exit status (?P<code>\d+)"
+    r"|died with <Signals\.\w+: (?P<signal>\d+)>)"
+)
+_LAUNCHES = re.compile(r"torch\.distributed\.(?:run|launch)|\btorchrun\b|\baccelerate\b|\bdeepspeed\b|\b[ms]pirun\b")
 _DEEPSPEED = re.compile(r"sigkill_handler\].* exits with return code = (?P<code>-?\d+)")
 _SLURM_TASK = re.compile(r"srun: error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,\-]+): (?P<what>.+?)\s*$")
 _SLURM_CANCELLED = re.compile(
     r"\*\*\* (?:JOB|STEP) \S+ ON (?P<host>\S+) CANCELLED AT (?P<time>\S+)(?: DUE TO (?P<why>[A-Z ]+?))? \*\*\*"
 )
+_SLURM_LAUNCH = re.compile(r"srun: error: Task launch for \S+ failed on node (?P<host>[^\s:]+)")
 _SLURM_NODE = re.compile(r"srun: error: Node failure on (?P<host>\S+)")
 _SLURM_MEMORY = re.compile(r"Detected \d+ oom[_-]kill event", re.IGNORECASE)
 _POD_MEMORY = re.compile(r"\bOOMKilled\b")
@@ -53,7 +60,7 @@ _XID = re.compile(r"NVRM: Xid \((?P<gpu>[^)]*)\): (?P<number>\d+)(?:, pid='?(?P<
 _NCCL_WARN = re.compile(r"(?:(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[-?\d+\].*?)?NCCL WARN (?P<text>.*)")
 _PYTHON_FAULT = re.compile(r"Fatal Python error: (?P<what>.+)")
 _SHELL = re.compile(
-    r"(?:^|: line \d+:\s+|\s)(?P<pid>\d+)?\s*(?P<what>Killed|Segmentation fault|Aborted|Bus error)"
+    r"(?:^|(?P<line>: line \d+:\s+)|\s)(?P<pid>\d+)?\s*(?P<what>Killed|Segmentation fault|Aborted|Bus error)"
     r"(?:\s+\(core dumped\))?(?:\s|$)"
 )
 _USAGE = re.compile(r"^\S+: error: (?P<message>.+)")
@@ -193,6 +200,10 @@ def incidents_in(text: str) -> Iterator[Incident]:
             kind="killed-by-scheduler", trouble="killed", host=match["host"], time_ns=nanoseconds(match["time"]),
             type=(match["why"] or "cancelled").lower(), message=text.strip(),
         )  # fmt: skip
+    elif match := _SLURM_LAUNCH.search(text):
+        yield Incident(
+            kind="killed-by-scheduler", trouble="killed", host=match["host"], type="launch", message=text.strip()
+        )
     elif match := _SLURM_NODE.search(text):
         yield Incident(
             kind="killed-by-scheduler", trouble="killed", host=match["host"], type="node failure", message=text.strip()
@@ -217,11 +228,25 @@ def incidents_in(text: str) -> Iterator[Incident]:
         old_launcher = re.search(r"unrecognized arguments:.*--local[-_]rank", text)
         trouble: Trouble = "local-rank-argument" if old_launcher else "exception"
         yield Incident(kind="raised", trouble=trouble, type="usage error", message=match["message"], exit_code=2)
-    elif (match := _SHELL.search(text)) and len(text) < 200:
+    elif (match := _SHELL.search(text)) and (match["line"] or len(text) < 200):
         yield Incident(
             kind="signalled", trouble="killed", pid=int(match["pid"] or 0), signal=_WORDS[match["what"].lower()],
             type="shell", message=text.strip(),
         )  # fmt: skip
+
+
+def of_command(text: str) -> Incident | None:
+    """Return how a launcher ended that another program had started, by what ``subprocess`` says; None for others."""
+    match = _COMMAND.search(text)
+    launcher = _LAUNCHES.search(match["command"]) if match else None
+    if match is None or launcher is None:
+        return None
+    code, number = match["code"], match["signal"]
+    return Incident(
+        kind="left" if code else "signalled", trouble="early-exit" if code else "killed", type="command",
+        exit_code=int(code) if code else None, signal=int(number) if number else None,
+        message=f"{launcher[0]} {match['end']}",
+    )  # fmt: skip
 
 
 def signal_number(name: str) -> int:

@@ -29,6 +29,7 @@ _BARE = re.compile(r"(?<![\w.])(?:[a-z_]\w*\.)*(?P<type>[A-Z]\w*(?:Error|Excepti
 """An exception whose traceback is not there: the log begins in it, someone kept the last line, or a logger wrote it."""
 _ALONE = re.compile(r"(?P<type>(?<![A-Za-z])[A-Z][a-z]\w*?(?:Error|Exception))\s*$")
 """One that stands alone, or at the end of what other ranks wrote in its line."""
+_ASCII = re.compile(r"[\x21-\x7e]")
 _GRAVE = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b")
 _MILD = re.compile(r"\b(?:INFO|DEBUG|WARN(?:ING)?|[Ww]arning|[Rr]etry\w*)\b")
 """A logger's line that reports no failure, whatever else it says."""
@@ -297,7 +298,7 @@ class LogReader:
         if endings or incidents:
             return
         grave = _GRAVE.search(text[:HEAD_OF_A_LINE]) is not None
-        match = _BARE.search(text[:LONGEST_NAMED]) if grave else _BARE.match(text)
+        match = _BARE.search(text[:LONGEST_NAMED]) if grave else _BARE.match(text, _start_of(text))
         alone = None if match else _ALONE.search(text[-LONGEST_NAMED:])
         if match:
             self._after = LINES_AFTER
@@ -309,8 +310,9 @@ class LogReader:
 
     def _loose(self, prefixed: Prefixed, number: int, name: str, message: str) -> None:
         """An exception without a traceback, or a statement of the catalogue in the line of any program."""
-        if name in _FROM_OUTSIDE:
-            self._add(_signalled_from_outside(name, message), prefixed, number)
+        ended = launchers.of_command(message) if name == "CalledProcessError" else None
+        if name in _FROM_OUTSIDE or ended is not None:
+            self._add(ended or _signalled_from_outside(name, message), prefixed, number)
             return
         kind, trouble, more = details_of(name, message, (), anywhere=not name)
         unknown = (kind, trouble) == ("raised", "exception") and "type" not in more
@@ -399,6 +401,8 @@ class LogReader:
             endings = tuple(launchers.endings_in(root.text)) if by_launcher else ()
             if root.type in _FROM_OUTSIDE:
                 incident = _signalled_from_outside(root.type, root.text)
+            elif root.type == "CalledProcessError" and (ended := launchers.of_command(root.text)) is not None:
+                incident = ended
             elif endings or (by_launcher and root.type in _ANNOUNCES):
                 for ending in endings:
                     self._add_ending(ending, Prefixed("", host=raised.host))
@@ -414,7 +418,8 @@ class LogReader:
                     kind=kind, trouble=trouble, message=root.text, frames=frames, mixed=root.mixed,
                     rank=own_rank(root.text), **{"type": root.type, **more},
                 )  # fmt: skip
-            prefixed = Prefixed("", rank=raised.rank, host=raised.host, time_ns=raised.time_ns, pid=raised.pid)
+            rank = root.rank if raised.rank is None else raised.rank
+            prefixed = Prefixed("", rank=rank, host=raised.host, time_ns=raised.time_ns, pid=raised.pid)
             self._add(replace(incident, position=root.position), prefixed, root.line)
 
     def _add(self, incident: Incident, prefixed: Prefixed, line: int) -> None:
@@ -434,6 +439,12 @@ class LogReader:
                 line=line,
             )
         )
+
+
+def _start_of(text: str) -> int:
+    """Return where the first ASCII character is: signs and words of other scripts stand before errors."""
+    first = _ASCII.search(text)
+    return first.start() if first else 0
 
 
 def _parts(text: str) -> list[str]:

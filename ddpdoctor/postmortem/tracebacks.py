@@ -27,6 +27,8 @@ _GOES_ON = re.compile(
 """Second and later lines of torch's messages."""
 LINES_AFTER = 12
 """So many lines after an exception are searched for more of its message."""
+LAST_LINES = 3
+"""Behind the last frame of a traceback in which the log ends: its line of code, markers, the beginning of a frame."""
 MOST_LINES = 4_000
 """A traceback that has not ended after so many lines of its log never will."""
 MOST_FRAMES = 400
@@ -66,6 +68,11 @@ class Raised(msgspec.Struct, kw_only=True):
     """Columns after which ``rich`` has wrapped the message; 0 where it did not write it."""
     reach: int = 0
     """Columns of the last line of the message."""
+
+    @property
+    def is_where_the_log_ends(self) -> bool:
+        """Nothing but the last of its frames and their code follow: no stack that a program printed and went on."""
+        return len(self.frames) > 1 and self.age <= LAST_LINES and self.strays <= 1
 
     @property
     def root(self) -> Raised:
@@ -162,7 +169,7 @@ class Tracebacks:
         """Return what is left at the end of the log: exceptions, and tracebacks that were cut off."""
         left = [
             *self._closed,
-            *(one for one in self._open if one.frames and not one.headless),
+            *(one for one in self._open if one.frames and (not one.headless or one.is_where_the_log_ends)),
             *filter(None, self._chained.values()),
         ]
         self._open, self._closed, self._chained = [], [], {}

@@ -48,6 +48,7 @@ _INSTALLED = re.compile(r"/(?:site|dist)-packages/(?!torch/|_\w+/)\w+/")
 """A file of an installed package other than torch."""
 _GONE_ON = 5
 """Lines of progress after an exception of an unknown rank, of which one may come from ranks that have not noticed."""
+_REPEATING = ("deepspeed", "command")
 _WARNING = "a warning"
 _ROUND_NS = 10_000_000_000
 """Launchers look after their ranks every 5 s or more often."""
@@ -217,6 +218,8 @@ def _with_what_bears_on_it(cause: LogCause, told: Sequence[Incident], evidence: 
         own = [one for one in said if one.rank == cause.first.rank or one.rank is None]
         return replace(cause, behind=(*cause.behind, *own[-1:]))
     first = cause.first
+    if not first.type and first.kind == "raised" and not cause.doubt and not evidence.endings:
+        return replace(cause, doubt="the log holds only a part of its traceback")
     reported = any(one.exit_code and first.rank in (None, one.rank) for one in evidence.endings)
     if first.loose and first.trouble == "exception" and not reported and not cause.doubt:
         return replace(cause, doubt="the log holds neither its traceback nor how its process ended")
@@ -240,9 +243,9 @@ def _without_shadows(incidents: Sequence[Incident]) -> tuple[Incident, ...]:
         repeated = (
             one.kind == "signalled" and one.type in ("shell", "terminate") and launcher and one.signal in launcher
         )
-        # DeepSpeed's launcher repeats that some rank has ended.
-        announced = one.type == "deepspeed" and any(
-            other.kind in OWN and other.type not in ("deepspeed", "launcher") for other in incidents
+        # DeepSpeed's launcher, and whoever started a launcher, repeat that some rank has ended.
+        announced = one.type in _REPEATING and any(
+            other.kind in OWN and other.type not in (*_REPEATING, "launcher") for other in incidents
         )
         if not (shadow or unknown or repeated or announced or _says_less_than_another(one, incidents)):
             kept.append(one)

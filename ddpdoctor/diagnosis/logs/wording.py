@@ -229,6 +229,8 @@ def _of_scheduler(one: Incident) -> str:
         "node failure": "a node failed",
         "preemption": "it was preempted",
     }
+    if one.type == "launch":
+        return f"the scheduler could not start a task on {one.host}"
     return f"the scheduler ended the job: {why.get(one.type, 'it was cancelled')}" + (
         f" ({one.host})" if one.host else ""
     )
