@@ -20,13 +20,15 @@ from ddpdoctor.postmortem.json_lines import lines_of
 from ddpdoctor.postmortem.prefixes import Habit, Prefixed, last_time, split
 from ddpdoctor.postmortem.progress import Later, Progress, went_on
 from ddpdoctor.postmortem.scan import Heed, Scanner
-from ddpdoctor.postmortem.tracebacks import Raised, Tracebacks, parse
+from ddpdoctor.postmortem.tracebacks import HEADER, Raised, Tracebacks, parse
 from ddpdoctor.record.streams.incidents import Incident, RankEnding
 
 _OF_TORCH = re.compile(r"\[(?P<level>[IWEF])(?:\d{3,4} [\d:.]+)? (?P<source>[\w./]+\.cpp:\d+)\] (?P<message>.*)")
 MARKS = re.compile(rb"^\[rank(\d{1,6})\]:", re.MULTILINE)
 _BARE = re.compile(r"(?<![\w.])(?:[a-z_]\w*\.)*(?P<type>[A-Z]\w*(?:Error|Exception)): (?P<message>.+)")
 """An exception whose traceback is not there: the log begins in it, someone kept the last line, or a logger wrote it."""
+_QUALIFIED = re.compile(r"(?<![\w.])(?:[A-Za-z_]\w*\.){2,}(?P<type>[A-Z]\w*(?:Error|Exception)): (?P<message>.+)")
+"""One that someone quotes within a sentence, with its module."""
 _ALONE = re.compile(r"(?P<type>(?<![A-Za-z])[A-Z][a-z]\w*?(?:Error|Exception))\s*$")
 """One that stands alone, or at the end of what other ranks wrote in its line."""
 _ASCII = re.compile(r"[\x21-\x7e]")
@@ -248,6 +250,7 @@ class LogReader:
             )  # fmt: skip
             self._spawned = None
             if begins:
+                self._of_launcher(prefixed, text.partition(HEADER)[0])
                 return
         belongs, done = self._tracebacks.take(prefixed.marked, text)
         self._add_raised(done)
@@ -299,6 +302,7 @@ class LogReader:
             return
         grave = _GRAVE.search(text[:HEAD_OF_A_LINE]) is not None
         match = _BARE.search(text[:LONGEST_NAMED]) if grave else _BARE.match(text, _start_of(text))
+        match = match or _QUALIFIED.search(text[:LONGEST_NAMED])
         alone = None if match else _ALONE.search(text[-LONGEST_NAMED:])
         if match:
             self._after = LINES_AFTER

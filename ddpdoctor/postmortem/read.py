@@ -24,6 +24,8 @@ _SAMPLE_BYTES = 1 << 15
 _JOB_NUMBER = re.compile(r"^(?:slurm|job)[-_.](\d{2,})|\.[oe](\d{2,})(?=\D|$)")
 """Of Slurm, and of PBS, LSF and Grid Engine (``name.o1234``)."""
 _JOBS_SHOWN = 6
+_OF_ANY_PROGRAM = frozenset({"exception", "killed", "early-exit", "out-of-memory", "no-rendezvous"})
+"""What goes wrong in programs that train nothing as well."""
 LINES_OF_A_LIVING_JOB = 2
 """So much progress after the last thing that went wrong; of ranks that are about to stop one line may come late."""
 
@@ -241,7 +243,8 @@ def _evidence(read: Sequence[LogRead]) -> LogEvidence:
         finished=_finished(read),
         endpoint=next((one.endpoint for one in read if one.endpoint), ""),
         ordered=len(telling) <= 1,
-        of_training=any(one.of_training for one in read),
+        of_training=any(one.of_training for one in read)
+        or any(incident.trouble not in _OF_ANY_PROGRAM for one in read for incident in one.incidents),
     )
 
 

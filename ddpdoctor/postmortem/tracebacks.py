@@ -194,7 +194,8 @@ class Tracebacks:
             last.message[-1] = f"{last.message[-1].rstrip()} {text.strip()}"
             last.reach, last.age = len(text.rstrip()), 0
             return True
-        if _GOES_ON.match(text) and len(last.message) < MOST_MESSAGE_LINES:
+        told = _GOES_ON.match(text) or last.message[-1].strip() == "Last error:"
+        if told and len(last.message) < MOST_MESSAGE_LINES:
             last.message.append(text[:LONGEST_MESSAGE_LINE])
             last.age = 0
             if "Original Traceback" in text:

@@ -161,8 +161,9 @@ def _of_attempt(evidence: LogEvidence, attempt: int) -> tuple[LogCause, ...]:
     for group in groups:
         if group is cause or group[0] in found[0].incidents:
             continue
-        if not group[0].type and group[0].kind == "raised" and {one.rank for one in group} <= set(found[0].ranks):
-            # A traceback that is cut off: of the same rank, it shows where that was.
+        same = {one.rank for one in group} <= set(found[0].ranks) or (_is_own(cause[0]) and not _is_cut(cause[0]))
+        if _is_cut(group[0]) and same:
+            # A traceback that is cut off shows where a rank was, and not what happened.
             found[0] = replace(found[0], behind=(*found[0].behind, *group))
         else:
             found.append(_cause(group, "echo"))
@@ -255,9 +256,14 @@ def _without_shadows(incidents: Sequence[Incident]) -> tuple[Incident, ...]:
     return tuple(kept)
 
 
+def _is_cut(one: Incident) -> bool:
+    """Return whether it is a traceback of which the exception is not there."""
+    return one.kind == "raised" and not one.type and bool(one.frames)
+
+
 def _says_less_than_another(one: Incident, incidents: Sequence[Incident]) -> bool:
     """Return whether a traceback that is cut off only went the way of another rank's, or has not come to the script."""
-    if one.type or one.kind != "raised" or not one.frames:
+    if not _is_cut(one):
         return False
     if not user_frames(one.frames) and any(other.kind not in ("raised", "lost-peer", "said") for other in incidents):
         return True

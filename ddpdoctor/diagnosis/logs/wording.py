@@ -60,7 +60,7 @@ def title(cause: LogCause) -> str:
             meaning = xid(number_of(first.type)).meaning
             return f"a GPU of {_who(cause)} failed{f' ({meaning})' if meaning else ''}: {incident_text(first)}"
         case "nccl":
-            return f"NCCL failed on {_who(cause)}{_at(first)}: {incident_text(first)}"
+            return f"NCCL failed on {_who(cause)}{_at(first)}: {_of_nccl(cause)}"
         case "no-rendezvous":
             return f"the rendezvous failed: {_of_rendezvous(cause)}"
     if first.trouble == "unused-parameters":
@@ -253,6 +253,13 @@ def _parameters(names: Sequence[str]) -> str:
         return f"{some} {shown}"
     indices = "indices" if len(names) > 1 else "index"
     return f"{some} with the {indices} {shown.replace('#', '')}"
+
+
+def _of_nccl(cause: LogCause) -> str:
+    """Return what NCCL says itself, where someone told it: torch's words around it name the class only."""
+    last = (one.message.partition("Last error:")[2].strip() for one in cause.incidents)
+    own = (incident_text(one) for one in cause.incidents if "NCCL error in" not in one.message)
+    return next(filter(None, (*last, *own)), "").partition("\n")[0][:MESSAGE_CHARACTERS] or incident_text(cause.first)
 
 
 def _of_cuda(one: Incident) -> str:
