@@ -18,7 +18,7 @@ import tokenizers
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.examine.another_try import rehearse_until_shown
 from ddpdoctor.launch.request import RehearsalRequest
-from ddpdoctor.probe.rehearsal.pretend import diffusion_models, image_datasets, remote_texts, tables, weights
+from ddpdoctor.probe.rehearsal.pretend import image_datasets, language_models, remote_texts, tables, weights
 from ddpdoctor.probe.rehearsal.pretend.packages import trackers
 from ddpdoctor.record.model import Job, Rank, RankException, RunRecord
 from tests.check_command import check
@@ -316,7 +316,7 @@ class Diffuses:
 def test_models_of_diffusers_are_small_ones_that_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Diffuses, "from_pretrained", Diffuses.__dict__["from_pretrained"])
     said: list[str] = []
-    diffusion_models.serve_models(SimpleNamespace(ModelMixin=Diffuses), said.append, "")
+    language_models.serve_models(SimpleNamespace(ModelMixin=Diffuses), said.append, "")
     encoder: Any = type("AutoencoderKL", (Diffuses,), {})
     other: Any = type("Other", (Diffuses,), {})
     assert encoder.from_pretrained("here") == "the real one" and not said

@@ -13,7 +13,7 @@ import torch
 
 from ddpdoctor.probe.facts.tensor_reads import METHODS
 from ddpdoctor.probe.journal import Journal
-from ddpdoctor.probe.live.host_syncs import FIRST_AFTER, SAMPLED, HostReads
+from ddpdoctor.probe.live.hooks import FIRST_AFTER, SAMPLED, HostReads
 from ddpdoctor.probe.live.observer import Observer
 from ddpdoctor.probe.live.timing.steps import Source
 

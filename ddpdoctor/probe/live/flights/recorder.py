@@ -5,9 +5,13 @@ Each dump adds what is new since the one before. An entry's number in its group 
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import pickle
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from ....record.clock import from_system
@@ -16,7 +20,42 @@ from ...groups import GroupBook
 from ...journal import Journal
 from ...torch_compat import Capabilities
 from .entries import KINDS, described
-from .without_compiler import without_compiler
+
+# Keeps torch's flight recorder from importing torch's compiler in our thread.
+
+_NAME = "_inductor"
+
+
+@contextmanager
+def without_compiler(torch: Any) -> Iterator[None]:
+    """Make ``torch._inductor`` empty for this thread, unless it was imported before; for others it is as ever."""
+    names = vars(torch)
+    empty = _Empty(f"{torch.__name__}.{_NAME}", threading.get_ident())
+    if names.setdefault(_NAME, empty) is not empty:
+        yield
+        return
+    try:
+        yield
+    finally:
+        # What was imported meanwhile has taken its place, and stays.
+        if names.get(_NAME) is empty:
+            del names[_NAME]
+
+
+class _Empty:
+    """A module that has nothing for one thread; for every other one it is the module of that name."""
+
+    def __init__(self, name: str, thread: int) -> None:
+        self.__dict__.update(_Empty__name=name, _Empty__thread=thread)
+
+    def __getattr__(self, name: str) -> Any:
+        if threading.get_ident() == self.__thread:
+            raise AttributeError(name)
+        return getattr(importlib.import_module(self.__name), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(importlib.import_module(self.__name), name, value)
+
 
 MOST_ENTRIES = 500
 """Of the newest entries, so many are taken when nothing is known yet, or when the recorder has overflowed."""

@@ -16,7 +16,6 @@ from ...journal import Journal
 from ...torch_compat import after_import
 from . import (
     arrays,
-    diffusion_models,
     image_datasets,
     language_models,
     listed_data,
@@ -39,8 +38,8 @@ PROVIDERS: tuple[tuple[str, Provider], ...] = (
     ("transformers.configuration_utils", language_models.serve_configurations),
     ("transformers.tokenization_utils_base", language_models.serve_tokenizers),
     ("transformers.models.auto.tokenization_auto", language_models.serve_auto_tokenizer),
-    ("diffusers.models.modeling_utils", diffusion_models.serve_models),
-    ("diffusers.schedulers.scheduling_utils", diffusion_models.serve_schedulers),
+    ("diffusers.models.modeling_utils", language_models.serve_models),
+    ("diffusers.schedulers.scheduling_utils", language_models.serve_schedulers),
     ("datasets.load", tables.serve_datasets),
     ("evaluate.loading", tables.serve_evaluate),
     ("torchvision.datasets", image_datasets.serve_torchvision),
