@@ -35,7 +35,7 @@ from ddpdoctor.record.clock import epoch_ns
 from ddpdoctor.record.model import Rank, RunRecord, StreamState
 from ddpdoctor.record.plan import RunPlan
 from ddpdoctor.record.ring_reader import RingTail
-from ddpdoctor.record.streams.places import StackDump
+from ddpdoctor.record.streams.setup import StackDump
 
 # What `faulthandler` wrote of a rank that a signal ended: where it was, and of a crash which signal it was.
 

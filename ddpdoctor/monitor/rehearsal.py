@@ -51,7 +51,7 @@ from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.assemble import Assembly
 from ddpdoctor.record.clock import epoch_ns, kept_clock
 from ddpdoctor.record.model import Job, Rank, RunRecord, StopReason
-from ddpdoctor.record.streams.machine import JobMachine
+from ddpdoctor.record.streams.devices import JobMachine
 
 # What is said of the files that a rehearsal wrote, in an overlay or without one, and what is kept of them.
 

@@ -13,9 +13,8 @@ import msgspec
 
 from ddpdoctor.diagnosis.record_cache import ByIdentity
 from ddpdoctor.record.model import Rank, RankException, RunRecord
-from ddpdoctor.record.streams.collectives import CollectiveTrack
-from ddpdoctor.record.streams.files import Access
-from ddpdoctor.record.streams.waits import Wait
+from ddpdoctor.record.streams.collectives import CollectiveTrack, Wait
+from ddpdoctor.record.streams.data import Access
 
 # Which moments of one rank certainly come before which moments of another: the order that collectives make.
 

@@ -21,8 +21,16 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.files.untrusted import read_untrusted
-from ddpdoctor.probe.rehearsal.files.created_log import LOG_NAME, CreatedFiles, Record, Replay, decode
-from ddpdoctor.probe.rehearsal.files.made import CLOCK_SLACK_NS, Made, identity_of
+from ddpdoctor.probe.rehearsal.files.created_log import (
+    CLOCK_SLACK_NS,
+    LOG_NAME,
+    CreatedFiles,
+    Made,
+    Record,
+    Replay,
+    decode,
+    identity_of,
+)
 
 # When a file was made, which Linux has in `statx` alone.
 

@@ -29,7 +29,7 @@ from ddpdoctor.monitor.snapshot import (
 )
 from ddpdoctor.record.model import Rank, RunRecord, Wrap, shared_fields
 from ddpdoctor.record.streams.measured import BucketLayout, CallTrack, Gauge, Phase, RankHeartbeat
-from ddpdoctor.record.streams.places import StackDump
+from ddpdoctor.record.streams.setup import StackDump
 
 # What each rank does now, in words, with its figures.
 

@@ -12,12 +12,11 @@ from ...record import layout
 from ...record.clock import offset_ns
 from ..heartbeat import ThreadWatch, give_back_the_signal, register_for_stacks, write_crash_dumps, write_stacks
 from ..user_code import UserCode
-from .flights.recorder import Flights
+from . import clocks
+from .clocks import BACKWARD, EVALUATION, FINISHED, OTHER, STARTING, OwnClocks
+from .flight_recorder import Flights
 from .gauges import Gauges
 from .observer import Observer
-from .timing import own_clock
-from .timing.own_clock import OwnClocks
-from .timing.stopwatch import BACKWARD, EVALUATION, FINISHED, OTHER, STARTING
 
 # The user's line that the training thread has stood at for a while, though what it calls there goes on.
 
@@ -238,7 +237,7 @@ class HeartbeatThread:
             + calls_ring.moved_bytes
             + calls_ring.begun_bytes
             + journal.writer.moved_bytes
-            + own_clock.read_bytes,
+            + clocks.read_bytes,
         )
         steps_ring.write_head(heartbeat)
 

@@ -10,7 +10,7 @@ real step, where noting them in place takes 6.2 µs. In a loop of their own it i
 a whole cost 22 % more (CPU of the training thread, Python 3.11, torch 2.13, ``python -m
 tests.benchmarks.dispatch_cost``; what all of them cost stands in ``docs/measures.md``). A rehearsal's have another task
 besides: they end passes, count what is read ahead, and may end the process, where these only note. What is not called
-in every step goes in both through ``probe/call_listeners.py``.
+in every step goes in both through ``probe/user_code.py``.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ from types import CodeType, FrameType
 from typing import Any, Callable, NamedTuple, Optional
 from weakref import WeakKeyDictionary
 
-from ..facts.optimizer_sizes import OptimizerSizes
-from ..facts.tensor_reads import follow_reads, user_reader
 from ..journal import Journal
+from ..observed import OptimizerSizes, follow_reads, user_reader
 from ..torch_compat import Capabilities
 from ..user_code import leave_no_frame
+from .clocks import BACKWARD, DATA_WAIT, FORWARD, OPTIMIZER, SAVING
 from .ddp_events import FORWARDS_NOTED, Evidence
 from .loaders import Pass, Passes
 from .observer import Observer, rows_of
 from .reductions import Reducer, Reductions
-from .timing.steps import ACTIVE, STEPPED, Source
-from .timing.stopwatch import BACKWARD, DATA_WAIT, FORWARD, OPTIMIZER, SAVING
+from .steps import ACTIVE, STEPPED, Source
 
 # In which precision a GPU with tensor cores multiplies the weights of each model: counted once, in a training
 # forward.

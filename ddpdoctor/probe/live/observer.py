@@ -10,8 +10,7 @@ from ...record import layout
 from ...record.clock import offset_ns
 from ...record.ring_writer import Ring
 from ..journal import Journal
-from .timing.steps import ACTIVE, CANDIDATE, Source, Steps
-from .timing.stopwatch import (
+from .clocks import (
     BACKWARD,
     BUCKETS,
     DATA_WAIT,
@@ -24,6 +23,7 @@ from .timing.stopwatch import (
     SYNCHRONISED,
     Stopwatch,
 )
+from .steps import ACTIVE, CANDIDATE, Source, Steps
 
 # The course of the training thread, from moments in their order: phases, steps and explicit collectives.
 

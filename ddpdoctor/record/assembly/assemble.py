@@ -28,17 +28,15 @@ from ddpdoctor.record.model import (
     shared_fields,
 )
 from ddpdoctor.record.reader import RunFiles
-from ddpdoctor.record.streams.collectives import CollectiveTrack, Group, Signature
-from ddpdoctor.record.streams.data import Pass
-from ddpdoctor.record.streams.files import FileAction, FileEvent
+from ddpdoctor.record.streams.collectives import CollectiveTrack, Group, Signature, Wait
+from ddpdoctor.record.streams.data import FileAction, FileEvent, Pass
 from ddpdoctor.record.streams.measured import Gauge
-from ddpdoctor.record.streams.places import LinesExecuted, StackDump
+from ddpdoctor.record.streams.setup import LinesExecuted, StackDump
 from ddpdoctor.record.streams.training import (
     MissingGradient,
     TrainingState,
     WrapChange,
 )
-from ddpdoctor.record.streams.waits import Wait
 
 # Makes the stream of executed lines of what the ranks wrote about them.
 

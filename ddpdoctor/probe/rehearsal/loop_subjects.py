@@ -7,13 +7,41 @@ text that it counts with, or by the name under which the script holds the tensor
 from __future__ import annotations
 
 import ast
+import linecache
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from types import FrameType
 from typing import Any, NamedTuple, Optional
 
-from ...facts.digests import tensor_digest
-from ...journal import Journal
-from .user_lines import covering, tree_around
+from ..journal import Journal
+from ..observed import tensor_digest
+
+# What stands at a line of the user's code, for the collectives that a rehearsal looks at more closely.
+
+TREES_KEPT = 8
+"""Collectives of a few files come in turn, which need not be parsed anew for each of their lines."""
+
+
+def tree_around(frame: FrameType) -> ast.AST:
+    """Return the file that a frame runs."""
+    return _parsed("".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals)))
+
+
+def covering(tree: ast.AST, line: int) -> list[ast.AST]:
+    """Return the statements and expressions that a line is part of."""
+    return [node for node in ast.walk(tree) if covers(node, line)]
+
+
+@lru_cache(maxsize=TREES_KEPT)
+def _parsed(text: str) -> ast.AST:
+    return ast.parse(text)
+
+
+def covers(node: ast.AST, line: int) -> bool:
+    """Return whether a line is part of a statement or an expression."""
+    first = getattr(node, "lineno", None)
+    return first is not None and first <= line <= (getattr(node, "end_lineno", None) or first)
+
 
 KINDS = frozenset({"all_reduce", "reduce", "broadcast"})
 MOST_NAMED = 600

@@ -20,10 +20,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Optional
 
-from ....record import layout
-from ....record.clock import offset_ns
-from .device_times import MEASURED_EVERY, DeviceTimes
-from .stopwatch import (
+from ...record import layout
+from ...record.clock import offset_ns
+from .clocks import (
     BACKWARD,
     BATCHES,
     BUCKETS,
@@ -33,11 +32,13 @@ from .stopwatch import (
     EXPLICIT_BYTES,
     EXPLICIT_CALLS,
     FORWARD,
+    MEASURED_EVERY,
     MICRO_BATCHES,
     OPTIMIZER,
     REDUCED_BYTES,
     SAMPLES,
     SYNCHRONISED,
+    DeviceTimes,
     Stopwatch,
 )
 

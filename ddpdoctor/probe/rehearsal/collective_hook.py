@@ -5,19 +5,135 @@ Groups, backend names, arguments and results are untouched: the override writes 
 
 from __future__ import annotations
 
+import ast
+import os
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Optional
 
-from ...facts.collectives import described, origin_of
-from ...groups import GroupBook
-from ...journal import Journal
-from .dict_entries import DictEntries
+from ..call_listeners import on_call
+from ..groups import GroupBook
+from ..journal import Journal
+from ..user_code import described, origin_of
 from .loop_subjects import KINDS as NAMED_KINDS
-from .loop_subjects import Subjects
-from .reduce_ops import REDUCE_OPS, ReduceOps
-from .reduced_losses import ReducedLosses
+from .loop_subjects import Subjects, covering, tree_around
+from .training.reduction import ReducedLosses
+
+# Uses of a group by ranks that are no members of it: torch then does nothing but warn.
+
+
+def hook_non_member_calls(journal: Journal, torch: Any) -> None:
+    """Note each line that calls a collective on a group which leaves this rank out; torch without the hook is left."""
+    if not torch.distributed.is_available():
+        return
+    module = torch.distributed.distributed_c10d
+    if not hasattr(module, "_warn_not_in_group"):
+        return
+    noted: set[int] = set()
+
+    def note(frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        site = journal.site(frame)
+        if site not in noted:
+            noted.add(site)
+            journal.event("outsider_call", operation=str(arguments[0]), site=site)
+
+    on_call(journal, module, "_warn_not_in_group", before=note, harms=("outsider_calls",))
+
+
+# What stands at a line of the user's code, for the collectives that a rehearsal looks at more closely.
+
+
+# The reduce operation of a collective that is about to start, as a number that indexes `REDUCE_OPS`.
+
+REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
+
+_AUTOGRAD = os.path.join("torch", "autograd", "")
+
+
+class ReduceOps:
+    """The reduce operation, from the operator's argument, or from the call where this torch keeps the argument closed.
+
+    The boxed argument has a field to read in torch 2.10, none in 2.8. Functions of torch.distributed hand it over in
+    options that they have just made, a local variable of theirs; DDP's reducer, which is C++, always sums.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        names = ("AllreduceOptions", "AllreduceCoalescedOptions", "ReduceOptions", "ReduceScatterOptions")
+        c10d = torch._C._distributed_c10d
+        self._options = tuple(getattr(c10d, name) for name in names if hasattr(c10d, name))
+
+    def number_of(self, boxed: Any, caller: Optional[FrameType]) -> Optional[int]:
+        """Return it; None where neither the argument nor ``caller``, the innermost frame, shows it."""
+        if boxed._has_method("op"):
+            return int(boxed.op())
+        if caller is None or _AUTOGRAD in caller.f_code.co_filename:
+            return REDUCE_OPS.index("sum")
+        given = [value for value in caller.f_locals.values() if isinstance(value, self._options)]
+        return int(given[0].reduceOp.op) if len(given) == 1 else None
+
+
+# Which dictionary a tensor was put together from, when a function stacks a dictionary's values and reduces them.
+
+MOST_ENTRIES = 100
+MOST_VARIABLES = 200
+"""Variables of a function among which the dictionary is looked for."""
+
+_PUTS_TOGETHER = frozenset({"stack", "cat", "concat", "hstack", "tensor", "as_tensor", "FloatTensor"})
+
+
+class DictEntries:
+    """Whether each call chain reduces what its function has put together."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._put_together: dict[int, bool] = {}
+
+    def entries_of(self, site: int, frame: Optional[FrameType], elements: int) -> str:
+        """Return the name of the dictionary with as many entries as a tensor has elements, or an empty text."""
+        if self.has_none(site):
+            return ""
+        while frame is not None and not self._journal.user_code.holds(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is None:
+            return ""
+        if site not in self._put_together:
+            self._put_together[site] = False
+            self._put_together[site] = puts_together(tree_around(frame), frame.f_lineno)
+        if not self._put_together[site] or not 0 < elements <= MOST_ENTRIES:
+            return ""
+        variables = list(frame.f_locals.items())[:MOST_VARIABLES]
+        fitting = (name for name, held in variables if isinstance(held, dict) and len(held) == elements)
+        return next((name for name in fitting if not name.startswith("_")), "")
+
+    def has_none(self, site: int) -> bool:
+        """Return whether this call chain is known to reduce nothing that its function has put together."""
+        return self._put_together.get(site) is False
+
+
+def puts_together(tree: ast.AST, line: int) -> bool:
+    """Return whether a call at a line is given a variable that its function makes by ``torch.stack`` or the like."""
+    nodes = covering(tree, line)
+    given = {
+        argument.id
+        for call in nodes
+        if isinstance(call, ast.Call)
+        for argument in call.args
+        if isinstance(argument, ast.Name)
+    }
+    functions = [node for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    inside = max(functions, key=lambda function: function.lineno) if functions else tree
+    return any(
+        isinstance(node, ast.Assign)
+        and any(isinstance(target, ast.Name) and target.id in given for target in node.targets)
+        and any(isinstance(call, ast.Call) and _last_name(call.func) in _PUTS_TOGETHER for call in ast.walk(node.value))
+        for node in ast.walk(inside)
+    )
+
+
+def _last_name(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
 
 Arguments = tuple[str, Optional[int], Optional[int], Optional[int]]
 """Name as users spell it, and where an operator has its tensors, its reduce op, and its root or peer."""

@@ -14,14 +14,161 @@ import functools
 import json
 import os
 import socket
+import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any, Optional
 from urllib.parse import parse_qs, urlparse
 
-from ...free_port import free_port
-from ...journal import Journal
-from ..stop import Ending
+from ..free_port import free_port
+from ..journal import Journal
+from .schedule import Ending
+
+# The variables of a launcher on several nodes, set for a rank of a rehearsal on one.
+
+
+def pretend(environment: MutableMapping[str, str], ranks_per_node: int, slurm: bool) -> None:
+    """Rewrite what torch's launcher set for ranks of one node; with ``slurm`` set Slurm's variables alike."""
+    rank, world_size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+    node, local_rank = divmod(rank, ranks_per_node)
+    nodes = -(-world_size // ranks_per_node)
+    named: dict[str, int] = {
+        "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": ranks_per_node,
+        "GROUP_RANK": node,
+        "GROUP_WORLD_SIZE": nodes,
+        "NODE_RANK": node,
+    }
+    if slurm:
+        named.update(
+            SLURM_PROCID=rank,
+            SLURM_LOCALID=local_rank,
+            SLURM_NODEID=node,
+            SLURM_NTASKS=world_size,
+            SLURM_NPROCS=world_size,
+            SLURM_NNODES=nodes,
+            SLURM_JOB_NUM_NODES=nodes,
+            SLURM_NTASKS_PER_NODE=ranks_per_node,
+        )
+    environment.update({name: str(number) for name, number in named.items()})
+
+
+# Python's own connections to what lies outside the job: held back by the box, or made where there is none.
+
+ADDRESSES_NOTED = 16
+_RESOLVES = ("socket.getaddrinfo", "socket.gethostbyname")
+
+
+def hook_network(journal: Journal) -> None:
+    """Note the first hosts, ports of this machine and Unix sockets that the job asks for, and those that it serves."""
+    noted: set[tuple[str, bool]] = set()
+    is_open = bool(journal.plan.get("job", {}).get("network", True))
+
+    def note(address: str, serves: bool) -> None:
+        if address and (address, serves) not in noted and len(noted) < ADDRESSES_NOTED:
+            noted.add((address, serves))
+            place: dict[str, Any] = {}
+            if not serves and (frames := journal.user_code.frames(sys._getframe(2))):
+                place = {"file": frames[0][0], "line": frames[0][1]}
+            journal.event("network", address=address, serves=serves, **place)
+
+    def asked(address: Any) -> str:
+        written = _written(address)
+        if _is_own(address, written, "" if not is_open else journal.run_directory):
+            return ""
+        # The name that was resolved has been noted.
+        port = written.rpartition(":")[2]
+        named = is_open and isinstance(address, tuple) and any(name.endswith(f":{port}") for name, _ in noted)
+        return "" if named else written
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in ("socket.connect", "socket.sendto"):
+            journal.guarded(lambda: note(asked(arguments[1]), False), harms=())
+        elif event in _RESOLVES:
+            journal.guarded(lambda: note(_named(*arguments[:2]), False), harms=())
+        elif event == "socket.bind":
+            journal.guarded(lambda: note(_written(arguments[1]), True), harms=())
+
+    sys.addaudithook(hook)
+
+
+def _named(host: Any, port: Any = None) -> str:
+    """Return the host that a name server is asked for; empty where it is this machine, or an address already."""
+    name = os.fsdecode(host) if isinstance(host, bytes) else str(host or "")
+    if _is_local(name) or ":" in name or name.replace(".", "").isdigit() or name == os.uname().nodename:
+        return ""
+    return f"{name}:{port}" if port else name
+
+
+def _is_own(address: Any, written: str, job: str) -> bool:
+    """Return whether someone of this job listens at an address; without ``job`` no one else shares its network."""
+    if isinstance(address, tuple):
+        inode = _listener(int(address[1])) if _is_local(str(address[0])) else ""
+    elif job or _is_socket(written):
+        lines = map(str.split, _text("/proc/net/unix").splitlines())
+        inode = next((words[6] for words in lines if words[7:] == [written]), "")
+    else:
+        return True  # no socket lies there: no one was asked
+    return bool(inode) and (not job or _is_held(inode, job))
+
+
+def _listener(port: int) -> str:
+    """Return the inode of the socket that listens on a port of this machine; empty where there is none."""
+    ending = f":{port:04X}"
+    lines = map(str.split, (_text("/proc/net/tcp") + _text("/proc/net/tcp6")).splitlines())
+    return next((words[9] for words in lines if words[1].endswith(ending) and words[3] == "0A"), "")
+
+
+def _is_held(inode: str, job: str) -> bool:
+    """Return whether a process that was started with this job's run directory holds a socket."""
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                its_own = os.fsencode(job) in file.read()
+            numbers = os.listdir(f"/proc/{pid}/fd") if its_own else []
+        except OSError:
+            continue
+        if any(_link(f"/proc/{pid}/fd/{number}") == f"socket:[{inode}]" for number in numbers):
+            return True
+    return False
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+def _written(address: Any) -> str:
+    if isinstance(address, tuple):
+        host, port = str(address[0]), address[1]
+        if _is_local(host):
+            return f"127.0.0.1:{port}" if port else ""
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    path = os.fsdecode(address) if isinstance(address, (str, bytes)) else ""
+    # A name without a file, which only the box's own network has.
+    return "" if not path or path.startswith("\0") else os.path.abspath(path)
+
+
+def _is_socket(path: str) -> bool:
+    try:
+        return stat.S_ISSOCK(os.stat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _is_local(host: Optional[str]) -> bool:
+    return host in ("", None, "localhost", "0.0.0.0", "::", "::1") or str(host).startswith(("127.", "::ffff:127."))
+
 
 SPAWNED_VARIABLE = "DDPDOCTOR_SPAWNED_RANKS"
 """How many processes ``mp.spawn`` has started, for those processes."""

@@ -14,12 +14,46 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from ....record.clock import from_system
-from ...facts.collectives import origin_of
-from ...groups import GroupBook
-from ...journal import Journal
-from ...torch_compat import Capabilities
-from .entries import KINDS, described
+from ...record.clock import from_system
+from .. import user_code
+from ..groups import GroupBook
+from ..journal import Journal
+from ..torch_compat import Capabilities
+from ..user_code import elements, origin_of
+
+# What an entry of torch's flight recorder means: the names of kinds and dtypes.
+
+KINDS = {
+    "_all_gather_base": "all_gather_into_tensor",
+    "_allgather_base": "all_gather_into_tensor",
+    "all_gather_into_tensor_coalesced": "all_gather_into_tensor",
+    "_reduce_scatter_base": "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor",
+    "all_reduce_barrier": "barrier",
+    "allreduce_coalesced": "all_reduce",
+}
+"""Names in the recorder, as users spell them."""
+DTYPES = {
+    "Float": "float32",
+    "Double": "float64",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "Long": "int64",
+    "Int": "int32",
+    "Short": "int16",
+    "Char": "int8",
+    "Byte": "uint8",
+    "Bool": "bool",
+}
+BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
+
+
+def described(kind: str, shapes: list[tuple[int, ...]], dtype: str, origin: str) -> dict[str, Any]:
+    """Return the fields of a signature; ``dtype`` is torch's name of it."""
+    name = DTYPES.get(dtype, dtype.lower())
+    size_bytes = sum(map(elements, shapes)) * BYTES.get(name, 1)
+    return user_code.described(kind, shapes, name, size_bytes, origin)
+
 
 # Keeps torch's flight recorder from importing torch's compiler in our thread.
 

@@ -1,4 +1,4 @@
-"""Whether a thread that does nothing will be woken by a clock which it set itself: a sleep, a timed wait.
+"""Clocks of a watched job: threads that a clock of their own will wake, a stopwatch of phases, times on the device.
 
 The kernel shows what system call a thread is in, with its arguments: of the threads of one's own process, and of
 processes below one's own. Elsewhere than on Linux, and on other processors, nothing is known of clocks.
@@ -10,10 +10,153 @@ import os
 import struct
 import sys
 import threading
+import time
 from types import FrameType
-from typing import NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
-from ....record.clock import epoch_ns, from_system, offset_ns
+from ...record import layout
+from ...record.clock import epoch_ns, from_system, offset_ns
+from ..call_listeners import on_call
+from ..journal import Journal
+
+# In which phase the training thread is, and for how long it has been in each; one phase at a time.
+
+(STARTING, DATA_WAIT, FORWARD, BACKWARD, EXPLICIT, OPTIMIZER, EVALUATION, SAVING, OTHER, FINISHED) = range(
+    len(layout.PHASES)
+)
+"""Positions in a tally: of the time in each phase …"""
+(
+    EXPLICIT_CALLS,
+    EXPLICIT_BYTES,
+    SAMPLES,
+    BATCHES,
+    MICRO_BATCHES,
+    SYNCHRONISED,
+    REDUCED_BYTES,
+    BUCKETS,
+    TALLIED,
+) = range(len(layout.PHASES), len(layout.PHASES) + 9)
+"""… and of what is counted."""
+
+
+class Stopwatch:
+    """The phases of one thread."""
+
+    __slots__ = ("_outer", "phase", "since_ns", "tally")
+
+    def __init__(self) -> None:
+        self.tally = [0] * TALLIED
+        self.phase = OTHER
+        self.since_ns = time.monotonic_ns()
+        self._outer: list[int] = []
+
+    def enter(self, phase: int, now_ns: int) -> None:
+        """Begin a phase inside of the current one."""
+        self.tally[self.phase] += now_ns - self.since_ns
+        self._outer.append(self.phase)
+        self.phase = phase
+        self.since_ns = now_ns
+
+    def leave(self, now_ns: int) -> None:
+        """End the current phase and go on with the one around it."""
+        self.tally[self.phase] += now_ns - self.since_ns
+        self.phase = self._outer.pop() if self._outer else OTHER
+        self.since_ns = now_ns
+
+    def settled(self, now_ns: int) -> list[int]:
+        """Return the tally up to now, as a copy."""
+        self.tally[self.phase] += now_ns - self.since_ns
+        self.since_ns = now_ns
+        return self.tally[:]
+
+    def restart(self, now_ns: int) -> None:
+        """Begin a new tally."""
+        self.tally = [0] * TALLIED
+        self.since_ns = now_ns
+
+    def give_back(self, taken: list[int]) -> None:
+        """Subtract what belongs to an earlier step."""
+        self.tally = [value - other for value, other in zip(self.tally, taken)]
+
+    def reset(self) -> None:
+        """Forget phases that were left by an exception which no hook saw."""
+        self._outer.clear()
+        self.phase = OTHER
+
+
+# Times of the phases by CUDA events: read when the device has passed them, never waited for.
+
+MEASURED_EVERY = 20
+"""One step of so many is measured; an event costs some microseconds."""
+_PHASES = (FORWARD, BACKWARD, OPTIMIZER)
+
+
+class GraphCaptures:
+    """Whether a graph is captured now; after a capture that has failed that is not known, and nothing is measured."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        """Whoever reads events holds it, so that no capture begins meanwhile."""
+        self.open = False
+
+    def listen(self, journal: Journal, graph_class: Any) -> None:
+        """Listen to the captures of ``torch.cuda.CUDAGraph``, which makes those of ``torch.compile``, too."""
+        for name, is_open in (("capture_begin", True), ("capture_end", False)):
+            if hasattr(graph_class, name):
+                # Before a capture begins, and after it has ended.
+                moment = "before" if is_open else "after"
+                on_call(journal, graph_class, name, **{moment: self._becoming(is_open)}, harms=())
+
+    def _becoming(self, is_open: bool) -> Callable[..., None]:
+        def become(*call: Any) -> None:
+            with self.lock:
+                self.open = is_open
+
+        return become
+
+
+class DeviceTimes:
+    """The events of one step. ``make_event`` gives an event that keeps its time."""
+
+    def __init__(self, make_event: Callable[[], Any], captures: GraphCaptures) -> None:
+        self._make_event = make_event
+        self._captures = captures
+        self._in_a_graph = False
+        self._spans: dict[int, list[list[Any]]] = {phase: [] for phase in _PHASES}
+
+    def begins(self, phase: int) -> None:
+        """Begin a phase on the host."""
+        if self._may_be_measured():
+            self._spans[phase].append([self._recorded()])
+
+    def ends(self, phase: int) -> None:
+        """End it on the host."""
+        spans = self._spans[phase]
+        if self._may_be_measured() and spans and len(spans[-1]) == 1:
+            spans[-1].append(self._recorded())
+
+    def durations_ns(self) -> list[int]:
+        """Return forward, backward and optimizer in the order of the stream; -1 for what the device has not passed."""
+        with self._captures.lock:
+            if self._in_a_graph or self._captures.open:
+                return [-1] * len(_PHASES)
+            return [self._duration_ns(self._spans[phase]) for phase in _PHASES]
+
+    def _may_be_measured(self) -> bool:
+        self._in_a_graph = self._in_a_graph or self._captures.open
+        return not self._in_a_graph
+
+    def _recorded(self) -> Any:
+        event = self._make_event()
+        event.record()
+        return event
+
+    def _duration_ns(self, spans: list[list[Any]]) -> int:
+        whole = [span for span in spans if len(span) == 2]
+        if not whole or not all(span[1].query() for span in whole):
+            return -1
+        return round(sum(float(span[0].elapsed_time(span[1])) for span in whole) * 1e6)
+
 
 _TIME = struct.Struct("<qq")
 _ABSOLUTE, _REALTIME = 1, 0
