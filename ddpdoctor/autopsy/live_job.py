@@ -22,7 +22,7 @@ from ddpdoctor.postmortem.dumps.dump_record import DumpBook
 from ddpdoctor.postmortem.dumps.dumps import DumpError, Dumps
 from ddpdoctor.postmortem.read import Postmortem
 from ddpdoctor.record.model import Job, Rank, RunRecord, StreamState
-from ddpdoctor.record.streams.places import StackDump
+from ddpdoctor.record.streams.setup import StackDump
 
 SSH_PATIENCE_S = 60.0
 MOST_WORKERS, WORKERS_SHOWN = 64, 4

@@ -21,14 +21,17 @@ from ddpdoctor.postmortem.prefixes import Habit, Prefixed, last_time, split
 from ddpdoctor.postmortem.progress import Later, Progress, went_on
 from ddpdoctor.postmortem.scan import Heed, Scanner
 from ddpdoctor.postmortem.tracebacks import HEADER, Raised, Tracebacks, parse
-from ddpdoctor.record.streams.incidents import Incident, RankEnding
+from ddpdoctor.record.streams.devices import Incident, RankEnding
 
 _OF_TORCH = re.compile(r"\[(?P<level>[IWEF])(?:\d{3,4} [\d:.]+)? (?P<source>[\w./]+\.cpp:\d+)\] (?P<message>.*)")
 MARKS = re.compile(rb"^\[rank(\d{1,6})\]:", re.MULTILINE)
 _BARE = re.compile(r"(?<![\w.])(?:[a-z_]\w*\.)*(?P<type>[A-Z]\w*(?:Error|Exception)): (?P<message>.+)")
 """An exception whose traceback is not there: the log begins in it, someone kept the last line, or a logger wrote it."""
-_QUALIFIED = re.compile(r"(?<![\w.])(?:[A-Za-z_]\w*\.){2,}(?P<type>[A-Z]\w*(?:Error|Exception)): (?P<message>.+)")
-"""One that someone quotes within a sentence, with its module."""
+_QUALIFIED = re.compile(
+    r"(?<![\w.])(?!(?:javax?|org|com|scala|kotlin|System)\.)(?:[A-Za-z_]\w*\.){2,}"
+    r"(?P<type>[A-Z]\w*(?:Error|Exception)): (?P<message>.+)"
+)
+"""One that someone quotes within a sentence, with its module; names of Java and .NET are none of Python's."""
 _ALONE = re.compile(r"(?P<type>(?<![A-Za-z])[A-Z][a-z]\w*?(?:Error|Exception))\s*$")
 """One that stands alone, or at the end of what other ranks wrote in its line."""
 _ASCII = re.compile(r"[\x21-\x7e]")
