@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from ddpdoctor.diagnosis.logs.chain import ADDS_NOTHING, ONE_MOMENT_NS, explained, may_follow, name_of
+from ddpdoctor.diagnosis.logs.chain import ADDS_NOTHING, ONE_MOMENT_NS, explained, is_cut, may_follow, name_of
 from ddpdoctor.diagnosis.logs.ranks import SIGKILL, SIGTERM, Ending, endings_of, unexplained, with_ranks
 from ddpdoctor.diagnosis.record_cache import ByIdentity
 from ddpdoctor.diagnosis.wording import rank_list
@@ -161,8 +161,8 @@ def _of_attempt(evidence: LogEvidence, attempt: int) -> tuple[LogCause, ...]:
     for group in groups:
         if group is cause or group[0] in found[0].incidents:
             continue
-        same = {one.rank for one in group} <= set(found[0].ranks) or (_is_own(cause[0]) and not _is_cut(cause[0]))
-        if _is_cut(group[0]) and same:
+        same = {one.rank for one in group} <= set(found[0].ranks) or (_is_own(cause[0]) and not is_cut(cause[0]))
+        if is_cut(group[0]) and same:
             # A traceback that is cut off shows where a rank was, and not what happened.
             found[0] = replace(found[0], behind=(*found[0].behind, *group))
         else:
@@ -256,14 +256,9 @@ def _without_shadows(incidents: Sequence[Incident]) -> tuple[Incident, ...]:
     return tuple(kept)
 
 
-def _is_cut(one: Incident) -> bool:
-    """Return whether it is a traceback of which the exception is not there."""
-    return one.kind == "raised" and not one.type and bool(one.frames)
-
-
 def _says_less_than_another(one: Incident, incidents: Sequence[Incident]) -> bool:
     """Return whether a traceback that is cut off only went the way of another rank's, or has not come to the script."""
-    if not _is_cut(one):
+    if not is_cut(one):
         return False
     if not user_frames(one.frames) and any(other.kind not in ("raised", "lost-peer", "said") for other in incidents):
         return True

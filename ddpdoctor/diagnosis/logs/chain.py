@@ -27,6 +27,8 @@ FOLLOWS: Mapping[str, frozenset[str]] = {
     "lost-peer": _BY_ITSELF | {"timed-out", "stuck", "left", "aborted", "nccl"},
     # A rank waits for one that never connected, or whose connection had been lost.
     "timed-out": frozenset({"no-rendezvous", "lost-by-nccl"}),
+    # A traceback of which the exception is not there: what is known in words comes before it.
+    "cut": _BY_ITSELF | _LOST | {"timed-out", "stuck", "nccl", "no-rendezvous"},
     "stuck": _BY_ITSELF | {"timed-out", "lost-by-nccl", "nccl", "no-rendezvous"},
 }
 """By the name of an event, from which others it can follow. What a process suffers by itself follows from nothing."""
@@ -36,10 +38,17 @@ _SAME_PROCESS = frozenset({"aborted"})
 """Those that follow only in the same process."""
 
 
+def is_cut(one: Incident) -> bool:
+    """Return whether it is a traceback of which the exception is not there."""
+    return one.kind == "raised" and not one.type and bool(one.frames)
+
+
 def name_of(one: Incident) -> str:
     """Return the name of an event in the chain."""
     if one.kind == "signalled":
         return _SIGNALLED.get(one.signal or 0, "crashed")
+    if is_cut(one):
+        return "cut"
     if one.kind == "nccl" and _PASSED_ON.search(one.message):
         return "nccl-passed-on"
     if one.kind == "lost-peer" and one.type == "NCCL WARN":
@@ -52,6 +61,9 @@ def may_follow(effect: Incident, cause: Incident, evidence: LogEvidence) -> bool
     name = name_of(effect)
     causes = FOLLOWS.get("lost-peer" if name == "lost-by-nccl" else name, frozenset())
     if name_of(cause) not in causes:
+        return False
+    elsewhere = None not in (effect.rank, cause.rank) and effect.rank != cause.rank
+    if name == "cut" and elsewhere and cause.kind != "no-rendezvous":
         return False
     if name in _SAME_PROCESS:
         # Its reason is printed before or with it, and launchers report it at last.
