@@ -34,6 +34,7 @@ NEEDLES = (
     b"ignal",
     b"exitcode",
     b"(local_rank:",
+    b"*** SIG",
     b"NCCL WARN",
     b"Xid",
     b"terminate",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 from collections.abc import Mapping
 from functools import lru_cache
@@ -27,6 +28,7 @@ _SIGNALS = {
     "terminated": 15,
     "aborted": 6,
     "floating point exception": 8,
+    **{name.lower(): int(one) for name, one in signal.Signals.__members__.items()},
 }
 _NAMED = re.compile(r"\(\?P<\w+>")
 
