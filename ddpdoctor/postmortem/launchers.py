@@ -10,7 +10,7 @@ import signal
 from collections.abc import Iterator
 
 from ddpdoctor.finding import Trouble
-from ddpdoctor.postmortem.catalogue.messages import statement_in
+from ddpdoctor.postmortem.catalogue.messages import statement_of_nccl
 from ddpdoctor.postmortem.prefixes import nanoseconds
 from ddpdoctor.record.streams.incidents import Incident, RankEnding
 
@@ -228,13 +228,14 @@ def signal_number(name: str) -> int:
 
 def _of_nccl(match: re.Match[str]) -> Iterator[Incident]:
     text = match["text"].strip()
-    found = statement_in(text)
-    lost = (found is not None and found.row.event == "lost-peer") or "Connection refused" in text
-    peer = str(found.fields.get("peer", "")) if found is not None else ""
-    yield Incident(
-        kind="lost-peer" if lost else "nccl", trouble="early-exit" if lost else "nccl-error", host=match["host"],
-        pid=int(match["pid"]), type="NCCL WARN", message=text, peer=peer,
-    )  # fmt: skip
+    found = statement_of_nccl(text)
+    if found is not None and found.row.role == "noise":
+        return
+    more = {"host": match["host"], "pid": int(match["pid"]), "type": "NCCL WARN", "message": text}
+    if found is None:
+        yield Incident(kind="nccl", trouble="nccl-error", **more)
+    else:
+        yield Incident(kind=found.row.event, trouble=found.row.trouble, **{**more, **found.fields})
 
 
 def _code(number: int) -> int:

@@ -41,6 +41,7 @@ _WORLD = re.compile(r"(?:\d+/(?P<joined>\d+) clients joined|world_size[=:] ?(?P<
 _LAUNCHER = re.compile(
     r"/torch/distributed/(?:run|launch|launcher/api|elastic/agent/server/api)\.py$|/multiprocessing/spawn\.py$"
 )
+_OF_NCCL = " NCCL WARN "
 _FROM_OUTSIDE = frozenset({"SignalException"})
 _GROUPS = frozenset({"ExceptionGroup", "BaseExceptionGroup"})
 """Their parts follow, each with a traceback of its own."""
@@ -270,7 +271,7 @@ class LogReader:
         incidents = tuple(launchers.incidents_in(text))
         for incident in incidents:
             self._add(incident, prefixed, number)
-        if endings or incidents:
+        if endings or incidents or _OF_NCCL in text:
             return
         grave = _GRAVE.search(text[:HEAD_OF_A_LINE]) is not None
         match = _BARE.search(text[:LONGEST_NAMED]) if grave else _BARE.match(text)

@@ -29,10 +29,11 @@ def from_log(check: Check, record: RunRecord, remedy: str | Callable[[LogCause],
         if cause.trouble == check.stands_for:
             is_cause = cause.role == "cause" and not explains_the_death(record)
             named = cause.absent if cause.first.kind in ("timed-out", "lost-peer") and is_cause else cause.ranks
+            usual = remedy if isinstance(remedy, str) else remedy(cause)
             yield check.finding(
                 "log",
                 wording.title(cause),
-                remedy=(remedy if isinstance(remedy, str) else remedy(cause)) if is_cause else remedies.of_echo(cause),
+                remedy=(cause.first.implies or usual) if is_cause else remedies.of_echo(cause),
                 locations=wording.locations(cause),
                 ranks=named,
                 evidence=tuple(wording.facts(cause)),

@@ -19,7 +19,10 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-MESSAGES = Path(__file__).with_name("messages.toml")
+_FILES = ("messages.toml", "torch.toml")
+_NCCL = "nccl.toml"
+_Where = Literal["any", "anywhere", "nccl"]
+"""An exception or a line of torch's C++ side, the line of any program, a warning of NCCL."""
 _SIGNALS = {
     "killed": 9,
     "bus error": 7,
@@ -38,9 +41,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     pattern: str
     event: IncidentKind
     trouble: Trouble
-    role: Literal["cause", "echo"] = "cause"
+    role: Literal["cause", "echo", "noise"] = "cause"
     anywhere: bool = False
+    nccl: bool = False
     type: str = ""
+    implies: str = ""
     source: str
     example: str
 
@@ -58,34 +63,55 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
 @lru_cache(maxsize=1)
 def rows() -> tuple[Row, ...]:
     """Return the rows, in their order of precedence."""
-    return tuple(msgspec.convert(tomllib.loads(MESSAGES.read_text(encoding="utf-8"))["message"], list[Row]))
+    return tuple(row for name in _FILES for row in _read(name))
 
 
 @lru_cache(maxsize=1)
-def _compiled() -> tuple[tuple[Row, re.Pattern[str]], ...]:
-    return tuple((row, re.compile(row.pattern, re.IGNORECASE)) for row in rows())
+def rows_of_nccl() -> tuple[Row, ...]:
+    """Return the rows that a warning of NCCL is compared with, in their order of precedence."""
+    return (*(row for row in rows() if row.nccl), *_read(_NCCL))
+
+
+def _read(name: str) -> list[Row]:
+    text = Path(__file__).with_name(name).read_text(encoding="utf-8")
+    return msgspec.convert(tomllib.loads(text)["message"], list[Row])
+
+
+@lru_cache(maxsize=3)
+def _compiled(where: _Where) -> tuple[tuple[Row, re.Pattern[str]], ...]:
+    chosen = rows_of_nccl() if where == "nccl" else rows()
+    return tuple((row, re.compile(row.pattern, re.IGNORECASE)) for row in chosen if row.anywhere or where != "anywhere")
 
 
 @lru_cache(maxsize=2)
-def _any(*, anywhere: bool) -> re.Pattern[str]:
+def _any(where: _Where) -> re.Pattern[str]:
     """One pattern for all rows: most texts fit none."""
-    chosen = [_NAMED.sub("(?:", row.pattern) for row in rows() if row.anywhere or not anywhere]
-    return re.compile("|".join(chosen), re.IGNORECASE)
+    return re.compile("|".join(_NAMED.sub("(?:", row.pattern) for row, _ in _compiled(where)), re.IGNORECASE)
 
 
 def statement_in(text: str, *, anywhere: bool = False) -> Statement | None:
     """Return the first row that a text fits; ``anywhere``: only of those that count in the line of any program."""
-    if not _any(anywhere=anywhere).search(text):
-        return None
-    for row, pattern in _compiled():
-        if (row.anywhere or not anywhere) and (match := pattern.search(text)):
-            return Statement(row=row, fields=_fields(match), name=match.groupdict().get("name") or "")
+    where: _Where = "anywhere" if anywhere else "any"
+    return _first(where, text) if _any(where).search(text) else None
+
+
+def statement_of_nccl(text: str) -> Statement | None:
+    """Return the first row that a warning of NCCL fits, by what stands behind ``NCCL WARN``."""
+    return _first("nccl", text)
+
+
+def _first(where: _Where, text: str) -> Statement | None:
+    for row, pattern in _compiled(where):
+        if match := pattern.search(text):
+            return Statement(row=row, fields=_fields(match, row), name=match.groupdict().get("name") or "")
     return None
 
 
-def _fields(match: re.Match[str]) -> dict[str, Any]:
+def _fields(match: re.Match[str], row: Row) -> dict[str, Any]:
     found = {name: text for name, text in match.groupdict().items() if text is not None}
-    fields: dict[str, Any] = {}
+    fields: dict[str, Any] = {"implies": row.implies} if row.implies else {}
+    if row.event == "nccl" and row.role == "echo":
+        fields["passed_on"] = True
     if absent := found.get("absent") or found.get("absent2"):
         fields["absent"] = tuple(int(number) for number in re.findall(r"\d+", absent))
     if "pid" in found:

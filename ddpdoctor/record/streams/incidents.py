@@ -81,6 +81,10 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the process that it is about, where the system tells it."""
     went_on: int = 0
     """How many lines that look like the job's progress its process wrote afterwards."""
+    implies: str = ""
+    """What to do about it, where its message says more than its kind."""
+    passed_on: bool = False
+    """Another part of NCCL had the error first."""
     loose: bool = False
     """It stands in the line of a logger, or without its traceback."""
 
