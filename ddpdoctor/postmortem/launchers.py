@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 from ddpdoctor.finding import Trouble
 from ddpdoctor.postmortem.catalogue.messages import statement_of_nccl
@@ -231,7 +232,7 @@ def _of_nccl(match: re.Match[str]) -> Iterator[Incident]:
     found = statement_of_nccl(text)
     if found is not None and found.row.role == "noise":
         return
-    more = {"host": match["host"], "pid": int(match["pid"]), "type": "NCCL WARN", "message": text}
+    more: dict[str, Any] = {"host": match["host"], "pid": int(match["pid"]), "type": "NCCL WARN", "message": text}
     if found is None:
         yield Incident(kind="nccl", trouble="nccl-error", **more)
     else:
