@@ -126,10 +126,8 @@ def main(arguments: list[str]) -> int:
     print(f"{len(raised)} exceptions of Python files: {rows} have a row, the others are read as exceptions")
     print(f"{len(logged)} of {sum(kind == 'logged' for kind, _ in python)} logged texts of Python files have no row")
     unread = unclassified()
-    counts = {name: len(printed(f"{name}.txt")[0]) for name in ("torch", "nccl")}
-    print(
-        f"{len(unread)} of {counts['torch']:,} statements of torch's C++ side and {counts['nccl']:,} of NCCL have no row"
-    )
+    torch, nccl = (len(printed(name)[0]) for name in ("torch.txt", "nccl.txt"))
+    print(f"{len(unread)} of {torch:,} statements of torch's C++ side and {nccl:,} of NCCL have no row")
     known = "\n".join(filled(line) for part in printed("torch.txt") for line in part)
     literals = list(dict.fromkeys(of_library(root)))
     new = [text for text in literals if filled(text).strip(" .,:7")[:150] not in known]
