@@ -430,6 +430,8 @@ def _of_lost_peer(cause: LogCause, everyone: frozenset[int], endings: Sequence[E
     """Someone left, and no log says how: a rank of which nothing is known, that the launcher did not have to end."""
     if cause.trouble == "no-rendezvous":
         return replace(cause, doubt="the logs do not show why the process that holds the store ended")
+    if cause.absent:
+        return replace(cause, doubt="it is not known how that rank ended")
     ended = {ending.rank for ending in endings}
     gone = sorted(everyone - set(cause.ranks) - ended)
     if len(gone) == 1:

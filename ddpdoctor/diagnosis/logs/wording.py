@@ -209,6 +209,8 @@ def _of_lost_peer(cause: LogCause) -> str:
     if cause.trouble == "no-rendezvous":
         where = f" at {cause.endpoint}" if cause.endpoint else ""
         return f"{_who(cause)} lost the store{where}{_at(cause.first)}: the process that holds it had ended"
+    if cause.absent and not cause.ranks:
+        return f"{rank_list(cause.absent)} left: {incident_text(cause.first)}"
     if cause.absent:
         return f"{rank_list(cause.absent)} left while {_who(cause)} {_was(cause)}{_in(cause.first)}{_at(cause.first)}"
     return f"{lost}: a process there ended, or the network failed"

@@ -124,5 +124,7 @@ class LogEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """The logs say that the job came to its end, or it went on after everything that they report."""
     endpoint: str = ""
     """Where the ranks meet, as the launcher prints it: ``host:port``."""
+    dumps_doubt: str = ""
+    """Why what the dumps show is not certain, where no flight recorder wrote them."""
     ordered: bool = False
     """All incidents stand in one log, so that their positions are their order in time."""
