@@ -106,6 +106,10 @@ class LogReader:
         self._time_ns = 0
         self._spawned: int | None = None
         self._told_to_end: set[int] = set()
+        self._local_ranks: set[int] = set()
+        """Ranks that may be those on their node only …"""
+        self._first_ranks: set[int] = set()
+        """… and where they begin, by lines that name both."""
         self._failures: dict[tuple[str, int], list[int]] = {}
         """Where each launcher, by host and process, reported that its ranks had failed."""
         self._terminated: str | None = None
@@ -135,6 +139,7 @@ class LogReader:
             read.endings += self._of_tasks
         else:
             read.endings += [replace(one, rank=None) for one in self._of_tasks if one.exit_code < 0]
+        self._shift_local_ranks()
         read.last_line = max([read.last_line, *(one.line for one in read.incidents)])
         read.later = self._progress.at_the_end(*scanner.tail)
         read.incidents = [
@@ -150,6 +155,21 @@ class LogReader:
         before = [sum(failed < position for failed in positions) for positions in self._failures.values()]
         most = max((len(positions) for positions in self._failures.values()), default=1) - 1
         return self._attempt + min(*before, most) if before else self._attempt
+
+    def _shift_local_ranks(self) -> None:
+        """Make ranks of the job of those on a later node, where a line or the launcher's table names both."""
+        read = self.read_so_far
+        first = self._first_ranks | {
+            one.rank - one.local_rank for one in read.endings if one.rank is not None and one.local_rank is not None
+        }
+        # Of several nodes in one log it is not known whose line one is.
+        if len(first) != 1 or (shift := first.pop()) <= max(self._local_ranks, default=0):
+            return
+        read.ranks = {rank + shift if rank in self._local_ranks else rank for rank in read.ranks}
+        read.incidents = [
+            replace(one, rank=one.rank + shift) if one.rank is not None and one.rank in self._local_ranks else one
+            for one in read.incidents
+        ]
 
     def _has_agent(self) -> bool:
         """Return whether torchrun's agent wrote in this log: then a scheduler's tasks are launchers, not ranks."""
@@ -179,6 +199,10 @@ class LogReader:
             self._time_ns = prefixed.time_ns or self._time_ns
             if prefixed.rank is not None:
                 self.read_so_far.ranks.add(prefixed.rank)
+            if prefixed.local is not None and prefixed.rank is not None:
+                self._local_ranks.add(prefixed.local)
+                if prefixed.marked.startswith("rank"):
+                    self._first_ranks.add(prefixed.rank - prefixed.local)
             for part in _parts(prefixed.text):
                 own = split(part, self._habit, self._year) if part.startswith("[rank") else prefixed
                 text = self._boxes.translate(own.marked, part if own is prefixed else own.text)

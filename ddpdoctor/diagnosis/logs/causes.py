@@ -133,7 +133,7 @@ def _causes_of(key: ByIdentity[RunRecord]) -> tuple[LogCause, ...]:
 
 
 def _of_attempt(evidence: LogEvidence, attempt: int) -> tuple[LogCause, ...]:
-    endings = endings_of(one for one in evidence.endings if one.attempt == attempt)
+    endings = endings_of((one for one in evidence.endings if one.attempt == attempt), evidence.ranks)
     here = [one for one in evidence.incidents if one.attempt == attempt and _is_of_the_job(one, endings, evidence)]
     everything = with_ranks(here, endings)
     gone_on = _gone_on(everything, endings, evidence)
