@@ -41,7 +41,6 @@ _WORLD = re.compile(r"(?:\d+/(?P<joined>\d+) clients joined|world_size[=:] ?(?P<
 _LAUNCHER = re.compile(
     r"/torch/distributed/(?:run|launch|launcher/api|elastic/agent/server/api)\.py$|/multiprocessing/spawn\.py$"
 )
-_OF_NCCL = " NCCL WARN "
 _FROM_OUTSIDE = frozenset({"SignalException"})
 _GROUPS = frozenset({"ExceptionGroup", "BaseExceptionGroup"})
 """Their parts follow, each with a traceback of its own."""
@@ -77,8 +76,8 @@ class LogRead(msgspec.Struct, kw_only=True):
     """Where the ranks meet, as the launcher prints it."""
     problem: str = ""
     """A clause where it could not be read to its end."""
-    is_cut: bool = False
-    """So many lines report failures that the rest was left out."""
+    skipped: tuple[int, int] | None = None
+    """So many lines report failures that these, from the first to the last, were left out."""
 
 
 class LogReader:
@@ -134,7 +133,7 @@ class LogReader:
             self._take_row(row, Prefixed(""), scanner.lines)
         read = self.read_so_far
         read.lines = scanner.lines
-        read.is_cut = scanner.is_full
+        read.skipped = scanner.skipped
         if not self._has_agent():
             read.endings += self._of_tasks
         else:
@@ -184,10 +183,11 @@ class LogReader:
 
     def note_ranks(self, text: bytes) -> None:
         """Note which ranks write in a piece of the log."""
-        self.read_so_far.ranks.update(map(int, MARKS.findall(text)))
-        for said in _WORLD_SAID.findall(text):
+        if b"[rank" in text:
+            self.read_so_far.ranks.update(map(int, MARKS.findall(text)))
+        for said in _WORLD_SAID.findall(text) if b"nranks" in text or b"orld" in text or b"ORLD" in text else ():
             self.read_so_far.world_size = max(self.read_so_far.world_size, int(said[0] or said[1]))
-        if match := _ENDPOINT.search(text):
+        if b"rdzv" in text and (match := _ENDPOINT.search(text)):
             self.read_so_far.endpoint = match[1].decode()
 
     def _take(self, line: bytes, number: int) -> Heed:
@@ -258,16 +258,16 @@ class LogReader:
 
     def _take_line(self, prefixed: Prefixed, text: str, number: int) -> None:
         """A line outside of any traceback."""
-        if match := _WORLD.search(text):
+        if ("joined" in text or "world_size" in text) and (match := _WORLD.search(text)):
             self.read_so_far.world_size = max(self.read_so_far.world_size, int(match["joined"] or match["said"]))
         if self._wrapped:
             text, self._wrapped = f"{self._wrapped} {text}", ""
         if (rank := launchers.spawned_rank(text)) is not None:
             self._spawned = rank
-        elif match := _OF_TORCH.search(text):
+        elif ".cpp:" in text and (match := _OF_TORCH.search(text)):
             self._after = LINES_AFTER
             self._of_torch(prefixed, match["message"], number, level=match["level"])
-        elif match := _TERMINATED.search(text):
+        elif "terminate called" in text and (match := _TERMINATED.search(text)):
             self._after, self._terminated = LINES_AFTER, match["type"] or ""
             if "without" in text:
                 self._add(
@@ -275,14 +275,14 @@ class LogReader:
                     prefixed,
                     number,
                 )
-        elif match := _WHAT.search(text):
+        elif "what():" in text and (match := _WHAT.search(text)):
             self._of_torch(prefixed, match["message"], number, kind=self._terminated or "an exception of C++")
             self._terminated = None
         elif self._after and _OF_MESSAGE.match(text):
             self._of_torch(prefixed, text, number)
         elif "ChildFailedError" in text:
             self._table.begin()
-        elif launchers.WRAPPED.search(text):
+        elif "noticed that" in text and launchers.WRAPPED.search(text):
             self._wrapped = text
         elif not self._of_launcher(prefixed, text):
             self._of_any_program(prefixed, text, number)
@@ -295,7 +295,7 @@ class LogReader:
         incidents = tuple(launchers.incidents_in(text))
         for incident in incidents:
             self._add(incident, prefixed, number)
-        if endings or incidents or _OF_NCCL in text:
+        if endings or incidents or launchers.OF_NCCL in text:
             return
         grave = _GRAVE.search(text[:HEAD_OF_A_LINE]) is not None
         match = _BARE.search(text[:LONGEST_NAMED]) if grave else _BARE.match(text)
@@ -336,6 +336,8 @@ class LogReader:
         self._add(incident, prefixed, number)
 
     def _of_launcher(self, prefixed: Prefixed, text: str) -> bool:
+        if "process" not in text and "exitcode" not in text and "death signal" not in text:
+            return False
         if match := launchers.CLOSING.search(text) or launchers.FORCED.search(text):
             self._told_to_end.add(int(match["pid"]))
             self._add_ending(RankEnding(pid=int(match["pid"]), by_agent=True), prefixed)
@@ -433,6 +435,8 @@ class LogReader:
 
 def _parts(text: str) -> list[str]:
     """Part two ranks' lines that share one, for lack of a line feed between them."""
+    if "[rank" not in text[1:] and "Traceback (most recent" not in text:
+        return [text]
     starts = [match.start() for match in re.finditer(r"(?<=\S)\[rank\d+\]:|(?<=\S)Traceback \(most recent", text)]
     if not starts:
         return [text]

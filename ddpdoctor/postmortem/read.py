@@ -71,8 +71,9 @@ def read_postmortem(
             continue
         if told.problem and not (found.archive is not None and found.archive.is_damaged):
             notes.append(f"{found.name} cannot be read to its end: {told.problem}")
-        if told.is_cut:
-            notes.append(f"{found.name} was read up to line {told.lines:,}: too many of its lines report failures")
+        if told.skipped is not None:
+            first, last = told.skipped
+            notes.append(f"{found.name} was read but for lines {first:,} to {last:,}: too many lines report failures")
         if told.dropped:
             notes.append(f"{found.name} reports {told.dropped:,} more failures than were examined")
         read.append(told)

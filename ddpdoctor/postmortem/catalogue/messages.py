@@ -31,6 +31,12 @@ _SIGNALS = {
     "aborted": 6,
     "floating point exception": 8,
 }
+_NO_DIGITS = str.maketrans("123456789", "0" * 9)
+_PLACES: dict[tuple[_Where, str], int] = {}
+"""Which row texts fit that differ in their figures only: of a statement a dying job writes thousands."""
+_NONE = -1
+_MOST_KEPT, _LONGEST_KEPT = 4_096, 600
+_BEGINS_WITH_A_LETTER = re.compile(r"[A-Za-z](?![?*{|])")
 _NAMED = re.compile(r"\(\?P<\w+>")
 
 
@@ -85,14 +91,43 @@ def _compiled(where: _Where) -> tuple[tuple[Row, re.Pattern[str]], ...]:
 
 @lru_cache(maxsize=2)
 def _any(where: _Where) -> re.Pattern[str]:
-    """One pattern for all rows: most texts fit none."""
-    return re.compile("|".join(_NAMED.sub("(?:", row.pattern) for row, _ in _compiled(where)), re.IGNORECASE)
+    """One pattern for all rows: most texts fit none.
+
+    Its alternatives are grouped by their first letter: of hundreds a position of the text is compared with a few.
+    """
+    groups: dict[str, list[str]] = {}
+    for row, _ in _compiled(where):
+        for branch in _branches(_NAMED.sub("(?:", row.pattern)):
+            first = branch[0].lower() if _BEGINS_WITH_A_LETTER.match(branch) else ""
+            groups.setdefault(first, []).append(branch)
+    apart = groups.pop("", [])
+    return re.compile("|".join([*(f"(?={first})(?:{'|'.join(one)})" for first, one in groups.items()), *apart]), re.I)
+
+
+def _branches(pattern: str) -> list[str]:
+    """Return the alternatives of a pattern, those within parentheses left as they are."""
+    found, depth, start, in_set = [], 0, 0, False
+    place = 0
+    while place < len(pattern):
+        character = pattern[place]
+        if character == "\\":
+            place += 1
+        elif in_set:
+            in_set = character != "]"
+        elif character == "[":
+            in_set = True
+        elif character in "()":
+            depth += 1 if character == "(" else -1
+        elif character == "|" and not depth:
+            found.append(pattern[start:place])
+            start = place + 1
+        place += 1
+    return [*found, pattern[start:]]
 
 
 def statement_in(text: str, *, anywhere: bool = False) -> Statement | None:
     """Return the first row that a text fits; ``anywhere``: only of those that count in the line of any program."""
-    where: _Where = "anywhere" if anywhere else "any"
-    return _first(where, text) if _any(where).search(text) else None
+    return _first("anywhere" if anywhere else "any", text)
 
 
 def statement_of_nccl(text: str) -> Statement | None:
@@ -101,10 +136,24 @@ def statement_of_nccl(text: str) -> Statement | None:
 
 
 def _first(where: _Where, text: str) -> Statement | None:
-    for row, pattern in _compiled(where):
-        if match := pattern.search(text):
-            return Statement(row=row, fields=_fields(match, row), name=match.groupdict().get("name") or "")
-    return None
+    compiled = _compiled(where)
+    kind = (where, text.translate(_NO_DIGITS)) if len(text) <= _LONGEST_KEPT else None
+    place = _PLACES.get(kind) if kind is not None else None
+    if place is None:
+        likely = where == "nccl" or _any(where).search(text) is not None
+        fits = (place for place, (_, pattern) in enumerate(compiled) if pattern.search(text)) if likely else iter(())
+        place = next(fits, _NONE)
+        if kind is not None:
+            if len(_PLACES) >= _MOST_KEPT:
+                _PLACES.clear()
+            _PLACES[kind] = place
+    if place == _NONE:
+        return None
+    row, pattern = compiled[place]
+    match = pattern.search(text)
+    if match is None:
+        return None
+    return Statement(row=row, fields=_fields(match, row), name=match.groupdict().get("name") or "")
 
 
 def _fields(match: re.Match[str], row: Row) -> dict[str, Any]:
