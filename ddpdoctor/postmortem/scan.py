@@ -109,13 +109,15 @@ class Scanner:
 
     def _skip_to_end(self, stream: BinaryIO) -> None:
         """Leave out the rest but for its end: a job may repeat errors for days, and die of another one."""
-        before, end = self._lines, self._rest
-        while piece := stream.read(PIECE_BYTES):
+        before, end, piece = self._lines, self._rest, b""
+        while True:
             end += piece
             if len(end) > END_BYTES:
                 cut = end.find(b"\n", len(end) - END_BYTES) + 1 or len(end)
                 self._lines += end.count(b"\n", 0, cut)
                 end = end[cut:]
+            if not (piece := stream.read(PIECE_BYTES)):
+                break
         self._rest, self._tail, self._wants_next = end, b"", False
         self._taken = self._left_out = 0
         if self._lines > before:

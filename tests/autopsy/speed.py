@@ -65,11 +65,11 @@ def write_failures(path: Path, size: int) -> None:
     def word() -> str:
         return "".join(noise.choices("abcdefghijklmnopqrstuvwxyz", k=noise.randrange(2, 12)))
 
-    lines = []
+    lines: list[str] = []
     for step in range(40_000):
         mark = f"[rank{step % 64}]:"
         lines += (
-            f"{mark} 2026-11-20 20:17:{step % 60:02} ERROR loader: shard {word()}: ConnectionError: host {word()} refused",
+            f"{mark} 20:17:{step % 60:02} ERROR loader: shard {word()}: ConnectionError: host {word()} refused",
             f"{mark}[E1120 20:17:{step % 60:02}.101 ProcessGroupNCCL.cpp:616] [Rank {step % 64}] Watchdog caught "
             f"collective operation timeout: WorkNCCL(SeqNum={step}, OpType=ALLREDUCE, Timeout(ms)=600000) ran for "
             f"{600_000 + step} milliseconds before timing out.",

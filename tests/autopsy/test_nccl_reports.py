@@ -66,7 +66,9 @@ def test_a_rank_that_ras_cannot_reach_has_gone(tmp_path: Path) -> None:
     gone = {**ras_rank(1), "status": {"unresponsive": True, "considered_dead": True}}
     del gone["collective_counts"]
     others = [ras_rank(rank, AllReduce=12) for rank in (0, 2, 3)]
-    (cause,) = examined(ras(tmp_path / "ras.json", others, missing=(gone,))).findings
+    examination = examined(ras(tmp_path / "ras.json", others, missing=(gone,)))
+    (cause,) = examination.findings
+    assert examination.autopsy is not None and examination.autopsy.culprit.hosts == ("10.0.0.0",)
     assert (cause.code, cause.ranks) == ("DDP306", (1,))
     text = " ".join(fact.text for fact in cause.evidence)
     assert "RAS" in text and "4001" in text and "10.0.0.0" in text
