@@ -13,7 +13,7 @@ from ddpdoctor.postmortem.dumps.dump_record import DumpBook
 from ddpdoctor.postmortem.dumps.dumps import LARGEST_BYTES, DumpError, Dumps
 from ddpdoctor.postmortem.dumps.nccl_reports import REPORT, NcclReports
 from ddpdoctor.postmortem.inputs import Found, opened
-from ddpdoctor.record.streams.incidents import Incident
+from ddpdoctor.record.streams.devices import Incident
 
 _NUMBER = re.compile(r"(\d{1,7})(?!.*\d)")
 _SUFFIXES = re.compile(r"(?:\.(?:json|pkl|pickle|gz|bin|dump|txt))+$", re.IGNORECASE)
