@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import BinaryIO
@@ -52,8 +53,8 @@ HEAD_OF_A_LINE = 100
 """Characters in which a logger has written the level."""
 LONGEST_NAMED, LONGEST_SEARCHED = 500, 5_000
 """Characters of a line in which the name of an exception, or a statement of the catalogue, is looked for."""
-MOST_INCIDENTS = 20_000
-"""Of one log; what comes later is counted and not kept."""
+MOST_INCIDENTS, MOST_LATEST = 15_000, 2_000
+"""Of one log the first and the last ones; those between are counted and not kept."""
 
 
 class LogRead(msgspec.Struct, kw_only=True):
@@ -105,6 +106,7 @@ class LogReader:
         self._time_ns = 0
         self._spawned: int | None = None
         self._told_to_end: set[int] = set()
+        self._latest: deque[Incident] = deque(maxlen=MOST_LATEST)
         self._local_ranks: set[int] = set()
         """Ranks that may be those on their node only …"""
         self._first_ranks: set[int] = set()
@@ -132,6 +134,7 @@ class LogReader:
         for row in self._table.finish():
             self._take_row(row, Prefixed(""), scanner.lines)
         read = self.read_so_far
+        read.incidents += self._latest
         read.lines = scanner.lines
         read.skipped = scanner.skipped
         if not self._has_agent():
@@ -218,7 +221,14 @@ class LogReader:
     @property
     def _taken_in(self) -> int:
         read = self.read_so_far
-        return len(read.incidents) + len(read.endings) + len(self._of_tasks) + len(self._told_to_end) + read.dropped
+        return (
+            len(read.incidents)
+            + len(self._latest)
+            + len(read.endings)
+            + len(self._of_tasks)
+            + len(self._told_to_end)
+            + read.dropped
+        )
 
     def _prefixed(self, line: str) -> Sequence[Prefixed]:
         """Return the line without its prefixes; several where it is an object that holds several."""
@@ -415,11 +425,10 @@ class LogReader:
             self._add(replace(incident, position=root.position), prefixed, root.line)
 
     def _add(self, incident: Incident, prefixed: Prefixed, line: int) -> None:
-        if len(self.read_so_far.incidents) >= MOST_INCIDENTS:
-            self.read_so_far.dropped += 1
-            return
         rank = prefixed.rank if prefixed.rank is not None else self._rank
-        self.read_so_far.incidents.append(
+        is_room = len(self.read_so_far.incidents) < MOST_INCIDENTS
+        self.read_so_far.dropped += not is_room and len(self._latest) == MOST_LATEST
+        (self.read_so_far.incidents if is_room else self._latest).append(
             replace(
                 incident,
                 rank=rank if rank is not None else incident.rank,
