@@ -93,7 +93,7 @@ def _named(
     own = found is not None and found.row.event not in ("no-rendezvous", "lost-peer", "raised")
     if is_of_rendezvous(frames) and not own and _is_of_sockets(kind, text):
         return "no-rendezvous", "no-rendezvous", {}
-    if found is None:
+    if found is None or found.row.role == "noise":
         return "raised", "exception", {}
     more = dict(found.fields)
     if found.row.trouble in ("unused-parameters", "ready-twice"):

@@ -82,6 +82,10 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the process that it is about, where the system tells it."""
     went_on: int = 0
     """How many lines that look like the job's progress its process wrote afterwards."""
+    implies: str = ""
+    """What to do about it, where its message says more than its kind."""
+    passed_on: bool = False
+    """Another part of NCCL had the error first."""
     loose: bool = False
     """It stands in the line of a logger, or without its traceback."""
 
@@ -123,6 +127,8 @@ class LogEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """Where the ranks meet, as the launcher prints it: ``host:port``."""
     of_training: bool = True
     """Something in them speaks of a training: where nothing does, they may be those of any program."""
+    dumps_doubt: str = ""
+    """Why what the dumps show is not certain, where no flight recorder wrote them."""
     ordered: bool = False
     """All incidents stand in one log, so that their positions are their order in time."""
 
