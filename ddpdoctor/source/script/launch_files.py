@@ -23,6 +23,17 @@ def exports(script: Script, variable: str) -> bool:
     return any(setting.search(text) for text in _texts(script.root))
 
 
+def old_launch(script: Script) -> str:
+    """Return the command by which a file starts the script with torch.distributed.launch; empty when none does.
+
+    Not one with ``--use_env``, under which that launcher passes no argument.
+    """
+    name = re.escape(script.entry.path.name)
+    command = re.compile(rf"torch\.distributed\.launch\b(?:\\\n|[^\n|;&])*?[\s/]{name}(?![\w.])")
+    found = (match[0] for text in _texts(script.root) for match in command.finditer(text))
+    return next((text for text in found if "--use_env" not in text and "--use-env" not in text), "")
+
+
 def gives_each_rank_a_machine(script: Script) -> bool:
     """Return whether a manifest of a cluster starts the job as pods of one GPU each."""
     return any(
