@@ -17,7 +17,7 @@ from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.queries.job_kind import framework, initialisations, keyword, may_spawn
 from ddpdoctor.source.script.code_words import calls_any, uses_any, uses_part
 from ddpdoctor.source.script.launch_facts import declared_options, launcher_rank_reads, reads_launcher_rank
-from ddpdoctor.source.script.launch_files import exports, old_launch
+from ddpdoctor.source.script.launch_files import exports, is_started_by_old_launcher
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.torch_model.recorded_names import SET_VARIABLE
@@ -82,7 +82,7 @@ def legacy_launches(script: Script) -> Iterator[LegacyLaunch]:
                 yield LegacyLaunch(module.location(node), "required")
             elif used and not reads and script.spawns_ranks is None and not assigned:
                 yield LegacyLaunch(module.location(node), "argument")
-            elif unknown_to_the_launcher(script) and old_launch(script):
+            elif unknown_to_the_launcher(script) and is_started_by_old_launcher(script):
                 yield LegacyLaunch(module.location(node), "refused")
             elif used and _is_text(node):
                 yield LegacyLaunch(module.location(node), "text")
