@@ -9,7 +9,7 @@ from functools import partial
 from ddpdoctor.finding import Frame
 from ddpdoctor.source.events import Jump, events_in
 from ddpdoctor.source.interpreter.assignment import overwrite, settings_of
-from ddpdoctor.source.interpreter.attributes import bound_to, class_attribute, promised_by_name
+from ddpdoctor.source.interpreter.attributes import base_names, bound_to, class_attribute, promised_by_name
 from ddpdoctor.source.interpreter.budget import MAXIMUM_DEPTH, Walks
 from ddpdoctor.source.interpreter.scopes import NEVER, CallFrame, bound, signature_of
 from ddpdoctor.source.interpreter.state import Machine
@@ -44,8 +44,16 @@ from ddpdoctor.source.script.syntax_index import descend, last_name
 from ddpdoctor.source.torch_model.choices import call_option
 from ddpdoctor.source.torch_model.ddp import call_wrapped, is_thin_wrap, wrap_by_class
 from ddpdoctor.source.torch_model.external_calls import call_external, call_method
+from ddpdoctor.source.torch_model.external_objects import make_sampler
 from ddpdoctor.source.torch_model.recorded_training import bare_forward, note_own_step
-from ddpdoctor.source.vocabulary import DATA_LOADER, DDP, FIRST_RANK_DECORATORS, PROCESSES, SPAWNERS
+from ddpdoctor.source.vocabulary import (
+    DATA_LOADER,
+    DDP,
+    DISTRIBUTED_SAMPLER,
+    FIRST_RANK_DECORATORS,
+    PROCESSES,
+    SPAWNERS,
+)
 
 MAXIMUM_RECURSION = 1
 _NAMED_TUPLE = "typing.NamedTuple"
@@ -208,6 +216,8 @@ def construct(
     else:
         for name, value in named.items():
             machine.assign(instance.number, name, value)
+        if cls.node.bases and DISTRIBUTED_SAMPLER in base_names(machine, cls):
+            make_sampler(machine, node, positional, dict(named), complete, number=instance.number)
     machine.assign(instance.number, "__arguments__", derived([*positional, *named.values()]))
     return ExternalObject(instance.number, DATA_LOADER) if instance.number in machine.loader_classes else instance
 

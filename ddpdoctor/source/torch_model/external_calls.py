@@ -312,6 +312,9 @@ def _call_super(
             machine.emit("loader", DATA_LOADER, node, positional, named, number=receiver.number, complete=complete)
             machine.loader_classes[receiver.number] = receiver.cls
             return NONE
+        if name == "__init__" and base == External(DISTRIBUTED_SAMPLER) and isinstance(receiver, Instance):
+            make_sampler(machine, node, positional, named, complete, number=receiver.number)
+            return NONE
         if isinstance(base, ProjectClass):
             method = class_attribute(machine, base, name)
             if isinstance(method, Function):
