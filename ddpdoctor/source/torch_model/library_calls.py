@@ -264,6 +264,7 @@ def _same_items(
             mixed.varying or bool(tags),
             False,
             frozenset(("batch", n) if k == "loader" else (k, n) for k, n in mixed.tags),
+            any(kind == "loader" for kind, _ in mixed.tags) and len(positional) == 1,
         )
     return mixed
 
