@@ -35,6 +35,7 @@ from ddpdoctor.source.interpreter.values import (
     Value,
     derived,
     merged_results,
+    tags_of,
 )
 from ddpdoctor.source.ranks.rank_local_seeds import drawn_apart, of_unread
 from ddpdoctor.source.ranks.rank_local_values import chooses_keys
@@ -249,9 +250,11 @@ def call_function(
     for around in machine.frames:
         if around.owner is not None and around.owner.node is function.node:
             active += 1
-    if module is None or active > MAXIMUM_RECURSION or (on_yield is None and machine.can_skip(function.node)):
+    of_batch = any(kind in ("batch", "ddp") for value in (*positional, *named.values()) for kind, _ in tags_of(value))
+    skipped = on_yield is None and machine.can_skip(function.node, of_batch)
+    if module is None or active > MAXIMUM_RECURSION or skipped:
         return of_unread(machine, function, [*positional, *named.values()])
-    known = machine.effort.passes_over(function.node, machine.steps)
+    known = machine.effort.passes_over(function.node, machine.steps, of_batch)
     if known is not None or len(machine.frames) > MAXIMUM_DEPTH:
         if function.node in machine.agreeing:
             _write_through(machine, node, function)
@@ -299,7 +302,7 @@ def call_function(
     changed_nothing = machine.store.oldest_written >= frame.scope
     # A constant is worth its walks: `if not is_initialized(): return 0` keeps every rank but 0 from its own number.
     returns_nothing = returned == NONE or isinstance(returned, Unknown)
-    machine.note_walk(function.node, barren=quiet and changed_nothing and returns_nothing)
+    machine.note_walk(function.node, barren=quiet and changed_nothing and returns_nothing, of_batch=of_batch)
     machine.store.oldest_written = min(machine.store.oldest_written, oldest)
     machine.effort.note(
         function.node,
@@ -307,6 +310,7 @@ def call_function(
         returned,
         inner if entry == ALL_RANKS else None,
         ran_nothing=not any(items and next(events_in(tuple(items)), None) for items in inner),
+        of_batch=of_batch,
     )
     return returned
 

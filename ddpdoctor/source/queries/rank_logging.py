@@ -201,7 +201,7 @@ def local_metrics(projection: Projection) -> Iterator[Event]:
         if not said:
             continue
         in_pass = _is_in_pass(event)
-        if event.ranks in FIRST_RANKS and event.guards:
+        if event.ranks in FIRST_RANKS:
             found = not (in_pass and reducing) or (_is_tracked(event) and not _shares_pass(event, reducing))
             found = found and any(in_pass or not is_of_whole_set(projection, one) for one in said)
         else:
