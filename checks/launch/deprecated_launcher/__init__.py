@@ -54,13 +54,20 @@ _TITLES = {
         "torch.distributed.launch, by which the project starts this script, writes the option as --local-rank since "
         "torch 2.0: this parser refuses it, and each rank ends with a usage error"
     ),
+    "refused later": (
+        "torch.distributed.launch, by which the project starts this script, writes the option as --local-rank from "
+        "torch 2.0 on, which this parser refuses"
+    ),
     "text": "this argument has no type=int: a local rank from the command line arrives as text",
     "module": "torch.distributed.launch has been replaced by torchrun",
 }
 _REMEDIES = {
     "argument": 'Read int(os.environ["LOCAL_RANK"]), which torchrun and newer launchers set.',
     "required": 'Read int(os.environ["LOCAL_RANK"]), which torchrun and newer launchers set, and remove the argument.',
-    "refused": 'Start it with torchrun and read int(os.environ["LOCAL_RANK"]); or add "--local-rank" to the names.',
+    **dict.fromkeys(
+        ("refused", "refused later"),
+        'Start it with torchrun and read int(os.environ["LOCAL_RANK"]); or add "--local-rank" to the names.',
+    ),
     "text": 'Add type=int, or read int(os.environ["LOCAL_RANK"]).',
     "module": "Start the job with torchrun, or call torch.distributed.run.",
 }
@@ -69,7 +76,13 @@ _REMEDIES = {
 def in_source(script: Script) -> Iterator[Finding]:
     """Report what only the old launcher serves."""
     for launch in legacy_launches(script):
-        yield CHECK.finding("source", _TITLES[launch.form], remedy=_REMEDIES[launch.form], locations=(launch.location,))
+        yield CHECK.finding(
+            "source",
+            _TITLES[launch.form],
+            remedy=_REMEDIES[launch.form],
+            locations=(launch.location,),
+            severity=Severity.ADVICE if launch.form == "refused later" else None,
+        )
 
 
 def in_run(record: RunRecord) -> Iterator[Finding]:

@@ -26,20 +26,23 @@ def exports(script: Script, variable: str) -> bool:
     return any(setting.search(text) for _, text in _texts(script.root))
 
 
+def asks_for_old_torch(script: Script) -> bool:
+    """Return whether the project's requirements name a release of torch before 2.0."""
+    texts = _texts(script.root)
+    return any(_OLD_TORCH.search(text) for path, text in texts if _REQUIREMENTS.search(path.name))
+
+
 def is_started_by_old_launcher(script: Script) -> bool:
     """Return whether a file starts the script with torch.distributed.launch, which passes it the local rank.
 
-    Not under ``--use_env``, and not where the project asks for a torch that still writes ``--local_rank``.
+    Not under ``--use_env``.
     """
     entry = script.entry.path
-    texts = list(_texts(script.root))
-    if any(_OLD_TORCH.search(text) for path, text in texts if _REQUIREMENTS.search(path.name)):
-        return False
     name = re.escape(entry.name)
     command = re.compile(rf"torch\.distributed\.launch\b(?:\\\n|[^\n|;&])*?[\s/]{name}(?![\w.])")
     return any(
         "--use_env" not in match[0] and "--use-env" not in match[0] and _means(match[0].split()[-1], path, entry)
-        for path, text in texts
+        for path, text in _texts(script.root)
         for match in command.finditer(text)
     )
 
