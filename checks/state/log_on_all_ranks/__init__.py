@@ -41,7 +41,7 @@ CHECK = Check(
     severity={"source": Severity.ADVICE},
     subjects=("job",),
     triggers=(
-        *("print", "tqdm", "trange", "info"),
+        *("print", "pprint", "summary", "tqdm", "trange", "info"),
         *("wandb", "mlflow", "SummaryWriter", "Experiment", "neptune", "clearml", "aim"),
     ),
 )
