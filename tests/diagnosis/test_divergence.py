@@ -11,7 +11,7 @@ from ddpdoctor.finding import Frame
 from ddpdoctor.record.model import RunRecord, Wrap
 from ddpdoctor.record.streams.data import Loader, Pass
 from ddpdoctor.record.streams.measured import RankHeartbeat
-from ddpdoctor.record.streams.places import StackDump
+from ddpdoctor.record.streams.setup import StackDump
 from ddpdoctor.record.streams.training import MissingGradient
 from tests.diagnosis.jobs import SCRIPT, JobBuilder, healthy_job
 

@@ -23,7 +23,7 @@ from ddpdoctor.diagnosis.wording import (
     verb,
 )
 from ddpdoctor.finding import NAMED_BECAUSE, Basis, Fact, Frame, Location
-from ddpdoctor.record.exception_summary import headline
+from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import RunRecord
 
 FACTS_SHOWN = 8
