@@ -73,7 +73,6 @@ def in_source(script: Script) -> Iterator[Finding]:
             ),
         )
 
-
     for use in appended_files(whole_projection(script)):
         location = use.event.module.location(use.event.node)
         yield CHECK.finding(

@@ -144,11 +144,13 @@ def _as_sampler(machine: Machine, value: Instance) -> Event | None:
 
 
 def _goes_by_epoch(machine: Machine, sampler: Instance) -> bool:
-    """Return whether the order of an own sampler hangs on the epoch that it is told, and that it does not count itself."""
+    """Return whether the order of an own sampler hangs on the epoch that it is told and does not count itself."""
     turns = class_attribute(machine, sampler.cls, "__iter__")
     if not isinstance(turns, Function):
         return True
-    used = [node for node in descend(turns.node) if isinstance(node, ast.Attribute) and node.attr in ("epoch", "__iter__")]
+    used = [
+        node for node in descend(turns.node) if isinstance(node, ast.Attribute) and node.attr in ("epoch", "__iter__")
+    ]
     return bool(used) and all(isinstance(node.ctx, ast.Load) for node in used)
 
 

@@ -201,13 +201,17 @@ def _may_run(machine: Machine, cls: ProjectClass, name: str) -> bool:
     for node in descend(cls.node) if module is not None else ():
         if isinstance(node, (ast.Subscript, ast.Attribute)) and _is_attribute(node.value, name):
             return True
-        if isinstance(node, (ast.For, ast.comprehension)) and any(_is_attribute(one, name) for one in descend(node.iter)):
+        if isinstance(node, (ast.For, ast.comprehension)) and any(
+            _is_attribute(one, name) for one in descend(node.iter)
+        ):
             return True
         if isinstance(node, ast.Call) and module is not None:
             given = [*node.args, *(entry.value for entry in node.keywords)]
             full = module.resolve(node.func)
             hands_on = isinstance(node.func, ast.Name) or full.startswith("torch.utils.checkpoint.")
-            plain = full.startswith(("builtins.", "math.", "torch.nn.", "torch.")) and not full.startswith("torch.utils.")
+            plain = full.startswith(("builtins.", "math.", "torch.nn.", "torch.")) and not full.startswith(
+                "torch.utils."
+            )
             if _is_attribute(node.func, name) or (
                 hands_on and not plain and any(_is_attribute(one, name) for one in given)
             ):

@@ -34,9 +34,9 @@ from ddpdoctor.source.interpreter.values import (
     by_rank,
     constant,
     derived,
-    never_none,
     is_varying,
     join,
+    never_none,
     tags_of,
 )
 from ddpdoctor.source.libraries import accelerate, fabric, hugging_face_datasets, ignite, lightning, python_logging
