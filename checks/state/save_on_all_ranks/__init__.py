@@ -2,8 +2,8 @@
 
 What it finds
     A checkpoint or another file that more than one rank writes under one path from one line; in the source by
-    torch.save, save_pretrained, numpy, joblib, safetensors or pandas. Logs, lock files, caches and files that the ranks
-    write in turn are excluded.
+    torch.save, save_pretrained, numpy, joblib, safetensors or pandas; as advice a file to which every rank adds the same
+    lines. Logs, lock files, caches and files that the ranks write in turn are excluded.
 
 Why it is bad
     The ranks overwrite each other at the same time: the file can end up corrupt, unnoticed until it is loaded.
