@@ -2,7 +2,7 @@
 
 What it finds
     A checkpoint or another file that more than one rank writes under one path from one line; in the source by
-    torch.save, save_pretrained, numpy, joblib, safetensors or pandas; as advice a file to which every rank adds the same
+    torch.save, save_pretrained, numpy, joblib, safetensors or pandas; as advice a file to which every rank adds its
     lines. Logs, lock files, caches and files that the ranks write in turn are excluded.
 
 Why it is bad
