@@ -69,7 +69,7 @@ class Effort:
     def passes_over(self, node: ast.AST, steps: int, of_batch: bool) -> Walks | None:
         """Return the walks that replace one more walk of a function; None where it is walked. ``steps`` are done.
 
-        A function that returns nothing is there for what it says or writes: one that has told of the settings so far is
+        A function that returns nothing is there for what it prints or writes: one that has printed settings so far is
         walked once more for a loss.
         """
         walks = self.walks.get(node)

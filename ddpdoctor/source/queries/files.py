@@ -76,9 +76,6 @@ _PATH_WRITERS = frozenset({"write_text", "write_bytes"})
 _PATH_READERS = frozenset({"read_text", "read_bytes"})
 
 
-_NAMES_RANK = re.compile(r"rank|pid|host|node|worker|devnull|te?mp", re.IGNORECASE)
-
-
 class FileUse(msgspec.Struct, frozen=True, eq=False):
     """A call that reads or writes a file."""
 
@@ -125,7 +122,7 @@ def appended_files(projection: Projection) -> Iterator[FileUse]:
                 for call in event.module.index.within(around, ast.Call)
                 if last_name(call.func) in ("write", "writelines", "writerow", "dump")
             ]
-            if not any(map(_NAMES_RANK.search, (use.source, *written))) and left_in_mode(projection, event) is None:
+            if not any(map(text_hints_at_ranks, (use.source, *written))) and left_in_mode(projection, event) is None:
                 seen.add(event.node)
                 yield use
 

@@ -144,7 +144,7 @@ def _as_sampler(machine: Machine, value: Instance) -> Event | None:
 
 
 def _goes_by_epoch(machine: Machine, sampler: Instance) -> bool:
-    """Return whether the order of an own sampler hangs on the epoch that it is told and does not count itself."""
+    """Return whether the order of an own sampler follows the epoch that it is given and does not count itself."""
     turns = class_attribute(machine, sampler.cls, "__iter__")
     if not isinstance(turns, Function):
         return True

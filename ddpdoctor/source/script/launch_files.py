@@ -15,9 +15,6 @@ LEVELS_DOWN = 2
 MOST_FILES, MOST_BYTES = 60, 200_000
 _JOB = re.compile(r"^kind:\s*['\"]?PyTorchJob\b", re.MULTILINE)
 _LAUNCH_FILES = re.compile(r"^readme|^requirements.*\.txt$|\.(sh|slurm|sbatch|ya?ml)$", re.IGNORECASE)
-_REQUIREMENTS = re.compile(r"\.(txt|ya?ml)$", re.IGNORECASE)
-_OLD_TORCH = re.compile(r"^\W*(py)?torch *(==?|<=?|~=) *1\.", re.MULTILINE)
-"""A release of torch before 2.0, as pip's and conda's files ask for it."""
 
 
 def exports(script: Script, variable: str) -> bool:
@@ -28,8 +25,9 @@ def exports(script: Script, variable: str) -> bool:
 
 def asks_for_old_torch(script: Script) -> bool:
     """Return whether the project's requirements name a release of torch before 2.0."""
-    texts = _texts(script.root)
-    return any(_OLD_TORCH.search(text) for path, text in texts if _REQUIREMENTS.search(path.name))
+    asked = r"^\W*(py)?torch *(==?|<=?|~=) *1\."  # As pip's and conda's files write it.
+    texts = (text for path, text in _texts(script.root) if path.suffix in (".txt", ".yml", ".yaml"))
+    return any(re.search(asked, text, re.MULTILINE) for text in texts)
 
 
 def is_started_by_old_launcher(script: Script) -> bool:
@@ -39,11 +37,11 @@ def is_started_by_old_launcher(script: Script) -> bool:
     """
     entry = script.entry.path
     name = re.escape(entry.name)
-    command = re.compile(rf"torch\.distributed\.launch\b(?:\\\n|[^\n|;&])*?[\s/]{name}(?![\w.])")
+    command = rf"torch\.distributed\.launch\b(?:\\\n|[^\n|;&])*?[\s/]{name}(?![\w.])"
     return any(
         "--use_env" not in match[0] and "--use-env" not in match[0] and _means(match[0].split()[-1], path, entry)
         for path, text in _texts(script.root)
-        for match in command.finditer(text)
+        for match in re.finditer(command, text)
     )
 
 
