@@ -90,23 +90,31 @@ def _row(
     return Row(transform, count, findings, tuple(changes))
 
 
-def rewritten(transform: str, files: Mapping[str, str]) -> tuple[dict[str, str], dict[tuple[str, int], int]] | None:
-    """Return the files in another form, with the line of the original for each of their lines."""
+def rewritten(transform: str, project: Mapping[str, str]) -> tuple[dict[str, str], dict[tuple[str, int], int]] | None:
+    """Return the files in another form, with the line of the original for each of their lines; those that are no Python
+    (a command, a README) stay what they are.
+    """
+    files = _of_python(project)
+    others = {name: text for name, text in project.items() if name not in files}
     if transform == "comments":
         texts = {name: in_comments(text) for name, text in files.items()}
-        return texts, {(name, line + 1): old for (name, line), old in origins(files).items()}
+        return texts | others, {(name, line + 1): old for (name, line), old in origins(files).items()}
     changed = TRANSFORMS[transform]({name: ast.parse(text) for name, text in files.items()})
     if changed is None:
         return None
     texts = {name: ast.unparse(ast.fix_missing_locations(tree)) for name, tree in changed.items()}
     lines = {name: lines_of_origin(tree, texts[name]) for name, tree in changed.items()}
-    return texts, {(name, line): old for name, found in lines.items() for line, old in found.items()}
+    return texts | others, {(name, line): old for name, found in lines.items() for line, old in found.items()}
 
 
 def origins(files: Mapping[str, str]) -> dict[tuple[str, int], int]:
     """Return for each line where its innermost statement begins."""
-    lines = {name: lines_of_origin(ast.parse(text), text) for name, text in files.items()}
+    lines = {name: lines_of_origin(ast.parse(text), text) for name, text in _of_python(files).items()}
     return {(name, line): old for name, found in lines.items() for line, old in found.items()}
+
+
+def _of_python(files: Mapping[str, str]) -> dict[str, str]:
+    return {name: text for name, text in files.items() if name.endswith(".py")}
 
 
 def _findings(

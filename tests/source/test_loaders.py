@@ -390,7 +390,8 @@ SET_EPOCH = {
         """,
     "a sampler for each fold": """
         for fold in range(5):
-            loader = DataLoader(data, sampler=DistributedSampler(data))
+            part = torch.utils.data.Subset(data, range(20 * fold, 100))
+            loader = DataLoader(part, sampler=DistributedSampler(part))
             for (x,) in loader:
                 model(x).sum().backward()
         """,

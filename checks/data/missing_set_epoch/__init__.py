@@ -1,8 +1,9 @@
 """A shuffling DistributedSampler repeats the same order in every epoch.
 
 What it finds
-    A shuffling sampler that shards by rank, used for more than one training pass without `set_epoch`. In a run two
-    passes that draw the same indices in the same order.
+    A shuffling sampler that shards by rank, or an own one derived from it, used for more than one training pass without
+    `set_epoch`, made anew for each pass, or told the epoch on some ranks only. In a run two passes that draw the same
+    indices in the same order.
 
 Why it is bad
     The sampler derives its shuffle from its seed and its epoch number, which stays 0. Every epoch then shows each rank
@@ -29,7 +30,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check, TooLittleEvidence
-from ddpdoctor.checks.data.shared.epochs_source import forgotten_epochs
+from ddpdoctor.checks.data.shared.epochs_source import ForgottenEpoch, forgotten_epochs
 from ddpdoctor.checks.data.shared.set_epoch_fix import set_epoch_fix
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.fix.edits import Fix
@@ -62,18 +63,16 @@ def in_source(script: Script) -> Iterator[Finding]:
         loader, sampler, epochs = forgotten.loader, forgotten.sampler, forgotten.epochs
         yield CHECK.finding(
             "source",
-            "this DataLoader is shuffled by a DistributedSampler whose epoch is never set, so every epoch has the "
-            "same order"
-            if not forgotten.told
-            else (
-                "this DataLoader is shuffled by a DistributedSampler that is given the same epoch every time, so "
-                "every epoch has the same order"
-            ),
+            _title(forgotten),
             remedy="Call sampler.set_epoch(epoch) at the start of every epoch, before the loop over the loader.",
             locations=(loader.module.location(loader.node), sampler.module.location(sampler.node)),
             evidence=(
                 Fact(
-                    text="this loop iterates over the loader several times and never sets the sampler's epoch",
+                    text="this loop makes the sampler anew in every turn, of the same data and with the same seed"
+                    if forgotten.anew
+                    else "this loop iterates over the loader several times and never sets the sampler's epoch"
+                    if forgotten.told != "on some ranks"
+                    else "this loop sets the sampler's epoch under a test that not all ranks pass",
                     basis="source",
                     location=epochs.module.head_location(epochs.node),
                 ),
@@ -83,10 +82,21 @@ def in_source(script: Script) -> Iterator[Finding]:
         raise TooLittleEvidence(unread)
 
 
+def _title(forgotten: ForgottenEpoch) -> str:
+    if forgotten.told == "on some ranks":
+        return (
+            "only some ranks tell this DataLoader's DistributedSampler the epoch: from the second on the ranks divide "
+            "different orders between them, so that samples are missed and others come several times"
+        )
+    how = "whose epoch is never set" if forgotten.told == "never" else "that is given the same epoch every time"
+    return f"this DataLoader is shuffled by a DistributedSampler {how}, so every epoch has the same order"
+
+
 def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
     """Offer to tell the sampler the epoch."""
     for forgotten in forgotten_epochs(whole_projection(script)):
-        if not forgotten.unread and forgotten.loader.module.location(forgotten.loader.node) == finding.location:
+        plain = not (forgotten.unread or forgotten.anew or forgotten.told == "on some ranks")
+        if plain and forgotten.loader.module.location(forgotten.loader.node) == finding.location:
             yield from set_epoch_fix(forgotten, finding)
 
 

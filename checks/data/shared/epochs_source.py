@@ -5,14 +5,25 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from typing import Literal
 
 import msgspec
 
 from ddpdoctor.source.events import Event, LoopAround
-from ddpdoctor.source.interpreter.values import NONE, BoundMethod, Const, ExternalObject, constant, options_of
+from ddpdoctor.source.interpreter.values import (
+    ALL_RANKS,
+    NONE,
+    BoundMethod,
+    Const,
+    ExternalObject,
+    Instance,
+    constant,
+    options_of,
+)
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.training_loops import Feeding, feedings, samplers_of
 from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.syntax_index import last_name
 
 _READ_LIBRARIES = sys.stdlib_module_names | {"torch", "torchvision", "numpy", "tqdm", "rich", "builtins"}
 """Packages that are known to tell no sampler its epoch."""
@@ -25,8 +36,10 @@ class ForgottenEpoch(msgspec.Struct, frozen=True, eq=False):
     loader: Event
     epochs: LoopAround
     """The loop of epochs."""
-    told: bool = False
-    """``set_epoch`` is called, with the same number every time."""
+    told: Literal["never", "the same", "on some ranks"] = "never"
+    """``set_epoch`` is not called, or with the same number every time, or by some ranks and not by the others."""
+    anew: bool = False
+    """It is made anew in every epoch, of the same data and with the same seed."""
     unread: str = ""
     """The call of code that was not read and may tell it; empty where there is none."""
 
@@ -47,11 +60,40 @@ def forgotten_epochs(projection: Projection) -> Iterator[ForgottenEpoch]:
         for name, position in (("sampler", 3), ("batch_sampler", 4)):
             value = feeding.loader.argument(name, position) or NONE
             for sampler in samplers_of(projection.machine, value):
-                made_in_loop = any(around.node is loop.node for around in sampler.loops)
-                if sampler.ordinal in told or not _shuffles(sampler) or made_in_loop:
+                anew = any(around.node is loop.node for around in sampler.loops)
+                by = told.get(sampler.ordinal, 0)
+                if (by and not feeding.backward.ranks & ~by) or not _shuffles(sampler):
+                    continue
+                if anew and not _is_repeated(projection, sampler, loop):
                     continue
                 unread = _unread_reader(projection, loop, {sampler.ordinal, feeding.loader.ordinal})
-                yield ForgottenEpoch(sampler, feeding.loader, loop, constant_calls, unread)
+                how: Literal["never", "the same", "on some ranks"] = "the same" if constant_calls else "never"
+                if sampler.ordinal in told:
+                    how = "on some ranks"
+                yield ForgottenEpoch(sampler, feeding.loader, loop, how, anew, unread)
+
+
+def _is_repeated(projection: Projection, sampler: Event, loop: LoopAround) -> bool:
+    """Return whether a sampler made in every turn of a loop is of data from before the loop, with one seed."""
+    seed = sampler.argument("seed", 4)
+    if seed is not None and not isinstance(seed, Const):
+        return False
+    options = list(options_of(sampler.argument("dataset", 0) or NONE))
+    for option in options:
+        made = projection.machine.events.get(option.number) if isinstance(option, (Instance, ExternalObject)) else None
+        first = option.number if isinstance(option, Instance) else made.ordinal if made is not None else 0
+        if not first or (made is not None and any(around.node is loop.node for around in made.loops)):
+            return False
+        if isinstance(option, Instance) and _is_made_in(projection, option, loop):
+            return False
+    return bool(options)
+
+
+def _is_made_in(projection: Projection, instance: Instance, loop: LoopAround) -> bool:
+    """Return whether a loop holds the call that makes an object of the project, as far as the code shows it."""
+    name = instance.cls.node.name
+    calls = (node for node in loop.module.index.within(loop.node, ast.Call))
+    return any(last_name(call.func) == name for call in calls)
 
 
 def _unread_reader(projection: Projection, loop: LoopAround, given: set[int]) -> str:
@@ -83,9 +125,11 @@ def _shuffles(sampler: Event) -> bool:
     return shuffle is None or constant(shuffle) is True
 
 
-def _samplers_with_epoch(projection: Projection) -> set[int] | None:
-    """Return the numbers of the samplers that get their epoch; None when a call cannot be assigned to one."""
-    told: set[int] = set()
+def _samplers_with_epoch(projection: Projection) -> dict[int, int] | None:
+    """Return the numbers of the samplers that get their epoch, with the ranks that tell it; None when a call cannot be
+    assigned to one.
+    """
+    told: dict[int, int] = {}
     walked: set[ast.AST] = set()
     for event in projection.events:
         if event.kind != "set-epoch":
@@ -98,13 +142,17 @@ def _samplers_with_epoch(projection: Projection) -> set[int] | None:
         for option in options_of(event.receiver):
             receiver = option.receiver if isinstance(option, BoundMethod) else option
             made = projection.machine.object(receiver)
-            if isinstance(receiver, ExternalObject) and made is not None:
-                told.add(receiver.number)
-                told.update(
+            if isinstance(receiver, Instance):
+                made = projection.machine.events.get(receiver.number)
+            if isinstance(receiver, (ExternalObject, Instance)) and made is not None:
+                inside = (
                     sampler.ordinal
                     for value in (*made.positional, *made.named.values())
                     for sampler in samplers_of(projection.machine, value)
                 )
+                sure = bool(event.guards) and not any(guard.guessed for guard in event.guards)
+                for number in (receiver.number, *inside):
+                    told[number] = told.get(number, 0) | (event.ranks if sure else ALL_RANKS)
             elif constant(receiver) is not None:
                 return None
     for module in projection.machine.script.modules:

@@ -1,8 +1,9 @@
 """The script is written for torch.distributed.launch, which torchrun has replaced.
 
 What it finds
-    A `--local_rank` argument that is required, or in a script that never reads LOCAL_RANK from the environment, an
-    argument of that name with a number as default and no `type=int`, and imports of torch.distributed.launch itself.
+    A `--local_rank` argument that is required, or in a script that never reads LOCAL_RANK from the environment, or that
+    a file of the project starts with torch.distributed.launch; an argument of that name with a number as default and
+    no `type=int`; and imports of torch.distributed.launch itself.
 
 Why it is bad
     torchrun passes the local rank in the environment and never on the command line: the argument keeps its default on
@@ -49,12 +50,24 @@ _TITLES = {
     "required": (
         "the local rank is a required argument, which torchrun does not pass: each rank ends with a usage error"
     ),
+    "refused": (
+        "torch.distributed.launch, by which the project starts this script, writes the option as --local-rank since "
+        "torch 2.0: this parser refuses it, and each rank ends with a usage error"
+    ),
+    "refused later": (
+        "torch.distributed.launch, by which the project starts this script, writes the option as --local-rank from "
+        "torch 2.0 on, which this parser refuses"
+    ),
     "text": "this argument has no type=int: a local rank from the command line arrives as text",
     "module": "torch.distributed.launch has been replaced by torchrun",
 }
 _REMEDIES = {
     "argument": 'Read int(os.environ["LOCAL_RANK"]), which torchrun and newer launchers set.',
     "required": 'Read int(os.environ["LOCAL_RANK"]), which torchrun and newer launchers set, and remove the argument.',
+    **dict.fromkeys(
+        ("refused", "refused later"),
+        'Start it with torchrun and read int(os.environ["LOCAL_RANK"]); or add "--local-rank" to the names.',
+    ),
     "text": 'Add type=int, or read int(os.environ["LOCAL_RANK"]).',
     "module": "Start the job with torchrun, or call torch.distributed.run.",
 }
@@ -63,7 +76,13 @@ _REMEDIES = {
 def in_source(script: Script) -> Iterator[Finding]:
     """Report what only the old launcher serves."""
     for launch in legacy_launches(script):
-        yield CHECK.finding("source", _TITLES[launch.form], remedy=_REMEDIES[launch.form], locations=(launch.location,))
+        yield CHECK.finding(
+            "source",
+            _TITLES[launch.form],
+            remedy=_REMEDIES[launch.form],
+            locations=(launch.location,),
+            severity=Severity.ADVICE if launch.form == "refused later" else None,
+        )
 
 
 def in_run(record: RunRecord) -> Iterator[Finding]:

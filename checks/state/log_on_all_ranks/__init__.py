@@ -1,9 +1,10 @@
 """Every rank prints, logs, shows a progress bar or opens a tracker.
 
 What it finds
-    print in a loop or of a value, lines of level INFO alike where a logger shows them on the screen of all ranks (by
-    logging.basicConfig, a handler, Hydra or loguru), progress bars without `disable=`, wandb.init, mlflow.start_run
-    and SummaryWriter, reached by all ranks without naming the rank. All places of a file become one finding.
+    print, pprint and tables of a model, lines of level INFO alike where a logger shows them on the screen of all ranks
+    (by logging.basicConfig, a handler, Hydra or loguru), progress bars without `disable=`, wandb.init,
+    mlflow.start_run and SummaryWriter, reached by all ranks without naming the rank; a fixed text under an option is
+    left out. All places of a file become one finding.
 
 Why it is bad
     Eight ranks write every line eight times, mixed with each other, and progress bars overwrite each other. A tracker
@@ -41,7 +42,7 @@ CHECK = Check(
     severity={"source": Severity.ADVICE},
     subjects=("job",),
     triggers=(
-        *("print", "tqdm", "trange", "info"),
+        *("print", "pprint", "summary", "tqdm", "trange", "info"),
         *("wandb", "mlflow", "SummaryWriter", "Experiment", "neptune", "clearml", "aim"),
     ),
 )

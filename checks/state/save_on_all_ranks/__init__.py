@@ -2,8 +2,8 @@
 
 What it finds
     A checkpoint or another file that more than one rank writes under one path from one line; in the source by
-    torch.save, save_pretrained, numpy, joblib, safetensors or pandas. Logs, lock files, caches and files that the ranks
-    write in turn are excluded.
+    torch.save, save_pretrained, numpy, joblib, safetensors or pandas; as advice a file to which every rank adds its
+    lines. Logs, lock files, caches and files that the ranks write in turn are excluded.
 
 Why it is bad
     The ranks overwrite each other at the same time: the file can end up corrupt, unnoticed until it is loaded.
@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.source.projection import whole_projection
-from ddpdoctor.source.queries.files import SharedSave, shared_saves
+from ddpdoctor.source.queries.files import SharedSave, appended_files, shared_saves
 from ddpdoctor.source.script.script import Script
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ CHECK = Check(
     severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
     needs=frozenset({"files"}),
     subjects=("job",),
-    triggers=("save", "write_text", "write_bytes", "to_csv", "to_parquet", "dump"),
+    triggers=("save", "write_text", "write_bytes", "to_csv", "to_parquet", "dump", "open"),
 )
 MAXIMUM_PLACES = 5
 
@@ -71,6 +71,24 @@ def in_source(script: Script) -> Iterator[Finding]:
                     stack=save.event.chain,
                 ),
             ),
+        )
+
+    for use in appended_files(whole_projection(script)):
+        location = use.event.module.location(use.event.node)
+        yield CHECK.finding(
+            "source",
+            f"every rank adds its lines to {use.source}: each result stands there as often as there are ranks",
+            remedy="Write on one rank only (`if dist.get_rank() == 0:`); or include the rank in the path or the lines.",
+            locations=(location,),
+            evidence=(
+                Fact(
+                    text="there is no rank test around this call or its callers",
+                    basis="source",
+                    location=location,
+                    stack=use.event.chain,
+                ),
+            ),
+            severity=Severity.ADVICE,
         )
 
 

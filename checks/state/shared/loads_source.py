@@ -6,8 +6,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import NONE, Value, constant, options_of
+from ddpdoctor.source.events import LONGEST_CONDITION, Event
+from ddpdoctor.source.interpreter.values import NONE, UNIFORM, Value, constant, only_of_files, options_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.files import is_one_path
 from ddpdoctor.source.queries.job_kind import hints_at_ranks, is_distributed, may_use_cuda, noted
@@ -16,6 +16,7 @@ from ddpdoctor.source.ranks.ranks import FIRST_RANKS
 from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.syntax_index import descend, last_name, made_from
+from ddpdoctor.source.vocabulary import text_hints_at_ranks
 
 _CHECKPOINT = re.compile(r"check_?point|ckpt|resume|snapshot|state_?dict|weights|pretrained", re.IGNORECASE)
 _STATE = re.compile(r"state|model|net|weight|param|optim|sched|scaler|ema|module|encoder|decoder|epoch|step|iter", re.I)
@@ -119,8 +120,16 @@ def _is_cpu(module: Module, device: ast.expr) -> bool:
 
 
 def is_read_by_several(event: Event) -> bool:
-    """Return whether several ranks load from one path, with no hint of a rank test around it."""
-    return may_be_one_path(event, event.argument("f", 0))
+    """Return whether several ranks load from one path, with no hint of a rank test around it.
+
+    The newest of what a directory holds is one for all of them, too: ranks mostly share their files.
+    """
+    path = event.argument("f", 0)
+    if path is not None and all(map(only_of_files, options_of(path))):
+        parts = made_from(event.node, event.module.body_around(event.node))
+        if not any(text_hints_at_ranks(event.module.excerpt(part, LONGEST_CONDITION)) for part in parts):
+            path = UNIFORM
+    return may_be_one_path(event, path)
 
 
 def may_be_one_path(event: Event, path: Value | None) -> bool:

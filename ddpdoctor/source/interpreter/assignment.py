@@ -30,6 +30,7 @@ from ddpdoctor.source.interpreter.values import (
     derived,
     is_varying,
     join,
+    never_none,
     options_of,
 )
 from ddpdoctor.source.ranks.data_partitions import parts_held
@@ -72,8 +73,21 @@ def assign_to(machine: Machine, target: ast.expr, value: Value) -> None:
     elif isinstance(target, (ast.Tuple, ast.List)):
         exact = not any(isinstance(element, ast.Starred) for element in target.elts)
         value = by_rank(lambda one: _of_length(one, len(target.elts)), value) if exact else value
+        whole = exact and _is_collated(machine, value)
         for index, part in enumerate(target.elts):
-            assign_to(machine, part, item_at(value, index) if exact else derived((value,)))
+            item = item_at(value, index) if exact else derived((value,))
+            assign_to(machine, part, never_none(item) if whole else item)
+
+
+def _is_collated(machine: Machine, value: Value) -> bool:
+    """Return whether a value is a batch as torch's own function puts it together: it refuses samples that hold None."""
+    if not isinstance(value, Unknown) or not value.not_none:
+        return False
+    loaders = [machine.events.get(number) for kind, number in value.tags if kind == "batch"]
+    return bool(loaders) and all(
+        made is not None and made.complete and constant(made.argument("collate_fn", 6) or NONE) is None
+        for made in loaders
+    )
 
 
 def _of_length(value: Value, length: int) -> Value:
@@ -282,7 +296,7 @@ def item_of(entry: Value) -> Value:
             return reduce(join, entry.values)
         return derived(entry.values)
     if isinstance(entry, ExternalObject) and entry.name == DATA_LOADER:
-        return Unknown(varying=True, tags=frozenset({("batch", entry.number)}))
+        return Unknown(varying=True, tags=frozenset({("batch", entry.number)}), not_none=True)
     if isinstance(entry, OneOf):
         item: Value | None = None
         for option in entry.options:
@@ -292,5 +306,5 @@ def item_of(entry: Value) -> Value:
     if isinstance(entry, Unknown):
         batches = frozenset(("batch", tag[1]) if tag[0] == "loader" else tag for tag in entry.tags)
         varying = entry.varying or any(tag[0] == "batch" for tag in batches)
-        return Unknown(varying, False, batches)
+        return Unknown(varying, False, batches, batches != entry.tags)
     return derived((entry,))

@@ -11,7 +11,7 @@ import ast
 from collections.abc import Sequence
 
 from ddpdoctor.source.events import Item, shape_of
-from ddpdoctor.source.interpreter.values import OPAQUE, Value
+from ddpdoctor.source.interpreter.values import NONE, OPAQUE, Value
 
 MAXIMUM_STEPS = 50_000
 """Statements and expressions, repeated walks included, after which nothing is walked a second time: half a second."""
@@ -21,6 +21,8 @@ MOST_STEPS = 2_500
 """Statements and expressions in one function, those of the functions that it calls included, that are always walked."""
 ALIKE_WALKS = 4
 """Walks of one function, all with one result and the same collectives, after which these are its summary."""
+WALKS_GIVEN = 2
+"""Walks, given something of a batch, of a function that returns nothing, before its summary stands for such a call."""
 ALIKE_STEPS = 120
 """Statements and expressions in those walks: smaller functions cost less than it takes to remember them."""
 MAXIMUM_DEPTH = 40
@@ -34,7 +36,7 @@ LONGEST_KEPT = 50
 class Walks:
     """The results of the walks of one function."""
 
-    __slots__ = ("alike", "count", "ended", "items", "kept", "result", "silent", "steps")
+    __slots__ = ("alike", "count", "ended", "given", "items", "kept", "result", "silent", "steps")
 
     def __init__(self) -> None:
         self.count = 0
@@ -47,6 +49,8 @@ class Walks:
         """No walk ran a collective."""
         self.alike = True
         """Every walk returned the same and ran the same collectives."""
+        self.given: dict[bool, int] = {}
+        """Walks by whether they were given what comes from a batch."""
         self.result: Value = OPAQUE
         self.items: Sequence[Sequence[Item]] = ()
         """What each rank did in the last walk that all ranks made together; empty when there was none so short."""
@@ -62,12 +66,17 @@ class Effort:
         self.trials = 0
         """How many turns of loops around the present statement may be taken back."""
 
-    def passes_over(self, node: ast.AST, steps: int) -> Walks | None:
-        """Return the walks that replace one more walk of a function; None where it is walked. ``steps`` are done."""
+    def passes_over(self, node: ast.AST, steps: int, of_batch: bool) -> Walks | None:
+        """Return the walks that replace one more walk of a function; None where it is walked. ``steps`` are done.
+
+        A function that returns nothing is there for what it prints or writes: one that has printed settings so far is
+        walked once more for a loss.
+        """
         walks = self.walks.get(node)
         if walks is None:
             return None
         summarised = walks.alike and walks.ended >= ALIKE_WALKS and walks.steps >= ALIKE_STEPS
+        summarised = summarised and not (of_batch and walks.result == NONE and walks.given.get(True, 0) < WALKS_GIVEN)
         worn_out = walks.count >= MOST_WALKS and walks.steps >= MOST_STEPS
         return walks if summarised or worn_out or steps > MAXIMUM_STEPS else None
 
@@ -80,6 +89,7 @@ class Effort:
         *,
         began: bool = False,
         ran_nothing: bool = True,
+        of_batch: bool = False,
     ) -> None:
         """Count a walk as soon as it begins, and keep its result; ``items`` when all ranks made it together."""
         walks = self.walks.get(node)
@@ -91,6 +101,7 @@ class Effort:
         walks.steps += steps
         walks.ended += 1
         walks.kept = walks.kept or not self.trials
+        walks.given[of_batch] = walks.given.get(of_batch, 0) + (1 if self.trials else WALKS_GIVEN)
         walks.silent = walks.silent and ran_nothing
         if items is not None and sum(map(len, items)) <= LONGEST_KEPT:
             if walks.alike and walks.ended > 1:
@@ -104,6 +115,8 @@ class Effort:
         for walks in self.walks.values():
             if not walks.kept:
                 walks.ended = min(walks.ended, ALIKE_WALKS - 1)
+            if 0 < walks.given.get(True, 0) < WALKS_GIVEN:
+                walks.given[True] = 0
 
     def cut_functions(self) -> str:
         """Return the names of the functions that were not followed at every call; empty when all were."""

@@ -16,7 +16,7 @@ from ddpdoctor.source.interpreter.values import (
     never_none,
     truth,
 )
-from ddpdoctor.source.ranks.rank_local_values import LISTED, extent_of
+from ddpdoctor.source.ranks.rank_local_values import LISTED, UNREAD_ITEM, extent_of
 
 LONGEST_RANGE = 10_000
 
@@ -31,7 +31,7 @@ def _int(*arguments: Value) -> Value:
                 return Unknown()
         if isinstance(value, Unknown):
             # The number in the name of the newest checkpoint: ranks mostly share their files, and find the same.
-            return UNIFORM if value.tags == {LISTED} else value
+            return UNIFORM if value.tags - {UNREAD_ITEM} == {LISTED} else value
     return derived(arguments)
 
 

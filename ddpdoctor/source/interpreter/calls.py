@@ -9,7 +9,7 @@ from functools import partial
 from ddpdoctor.finding import Frame
 from ddpdoctor.source.events import Jump, events_in
 from ddpdoctor.source.interpreter.assignment import overwrite, settings_of
-from ddpdoctor.source.interpreter.attributes import bound_to, class_attribute, promised_by_name
+from ddpdoctor.source.interpreter.attributes import base_names, bound_to, class_attribute, promised_by_name
 from ddpdoctor.source.interpreter.budget import MAXIMUM_DEPTH, Walks
 from ddpdoctor.source.interpreter.scopes import NEVER, CallFrame, bound, signature_of
 from ddpdoctor.source.interpreter.state import Machine
@@ -35,6 +35,7 @@ from ddpdoctor.source.interpreter.values import (
     Value,
     derived,
     merged_results,
+    tags_of,
 )
 from ddpdoctor.source.ranks.rank_local_seeds import drawn_apart, of_unread
 from ddpdoctor.source.ranks.rank_local_values import chooses_keys
@@ -44,8 +45,16 @@ from ddpdoctor.source.script.syntax_index import descend, last_name
 from ddpdoctor.source.torch_model.choices import call_option
 from ddpdoctor.source.torch_model.ddp import call_wrapped, is_thin_wrap, wrap_by_class
 from ddpdoctor.source.torch_model.external_calls import call_external, call_method
+from ddpdoctor.source.torch_model.external_objects import make_sampler
 from ddpdoctor.source.torch_model.recorded_training import bare_forward, note_own_step
-from ddpdoctor.source.vocabulary import DATA_LOADER, DDP, FIRST_RANK_DECORATORS, PROCESSES, SPAWNERS
+from ddpdoctor.source.vocabulary import (
+    DATA_LOADER,
+    DDP,
+    DISTRIBUTED_SAMPLER,
+    FIRST_RANK_DECORATORS,
+    PROCESSES,
+    SPAWNERS,
+)
 
 MAXIMUM_RECURSION = 1
 _NAMED_TUPLE = "typing.NamedTuple"
@@ -208,6 +217,8 @@ def construct(
     else:
         for name, value in named.items():
             machine.assign(instance.number, name, value)
+        if cls.node.bases and DISTRIBUTED_SAMPLER in base_names(machine, cls):
+            make_sampler(machine, node, positional, dict(named), complete, number=instance.number)
     machine.assign(instance.number, "__arguments__", derived([*positional, *named.values()]))
     return ExternalObject(instance.number, DATA_LOADER) if instance.number in machine.loader_classes else instance
 
@@ -239,9 +250,11 @@ def call_function(
     for around in machine.frames:
         if around.owner is not None and around.owner.node is function.node:
             active += 1
-    if module is None or active > MAXIMUM_RECURSION or (on_yield is None and machine.can_skip(function.node)):
+    of_batch = any(kind in ("batch", "ddp") for value in (*positional, *named.values()) for kind, _ in tags_of(value))
+    skipped = on_yield is None and machine.can_skip(function.node, of_batch)
+    if module is None or active > MAXIMUM_RECURSION or skipped:
         return of_unread(machine, function, [*positional, *named.values()])
-    known = machine.effort.passes_over(function.node, machine.steps)
+    known = machine.effort.passes_over(function.node, machine.steps, of_batch)
     if known is not None or len(machine.frames) > MAXIMUM_DEPTH:
         if function.node in machine.agreeing:
             _write_through(machine, node, function)
@@ -289,7 +302,7 @@ def call_function(
     changed_nothing = machine.store.oldest_written >= frame.scope
     # A constant is worth its walks: `if not is_initialized(): return 0` keeps every rank but 0 from its own number.
     returns_nothing = returned == NONE or isinstance(returned, Unknown)
-    machine.note_walk(function.node, barren=quiet and changed_nothing and returns_nothing)
+    machine.note_walk(function.node, barren=quiet and changed_nothing and returns_nothing, of_batch=of_batch)
     machine.store.oldest_written = min(machine.store.oldest_written, oldest)
     machine.effort.note(
         function.node,
@@ -297,6 +310,7 @@ def call_function(
         returned,
         inner if entry == ALL_RANKS else None,
         ran_nothing=not any(items and next(events_in(tuple(items)), None) for items in inner),
+        of_batch=of_batch,
     )
     return returned
 

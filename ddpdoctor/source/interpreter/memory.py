@@ -132,7 +132,7 @@ class Memory:
         """A call that only some ranks make was not followed though it may run collectives: do not compare the ranks."""
         self._numbers = 0
         self._mentions: Mentions | None = None
-        self._barren_walks: dict[ast.AST, int] = {}
+        self._barren_walks: dict[tuple[ast.AST, bool], int] = {}
         self.emitted = 0
         """How often anything was recorded, in quiet walks too."""
 
@@ -205,19 +205,21 @@ class Memory:
             self._mentions = mentions_of(self.script.modules)
         return self._mentions
 
-    def can_skip(self, node: ast.AST) -> bool:
-        """Return whether to pass over a function: its walks recorded and changed nothing and separated no ranks."""
-        return self._barren_walks.get(node, 0) >= MAXIMUM_BARREN_WALKS
+    def can_skip(self, node: ast.AST, of_batch: bool) -> bool:
+        """Return whether to pass over a function: its walks recorded and changed nothing and separated no ranks.
 
-    def note_walk(self, node: ast.AST, *, barren: bool) -> None:
+        One that is given something of a batch may tell of it, and has walks of its own for that where lines are noted.
+        """
+        return self._barren_walks.get((node, of_batch and not self.quiet), 0) >= MAXIMUM_BARREN_WALKS
+
+    def note_walk(self, node: ast.AST, *, barren: bool, of_batch: bool) -> None:
         """Count the walks of a function that recorded nothing, changed nothing and separated no ranks.
 
         Functions that may run collectives are walked every time: what one rank skips has to be known.
         """
-        if not barren or getattr(node, "name", "") in self.mentions.synchronising:
-            self._barren_walks[node] = -(1 << 60)
-        else:
-            self._barren_walks[node] = self._barren_walks.get(node, 0) + 1
+        never = not barren or getattr(node, "name", "") in self.mentions.synchronising
+        for key in {(node, False), (node, of_batch and not self.quiet)}:
+            self._barren_walks[key] = -(1 << 60) if never else self._barren_walks.get(key, 0) + 1
 
     def emit(
         self,

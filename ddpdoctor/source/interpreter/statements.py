@@ -29,9 +29,10 @@ from ddpdoctor.source.interpreter.values import (
     Value,
     by_rank,
     derived,
+    tagged,
     tags_of,
 )
-from ddpdoctor.source.ranks.rank_local_values import COUNTED, own_iterable, own_test
+from ddpdoctor.source.ranks.rank_local_values import COUNTED, UNREAD_ITEM, own_iterable, own_test
 from ddpdoctor.source.script.syntax_index import descend, last_name
 
 _HAS_RANKS = re.compile(r"^(is_|use_)?(distributed|ddp)$")
@@ -102,6 +103,9 @@ def _for(machine: Machine, statement: ast.For | ast.AsyncFor) -> None:
 
         own = own_iterable(machine, statement.iter, iterable)
 
+        if _is_unread(statement.iter, item):
+            item = tagged(item, frozenset({UNREAD_ITEM}))
+
         def turn() -> None:
             assign_to(machine, statement.target, item)
             _forget_counter(machine, statement.target, iterable)
@@ -115,6 +119,12 @@ def _for(machine: Machine, statement: ast.For | ast.AsyncFor) -> None:
             _loop(machine, around, turn, turns, lambda: own)
     machine.mask |= empty & start
     execute(machine, statement.orelse)
+
+
+def _is_unread(iterated: ast.expr, item: Value) -> bool:
+    """Return whether nothing is known of an item, and it is no number that a loop counts with."""
+    counts = isinstance(iterated, ast.Call) and last_name(iterated.func) == "range"
+    return isinstance(item, Unknown) and not item.varying and item.tags <= {COUNTED} and not counts
 
 
 def _phase(machine: Machine, statement: ast.For | ast.AsyncFor, iterable: Value, phase: Const) -> None:

@@ -281,7 +281,7 @@ def _summary(value: Value) -> _Summary:
 
 def only_of_files(value: Value) -> bool:
     """Return whether a value is unknown because of what the file system holds, and of nothing else."""
-    return isinstance(value, Unknown) and {kind for kind, _ in value.tags} == {"files"}
+    return isinstance(value, Unknown) and {kind for kind, _ in value.tags if kind != "item"} == {"files"}
 
 
 def parts_of(value: Value) -> Iterator[Value]:

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from ddpdoctor.source.events import Event, Guard
+from ddpdoctor.source.events import LONGEST_CONDITION, Event, Guard
 from ddpdoctor.source.interpreter.operators import QUOTIENT
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
@@ -24,10 +24,17 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.queries.job_kind import hints_at_ranks, is_distributed, is_of_one_process, left_in_mode, noted
+from ddpdoctor.source.queries.job_kind import (
+    hints_at_ranks,
+    is_distributed,
+    is_of_one_process,
+    left_in_mode,
+    noted,
+    on_every_rank,
+)
 from ddpdoctor.source.queries.sync_points import is_in_turns
 from ddpdoctor.source.ranks.ranks import LOCAL_RANK, numbers_in
-from ddpdoctor.source.script.syntax_index import descend, made_from
+from ddpdoctor.source.script.syntax_index import descend, last_name, made_from
 from ddpdoctor.source.vocabulary import text_hints_at_ranks
 
 _OPEN = "builtins.open"
@@ -98,6 +105,26 @@ def writes(projection: Projection) -> Iterator[FileUse]:
             yield from _use(event, *_WRITERS[event.name])
         elif event.name == "save" and _saves_itself(event.receiver):
             yield from _use(event, "path", 0)
+
+
+def appended_files(projection: Projection) -> Iterator[FileUse]:
+    """Yield the files that every rank of a job adds the same lines to, with no word for the rank in them, each once."""
+    seen: set[ast.AST] = set()
+    for event in noted(projection, _OPEN) if is_distributed(projection) else ():
+        if event.node in seen or not on_every_rank(event) or _mode(event)[:1] != "a":
+            continue
+        for use in _use(event, "file", 0):
+            if not is_one_path(use.path) or is_in_turns(projection, event) or is_of_one_process(projection, event):
+                continue
+            around = event.module.body_around(event.node)
+            written = [
+                event.module.excerpt(call, LONGEST_CONDITION)
+                for call in event.module.index.within(around, ast.Call)
+                if last_name(call.func) in ("write", "writelines", "writerow", "dump")
+            ]
+            if not any(map(text_hints_at_ranks, (use.source, *written))) and left_in_mode(projection, event) is None:
+                seen.add(event.node)
+                yield use
 
 
 def _saves_itself(receiver: Value | None) -> bool:

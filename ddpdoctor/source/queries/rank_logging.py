@@ -41,6 +41,11 @@ _WRITERS = re.compile(
 )
 _RANK_NAMED = re.compile(r"rank|gpu|device|worker|proc|host|node|pid|world|file=|stderr", re.IGNORECASE)
 _OUTPUT = frozenset({"print", "stdout"})
+_PRINTS = frozenset(
+    # What the standard library and rich print with, and the functions that print a model's table as they return it.
+    {"builtins.print", "pprint.pprint", "pprint.pp", "rich.print", "torchinfo.summary", "torchsummary.summary"}
+)
+_PRINTING_METHODS = {"pprint": "pprint.PrettyPrinter"}
 _REDUCING = re.compile(r"reduce|gather")
 """Of the name of a collective: it brings values of all ranks together."""
 _REPORTS = frozenset({"add_scalar", "add_scalars", "log_metric", "log_metrics", "info"})
@@ -56,11 +61,12 @@ def lines_of_every_rank(projection: Projection) -> Iterator[Event]:
     if not is_distributed(projection):
         return
     found: dict[ast.AST, Event] = {}
+    in_arms: dict[ast.AST, int] = {}
     screen = None
     if not _loggers_are_quiet(projection):
         screen = Screen(projection.machine, projection.in_course("call"), on_every_rank)
     for event in projection.in_course("call", "object"):
-        if event.node in found or not on_every_rank(event):
+        if event.node in found or not (on_every_rank(event) or _in_all_arms(event, in_arms)):
             continue
         if not _is_output(event) and not (screen is not None and screen.shows(event) and _says_something(event)):
             continue
@@ -76,6 +82,19 @@ def lines_of_every_rank(projection: Projection) -> Iterator[Event]:
                 yield event
 
 
+def _in_all_arms(event: Event, reached: dict[ast.AST, int]) -> bool:
+    """Return whether the arms of rank tests around a loop or a bar bring every rank to it, one after another.
+
+    ``if rank == 0: train(loader, writer)``, and ``else: train(loader, None)``: each rank shows the bar in it.
+    """
+    if event.in_parent or event.undecided or not event.guards or not (event.loops or event.name in _BARS):
+        return False
+    if any(guard.guessed for guard in event.guards):
+        return False
+    reached[event.node] = reached.get(event.node, 0) | event.ranks
+    return reached[event.node] == ALL_RANKS
+
+
 def _is_output(event: Event) -> bool:
     if event.kind == "object":
         return _WRITERS.search(event.name) is not None and not _depends_on_rank(event)
@@ -84,18 +103,22 @@ def _is_output(event: Event) -> bool:
         return "group" not in event.named and "mode" not in event.named and event.complete and not apart
     if event.name in _BARS:
         return event.complete and not any(_differs(event, name) for name in ("disable", "position"))
-    if event.name != "builtins.print" or not event.positional:
+    if not event.positional or not _prints(event):
         return False
-    if not event.loops and all(constant(value) is not ... for value in event.positional):
-        return False  # A fixed text, once: "start".
-    text = event.module.excerpt(event.node, 1_000)
-    return not _RANK_NAMED.search(text) and not _reports_failure(event.module, event.node)
+    return _says_something(event)
+
+
+def _prints(event: Event) -> bool:
+    if event.name in _PRINTS:
+        return True
+    receiver = event.receiver
+    return isinstance(receiver, ExternalObject) and receiver.name == _PRINTING_METHODS.get(event.name)
 
 
 def _says_something(event: Event) -> bool:
-    """Return whether a log line stands in a loop or holds a value, with no word for the rank."""
-    if not event.loops and all(constant(value) is not ... for value in event.positional):
-        return False
+    """Return whether a line has no word for the rank; a fixed text stands in a loop or where every run comes to it."""
+    if not event.loops and event.undecided and all(constant(value) is not ... for value in event.positional):
+        return False  # "debug mode": once, and hardly ever.
     text = event.module.excerpt(event.node, 1_000)
     return not _RANK_NAMED.search(text) and not _reports_failure(event.module, event.node)
 
@@ -178,7 +201,7 @@ def local_metrics(projection: Projection) -> Iterator[Event]:
         if not said:
             continue
         in_pass = _is_in_pass(event)
-        if event.ranks in FIRST_RANKS and event.guards:
+        if event.ranks in FIRST_RANKS:
             found = not (in_pass and reducing) or (_is_tracked(event) and not _shares_pass(event, reducing))
             found = found and any(in_pass or not is_of_whole_set(projection, one) for one in said)
         else:

@@ -17,7 +17,7 @@ from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.queries.job_kind import framework, initialisations, keyword, may_spawn
 from ddpdoctor.source.script.code_words import calls_any, uses_any, uses_part
 from ddpdoctor.source.script.launch_facts import declared_options, launcher_rank_reads, reads_launcher_rank
-from ddpdoctor.source.script.launch_files import exports
+from ddpdoctor.source.script.launch_files import asks_for_old_torch, exports, is_started_by_old_launcher
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.torch_model.recorded_names import SET_VARIABLE
@@ -33,9 +33,9 @@ class LegacyLaunch(msgspec.Struct, frozen=True, eq=False):
     """Something that only the launcher before torchrun serves."""
 
     location: Location
-    form: Literal["argument", "required", "text", "module"]
-    """The local rank is read from the command line, has to stand there, is read as text, or the old launcher itself is
-    called."""
+    form: Literal["argument", "required", "refused", "refused later", "text", "module"]
+    """The local rank is read from the command line, has to stand there, is refused as the project's launcher writes it
+    (in the torch that it asks for, or from 2.0 on), is read as text, or the old launcher itself is called."""
 
 
 class FixedRendezvous(msgspec.Struct, frozen=True, eq=False):
@@ -73,17 +73,20 @@ def legacy_launches(script: Script) -> Iterator[LegacyLaunch]:
         for module in script.modules
         for node in launcher_rank_reads(module, LOCAL_RANK_VARIABLES)
     )
+    used, assigned = _is_used(script), _is_assigned(script)
     for module in script.modules:
         for node in _local_rank_options(module):
-            if _is_used(script):
-                if _is_for_old_torch(module, node) or not _is_reached(script, module, node):
-                    continue
-                if _is_required(node) and script.spawns_ranks is None:
-                    yield LegacyLaunch(module.location(node), "required")
-                elif not reads and script.spawns_ranks is None and not _is_assigned(script):
-                    yield LegacyLaunch(module.location(node), "argument")
-                elif _is_text(node):
-                    yield LegacyLaunch(module.location(node), "text")
+            if _is_for_old_torch(module, node) or not _is_reached(script, module, node):
+                continue
+            if used and _is_required(node) and script.spawns_ranks is None:
+                yield LegacyLaunch(module.location(node), "required")
+            elif used and not reads and script.spawns_ranks is None and not assigned:
+                yield LegacyLaunch(module.location(node), "argument")
+            elif unknown_to_the_launcher(script) and is_started_by_old_launcher(script):
+                form: Literal["refused", "refused later"] = "refused later" if asks_for_old_torch(script) else "refused"
+                yield LegacyLaunch(module.location(node), form)
+            elif used and _is_text(node):
+                yield LegacyLaunch(module.location(node), "text")
 
 
 def _is_compared(module: Module, node: ast.AST) -> bool:

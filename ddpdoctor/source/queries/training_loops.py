@@ -124,6 +124,9 @@ def samplers_of(machine: Machine, value: Value) -> Iterator[Event]:
     """Yield the DistributedSamplers in a sampler or batch sampler."""
     for option in options_of(value):
         if isinstance(option, Instance):
+            derived_from = _as_sampler(machine, option)
+            if derived_from is not None and _goes_by_epoch(machine, option):
+                yield derived_from
             yield from _samplers_iterated(machine, option)
         made = machine.object(option)
         if made is None:
@@ -132,6 +135,23 @@ def samplers_of(machine: Machine, value: Value) -> Iterator[Event]:
             yield made
         elif made.name == "torch.utils.data.BatchSampler":
             yield from samplers_of(machine, made.argument("sampler", 0) or NONE)
+
+
+def _as_sampler(machine: Machine, value: Instance) -> Event | None:
+    """Return the construction of a DistributedSampler in an object of a class that derives from it."""
+    made = machine.events.get(value.number)
+    return made if made is not None and made.kind == "sampler" else None
+
+
+def _goes_by_epoch(machine: Machine, sampler: Instance) -> bool:
+    """Return whether the order of an own sampler follows the epoch that it is given and does not count itself."""
+    turns = class_attribute(machine, sampler.cls, "__iter__")
+    if not isinstance(turns, Function):
+        return True
+    used = [
+        node for node in descend(turns.node) if isinstance(node, ast.Attribute) and node.attr in ("epoch", "__iter__")
+    ]
+    return bool(used) and all(isinstance(node.ctx, ast.Load) for node in used)
 
 
 def _samplers_iterated(machine: Machine, sampler: Instance) -> Iterator[Event]:
@@ -153,7 +173,7 @@ def _one_sampler(machine: Machine, option: Value) -> Division:
         return "whole"
     made = machine.object(option)
     if made is None and isinstance(option, Instance):
-        if any(_samplers_iterated(machine, option)):
+        if _as_sampler(machine, option) is not None or any(_samplers_iterated(machine, option)):
             return "sharded"
         return "whole" if _knows_no_ranks(machine, option) else "unknown"
     if made is None:

@@ -42,6 +42,8 @@ DECIDED: Tag = ("own", 0)
 """Of a value that depends on what a rank decided by itself."""
 COUNTED: Tag = ("counted", 0)
 """Of an iterable whose items begin with their number."""
+UNREAD_ITEM: Tag = ("item", 0)
+"""Of an item of something that was not followed: of what feeds a DDP model each rank has its own."""
 MEMBERS: Tag = ("members", 0)
 """Of a collection with a length that depends on what is in it."""
 DRAWN_FROM_STORE: Tag = ("store", 0)
@@ -53,7 +55,7 @@ POLLED: Tag = ("files", 2)
 EXTENT = "extent"
 """Kind of the tags of a tensor's size: the same on every rank unless it can be zero."""
 OWN_KINDS = frozenset(
-    {"batch", "ddp", "own", "clock", "files", "random", "drawn", "store", "counted", "members", EXTENT}
+    {"batch", "ddp", "own", "clock", "files", "random", "drawn", "store", "counted", "item", "members", EXTENT}
 )
 """Kinds of the tags that results of calls which cannot be read inherit from their arguments."""
 

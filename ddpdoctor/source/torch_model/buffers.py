@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 
 import msgspec
@@ -23,6 +24,7 @@ from ddpdoctor.source.interpreter.values import (
     ProjectClass,
     SequenceValue,
     TensorSize,
+    Unknown,
     Value,
     constant,
     options_of,
@@ -39,6 +41,8 @@ from ddpdoctor.source.vocabulary import (
 MAXIMUM_PARTS = 2_000
 MAXIMUM_CHOICES = 3
 """One inside of the other: the alternatives of a part may hold what they are parts of."""
+_KNOWN_FUNCTIONS = sys.stdlib_module_names | {"builtins", "torch", "torchvision", "numpy", "einops"}
+"""Packages of which a name without a call is a function or a class, not a module of torch."""
 Registration = tuple[str, ast.Call, Location]
 """Name of a buffer, and the call of ``register_buffer`` with its place."""
 
@@ -100,7 +104,10 @@ def constant_buffers(machine: Machine, module: Value) -> Buffers | None:
     names: list[str] = []
     places: list[Location] = []
     size_bytes, exact = 0, True
-    for part in parts_of_module(machine, module):
+    for part in parts_of_module(machine, module, registered=True):
+        if isinstance(part, SequenceValue):
+            exact = False  # Any number of blocks, of which one was looked at.
+            continue
         if not isinstance(part, Instance):
             if not _is_plain(part):
                 return None
@@ -133,14 +140,18 @@ def note_buffer(machine: Machine, receiver: Value, positional: list[Value], name
             machine.assign(option.number, name, value)
 
 
-def parts_of_module(machine: Machine, module: Value) -> Iterator[Value]:
-    """Yield a module and everything reachable from its attributes, once each."""
+def parts_of_module(machine: Machine, module: Value, *, registered: bool = False) -> Iterator[Value]:
+    """Yield a module and everything reachable from its attributes, once each; ``registered`` leaves out what torch does
+    not take for its parts: settings, with what they hold, and numbers.
+    """
     waiting, seen, count = [module], set[int](), 0
     while waiting and count < MAXIMUM_PARTS:
         value = waiting.pop()
         count += 1
-        if isinstance(value, (SequenceValue,)):
+        if isinstance(value, SequenceValue):
             waiting.extend(value.values)
+            if value.open:
+                yield value
             continue
         if isinstance(value, DictValue):
             waiting.extend(entry for _, entry in value.entries)
@@ -151,11 +162,17 @@ def parts_of_module(machine: Machine, module: Value) -> Iterator[Value]:
         if value.number in seen:
             continue
         seen.add(value.number)
+        if registered and isinstance(value, Instance) and not any(bases_of(machine, value.cls)):
+            continue
         yield value
         if isinstance(value, Instance):
             names = machine.store.names(value.number)
             attributes = [
-                name for name in names if not name.startswith(("buffer ", "__")) and f"buffer {name}" not in names
+                name
+                for name in names
+                if not name.startswith(("buffer ", "__"))
+                and f"buffer {name}" not in names
+                and not (registered and _is_number(machine, value, name))
             ]
             waiting.extend(entry for name in attributes if (entry := machine.store.get(value.number, name)) is not None)
         elif value.name in CONTAINER_MODULES:
@@ -163,12 +180,53 @@ def parts_of_module(machine: Machine, module: Value) -> Iterator[Value]:
             waiting.extend(made.positional if made is not None else ())
 
 
+def _is_number(machine: Machine, owner: Instance, name: str) -> bool:
+    """Return whether an attribute of unknown value is no module, by what the class does with it: it never runs it.
+
+    It does not call it, go over it, take one out of it, or hand it on to a function that may.
+    """
+    value = machine.store.get(owner.number, name)
+    if not isinstance(value, (Unknown, External, BoundMethod)):
+        return False
+    known: dict[tuple[ProjectClass, str], bool] = machine.script.__dict__.setdefault("_numbers_of_modules", {})
+    key = owner.cls, name
+    if key not in known:
+        classes = (owner.cls, *(base for base in bases_of(machine, owner.cls) if isinstance(base, ProjectClass)))
+        known[key] = not any(_may_run(machine, cls, name) for cls in classes)
+    return known[key]
+
+
+def _may_run(machine: Machine, cls: ProjectClass, name: str) -> bool:
+    module = machine.script.module(cls.module)
+    for node in descend(cls.node) if module is not None else ():
+        if isinstance(node, (ast.Subscript, ast.Attribute)) and _is_attribute(node.value, name):
+            return True
+        if isinstance(node, (ast.For, ast.comprehension)) and any(
+            _is_attribute(one, name) for one in descend(node.iter)
+        ):
+            return True
+        if isinstance(node, ast.Call) and module is not None:
+            given = [*node.args, *(entry.value for entry in node.keywords)]
+            full = module.resolve(node.func)
+            hands_on = isinstance(node.func, ast.Name) or full.startswith("torch.utils.checkpoint.")
+            plain = full.startswith(("builtins.", "math.", "torch.nn.", "torch.")) and not full.startswith(
+                "torch.utils."
+            )
+            if _is_attribute(node.func, name) or (
+                hands_on and not plain and any(_is_attribute(one, name) for one in given)
+            ):
+                return True
+    return False
+
+
 def _is_plain(part: Value) -> bool:
     if isinstance(part, ExternalObject):
         return BUFFERLESS_MODULE.match(part.name) is not None or part.name in CONTAINER_MODULES
     if isinstance(part, OneOf):
         return all(_is_plain(option) for option in part.options)
-    return isinstance(part, (Const, TensorSize, Function, Partial, External, ProjectClass)) or (
+    if isinstance(part, External):
+        return part.name.partition(".")[0] in _KNOWN_FUNCTIONS
+    return isinstance(part, (Const, TensorSize, Function, Partial, ProjectClass)) or (
         isinstance(part, BoundMethod)
         and isinstance(part.receiver, ExternalObject)
         and part.receiver.name == "argparse.Namespace"

@@ -23,7 +23,7 @@ from ddpdoctor.source.interpreter.values import (
     tagged,
     tags_of,
 )
-from ddpdoctor.source.ranks.rank_local_values import chooses_keys
+from ddpdoctor.source.ranks.rank_local_values import UNREAD_ITEM, chooses_keys
 from ddpdoctor.source.torch_model.buffers import has_buffers
 from ddpdoctor.source.torch_model.recorded_training import note_wrap
 from ddpdoctor.source.vocabulary import DDP, ENGINE
@@ -78,7 +78,8 @@ def call_wrapped(
     result = derived(arguments, tags)
     # Of data that came from no loader nothing is known, but that it was drawn with the rank's own seed.
     drawn = machine.draws_apart and result.tags == tags and any(isinstance(value, Unknown) for value in arguments)
-    return Unknown(result.varying or drawn, False, result.tags)
+    unread = machine.gradients and UNREAD_ITEM in result.tags
+    return Unknown(result.varying or drawn or unread, False, result.tags - {UNREAD_ITEM})
 
 
 def _holds_buffers(machine: Machine, module: Value) -> bool:

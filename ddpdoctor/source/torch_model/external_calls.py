@@ -36,6 +36,7 @@ from ddpdoctor.source.interpreter.values import (
     derived,
     is_varying,
     join,
+    never_none,
     tags_of,
 )
 from ddpdoctor.source.libraries import accelerate, fabric, hugging_face_datasets, ignite, lightning, python_logging
@@ -91,6 +92,8 @@ from ddpdoctor.source.vocabulary import (
 _SIZE_METHODS = frozenset({"size", "numel", "nelement", "dim"})
 _FORMS_OF_NAMES = frozenset({"endswith", "startswith", "isdigit"})
 """Methods on a file's name, which is the same wherever it is found."""
+_MOVES = frozenset({"to", "cuda", "cpu", "float", "half", "long", "detach", "clone", "contiguous"})
+"""Methods that give another form of a tensor or a module, whatever it is, and so never None."""
 _MAKE_TEXT = frozenset({"builtins.print", "builtins.str", "builtins.repr", "builtins.format"})
 _EXITS = frozenset({"sys.exit", "os._exit", "builtins.exit", "builtins.quit"})
 _ARGUMENT_PARSERS = frozenset({"parse_args", "parse_known_args"})
@@ -296,7 +299,8 @@ def _plain_method(machine: Machine, node: ast.AST, function: BoundMethod, argume
     known = container_method(machine, node, function, arguments) if not unread else None
     if known is not None:
         return known
-    return members_of(name, _mixture_of(receiver, arguments, opaque=unread))
+    result = members_of(name, _mixture_of(receiver, arguments, opaque=unread))
+    return never_none(result) if name in _MOVES else result
 
 
 def _call_super(
@@ -311,6 +315,9 @@ def _call_super(
         if name == "__init__" and base == External(DATA_LOADER) and isinstance(receiver, Instance):
             machine.emit("loader", DATA_LOADER, node, positional, named, number=receiver.number, complete=complete)
             machine.loader_classes[receiver.number] = receiver.cls
+            return NONE
+        if name == "__init__" and base == External(DISTRIBUTED_SAMPLER) and isinstance(receiver, Instance):
+            make_sampler(machine, node, positional, named, complete, number=receiver.number)
             return NONE
         if isinstance(base, ProjectClass):
             method = class_attribute(machine, base, name)

@@ -99,9 +99,11 @@ def make_loader(machine: Machine, node: ast.AST, positional: list[Value], named:
     return ExternalObject(number, DATA_LOADER)
 
 
-def make_sampler(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-    """Return the sampler, and note how it was made."""
-    number = machine.object_number(node)
+def make_sampler(
+    machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool, *, number: int = 0
+) -> Value:
+    """Return the sampler, and note how it was made; ``number`` is that of an object of a class derived from it."""
+    number = number or machine.object_number(node)
     machine.emit("sampler", DISTRIBUTED_SAMPLER, node, positional, named, number=number, complete=complete)
     return ExternalObject(number, DISTRIBUTED_SAMPLER)
 

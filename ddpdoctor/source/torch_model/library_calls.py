@@ -32,6 +32,7 @@ from ddpdoctor.source.ranks.rank_local_values import (
     LISTED,
     OWN_KINDS,
     POLLED,
+    UNREAD_ITEM,
     agrees_by_name,
     lists_names,
     members_of,
@@ -257,10 +258,13 @@ def _same_items(
             machine.cycles.update({number: again for kind, number in tags if kind == "loader"})
     mixed = derived(positional, frozenset(tags))
     if last == "next":
+        if not mixed.varying and mixed.tags <= {COUNTED}:
+            return Unknown(tags=mixed.tags | {UNREAD_ITEM})
         return Unknown(
             mixed.varying or bool(tags),
             False,
             frozenset(("batch", n) if k == "loader" else (k, n) for k, n in mixed.tags),
+            any(kind == "loader" for kind, _ in mixed.tags) and len(positional) == 1,
         )
     return mixed
 
