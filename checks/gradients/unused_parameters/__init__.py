@@ -70,7 +70,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             f"{'training_step' if unused.wrap.name == 'Trainer.fit' else 'forward'} of {unused.owner} "
             f"{reaches.format(names)}, {follows or f'so DDP waits in vain for {whose}'}",
             remedy="Let the loss depend on it through operations that carry gradients, or freeze it with "
-            "requires_grad_(False) before the wrap."
+            "requires_grad_(False) before the wrap; then omit find_unused_parameters."
             if unused.is_hidden
             else "Remove it, freeze it with requires_grad_(False) before the wrap, or pass "
             "find_unused_parameters=True.",
