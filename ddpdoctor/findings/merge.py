@@ -26,11 +26,12 @@ DIVERGENCES: frozenset[Trouble] = frozenset(
         "desync",
         "ddp-on-subset",
         "exception",
+        "caught-exception",
         "hang",
     }
 )
 """What one divergence may be called once it was seen in a run."""
-_OF_THE_RUN = frozenset({"exception", "uneven-passes"})
+_OF_THE_RUN = frozenset({"exception", "caught-exception", "uneven-passes"})
 """Divergences that the run explains itself: by what a rank raised, or by two lengths."""
 _BY_RANK = SUSPECTED - {"data-branch", "caught-exception"}
 """Divergences that happen whenever the line is reached; those left out wait for a batch or a failure."""

@@ -49,7 +49,7 @@ from ddpdoctor.record.streams.training import (
     WrapChange,
     WrittenAverages,
 )
-from ddpdoctor.record.streams.waits import CutGraph, OutsiderCall, ReducedLoss, Wait
+from ddpdoctor.record.streams.waits import CutGraph, Handled, OutsiderCall, ReducedLoss, Wait
 
 Completeness = Literal["complete", "truncated", "absent"]
 RunKind = Literal["rehearsal", "run", "log"]
@@ -332,6 +332,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     reduced_losses: tuple[ReducedLoss, ...] = ()
     cut_graphs: tuple[CutGraph, ...] = ()
     outsider_calls: tuple[OutsiderCall, ...] = ()
+    handled: tuple[Handled, ...] = ()
     accesses: tuple[Access, ...] = ()
     device_uses: tuple[DeviceUse, ...] = ()
     device_choices: tuple[DeviceChoice, ...] = ()
