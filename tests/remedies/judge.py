@@ -6,16 +6,19 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ddpdoctor.catalogue.registry import read_catalogue
 from ddpdoctor.catalogue.run_checks import run_checks
 from ddpdoctor.checks import READ_IN_SOURCE
 from ddpdoctor.finding import Finding
 from ddpdoctor.source.script.script import read_script
+from tests.check_command import check
 from tests.checks.case_blocks import Case, Mend, cases_of
 
 CHECKS = Path(__file__).parents[2] / "checks"
+RUNS = Path(__file__).with_name("runs.md")
+"""Scripts that two ranks can run, with the remedies that the whole check prints for them."""
 _OF_A_CASE = re.compile(
     r"`[^`]*`|\"[^\"]*\"|\w*[._(=][^\s,;:\"]*[^\s,;:\".]|\b(?:barrier|gather|backward through the DDP model)\b"
 )
@@ -54,6 +57,30 @@ def judged(name: str, case: Case, mend: Mend, directory: Path) -> Row:
     """Read a case as it is and with its remedy, each in a directory of its own."""
     before, after = _findings(case.files, directory / "before"), _findings(mend.files, directory / "after")
     return Row(name, case, mend, tuple(_complaints(name, mend, before, after)))
+
+
+def rehearsed(case: Case, mend: Mend, directory: Path) -> Row:
+    """Rehearse a case as it is and with its remedy, each in a directory of its own."""
+    ((name, broken),) = {(mark[3], mark[1]) for mark in case.marks}
+    before, after = _report(case.files, directory / "before"), _report(mend.files, directory / "after")
+    told = [finding for finding in before["findings"] if finding["severity"] != "advice"]
+    wrong = []
+    if [(finding["name"], finding["locations"][0]["line"]) for finding in told] != [(name, broken)]:
+        wrong.append(f"not told as {name} at line {broken}: {[finding['title'] for finding in told]}")
+    if tuple(dict.fromkeys(finding["remedy"] for finding in told)) != mend.said:
+        wrong.append(f"the remedy is {' '.join(finding['remedy'] for finding in told)!r}")
+    left = [finding["title"] for finding in after["findings"] if finding["severity"] != "advice"]
+    if left or after["exit_code"]:
+        wrong.append(f"mended, it ends with {after['exit_code']}: {left or after['rehearsal']['reason']}")
+    return Row(name, case, mend, tuple(wrong))
+
+
+def _report(files: dict[str, str], directory: Path) -> dict[str, Any]:
+    project = directory / "job"
+    project.mkdir(parents=True)
+    for name, text in files.items():
+        (project / name).write_text(text, encoding="utf-8")
+    return check("train.py", cwd=project, XDG_STATE_HOME=str(directory / "state"))[1]
 
 
 def printed_remedies(directory: Path) -> Iterator[Printed]:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.checks.case_blocks import Case, Mend
-from tests.remedies.judge import judged, mended_cases, not_shown, printed_remedies
+from tests.checks.case_blocks import Case, Mend, cases_of
+from tests.remedies.judge import RUNS, judged, mended_cases, not_shown, printed_remedies, rehearsed
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,19 @@ def test_the_remedy_mends_the_example_and_breaks_nothing_else(
     name: str, case: Case, mend: Mend, tmp_path: Path
 ) -> None:
     assert judged(name, case, mend, tmp_path).wrong == ()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("case", "mend"),
+    [
+        pytest.param(case, mend, id=f"{case.line}:{number}")
+        for case in cases_of(RUNS)
+        for number, mend in enumerate(case.mends)
+    ],
+)
+def test_the_remedy_mends_the_job(case: Case, mend: Mend, tmp_path: Path) -> None:
+    assert rehearsed(case, mend, tmp_path).wrong == ()
 
 
 def test_every_remedy_that_is_printed_for_an_example_is_applied_to_one(tmp_path: Path) -> None:
