@@ -47,6 +47,8 @@ CHECK = Check(
     subjects=("job",),
     triggers=("init_process_group",),
 )
+_READ = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What torch reads in this order; it names the first that is not there, and what comes after may be missing as well."""
 _PASSED = {"RANK": "rank=", "WORLD_SIZE": "world_size="}
 """What init_process_group takes as arguments as well."""
 _MISSING = re.compile(r"environment variable (\w+) expected, but not set")
@@ -84,7 +86,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         yield CHECK.finding(
             record.job.kind,
             f"init_process_group fails: {missing[1]} is not set in the ranks' environment",
-            remedy=_remedy((missing[1],)),
+            remedy=_remedy(_READ[_READ.index(missing[1]) :] if missing[1] in _READ else (missing[1],)),
             locations=() if location is None else (location,),
             evidence=(Fact(text=wait.error[:200], basis=record.job.kind, location=location),),
         )
