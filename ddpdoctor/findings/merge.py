@@ -39,6 +39,10 @@ _BY_RANK = SUSPECTED - {"data-branch", "caught-exception"}
 _WHY = {("wrong-rank-kind", "many-writers")}
 """Pairs of troubles: what the source knows to be the reason for what a run saw at the same place."""
 
+_SHOWN_BY_EFFECTS = frozenset({"DDP208", "DDP213"})
+"""Checks of which the run sees what comes of it: parameters that differ, a wrap that does not know some; the source
+shows the line that does it.
+"""
 _ASKED = {
     "nan": "the rank's own batch",
     "short-batch": "the rank's own batch",
@@ -138,10 +142,13 @@ def _in_one_function(one: Finding, other: Finding) -> bool:
 
 
 def _explanation(causes: Sequence[Finding], seen: Finding) -> Finding | None:
-    """Return the suspicion that says why the ranks of the run diverge; None where the run knows better.
+    """Return the suspicion that says why the run went wrong; None where the run knows better.
 
     A condition of a rank's own (its batch, a failure) explains a divergence only where it is the one candidate.
     """
+    same = [cause for cause in causes if cause.code == seen.code]
+    if len(same) == 1 and seen.code in _SHOWN_BY_EFFECTS and not seen.stress:
+        return same[0]
     if seen.trouble not in DIVERGENCES or seen.trouble in _OF_THE_RUN or seen.stress:
         return None  # What only an injected cause brings about stays a condition: "if one rank's loss is NaN: …".
     places = (*seen.locations, *_all_places(seen), *_stack_places(seen))
