@@ -39,9 +39,9 @@ _BY_RANK = SUSPECTED - {"data-branch", "caught-exception"}
 _WHY = {("wrong-rank-kind", "many-writers")}
 """Pairs of troubles: what the source knows to be the reason for what a run saw at the same place."""
 
-_SHOWN_BY_EFFECTS = frozenset({"DDP208", "DDP213"})
-"""Checks of which the run sees what comes of it: parameters that differ, a wrap that does not know some; the source
-shows the line that does it.
+_SHOWN_BY_EFFECTS = frozenset({"DDP207", "DDP208", "DDP213", "DDP217"})
+"""Checks of which the run sees what comes of it: a backward that averages nothing, parameters that differ, a wrap that
+does not know some. The source shows the line that does it.
 """
 _ASKED = {
     "nan": "the rank's own batch",

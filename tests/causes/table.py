@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ddpdoctor.checks import BUILT_IN
-from tests.causes.judge import DIVERGENCES, worse_than_static
+from tests.causes.judge import EXPLAINED, worse_than_static
 from tests.check_command import check
 from tests.checks.case_blocks import cases_of
 from tests.faults.cases import FAULTS
@@ -24,13 +24,13 @@ class Script(NamedTuple):
 
 
 def scripts() -> Iterator[Script]:
-    """Every fault, every divergence in a ``cases.md``, and of the grid what stands in a file or beside it.
+    """Every fault, every cause in a ``cases.md``, and of the grid what stands in a file or beside it.
 
     How the rank is asked, which the grid has nine forms of, makes no difference to what the run adds.
     """
     for name, fault in FAULTS.items():
         yield Script(f"fault: {name}", {"train.py": fault.script})
-    for code in sorted(DIVERGENCES):
+    for code in sorted(EXPLAINED):
         module = BUILT_IN[code].removeprefix("ddpdoctor.checks.").replace(".", "/")
         for case in cases_of(CHECKS / module / "cases.md"):
             if case.marks:
@@ -49,6 +49,6 @@ def complaints(script: Script, directory: Path) -> list[str]:
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text(text, encoding="utf-8")
     static = check("--static", "train.py", cwd=project)[1]
-    if not any(finding["code"] in DIVERGENCES for finding in static["findings"]):
+    if not any(finding["code"] in EXPLAINED for finding in static["findings"]):
         return []
     return worse_than_static(static, check("train.py", cwd=project, XDG_STATE_HOME=str(directory / "state"))[1])

@@ -60,7 +60,9 @@ def test_a_divergence_that_the_source_explains_is_told_as_the_source_tells_it_wi
     assert merged.evidence[0].text == "rank 1 left"
 
 
-@pytest.mark.parametrize(("code", "first"), [("DDP208", 14), ("DDP213", 14), ("DDP101", 12)])
+@pytest.mark.parametrize(
+    ("code", "first"), [("DDP207", 14), ("DDP208", 14), ("DDP213", 14), ("DDP217", 14), ("DDP101", 12)]
+)
 def test_where_the_run_sees_an_effect_alone_the_line_that_does_it_leads(code: str, first: int) -> None:
     cause = finding(code, "x", Severity.ERROR, at(14), title="rank 0 alone lowers it", remedy="Lower it everywhere.")
     effect = finding(code, "x", Severity.ERROR, at(12), basis="rehearsal", title="they differ", evidence=(_fact(14),))
