@@ -4,31 +4,202 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import termios
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
+import msgspec
 from textual import events
 from textual.app import App, ComposeResult, SystemCommand
 from textual.screen import Screen
 
 from ddpdoctor.monitor.snapshot import Playback, PlaybackState, Snapshot, SnapshotSource
-from ddpdoctor.tui.draw.canvas import Canvas
-from ddpdoctor.tui.draw.glyphs import chosen_glyphs
+from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, cut, fitted, line, paragraph, shown
+from ddpdoctor.tui.draw.figures import rank_list
+from ddpdoctor.tui.draw.glyphs import Glyphs, chosen_glyphs
+from ddpdoctor.tui.draw.painting import Painting, stacked
 from ddpdoctor.tui.draw.palette import Tone, palette_of
-from ddpdoctor.tui.export import dump_stacks, export_snapshot, stall_text
-from ddpdoctor.tui.keys import KEYS
 from ddpdoctor.tui.navigation import Navigation
 from ddpdoctor.tui.screens.pages import TABS, paint_defect, paint_screen
-from ddpdoctor.tui.screens.question import Question, overlaid
-from ddpdoctor.tui.screens.starting import paint_starting
-from ddpdoctor.tui.timeline import Timeline
+from ddpdoctor.tui.screens.sections import lasting
+from ddpdoctor.tui.timeline import Canvas, Timeline
 from ddpdoctor.tui.view import View
 from ddpdoctor.tui.watcher import Failed, Fresh, Watcher
+
+# What is shown before the first snapshot.
+
+
+def paint_starting(width: int, height: int, note: str) -> Painting:
+    """Draw that the run is looked for, and what stands in the way."""
+    lines: list[Line] = [line(Cell(" ddpdoctor ", "tab.on"), Cell(" looking at the run", "strong"))]
+    if note:
+        lines += [EMPTY, line(Cell(f"  {cut(shown(note), width - 4)}", "warning"))]
+    return stacked(height, lines)
+
+
+# A question in a box over a page.
+
+WIDTH = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked, and the keys that answer it with what each does."""
+
+    text: str
+    answers: tuple[tuple[str, str], ...]
+
+
+def overlaid(painting: Painting, question: Question, width: int, glyphs: Glyphs) -> Painting:
+    """Draw the question over the middle of a painting; the mouse answers nothing meanwhile."""
+    inner = min(WIDTH, width - 4)
+    content: list[Line] = [EMPTY, *paragraph(question.text, inner - 4, "strong", Cell("  ")), EMPTY]
+    content += [line(Cell(f"  {key:<5}", "key"), what) for key, what in question.answers]
+    content.append(EMPTY)
+    edge = Cell(glyphs.rule * inner, "edge.warning")
+    side = Cell(glyphs.bar_between, "edge.warning")
+    box: list[Line] = [(edge,), *((side, *fitted(cells, inner - 2), side) for cells in content), (edge,)]
+    top = max(0, (len(painting.lines) - len(box)) // 2)
+    left = max(0, (width - inner) // 2)
+    lines = list(painting.lines)
+    for number, cells in enumerate(box[: len(lines) - top]):
+        under = fitted(lines[top + number], width)
+        lines[top + number] = (*fitted(under, left, ""), *cells, *_behind(under, left + inner))
+    return Painting(tuple(lines), (), painting.top, painting.rows)
+
+
+def _behind(cells: Line, columns: int) -> Line:
+    """Return what is left of a line behind its first ``columns`` columns."""
+    head = fitted(cells, columns, "")
+    kept = "".join(cell.text for cell in head)
+    text = "".join(cell.text for cell in cells)
+    rest = len(text) - len(kept)
+    behind: list[Cell] = []
+    for cell in reversed(cells):
+        if rest <= 0:
+            break
+        piece = cell.text[-rest:]
+        behind.insert(0, Cell(piece, cell.role))
+        rest -= len(piece)
+    return tuple(behind)
+
+
+# What each key does.
+
+
+class _Screen(Protocol):
+    """What keys act on."""
+
+    where: Navigation
+
+    def filter_rows(self) -> None: ...
+    def hold(self) -> None: ...
+    def step(self, steps: int) -> None: ...
+    def seek(self, by_ns: int) -> None: ...
+    def speed(self, factor: float) -> None: ...
+    def export(self) -> None: ...
+    def take_stack(self) -> None: ...
+    def dump(self) -> None: ...
+    def copy_stall(self) -> None: ...
+    def kill(self) -> None: ...
+    def turn_tone(self) -> None: ...
+    def leave(self) -> None: ...
+    def action_suspend_process(self) -> None: ...
+
+
+SECONDS_NS = 1_000_000_000
+FAR = 1_000_000
+
+
+def _going_to(page: str) -> Callable[[_Screen], None]:
+    return lambda app: app.where.go(page)
+
+
+KEYS: Mapping[str, Callable[[_Screen], None]] = {
+    **{tab.key: _going_to(tab.page) for tab in TABS},
+    "?": lambda app: app.where.go("help"),
+    "enter": lambda app: app.where.open_row(),
+    "escape": lambda app: app.where.back(),
+    "up": lambda app: app.where.move(-1),
+    "down": lambda app: app.where.move(1),
+    "pageup": lambda app: app.where.move(-10),
+    "pagedown": lambda app: app.where.move(10),
+    "home": lambda app: app.where.move(-FAR),
+    "end": lambda app: app.where.move(FAR),
+    "/": lambda app: app.filter_rows(),
+    "s": lambda app: app.where.sort(),
+    "r": lambda app: app.where.reverse(),
+    " ": lambda app: app.hold(),
+    ",": lambda app: app.step(-1),
+    ".": lambda app: app.step(1),
+    "left": lambda app: app.seek(-10 * SECONDS_NS),
+    "right": lambda app: app.seek(10 * SECONDS_NS),
+    "+": lambda app: app.speed(2.0),
+    "-": lambda app: app.speed(0.5),
+    "e": lambda app: app.export(),
+    "t": lambda app: app.take_stack(),
+    "d": lambda app: app.dump(),
+    "c": lambda app: app.copy_stall(),
+    "k": lambda app: app.kill(),
+    "b": lambda app: app.turn_tone(),
+    "q": lambda app: app.leave(),
+    "ctrl+z": lambda app: app.action_suspend_process(),
+}
+
+
+# Writes what is on the screen to files.
+
+
+def export_snapshot(snapshot: Snapshot, directory: Path) -> Path:
+    """Write a snapshot as JSON into ``directory``; nothing that is there is overwritten. Raises OSError."""
+    encoded = msgspec.json.format(msgspec.json.encode(snapshot), indent=2)
+    return _written(directory, f"ddpdoctor-{_stem(snapshot)}", ".json", encoded + b"\n")
+
+
+def dump_stacks(snapshot: Snapshot, directory: Path) -> Path:
+    """Write the standstill and the stack of every rank that is known. Raises OSError."""
+    lines = [stall_text(snapshot), ""]
+    for rank in snapshot.ranks:
+        lines.append(f"rank {rank.rank}: {shown(rank.state)}")
+        lines += [f"  {shown(frame.file)}:{frame.line} in {shown(frame.function)}" for frame in rank.stack]
+    return _written(directory, f"ddpdoctor-stacks-{_stem(snapshot)}", ".txt", "\n".join(lines).encode() + b"\n")
+
+
+def stall_text(snapshot: Snapshot) -> str:
+    """Return the standstill, or without one the verdict, as text."""
+    stall = snapshot.stall
+    if stall is None:
+        return "\n".join(map(shown, (snapshot.verdict.text, *snapshot.verdict.why, snapshot.verdict.next)))
+    lines = [", ".join(filter(None, (shown(stall.title), lasting(snapshot, stall.since_ns))))]
+    for side in stall.sides:
+        lines.append(f"{rank_list(side.ranks)}{' (the culprit)' if side.culprit else ''}: {shown(side.text)}")
+        lines += [f"  {shown(frame.file)}:{frame.line} in {shown(frame.function)}" for frame in side.stack]
+    return "\n".join([*lines, shown(stall.remedy)])
+
+
+def _stem(snapshot: Snapshot) -> str:
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(snapshot.name[-80:]).stem).strip("-") or "run"
+    return f"{name}-step-{snapshot.steps or 0}"
+
+
+def _written(directory: Path, stem: str, suffix: str, content: bytes) -> Path:
+    number = 1
+    while True:
+        path = directory / f"{stem}{'' if number == 1 else f'-{number}'}{suffix}"
+        try:
+            with path.open("xb") as file:
+                file.write(content)
+        except FileExistsError:
+            number += 1
+            continue
+        return path
+
 
 ScreenEnd = Literal["quit", "end_job", "leave", "lost", "terminated"]
 """How the user left: ``quit``; ``end_job``: the job that was launched shall end; ``leave``: it shall continue without

@@ -21,7 +21,7 @@ from ddpdoctor.postmortem.dumps.dump_record import DumpBook
 from ddpdoctor.postmortem.dumps.dumps import DumpError, Dumps
 from ddpdoctor.postmortem.read import Postmortem
 from ddpdoctor.record.model import Job, Rank, RunRecord, StreamState
-from ddpdoctor.record.streams.places import StackDump
+from ddpdoctor.record.streams.setup import StackDump
 
 SSH_PATIENCE_S = 60.0
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.findings.locations import in_user_code
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.streams.incidents import Incident
+from ddpdoctor.record.streams.devices import Incident
 
 
 def with_names(record: RunRecord, runs: Sequence[RunRecord]) -> tuple[RunRecord, tuple[str, ...]]:

@@ -16,7 +16,7 @@ from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.postmortem.failures import details_of
 from ddpdoctor.postmortem.log_reader import LogRead
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.streams.incidents import Incident, RankEnding
+from ddpdoctor.record.streams.devices import Incident, RankEnding
 
 OF_A_DEATH = ("gradients", "collectives", "death")
 """Families of checks that may tell why a job ended, or why it hung: its figures are another matter."""

@@ -7,8 +7,7 @@ from pathlib import PurePath
 
 from ddpdoctor.finding import Frame, Location
 from ddpdoctor.record.model import Site
-from ddpdoctor.record.streams.collectives import Group, Signature
-from ddpdoctor.record.streams.waits import Handled
+from ddpdoctor.record.streams.collectives import Group, Handled, Signature
 
 _ORIGINS = {
     "user": "",

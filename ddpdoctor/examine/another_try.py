@@ -20,7 +20,7 @@ from ddpdoctor.diagnosis.files.path_races import races
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.finding import Trouble
 from ddpdoctor.launch.request import RehearsalRequest
-from ddpdoctor.record.exception_summary import headline
+from ddpdoctor.record.joining import headline
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RankException, RunRecord

@@ -16,7 +16,7 @@ from ddpdoctor.examine.failure_hints import ARGUMENTS_HINT, hint_for
 from ddpdoctor.finding import Trouble
 from ddpdoctor.findings.locations import named_ranks, shown_path
 from ddpdoctor.findings.merge import DIVERGENCES, SUSPECTED
-from ddpdoctor.record.exception_summary import headline
+from ddpdoctor.record.joining import headline
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import Rank, RankException, RunRecord

@@ -12,17 +12,366 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
+from ddpdoctor import __version__
+from ddpdoctor.diagnosis.performance.summary import Phases, Traffic, VerdictState
 from ddpdoctor.errors import UsageError
-from ddpdoctor.metrics.families import FAMILIES
 from ddpdoctor.monitor.lobby import Lobby, accepted
+from ddpdoctor.monitor.snapshot import RankView, RunState, Snapshot
+from ddpdoctor.record.streams.measured import Gpu, GpuSample
 
 if TYPE_CHECKING:
     from ddpdoctor.monitor.snapshot import Snapshot
+
+# The figures that are served, each with its name, its unit and where a snapshot holds it; pure.
+
+MetricSample = tuple[tuple[str, ...], float]
+"""Values of the labels, and the figure."""
+_SECOND_NS = 1e9
+_GPU_FRESH_NS = 15_000_000_000
+"""An older sample says nothing of a GPU now: the driver has stopped to answer."""
+_MOST_RANKS_BY_PHASE = 512
+"""Of 4,096 ranks the phases alone were 32,768 samples, which take the most of a second to write."""
+_OF_A_RANK = ("rank", "host")
+_OF_A_GPU = ("gpu", "uuid", "ranks")
+_OF_TRAFFIC = ("group", "kind", "backend")
+
+
+class Family(msgspec.Struct, frozen=True, kw_only=True):
+    """One name under which figures are served."""
+
+    name: str
+    """As Prometheus stores it, with the unit, and ``_total`` where it only grows."""
+    help: str
+    """One sentence."""
+    samples: Callable[[Snapshot], Iterator[MetricSample]]
+    kind: Literal["gauge", "counter"] = "gauge"
+    unit: str = ""
+    """A base unit of Prometheus; empty for a count and for 0 or 1."""
+    labels: tuple[str, ...] = ()
+
+
+def _run(snapshot: Snapshot) -> Iterator[MetricSample]:
+    run = (snapshot.name, snapshot.run_directory, snapshot.backend, snapshot.device, snapshot.torch_version)
+    yield (*run, __version__), 1
+
+
+def _state(snapshot: Snapshot) -> Iterator[MetricSample]:
+    yield from (((state,), state == snapshot.state) for state in get_args(RunState))
+
+
+def _verdict(snapshot: Snapshot) -> Iterator[MetricSample]:
+    yield from (((state,), state == snapshot.verdict.state) for state in get_args(VerdictState))
+
+
+def _findings(snapshot: Snapshot) -> Iterator[MetricSample]:
+    holding = [view.finding for view in snapshot.findings if view.until_ns is None]
+    told = {
+        (finding.code, finding.name, finding.severity.value, str(finding.ranks[0]) if len(finding.ranks) == 1 else "")
+        for finding in holding
+    }
+    yield from ((labels, 1) for labels in sorted(told))
+
+
+def _hang(snapshot: Snapshot) -> Iterator[MetricSample]:
+    yield (), snapshot.stall is not None and snapshot.stall.proved
+
+
+def _standstill(snapshot: Snapshot) -> Iterator[MetricSample]:
+    yield (), 0 if snapshot.stall is None else max(0, snapshot.now_ns - snapshot.stall.since_ns) / _SECOND_NS
+
+
+def _hang_culprits(snapshot: Snapshot) -> Iterator[MetricSample]:
+    sides = snapshot.stall.sides if snapshot.stall is not None else ()
+    hosts = {rank.rank: rank.host for rank in snapshot.ranks}
+    culprits = sorted(rank for side in sides if side.culprit for rank in side.ranks)
+    yield from (((str(rank), hosts.get(rank, "")), 1) for rank in culprits)
+
+
+def _wait_for_rank(snapshot: Snapshot) -> Iterator[MetricSample]:
+    wait = snapshot.wait
+    if wait is not None:
+        hosts = {rank.rank: rank.host for rank in snapshot.ranks}
+        waited_s = max(0, snapshot.now_ns - wait.since_ns) / _SECOND_NS
+        yield (str(wait.late), hosts.get(wait.late, "")), waited_s
+
+
+def _phases(snapshot: Snapshot) -> Iterator[MetricSample]:
+    if snapshot.phases is not None:
+        yield from (((name,), seconds) for name, seconds in _phase_seconds(snapshot.phases))
+
+
+def _rank_phases(snapshot: Snapshot) -> Iterator[MetricSample]:
+    if len(snapshot.ranks) > _MOST_RANKS_BY_PHASE:
+        return
+    for rank in snapshot.ranks:
+        if rank.phases is not None:
+            labels = (str(rank.rank), rank.host)
+            yield from (((*labels, name), seconds) for name, seconds in _phase_seconds(rank.phases))
+
+
+def _phase_seconds(phases: Phases) -> Iterator[tuple[str, float]]:
+    """Yield the phases that were measured; together they are the step."""
+    yield from ((name, ns / _SECOND_NS) for name, ns in phases.parts_ns().items() if ns is not None)
+
+
+def _throttled(snapshot: Snapshot) -> Iterator[MetricSample]:
+    for gpu, sample in _newest(snapshot):
+        yield from (((*_gpu_labels(gpu), reason), 1) for reason in sample.throttle_reasons)
+
+
+def _gpu_memory(snapshot: Snapshot) -> Iterator[MetricSample]:
+    yield from ((_gpu_labels(gpu), float(gpu.memory_total_bytes)) for gpu in snapshot.gpus if gpu.memory_total_bytes)
+
+
+def _job(value: Callable[[Snapshot], float | None], scale: float = 1) -> Callable[[Snapshot], Iterator[MetricSample]]:
+    """One figure of the whole job."""
+
+    def samples(snapshot: Snapshot) -> Iterator[MetricSample]:
+        figure = value(snapshot)
+        if figure is not None:
+            yield (), figure * scale
+
+    return samples
+
+
+def _ranks(value: Callable[[RankView], float | None], scale: float = 1) -> Callable[[Snapshot], Iterator[MetricSample]]:
+    """One figure of each rank."""
+
+    def samples(snapshot: Snapshot) -> Iterator[MetricSample]:
+        for rank in snapshot.ranks:
+            figure = value(rank)
+            if figure is not None:
+                yield (str(rank.rank), rank.host), figure * scale
+
+    return samples
+
+
+def _gpus(value: Callable[[GpuSample], float | None], scale: float = 1) -> Callable[[Snapshot], Iterator[MetricSample]]:
+    """Return one figure of each GPU with a fresh sample of the driver."""
+
+    def samples(snapshot: Snapshot) -> Iterator[MetricSample]:
+        for gpu, sample in _newest(snapshot):
+            figure = value(sample)
+            if figure is not None:
+                yield _gpu_labels(gpu), figure * scale
+
+    return samples
+
+
+def _traffic(
+    value: Callable[[Traffic], float | None], together: Callable[[list[float]], float]
+) -> Callable[[Snapshot], Iterator[MetricSample]]:
+    """One figure of each kind of communication; that of several groups of the same ranks is made ``together``.
+
+    Of two samples with the same labels Prometheus refuses all that is served.
+    """
+
+    def samples(snapshot: Snapshot) -> Iterator[MetricSample]:
+        found: dict[tuple[str, ...], list[float]] = {}
+        for traffic in snapshot.traffic:
+            figure = value(traffic)
+            if figure is not None:
+                found.setdefault((traffic.group, traffic.kind, traffic.backend), []).append(figure)
+        yield from ((labels, together(figures)) for labels, figures in found.items())
+
+    return samples
+
+
+def _newest(snapshot: Snapshot) -> Iterator[tuple[Gpu, GpuSample]]:
+    for gpu in snapshot.gpus:
+        if gpu.samples and snapshot.now_ns - gpu.samples[-1].taken_at_ns < _GPU_FRESH_NS:
+            yield gpu, gpu.samples[-1]
+
+
+def _gpu_labels(gpu: Gpu) -> tuple[str, ...]:
+    return str(gpu.index), gpu.uuid, ",".join(map(str, gpu.ranks))
+
+
+def _family(
+    name: str,
+    help: str,
+    samples: Callable[[Snapshot], Iterator[MetricSample]],
+    labels: Sequence[str] = (),
+    unit: str = "",
+) -> Family:
+    kind: Literal["gauge", "counter"] = "counter" if name.endswith("_total") else "gauge"
+    return Family(name=f"ddpdoctor_{name}", help=help, samples=samples, kind=kind, unit=unit, labels=tuple(labels))
+
+
+FAMILIES = (
+    _family(
+        "run_info",
+        "The watched job; always 1",
+        _run,
+        ("run", "run_directory", "backend", "device", "torch_version", "version"),
+    ),
+    _family("run_state", "1 for the current state of the run, 0 for the others", _state, ("state",)),
+    _family("verdict", "1 for the current verdict, 0 for the others", _verdict, ("verdict",)),
+    _family(
+        "finding",
+        "1 for each current finding; rank is set if it names a single rank",
+        _findings,
+        ("code", "name", "severity", "rank"),
+    ),
+    _family("hang", "1 when the job is proved to hang", _hang),
+    _family("hang_culprit", "1 for each rank that causes a stall", _hang_culprits, _OF_A_RANK),
+    _family(
+        "standstill_seconds", "How long the ranks have been stalled; 0 while they run", _standstill, unit="seconds"
+    ),
+    _family(
+        "wait_seconds",
+        "How long ranks have waited for this busy rank",
+        _wait_for_rank,
+        _OF_A_RANK,
+        "seconds",
+    ),
+    _family(
+        "step_overdue_seconds",
+        "For how long some rank has completed no step although one is overdue; else 0",
+        _job(lambda snapshot: snapshot.overdue_ns or 0, 1 / _SECOND_NS),
+        unit="seconds",
+    ),
+    _family("ranks_expected", "Ranks of the job", _job(lambda snapshot: snapshot.world_size)),
+    _family("ranks_seen", "Ranks that this monitor sees", _job(lambda snapshot: len(snapshot.ranks))),
+    _family("steps_total", "Steps that every rank has made", _job(lambda snapshot: snapshot.steps)),
+    _family(
+        "step_median_seconds",
+        "Median of the newest step times of all ranks",
+        _job(lambda snapshot: None if snapshot.step_times is None else snapshot.step_times.p50_ns, 1 / _SECOND_NS),
+        unit="seconds",
+    ),
+    _family(
+        "step_p95_seconds",
+        "95 % of the newest steps were shorter",
+        _job(lambda snapshot: None if snapshot.step_times is None else snapshot.step_times.p95_ns, 1 / _SECOND_NS),
+        unit="seconds",
+    ),
+    _family("phase_seconds", "Mean per step over the ranks; the phases add up to it", _phases, ("phase",), "seconds"),
+    _family("samples_per_second", "Throughput of the job", _job(lambda snapshot: snapshot.samples_per_s)),
+    _family(
+        "exposed_communication_ratio",
+        "Share of the step in which nothing hides the reduction of gradients",
+        _job(lambda snapshot: snapshot.exposed_share),
+        unit="ratio",
+    ),
+    _family(
+        "overlap_ratio",
+        "Share of the communication window that computation hides",
+        _job(lambda snapshot: snapshot.overlap_ratio),
+        unit="ratio",
+    ),
+    _family(
+        "efficiency_ratio",
+        "Estimated: what is left of the step without exposed and explicit communication",
+        _job(lambda snapshot: snapshot.efficiency),
+        unit="ratio",
+    ),
+    _family(
+        "traffic_bytes_per_step",
+        "Bytes that a rank passes to communication of this kind, in all groups of these ranks",
+        _traffic(lambda traffic: traffic.bytes_per_step, sum),
+        _OF_TRAFFIC,
+    ),
+    _family(
+        "bus_bandwidth_bytes_per_second",
+        "A lower bound of the bus bandwidth, the highest of groups of the same ranks",
+        _traffic(lambda traffic: traffic.bus_bandwidth_bytes_per_s, max),
+        _OF_TRAFFIC,
+    ),
+    _family(
+        "last_step_timestamp_seconds",
+        "End of the newest step behind these figures",
+        _job(lambda snapshot: snapshot.measured_at_ns, 1 / _SECOND_NS),
+        unit="seconds",
+    ),
+    _family(
+        "last_look_timestamp_seconds",
+        "When ddpdoctor last looked at the job",
+        _job(lambda snapshot: snapshot.now_ns, 1 / _SECOND_NS),
+        unit="seconds",
+    ),
+    _family("rank_alive", "1 while the rank's process runs", _ranks(lambda rank: rank.alive), _OF_A_RANK),
+    _family(
+        "rank_failed",
+        "1 when the rank's process has failed: by an exception, a signal, or an exit code other than 0",
+        _ranks(lambda rank: rank.failed),
+        _OF_A_RANK,
+    ),
+    _family("rank_steps_total", "Steps of the rank", _ranks(lambda rank: rank.step), _OF_A_RANK),
+    _family(
+        "rank_step_median_seconds",
+        "Median step time of the newest steps",
+        _ranks(lambda rank: None if rank.step_times is None else rank.step_times.p50_ns, 1 / _SECOND_NS),
+        _OF_A_RANK,
+        "seconds",
+    ),
+    _family(
+        "rank_phase_seconds",
+        "Mean per step; omitted beyond 512 ranks",
+        _rank_phases,
+        (*_OF_A_RANK, "phase"),
+        "seconds",
+    ),
+    _family(
+        "rank_waiting_seconds",
+        "Mean per step that the rank waits for others",
+        _ranks(lambda rank: rank.waiting_ns, 1 / _SECOND_NS),
+        _OF_A_RANK,
+        "seconds",
+    ),
+    _family(
+        "rank_late_seconds",
+        "Mean per step that the others wait for this rank alone",
+        _ranks(lambda rank: rank.late_ns, 1 / _SECOND_NS),
+        _OF_A_RANK,
+        "seconds",
+    ),
+    _family(
+        "gpu_utilisation_ratio",
+        "As NVML reports it; a GPU that spins in a communication kernel reads 1",
+        _gpus(lambda sample: sample.utilisation_percent, 0.01),
+        _OF_A_GPU,
+        "ratio",
+    ),
+    _family(
+        "gpu_memory_used_bytes",
+        "Memory in use",
+        _gpus(lambda sample: sample.memory_used_bytes),
+        _OF_A_GPU,
+        "bytes",
+    ),
+    _family("gpu_memory_bytes", "Memory of the GPU", _gpu_memory, _OF_A_GPU, "bytes"),
+    _family(
+        "gpu_temperature_celsius",
+        "Temperature of the GPU",
+        _gpus(lambda sample: sample.temperature_c),
+        _OF_A_GPU,
+        "celsius",
+    ),
+    _family("gpu_power_watts", "Power that it draws", _gpus(lambda sample: sample.power_w), _OF_A_GPU, "watts"),
+    _family(
+        "gpu_sm_clock_hertz",
+        "Clock of its multiprocessors",
+        _gpus(lambda sample: sample.sm_clock_mhz, 1e6),
+        _OF_A_GPU,
+        "hertz",
+    ),
+    _family("gpu_throttled", "1 for each reason why it is throttled now", _throttled, (*_OF_A_GPU, "reason")),
+    _family(
+        "gpu_ecc_errors_total",
+        "Uncorrected errors since the driver was loaded",
+        _gpus(lambda sample: sample.ecc_errors),
+        _OF_A_GPU,
+    ),
+    _family("gpu_lost", "1 when the driver can no longer reach it", _gpus(lambda sample: sample.lost), _OF_A_GPU),
+)
+"""Every name, in the order in which they are served."""
+
 
 LOOPBACK = "127.0.0.1"
 LONGEST_S = 5.0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import math
 import os
 import signal
 import subprocess
@@ -17,7 +19,7 @@ from ddpdoctor import __version__
 from ddpdoctor.errors import ConfigurationError
 from ddpdoctor.findings.locations import named_ranks
 from ddpdoctor.launch.box.start import Box, BoxRefused, mount_points, start_in_box
-from ddpdoctor.launch.devices import HIDE_GPUS, chosen_device, on_cpu, visible_gpus
+from ddpdoctor.launch.devices import HIDE_GPUS, Device, chosen_device, on_cpu, visible_gpus
 from ddpdoctor.launch.environment import (
     LOOPBACK_ONLY,
     chooses_threads,
@@ -27,7 +29,6 @@ from ddpdoctor.launch.environment import (
     rehearsal_environment,
 )
 from ddpdoctor.launch.interpreter import Interpreter, find_interpreter
-from ddpdoctor.launch.job_machine import job_machine
 from ddpdoctor.launch.layouts import Layout
 from ddpdoctor.launch.processes import JobProcesses, interruptible, start_plainly, started
 from ddpdoctor.launch.rehearsal_plan import (
@@ -42,16 +43,131 @@ from ddpdoctor.launch.rehearsal_plan import (
 )
 from ddpdoctor.launch.request import Progress, RehearsalRequest
 from ddpdoctor.launch.runs.created_files import Left, remove_created
-from ddpdoctor.launch.runs.run_directory import keep_for_cleaning, temporary_run_directory
-from ddpdoctor.monitor.kernel_kills import kernel_kills
+from ddpdoctor.launch.runs.run_directory import keep_for_cleaning, state_directory, temporary_run_directory
 from ddpdoctor.monitor.processes import output
 from ddpdoctor.monitor.processes.output import probe_logs
-from ddpdoctor.monitor.processes.written_files import keep_overlay, left_notes, listed, overlay_notes, programs
 from ddpdoctor.monitor.rehearsed_ranks import RehearsedRanks
 from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.assemble import Assembly
 from ddpdoctor.record.clock import epoch_ns, kept_clock
 from ddpdoctor.record.model import Job, Rank, RunRecord, StopReason
+from ddpdoctor.record.streams.devices import JobMachine
+
+# What is said of the files that a rehearsal wrote, in an overlay or without one, and what is kept of them.
+
+_READ_ONLY = os.strerror(errno.EROFS)
+
+
+def overlay_notes(box: Box | None, refusal: str, outputs: Iterable[str]) -> Iterator[str]:
+    """Sentences on an overlay that could not be made, or in which the script could not write everywhere.
+
+    ``refusal`` is the kernel's reason, empty where there is none; ``outputs`` is what the script printed.
+    """
+    if refusal:
+        yield (
+            f"no overlay could be made here ({refusal}): existing files were protected by rules against the script, "
+            "but not against other programs that it starts"
+        )
+    if box is not None and box.read_only and any(_READ_ONLY in text for text in outputs):
+        yield (
+            f"in the overlay {listed(box.read_only)} cannot be written to, because something else is mounted below; "
+            "`--no-overlay` rehearses without one"
+        )
+
+
+def keep_overlay(box: Box, name: str) -> str:
+    """Keep what was written to the overlay now that nothing runs in it, and say where it lies."""
+    here = str(Path.cwd())
+    inside = here.rstrip("/") + "/"
+    paths = sorted((path for path, _ in box.written()), key=lambda path: (not path.startswith(inside), path))
+    try:
+        target = state_directory() / "kept" / name
+        kept = box.keep(target)
+    except (OSError, RuntimeError) as error:
+        return f"what the script wrote could not be kept: {error}"
+    if not paths:
+        return "the script wrote no file"
+    lower = max((lower for lower in kept if (here + "/").startswith(lower.rstrip("/") + "/")), key=len, default="")
+    place = kept[lower] / os.path.relpath(here, lower) if lower else target
+    return f"what the script wrote is kept below {place}: {listed(path.removeprefix(inside) for path in paths)}"
+
+
+def left_notes(left: Iterable[Left]) -> Iterator[str]:
+    """Say what was made in a rehearsal without an overlay and is not removed, by reason."""
+    by_reason: dict[str, list[str]] = {}
+    for each in left:
+        by_reason.setdefault(each.reason, []).append(each.path)
+    for reason, paths in by_reason.items():
+        yield f"left in place because {reason}: {listed(paths)}"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return the first few names, and how many more there are."""
+    all_names = list(names)
+    shown = [name if len(name) <= 60 else f"{name[:59]}…" for name in all_names[:3]]
+    return "; ".join(shown) + (f"; {len(all_names) - 3} more" if len(all_names) > 3 else "")
+
+
+def programs(commands: list[str]) -> str:
+    """Return the first few commands, and the other programs by name: each may have changed files."""
+    shown = [f"`{listed((command,))}`" for command in commands[:3]]
+    names = sorted({os.path.basename(command.split(maxsplit=1)[0]) for command in commands[3:] if command.strip()})
+    return "; ".join(shown) + (f"; and {len(commands) - 3} more commands of {', '.join(names)}" if names else "")
+
+
+# What is known before a rehearsal of the machines that its job is to run on.
+
+_QUOTAS = ("sys/fs/cgroup/cpu.max", "sys/fs/cgroup/cpu/cpu.cfs_quota_us")
+_PERIOD = "sys/fs/cgroup/cpu/cpu.cfs_period_us"
+
+
+def job_machine(request: RehearsalRequest, device: Device) -> JobMachine:
+    """Return what the command and the project say; a rehearsal on real GPUs runs where the job does."""
+    launch, stated = request.launch, request.machine
+    return msgspec.structs.replace(
+        stated,
+        cores=stated.cores or (usable_cores() if device == "cuda" else 0),
+        ranks_per_node=(launch.ranks or 0) // launch.nodes or stated.ranks_per_node,
+        may_use_gpus=request.may_use_gpus or device != "cpu" or stated.device_memory_bytes > 0,
+        spreads_threads=request.spawns_ranks,
+    )
+
+
+def usable_cores(root: str = "/") -> int:
+    """Cores that this process may use together with those around it: what it is bound to, and its container's share."""
+    try:
+        bound = len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):
+        bound = os.cpu_count() or 1
+    quota = _quota(Path(root))
+    return bound if quota is None else max(1, min(bound, math.ceil(quota)))
+
+
+def _quota(root: Path) -> float | None:
+    """Return how many cores' time the control group grants; None where it grants all, or does not tell."""
+    for name in _QUOTAS:
+        try:
+            quota, _, period = (root / name).read_text(encoding="ascii").strip().partition(" ")
+            return int(quota) / int(period or (root / _PERIOD).read_text(encoding="ascii")) if int(quota) > 0 else None
+        except (OSError, ValueError, ZeroDivisionError):  # none, or "max"
+            continue
+    return None
+
+
+# Processes that the kernel has ended because this machine, or a container on it, ran out of memory.
+
+VMSTAT = Path("/proc/vmstat")
+
+
+def kernel_kills(vmstat: Path = VMSTAT) -> int:
+    """Return how many there were since this machine started; 0 where the kernel does not say (before Linux 4.13)."""
+    try:
+        lines = vmstat.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return 0
+    counts = (line.split() for line in lines if line.startswith("oom_kill "))
+    return next((int(count[1]) for count in counts if len(count) == 2 and count[1].isdigit()), 0)
+
 
 LOOK_EVERY_S = 0.1
 PROGRESS_EVERY_S = 0.25

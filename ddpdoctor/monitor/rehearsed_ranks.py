@@ -15,7 +15,7 @@ from ddpdoctor.record.assembly.assemble import Assembly
 from ddpdoctor.record.assembly.restarts import starts_of
 from ddpdoctor.record.clock import epoch_ns
 from ddpdoctor.record.model import Job, Rank, RunRecord
-from ddpdoctor.record.streams.places import StackDump
+from ddpdoctor.record.streams.setup import StackDump
 
 QUERIES_WITHIN_NS = 1_000_000_000
 """A rank that has not asked for a file for so long, and does not sleep, does something else."""

@@ -10,7 +10,7 @@ from ddpdoctor.postmortem.failures import details_of, own_rank
 from ddpdoctor.postmortem.inputs import LARGEST_ERROR_FILE, Found
 from ddpdoctor.postmortem.log_reader import LogRead
 from ddpdoctor.postmortem.tracebacks import parse
-from ddpdoctor.record.streams.incidents import Incident
+from ddpdoctor.record.streams.devices import Incident
 
 
 def read_error_file(found: Found, stream: BinaryIO, positions: count[int]) -> LogRead:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from ddpdoctor.finding import Trouble
 from ddpdoctor.postmortem.catalogue.messages import statement_in
 from ddpdoctor.postmortem.prefixes import nanoseconds
-from ddpdoctor.record.streams.incidents import Incident, RankEnding
+from ddpdoctor.record.streams.devices import Incident, RankEnding
 
 FAILED = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) (?:of )?local_rank: (?P<local>\d+) \(pid: (?P<pid>\d+)\)")
 CLOSING = re.compile(r"Sending process (?P<pid>\d+) closing signal SIG(?P<signal>\w+)")

@@ -19,7 +19,7 @@ from ddpdoctor.postmortem.prefixes import Habit, Prefixed, last_time, split
 from ddpdoctor.postmortem.progress import Later, Progress, went_on
 from ddpdoctor.postmortem.scan import Heed, Scanner
 from ddpdoctor.postmortem.tracebacks import Raised, Tracebacks, parse
-from ddpdoctor.record.streams.incidents import Incident, RankEnding
+from ddpdoctor.record.streams.devices import Incident, RankEnding
 
 _OF_TORCH = re.compile(r"\[(?P<level>[IWEF])(?:\d{3,4} [\d:.]+)? (?P<source>[\w./]+\.cpp:\d+)\] (?P<message>.*)")
 MARKS = re.compile(rb"^\[rank(\d{1,6})\]:", re.MULTILINE)

@@ -18,7 +18,7 @@ from ddpdoctor.postmortem.inputs import Found, find_inputs, opened
 from ddpdoctor.postmortem.log_reader import MARKS, LogRead, LogReader
 from ddpdoctor.postmortem.prefixes import habit_of
 from ddpdoctor.record.model import Job, Rank, RankEnd, RankException, RunRecord
-from ddpdoctor.record.streams.incidents import LogEvidence
+from ddpdoctor.record.streams.devices import LogEvidence
 
 _SAMPLE_BYTES = 1 << 15
 _JOB_NUMBER = re.compile(r"^(?:slurm|job)[-_.](\d{2,})|\.[oe](\d{2,})(?=\D|$)")

@@ -31,7 +31,7 @@ def start(run_directory: str) -> None:
     if journal.rank is None and plan.get("kind") == "run":
         journal.hold()
     if journal.rank is not None and (plan.get("nodes", 1) > 1 or plan.get("tells_slurm")):
-        from .rehearsal.environment.pretended_nodes import pretend
+        from .rehearsal.rendezvous import pretend
 
         pretend(os.environ, int(plan["ranks_per_node"]), bool(plan.get("slurm")))
     journal.event(

@@ -14,12 +14,26 @@ from typing import Any, Literal
 import msgspec
 
 from ddpdoctor.finding import Frame
-from ddpdoctor.record.streams.collectives import CollectiveTrack, Group, Signature
-from ddpdoctor.record.streams.data import Loader, Pass
-from ddpdoctor.record.streams.devices import CheckpointLoad, DeviceChoice, DeviceUse, StateNames
-from ddpdoctor.record.streams.files import Access, FileEvent
-from ddpdoctor.record.streams.incidents import LogEvidence
-from ddpdoctor.record.streams.machine import JobMachine, Node
+from ddpdoctor.record.streams.collectives import (
+    CollectiveTrack,
+    CutGraph,
+    Group,
+    Handled,
+    OutsiderCall,
+    ReducedLoss,
+    Signature,
+    Wait,
+)
+from ddpdoctor.record.streams.data import Access, FileEvent, Loader, Pass
+from ddpdoctor.record.streams.devices import (
+    CheckpointLoad,
+    DeviceChoice,
+    DeviceUse,
+    JobMachine,
+    LogEvidence,
+    Node,
+    StateNames,
+)
 from ddpdoctor.record.streams.measured import (
     BucketLayout,
     CallTrack,
@@ -32,8 +46,17 @@ from ddpdoctor.record.streams.measured import (
     RankHeartbeat,
     StepTrack,
 )
-from ddpdoctor.record.streams.places import LinesExecuted, StackDump
-from ddpdoctor.record.streams.setup import CpuThreads, ForkedUse, Holding, Part, RandomState, Seeding, Setting
+from ddpdoctor.record.streams.setup import (
+    CpuThreads,
+    ForkedUse,
+    Holding,
+    LinesExecuted,
+    Part,
+    RandomState,
+    Seeding,
+    Setting,
+    StackDump,
+)
 from ddpdoctor.record.streams.training import (
     Backward,
     BufferState,
@@ -49,7 +72,6 @@ from ddpdoctor.record.streams.training import (
     WrapChange,
     WrittenAverages,
 )
-from ddpdoctor.record.streams.waits import CutGraph, Handled, OutsiderCall, ReducedLoss, Wait
 
 Completeness = Literal["complete", "truncated", "absent"]
 RunKind = Literal["rehearsal", "run", "log"]

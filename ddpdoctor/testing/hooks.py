@@ -9,17 +9,14 @@ from ddpdoctor.probe.groups import GroupBook, Groups
 from ddpdoctor.probe.heartbeat import log_as_rank, register_for_stacks
 from ddpdoctor.probe.journal import Journal
 from ddpdoctor.probe.process import ProcessEnd
-from ddpdoctor.probe.rehearsal.collectives.collective_hook import CollectiveHook
-from ddpdoctor.probe.rehearsal.collectives.loop_subjects import Subjects
-from ddpdoctor.probe.rehearsal.collectives.non_member_calls import hook_non_member_calls
-from ddpdoctor.probe.rehearsal.collectives.reduced_losses import ReducedLosses
+from ddpdoctor.probe.rehearsal.collective_hook import CollectiveHook, hook_non_member_calls
 from ddpdoctor.probe.rehearsal.data.loaders import Loaders
-from ddpdoctor.probe.rehearsal.environment.sleep import hook_sleep
 from ddpdoctor.probe.rehearsal.files.accesses import Accesses, listen
-from ddpdoctor.probe.rehearsal.schedule import Schedule
-from ddpdoctor.probe.rehearsal.stop import Ending
-from ddpdoctor.probe.rehearsal.time_budget import Pace
+from ddpdoctor.probe.rehearsal.loop_subjects import Subjects
+from ddpdoctor.probe.rehearsal.schedule import Ending, Pace, Schedule
+from ddpdoctor.probe.rehearsal.surroundings import hook_sleep
 from ddpdoctor.probe.rehearsal.training.ddp_modules import Modules
+from ddpdoctor.probe.rehearsal.training.reduction import ReducedLosses
 from ddpdoctor.probe.rehearsal.training.steps import Steps
 from ddpdoctor.probe.stand_in.install import StandIn
 

@@ -37,9 +37,9 @@ def measure() -> tuple[float, float]:
 
     from ddpdoctor.probe.groups import GroupBook
     from ddpdoctor.probe.journal import Journal
-    from ddpdoctor.probe.rehearsal.collectives.collective_hook import CollectiveHook
-    from ddpdoctor.probe.rehearsal.collectives.loop_subjects import Subjects
-    from ddpdoctor.probe.rehearsal.collectives.reduced_losses import ReducedLosses
+    from ddpdoctor.probe.rehearsal.collective_hook import CollectiveHook
+    from ddpdoctor.probe.rehearsal.loop_subjects import Subjects
+    from ddpdoctor.probe.rehearsal.training.reduction import ReducedLosses
     from ddpdoctor.record.ring_writer import CollectiveRing
 
     with scratch_directory() as directory:

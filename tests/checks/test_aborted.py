@@ -14,7 +14,7 @@ from ddpdoctor.diagnosis.failures.killed_ranks import may_yet_be_known
 from ddpdoctor.finding import Finding, Frame
 from ddpdoctor.record.model import Rank, RankException, Site
 from ddpdoctor.record.streams.measured import RankHeartbeat
-from ddpdoctor.record.streams.places import StackDump
+from ddpdoctor.record.streams.setup import StackDump
 from tests.diagnosis.measured_job import MILLISECOND_NS, MeasuredJob
 
 SCRIPT = "/job/train.py"

@@ -17,9 +17,8 @@ from ddpdoctor.checks.collectives import (
 )
 from ddpdoctor.checks.collectives.collective_mismatch.run import find_model_mismatch
 from ddpdoctor.finding import Confirmed, Finding, FoundInRun, Refuted, Severity
-from ddpdoctor.record.streams.collectives import Group
+from ddpdoctor.record.streams.collectives import Group, OutsiderCall, ReducedLoss
 from ddpdoctor.record.streams.training import Backward
-from ddpdoctor.record.streams.waits import OutsiderCall, ReducedLoss
 from tests.diagnosis.jobs import SCRIPT, JobBuilder, healthy_job
 from tests.diagnosis.test_causes import LOOP_LINE, forwards, on_loader
 

@@ -18,7 +18,7 @@ from ddpdoctor.checks.death import root_exception
 from ddpdoctor.finding import Finding, Frame, Severity
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.measured import RankHeartbeat
-from ddpdoctor.record.streams.places import StackDump
+from ddpdoctor.record.streams.setup import StackDump
 from tests.diagnosis.jobs import JobBuilder, healthy_job
 
 CHECKS = {

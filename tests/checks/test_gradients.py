@@ -9,8 +9,8 @@ from ddpdoctor.checks.gradients import unused_parameters, wasted_broadcast_buffe
 from ddpdoctor.diagnosis.divergence.unused_parameters import folded
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.record.model import Forward, TensorInfo
+from ddpdoctor.record.streams.collectives import CutGraph
 from ddpdoctor.record.streams.training import Backward, BufferState, MissingGradient
-from ddpdoctor.record.streams.waits import CutGraph
 from tests.checks.training import WRAP_LINE, forward, training
 from tests.diagnosis.jobs import JobBuilder
 

@@ -12,7 +12,7 @@ from ddpdoctor.checks.launch import cpu_oversubscription
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.record.model import RunRecord, TensorInfo, Wrap
 from ddpdoctor.record.streams.data import Loader, Pass
-from ddpdoctor.record.streams.machine import JobMachine
+from ddpdoctor.record.streams.devices import JobMachine
 from ddpdoctor.record.streams.measured import OptimizerSize
 from ddpdoctor.record.streams.setup import CpuThreads, Setting
 from ddpdoctor.record.streams.training import OptimizerStep

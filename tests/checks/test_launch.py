@@ -19,8 +19,8 @@ from ddpdoctor.checks.launch import (
     unsafe_environment,
 )
 from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.record.streams.collectives import Wait
 from ddpdoctor.record.streams.setup import ForkedUse, Setting
-from ddpdoctor.record.streams.waits import Wait
 from tests.diagnosis.jobs import JobBuilder, healthy_job
 
 INIT_LINE = 10

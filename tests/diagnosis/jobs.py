@@ -8,8 +8,7 @@ from typing import Any
 
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.model import STREAMS, Job, Rank, RankEnd, RankException, RunRecord, Site, StreamState
-from ddpdoctor.record.streams.collectives import CollectiveTrack, Group, Signature
-from ddpdoctor.record.streams.waits import Wait
+from ddpdoctor.record.streams.collectives import CollectiveTrack, Group, Signature, Wait
 
 SCRIPT = "/job/train.py"
 MILLISECOND_NS = 1_000_000

@@ -9,11 +9,11 @@ from ddpdoctor.diagnosis.divergence.divergence import Divergence, find_divergenc
 from ddpdoctor.diagnosis.divergence_kind import classify
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.model import RunRecord, Wrap
+from ddpdoctor.record.streams.collectives import Handled
 from ddpdoctor.record.streams.data import Loader, Pass
 from ddpdoctor.record.streams.measured import RankHeartbeat
-from ddpdoctor.record.streams.places import StackDump
+from ddpdoctor.record.streams.setup import StackDump
 from ddpdoctor.record.streams.training import MissingGradient
-from ddpdoctor.record.streams.waits import Handled
 from tests.diagnosis.jobs import SCRIPT, JobBuilder, healthy_job
 
 
@@ -506,8 +506,11 @@ def _waiting_in_a_handler(*ranks: int) -> RunRecord:
         else:
             job.reduce_gradients(rank)
         job.wait_in_last(rank)
-    broken = {"type": "KeyError", "message": "'boxes'", "file": SCRIPT, "line": 12, "function": "load"}
-    return job.record(handled=tuple(Handled(rank=rank, site=job.site(70), **broken) for rank in ranks))
+    handled = tuple(
+        Handled(rank=rank, site=job.site(70), type="KeyError", message="'boxes'", file=SCRIPT, line=12, function="load")
+        for rank in ranks
+    )
+    return job.record(handled=handled)
 
 
 def test_the_exception_that_a_rank_handles_while_it_waits_is_the_cause() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.record.exception_summary import headline
+from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import RankException
 
 WORKER = """Caught ValueError in DataLoader worker process 1.

@@ -9,7 +9,7 @@ from ddpdoctor.diagnosis.live.lasting_waits import wait_text
 from ddpdoctor.diagnosis.live.verdict import VerdictMemory, live_verdict
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.streams.measured import RankHeartbeat
-from ddpdoctor.record.streams.places import StackDump
+from ddpdoctor.record.streams.setup import StackDump
 from tests.diagnosis.jobs import SCRIPT, healthy_job
 
 LOOP = Frame(SCRIPT, 60, "train")

@@ -12,9 +12,9 @@ from ddpdoctor.diagnosis.divergence.matching import Matcher
 from ddpdoctor.diagnosis.divergence.waiting import blocked_ranks
 from ddpdoctor.diagnosis.live.verdict import VerdictMemory, live_verdict
 from ddpdoctor.finding import Frame
+from ddpdoctor.record.streams.collectives import Wait
 from ddpdoctor.record.streams.measured import RankHeartbeat
-from ddpdoctor.record.streams.places import StackDump
-from ddpdoctor.record.streams.waits import Wait
+from ddpdoctor.record.streams.setup import StackDump
 from tests.diagnosis.jobs import SCRIPT, JobBuilder, healthy_job
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.diagnosis.files.ordering import Handover, Order
-from ddpdoctor.record.streams.waits import Wait
+from ddpdoctor.diagnosis.files.path_races import Handover, Order
+from ddpdoctor.record.streams.collectives import Wait
 from tests.diagnosis.jobs import JobBuilder
 
 

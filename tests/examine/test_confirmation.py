@@ -13,7 +13,7 @@ from ddpdoctor.examine.one_script import ExamineRequest, conclude
 from ddpdoctor.examine.unconfirmed import Reached, reached_lines
 from ddpdoctor.finding import Confirmed, Fact, Refuted, Severity
 from ddpdoctor.record.model import Job, RunRecord, StreamState
-from ddpdoctor.record.streams.places import LinesExecuted
+from ddpdoctor.record.streams.setup import LinesExecuted
 from ddpdoctor.report.formats import concise, full, github, gitlab, junit, markdown, sarif
 from ddpdoctor.report.formats import json as json_report
 from tests.report.examples import COMPLETED, SAMPLE, SKIPPED, SOURCE, TRAIN, at, finding, unsharded, unsharded_seen

@@ -9,7 +9,7 @@ import pytest
 from ddpdoctor.diagnosis.failures.environment import Lack, install_line, lack_behind
 from ddpdoctor.examine.failure_hints import hint_for
 from ddpdoctor.record.model import Job, RankException, RunRecord
-from ddpdoctor.record.streams.files import FileEvent
+from ddpdoctor.record.streams.data import FileEvent
 from tests.check_command import check
 
 SCRIPT = """

@@ -18,8 +18,7 @@ import tokenizers
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.examine.another_try import rehearse_until_shown
 from ddpdoctor.launch.request import RehearsalRequest
-from ddpdoctor.probe.rehearsal.pretend import diffusion_models, image_datasets, remote_texts, tables, weights
-from ddpdoctor.probe.rehearsal.pretend.packages import trackers
+from ddpdoctor.probe.rehearsal.pretend import image_datasets, language_models, other_packages, tables, weights
 from ddpdoctor.record.model import Job, Rank, RankException, RunRecord
 from tests.check_command import check
 
@@ -207,9 +206,9 @@ def test_a_silent_tracker_hands_decorated_functions_back() -> None:
     def train() -> str:
         return "trained"
 
-    module = trackers.SilentModule("wandb")
+    module = other_packages.SilentModule("wandb")
     assert module.watch(train)() == "trained" and not list(module.Api().runs())
-    assert issubclass(type("Mine", (module.Callback,), {}), trackers.Silent)
+    assert issubclass(type("Mine", (module.Callback,), {}), other_packages.Silent)
 
 
 LANGUAGE = """
@@ -269,15 +268,15 @@ def test_texts_of_the_web_are_generated_and_other_addresses_asked(tmp_path: Path
     said: list[str] = []
     asked: list[str] = []
     answers = SimpleNamespace(urlopen=asked.append, addinfourl=urllib.response.addinfourl)
-    remote_texts.serve_urllib(answers, said.append, str(tmp_path))
+    language_models.serve_urllib(answers, said.append, str(tmp_path))
     answers.urlopen("https://nowhere.invalid/model.pt")
     assert asked == ["https://nowhere.invalid/model.pt"] and not said
     address = "https://nowhere.invalid/data/plays.txt"
     text = answers.urlopen(address).read()
-    assert len(text) >= remote_texts.TEXT_BYTES and text.decode().count("\n") > 1_000
+    assert len(text) >= language_models.TEXT_BYTES and text.decode().count("\n") > 1_000
 
     files = SimpleNamespace(open=fsspec.open)
-    remote_texts.serve_fsspec(files, said.append, str(tmp_path))
+    language_models.serve_fsspec(files, said.append, str(tmp_path))
     assert files.open(address).open().read() == text
     assert set(said) == {"the text plays.txt of nowhere.invalid (generated words)"}
 
@@ -291,12 +290,12 @@ def test_texts_that_requests_gets_are_generated(tmp_path: Path) -> None:
             asked.append(method)
 
     serving = SimpleNamespace(Session=Session, Response=requests.Response)
-    remote_texts.serve_requests(serving, said.append, str(tmp_path))
+    language_models.serve_requests(serving, said.append, str(tmp_path))
     session: Any = Session()
     session.request("POST", address)
     answer = session.request("GET", address)
     answer.raise_for_status()
-    assert asked == ["POST"] and len(answer.text) >= remote_texts.TEXT_BYTES
+    assert asked == ["POST"] and len(answer.text) >= language_models.TEXT_BYTES
     assert said
 
 
@@ -316,7 +315,7 @@ class Diffuses:
 def test_models_of_diffusers_are_small_ones_that_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Diffuses, "from_pretrained", Diffuses.__dict__["from_pretrained"])
     said: list[str] = []
-    diffusion_models.serve_models(SimpleNamespace(ModelMixin=Diffuses), said.append, "")
+    language_models.serve_models(SimpleNamespace(ModelMixin=Diffuses), said.append, "")
     encoder: Any = type("AutoencoderKL", (Diffuses,), {})
     other: Any = type("Other", (Diffuses,), {})
     assert encoder.from_pretrained("here") == "the real one" and not said

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpdoctor.gate.budget import Budget, Metric
-from ddpdoctor.gate.compare import compared
+from ddpdoctor.gate.judge import compared
 from ddpdoctor.gate_section import Figure
 from tests.gate.budgets import budget, place, share
 

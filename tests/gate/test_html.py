@@ -11,7 +11,7 @@ import pytest
 
 from ddpdoctor.examination import Examination
 from ddpdoctor.finding import Fact, Finding, Frame, Severity
-from ddpdoctor.gate.compare import compared
+from ddpdoctor.gate.judge import compared
 from ddpdoctor.gate.together import together
 from ddpdoctor.gate_section import GateSection
 from ddpdoctor.report.formats import html

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.examine.run_gate import FEWEST_PAIRS, compare_times
 from ddpdoctor.gate import step_time_growth
-from ddpdoctor.gate.paired import FEWEST_PAIRS, compare_times
 from tests.gate.command import report
 from tests.gate.scripts import HEALTHY
 

@@ -10,7 +10,7 @@ import pytest
 from ddpdoctor.files.source_text import hold
 from ddpdoctor.gate.reach import Reach, lost, reach_of
 from ddpdoctor.record.model import Job, Rank, RunRecord, StreamState
-from ddpdoctor.record.streams.places import LinesExecuted
+from ddpdoctor.record.streams.setup import LinesExecuted
 
 SCRIPT = """\
 def evaluate(model):

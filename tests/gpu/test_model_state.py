@@ -8,7 +8,7 @@ import torch
 
 from ddpdoctor.checks.gradients import model_state_too_large
 from ddpdoctor.finding import Finding
-from ddpdoctor.probe.facts.optimizer_sizes import MEASURED_AT_STEP, OptimizerSizes
+from ddpdoctor.probe.observed import MEASURED_AT_STEP, OptimizerSizes
 from ddpdoctor.record.model import RunRecord, TensorInfo, Wrap
 from ddpdoctor.record.streams.measured import OptimizerSize
 from tests.gpu.jobs import gpu, looks, record

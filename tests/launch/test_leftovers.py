@@ -20,8 +20,7 @@ from ddpdoctor.launch.runs.created_files import CHANGED, HOLDS_OTHERS, IN_USE
 from ddpdoctor.launch.runs.leftovers import clean_up, leftovers, leftovers_text
 from ddpdoctor.launch.runs.owner import OWNER_FILE, this_process
 from ddpdoctor.launch.runs.run_directory import remove_run_directory, state_directory
-from ddpdoctor.probe.rehearsal.files.created_log import LOG_NAME, CreatedFiles
-from ddpdoctor.probe.rehearsal.files.made import identity_of
+from ddpdoctor.probe.rehearsal.files.created_log import LOG_NAME, CreatedFiles, identity_of
 from ddpdoctor.record import layout
 
 

@@ -9,8 +9,8 @@ from ddpdoctor.finding import Finding
 from tests.monitor.watched import finished
 
 SCRIPT = """
-from _ddpdoctor.probe.live.host_syncs import HostReads
-from _ddpdoctor.probe.live.precision import Precision
+from _ddpdoctor.probe.live.hooks import HostReads
+from _ddpdoctor.probe.live.hooks import Precision
 from _ddpdoctor.probe.live.reductions import Reductions
 
 def meet(reductions, ddp, known=Reductions.meet):

@@ -10,7 +10,7 @@ import pytest
 from ddpdoctor.diagnosis.divergence.divergence import find_divergence
 from ddpdoctor.diagnosis.divergence_kind import classify
 from ddpdoctor.finding import Trouble
-from ddpdoctor.monitor.kernel_kills import kernel_kills
+from ddpdoctor.monitor.rehearsal import kernel_kills
 from ddpdoctor.record.model import StopReason
 from tests.diagnosis.jobs import JobBuilder
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import ddpdoctor
-from ddpdoctor.monitor.processes.crash_dump import read_crash_dump
+from ddpdoctor.monitor.live_run import read_crash_dump
 from ddpdoctor.monitor.processes.stacks import parse_faulthandler, users_stacks, with_training_thread
 from ddpdoctor.profile.watch import RunSource
 from ddpdoctor.record import layout

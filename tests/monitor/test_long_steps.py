@@ -12,7 +12,7 @@ from ddpdoctor.monitor.live_run import LiveRun
 from ddpdoctor.monitor.processes.liveness import LivenessSampler
 from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.assemble import MOST_STACKS, Assembly
-from ddpdoctor.record.assembly.flight_tracks import MOST_HELD, FlightTracks
+from ddpdoctor.record.assembly.live import MOST_HELD, FlightTracks
 from ddpdoctor.record.events import Flight
 from ddpdoctor.record.model import Job
 from ddpdoctor.record.plan import RunPlan

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from ddpdoctor.launch.pid_namespaces import OuterPids
-from ddpdoctor.monitor.processes.unseen_ranks import FIRST_BEAT_WITHIN_NS, SILENT_FOR_NS, UnseenRanks
+from ddpdoctor.monitor.processes.hosts import FIRST_BEAT_WITHIN_NS, SILENT_FOR_NS, UnseenRanks
 from ddpdoctor.record import events, layout
 from ddpdoctor.record.assembly.ranks import RankBook
 from ddpdoctor.record.ring_reader import NO_HEARTBEAT, Heartbeat

@@ -26,7 +26,7 @@ from tests.tui.terminals import Terminal
 JOB = Path(__file__).with_name("job.py")
 ENDS_WITHIN_S = 120.0
 SETTLES_S = 8.0
-"""Orphans of a killed launcher and helpers of torch may take so long to leave."""
+"""Orphans of a killed launcher and helpers of torch may take so long to leave on an idle machine."""
 LEAVES_WITHIN_S = 5.0
 """The screen closes so soon after ``q``, or has not heard it."""
 STARTS_S = 3.0
@@ -346,7 +346,7 @@ class Running:
 
     def _await_orphans(self) -> None:
         began_s = settles_s = time.monotonic()
-        while (found := list(self.processes())) and time.monotonic() - settles_s < SETTLES_S:
+        while (found := list(self.processes())) and time.monotonic() - settles_s < _settles_s():
             # Ranks whose doctor was killed train on, for long on a busy machine.
             if len(self.digests()) < self.row.ranks and time.monotonic() - began_s < ENDS_WITHIN_S:
                 with suppress(psutil.Error):
@@ -370,6 +370,11 @@ class Running:
                 # A killed process of torch leaves its empty cache, which others remove.
                 if not path.name.startswith("torchinductor_"):
                     yield _OF_A_RUN.sub("N", f"{path.relative_to(self.folder)}")
+
+
+def _settles_s() -> float:
+    # At a load of 18 on two cores torchrun took 8 to 30 s from the end of its ranks to its own.
+    return SETTLES_S * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def play(row: Row, folder: Path, seed: str, *, watched: bool) -> Outcome:

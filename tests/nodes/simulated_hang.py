@@ -14,7 +14,7 @@ from ddpdoctor.record import layout
 from ddpdoctor.record.model import Rank, Site
 from ddpdoctor.record.streams.collectives import CollectiveTrack, Signature
 from ddpdoctor.record.streams.measured import RankHeartbeat
-from ddpdoctor.record.streams.places import StackDump
+from ddpdoctor.record.streams.setup import StackDump
 
 RANKS_OF_A_NODE = 8
 HUNG_RANK = 2_003

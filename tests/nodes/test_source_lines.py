@@ -13,10 +13,10 @@ from ddpdoctor.errors import ExitCode
 from ddpdoctor.files import source_text
 from ddpdoctor.files.source_text import line_of
 from ddpdoctor.finding import Finding, Frame, Location, Severity
-from ddpdoctor.monitor.nodes import source_lines
+from ddpdoctor.monitor.nodes import screens
 from ddpdoctor.monitor.nodes.attached import AttachedRun
 from ddpdoctor.monitor.nodes.meeting import write_attach_file
-from ddpdoctor.monitor.nodes.source_lines import lines_shown
+from ddpdoctor.monitor.nodes.screens import lines_shown
 from ddpdoctor.monitor.snapshot import FindingView, Snapshot, StallSide, StallView
 from ddpdoctor.record import layout
 from tests.nodes.test_attach import shown
@@ -78,8 +78,8 @@ def test_what_is_sent_is_bounded_and_of_python_files(tmp_path: Path, monkeypatch
     assert lines_shown(found(tmp_path / "secret")) == {}
     script = tmp_path / "long.py"
     script.write_text(f"{'x' * 9_000}\n" * 90)
-    monkeypatch.setattr(source_lines, "MOST_LINES", 20)
+    monkeypatch.setattr(screens, "MOST_LINES", 20)
     stack = tuple(Frame(str(script), line, "train") for line in range(1, 91))
     (lines,) = lines_shown(found(script, stack)).values()
     assert list(lines)[:3] == [2, 3, 1] and len(lines) == 20
-    assert {len(text) for text in lines.values()} == {source_lines.LONGEST_LINE}
+    assert {len(text) for text in lines.values()} == {screens.LONGEST_LINE}

@@ -11,7 +11,7 @@ import msgspec
 from ddpdoctor.diagnosis.live.verdict import VerdictMemory, live_verdict
 from ddpdoctor.finding import Finding
 from ddpdoctor.monitor.live_run import NODES_CONFIRM_NS
-from ddpdoctor.profile.live_findings import LiveChecks
+from ddpdoctor.profile.watch import LiveChecks
 from ddpdoctor.record.model import STREAMS, Job, RunRecord, StreamState, Wrap
 from ddpdoctor.record.streams.collectives import Group
 from tests.nodes import simulated_hang

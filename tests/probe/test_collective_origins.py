@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.probe.facts.collectives import origin_of
+from ddpdoctor.probe.user_code import origin_of
 
 USER, DDP = ("/job/train.py", "train"), "/site/torch/nn/parallel/distributed.py"
 CALL, JOIN = ("/site/torch/nn/modules/module.py", "_call_impl"), "/site/torch/distributed/algorithms/join.py"

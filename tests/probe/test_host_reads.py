@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from ddpdoctor.probe.facts.tensor_reads import METHODS
 from ddpdoctor.probe.journal import Journal
-from ddpdoctor.probe.live.host_syncs import FIRST_AFTER, SAMPLED, HostReads
+from ddpdoctor.probe.live.hooks import FIRST_AFTER, SAMPLED, HostReads
 from ddpdoctor.probe.live.observer import Observer
-from ddpdoctor.probe.live.timing.steps import Source
+from ddpdoctor.probe.live.steps import Source
+from ddpdoctor.probe.observed import HOST_READS
 
 
 def _observer(directory: Path) -> Observer:
@@ -100,7 +100,7 @@ def test_training_that_ends_early_tells_what_it_saw_and_gives_the_methods_back(t
     _train(observer, reads, FIRST_AFTER + 5, lambda number: f"{value.item()}")
     assert "item" in torch.Tensor.__dict__
     reads.finish(observer.steps.current + 1)
-    assert not set(METHODS) & torch.Tensor.__dict__.keys()
+    assert not set(HOST_READS) & torch.Tensor.__dict__.keys()
     calls, steps_with, steps = _told(tmp_path)["item"]
     assert calls == steps_with == steps > 0
 

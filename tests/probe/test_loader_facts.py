@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SequentialSampler, TensorDataset
 
-from ddpdoctor.probe.facts.loaders import loader_facts
+from ddpdoctor.probe.observed import loader_facts
 
 DATA = TensorDataset(torch.zeros(12, 1))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from ddpdoctor.probe.live.timing.moments import MOST_WAITING, Moments
+from ddpdoctor.probe.live.observer import MOST_WAITING, Moments
 
 
 class Told:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ddpdoctor.probe.live.timing.own_clock import Clock, clock_of
+from ddpdoctor.probe.live.clocks import Clock, clock_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells it on Linux only")
 READY = "import sys; print(flush=True); "

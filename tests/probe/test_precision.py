@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ddpdoctor.probe.journal import Journal
-from ddpdoctor.probe.live.precision import Precision
+from ddpdoctor.probe.live.hooks import Precision
 
 WEIGHTS = 8 * 16 + 16 * 4
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from ddpdoctor.probe.live.timing.current_line import StandingLine
+from ddpdoctor.probe.live.heartbeat import StandingLine
 from ddpdoctor.probe.user_code import UserCode
 
 MS = 1_000_000

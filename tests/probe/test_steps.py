@@ -5,18 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from ddpdoctor.probe.journal import Journal
-from ddpdoctor.probe.live.timing.device_times import MEASURED_EVERY, DeviceTimes, GraphCaptures
-from ddpdoctor.probe.live.timing.steps import Source, Steps
-from ddpdoctor.probe.live.timing.stopwatch import (
+from ddpdoctor.probe.live.clocks import (
     BACKWARD,
     DATA_WAIT,
     EVALUATION,
     EXPLICIT,
     FORWARD,
+    MEASURED_EVERY,
     OPTIMIZER,
     SAVING,
+    DeviceTimes,
+    GraphCaptures,
     Stopwatch,
 )
+from ddpdoctor.probe.live.steps import Source, Steps
 from ddpdoctor.record import layout
 from ddpdoctor.record.clock import offset_ns
 

@@ -11,7 +11,7 @@ READ = """
 import os, pickle, sys
 os.environ["TORCH_FR_BUFFER_SIZE"] = "100"
 import torch, torch.distributed as dist
-from ddpdoctor.probe.live.flights.without_compiler import without_compiler
+from ddpdoctor.probe.live.flight_recorder import without_compiler
 from ddpdoctor.probe.torch_compat import Capabilities
 
 dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/store", rank=0, world_size=1)
@@ -27,7 +27,7 @@ os._exit(0)
 
 LAZY = """
 import sys, threading, importlib
-from ddpdoctor.probe.live.flights.without_compiler import without_compiler
+from ddpdoctor.probe.live.flight_recorder import without_compiler
 import lazy
 
 def other():

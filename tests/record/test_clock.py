@@ -15,8 +15,7 @@ from ddpdoctor.diagnosis.performance.summary import RunSummary
 from ddpdoctor.launch.environment import observed
 from ddpdoctor.launch.runs.kept_runs import write_plan
 from ddpdoctor.monitor.processes.liveness import _is_silent
-from ddpdoctor.monitor.views.between_steps import meanwhile
-from ddpdoctor.monitor.views.rank_view import rank_views
+from ddpdoctor.monitor.views.build_snapshot import meanwhile, rank_views
 from ddpdoctor.profile.watch import live_source
 from ddpdoctor.record import clock, layout
 from ddpdoctor.record.clock import epoch_ns, from_system, kept_clock, share_clock

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from ddpdoctor.record import events
-from ddpdoctor.record.assembly.lines import LineRows
+from ddpdoctor.record.assembly.assemble import LineRows
 
 
 def test_the_lines_of_all_processes_that_were_a_rank_count() -> None:

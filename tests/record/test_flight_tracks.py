@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpdoctor.record.assembly.flight_tracks import FlightTracks
+from ddpdoctor.record.assembly.live import FlightTracks
 from ddpdoctor.record.events import Flight
 
 UNCOMPRESSED, P, Q = 6, 7, 8

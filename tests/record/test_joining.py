@@ -11,7 +11,7 @@ from ddpdoctor.finding import Frame
 from ddpdoctor.record.joining import SITES, TIMES, Clock, Joiner, NodePart
 from ddpdoctor.record.model import RunRecord, Site, StreamState
 from ddpdoctor.record.streams.collectives import Group
-from ddpdoctor.record.streams.machine import Node
+from ddpdoctor.record.streams.devices import Node
 from ddpdoctor.record.streams.measured import RankHeartbeat
 from tests.diagnosis.measured_job import MeasuredJob
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from ddpdoctor.probe.journal import Journal
 from ddpdoctor.probe.live.gauges import Gauges
 from ddpdoctor.record import layout
-from ddpdoctor.record.assembly.assemble import MOST_FAULTS, Assembly
-from ddpdoctor.record.assembly.waits import MOST_WAITS
+from ddpdoctor.record.assembly.assemble import MOST_FAULTS, MOST_WAITS, Assembly
 from ddpdoctor.record.model import Job
 from ddpdoctor.record.ring_writer import Ring
 

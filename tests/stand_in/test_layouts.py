@@ -10,7 +10,7 @@ import pytest
 
 from ddpdoctor.errors import UsageError
 from ddpdoctor.launch.layouts import Layout, parse_layout
-from ddpdoctor.probe.rehearsal.environment.pretended_nodes import pretend
+from ddpdoctor.probe.rehearsal.rendezvous import pretend
 from tests.check_command import check
 
 SCRIPT = """

@@ -10,7 +10,7 @@ import msgspec
 from ddpdoctor.diagnosis.divergence.divergence import find_divergence
 from ddpdoctor.diagnosis.sync_points import GRADIENTS, lane
 from ddpdoctor.finding import Frame
-from ddpdoctor.record.exception_summary import headline
+from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import RankException, RunRecord
 from ddpdoctor.record.streams.measured import CallTrack
 

@@ -9,7 +9,7 @@ import msgspec
 
 from ddpdoctor.diagnosis.wording import location_of
 from ddpdoctor.finding import Location
-from ddpdoctor.record.exception_summary import headline
+from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import Rank, RankException, RunRecord
 
 _ERROR = re.compile(

@@ -7,7 +7,7 @@ from ddpdoctor.diagnosis.divergence.divergence import find_divergence
 from ddpdoctor.diagnosis.divergence.unused_parameters import UNFINISHED, unused_parameters
 from ddpdoctor.diagnosis.failures.named import trouble_of
 from ddpdoctor.diagnosis.failures.no_rendezvous import failed_rendezvous
-from ddpdoctor.record.exception_summary import headline
+from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import RankException, RunRecord
 
 MESSAGE_CHARACTERS = 200

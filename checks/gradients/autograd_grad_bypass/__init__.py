@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.check import Check
 from ddpdoctor.checks.gradients.shared.unreduced_gradients_source import unreduced_gradients
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.streams.stream_names import AVERAGING
+from ddpdoctor.record.streams.setup import AVERAGING
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
 

@@ -38,7 +38,7 @@ from ddpdoctor.check import Check
 from ddpdoctor.checks.gradients.diverged_replicas.source import LoneChange, lone_changes, own_plateaus
 from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.streams.stream_names import AVERAGING
+from ddpdoctor.record.streams.setup import AVERAGING
 from ddpdoctor.source.interpreter.values import RANKS
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script

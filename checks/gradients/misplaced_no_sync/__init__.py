@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.check import Check
 from ddpdoctor.checks.gradients.misplaced_no_sync.source import MisplacedNoSync, misplaced_no_syncs
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.streams.stream_names import AVERAGING
+from ddpdoctor.record.streams.setup import AVERAGING
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
 

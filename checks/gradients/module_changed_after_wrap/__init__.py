@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.check import Check
 from ddpdoctor.checks.gradients.shared.after_wrap_source import changes_after_wrap, unfreezing_callbacks
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.streams.stream_names import AVERAGING
+from ddpdoctor.record.streams.setup import AVERAGING
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
 

@@ -12,8 +12,8 @@ from ddpdoctor.diagnosis.wording import site_location
 from ddpdoctor.finding import Location
 from ddpdoctor.findings.locations import named_ranks
 from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.streams.collectives import Wait
 from ddpdoctor.record.streams.setup import Setting
-from ddpdoctor.record.streams.waits import Wait
 
 _TOLD_BY_LAUNCHER = frozenset({"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"})
 _IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)

@@ -26,7 +26,7 @@ from ddpdoctor.diagnosis.wording import (
 )
 from ddpdoctor.finding import NAMED_BECAUSE, Basis, Fact, Frame, Location
 from ddpdoctor.findings.locations import is_of_python
-from ddpdoctor.record.exception_summary import headline
+from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import RunRecord
 
 FACTS_SHOWN = 8

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Hashable, Mapping
 from functools import lru_cache
 from typing import Literal
 
 import msgspec
 
 from ddpdoctor.diagnosis.divergence.aborted import Aborted, aborted_culprit, aborted_turns, find_aborted
-from ddpdoctor.diagnosis.divergence.culprit import line_culprit, step_culprit
 from ddpdoctor.diagnosis.divergence.departures import find_departed_rank, unmatched_group
 from ddpdoctor.diagnosis.divergence.matching import FirstMismatch, Matcher, matched
 from ddpdoctor.diagnosis.divergence.next_calls import (
+    WALK_BOUND,
     Lanes,
     NextCall,
     elsewhere,
@@ -20,7 +21,6 @@ from ddpdoctor.diagnosis.divergence.next_calls import (
     turns,
     what_keeps,
 )
-from ddpdoctor.diagnosis.divergence.reordered_calls import find_crossing, find_swap
 from ddpdoctor.diagnosis.divergence.unused_parameters import explains
 from ddpdoctor.diagnosis.divergence.waiting import Blocked, blocked_ranks, left_ns, standing_still
 from ddpdoctor.diagnosis.record_cache import ByIdentity
@@ -28,6 +28,233 @@ from ddpdoctor.diagnosis.wording import frame_of, place
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.model import Rank, RunRecord
 from ddpdoctor.record.streams.collectives import Group
+
+# Ranks that call the same in another order.
+
+_NEIGHBOURS = 8
+"""Entries before and after that must not come from the two lines in the same step."""
+
+
+class Crossing(msgspec.Struct, frozen=True, kw_only=True):
+    """Two positions, one after the other, whose lines are exchanged between two ranks."""
+
+    group: int
+    position: int
+    """The first of the two."""
+    ranks: tuple[int, int]
+
+
+def find_crossing(record: RunRecord, matcher: Matcher) -> Crossing | None:
+    """Find the first crossing of the user's own collectives.
+
+    Only neighbours in one step with one signature count, and only lines that are run once in the step: branches that
+    each reduce the same quantity, in a loop, cross legally.
+    """
+    for group in sorted(matcher.lanes):
+        lanes = Lanes(record, matcher, group)
+        first, *others = sorted(lanes.lanes)
+        for other in others:
+            position = _first_crossing(record, lanes, first, other)
+            if position is not None:
+                return Crossing(group=group, position=position, ranks=(first, other))
+    return None
+
+
+def _first_crossing(record: RunRecord, lanes: Lanes, one: int, other: int) -> int | None:
+    start = max(lanes.lanes[one].base, lanes.lanes[other].base)
+    stop = min(lanes.lanes[one].end, lanes.lanes[other].end)
+    if stop - start < 2:
+        return None
+    sites = [lanes.lanes[rank].column(lanes.tracks[rank].site, start, stop) for rank in (one, other)]
+    if sites[0] == sites[1]:
+        return None
+    for offset in range(stop - start - 1):
+        if sites[0][offset] == sites[1][offset]:
+            continue
+        lines = [[lanes.line_of(column[offset + ahead]) for ahead in (0, 1)] for column in sites]
+        if lines[0] != lines[1][::-1] or lines[0][0] == lines[0][1] or None in lines[0]:
+            continue
+        if _alike(record, lanes, (one, other), start + offset) and _alone(lanes, (one, other), start + offset):
+            return start + offset
+    return None
+
+
+def _alike(record: RunRecord, lanes: Lanes, ranks: tuple[int, int], position: int) -> bool:
+    kinds = set()
+    for rank in ranks:
+        for entry in (position, position + 1):
+            row, track = lanes.row(rank, entry), lanes.tracks[rank]
+            assert row is not None
+            kinds.add((track.signature[row], track.step[row], track.forward_site[row]))
+    return len(kinds) == 1 and record.signatures[next(iter(kinds))[0]].origin == "user"
+
+
+def _alone(lanes: Lanes, ranks: tuple[int, int], position: int) -> bool:
+    for rank in ranks:
+        track, row = lanes.tracks[rank], lanes.row(rank, position)
+        assert row is not None
+        pair = {lanes.line(rank, position), lanes.line(rank, position + 1)}
+        for entry in (*range(position - _NEIGHBOURS, position), *range(position + 2, position + 2 + _NEIGHBOURS)):
+            near = lanes.row(rank, entry)
+            if near is not None and track.step[near] == track.step[row] and lanes.line(rank, entry) in pair:
+                return False
+    return True
+
+
+_MOST_TURNS = 64
+"""Entries in a row among which the same things have to come up on both ranks."""
+
+
+class Swap(msgspec.Struct, frozen=True, kw_only=True):
+    """The first entry that is about one thing on one rank and about another on the other."""
+
+    group: int
+    position: int
+    ranks: tuple[int, int]
+
+
+def find_swap(record: RunRecord, matcher: Matcher) -> Swap | None:
+    """Find the first such entry, where entries in a row of one line and one step are about the same things in all."""
+    if not any(signature.subject for signature in record.signatures):
+        return None
+    for group in sorted(matcher.lanes):
+        lanes = Lanes(record, matcher, group)
+        first, *others = sorted(lanes.lanes)
+        for other in others:
+            position = _first_swap(record, lanes, (first, other))
+            if position is not None:
+                return Swap(group=group, position=position, ranks=(first, other))
+    return None
+
+
+def _first_swap(record: RunRecord, lanes: Lanes, ranks: tuple[int, int]) -> int | None:
+    start = max(lanes.lanes[rank].base for rank in ranks)
+    stop = min(lanes.lanes[rank].end for rank in ranks)
+    if stop - start < 2:
+        return None
+    one, other = (lanes.lanes[rank].column(lanes.tracks[rank].signature, start, stop) for rank in ranks)
+    for offset in range(stop - start):
+        subjects = [record.signatures[column[offset]].subject for column in (one, other)]
+        if all(subjects) and subjects[0] != subjects[1] and _come_up_on_both(record, lanes, ranks, start + offset):
+            return start + offset
+    return None
+
+
+def _come_up_on_both(record: RunRecord, lanes: Lanes, ranks: tuple[int, int], position: int) -> bool:
+    balance: Counter[str] = Counter()
+    for ahead in range(_MOST_TURNS):
+        entries = [_entry(record, lanes, rank, position + ahead) for rank in ranks]
+        if None in entries or any(entry != _entry(record, lanes, ranks[0], position) for entry in entries):
+            return False
+        for rank, sign in zip(ranks, (1, -1), strict=True):
+            row, track = lanes.row(rank, position + ahead), lanes.tracks[rank]
+            assert row is not None
+            subject = record.signatures[track.signature[row]].subject
+            if not subject:
+                return False
+            balance[subject] += sign
+        if not any(balance.values()):
+            return True
+    return False
+
+
+def _entry(record: RunRecord, lanes: Lanes, rank: int, position: int) -> tuple[object, ...] | None:
+    """Return what the turns of one loop have in common; None where the rank did not get there."""
+    row = lanes.row(rank, position)
+    if row is None:
+        return None
+    track = lanes.tracks[rank]
+    signature = record.signatures[track.signature[row]]
+    return msgspec.structs.replace(signature, subject=""), track.step[row], lanes.line(rank, position)
+
+
+# Which rank may be blamed for a parting: with two ranks, "extra here" and "missing there" are the same trace.
+
+Line = tuple[str, int] | None
+
+
+def line_culprit(lanes: Lanes, turns: tuple[NextCall, ...], common: int) -> tuple[int | None, str]:
+    """Name the rank that the majority of three or more ranks, or an earlier step, speaks against.
+
+    ``common`` is the position of the last common entry. Returns the rank and the reason, or None and an empty text.
+    """
+    entries = {turn.rank: turn for turn in turns if turn.action != "elsewhere"}
+    culprit, reason = _outvoted({rank: _what(turn) for rank, turn in entries.items()})
+    if culprit is not None or len(entries) != 2:
+        return culprit, reason
+    one, other = sorted(entries)
+    usual = [_usual(lanes, rank, common) for rank in (one, other)]
+    next_lines = [lanes.line(rank, common + 1) for rank in (one, other)]
+    if None in next_lines or next_lines[0] == next_lines[1]:
+        return None, ""
+    habits = [sum(line in seen for seen in usual) for line in next_lines]
+    if sorted(habits) != [0, 2]:
+        return None, ""
+    deviant = one if habits[0] == 0 else other
+    return deviant, "in earlier steps both ranks took the path that the other rank takes here"
+
+
+def step_culprit(lanes: Lanes, turns: tuple[NextCall, ...], common: int) -> tuple[int | None, str]:
+    """Name the rank whose step advanced, from one reduction of gradients to the next, unlike before and elsewhere."""
+    advances: dict[int, int] = {}
+    usual: set[int] = set()
+    for turn in turns:
+        if turn.row is None:
+            continue
+        track = lanes.tracks[turn.rank]
+        steps = [turn.step]
+        for position in range(common, max(common - WALK_BOUND, -1), -1):
+            row = lanes.row(turn.rank, position)
+            if row is None or len(steps) == 3:
+                break
+            if not lanes.reduces_gradients(turn.rank, row):
+                continue
+            if track.forward_site[row] == track.forward_site[turn.row] and track.step[row] != steps[-1]:
+                steps.append(track.step[row])
+        if len(steps) > 1:
+            advances[turn.rank] = steps[0] - steps[1]
+        if len(steps) > 2:
+            usual.add(steps[1] - steps[2])
+    culprit, reason = _outvoted(advances)
+    if culprit is not None:
+        return culprit, reason
+    expected = usual if len(usual) == 1 else {1}
+    deviants = [rank for rank, advance in advances.items() if advance not in expected]
+    if len(advances) > 1 and len(deviants) == 1:
+        rank = deviants[0]
+        done = "skipped" if advances[rank] > max(expected) else "repeated"
+        return rank, f"it {done} a backward, while the other ranks continued as before"
+    return None, ""
+
+
+def _outvoted(choices: Mapping[int, Hashable]) -> tuple[int | None, str]:
+    counts = Counter(choices.values())
+    if len(choices) < 3 or len(counts) != 2:
+        return None, ""
+    (_, majority), (choice, minority) = counts.most_common()
+    if minority != 1 or majority < 2:
+        return None, ""
+    rank = next(rank for rank, chosen in choices.items() if chosen == choice)
+    return rank, f"the other {majority} ranks agree"
+
+
+def _what(turn: NextCall) -> Hashable:
+    signature = turn.signature
+    what = None if signature is None else (signature.kind, signature.numels, signature.dtype, signature.reduce_op)
+    line = turn.line
+    return turn.action, None if line is None else (line.file, line.line), what
+
+
+def _usual(lanes: Lanes, rank: int, common: int) -> set[Line]:
+    """Lines that came next on a rank when it had run the line of the last common entry before."""
+    here = lanes.line(rank, common)
+    start = max(lanes.lanes[rank].base, common - WALK_BOUND) if rank in lanes.lanes else common
+    return {
+        lanes.line(rank, position + 1)
+        for position in range(start, common)
+        if here is not None and lanes.line(rank, position) == here
+    }
+
 
 Form = Literal["mismatch", "desync", "crossed", "swapped", "absentee", "standstill", "stuck", "aborted"]
 

@@ -15,9 +15,8 @@ from ddpdoctor.diagnosis.record_cache import ByIdentity
 from ddpdoctor.finding import Frame
 from ddpdoctor.findings.locations import in_user_code
 from ddpdoctor.record.model import Rank, RankException, RunRecord
-from ddpdoctor.record.streams.collectives import CollectiveTrack, Group, Signature
-from ddpdoctor.record.streams.places import StackDump
-from ddpdoctor.record.streams.waits import Handled, Wait
+from ddpdoctor.record.streams.collectives import CollectiveTrack, Group, Handled, Signature, Wait
+from ddpdoctor.record.streams.setup import StackDump
 
 Action = Literal["collective", "store", "finished", "left-by-exit", "raised", "signalled", "elsewhere"]
 

@@ -11,9 +11,8 @@ import msgspec
 from ddpdoctor.diagnosis.divergence.matching import POINT_TO_POINT, Lane, Matcher
 from ddpdoctor.diagnosis.sync_points import lane
 from ddpdoctor.record.model import Rank, RunRecord, Site
-from ddpdoctor.record.streams.collectives import CollectiveTrack, Signature
+from ddpdoctor.record.streams.collectives import CollectiveTrack, Signature, Wait
 from ddpdoctor.record.streams.measured import CallTrack
-from ddpdoctor.record.streams.waits import Wait
 
 _COUNTERPARTS = {"send": "recv", "recv": "send"}
 _BARRIER = "monitored_barrier"

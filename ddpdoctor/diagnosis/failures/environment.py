@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from ddpdoctor.record.exception_summary import headline
+from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import RankException, RunRecord
 
 _NETWORK_TYPES = frozenset(

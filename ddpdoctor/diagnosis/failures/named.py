@@ -9,9 +9,9 @@ import msgspec
 
 from ddpdoctor.diagnosis.wording import location_of, site_location
 from ddpdoctor.finding import Location, Trouble
-from ddpdoctor.record.exception_summary import headline
+from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import RankException, RunRecord
-from ddpdoctor.record.streams.waits import Wait
+from ddpdoctor.record.streams.collectives import Wait
 
 _PATTERNS: tuple[tuple[Trouble, re.Pattern[str]], ...] = (
     ("ready-twice", re.compile(r"Expected to mark a variable ready only once")),

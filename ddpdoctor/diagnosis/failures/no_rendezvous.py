@@ -10,7 +10,7 @@ import msgspec
 from ddpdoctor.diagnosis.failures.named import failed_initialisations
 from ddpdoctor.diagnosis.wording import count, duration_text, location_of, rank_list, verb
 from ddpdoctor.finding import Location
-from ddpdoctor.record.exception_summary import headline
+from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import RunRecord
 
 LONG_NS = 60_000_000_000

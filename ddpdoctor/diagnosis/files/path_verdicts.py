@@ -11,7 +11,7 @@ from ddpdoctor.diagnosis.files.path_races import OWN, Race, races
 from ddpdoctor.diagnosis.wording import count, place, rank_list, site_location
 from ddpdoctor.finding import Location, Severity, Trouble
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.streams.files import Access
+from ddpdoctor.record.streams.data import Access
 
 _SHOWN = 3
 _DONE = {"write": "wrote", "read": "read", "check": "asked for", "make": "made", "remove": "removed", "move": "moved"}

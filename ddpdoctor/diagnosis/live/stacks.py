@@ -12,7 +12,7 @@ from ddpdoctor.finding import Frame, Trouble
 from ddpdoctor.findings.locations import in_user_code
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.collectives import Signature
-from ddpdoctor.record.streams.places import StackDump
+from ddpdoctor.record.streams.setup import StackDump
 
 _COLLECTIVES = frozenset(
     {

@@ -22,7 +22,7 @@ from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.finding import Frame, Trouble
 from ddpdoctor.findings.locations import in_user_code
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.streams.incidents import Incident, LogEvidence
+from ddpdoctor.record.streams.devices import Incident, LogEvidence
 
 Role = Literal["cause", "echo"]
 OWN = frozenset(

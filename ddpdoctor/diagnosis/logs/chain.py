@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from ddpdoctor.record.streams.incidents import Incident, LogEvidence
+from ddpdoctor.record.streams.devices import Incident, LogEvidence
 
 ONE_MOMENT_NS = 1_000_000_000
 """Clocks of two nodes, and the time that is read off a line near a traceback, are trusted to a second."""

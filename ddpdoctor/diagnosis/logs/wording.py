@@ -10,9 +10,9 @@ from ddpdoctor.diagnosis.failures.xids import number_of, xid
 from ddpdoctor.diagnosis.logs.causes import LogCause, user_frames
 from ddpdoctor.diagnosis.wording import count, duration_text, location_of, place, rank_list, verb
 from ddpdoctor.finding import Fact, Location
-from ddpdoctor.record.exception_summary import headline
+from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import RankException
-from ddpdoctor.record.streams.incidents import Incident
+from ddpdoctor.record.streams.devices import Incident
 
 MESSAGE_CHARACTERS = 200
 FACTS_OF_RANKS = 16

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from ddpdoctor.diagnosis.live.liveness import ProcessSample, Standing, at_rest, judge_liveness, stands_on
-from ddpdoctor.probe.live.timing.own_clock import clock_of
+from ddpdoctor.probe.live.clocks import clock_of
 from ddpdoctor.record.clock import epoch_ns
 from ddpdoctor.record.ring_reader import Beating, Heartbeat
 

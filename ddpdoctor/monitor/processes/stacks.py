@@ -18,7 +18,7 @@ from ddpdoctor.launch.processes import handles
 from ddpdoctor.record import layout
 from ddpdoctor.record.clock import epoch_ns
 from ddpdoctor.record.ring_reader import Beating
-from ddpdoctor.record.streams.places import StackDump
+from ddpdoctor.record.streams.setup import StackDump
 
 _OURS = str(Path(__file__).resolve().parents[2]) + os.sep
 _ANSWER_WITHIN_S = 0.6

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import signal
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Literal
 
@@ -10,16 +12,253 @@ import msgspec
 
 from ddpdoctor.diagnosis.performance.gpus import mean_utilisation
 from ddpdoctor.diagnosis.performance.scaling import scaling_efficiency
-from ddpdoctor.diagnosis.performance.summary import JobFigures, RunSummary, RunVerdict
+from ddpdoctor.diagnosis.performance.summary import JobFigures, RunSummary, RunVerdict, StepTimes
 from ddpdoctor.diagnosis.performance.thresholds import threshold
-from ddpdoctor.diagnosis.wording import duration_text
+from ddpdoctor.diagnosis.wording import duration_text, place, rank_list
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.monitor.series import Series
-from ddpdoctor.monitor.snapshot import FindingView, RankView, RunState, Snapshot, StallView, WaitView
-from ddpdoctor.monitor.views.between_steps import meanwhile, overdue_ns
-from ddpdoctor.monitor.views.bucket_views import bucket_views
-from ddpdoctor.monitor.views.rank_view import rank_views
-from ddpdoctor.record.model import RunRecord, shared_fields
+from ddpdoctor.monitor.snapshot import (
+    BucketView,
+    CallView,
+    FindingView,
+    RankView,
+    RunState,
+    Snapshot,
+    StallView,
+    WaitView,
+)
+from ddpdoctor.record.model import Rank, RunRecord, Wrap, shared_fields
+from ddpdoctor.record.streams.measured import BucketLayout, CallTrack, Gauge, Phase, RankHeartbeat
+from ddpdoctor.record.streams.setup import StackDump
+
+# What each rank does now, in words, with its figures.
+
+SHOWN_SILENT_AFTER_NS = 5_000_000_000
+"""A heart that has not beaten for so long is worth a word."""
+CALLS_SHOWN = 8
+_DOING: Mapping[Phase, str] = {
+    "starting": "starting",
+    "data_wait": "waiting for data",
+    "forward": "computing (forward)",
+    "backward": "computing (backward)",
+    "explicit": "in a collective",
+    "optimizer": "computing (optimizer)",
+    "evaluation": "evaluating",
+    "saving": "saving",
+    "other": "in its own code",
+    "finished": "finished",
+}
+
+
+def rank_views(
+    record: RunRecord,
+    summary: RunSummary,
+    now_ns: int,
+    culprits: Collection[int] = (),
+    lateness_ns: Callable[[int], tuple[float | None, ...]] = lambda rank: (),
+) -> tuple[RankView, ...]:
+    """Return one view for each rank that is known, ascending; ``lateness_ns`` gives the course of a rank's lateness."""
+    beats = {beat.rank: beat for beat in record.heartbeats}
+    figures = {entry.rank: entry for entry in summary.ranks}
+    steps = {track.rank: (track.step[-1], track.ended_at_ns[-1]) for track in record.step_tracks if len(track)}
+    calls = {track.rank: track for track in record.call_tracks}
+    stacks = _newest_main_stacks(record.stacks)
+    gpus = {rank: gpu.index for gpu in reversed(record.gpus) for rank in gpu.ranks}
+    gauges: dict[int, list[Gauge]] = {}
+    for gauge in record.gauges:
+        gauges.setdefault(gauge.rank, []).append(gauge)
+    views = []
+    for rank in record.ranks:
+        number = rank.rank
+        beat, figure, stack = beats.get(number), figures.get(number), stacks.get(number)
+        site = beat.site if beat is not None else -1
+        step, stepped_at_ns = steps.get(number, (None, None))
+        view = RankView(
+            rank=number,
+            local_rank=rank.local_rank,
+            node=rank.node,
+            host=rank.host,
+            pid=rank.pid or None,
+            gpu_index=gpus.get(number),
+            state=state_of(rank, beat, now_ns),
+            phase=beat.phase if beat is not None else "starting",
+            state_since_ns=_since_ns(beat, stepped_at_ns, now_ns),
+            where=record.site(site).innermost if site < len(record.sites) else None,
+            alive=rank.end == "running",
+            failed=_failed(rank),
+            culprit=number in culprits,
+            step=step,
+            stepped_at_ns=stepped_at_ns,
+            lateness_ns=lateness_ns(number),
+            beat_at_ns=beat.beat_at_ns if beat is not None else None,
+            gauges=tuple(gauges.get(number, ())),
+            calls=_call_views(record, calls.get(number)),
+            stack=stack.frames if stack is not None else (),
+            stack_taken_at_ns=stack.time_ns if stack is not None else None,
+        )
+        if figure is not None:
+            measured = {"measured_steps": figure.steps, "measured_at_ns": figure.measured_at_ns or None}
+            view = msgspec.structs.replace(view, **shared_fields(figure, RankView) | measured)
+        views.append(view)
+    return tuple(views)
+
+
+def state_of(rank: Rank, beat: RankHeartbeat | None, now_ns: int) -> str:
+    """Return what a rank does, as a predicate."""
+    if rank.end != "running":
+        return _end_of(rank)
+    if rank.stopped:
+        return "stopped by a signal"
+    if beat is None:
+        return "starting"
+    if _is_silent(beat, now_ns):
+        return "no sign of life"
+    if beat.collective:
+        number = f" #{beat.sequence}" if beat.sequence >= 0 else ""
+        return f"waiting in {beat.collective}{number}"
+    return _DOING.get(beat.phase, beat.phase)
+
+
+def _is_silent(beat: RankHeartbeat, now_ns: int) -> bool:
+    return beat.beat_at_ns > 0 and now_ns - beat.beat_at_ns > SHOWN_SILENT_AFTER_NS
+
+
+def _since_ns(beat: RankHeartbeat | None, stepped_at_ns: int | None, now_ns: int) -> int | None:
+    """Return since when a rank does what it does; each forward of an evaluation begins the phase anew."""
+    if beat is not None and _is_silent(beat, now_ns):
+        return beat.beat_at_ns
+    if beat is not None and beat.phase == "evaluation" and stepped_at_ns is not None:
+        return stepped_at_ns
+    return beat.phase_since_ns or None if beat is not None else None
+
+
+def _failed(rank: Rank) -> bool:
+    """Return whether a process has ended other than well; what happens to it after its script is over is no matter."""
+    if rank.end in ("running", "finished", "ended-by-rehearsal") or rank.main_finished:
+        return False
+    return rank.end == "raised" or rank.exit_code != 0
+
+
+def _end_of(rank: Rank) -> str:
+    if rank.end == "raised" and rank.exceptions:
+        return f"raised {rank.exceptions[0].type}"
+    if rank.end == "left-by-exit" and rank.exit_code is not None:
+        return f"exited with code {rank.exit_code}"
+    if rank.signal is not None:
+        try:
+            return f"killed by {signal.Signals(rank.signal).name}"
+        except ValueError:
+            return f"killed by signal {rank.signal}"
+    return {"finished": "finished", "left-by-exit": "exited", "raised": "failed"}.get(rank.end, "ended, cause unknown")
+
+
+def _call_views(record: RunRecord, track: CallTrack | None) -> tuple[CallView, ...]:
+    if track is None:
+        return ()
+    views = []
+    for row in range(max(0, len(track) - CALLS_SHOWN), len(track)):
+        group = track.group[row]
+        ranks = record.groups[group].ranks if 0 <= group < len(record.groups) else ()
+        kind = track.kind[row]
+        views.append(
+            CallView(
+                kind=track.kinds[kind] if 0 <= kind < len(track.kinds) else "collective",
+                group=f"{len(ranks)} ranks" if ranks else "",
+                sequence=track.sequence[row],
+                entered_at_ns=track.entered_at_ns[row],
+                left_at_ns=track.left_at_ns[row],
+                size_bytes=track.size_bytes[row],
+            )
+        )
+    return tuple(views)
+
+
+def _newest_main_stacks(stacks: Iterable[StackDump]) -> dict[int, StackDump]:
+    found: dict[int, StackDump] = {}
+    for stack in stacks:
+        if stack.main and (stack.rank not in found or stack.time_ns >= found[stack.rank].time_ns):
+            found[stack.rank] = stack
+    return found
+
+
+# Names the gradient buckets of a run's DDP modules; pure.
+
+
+def bucket_views(record: RunRecord) -> tuple[BucketView, ...]:
+    """Return the newest buckets of each DDP module, first ready first.
+
+    They are the first rank's: DDP lets it decide for all. Of modules that the same line wraps one after the other, as
+    for each fold of a cross-validation, the newest stands for all.
+    """
+    layouts = {layout.wrap: layout for layout in record.bucket_layouts if layout.rank == _first_rank(record)}
+    wraps = {wrap.wrap: wrap for wrap in record.wraps if wrap.rank == _first_rank(record)}
+    newest = {(wraps[number].site, wraps[number].module_class): number for number in sorted(layouts) if number in wraps}
+    classes = Counter(wraps[number].module_class for number in newest.values())
+    views: list[BucketView] = []
+    for number in newest.values():
+        name = wraps[number].module_class
+        views += _views(layouts[number], wraps[number], name if classes[name] == 1 else f"{name} (wrap {number})")
+    return tuple(views)
+
+
+def _first_rank(record: RunRecord) -> int:
+    return min((layout.rank for layout in record.bucket_layouts), default=0)
+
+
+def _views(layout: BucketLayout, wrap: Wrap, module: str) -> Iterator[BucketView]:
+    """One module's buckets; DDP numbers the parameters that want gradients in the order of the module's own."""
+    names = [one.name for one in wrap.parameters if one.requires_grad and one.name not in wrap.ignored]
+    for order, size_bytes in enumerate(layout.sizes_bytes):
+        first = layout.first_parameters[order] if order < len(layout.first_parameters) else -1
+        yield BucketView(
+            module=module,
+            order=order,
+            size_bytes=size_bytes,
+            parameters=layout.parameter_counts[order] if order < len(layout.parameter_counts) else None,
+            first_parameter=names[first] if 0 <= first < len(names) else "",
+        )
+
+
+# What the ranks of a run do while they make no steps: validating, saving, waiting for one of them; where, how long.
+
+OVERDUE_AFTER_NS = 3_000_000_000
+"""Ranks whose next step takes longer do something else …"""
+OVERDUE_STEPS = 4
+"""… unless their usual steps (95 of 100) take more than a part of that."""
+MOST_KINDS = 4
+MOST_RANKS = 8
+
+
+def overdue_ns(ranks: Sequence[RankView], times: StepTimes | None, now_ns: int) -> int | None:
+    """Return how long ago a living rank made its newest step; None while the next is not overdue, or none was made
+    yet.
+    """
+    made_at_ns = [rank.stepped_at_ns for rank in ranks if rank.alive and rank.stepped_at_ns is not None]
+    since_ns = now_ns - min(made_at_ns, default=now_ns)
+    patience_ns = max(OVERDUE_AFTER_NS, OVERDUE_STEPS * (times.p95_ns if times is not None else 0))
+    return since_ns if since_ns > patience_ns else None
+
+
+def meanwhile(ranks: Sequence[RankView], now_ns: int) -> str:
+    """Return what the ranks do, those that do the same together: ``ranks 0-7 evaluating at train.py:88 for 40 s``."""
+    alike: dict[str, list[RankView]] = {}
+    for rank in ranks:
+        at = f" at {place(rank.where)}" if rank.where is not None else ""
+        alike.setdefault(rank.state + at, []).append(rank)
+    told = [f"{_named(group)} {doing}{_for(group, now_ns)}" for doing, group in list(alike.items())[:MOST_KINDS]]
+    others = len(ranks) - sum(len(group) for group in list(alike.values())[:MOST_KINDS])
+    return ", ".join([*told, *([f"and {others} others"] if others else [])])
+
+
+def _named(ranks: Sequence[RankView]) -> str:
+    return rank_list(rank.rank for rank in ranks) if len(ranks) <= MOST_RANKS else f"{len(ranks)} ranks"
+
+
+def _for(ranks: Sequence[RankView], now_ns: int) -> str:
+    """Return for how long the one that began last has done it."""
+    since_ns = [rank.state_since_ns for rank in ranks if rank.alive]
+    known = [at_ns for at_ns in since_ns if at_ns is not None]
+    return f" for {duration_text(max(0, now_ns - max(known)))}" if known and len(known) == len(since_ns) else ""
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from ddpdoctor.finding import Trouble
-from ddpdoctor.record.streams.incidents import IncidentKind
+from ddpdoctor.record.streams.devices import IncidentKind
 
 if sys.version_info >= (3, 11):
     import tomllib

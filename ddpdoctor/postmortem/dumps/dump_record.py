@@ -13,8 +13,8 @@ import msgspec
 from ddpdoctor.finding import Frame
 from ddpdoctor.findings.locations import in_user_code
 from ddpdoctor.postmortem.dumps.dumps import Dump, DumpFrame, Entry, ranks_of
-from ddpdoctor.probe.facts.collectives import origin_of
-from ddpdoctor.probe.live.flights.entries import KINDS, described
+from ddpdoctor.probe.live.flight_recorder import KINDS, described
+from ddpdoctor.probe.user_code import origin_of
 from ddpdoctor.record.model import Rank, RunRecord, Site, StreamState
 from ddpdoctor.record.streams.collectives import CollectiveTrack, Group, Signature
 

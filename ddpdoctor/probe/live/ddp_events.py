@@ -9,9 +9,8 @@ from typing import Any, Callable, Optional
 from weakref import WeakKeyDictionary
 
 from ..call_listeners import named_arguments, on_call
-from ..facts.digests import tensor_digest
-from ..facts.wraps import batch_norms, wrap_facts
 from ..journal import Journal
+from ..observed import batch_norms, tensor_digest, wrap_facts
 from .loaders import Passes
 from .observer import Observer
 

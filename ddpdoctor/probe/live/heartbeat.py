@@ -5,18 +5,54 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from types import FrameType
 from typing import Optional
 
 from ...record import layout
 from ...record.clock import offset_ns
 from ..heartbeat import ThreadWatch, give_back_the_signal, register_for_stacks, write_crash_dumps, write_stacks
-from .flights.recorder import Flights
+from ..user_code import UserCode
+from . import clocks
+from .clocks import BACKWARD, EVALUATION, FINISHED, OTHER, STARTING, OwnClocks
+from .flight_recorder import Flights
 from .gauges import Gauges
 from .observer import Observer
-from .timing import own_clock
-from .timing.current_line import StandingLine
-from .timing.own_clock import OwnClocks
-from .timing.stopwatch import BACKWARD, EVALUATION, FINISHED, OTHER, STARTING
+
+# The user's line that the training thread has stood at for a while, though what it calls there goes on.
+
+STANDS_AFTER_NS = 500_000_000
+
+
+class StandingLine:
+    """The user's frames from one look to the next."""
+
+    def __init__(self, user_code: UserCode) -> None:
+        self._user_code = user_code
+        self._known: list[tuple[tuple[int, int], int]] = []
+        """Code and instruction of each frame, outermost first, and since when it and those around it stand there."""
+
+    def look(self, frame: Optional[FrameType], moved_ns: int, now_ns: int) -> Optional[FrameType]:
+        """Return the innermost of the user's frames that has stood for a while; None if it did before ``moved_ns``.
+
+        So an evaluation is located at the line that calls it, and a loop that makes steps nowhere.
+        """
+        frames = []
+        while frame is not None:
+            if self._user_code.holds(frame.f_code.co_filename):
+                frames.append(frame)
+            frame = frame.f_back
+        frames.reverse()
+        before, self._known = self._known, []
+        stands, found = True, None
+        for number, own in enumerate(frames):
+            place = (id(own.f_code), own.f_lasti)
+            stands = stands and number < len(before) and before[number][0] == place
+            since_ns = before[number][1] if stands else now_ns
+            self._known.append((place, since_ns))
+            if now_ns - since_ns >= STANDS_AFTER_NS:
+                found = own if since_ns >= moved_ns else None
+        return found
+
 
 BEAT_S = 0.2
 PATIENCE_S = 0.02
@@ -201,7 +237,7 @@ class HeartbeatThread:
             + calls_ring.moved_bytes
             + calls_ring.begun_bytes
             + journal.writer.moved_bytes
-            + own_clock.read_bytes,
+            + clocks.read_bytes,
         )
         steps_ring.write_head(heartbeat)
 

@@ -10,31 +10,273 @@ real step, where noting them in place takes 6.2 µs. In a loop of their own it i
 a whole cost 22 % more (CPU of the training thread, Python 3.11, torch 2.13, ``python -m
 tests.benchmarks.dispatch_cost``; what all of them cost stands in ``docs/measures.md``). A rehearsal's have another task
 besides: they end passes, count what is read ahead, and may end the process, where these only note. What is not called
-in every step goes in both through ``probe/call_listeners.py``.
+in every step goes in both through ``probe/user_code.py``.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import time
 from threading import get_ident
-from types import FrameType
-from typing import Any, Callable, Optional
+from types import CodeType, FrameType
+from typing import Any, Callable, NamedTuple, Optional
 from weakref import WeakKeyDictionary
 
-from ..facts.optimizer_sizes import OptimizerSizes
+from ..journal import Journal
+from ..observed import OptimizerSizes, follow_reads, user_reader
 from ..torch_compat import Capabilities
 from ..user_code import leave_no_frame
+from .clocks import BACKWARD, DATA_WAIT, FORWARD, OPTIMIZER, SAVING
 from .ddp_events import FORWARDS_NOTED, Evidence
-from .host_syncs import HostReads
 from .loaders import Pass, Passes
 from .observer import Observer, rows_of
-from .precision import COUNTED_FORWARD, Precision
 from .reductions import Reducer, Reductions
-from .timing.steps import Source
-from .timing.stopwatch import BACKWARD, DATA_WAIT, FORWARD, OPTIMIZER, SAVING
-from .unfollowed_forwards import NONE_OPEN, UnfollowedForwards
+from .steps import ACTIVE, STEPPED, Source
+
+# In which precision a GPU with tensor cores multiplies the weights of each model: counted once, in a training
+# forward.
+
+COUNTED_FORWARD = 3
+"""By then lazy layers and warm-up are over."""
+MOST_LAYERS = 20_000
+FIRST_WITH_TF32 = 8
+"""Major compute capability of the first GPUs that multiply float32 on their tensor cores."""
+
+
+class Precision:
+    """The weights that one forward of a model multiplies."""
+
+    def __init__(self, journal: Journal, torch: Any, is_compiling: Callable[[], bool]) -> None:
+        self._journal = journal
+        self._torch = torch
+        self._is_compiling = is_compiling
+        layers = torch.nn.modules
+        self._convolutions = layers.conv._ConvNd
+        self._matrices = (layers.Linear, layers.Bilinear, self._convolutions)
+        self._module: Any = None
+        """What is counted now."""
+        self._handles: list[Any] = []
+        self._full: dict[int, int] = {}
+        """Elements of the weights that were multiplied in float32, by layer …"""
+        self._all: dict[int, int] = {}
+        """… and of all that were multiplied."""
+
+    def is_of_interest(self, ddp: Any) -> bool:
+        """Return whether a model is on a GPU that could multiply float32 faster than it does by default."""
+        torch = self._torch
+        if ddp.device_type != "cuda" or getattr(torch.version, "hip", None) or os.environ.get("NVIDIA_TF32_OVERRIDE"):
+            return False
+        return bool(torch.cuda.get_device_capability()[0] >= FIRST_WITH_TF32)
+
+    def begins(self, module: Any, device_type: str) -> None:
+        """Begin to count the forward of a module."""
+        if self._module is not None:
+            return  # one DDP module inside of another
+        self._module = module
+        self._full.clear()
+        self._all.clear()
+        layers = [layer for layer in module.modules() if isinstance(layer, self._matrices)]
+        if len(layers) > MOST_LAYERS:
+            return
+        for layer in layers:
+            hook = self._counts(self._is_reduced(isinstance(layer, self._convolutions)), device_type)
+            self._handles.append(layer.register_forward_pre_hook(hook))
+
+    def ended(self, module: Any, wrap: int) -> None:
+        """End the count, however the forward of the module ended."""
+        if self._module is not module:
+            return
+        self._module = None
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        if self._all:
+            self._journal.event(
+                "matmul_precision", wrap=wrap, weights=sum(self._all.values()), full_weights=sum(self._full.values())
+            )
+
+    def _counts(self, is_reduced: bool, device_type: str) -> Callable[[Any, Any], None]:
+        """Return a hook that notes a layer's weights; ``is_reduced`` is whether float32 is multiplied as TF32."""
+        torch, is_compiling, journal = self._torch, self._is_compiling, self._journal
+
+        def _note_weights(layer: Any) -> None:
+            weight = layer.weight
+            self._all[id(layer)] = int(weight.numel())
+            if weight.dtype == torch.float32 and not is_reduced and not _is_autocast(torch, device_type):
+                self._full[id(layer)] = int(weight.numel())
+
+        def hook(layer: Any, _: Any) -> None:
+            if not is_compiling():
+                journal.guarded(_note_weights, layer, harms=("matmul_precisions",))
+
+        return hook
+
+    def _is_reduced(self, convolution: bool) -> bool:
+        """Return whether a GPU takes less than float32 for float32; convolutions have a setting of their own."""
+        backends = self._torch.backends
+        newer: Any = getattr(backends.cudnn, "conv", None) if convolution else backends.cuda.matmul
+        try:
+            return newer.fp32_precision not in ("ieee", "none")
+        except (AttributeError, AssertionError):  # torch before 2.9
+            if convolution:
+                return bool(backends.cudnn.allow_tf32)
+            return bool(self._torch.get_float32_matmul_precision() != "highest")
+
+
+def _is_autocast(torch: Any, device_type: str) -> bool:
+    if device_type == "cuda":
+        return bool(torch.is_autocast_enabled())
+    return bool(torch.is_autocast_enabled(device_type))
+
+
+# Training forwards that no backward followed: where no loader counts, they alone show that a rank left a step out.
+
+NONE_OPEN = -1
+MOST_WRITTEN = 64
+"""Events of one module: a loop with several forwards for each backward has one a step, on every rank."""
+
+
+class Unfollowed(NamedTuple):
+    """Forwards that will have been left out if a backward follows the newest."""
+
+    forwards: int
+    step: int
+    site: int
+
+
+class UnfollowedForwards:
+    """The forwards of each DDP module that are not the first since the newest backward."""
+
+    def __init__(self, observer: Observer, wrap_number: Callable[[Any], Optional[int]]) -> None:
+        self._observer = observer
+        self._wrap_number = wrap_number
+        self._written: dict[int, int] = {}
+
+    def look(self, ddp: Any, reducer: Reducer, place: tuple[Any, ...], frame: FrameType) -> None:
+        """Count a forward at a ``place`` that begins after an open one, or after some that were not followed."""
+        if reducer.opened_at != self._observer.backwards_over:
+            self._write(ddp, reducer)
+        elif reducer.place != place:
+            reducer.unfollowed = None
+        elif reducer.unfollowed is not None:
+            reducer.unfollowed = reducer.unfollowed._replace(forwards=reducer.unfollowed.forwards + 1)
+        else:
+            self._observer.moments.take_in()
+            site = self._observer.journal.site(frame)
+            reducer.unfollowed = Unfollowed(1, self._observer.steps.of_newest_forward, site)
+
+    def _write(self, ddp: Any, reducer: Reducer) -> None:
+        """Write the forwards before the newest one, which are certain once a backward has followed that."""
+        found, wrap = reducer.unfollowed, self._wrap_number(ddp)
+        reducer.unfollowed = None
+        if found is None or wrap is None:
+            return
+        written = self._written[wrap] = self._written.get(wrap, 0) + 1
+        if written <= MOST_WRITTEN:
+            self._observer.journal.event(
+                "unfollowed_forward", wrap=wrap, last=written == MOST_WRITTEN, **found._asdict()
+            )
+
+
+# The lines of the user's that read a result back from the GPU, and how long they wait for it, counted for some
+# steps.
+
+FIRST_AFTER = 20
+"""Steps before the first that is sampled: by then what is compiled is compiled."""
+SAMPLED = 20
+MOST_PLACES = 50
+
+
+class Place:
+    """One line that reads in one way."""
+
+    __slots__ = ("calls", "newest", "site", "steps", "wait_ns")
+
+    def __init__(self, site: int) -> None:
+        self.site = site
+        self.calls = self.steps = self.newest = self.wait_ns = 0
+
+
+class HostReads:
+    """The sampling of one rank."""
+
+    def __init__(self, observer: Observer, torch: Any, is_compiling: Callable[[], bool]) -> None:
+        self._observer = observer
+        self._tensor_class = torch.Tensor
+        self._is_compiling = is_compiling
+        self._first = 0
+        """The first step that is sampled; 0 before the first training forward."""
+        self._installed: dict[str, tuple[Any, Any]] = {}
+        """As ``follow_reads`` returns it."""
+        self._places: dict[tuple[str, CodeType, int], Place] = {}
+        self.is_over = False
+
+    def waits_for_gpu(self, tensor: Any) -> bool:
+        """Return whether reading a tensor waits for a GPU."""
+        return bool(tensor.is_cuda)
+
+    def forward_begins(self, step: int) -> None:
+        """Begin or end the sampling where a training forward of a model on a GPU begins, in the step of this number."""
+        if not self._first:
+            self._first = step + FIRST_AFTER
+        elif step >= self._first + SAMPLED:
+            self.finish(step)
+        elif step >= self._first and not self._installed:
+            self._first = step
+            self._installed = follow_reads(
+                self._observer.journal, self._tensor_class, self._is_watched, self._note_read
+            )
+
+    def finish(self, step: int) -> None:
+        """Stop sampling before the step of this number, and report what was seen."""
+        if self.is_over:
+            return
+        self.is_over = True
+        for name, (replacement, own) in self._installed.items():
+            if self._tensor_class.__dict__.get(name) is not replacement:
+                continue  # Other code has replaced ours, and calls it.
+            if own is None:
+                delattr(self._tensor_class, name)
+            else:
+                setattr(self._tensor_class, name, own)
+        steps = step - self._first
+        for (name, _, _), place in self._places.items():
+            if steps > 0:
+                self._observer.journal.event(
+                    "host_read",
+                    method=name,
+                    site=place.site,
+                    calls=place.calls,
+                    steps_with=min(place.steps, steps),
+                    steps=steps,
+                    wait_ns=place.wait_ns,
+                )
+
+    def _is_watched(self) -> bool:
+        return not self.is_over and not self._is_compiling() and self._observer.thread == get_ident()
+
+    def _note_read(self, name: str, tensor: Any, frame: FrameType, wait_ns: int) -> None:
+        steps = self._observer.steps
+        self._observer.moments.take_in()
+        if steps.state not in (ACTIVE, STEPPED) or not self.waits_for_gpu(tensor):
+            return
+        reader = user_reader(frame, self._observer.journal.user_code)
+        if reader is None:
+            return
+        key = (name, reader.f_code, reader.f_lasti)
+        place = self._places.get(key)
+        if place is None:
+            if len(self._places) >= MOST_PLACES:
+                return
+            place = self._places[key] = Place(self._observer.journal.site(reader))
+        place.calls += 1
+        place.wait_ns += wait_ns
+        if steps.current != place.newest:
+            place.newest = steps.current
+            place.steps += 1
+
 
 _now_ns = time.monotonic_ns
 ROOM_MADE_EVERY = 16

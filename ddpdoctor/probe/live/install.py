@@ -13,7 +13,7 @@ from ..process import ProcessEnd
 from ..torch_compat import Capabilities
 from .collectives import Calls
 from .ddp_events import Evidence, Searches
-from .flights.recorder import Flights
+from .flight_recorder import Flights
 from .gauges import Gauges
 from .heartbeat import HeartbeatThread
 from .hooks import Training

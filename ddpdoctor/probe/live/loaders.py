@@ -8,11 +8,8 @@ from types import FrameType
 from typing import Any, Callable, Optional
 
 from ..call_listeners import on_call
-from ..facts.digests import leaves
-from ..facts.index_lists import base_indices, digest_of, integers
-from ..facts.joins import Joins
-from ..facts.loaders import length_of, loader_facts, sharding_sampler
 from ..journal import Journal
+from ..observed import Joins, base_indices, digest_of, integers, leaves, length_of, loader_facts, sharding_sampler
 from ..torch_compat import Capabilities
 from ..user_code import GENERATOR, leave_no_frame, loops
 from .observer import Observer

@@ -3,15 +3,171 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from typing import Any, Callable, Optional
 
 from ...record import layout
+from ...record.clock import offset_ns
 from ...record.ring_writer import Ring
 from ..journal import Journal
-from .timing.moments import Moments
-from .timing.phases import Course
-from .timing.steps import Steps
-from .timing.stopwatch import Stopwatch
+from .clocks import (
+    BACKWARD,
+    BUCKETS,
+    DATA_WAIT,
+    EVALUATION,
+    EXPLICIT,
+    EXPLICIT_BYTES,
+    EXPLICIT_CALLS,
+    FORWARD,
+    REDUCED_BYTES,
+    SYNCHRONISED,
+    Stopwatch,
+)
+from .steps import ACTIVE, CANDIDATE, Source, Steps
+
+# The course of the training thread, from moments in their order: phases, steps and explicit collectives.
+
+
+class Course:
+    """The stopwatch, the steps and the counters; times are those of the monotonic clock at the moment itself."""
+
+    def __init__(self, watch: Stopwatch, steps: Steps, journal: Journal) -> None:
+        self._journal = journal
+        self._watch = watch
+        self._steps = steps
+        self.call_ring: Optional[Ring] = None
+        self.open_call: Optional[tuple[int, tuple[int, ...]]] = None
+        """The explicit collective that the training thread is in: number and fields of its row."""
+
+    def fetch_began(self, source: Source, recording: bool, now_ns: int) -> None:
+        """Begin a fetch; ``recording`` is whether gradients are on."""
+        self._steps.fetch_begins(source, recording, now_ns)
+        self._watch.enter(EVALUATION if self._steps.evaluating else DATA_WAIT, now_ns)
+
+    def fetch_ended(self, samples: int, started_workers: bool, now_ns: int) -> None:
+        """End a fetch with a batch."""
+        self._watch.leave(now_ns)
+        self._steps.fetch_ended(samples, started_workers, now_ns)
+
+    def fetch_failed(self, exhausted: Optional[Source], now_ns: int) -> None:
+        """End a fetch without a batch; ``exhausted`` is the loader that has come to its end."""
+        self._watch.leave(now_ns)
+        if exhausted is not None:
+            self._steps.pass_ended(exhausted)
+
+    def forward_began(self, recording: bool, training: bool, now_ns: int) -> None:
+        """Begin a forward through a DDP module; ``training`` is the module's flag."""
+        steps, phase = self._steps, FORWARD
+        if recording:
+            steps.trains(now_ns)
+            self._journal.forwards += training
+        else:
+            if steps.state == CANDIDATE and not training:
+                steps.evaluating = True
+            if steps.state != ACTIVE and (steps.state != CANDIDATE or steps.evaluating):
+                phase = EVALUATION
+                steps.pause(now_ns)
+        self._watch.enter(phase, now_ns)
+
+    def backward_began(self, now_ns: int) -> None:
+        """Begin a backward."""
+        self._steps.trains(now_ns)
+        self._watch.enter(BACKWARD, now_ns)
+
+    def backward_ended(self, modules: int, size_bytes: int, buckets: int, now_ns: int) -> None:
+        """End a backward in which so many modules have reduced so many bytes in so many buckets."""
+        self._watch.leave(now_ns)
+        tally = self._watch.tally
+        tally[SYNCHRONISED] += modules
+        tally[REDUCED_BYTES] += size_bytes
+        tally[BUCKETS] += buckets
+        self._journal.backwards += 1
+        self._steps.backward_ended(now_ns)
+
+    def optimizer_stepped(self, optimizer: int, now_ns: int) -> None:
+        """End a step of the optimizer with the identity ``optimizer``."""
+        self._journal.optimizer_steps += 1
+        self._watch.leave(now_ns)
+        self._steps.optimizer_stepped(optimizer, now_ns)
+
+    def pause_began(self, phase: int, now_ns: int) -> None:
+        """Begin something that belongs to no step, once the optimizer has stepped."""
+        self._steps.pause(now_ns)
+        self._watch.enter(phase, now_ns)
+
+    def call_began(self, kind: int, group: int, sequence: int, size_bytes: int, site: int, now_ns: int) -> None:
+        """Begin an explicit collective, or the wait for one."""
+        self._watch.enter(EXPLICIT, now_ns)
+        if self.call_ring is not None:
+            row = (kind, group, sequence, self._steps.current, now_ns + offset_ns(), 0, size_bytes, site)
+            self.open_call = self.call_ring.next, row
+
+    def call_started(self, now_ns: int) -> None:
+        """Leave an asynchronous collective that is under way; it will have its row when it has been waited for."""
+        self._watch.leave(now_ns)
+        self._steps.called(now_ns)
+        self.open_call = None
+
+    def call_ended(self, now_ns: int) -> None:
+        """End an explicit collective, and write its row."""
+        call, ring, watch = self.open_call, self.call_ring, self._watch
+        watch.leave(now_ns)
+        self._steps.called(now_ns)
+        self.open_call = None
+        if call is not None and ring is not None:
+            kind, group, sequence, step, entered_at_ns, _, size_bytes, site = call[1]
+            watch.tally[EXPLICIT_CALLS] += 1
+            watch.tally[EXPLICIT_BYTES] += size_bytes
+            ring.put((kind, group, sequence, step, entered_at_ns, now_ns + offset_ns(), size_bytes, site))
+
+
+# The moments that hooks note of the training thread, kept in order until a thread has the time to process them.
+
+Moment = tuple[Any, ...]
+"""A function, and after it the arguments that it is called with when the moment is taken in: one object, not two."""
+MOST_WAITING = 8_000
+"""A fifth of a second of steps of 0.2 ms: only a loop of shorter steps makes more of them between two beats."""
+
+
+class Moments:
+    """A queue of calls: ``keep((function, argument, …))`` is what a hook pays for."""
+
+    def __init__(self, fault: Callable[[str, Exception, tuple[str, ...]], None]) -> None:
+        self._fault = fault
+        self._waiting: deque[Moment] = deque()
+        self.keep: Callable[[Moment], None] = self._waiting.append
+        self.lock = threading.RLock()
+        """Held by the thread that takes in, or looks at the result."""
+        self._taking = False
+
+    def take_in(self) -> None:
+        """Make the calls that wait, in their order."""
+        with self.lock:
+            if self._taking:
+                return  # A handler of a signal trains, too; what it has kept comes after what is being taken in.
+            self._taking = True
+            next_one = self._waiting.popleft
+            try:
+                for _ in range(len(self._waiting)):
+                    moment = next_one()
+                    try:
+                        moment[0](*moment[1:])
+                    except Exception as error:
+                        self._fault(moment[0].__name__, error, ("call_tracks", "step_tracks"))
+            finally:
+                self._taking = False
+
+    def make_room(self) -> None:
+        """Take in if so much waits that the heartbeat's thread seems not to come to it."""
+        if len(self._waiting) >= MOST_WAITING:
+            self.take_in()
+
+    def become_forked_child(self) -> None:
+        """Replace the lock: the thread that holds it may not exist in a child."""
+        self._waiting.clear()
+        self.lock = threading.RLock()
+        self._taking = False
+
 
 _NO_THREAD = -1
 MOST_FAULTS = 3

@@ -17,9 +17,9 @@ from weakref import WeakKeyDictionary
 from ...record.clock import from_system, offset_ns
 from ..call_listeners import on_call
 from ..torch_compat import RATE_SETTER, Capabilities
+from .clocks import DeviceTimes, GraphCaptures
 from .ddp_events import Searches
 from .observer import Observer
-from .timing.device_times import DeviceTimes, GraphCaptures
 
 ALWAYS_MEASURED = 10
 """The first iterations of a module, which DDP's reducer measures at any rate."""

@@ -10,36 +10,26 @@ from ..groups import GroupBook, Groups
 from ..heartbeat import log_as_rank
 from ..journal import Journal
 from ..process import ProcessEnd
-from ..stand_in.install import StandIn
-from ..stand_in.small_patches import install_compiling
+from ..stand_in.install import StandIn, install_compiling
 from ..user_code import calling_frame
-from .collectives.collective_hook import CollectiveHook
-from .collectives.loop_subjects import Subjects
-from .collectives.non_member_calls import hook_non_member_calls
-from .collectives.reduced_losses import ReducedLosses
-from .data.batch_size import cut_batches
+from .collective_hook import CollectiveHook, hook_non_member_calls
 from .data.data_division import Division
+from .data.lengths import cut_batches
 from .data.loaders import Loaders
-from .data.randomness import Randomness
-from .data.samples import Samples
-from .environment.device_choices import DeviceChoices
-from .environment.failure import Failure
-from .environment.lightning import LightningTrainers
-from .environment.network import hook_network
-from .environment.rendezvous import Rendezvous
-from .environment.sleep import hook_sleep
+from .data.samples import Randomness, Samples
 from .executed_lines import Lines
 from .files import no_touch, overlay
 from .files.accesses import Accesses, listen
-from .files.checkpoints import Checkpoints
-from .files.os_functions import share_directories
+from .files.created_log import Checkpoints
+from .files.open_files import share_directories
+from .loop_subjects import Subjects
 from .pretend.providers import Pretence
-from .schedule import Schedule
-from .stop import Ending
+from .rendezvous import Rendezvous, hook_network
+from .schedule import Ending, Pace, Schedule
 from .stress import Stress
-from .time_budget import Pace
-from .training.ddp_modules import Modules
-from .training.host_syncs import HostReads
+from .surroundings import DeviceChoices, Failure, LightningTrainers, hook_sleep
+from .training.ddp_modules import HostReads, Modules
+from .training.reduction import ReducedLosses
 from .training.steps import Steps
 
 

@@ -7,10 +7,73 @@ are cut at the same batch.
 from __future__ import annotations
 
 import math
+import os
+import sys
+import threading
+import time
 from collections.abc import Callable
 from typing import NamedTuple, Optional
 
-from .stop import Ending
+from ..journal import Journal
+from ..process import ProcessEnd
+
+# How a rehearsal ends inside a rank: as if the script had called `sys.exit(0)`, at the next hook.
+
+SWALLOWED_AT_MOST = 3
+"""How often the user's code may catch the ending before the process is left for good."""
+
+OVERDUE_S = 10.0
+"""So long after its time a rank is left that reaches no hook: an evaluation by hand, a model that draws pictures. One
+that is stuck, or that others wait for in vain, is proved within the five seconds of ``--stall-after``."""
+
+
+class RehearsalEnded(SystemExit):
+    """Raised in the user's code; exit code 0, so that ``finally`` runs and ``mp.spawn`` is content."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+class Ending:
+    """The decision when the rank has rehearsed enough, and its way out of the script."""
+
+    def __init__(self, journal: Journal, process_end: ProcessEnd) -> None:
+        self._journal = journal
+        self._process_end = process_end
+        self._deadline_s = float("inf")
+        self._reason = ""
+        self._raised = 0
+
+    def in_seconds(self, seconds: float) -> None:
+        """End at the first hook that is reached after so many seconds from now, in place of any earlier such time."""
+        self._deadline_s = time.monotonic() + seconds
+
+    def check(self) -> None:
+        """Raise ``RehearsalEnded`` when the rehearsal is over; called by every hook."""
+        if self._reason or time.monotonic() > self._deadline_s:
+            self.end(self._reason or "time")
+
+    def end_overdue(self, *, waits: bool) -> None:
+        """Leave a script that works on without a hook; not where it ``waits`` for a rank. Called by the heartbeat."""
+        if not waits and time.monotonic() > self._deadline_s + OVERDUE_S:
+            self.end(self._reason or "time")
+
+    def end(self, reason: str, text: str = "") -> None:
+        """Note the ending, with a sentence where the rehearsal has shown too little, and leave the user's code."""
+        if not self._reason:
+            self._reason = reason
+            self._process_end.ended_by_rehearsal = True
+            self._journal.event("ended", reason=reason, text=text)
+        self._raised += 1
+        if threading.current_thread() is threading.main_thread() and self._raised <= SWALLOWED_AT_MOST:
+            raise RehearsalEnded
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError, AttributeError):
+                pass
+        os._exit(0)
+
 
 TRAINING_PASSES = 2
 """So many training passes of a loader are rehearsed; afterwards passes yield one batch."""
@@ -246,3 +309,53 @@ def _trained_on(drawn: list[Trail]) -> list[Trail]:
     last = drawn[-1]
     beside = {trail.number: trail for trail in drawn if trail.draws_before == last.draws_before}
     return [trail for trail in beside.values() if drawn.count(trail) == drawn.count(last)]
+
+
+# The end of a rehearsal with steps that are too slow for its time limit, instead of running into it.
+
+CERTAIN_SHARE = 0.5
+"""The first step may take this much longer than later ones: so much of its time is believed."""
+
+
+class Pace:
+    """What the newest pass still has to do, compared with the time that is left."""
+
+    def __init__(
+        self, ending: Ending, started_s: float, limit_s: float, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._ending = ending
+        self._started_s = started_s
+        self._limit_s = limit_s
+        self._clock = clock
+        self._backwards = 0
+        self._begun_s: Optional[float] = None
+        self._fastest_s = 0.0
+        """The least time between two backwards."""
+
+    def forward_begins(self) -> None:
+        """Begin a training forward; the first one starts the watch."""
+        if self._begun_s is None:
+            self._begun_s = self._clock()
+
+    def backward_ended(self) -> None:
+        """Count a backward."""
+        now = self._clock()
+        if self._begun_s is not None:
+            taken = now - self._begun_s
+            if self._backwards == 0:
+                self._fastest_s = taken * CERTAIN_SHARE
+            else:
+                self._fastest_s = taken if self._backwards == 1 else min(self._fastest_s, taken)
+            self._backwards += 1
+        self._begun_s = now
+
+    def stepped(self, batches_left: float) -> None:
+        """Count a step with so many batches left; end the rehearsal when they take too long."""
+        spent = self._clock() - self._started_s
+        if batches_left and spent + batches_left * self._fastest_s > self._limit_s:
+            taken = self._fastest_s / (CERTAIN_SHARE if self._backwards == 1 else 1.0)
+            self._ending.end(
+                "slow",
+                f"a batch takes {taken:.1f} s, so {batches_left:.0f} more do not fit into the time limit"
+                f" of {self._limit_s:g} s",
+            )

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..journal import Journal
-from .data.last_batch import short_batch_samples
+from .data.lengths import short_batch_samples
 from .schedule import Trail
 
 NAN, SHORT_BATCH, SLOW_RANK = "nan", "short-batch", "slow-rank0"

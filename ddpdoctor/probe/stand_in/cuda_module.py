@@ -3,14 +3,213 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+import time
 import uuid
-from collections.abc import Iterator
+from abc import ABCMeta
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn, Optional
 
 from .devices import Devices
-from .gaps import standing_for
-from .streams import for_any_device, stream_classes
+
+# What the stand-in cannot serve: an error with its name, at the user's line.
+
+
+class StandInGap(RuntimeError):
+    """The script needs something that only a real GPU has."""
+
+
+def standing_for(name: str, real: Any) -> Any:
+    """Return what stands in the place of ``real``, by its ``name`` as the user would spell it, until it is used.
+
+    A function for a function, and a class for a class: a subclass of the real one, so that annotations
+    (``CUDAGraph | None``) and ``isinstance`` go on as before.
+    """
+    return _class(name, real) if isinstance(real, type) else _function(name)
+
+
+def _class(name: str, real: type) -> type:
+    class NotServed(real):  # type: ignore[misc]
+        """A class that raises when an object is made of it."""
+
+        def __new__(cls, *arguments: Any, **options: Any) -> Any:  # noqa: ARG004 - those of the real one
+            _refuse(name)
+
+    NotServed.__name__, NotServed.__qualname__ = real.__name__, real.__qualname__
+    NotServed.__module__ = real.__module__
+    return NotServed
+
+
+def _function(name: str) -> Callable[..., Any]:
+    def not_served(*arguments: Any, **options: Any) -> NoReturn:
+        _refuse(name)
+
+    return not_served
+
+
+def _refuse(name: str) -> NoReturn:
+    raise StandInGap(f"{name} needs a real GPU; the CUDA stand-in of this rehearsal cannot emulate it")
+
+
+# Streams and events of the stand-in: everything is done when the call returns, so waiting is nothing.
+
+
+def stream_classes(torch: Any, devices: Devices) -> dict[str, Any]:
+    """Return ``Stream``, ``ExternalStream``, ``Event`` and the context manager ``StreamContext`` of ``torch.cuda``."""
+
+    class Event:
+        """A moment of the CPU's clock."""
+
+        def __init__(
+            self,
+            enable_timing: bool = False,
+            blocking: bool = False,
+            interprocess: bool = False,
+            external: bool = False,
+        ) -> None:
+            self.enable_timing = enable_timing
+            self._time_s: Optional[float] = None
+
+        def record(self, stream: Any = None) -> None:
+            self._time_s = time.perf_counter()
+
+        def wait(self, stream: Any = None) -> None:
+            """Return at once: nothing runs behind the caller's back."""
+
+        def query(self) -> bool:
+            return True
+
+        def synchronize(self) -> None:
+            """Return at once: nothing runs behind the caller's back."""
+
+        def elapsed_time(self, end_event: Any) -> float:
+            """Return the milliseconds between two recorded events; raise what CUDA raises when one lacks."""
+            if not (self.enable_timing and end_event.enable_timing):
+                raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+            if self._time_s is None or end_event._time_s is None:
+                raise ValueError("Both events must be recorded before calculating elapsed time.")
+            return float((end_event._time_s - self._time_s) * 1000.0)
+
+    class Stream:
+        """A queue that is always empty."""
+
+        def __init__(self, device: Any = None, priority: int = 0, **options: Any) -> None:
+            self.device_index = devices.checked(devices.index(device))
+            self.device = torch.device("cuda", self.device_index)
+            self.priority = priority
+            self.cuda_stream = self.stream_id = id(self)
+
+        def wait_event(self, event: Any) -> None:
+            """Return at once: nothing runs behind the caller's back."""
+
+        def wait_stream(self, stream: Any) -> None:
+            """Return at once: nothing runs behind the caller's back."""
+
+        def record_event(self, event: Any = None) -> Any:
+            event = Event() if event is None else event
+            event.record(self)
+            return event
+
+        def query(self) -> bool:
+            return True
+
+        def is_capturing(self) -> bool:
+            return False
+
+        def synchronize(self) -> None:
+            """Return at once: nothing runs behind the caller's back."""
+
+        def __enter__(self) -> Any:
+            self._entered = StreamContext(self)
+            self._entered.__enter__()
+            return self
+
+        def __exit__(self, *exception: Any) -> None:
+            self._entered.__exit__(*exception)
+
+    class ExternalStream(Stream):
+        """A stream that another library made."""
+
+        def __init__(self, stream_ptr: int, device: Any = None, **options: Any) -> None:
+            super().__init__(device)
+
+    class StreamContext:
+        """A context manager that makes a stream, and its device, the current one."""
+
+        def __init__(self, stream: Any) -> None:
+            self.stream = stream
+
+        def __enter__(self) -> None:
+            if self.stream is not None:
+                self._former = current_stream(), devices.current
+                current[devices.current] = self.stream
+                devices.exchange(self.stream.device_index)
+                current[devices.current] = self.stream
+
+        def __exit__(self, *exception: Any) -> None:
+            if self.stream is not None:
+                stream, index = self._former
+                current.pop(devices.current, None)
+                devices.exchange(index)
+                current[index] = stream
+
+    _pass_for_bases(Event, Stream)
+    default: dict[int, Any] = {}
+    current: dict[int, Any] = {}
+
+    def default_stream(device: Any = None) -> Any:
+        index = devices.checked(devices.index(device))
+        if index not in default:
+            default[index] = Stream(index)
+        return default[index]
+
+    def current_stream(device: Any = None) -> Any:
+        index = devices.checked(devices.index(device))
+        return current.get(index) or default_stream(index)
+
+    def set_stream(stream: Any) -> None:
+        if stream is not None:
+            current[stream.device_index] = stream
+
+    return {
+        "Event": Event,
+        "Stream": Stream,
+        "ExternalStream": ExternalStream,
+        "StreamContext": StreamContext,
+        "stream": StreamContext,
+        "default_stream": default_stream,
+        "current_stream": current_stream,
+        "set_stream": set_stream,
+    }
+
+
+def _pass_for_bases(event: type, stream: type) -> None:
+    """Register the classes as those that torch._dynamo, which optimizers import, expects; torch 2.6 expects none."""
+    bases = sys.modules.get("torch._streambase")
+    for name, served in (("_EventBase", event), ("_StreamBase", stream)):
+        base = getattr(bases, name, None)
+        if isinstance(base, ABCMeta):
+            base.register(served)
+
+
+def for_any_device(real: type, served: type, devices: Devices) -> type:
+    """Serve ``torch.Stream`` or ``torch.Event`` where a GPU is named, or no device, which means one."""
+
+    class OfAnyDevice(type):
+        """A class of which the objects are of other classes, and count as its own."""
+
+        def __call__(cls, device: Any = None, *arguments: Any, **options: Any) -> Any:
+            if device is not None and not devices.is_cuda(device):
+                return real(device, *arguments, **options)
+            index = devices.checked(devices.index(device))
+            return served(index, *arguments, **options) if "Stream" in real.__name__ else served(**options)
+
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, (real, served))
+
+    return OfAnyDevice(real.__name__, (), {"__module__": real.__module__})
+
 
 NAME = "CUDA stand-in"
 MEMORY_BYTES = 16 * 2**30

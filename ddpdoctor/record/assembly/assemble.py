@@ -11,28 +11,210 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 
 from ddpdoctor.record import events
-from ddpdoctor.record.assembly.completeness import Completeness
-from ddpdoctor.record.assembly.lines import LineRows
+from ddpdoctor.record.assembly.completeness import Completeness, PassRows
 from ddpdoctor.record.assembly.live import LiveRings
-from ddpdoctor.record.assembly.passes import PassRows
 from ddpdoctor.record.assembly.ranks import EarlyEvents, RankBook, exception_of, forget
 from ddpdoctor.record.assembly.restarts import second_claims
-from ddpdoctor.record.assembly.states import StateRows
-from ddpdoctor.record.assembly.stop_reasons import ending_of
-from ddpdoctor.record.assembly.waits import WaitRows
-from ddpdoctor.record.events import Event, Row, frames_of, typed
-from ddpdoctor.record.model import STREAMS, Job, RankException, RunRecord, Site, StopReason, Wrap
+from ddpdoctor.record.events import Chain, Ended, Event, Row, frames_of, typed
+from ddpdoctor.record.model import (
+    STREAMS,
+    Job,
+    RankException,
+    RunRecord,
+    Site,
+    StopReason,
+    StreamState,
+    Wrap,
+    shared_fields,
+)
 from ddpdoctor.record.reader import RunFiles
-from ddpdoctor.record.streams.collectives import CollectiveTrack, Group, Signature
-from ddpdoctor.record.streams.data import Pass
-from ddpdoctor.record.streams.files import FileAction, FileEvent
+from ddpdoctor.record.streams.collectives import CollectiveTrack, Group, Signature, Wait
+from ddpdoctor.record.streams.data import FileAction, FileEvent, Pass
 from ddpdoctor.record.streams.measured import Gauge
-from ddpdoctor.record.streams.places import StackDump
+from ddpdoctor.record.streams.setup import LinesExecuted, StackDump
 from ddpdoctor.record.streams.training import (
     MissingGradient,
     TrainingState,
     WrapChange,
 )
+
+# Makes the stream of executed lines of what the ranks wrote about them.
+
+
+class LineRows:
+    """Takes in the events of one run; the same line may come more than once."""
+
+    def __init__(self, rank_of: Callable[[int], int | None]) -> None:
+        self._rank_of = rank_of
+        self._lines: dict[tuple[int, str], set[int]] = {}
+        self._unwatched: dict[tuple[int, str], set[int]] = {}
+        self._by_chance: dict[tuple[int, str], set[int]] = {}
+        self._begun: set[int] = set()
+        self._late: set[int] = set()
+        self._lost = ""
+
+    def rows(self) -> tuple[LinesExecuted, ...]:
+        """Return the lines by rank and file."""
+        found: dict[tuple[int, str], LinesExecuted] = {}
+        for (pid, file), lines in self._lines.items():
+            rank = self._rank_of(pid)
+            if rank is not None:
+                # A script that spawns its ranks twice has two processes for each.
+                other = found.get((rank, file), LinesExecuted(rank=rank, file=file))
+                found[rank, file] = LinesExecuted(
+                    rank=rank,
+                    file=file,
+                    lines=other.lines | lines,
+                    unwatched=other.unwatched | self._unwatched.get((pid, file), set()),
+                    by_chance=other.by_chance | self._by_chance.get((pid, file), set()),
+                    late=other.late or pid in self._late,
+                )
+        return tuple(found[key] for key in sorted(found))
+
+    def state(self) -> StreamState:
+        """Return whether every line is known from where training began."""
+        if self._lost:
+            return StreamState("truncated", self._lost)
+        return StreamState("complete") if self._begun else StreamState("absent", "no rank reached its training")
+
+    def on_begun(self, pid: int, event: events.LinesBegun) -> None:
+        """Take in that the lines of a process are noted from now on."""
+        self._begun.add(pid)
+        if event.late:
+            self._late.add(pid)
+
+    def on_lines(self, pid: int, event: events.Lines) -> None:
+        """Take in executed lines."""
+        key = (pid, event.file)
+        new = set(event.lines) - self._lines.get(key, set())
+        self._lines.setdefault(key, set()).update(new)
+        if event.by_chance:
+            self._by_chance.setdefault(key, set()).update(new)
+        self._unwatched.setdefault(key, set()).update(event.unwatched)
+
+    def on_lost(self, pid: int, event: events.LinesLost) -> None:
+        """Take in that lines are noted no longer."""
+        self._lost = self._lost or event.reason
+
+
+# Makes the stream of waits in the store of what the ranks wrote when they began and ended.
+
+MOST_WAITS = 2_000
+"""From there on those that are over are dropped, oldest first: a job may make groups for weeks."""
+
+
+class WaitRows:
+    """Takes in the events of one run; a process that waits for its world may get its rank later."""
+
+    def __init__(self, rank_of: Callable[[int], int | None], site_of: Callable[[int, object], int]) -> None:
+        self._rank_of = rank_of
+        self._site_of = site_of
+        self.rows: dict[tuple[int, int], Wait] = {}
+        """By process and number there."""
+
+    def ranked(self) -> tuple[Wait, ...]:
+        """Return the waits, with the ranks that their processes are by now."""
+        return tuple(
+            msgspec.structs.replace(wait, rank=_rank(self._rank_of(pid))) for (pid, _), wait in self.rows.items()
+        )
+
+    def on_begun(self, pid: int, event: events.WaitBegun) -> None:
+        """Take in that a wait has begun."""
+        place = {"rank": _rank(self._rank_of(pid)), "site": self._site_of(pid, event.site), "started_ns": event.time_ns}
+        self.rows[pid, event.number] = Wait(**shared_fields(event, Wait) | place)
+
+    def on_led(self, pid: int, event: events.Led) -> None:
+        """Take in that the newest wait of a process was led elsewhere."""
+        key = max(key for key in self.rows if key[0] == pid)  # led while it waits
+        told = {"led_from": event.address, "ranks_asked": event.ranks, "rank_taken": event.rank}
+        known = {name: value for name, value in told.items() if value is not None}
+        self.rows[key] = msgspec.structs.replace(self.rows[key], **known)
+
+    def on_ended(self, pid: int, event: events.WaitEnded) -> None:
+        """Take in that a wait is over."""
+        key = (pid, event.number)
+        self.rows[key] = msgspec.structs.replace(
+            self.rows[key], ended_ns=event.time_ns, error=event.error, mentions_cuda=event.mentions_cuda
+        )
+        if len(self.rows) > MOST_WAITS:
+            over = [key for key, wait in self.rows.items() if wait.ended_ns and not wait.error]
+            for key in over[: len(over) // 2]:
+                del self.rows[key]
+
+
+def _rank(rank: int | None) -> int:
+    return -1 if rank is None else rank
+
+
+# Says why a rank ended its rehearsal before it had shown enough.
+
+
+def ending_of(event: Ended, rank: int) -> tuple[StopReason, str]:
+    """Return the reason in an event of an ending of ours, and the sentence for the user; ``rank`` is -1 for none."""
+    reason, text = event.reason, event.text
+    if reason in ("slow", "memory", "rendezvous"):
+        return reason, text  # type: ignore[return-value]
+    said = text.strip().partition("\n")[0]
+    tail = f": {said}" if said else ""
+    if reason in ("cut", "perhaps-cut"):
+        place = _place(event.frames)
+        who = f"rank {rank}" if rank >= 0 else "the script"
+        return "cut", cut_sentence(place, f"{who} raised {event.type} at {place}{tail}", certain=reason == "cut")
+    if reason == "stand-in":
+        raised = f"rank {rank} raised {event.type}{tail}"
+        return "stand-in", f"the CUDA stand-in could not serve {_place(event.frames)}: {raised}"
+    if reason == "overlay":
+        who = f"rank {rank}" if rank >= 0 else "the script"
+        text = f"{_place(event.frames)} changes what an overlay of this user cannot cover"
+        return "overlay", f"{text}: {who} raised {event.type}{tail}"
+    return "", ""
+
+
+def cut_sentence(place: str, raised: str, *, certain: bool) -> str:
+    """Say that the script met a cut of ours, or perhaps did."""
+    if certain:
+        return f"{place} requests more batches from a loader than the shortened pass has"
+    return f"{raised}; it came right after a pass that the rehearsal had shortened, which may be the cause"
+
+
+def _place(frames: Chain) -> str:
+    """File and line of the user's innermost frame, as an event has it."""
+    return f"{Path(frames[0][0]).name}:{frames[0][1]}" if frames else "the script"
+
+
+# Puts together what the ranks' optimizers, schedulers and scalers held at the first step with what was loaded.
+
+
+class StateRows:
+    """Takes in the events; a load that comes after the state was taken down is a late one."""
+
+    def __init__(self, converted: Callable[[int, Row, type[Any]], Any], site_of: Callable[[int, object], int]) -> None:
+        self._converted = converted
+        self._site_of = site_of
+        self._states: dict[tuple[int, str, int], TrainingState] = {}
+        self._early: dict[tuple[int, str, int], list[int]] = {}
+        self._late: dict[tuple[int, str, int], list[int]] = {}
+
+    def rows(self) -> tuple[TrainingState, ...]:
+        """Return what was held at the first step, with the loads that came before and after it."""
+        return tuple(
+            msgspec.structs.replace(
+                state, loads=tuple(self._early.get(key, ())), late_loads=tuple(self._late.get(key, ()))
+            )
+            for key, state in self._states.items()
+        )
+
+    def on_state(self, pid: int, event: Row) -> None:
+        """Take in what something held at the first step."""
+        state = self._converted(pid, event, TrainingState)
+        self._states[pid, state.kind, state.number] = state
+
+    def on_loaded(self, pid: int, event: events.StateLoaded) -> None:
+        """Take in that something was loaded."""
+        key = (pid, event.kind, event.number)
+        loads = self._late if key in self._states else self._early
+        loads.setdefault(key, []).append(self._site_of(pid, event.site))
+
 
 _ROWS = {
     "wrap_change": "wrap_changes",

@@ -10,7 +10,7 @@ import msgspec
 from ddpdoctor.record import events
 from ddpdoctor.record.events import Event, Row, frames_of
 from ddpdoctor.record.model import Rank, RankEnd, RankException, shared_fields
-from ddpdoctor.record.streams.machine import Node
+from ddpdoctor.record.streams.devices import Node
 
 
 class ProcessEntry:

@@ -5,22 +5,276 @@ All text is escaped by the template library; the page's own policy forbids scrip
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ddpdoctor import __version__
 from ddpdoctor.check import OutcomeState
 from ddpdoctor.examination import Examination
+from ddpdoctor.files.source_text import line_of
+from ddpdoctor.finding import Basis, Fact, Finding, Frame, Location
+from ddpdoctor.findings.locations import in_user_code, named_ranks, shown_path
+from ddpdoctor.gate.amounts import amount, share
+from ddpdoctor.gate_section import Figure, GateSection
 from ddpdoctor.report.escape import one_line, visible
+from ddpdoctor.report.figures import in_milliseconds
+from ddpdoctor.report.finding_fields import doubt_of, place_of
 from ddpdoctor.report.formats.concise import leaves_doubt, why_incomplete
-from ddpdoctor.report.formats.page.charts import PHASES, budget_rows, phase_bars
-from ddpdoctor.report.formats.page.findings import pages_of
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
-    from ddpdoctor.monitor.snapshot import Snapshot
+    from ddpdoctor.diagnosis.performance.summary import Phases
+    from ddpdoctor.monitor.snapshot import RankView, Snapshot
+
+# Findings as the template of the HTML report takes them: text that is shown as it is, and what stands beside what.
+
+EXCERPT_LINES = 12
+FRAMES = 40
+_SEEN: dict[Basis, str] = {
+    "source": "in the source",
+    "rehearsal": "in the rehearsal",
+    "run": "in the run",
+    "log": "in the logs",
+}
+
+
+class CodeLine(msgspec.Struct, frozen=True):
+    """A numbered line of the user's."""
+
+    number: int
+    text: str
+
+
+class FrameView(msgspec.Struct, frozen=True, kw_only=True):
+    """One call of a stack."""
+
+    place: str
+    function: str
+    code: str
+    own: bool
+    """It is in the user's code."""
+
+
+class SideView(msgspec.Struct, frozen=True, kw_only=True):
+    """What some ranks did, to be shown beside what others did."""
+
+    ranks: str
+    text: str
+    frames: tuple[FrameView, ...]
+
+
+class FactView(msgspec.Struct, frozen=True, kw_only=True):
+    """One piece of evidence."""
+
+    text: str
+    where: str
+    seen: str
+
+
+class FindingPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A finding, ready to be shown."""
+
+    anchor: str
+    severity: str
+    code: str
+    name: str
+    title: str
+    where: str
+    doubt: str
+    excerpt: tuple[CodeLine, ...]
+    sides: tuple[SideView, ...]
+    facts: tuple[FactView, ...]
+    remedy: str
+
+
+def pages_of(findings: Sequence[Finding], root: str) -> tuple[FindingPage, ...]:
+    """Lay out findings; their anchors are their numbers, so that they are unique."""
+    return tuple(_page(finding, root, f"finding-{number}") for number, finding in enumerate(findings, 1))
+
+
+def _page(finding: Finding, root: str, anchor: str) -> FindingPage:
+    sides = _sides(finding, root)
+    shown = [fact for fact in finding.evidence if not (sides and fact.rank is not None and fact.stack)]
+    return FindingPage(
+        anchor=anchor,
+        severity=finding.severity.value,
+        code=one_line(finding.code),
+        name=one_line(finding.name),
+        title=one_line(finding.title),
+        where=_where(finding, root),
+        doubt=one_line(finding.unconfirmed) or doubt_of(finding) or one_line(finding.doubt),
+        excerpt=() if sides else _excerpt(finding.location),
+        sides=sides,
+        facts=tuple(_fact(fact, root) for fact in shown),
+        remedy=one_line(finding.advice),
+    )
+
+
+def _where(finding: Finding, root: str) -> str:
+    place = finding.location
+    words = (
+        [] if place is None else [place_of(place, root) + (f" in {one_line(place.function)}" if place.function else "")]
+    )
+    return ", ".join([*words, *([named_ranks(finding.ranks)] if finding.ranks else [])])
+
+
+def _excerpt(location: Location | None) -> tuple[CodeLine, ...]:
+    if location is None:
+        return ()
+    last = min(max(location.line, location.end_line), location.line + EXCERPT_LINES - 1)
+    numbers = range(location.line, last + 1)
+    code = textwrap.dedent("\n".join(visible(line_of(location.file, number)) for number in numbers)).split("\n")
+    return tuple(map(CodeLine, numbers, code)) if any(line.strip() for line in code) else ()
+
+
+def _sides(finding: Finding, root: str) -> tuple[SideView, ...]:
+    """Return what each of several ranks did; ranks that did the same share a column."""
+    alike: dict[tuple[str, tuple[Frame, ...]], list[int]] = {}
+    for fact in finding.evidence:
+        if fact.rank is not None and fact.stack:
+            said = one_line(fact.text).removeprefix(f"rank {fact.rank} ")
+            alike.setdefault((said, fact.stack), []).append(fact.rank)
+    if len({rank for ranks in alike.values() for rank in ranks}) < 2:
+        return ()
+    return tuple(
+        SideView(ranks=named_ranks(ranks), text=said, frames=tuple(_frame(frame, root) for frame in stack[:FRAMES]))
+        for (said, stack), ranks in alike.items()
+    )
+
+
+def _frame(frame: Frame, root: str) -> FrameView:
+    return FrameView(
+        place=f"{one_line(shown_path(frame.file, root))}:{frame.line}",
+        function=one_line(frame.function),
+        code=visible(line_of(frame.file, frame.line)).strip()[:300],
+        own=in_user_code(frame.file),
+    )
+
+
+def _fact(fact: Fact, root: str) -> FactView:
+    where = ""
+    if fact.stack:
+        where = " ← ".join(f"{one_line(shown_path(frame.file, root))}:{frame.line}" for frame in fact.stack[:FRAMES])
+    elif fact.location is not None:
+        where = place_of(fact.location, root)
+    text = one_line(fact.text)
+    return FactView(text=text, where="" if where and where in text else where, seen=_SEEN[fact.basis])
+
+
+# The bars of the HTML report: shares of a width, which the template draws as inline SVG.
+
+PHASES = (
+    ("data_wait", "waiting for data"),
+    ("forward", "forward"),
+    ("backward_compute", "backward"),
+    ("exposed_waiting", "waiting for the last rank"),
+    ("exposed_transfer", "exposed transfer"),
+    ("explicit", "explicit collectives"),
+    ("optimizer", "optimizer"),
+    ("other", "other"),
+)
+MOST_RANKS = 64
+
+
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a bar, in percent of the widest bar."""
+
+    kind: str
+    label: str
+    start: float
+    width: float
+    value: str
+
+
+class Bar(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's step."""
+
+    label: str
+    total: str
+    culprit: bool
+    pieces: tuple[Piece, ...]
+
+
+class BudgetRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure of the budget."""
+
+    label: str
+    before: str
+    now: str
+    change: str
+    share: str
+    before_width: float
+    now_width: float
+    lines: tuple[str, ...]
+
+
+def phase_bars(snapshot: Snapshot) -> tuple[Bar, ...]:
+    """Return where the step of each rank goes; ranks without measured steps are left out, of very many the latest
+    stay.
+    """
+    measured = [rank for rank in snapshot.ranks if rank.phases is not None]
+    if len(measured) > MOST_RANKS:
+        latest = sorted(measured, key=lambda rank: -(rank.late_ns or 0.0))[:MOST_RANKS]
+        measured = sorted(latest, key=lambda rank: rank.rank)
+    longest = max((sum(_parts(rank)) for rank in measured), default=0.0)
+    return tuple(_bar(rank, longest) for rank in measured) if longest else ()
+
+
+def budget_rows(section: GateSection) -> tuple[BudgetRow, ...]:
+    """Return the figures of a gate, each with two bars on a scale of its own."""
+    return tuple(map(_budget_row, section.figures))
+
+
+def _parts(rank: RankView) -> list[float]:
+    return [_part(rank.phases, kind) or 0.0 for kind, _ in PHASES]
+
+
+def _part(phases: Phases | None, kind: str) -> float | None:
+    value: float | None = getattr(phases, f"{kind}_ns")
+    return value
+
+
+def _bar(rank: RankView, longest: float) -> Bar:
+    pieces, start = [], 0.0
+    for kind, label in PHASES:
+        value = _part(rank.phases, kind)
+        width = 100 * (value or 0.0) / longest
+        pieces.append(
+            Piece(kind=kind, label=label, start=start, width=width, value=in_milliseconds(value) if value else "—")
+        )
+        start += width
+    return Bar(
+        label=f"rank {rank.rank}{f' on {one_line(rank.host)}' if rank.host else ''}",
+        total=in_milliseconds(sum(_parts(rank))),
+        culprit=rank.culprit,
+        pieces=tuple(pieces),
+    )
+
+
+def _budget_row(figure: Figure) -> BudgetRow:
+    before = figure.before or 0.0
+    scale = max(before, figure.now) or 1.0
+    lines = [
+        f"{one_line(one.shown)}, {one_line(one.what)}: {amount(figure, one.before)} → {amount(figure, one.now)}"
+        for one in figure.differences
+    ]
+    return BudgetRow(
+        label=figure.label,
+        before="—" if figure.before is None else amount(figure, before),
+        now=amount(figure, figure.now),
+        change=figure.change,
+        share=share(figure),
+        before_width=100 * before / scale,
+        now_width=100 * figure.now / scale,
+        lines=tuple(lines),
+    )
+
 
 _PAGES = Path(__file__).with_name("page")
 _WORDS = {"clean": "nothing found", "findings": "findings", "inconclusive": "inconclusive"}

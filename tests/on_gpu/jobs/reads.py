@@ -32,7 +32,7 @@ def take_for_gpu() -> None:
         return reducer
 
     reductions.meet = meet
-    importlib.import_module("_ddpdoctor.probe.live.host_syncs").HostReads.waits_for_gpu = lambda *_: True
+    importlib.import_module("_ddpdoctor.probe.live.hooks").HostReads.waits_for_gpu = lambda *_: True
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from types import FrameType
 
 import pytest
 
-from ddpdoctor.probe.rehearsal.data.awaited_ends import awaits_end
+from ddpdoctor.probe.rehearsal.data.loaders import awaits_end
 
 PREPARED = (
     "try:\n    next(batches)\nexcept StopIteration:\n    pass",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddpdoctor.probe.rehearsal.environment.cpu_threads import CpuThreads
+from ddpdoctor.probe.rehearsal.surroundings import CpuThreads
 
 
 @pytest.mark.parametrize(

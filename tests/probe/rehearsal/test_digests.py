@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ddpdoctor.probe.facts.digests import tensor_digest
+from ddpdoctor.probe.observed import tensor_digest
 
 ELSEWHERE = ctypes.create_string_buffer(16)
 

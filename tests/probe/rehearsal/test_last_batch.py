@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
-from ddpdoctor.probe.rehearsal.data.last_batch import short_batch_samples
+from ddpdoctor.probe.rehearsal.data.lengths import short_batch_samples
 
 
 class Stream(IterableDataset[int]):  # type: ignore[misc]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.probe.rehearsal.data.less_data import may_come_of_less_data
+from ddpdoctor.probe.rehearsal.data.loaders import may_come_of_less_data
 
 
 def raised(act: Callable[[], Any]) -> Exception:

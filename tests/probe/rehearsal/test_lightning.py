@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ddpdoctor.probe.journal import Journal
-from ddpdoctor.probe.rehearsal.environment.lightning import LightningTrainers
+from ddpdoctor.probe.rehearsal.surroundings import LightningTrainers
 
 TRAINER = """
 class {name}:

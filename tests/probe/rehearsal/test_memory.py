@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddpdoctor.probe.rehearsal.environment.memory import Need, free_bytes, need_of, shortage
+from ddpdoctor.probe.rehearsal.surroundings import Need, free_bytes, need_of, shortage
 
 
 def _parameter(count: int, trained: bool = True, device: str = "cpu", size: int = 4) -> SimpleNamespace:

@@ -29,12 +29,12 @@ print("trained to the end")
 """
 
 FAULTS = {
-    "collectives": ("_ddpdoctor.probe.rehearsal.collectives.collective_hook", "origin_of"),
-    "wrap": ("_ddpdoctor.probe.facts.wraps", "_describe"),
+    "collectives": ("_ddpdoctor.probe.rehearsal.collective_hook", "origin_of"),
+    "wrap": ("_ddpdoctor.probe.observed", "_describe"),
     "forward": ("_ddpdoctor.probe.rehearsal.training.ddp_modules", "Modules._digest_inputs"),
     "gradients": ("_ddpdoctor.probe.rehearsal.training.ddp_modules", "Modules._close"),
     "pass": ("_ddpdoctor.probe.rehearsal.data.loaders", "Loaders._length"),
-    "indices": ("_ddpdoctor.probe.rehearsal.data.indices", "base_indices"),
+    "indices": ("_ddpdoctor.probe.rehearsal.data.loaders", "base_indices"),
 }
 """Module and name of what raises when it is called."""
 PLANT = """

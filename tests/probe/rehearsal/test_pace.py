@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpdoctor.probe.rehearsal.time_budget import Pace
+from ddpdoctor.probe.rehearsal.schedule import Pace
 
 
 class Watch:

@@ -6,8 +6,8 @@ import ast
 
 import pytest
 
-from ddpdoctor.probe.rehearsal.collectives.dict_entries import puts_together
-from ddpdoctor.probe.rehearsal.collectives.loop_subjects import loop_targets
+from ddpdoctor.probe.rehearsal.collective_hook import puts_together
+from ddpdoctor.probe.rehearsal.loop_subjects import loop_targets
 
 LOOPS = {
     "for key in names:\n    dist.all_reduce(values[key])  # here": ("key",),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from ddpdoctor.probe.rehearsal.data.workers import few_workers
+from ddpdoctor.probe.rehearsal.data.loaders import few_workers
 
 DATA = TensorDataset(torch.zeros(8, 1))
 

@@ -9,8 +9,8 @@ from types import FrameType
 from typing import Any, Optional
 
 from ...call_listeners import on_call
-from ...facts.digests import WHOLE_UP_TO_BYTES, tensor_digest
 from ...journal import Journal
+from ...observed import WHOLE_UP_TO_BYTES, tensor_digest
 
 MOST_INDICES = 2_000_000
 MOST_ROWS = 200_000

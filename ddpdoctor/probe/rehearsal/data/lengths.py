@@ -8,10 +8,163 @@ what a function returns, and a reduction in which the ranks agree on the shortes
 from __future__ import annotations
 
 import ast
+import functools
 import linecache
+import sys
 from collections.abc import Iterator
 from types import FrameType
-from typing import Literal, NamedTuple, Optional
+from typing import Any, Literal, NamedTuple, Optional, Protocol
+
+from ..schedule import Trail
+
+# Smaller batches, made where their samples are fetched: lengths, samplers and their index lists stay as they are.
+
+
+def cut_batches(torch: Any, samples: int) -> None:
+    """Make every loader that collates fetch at most so many samples for a batch, in workers too."""
+    fetchers = torch.utils.data._utils.fetch
+    for fetcher_class in (fetchers._MapDatasetFetcher, fetchers._IterableDatasetFetcher):
+        fetcher_class.fetch = _fetch_less(fetcher_class.fetch, samples)
+
+
+def _fetch_less(fetch: Any, samples: int) -> Any:
+    @functools.wraps(fetch)
+    def fetch_less(fetcher: Any, index: Any) -> Any:
+        if fetcher.auto_collation and isinstance(index, (list, tuple)) and len(index) > samples:
+            index = index[:samples]
+        return fetch(fetcher, index)
+
+    return fetch_less
+
+
+# How many samples the last batch of a pass holds, by the attributes of its loader.
+
+
+def short_batch_samples(iterator: Any, ranks_of_job: int) -> Optional[int]:
+    """Return the samples of the short batch that ends a whole pass; 0 when all are full, None when not known.
+
+    ``ranks_of_job`` is how many ranks divide the data when the job is not rehearsed; 0 when that is not known.
+    """
+    batches = getattr(iterator, "_index_sampler", None)
+    if not getattr(iterator, "_auto_collation", False):
+        # The data set hands out what it likes, batches or single samples.
+        return 0
+    if getattr(iterator, "_drop_last", True) or getattr(batches, "drop_last", False):
+        return 0
+    if getattr(batches, "even_batches", False):
+        # Accelerate fills the last batch up with the first samples.
+        return 0
+    if getattr(iterator, "_dataset_kind", 1) != 0:
+        return None
+    size, samples = getattr(batches, "batch_size", None), _samples(getattr(batches, "sampler", None), ranks_of_job)
+    return samples % size if isinstance(size, int) and size > 0 and samples is not None else None
+
+
+def _samples(sampler: Any, ranks_of_job: int) -> Optional[int]:
+    """Return the samples that a pass of one rank draws; None when the sampler has no length."""
+    from torch.utils.data import DistributedSampler
+
+    try:
+        samples = len(sampler)
+        if ranks_of_job and type(sampler).__len__ is DistributedSampler.__len__:
+            whole = len(sampler.dataset)
+            samples = whole // ranks_of_job if sampler.drop_last else -(-whole // ranks_of_job)
+    except (TypeError, AttributeError, NotImplementedError):
+        return None
+    return int(samples)
+
+
+# An iterator over a loader that ends after a few batches.
+
+
+class CutShort(StopIteration):
+    """The end of a pass that we cut: a loop ends by it, a bare ``next`` lets it through to be recognised."""
+
+
+class Owner(Protocol):
+    """What decides over the passes."""
+
+    def is_over(self, trail: Trail) -> bool:
+        """Return whether the pass has yielded what it may."""
+
+    def drawn(self, trail: Trail) -> None:
+        """Count a batch of the pass."""
+
+    def is_counted(self, trail: Trail, frame: FrameType) -> bool:
+        """Return whether ``frame``, which draws one batch more, counts its batches instead of awaiting an end."""
+
+    def may_go_on(self, trail: Trail) -> bool:
+        """Return whether a pass with batches that are counted may yield more than others."""
+
+    def was_cut(self, trail: Trail, frame: FrameType, end: str) -> None:
+        """Leave the user's code where ``frame`` cannot go on without more batches."""
+
+    def is_looped(self, frame: FrameType) -> bool:
+        """Return whether a ``for`` statement of the user's draws the batch."""
+
+    def hand_out(self, trail: Trail, batch: Any, inner: Any) -> Any:
+        """Return the batch that the script gets, which is the one that was drawn unless the rehearsal is a stress."""
+
+    def finish(self, trail: Trail, inner: Any, end: str) -> None:
+        """End the pass."""
+
+
+class ShortPass:
+    """An iterator that ends when its owner decides so; everything else is that of the real one."""
+
+    def __init__(self, owner: Owner, trail: Trail, inner: Iterator[Any]) -> None:
+        self._owner = owner
+        self._inner = inner
+        self._trail = trail
+
+    def __iter__(self) -> ShortPass:
+        return self
+
+    def __next__(self) -> Any:
+        owner, trail = self._owner, self._trail
+        if owner.is_over(trail):
+            frame = sys._getframe(1)
+            end = "counted" if owner.is_counted(trail, frame) else "cut"
+            if end == "cut" or not owner.may_go_on(trail):
+                owner.finish(trail, self._inner, end)
+                owner.was_cut(trail, frame, end)
+                raise CutShort
+        try:
+            batch = next(self._inner)
+        except StopIteration:
+            owner.finish(trail, self._inner, "exhausted")
+            raise
+        owner.drawn(trail)
+        if trail.looped:
+            trail.looped = owner.is_looped(sys._getframe(1))
+        return owner.hand_out(trail, batch, self._inner)
+
+    def __len__(self) -> int:
+        return len(self._inner)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_inner":  # a copy that is not yet filled
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def __del__(self) -> None:
+        try:
+            self._owner.finish(self._trail, self._inner, "abandoned")
+        except Exception:
+            return
+
+
+def is_cut(error: BaseException) -> bool:
+    """Return whether an exception is the end of a pass that we cut, or was made of it."""
+    seen: set[int] = set()
+    step: Optional[BaseException] = error
+    while step is not None and id(step) not in seen:
+        if isinstance(step, CutShort):
+            return True
+        seen.add(id(step))
+        step = step.__cause__
+    return False
+
 
 COUNTING_FRAMEWORKS = ("ignite", "lightning", "pytorch_lightning", "transformers")
 """Their trainers read the length to find a pass's last batch."""

@@ -2,27 +2,266 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import functools
+import linecache
+import multiprocessing
+import opcode
+import os
+import re
 import sys
 import threading
-from collections.abc import Callable
+import time
+from array import array
+from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any, Optional
 
 from ...call_listeners import on_call
-from ...facts.joins import Joins
-from ...facts.loaders import length_of, loader_facts, sharding_sampler
 from ...journal import Journal
+from ...observed import Joins, base_indices, digest_of, integers, length_of, loader_facts, sharding_sampler
 from ...user_code import GENERATOR, loops
-from ..schedule import STEPS_PER_PASS, Schedule, Trail
-from ..stop import Ending
-from .awaited_ends import awaits_end
+from ..loop_subjects import covering, covers
+from ..schedule import STEPS_PER_PASS, Ending, Schedule, Trail
 from .data_division import described
-from .indices import Indices
-from .lengths import Lengths
-from .less_data import may_come_of_less_data
-from .short_pass import ShortPass, is_cut
-from .workers import few_workers
+from .lengths import Lengths, ShortPass, is_cut
+
+# Fewer workers for the few batches of a rehearsal, where each takes long to start.
+
+AT_MOST_SPAWNED = 1
+"""Workers of a pass that yields a few batches. In a rank that ``mp.spawn`` started a worker is no fork, but a Python of
+its own that imports the script and torch again: 2 ranks with 4 workers took 110 s on two cores before the first batch.
+One worker still shows what cannot be pickled; started for each of the passes of torch's ImageNet example, it took 32 of
+82 s of CPU."""
+AT_MOST_FORKED = 4
+"""The batches of a pass that is cut: further workers (a public script has 32 for each rank) would have none to make."""
+
+
+@contextlib.contextmanager
+def few_workers(loader: Any, torch: Any, *, seen: bool = False) -> Iterator[int]:
+    """Make the iterator that is made meanwhile start few workers, and fewer where they are spawned; yield how many.
+
+    With ``seen`` a pass of such a loader had workers already: they are not spawned again, and the rank fetches, unless
+    the script prepares them. A data set that divides itself among its workers keeps them all. The script reads its own.
+    """
+    asked = loader.num_workers
+    divides = isinstance(loader.dataset, torch.utils.data.IterableDataset)
+    at_most = AT_MOST_FORKED
+    if _spawns(loader):
+        at_most = 0 if seen and _does_without(loader) else AT_MOST_SPAWNED
+    if asked <= at_most or divides:
+        yield asked
+        return
+    loader.num_workers = at_most
+    try:
+        yield at_most
+    finally:
+        loader.num_workers = asked
+
+
+def _does_without(loader: Any) -> bool:
+    """Return whether a rank that fetches by itself fetches the same: no worker is prepared, kept or watched."""
+    return loader.worker_init_fn is None and not loader.persistent_workers and not loader.timeout
+
+
+def _spawns(loader: Any) -> bool:
+    """Return whether the workers of a loader are started anew, and not forked."""
+    context = loader.multiprocessing_context
+    method = multiprocessing.get_start_method(allow_none=True) if context is None else context.get_start_method()
+    return method in ("spawn", "forkserver")
+
+
+# Which exceptions code may raise because a pass that it relied on was cut.
+
+_OF_LESS_DATA = (ZeroDivisionError, IndexError, KeyError, AssertionError, ValueError, UnboundLocalError)
+"""Exceptions of code that meets fewer batches than it counts on …"""
+_SIZES = re.compile(r"must match|shape|size|dimension", re.IGNORECASE)
+"""… and torch's messages then."""
+
+
+def may_come_of_less_data(error: BaseException, is_users: Callable[[str], bool]) -> bool:
+    """Return whether more batches might have spared the script this exception.
+
+    They cannot where a missing key is named nowhere in the user's files but where it is looked up.
+    """
+    if isinstance(error, KeyError) and len(error.args) == 1 and isinstance(error.args[0], str):
+        return _stands_elsewhere(error.args[0], error, is_users)
+    sizes = isinstance(error, RuntimeError) and _SIZES.search(str(error))
+    return bool(sizes) or isinstance(error, _OF_LESS_DATA)
+
+
+def _stands_elsewhere(key: str, error: BaseException, is_users: Callable[[str], bool]) -> bool:
+    failing = set()
+    trace = error.__traceback__
+    while trace is not None:
+        failing.add((os.path.realpath(trace.tb_frame.f_code.co_filename), trace.tb_lineno))
+        trace = trace.tb_next
+    named = {str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
+    files = {os.path.realpath(name) for name in named if os.path.isfile(name)} | {name for name, _ in failing}
+    word = re.compile(rf"(?<!\w){re.escape(key)}(?!\w)")
+    for file in filter(is_users, files):
+        try:
+            with open(file, encoding="utf-8", errors="replace") as source:
+                lines = source.readlines()
+        except OSError:
+            return True
+        if any(word.search(line) and (file, number) not in failing for number, line in enumerate(lines, 1)):
+            return True
+    return not any(map(is_users, files))
+
+
+# The whole index list of a pass that was cut: what its sampler would have drawn, read without the data.
+
+MOST_INDICES = 8_000_000
+MOST_DRAIN_S = 3.0
+WIDEST = 4
+"""A sampler that draws more than so many times the data set has no end."""
+LISTS_KEPT = 3
+"""Lists are read for so many passes of a loader; later epochs show nothing new."""
+
+
+class Indices:
+    """The indices that the iterators of loaders draw from their samplers."""
+
+    def __init__(self, journal: Journal, torch: Any) -> None:
+        self._journal = journal
+        self._torch = torch
+        self._endless: set[int] = set()
+        """Loaders whose sampler is not read to its end."""
+        self._wide: set[int] = set()
+        """Those of them whose sampler has none, as far as it was read."""
+
+    def install(self) -> None:
+        """Keep the indices that an iterator draws from its sampler, in the order in which it draws them."""
+        iterator_class = self._torch.utils.data.dataloader._BaseDataLoaderIter
+        draw, restart, journal = iterator_class._next_index, iterator_class._reset, self._journal
+
+        @functools.wraps(draw)
+        def _next_index(iterator: Any) -> Any:
+            index = draw(iterator)
+            if iterator._dataset_kind == 0:
+                journal.guarded(self._keep, iterator, index, harms=("passes",))
+            return index
+
+        @functools.wraps(restart)
+        def _reset(iterator: Any, *arguments: Any, **options: Any) -> Any:
+            # Persistent workers serve all passes with one iterator.
+            iterator.__dict__.pop("_ddpdoctor_drawn", None)
+            return restart(iterator, *arguments, **options)
+
+        iterator_class._next_index, iterator_class._reset = _next_index, _reset
+
+    def whole(self, iterator: Any, loader: int, ordinal: int, number: int) -> dict[str, Any]:
+        """Return count, digest and file of the whole index list; empty when it has no end or no indices."""
+        if ordinal >= LISTS_KEPT or loader in self._endless or getattr(iterator, "_dataset_kind", 1) != 0:
+            return {}
+        if not self._drain(iterator):
+            self._endless.add(loader)
+            if len(iterator.__dict__["_ddpdoctor_drawn"]) >= self._most(iterator):
+                self._wide.add(loader)
+            return {}
+        drawn: array[int] = iterator.__dict__.get("_ddpdoctor_drawn", array("q"))
+        base = base_indices(iterator._dataset, drawn, self._torch)
+        name = self._journal.writer.write_indices(number, array("q", sorted(base)))
+        return {"index_count": len(base), "index_digest": digest_of(base), "indices": name}
+
+    def have_no_end(self, loader: int) -> bool:
+        """Return whether a loader's sampler drew so much more than its data set that its passes have no end."""
+        return loader in self._wide
+
+    def _keep(self, iterator: Any, index: Any) -> None:
+        drawn = iterator.__dict__.setdefault("_ddpdoctor_drawn", array("q"))
+        if len(drawn) < MOST_INDICES:
+            drawn.extend(integers(index))
+
+    def _drain(self, iterator: Any) -> bool:
+        """Draw the rest of the sampler's indices; False when there are too many, or the ranks draw them together."""
+        started, most = time.monotonic(), self._most(iterator)
+        ring = self._journal.ring
+        collectives = ring.count if ring is not None else 0
+        for count, index in enumerate(iterator._sampler_iter):
+            self._keep(iterator, index)
+            if count % 1024 == 0 and time.monotonic() - started > MOST_DRAIN_S:
+                return False
+            if len(iterator.__dict__["_ddpdoctor_drawn"]) >= most:
+                return False
+            if ring is not None and ring.count != collectives:
+                return False
+        return True
+
+    def _most(self, iterator: Any) -> int:
+        try:
+            return min(MOST_INDICES, WIDEST * len(iterator._dataset) + 1024)
+        except TypeError:
+            return MOST_INDICES
+
+
+# Whether code that draws a batch is prepared for the end of the pass, or counts on there being one more.
+
+_FOR_ITER = opcode.opmap["FOR_ITER"]
+_GENERATOR = 0x20 | 0x200
+_CATCHING = frozenset({"StopIteration", "Exception", "BaseException"})
+
+
+def awaits_end(frame: FrameType, is_users: Callable[[str], bool]) -> bool:
+    """Return whether anything on the stack from ``frame``, which draws, would take a ``StopIteration``; True in doubt.
+
+    Loops do, and handlers that do not raise again. A library in between may.
+    """
+    frames = list(_outwards(frame))
+    while frames and not is_users(frames[-1].f_code.co_filename):
+        frames.pop()
+    if not frames:
+        return True
+    return any(
+        not is_users(one.f_code.co_filename)
+        or one.f_code.co_code[one.f_lasti] == _FOR_ITER
+        or bool(one.f_code.co_flags & _GENERATOR)
+        or _is_prepared(one, draws=one is frame)
+        for one in frames
+    )
+
+
+def _outwards(frame: Optional[FrameType]) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _is_prepared(frame: FrameType, *, draws: bool) -> bool:
+    """Return whether the line that a frame is at stands under a handler of the end, or draws with a default."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals)))
+    except (SyntaxError, ValueError, RecursionError):
+        return True
+    around = covering(tree, frame.f_lineno)
+    return not around or any(
+        _suppresses(node)
+        or (draws and _draws_with_default(node))
+        or any(_catches(handler) for handler in getattr(node, "handlers", ()) if _is_tried(node, frame.f_lineno))
+        for node in around
+    )
+
+
+def _is_tried(node: ast.AST, line: int) -> bool:
+    return any(covers(statement, line) for statement in getattr(node, "body", ()))
+
+
+def _catches(handler: ast.ExceptHandler) -> bool:
+    if handler.body and isinstance(handler.body[-1], ast.Raise):
+        return False
+    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    names = [getattr(kind, "id", getattr(kind, "attr", None)) for kind in kinds]
+    return any(name is None or name in _CATCHING for name in names)
+
+
+def _suppresses(node: ast.AST) -> bool:
+    return isinstance(node, ast.With) and any("suppress" in ast.dump(item.context_expr) for item in node.items)
+
+
+def _draws_with_default(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and getattr(node.func, "id", "") == "next" and len(node.args) > 1
 
 
 class Loaders:

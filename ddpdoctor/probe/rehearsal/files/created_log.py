@@ -8,15 +8,278 @@ was opened, while it is written, and before it is closed.
 from __future__ import annotations
 
 import binascii
+import functools
 import json
 import os
 import stat
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Optional
+from types import FrameType
+from typing import Any, NamedTuple, Optional
 
-from .made import Identity, Made, decoded
+from ...call_listeners import on_call
+from ...journal import Journal
+from .real_paths import target_path
+
+# How checkpoints are loaded: onto which device, and whether the names of the parameters fit.
+
+NOTED = 200
+PREFIX = "module."
+
+
+class Checkpoints:
+    """Patches of ``torch.load``, of its look-up of each storage's place, and of ``Module.load_state_dict``."""
+
+    def __init__(self, journal: Journal, torch: Any) -> None:
+        self._journal = journal
+        self._torch = torch
+        self._noted = 0
+        self._saved_on: set[str] = set()
+        """Where the storages of the load that is going on were saved."""
+
+    def install(self) -> None:
+        """Replace the functions in the modules that users and torch take them from."""
+        serialization = self._torch.serialization
+        on_call(
+            self._journal, serialization, "default_restore_location", before=self._restores, harms=("checkpoint_loads",)
+        )
+        loaded = self._noted_load(serialization.load)
+        self._torch.load = serialization.load = loaded
+        module_class = self._torch.nn.Module
+        module_class.load_state_dict = self._noted_state(module_class.load_state_dict)
+
+    def _restores(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        location = arguments[1] if len(arguments) > 1 else options.get("location")
+        if isinstance(location, str) and len(self._saved_on) < 16:
+            self._saved_on.add(location)
+
+    def _noted_load(self, load: Any) -> Any:
+        @functools.wraps(load)
+        def load_noted(f: Any, map_location: Any = None, *arguments: Any, **options: Any) -> Any:
+            self._saved_on.clear()
+            try:
+                return load(f, map_location, *arguments, **options)
+            finally:
+                self._journal.guarded(
+                    self._note_file, f, map_location is not None, sys._getframe(1), harms=("checkpoint_loads",)
+                )
+
+        return load_noted
+
+    def _note_file(self, file: Any, mapped: bool, frame: Any) -> None:
+        path = target_path(file if isinstance(file, (str, bytes, os.PathLike)) else getattr(file, "name", None))
+        self._noted += 1
+        if path is not None and self._noted <= NOTED:
+            self._journal.event(
+                "checkpoint_loaded",
+                path=path,
+                mapped=mapped,
+                saved_on=[] if mapped else sorted(self._saved_on),
+                site=self._journal.site(frame),
+            )
+
+    def _noted_state(self, load: Any) -> Any:
+        @functools.wraps(load)
+        def load_state_dict(module: Any, state_dict: Any, *arguments: Any, **options: Any) -> Any:
+            try:
+                result = load(module, state_dict, *arguments, **options)
+            except RuntimeError:
+                self._journal.guarded(
+                    self._note_names, module, state_dict, True, sys._getframe(1), harms=("state_names",)
+                )
+                raise
+            fits = not getattr(result, "missing_keys", None) or not getattr(result, "unexpected_keys", None)
+            self._journal.guarded(
+                self._note_names, module, {} if fits else state_dict, False, sys._getframe(1), harms=("state_names",)
+            )
+            return result
+
+        return load_state_dict
+
+    def _note_names(self, module: Any, given: Any, raised: bool, frame: Any) -> None:
+        """Write how many names fit once the wrapper's prefix is put before them or taken away; no name where all do."""
+        own = set(module.state_dict()) if given else set()
+        names = {str(name) for name in given}
+        without = {name[len(PREFIX) :] for name in names - own if name.startswith(PREFIX)}
+        too_long, too_short = len(without & own), len({PREFIX + name for name in names - own} & own)
+        self._noted += 1
+        if self._noted <= NOTED:
+            self._journal.event(
+                "state_names",
+                module_class=type(module).__qualname__,
+                names=len(names),
+                too_long=too_long,
+                too_short=too_short,
+                raised=raised,
+                site=self._journal.site(frame),
+            )
+
+
+# Files that the job certainly made itself.
+
+CLOCK_SLACK_NS = 50_000_000
+"""File systems stamp files with a clock that lags by up to one kernel tick, 10 ms at most."""
+
+
+class Identity(NamedTuple):
+    """One state of one file or directory."""
+
+    device: int
+    inode: int
+    size: int
+    """Bytes."""
+    mtime_ns: int
+    """When the content changed last, in nanoseconds since the epoch."""
+    ctime_ns: int
+    """When anything changed last, also names and mode; 0 where we have changed these ourselves since."""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Device and inode: the same for every name of a file."""
+        return self.device, self.inode
+
+    def fits(self, status: os.stat_result) -> bool:
+        """Return whether a file is in this very state."""
+        return (
+            self.place == (status.st_dev, status.st_ino)
+            and (self.size, self.mtime_ns) == (status.st_size, status.st_mtime_ns)
+            and self.ctime_ns in (0, status.st_ctime_ns)
+        )
+
+
+def identity_of(status: os.stat_result) -> Identity:
+    """Return the state that a file is in."""
+    return Identity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def decoded(numbers: object) -> Optional[Identity]:
+    """Return the state that five numbers describe; None for none; raises ValueError for anything else."""
+    if numbers is None:
+        return None
+    if not isinstance(numbers, list) or len(numbers) != 5 or not all(type(number) is int for number in numbers):
+        raise ValueError("no state of a file")
+    return Identity(*numbers)
+
+
+_MOST_STATES = 32
+_LAST_STATES = 4
+"""What is renamed is in one of the last states that were recorded: while ranks write, a record may be on its way."""
+WRITE_NOTED_EVERY_NS = 50_000_000
+"""A process that writes on records the state of its file so often."""
+_AFTER_A_NOTE_NS = 3 * WRITE_NOTED_EVERY_NS
+"""What was written so soon after the last record of a process that was killed was written by it."""
+
+
+class Made:
+    """What the ranks made at one path."""
+
+    def __init__(self, kind: str, time_ns: int) -> None:
+        self.kind = kind
+        self.time_ns = time_ns
+        """The earliest time at which it may have been made."""
+        self.identities: list[Identity] = []
+        """The newest states that the ranks left, or saw while they wrote; the newest is last."""
+        self.settled_ns = 0
+        """When its newest state was recorded."""
+        self.doubtful = False
+        """Another program has written to it while a rank had it open."""
+        self._announced: dict[int, int] = {}
+        """Processes that were about to make it and have not recorded its state yet, with the time."""
+        self._writers: dict[int, int] = {}
+        """Processes that have it open for writing, with the time of their last record."""
+
+    def announced(self, pid: int, time_ns: int) -> None:
+        """Note that a process is about to make it."""
+        self._announced[pid] = time_ns
+        self.doubtful = False
+
+    def changed(self, kind: str, identity: Optional[Identity], pid: int, time_ns: int) -> None:
+        """Apply a record of its state."""
+        if kind == "doubtful":
+            self.doubtful = True
+        elif kind == "relabelled":
+            self.identities = [each._replace(ctime_ns=0) for each in self.identities]
+            if identity is not None and any(each[:3] == identity[:3] for each in self.identities):
+                self.identities.append(identity)
+        else:
+            self._announced.pop(pid, None)
+            if kind == "open":
+                self._writers[pid] = time_ns
+            else:
+                self._writers.pop(pid, None)
+            if identity is not None:
+                self.settled_ns = time_ns
+                self.identities = [*(each for each in self.identities if each != identity), identity][-_MOST_STATES:]
+
+    def renamed(self, replaced: Optional[Made]) -> Made:
+        """Return the same under another name, at which the ranks may have made something before."""
+        moved = Made(self.kind, self.time_ns)
+        moved.identities = [each._replace(ctime_ns=0) for each in self.identities[-_LAST_STATES:]]
+        moved._announced, moved._writers = dict(self._announced), dict(self._writers)
+        moved.settled_ns, moved.doubtful = self.settled_ns, self.doubtful
+        if replaced is not None and replaced.kind == self.kind:
+            # Until the rename is done, which comes after its record, the other ranks still find the old file.
+            moved.identities = [*replaced.identities, *moved.identities][-_MOST_STATES:]
+        return moved
+
+    def knows(self, status: os.stat_result) -> bool:
+        """Return whether a process of the rehearsal recorded this very state."""
+        return any(identity.fits(status) for identity in self.identities)
+
+    def has_other_writers(self, pid: int) -> bool:
+        """Return whether a process of the rehearsal beside this one has it open for writing, or is about to."""
+        return bool((self._writers.keys() | self._announced.keys()) - {pid})
+
+    def is_at_work_or_left(self, status: os.stat_result) -> bool:
+        """Return, while ranks run, whether what is there is theirs: as one left it, or being written by one."""
+        if self.doubtful or not self.is_of_kind(status):
+            return False
+        if self._is_left(status) or (self._writers and self._is_same_file(status)):
+            return True
+        return any(status.st_ctime_ns >= time_ns - CLOCK_SLACK_NS for time_ns in self._announced.values())
+
+    def is_certain(self, status: os.stat_result) -> bool:
+        """Return, when no rank runs any more, whether what is there is theirs and was not changed since."""
+        if self.doubtful or not self.is_of_kind(status):
+            return False
+        if self._is_left(status):
+            return True
+        return self._is_same_file(status) and any(
+            status.st_mtime_ns <= time_ns + _AFTER_A_NOTE_NS for time_ns in self._writers.values()
+        )
+
+    def may_be_unfinished(self, status: os.stat_result) -> bool:
+        """Return whether a rank may have been killed before it recorded in which state it left this."""
+        if self.identities and not self._is_same_file(status):
+            return False
+        return bool(self._announced or self._writers) and status.st_ctime_ns >= self.time_ns - CLOCK_SLACK_NS
+
+    def _is_left(self, status: os.stat_result) -> bool:
+        if self.kind == "directory":
+            return self._is_same_file(status)
+        if self.kind == "name" and stat.S_ISREG(status.st_mode):
+            # Only the name is the ranks'; while the content has another one, nothing is lost with it.
+            return status.st_nlink > 1 and self._is_same_file(status)
+        return self.knows(status)
+
+    def _is_same_file(self, status: os.stat_result) -> bool:
+        return any(identity.place == (status.st_dev, status.st_ino) for identity in self.identities)
+
+    def is_of_kind(self, status: os.stat_result) -> bool:
+        """Return whether there is now what was to be made."""
+        mode = status.st_mode
+        if self.kind == "directory":
+            return stat.S_ISDIR(mode)
+        if self.kind == "socket":
+            return stat.S_ISSOCK(mode)
+        if self.kind == "pipe":
+            return stat.S_ISFIFO(mode)
+        if self.kind == "name":
+            return stat.S_ISLNK(mode) or stat.S_ISREG(mode)
+        return stat.S_ISREG(mode)
+
 
 LOG_NAME = "created-files.log"
 """Name of the log inside the run directory."""

@@ -14,8 +14,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from .created_log import LOG_NAME, OVERLAY_LOG_NAME, CreatedFiles
-from .made import Made, identity_of
+from .created_log import LOG_NAME, OVERLAY_LOG_NAME, CreatedFiles, Made, identity_of
 from .open_files import OpenFiles
 from .real_paths import (
     UnresolvablePath,

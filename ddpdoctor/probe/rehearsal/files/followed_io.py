@@ -10,8 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Optional
 
-from .open_files import OpenFiles, Written
-from .os_functions import take_place
+from .open_files import OpenFiles, Written, take_place
 
 _WRITING = frozenset("wax+")
 _KNOWN = frozenset("rwaxbt+")

@@ -21,9 +21,16 @@ from ...torch_compat import after_import
 from . import overlay
 from .file_rules import BytecodeHeldBack, FileRules, Refusal
 from .followed_io import follow_io
-from .native_writers import wrap_safetensors, wrap_torch
-from .os_functions import wrap_makers, wrap_os_open, wrap_os_utime, wrap_pipe_makers
-from .unseen_writers import LIBC_STARTERS, LIBC_WRITERS, wrap_readline, wrap_shared_memory, wrap_sqlite
+from .open_files import wrap_makers, wrap_os_open, wrap_os_utime, wrap_pipe_makers
+from .unseen_writers import (
+    LIBC_STARTERS,
+    LIBC_WRITERS,
+    wrap_readline,
+    wrap_safetensors,
+    wrap_shared_memory,
+    wrap_sqlite,
+    wrap_torch,
+)
 
 OnRefused = Callable[[str, str, str], object]
 """Called with action, path and sentence instead of a forbidden operation; raises what ends the rank, or ends it."""

@@ -10,7 +10,10 @@ import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
-from .os_functions import take_place
+from .open_files import take_place
+
+# From what a script hands to the operating system to the path of the file that it means.
+
 
 REASON = "overlay"
 _OF_OTHERS = os.strerror(errno.EOVERFLOW)

@@ -3,11 +3,140 @@
 from __future__ import annotations
 
 import functools
+import io
+import os
+import random
 import re
 import sys
 from typing import Any
+from urllib.parse import urlparse
 
 from .absence import ABSENT, Note, on_this_machine, short_name
+from .tables import sentence
+
+# Plain texts that a script reads from an address of the web, as small language models do: generated words.
+
+TEXT_BYTES = 1 << 20
+"""As long as the collected plays of Shakespeare, the text that most of these scripts read."""
+
+
+def serve_urllib(module: Any, note: Note, directory: str) -> None:
+    """Serve ``urllib.request.urlopen``, which ``urlretrieve`` goes through, too."""
+    opened = module.urlopen
+
+    @functools.wraps(opened)
+    def urlopen(url: Any, *arguments: Any, **options: Any) -> Any:
+        address = url if isinstance(url, str) else getattr(url, "full_url", "")
+        if not _is_text(address):
+            return opened(url, *arguments, **options)
+        content = _generated(address, note)
+        headers = __import__("email.message").message.Message()
+        headers["Content-Type"], headers["Content-Length"] = "text/plain; charset=utf-8", str(len(content))
+        return module.addinfourl(io.BytesIO(content), headers, address, 200)
+
+    module.urlopen = urlopen
+
+
+def serve_requests(module: Any, note: Note, directory: str) -> None:
+    """Serve ``requests.get``, alone or of a session."""
+    ask = module.Session.request
+
+    @functools.wraps(ask)
+    def request(self: Any, method: Any, url: Any, *arguments: Any, **options: Any) -> Any:
+        if str(method).upper() != "GET" or not _is_text(url):
+            return ask(self, method, url, *arguments, **options)
+        answer = module.Response()
+        answer.status_code, answer.reason, answer.url, answer.encoding = 200, "OK", url, "utf-8"
+        answer.raw = io.BytesIO(_generated(url, note))
+        return answer
+
+    module.Session.request = request
+
+
+def serve_fsspec(module: Any, note: Note, directory: str) -> None:
+    """Serve ``fsspec.open``."""
+    opened = module.open
+
+    @functools.wraps(opened)
+    def open_text(urlpath: Any, *arguments: Any, **options: Any) -> Any:
+        if not _is_text(urlpath):
+            return opened(urlpath, *arguments, **options)
+        made = os.path.join(directory, f"pretended-{os.getpid()}-{os.path.basename(urlparse(urlpath).path)}")
+        with open(made, "wb") as file:
+            file.write(_generated(urlpath, note))
+        return opened(made, *arguments, **options)
+
+    module.open = open_text
+
+
+def _is_text(address: Any) -> bool:
+    """Return whether an address is that of a plain text on the web."""
+    if not isinstance(address, str) or not address.startswith(("http://", "https://")):
+        return False
+    return urlparse(address).path.endswith(".txt")
+
+
+def _generated(address: str, note: Note) -> bytes:
+    """Return the same words for the same address."""
+    note(f"the text {os.path.basename(urlparse(address).path)} of {urlparse(address).hostname} (generated words)")
+    draw = random.Random(address)
+    content = bytearray()
+    while len(content) < TEXT_BYTES:
+        content += f"{sentence(draw).capitalize()}.\n".encode()
+    return bytes(content)
+
+
+# Models and schedulers of diffusers that are not on the disk: small ones that fit together as the known ones do.
+
+_BLOCKS = 4
+"""Of an encoder of Stable Diffusion: a picture is eight times as wide as what stands for it."""
+_CHANNELS = (32,) * _BLOCKS
+"""The fewest that its group norms of 32 groups take."""
+_TEXT_WIDTH = 512
+"""Of the text encoder that is pretended beside it: CLIP's own default."""
+_SMALL: dict[str, dict[str, Any]] = {
+    "AutoencoderKL": {
+        "down_block_types": ("DownEncoderBlock2D",) * _BLOCKS,
+        "up_block_types": ("UpDecoderBlock2D",) * _BLOCKS,
+        "block_out_channels": _CHANNELS,
+    },
+    "UNet2DConditionModel": {
+        "block_out_channels": _CHANNELS,
+        "layers_per_block": 1,
+        "cross_attention_dim": _TEXT_WIDTH,
+    },
+}
+"""What makes the default of a class a small model of the usual shape."""
+
+
+def serve_models(module: Any, note: Note, directory: str) -> None:
+    """Serve ``from_pretrained`` of a model."""
+    _serve(module.ModelMixin, note, "weights", "random ones")
+
+
+def serve_schedulers(module: Any, note: Note, directory: str) -> None:
+    """Serve ``from_pretrained`` of a noise scheduler."""
+    _serve(module.SchedulerMixin, note, "settings", "their defaults")
+
+
+def _serve(owner: Any, note: Note, part: str, instead: str) -> None:
+    load = owner.__dict__["from_pretrained"].__func__
+
+    @functools.wraps(load)
+    def from_pretrained(cls: Any, name: Any = None, *arguments: Any, **options: Any) -> Any:
+        loaded = on_this_machine(load, cls, name, *arguments, **options)
+        if loaded is not ABSENT:
+            return loaded
+        made = cls(**_SMALL.get(cls.__name__, {}))
+        note(f"the {part} of {cls.__name__} of {short_name(name)} ({instead})")
+        if hasattr(made, "eval"):
+            made.eval()
+            dtype = options.get("torch_dtype")
+            made = made.to(dtype) if type(dtype).__name__ == "dtype" else made
+        return (made, {}) if options.get("return_unused_kwargs") else made
+
+    owner.from_pretrained = classmethod(from_pretrained)
+
 
 LAYERS = 2
 LARGEST_WIDTH = 1024

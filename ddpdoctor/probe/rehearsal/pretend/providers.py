@@ -14,21 +14,9 @@ from typing import Any
 
 from ...journal import Journal
 from ...torch_compat import after_import
-from . import (
-    arrays,
-    diffusion_models,
-    image_datasets,
-    language_models,
-    listed_data,
-    named_files,
-    picture_datasets,
-    remote_texts,
-    tables,
-    weights,
-)
+from . import absence, image_datasets, language_models, listed_data, other_packages, picture_datasets, tables, weights
 from .absence import Note
-from .packages import apex, trackers
-from .packages.imports import StandIn, serve_imports
+from .other_packages import StandIn, serve_imports
 
 Provider = Callable[[ModuleType, Note, str], None]
 """Patches a module that was imported; gets a directory for what it makes, which goes with the rehearsal."""
@@ -39,24 +27,24 @@ PROVIDERS: tuple[tuple[str, Provider], ...] = (
     ("transformers.configuration_utils", language_models.serve_configurations),
     ("transformers.tokenization_utils_base", language_models.serve_tokenizers),
     ("transformers.models.auto.tokenization_auto", language_models.serve_auto_tokenizer),
-    ("diffusers.models.modeling_utils", diffusion_models.serve_models),
-    ("diffusers.schedulers.scheduling_utils", diffusion_models.serve_schedulers),
+    ("diffusers.models.modeling_utils", language_models.serve_models),
+    ("diffusers.schedulers.scheduling_utils", language_models.serve_schedulers),
     ("datasets.load", tables.serve_datasets),
     ("evaluate.loading", tables.serve_evaluate),
     ("torchvision.datasets", image_datasets.serve_torchvision),
     ("torchvision.datasets", picture_datasets.serve_pictures),
     ("timm.data.readers.reader_image_folder", image_datasets.serve_timm),
     ("timm.data.readers.reader_factory", image_datasets.serve_timm_factory),
-    ("urllib.request", remote_texts.serve_urllib),
-    ("requests", remote_texts.serve_requests),
-    ("fsspec", remote_texts.serve_fsspec),
-    ("numpy", arrays.serve_numpy),
-    ("PIL.Image", named_files.serve_pillow),
-    ("cv2", named_files.serve_opencv),
-    ("scipy.io.wavfile", named_files.serve_scipy),
-    ("soundfile", named_files.serve_soundfile),
-    ("librosa.core.audio", named_files.serve_librosa),
-    ("torchaudio", named_files.serve_torchaudio),
+    ("urllib.request", language_models.serve_urllib),
+    ("requests", language_models.serve_requests),
+    ("fsspec", language_models.serve_fsspec),
+    ("numpy", absence.serve_numpy),
+    ("PIL.Image", tables.serve_pillow),
+    ("cv2", tables.serve_opencv),
+    ("scipy.io.wavfile", tables.serve_scipy),
+    ("soundfile", tables.serve_soundfile),
+    ("librosa.core.audio", tables.serve_librosa),
+    ("torchaudio", tables.serve_torchaudio),
 )
 """The module that would serve the real thing, and its provider."""
 OF_TORCH: tuple[Provider, ...] = (weights.serve_hub, weights.serve_modules)
@@ -81,10 +69,10 @@ class Pretence:
             after_import(name, functools.partial(self._guarded, provider))
 
     def _stand_ins(self) -> dict[str, StandIn]:
-        silent = StandIn(trackers.SilentModule, "a silent tracker")
-        stand_ins = dict.fromkeys(trackers.TRACKERS, silent)
+        silent = StandIn(other_packages.SilentModule, "a silent tracker")
+        stand_ins = dict.fromkeys(other_packages.TRACKERS, silent)
         if "apex" in self._journal.plan.get("absent_packages", ()):
-            stand_ins["apex"] = StandIn(apex.module_of, apex.WHAT)
+            stand_ins["apex"] = StandIn(other_packages.module_of, other_packages.WHAT)
         return stand_ins
 
     def after_torch(self, torch: Any) -> None:

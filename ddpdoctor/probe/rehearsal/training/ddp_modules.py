@@ -4,18 +4,53 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from threading import get_ident
 from types import FrameType
 from typing import Any, Optional
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from ...call_listeners import named_arguments, on_call
-from ...facts.digests import tensor_digest
-from ...facts.wraps import batch_norms, wrap_facts
 from ...journal import Journal
-from ..environment import memory
-from ..stop import Ending
-from ..time_budget import Pace
+from ...observed import batch_norms, follow_reads, tensor_digest, user_reader, wrap_facts
+from .. import surroundings
+from ..schedule import Ending, Pace
 from .reduction import Reduction, accumulates, is_zero
+
+# The lines of the user's that read a tensor's value in training, where the job is to run on GPUs.
+
+NOTED = 4_000
+
+
+class HostReads:
+    """The reads of one rank, from its first optimizer step on."""
+
+    def __init__(self, journal: Journal, torch: Any) -> None:
+        self._journal = journal
+        self._tensor_class = torch.Tensor
+        self._is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
+        self._only_cuda = journal.plan.get("device") == "cuda"
+        self._thread = get_ident()
+        self._noted = 0
+
+    def install(self) -> None:
+        """Follow the reads, where the job may run on GPUs."""
+        if self._journal.plan["job"]["machine"]["may_use_gpus"]:
+            follow_reads(self._journal, self._tensor_class, self._is_watched, self._note_read)
+
+    def _is_watched(self) -> bool:
+        return get_ident() == self._thread and not self._is_compiling()
+
+    def _note_read(self, name: str, tensor: Any, frame: FrameType, took_ns: int) -> None:
+        journal = self._journal
+        if not journal.optimizer_steps or journal.rank is None or self._noted >= NOTED:
+            return
+        if self._only_cuda and not tensor.is_cuda:
+            return
+        reader = user_reader(frame, journal.user_code)
+        if reader is not None:
+            self._noted += 1
+            journal.event("tensor_read", method=name, site=journal.site(reader))
+
 
 FORWARDS_NOTED = 4_000
 INPUTS_DIGESTED = 16
@@ -151,7 +186,7 @@ class Modules:
     def _shortage(self, module: Any) -> str:
         """Return a sentence that this machine has not the memory to train the module; empty when it has."""
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "") or self._torch.distributed.get_world_size())
-        return memory.shortage(memory.need_of(module.parameters(), ranks), memory.free_bytes(), ranks)
+        return surroundings.shortage(surroundings.need_of(module.parameters(), ranks), surroundings.free_bytes(), ranks)
 
     def _close(self, reduction: Reduction) -> None:
         synchronised = reduction.decision and reduction.arrived
@@ -277,7 +312,7 @@ class Modules:
             )
 
     def _digest_inputs(self, arguments: Any, options: Any) -> str:
-        from ...facts.digests import leaves
+        from ...observed import leaves
 
         return ".".join(leaves((arguments, options), self._torch))
 

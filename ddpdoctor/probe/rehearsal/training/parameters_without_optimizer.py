@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from ...call_listeners import on_call
-from ...facts.digests import tensor_digest
 from ...journal import Journal
+from ...observed import tensor_digest
 from .ddp_modules import Modules
-from .reduction import is_zero
-from .written_averages import calls_written
+from .reduction import calls_written, is_zero
 
 STEPS_WATCHED = 2
 """First steps of an optimizer in which what no optimizer holds must have a gradient and keep its value."""

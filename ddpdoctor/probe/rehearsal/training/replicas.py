@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
-from ...facts.digests import tensor_digest
 from ...journal import Journal
+from ...observed import tensor_digest
 from .ddp_modules import Modules
 
 STEPS_DIGESTED = 6

@@ -1,1 +1,0 @@
-"""The flight recorder of torch, read from inside."""

@@ -1,1 +1,0 @@
-"""The machine and the libraries around a rehearsed rank."""

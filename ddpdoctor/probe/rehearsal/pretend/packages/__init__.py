@@ -1,1 +1,0 @@
-"""Packages that are not installed, and what stands for them."""
