@@ -39,7 +39,9 @@ _BY_RANK = SUSPECTED - {"data-branch", "caught-exception"}
 _WHY = {("wrong-rank-kind", "many-writers")}
 """Pairs of troubles: what the source knows to be the reason for what a run saw at the same place."""
 
-_SHOWN_BY_EFFECTS = frozenset({"DDP207", "DDP208", "DDP213", "DDP217"})
+_SHOWN_BY_EFFECTS = frozenset(
+    {"forward-bypasses-ddp", "diverged-replicas", "module-changed-after-wrap", "misplaced-no-sync"}
+)
 """Checks of which the run sees what comes of it: a backward that averages nothing, parameters that differ, a wrap that
 does not know some. The source shows the line that does it.
 """
@@ -147,7 +149,7 @@ def _explanation(causes: Sequence[Finding], seen: Finding) -> Finding | None:
     A condition of a rank's own (its batch, a failure) explains a divergence only where it is the one candidate.
     """
     same = [cause for cause in causes if cause.code == seen.code]
-    if len(same) == 1 and seen.code in _SHOWN_BY_EFFECTS and not seen.stress:
+    if len(same) == 1 and seen.name in _SHOWN_BY_EFFECTS and not seen.stress:
         return same[0]
     if seen.trouble not in DIVERGENCES or seen.trouble in _OF_THE_RUN or seen.stress:
         return None  # What only an injected cause brings about stays a condition: "if one rank's loss is NaN: …".

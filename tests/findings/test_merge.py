@@ -61,11 +61,12 @@ def test_a_divergence_that_the_source_explains_is_told_as_the_source_tells_it_wi
 
 
 @pytest.mark.parametrize(
-    ("code", "first"), [("DDP207", 14), ("DDP208", 14), ("DDP213", 14), ("DDP217", 14), ("DDP101", 12)]
+    ("name", "first"), [("forward-bypasses-ddp", 14), ("diverged-replicas", 14), ("missing-distributed-sampler", 12)]
 )
-def test_where_the_run_sees_an_effect_alone_the_line_that_does_it_leads(code: str, first: int) -> None:
-    cause = finding(code, "x", Severity.ERROR, at(14), title="rank 0 alone lowers it", remedy="Lower it everywhere.")
-    effect = finding(code, "x", Severity.ERROR, at(12), basis="rehearsal", title="they differ", evidence=(_fact(14),))
+def test_where_the_run_sees_an_effect_alone_the_line_that_does_it_leads(name: str, first: int) -> None:
+    code = "DDP208"
+    cause = finding(code, name, Severity.ERROR, at(14), title="rank 0 alone lowers it", remedy="Lower it everywhere.")
+    effect = finding(code, name, Severity.ERROR, at(12), basis="rehearsal", title="they differ", evidence=(_fact(14),))
     (merged,) = merge([cause], [effect])
     assert merged.location == at(first)
     if first == 14:
