@@ -1,4 +1,4 @@
-"""What a run shows of why its ranks part: an exception that one handles, a loop with more turns, where a rank stands."""
+"""What a run shows of why its ranks part: an exception that one handles, a loop with more turns, where one stands."""
 
 from __future__ import annotations
 
