@@ -8,8 +8,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-Basis = Literal["source", "rehearsal", "run", "log"]
-"""How a fact is known: read in the source, seen in a rehearsal, in a live run, or in what a dead job left."""
+Basis = Literal["source", "rehearsal", "run", "log", "dump"]
+"""How a fact is known: read in the source, seen in a rehearsal, in a live run, in logs, or in dumps."""
 
 
 Trouble = Literal[

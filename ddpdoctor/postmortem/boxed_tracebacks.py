@@ -35,7 +35,7 @@ class BoxedTracebacks:
     def translate(self, marked: str, text: str) -> str | None:
         """Return the line as the interpreter would have written it; None where it would have written none."""
         self.width = 0
-        if box := _BOX.search(text):
+        if "Traceback" in text and (box := _BOX.search(text)):
             self._boxes[marked] = []
             self.width = len(box[0])
             return HEADER

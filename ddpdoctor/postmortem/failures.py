@@ -94,7 +94,7 @@ def _named(
     at_the_start = any(_AT_THE_START.search(frame.file) or frame.function == "init_process_group" for frame in frames)
     if at_the_start and not own and _is_of_sockets(kind, text):
         return "no-rendezvous", "no-rendezvous", {}
-    if found is None:
+    if found is None or found.row.role == "noise":
         return "raised", "exception", {}
     more = dict(found.fields)
     if found.row.trouble in ("unused-parameters", "ready-twice"):

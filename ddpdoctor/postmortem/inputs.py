@@ -19,6 +19,7 @@ import msgspec
 
 from ddpdoctor.files.untrusted import open_untrusted, reason_of
 from ddpdoctor.postmortem import packed
+from ddpdoctor.postmortem.dumps.nccl_reports import REPORT
 from ddpdoctor.record.layout import JOB_FILE
 
 InputKind = Literal["log", "dump", "error-file", "run"]
@@ -220,6 +221,8 @@ def _kind_of(sample: bytes, path: Path) -> InputKind | None:
         if re.search(rb'"(?:version|entries|pg_config|pg_status|rank|host_name)"\s*:', start) and (
             b'"pg_config"' in sample or b'"entries"' in sample
         ):
+            return "dump"
+        if REPORT.match(sample) and re.search(rb'"(?:communicators|inspector_output_format_version)"', sample):
             return "dump"
     if sample[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return "log"

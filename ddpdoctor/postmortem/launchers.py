@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 from ddpdoctor.finding import Trouble
-from ddpdoctor.postmortem.catalogue.messages import statement_in
+from ddpdoctor.postmortem.catalogue.messages import statement_of_nccl
 from ddpdoctor.postmortem.prefixes import nanoseconds
 from ddpdoctor.record.streams.devices import Incident, RankEnding
 
@@ -35,6 +36,8 @@ _ENDINGS = tuple(
     )
 )
 """How launchers say that a process ended."""
+_WORDS_OF_ENDINGS = ("terminated with", "exited ", "xit Code:", "srun:")
+"""One of them is in each line with such an end: a look for a word costs a tenth of one for a pattern."""
 WRAPPED = re.compile(r"noticed that process rank \d+ .*\bexited on$")
 """The first line of two."""
 _HIGHEST_SIGNAL = 31
@@ -51,6 +54,7 @@ _KERNEL_MEMORY = re.compile(r"[Oo]ut of memory:? Kill(?:ed)? process (?P<pid>\d+
 _KERNEL_FAULT = re.compile(r"(?P<name>[\w.:-]+)\[(?P<pid>\d+)\]: segfault at ")
 _XID = re.compile(r"NVRM: Xid \((?P<gpu>[^)]*)\): (?P<number>\d+)(?:, pid='?(?P<pid>\d+)'?)?(?P<text>.*)")
 _NCCL_WARN = re.compile(r"(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[(?P<gpu>-?\d+)\].*?NCCL WARN (?P<text>.*)")
+OF_NCCL = " NCCL WARN "
 _PYTHON_FAULT = re.compile(r"Fatal Python error: (?P<what>.+)")
 _SHELL = re.compile(
     r"(?:^|: line \d+:\s+|\s)(?P<pid>\d+)?\s*(?P<what>Killed|Segmentation fault|Aborted|Bus error)"
@@ -60,6 +64,10 @@ _USAGE = re.compile(r"^\S+: error: (?P<message>.+)")
 _ROW = re.compile(r"\s+(?P<key>time|host|rank|exitcode|error_file|traceback)\s+: ?(?P<value>.*)$")
 _RANK = re.compile(r"(?P<rank>\d+) \(local_rank: (?P<local>\d+)\)")
 _EXIT = re.compile(r"(?P<code>-?\d+) \(pid: (?P<pid>\d+)\)")
+_WORDS_OF_INCIDENTS = (
+    "Xid", "ill", "oom", "OOM", "segfault", "] Signal: ", "*** ", "Node failure", "sigkill_handler", "Fatal Python",
+    ": error: ", "Segmentation", "Aborted", "Bus error",
+)  # fmt: skip
 XIDS_THAT_FOLLOW = frozenset({45})
 """The driver cleans up after a process that had ended."""
 _OTHERS = ("srun:", "slurmstepd:", "torchrun:", "ddpdoctor:")
@@ -128,12 +136,14 @@ def ending_of(row: dict[str, str]) -> RankEnding | None:
 
 def spawned_rank(text: str) -> int | None:
     """Return the rank whose traceback follows, in the words of ``mp.spawn``."""
-    match = _SPAWNED.search(text)
+    match = _SPAWNED.search(text) if "-- Process" in text else None
     return int(match["rank"]) if match else None
 
 
 def endings_in(text: str) -> Iterator[RankEnding]:
     """Ends of processes that a line reports."""
+    if not any(word in text for word in _WORDS_OF_ENDINGS):
+        return
     for pattern in _ENDINGS:
         if match := pattern.search(text):
             found = match.groupdict()
@@ -154,6 +164,12 @@ def endings_in(text: str) -> Iterator[RankEnding]:
 
 def incidents_in(text: str) -> Iterator[Incident]:
     """Incidents that a line of a scheduler, of the kernel, of NCCL or of a shell reports."""
+    if OF_NCCL in text:
+        if match := _NCCL_WARN.search(text):
+            yield from _of_nccl(match)
+        return
+    if not any(word in text for word in _WORDS_OF_INCIDENTS):
+        return
     if match := _XID.search(text):
         number = int(match["number"])
         if number not in XIDS_THAT_FOLLOW:
@@ -199,8 +215,6 @@ def incidents_in(text: str) -> Iterator[Incident]:
             kind="left" if left > 0 else "signalled", trouble="early-exit" if left > 0 else "killed", type="deepspeed",
             exit_code=left if left > 0 else None, signal=-left if left < 0 else None, message=text.strip(),
         )  # fmt: skip
-    elif match := _NCCL_WARN.search(text):
-        yield from _of_nccl(match)
     elif match := _PYTHON_FAULT.search(text):
         yield Incident(
             kind="signalled", trouble="killed", signal=_WORDS.get(match["what"].strip().lower()),
@@ -228,13 +242,14 @@ def signal_number(name: str) -> int:
 
 def _of_nccl(match: re.Match[str]) -> Iterator[Incident]:
     text = match["text"].strip()
-    found = statement_in(text)
-    lost = (found is not None and found.row.event == "lost-peer") or "Connection refused" in text
-    peer = str(found.fields.get("peer", "")) if found is not None else ""
-    yield Incident(
-        kind="lost-peer" if lost else "nccl", trouble="early-exit" if lost else "nccl-error", host=match["host"],
-        pid=int(match["pid"]), type="NCCL WARN", message=text, peer=peer,
-    )  # fmt: skip
+    found = statement_of_nccl(text)
+    if found is not None and found.row.role == "noise":
+        return
+    more: dict[str, Any] = {"host": match["host"], "pid": int(match["pid"]), "type": "NCCL WARN", "message": text}
+    if found is None:
+        yield Incident(kind="nccl", trouble="nccl-error", **more)
+    else:
+        yield Incident(kind=found.row.event, trouble=found.row.trouble, **{**more, **found.fields})
 
 
 def _code(number: int) -> int:

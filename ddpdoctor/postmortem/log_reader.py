@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import BinaryIO
@@ -52,8 +53,8 @@ HEAD_OF_A_LINE = 100
 """Characters in which a logger has written the level."""
 LONGEST_NAMED, LONGEST_SEARCHED = 500, 5_000
 """Characters of a line in which the name of an exception, or a statement of the catalogue, is looked for."""
-MOST_INCIDENTS = 20_000
-"""Of one log; what comes later is counted and not kept."""
+MOST_INCIDENTS, MOST_LATEST = 15_000, 2_000
+"""Of one log the first and the last ones; those between are counted and not kept."""
 
 
 class LogRead(msgspec.Struct, kw_only=True):
@@ -76,8 +77,8 @@ class LogRead(msgspec.Struct, kw_only=True):
     """Where the ranks meet, as the launcher prints it."""
     problem: str = ""
     """A clause where it could not be read to its end."""
-    is_cut: bool = False
-    """So many lines report failures that the rest was left out."""
+    skipped: tuple[int, int] | None = None
+    """So many lines report failures that these, from the first to the last, were left out."""
 
 
 class LogReader:
@@ -105,6 +106,11 @@ class LogReader:
         self._time_ns = 0
         self._spawned: int | None = None
         self._told_to_end: set[int] = set()
+        self._latest: deque[Incident] = deque(maxlen=MOST_LATEST)
+        self._local_ranks: set[int] = set()
+        """Ranks that may be those on their node only …"""
+        self._first_ranks: set[int] = set()
+        """… and where they begin, by lines that name both."""
         self._failures: dict[tuple[str, int], list[int]] = {}
         """Where each launcher, by host and process, reported that its ranks had failed."""
         self._terminated: str | None = None
@@ -128,12 +134,14 @@ class LogReader:
         for row in self._table.finish():
             self._take_row(row, Prefixed(""), scanner.lines)
         read = self.read_so_far
+        read.incidents += self._latest
         read.lines = scanner.lines
-        read.is_cut = scanner.is_full
+        read.skipped = scanner.skipped
         if not self._has_agent():
             read.endings += self._of_tasks
         else:
             read.endings += [replace(one, rank=None) for one in self._of_tasks if one.exit_code < 0]
+        self._shift_local_ranks()
         read.last_line = max([read.last_line, *(one.line for one in read.incidents)])
         read.later = self._progress.at_the_end(*scanner.tail)
         read.incidents = [
@@ -150,6 +158,21 @@ class LogReader:
         most = max((len(positions) for positions in self._failures.values()), default=1) - 1
         return self._attempt + min(*before, most) if before else self._attempt
 
+    def _shift_local_ranks(self) -> None:
+        """Make ranks of the job of those on a later node, where a line or the launcher's table names both."""
+        read = self.read_so_far
+        first = self._first_ranks | {
+            one.rank - one.local_rank for one in read.endings if one.rank is not None and one.local_rank is not None
+        }
+        # Of several nodes in one log it is not known whose line one is.
+        if len(first) != 1 or (shift := first.pop()) <= max(self._local_ranks, default=0):
+            return
+        read.ranks = {rank + shift if rank in self._local_ranks else rank for rank in read.ranks}
+        read.incidents = [
+            replace(one, rank=one.rank + shift) if one.rank is not None and one.rank in self._local_ranks else one
+            for one in read.incidents
+        ]
+
     def _has_agent(self) -> bool:
         """Return whether torchrun's agent wrote in this log: then a scheduler's tasks are launchers, not ranks."""
         return any(one.by_agent for one in self.read_so_far.endings) or any(
@@ -163,10 +186,11 @@ class LogReader:
 
     def note_ranks(self, text: bytes) -> None:
         """Note which ranks write in a piece of the log."""
-        self.read_so_far.ranks.update(map(int, MARKS.findall(text)))
-        for said in _WORLD_SAID.findall(text):
+        if b"[rank" in text:
+            self.read_so_far.ranks.update(map(int, MARKS.findall(text)))
+        for said in _WORLD_SAID.findall(text) if b"nranks" in text or b"orld" in text or b"ORLD" in text else ():
             self.read_so_far.world_size = max(self.read_so_far.world_size, int(said[0] or said[1]))
-        if match := _ENDPOINT.search(text):
+        if b"rdzv" in text and (match := _ENDPOINT.search(text)):
             self.read_so_far.endpoint = match[1].decode()
 
     def _take(self, line: bytes, number: int) -> Heed:
@@ -178,6 +202,10 @@ class LogReader:
             self._time_ns = prefixed.time_ns or self._time_ns
             if prefixed.rank is not None:
                 self.read_so_far.ranks.add(prefixed.rank)
+            if prefixed.local is not None and prefixed.rank is not None:
+                self._local_ranks.add(prefixed.local)
+                if prefixed.marked.startswith("rank"):
+                    self._first_ranks.add(prefixed.rank - prefixed.local)
             for part in _parts(prefixed.text):
                 own = split(part, self._habit, self._year) if part.startswith("[rank") else prefixed
                 text = self._boxes.translate(own.marked, part if own is prefixed else own.text)
@@ -193,7 +221,14 @@ class LogReader:
     @property
     def _taken_in(self) -> int:
         read = self.read_so_far
-        return len(read.incidents) + len(read.endings) + len(self._of_tasks) + len(self._told_to_end) + read.dropped
+        return (
+            len(read.incidents)
+            + len(self._latest)
+            + len(read.endings)
+            + len(self._of_tasks)
+            + len(self._told_to_end)
+            + read.dropped
+        )
 
     def _prefixed(self, line: str) -> Sequence[Prefixed]:
         """Return the line without its prefixes; several where it is an object that holds several."""
@@ -233,16 +268,16 @@ class LogReader:
 
     def _take_line(self, prefixed: Prefixed, text: str, number: int) -> None:
         """A line outside of any traceback."""
-        if match := _WORLD.search(text):
+        if ("joined" in text or "world_size" in text) and (match := _WORLD.search(text)):
             self.read_so_far.world_size = max(self.read_so_far.world_size, int(match["joined"] or match["said"]))
         if self._wrapped:
             text, self._wrapped = f"{self._wrapped} {text}", ""
         if (rank := launchers.spawned_rank(text)) is not None:
             self._spawned = rank
-        elif match := _OF_TORCH.search(text):
+        elif ".cpp:" in text and (match := _OF_TORCH.search(text)):
             self._after = LINES_AFTER
             self._of_torch(prefixed, match["message"], number, level=match["level"])
-        elif match := _TERMINATED.search(text):
+        elif "terminate called" in text and (match := _TERMINATED.search(text)):
             self._after, self._terminated = LINES_AFTER, match["type"] or ""
             if "without" in text:
                 self._add(
@@ -250,14 +285,14 @@ class LogReader:
                     prefixed,
                     number,
                 )
-        elif match := _WHAT.search(text):
+        elif "what():" in text and (match := _WHAT.search(text)):
             self._of_torch(prefixed, match["message"], number, kind=self._terminated or "an exception of C++")
             self._terminated = None
         elif self._after and _OF_MESSAGE.match(text):
             self._of_torch(prefixed, text, number)
         elif "ChildFailedError" in text:
             self._table.begin()
-        elif launchers.WRAPPED.search(text):
+        elif "noticed that" in text and launchers.WRAPPED.search(text):
             self._wrapped = text
         elif not self._of_launcher(prefixed, text):
             self._of_any_program(prefixed, text, number)
@@ -270,7 +305,7 @@ class LogReader:
         incidents = tuple(launchers.incidents_in(text))
         for incident in incidents:
             self._add(incident, prefixed, number)
-        if endings or incidents:
+        if endings or incidents or launchers.OF_NCCL in text:
             return
         grave = _GRAVE.search(text[:HEAD_OF_A_LINE]) is not None
         match = _BARE.search(text[:LONGEST_NAMED]) if grave else _BARE.match(text)
@@ -311,6 +346,8 @@ class LogReader:
         self._add(incident, prefixed, number)
 
     def _of_launcher(self, prefixed: Prefixed, text: str) -> bool:
+        if "process" not in text and "exitcode" not in text and "death signal" not in text:
+            return False
         if match := launchers.CLOSING.search(text) or launchers.FORCED.search(text):
             self._told_to_end.add(int(match["pid"]))
             self._add_ending(RankEnding(pid=int(match["pid"]), by_agent=True), prefixed)
@@ -388,11 +425,10 @@ class LogReader:
             self._add(replace(incident, position=root.position), prefixed, root.line)
 
     def _add(self, incident: Incident, prefixed: Prefixed, line: int) -> None:
-        if len(self.read_so_far.incidents) >= MOST_INCIDENTS:
-            self.read_so_far.dropped += 1
-            return
         rank = prefixed.rank if prefixed.rank is not None else self._rank
-        self.read_so_far.incidents.append(
+        is_room = len(self.read_so_far.incidents) < MOST_INCIDENTS
+        self.read_so_far.dropped += not is_room and len(self._latest) == MOST_LATEST
+        (self.read_so_far.incidents if is_room else self._latest).append(
             replace(
                 incident,
                 rank=rank if rank is not None else incident.rank,
@@ -408,6 +444,8 @@ class LogReader:
 
 def _parts(text: str) -> list[str]:
     """Part two ranks' lines that share one, for lack of a line feed between them."""
+    if "[rank" not in text[1:] and "Traceback (most recent" not in text:
+        return [text]
     starts = [match.start() for match in re.finditer(r"(?<=\S)\[rank\d+\]:|(?<=\S)Traceback \(most recent", text)]
     if not starts:
         return [text]

@@ -48,6 +48,8 @@ class Prefixed(msgspec.Struct):
 
     text: str
     rank: int | None = None
+    local: int | None = None
+    """The rank on its node, which is all that torchrun writes in front of a line."""
     host: str = ""
     time_ns: int = 0
     marked: str = ""
@@ -123,7 +125,8 @@ def _take(match: re.Match[str], found: Prefixed, year: int) -> None:
         found.rank, found.marked = int(number), f"rank{number}"
     elif match["local"] is not None:
         found.marked = found.marked or f"{match['role']}{match['local']}"
-        found.rank = int(match["local"]) if found.rank is None else found.rank
+        found.local = int(match["local"])
+        found.rank = found.local if found.rank is None else found.rank
     elif match["iso"] is not None:
         found.time_ns = found.time_ns or nanoseconds(match["iso"])
     elif match["pod"] is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
+from msgspec.structs import replace
 
 from ddpdoctor.files.untrusted import reason_of
 from ddpdoctor.postmortem.dumps.dump_files import read_dumps
@@ -70,17 +71,20 @@ def read_postmortem(
             continue
         if told.problem and not (found.archive is not None and found.archive.is_damaged):
             notes.append(f"{found.name} cannot be read to its end: {told.problem}")
-        if told.is_cut:
-            notes.append(f"{found.name} was read up to line {told.lines:,}: too many of its lines report failures")
+        if told.skipped is not None:
+            first, last = told.skipped
+            notes.append(f"{found.name} was read but for lines {first:,} to {last:,}: too many lines report failures")
         if told.dropped:
             notes.append(f"{found.name} reports {told.dropped:,} more failures than were examined")
         read.append(told)
     runs = [found for found in inputs.found if found.kind == "run"]
     if read_run is not None:
         read += [read_run(found.path, found.name, positions) for found in runs if found.path is not None]
-    record = _record(_evidence(read))
     dumped = read_dumps([found for found in inputs.found if found.kind == "dump"])
     notes += dumped.notes
+    if dumped.incidents:
+        read.append(LogRead(incidents=[replace(one, position=next(positions)) for one in dumped.incidents]))
+    record = _record(replace(_evidence(read), dumps_doubt=dumped.doubt))
     if dumped.book.ranks:
         record = dumped.book.into(record, dumped.written_ns)
     return Postmortem(

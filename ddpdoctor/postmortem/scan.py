@@ -17,8 +17,10 @@ MOST_ALIKE = 2_000
 """A line without information so often, whatever its numbers were, costs a look into a dictionary from then on (1.5 µs
 against 13): jobs repeat a harmless error for days, and die of another one."""
 MOST_KINDS = 20_000
-MOST_TAKEN = 300_000
-"""Other lines of interest of one log, which take a reader 4 s."""
+MOST_TAKEN = 120_000
+"""Other lines of interest of one log, which take a reader up to 10 s; then only the end of the log is read."""
+END_BYTES = 1 << 21
+"""So much of it, in which there are lines of interest again up to that number."""
 MOST_DULL = 2_000_000
 """Lines that are left out so before the rest of the log is: only a bomb holds as many."""
 TAIL_BYTES = 1 << 16
@@ -71,6 +73,8 @@ class Scanner:
         self._wants_next = False
         self._tail = b""
         self._taken = self._left_out = 0
+        self.skipped: tuple[int, int] | None = None
+        """The first and the last line of those that were left out."""
         self._dull: dict[bytes, int] = {}
         """How often a line was of no interest, by the line without its digits."""
 
@@ -97,9 +101,27 @@ class Scanner:
         """Read a stream to its end; memory stays at a few pieces."""
         while not self.is_full and (piece := stream.read(PIECE_BYTES)):
             self._feed(piece)
+        if self.is_full:
+            self._skip_to_end(stream)
         if self._rest and not self.is_full:
             rest, self._rest = self._rest, b""
             self._search(rest + b"\n")
+
+    def _skip_to_end(self, stream: BinaryIO) -> None:
+        """Leave out the rest but for its end: a job may repeat errors for days, and die of another one."""
+        before, end, piece = self._lines, self._rest, b""
+        while True:
+            end += piece
+            if len(end) > END_BYTES:
+                cut = end.find(b"\n", len(end) - END_BYTES) + 1 or len(end)
+                self._lines += end.count(b"\n", 0, cut)
+                end = end[cut:]
+            if not (piece := stream.read(PIECE_BYTES)):
+                break
+        self._rest, self._tail, self._wants_next = end, b"", False
+        self._taken = self._left_out = 0
+        if self._lines > before:
+            self.skipped = (before + 1, self._lines)
 
     def _feed(self, piece: bytes) -> None:
         text = self._rest + piece if self._rest else piece
@@ -150,4 +172,7 @@ class Scanner:
                 found if found < 0 or found >= position else text.find(needle, position)
                 for needle, found in zip(NEEDLES, nearest, strict=True)
             ]
-        self._lines += text.count(b"\n", min(position, len(text)))
+        if self.is_full:
+            self._rest = text[position:] + self._rest
+        else:
+            self._lines += text.count(b"\n", min(position, len(text)))

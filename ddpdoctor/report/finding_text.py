@@ -27,6 +27,7 @@ _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity
 _SEEN: dict[Basis, str] = {
     "run": "in the run",
     "log": "in the logs",
+    "dump": "in the dumps",
     "rehearsal": "in the rehearsal",
     "source": "in the source",
 }

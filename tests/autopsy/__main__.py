@@ -2,8 +2,8 @@
 
 Without an argument the logs of our own jobs are judged, with a directory the logs in it that are named
 ``torch<version>_<scenario>.log``; ``speed`` reads 1 GB, ``dumps`` runs beside torchfrtrace, ``live`` looks at 20 jobs
-that hang, ``catalogue`` lists messages of the installed torch that no row classifies. The exit code is 1 where a bound
-is not kept.
+that hang, ``catalogue [SOURCE OF NCCL]`` lists messages of torch and NCCL that no row classifies. The exit code is 1
+where a bound is not kept.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
     if arguments[:1] == ["catalogue"]:
         from tests.autopsy.catalogue import main as catalogue
 
-        return catalogue()
+        return catalogue(arguments[1:])
     if arguments[:1] == ["live"]:
         from tests.autopsy.live_benchmark import main as live
 

@@ -1,8 +1,10 @@
-"""Which messages of the installed torch no row of the catalogue classifies.
+"""Which statements of torch's distributed code and of NCCL no row of the catalogue classifies.
 
-Of the Python files: the texts of exceptions, and what is logged as an error or a warning. Of the C++ library: strings
-that name a thing of torch.distributed and read like a statement. An exception that has no row is read as what it is, an
-exception (DDP706); what is logged, or printed by C++, without a row counts for nothing.
+Of the Python files: the texts of exceptions, and what is logged as an error or a warning. Of the C++ side and of NCCL:
+the statements in ``printed``, which were taken from their binaries and their source. A statement of C++ that the
+installed torch has and the list has not is told as new, and so are those of a source of NCCL that is named. An
+exception that has no row is read as what it is, an exception (DDP706); a warning of NCCL without one is an error of
+NCCL; what else is logged without a row counts for nothing.
 """
 
 from __future__ import annotations
@@ -14,18 +16,23 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from ddpdoctor.postmortem.catalogue.messages import statement_in
+from ddpdoctor.postmortem.catalogue.messages import statement_in, statement_of_nccl
 
+PRINTED = Path(__file__).parent / "printed"
 _ROOMS = ("distributed", "nn/parallel", "multiprocessing", "utils/data")
 _LEFT_OUT = re.compile(r"/(?:_tools|tensor|_shard|_tensor|pipelining|rpc|checkpoint|algorithms|benchmarks|autograd)/")
 _LOGGED = frozenset({"error", "exception", "critical", "warning", "warn"})
-_STRING = re.compile(rb"[\t\x20-\x7e]{24,400}(?=\0)")
-_OF_C10D = re.compile(
-    r"\b(?:NCCL|nccl\w+|gloo|TCPStore|c10d|ProcessGroup\w*|process group|watchdog|collective|monitoredBarrier|heartbeat"
-    r"|client socket|server socket|rendezvous|DDP|reducer|in the prior iteration|flight ?recorder|communicator)\b",
-    re.IGNORECASE,
+_LITERAL = re.compile(rb"[\t\n\x20-\x7e]{24,4000}(?=\0)")
+_C10D_FILE = re.compile(rb"/torch/csrc/distributed/c10d/(?!symm_mem/)[\w/]+\.[ch]\w*\0")
+"""Literals of one source file lie next to its name; symmetric memory is an interface of its own, and is left out."""
+_NEAR_BYTES = 8_192
+_NO_STATEMENT = re.compile(
+    r"INTERNAL ASSERT FAILED|wait_counter|to be true, but got false|/(?:csrc|third_party|aten|c10)/|constexpr |-> |::_"
+    r"|^[^ ]*$|^[\w:]+<.*>$|Tensor\(|SymmetricMemory|symm_mem|DMA connectivity"
 )
-_NO_STATEMENT = re.compile(r"^[\w:<>*&(),~ -]+\(|\.(?:cpp|hpp|h|py)\b|[{};]|::|-> |^\(|^[^ ]*$|^ - |\bself\b|\(default")
+_HOLE = re.compile(r"%[-#0-9.]*[lzh]*(?P<form>[a-zA-Z])|\{\}")
+_FILLED = {"s": "abc", "p": "0x7f", "c": "c", "m": "failure"}
+_WARN = re.compile(r'\bWARN\(\s*(?P<texts>(?:"(?:[^"\\]|\\.)*"\s*)+)')
 SHOWN = 40
 
 
@@ -67,29 +74,69 @@ def _text(node: ast.expr) -> str:
 
 
 def of_library(root: Path) -> Iterator[str]:
-    """Yield the statements of torch.distributed in the C++ library."""
-    seen = set()
+    """Yield the literals of c10d in the C++ libraries."""
     for library in sorted((root / "lib").glob("libtorch_c*.so")):
         with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            for match in _STRING.finditer(content):
-                text = match[0].decode("ascii").strip()
-                if " " in text and text not in seen and _OF_C10D.search(text) and not _NO_STATEMENT.search(text):
-                    seen.add(text)
-                    yield text
+            done = 0
+            for name in _C10D_FILE.finditer(content):
+                low, high = name.start() if name.start() > done + _NEAR_BYTES else done, name.end()
+                for match in _LITERAL.finditer(content, low, high):
+                    text = " ".join(match[0].decode("ascii").split())
+                    if not _NO_STATEMENT.search(text):
+                        yield text
+                done = high
 
 
-def main() -> int:
-    """Print what no row classifies."""
+def of_nccl(source: Path) -> Iterator[str]:
+    """Yield the formats that a source tree of NCCL passes to ``WARN``."""
+    for path in sorted((source / "src").rglob("*.[chm]*")):
+        for match in _WARN.finditer(path.read_text(encoding="utf-8", errors="replace")):
+            texts = re.findall(r'"((?:[^"\\]|\\.)*)"', match["texts"])
+            text = " ".join("".join(texts).replace("\\n", " ").replace("\\t", " ").replace('\\"', '"').split())
+            if text and text != "%s":
+                yield text
+
+
+def printed(name: str) -> tuple[list[str], list[str]]:
+    """Return the statements of a list, and the parts and the information behind them."""
+    statements, _, parts = (PRINTED / name).read_text(encoding="utf-8").partition("\n# Parts")
+    return statements.splitlines()[1:], parts.splitlines()[1:]
+
+
+def filled(text: str) -> str:
+    """Return a format with something in its holes."""
+    return _HOLE.sub(lambda match: _FILLED.get(match["form"], "7"), text)
+
+
+def unclassified() -> list[str]:
+    """Return the statements of the lists that no row classifies."""
+    torch, nccl = printed("torch.txt")[0], printed("nccl.txt")[0]
+    return [text for text in torch if statement_in(filled(text)) is None] + [
+        text for text in nccl if statement_of_nccl(filled(text)) is None
+    ]
+
+
+def main(arguments: list[str]) -> int:
+    """Print what no row classifies, and what the lists lack; an argument is a source tree of NCCL."""
     root = torch_directory()
     python = list(dict.fromkeys(of_python(root)))
     raised = [text for kind, text in python if kind == "raised"]
     logged = [text for kind, text in python if kind == "logged" and statement_in(text) is None]
-    library = list(of_library(root))
-    unread = [text for text in library if statement_in(text) is None]
     rows = sum(statement_in(text) is not None for text in raised)
     print(f"{len(raised)} exceptions of Python files: {rows} have a row, the others are read as exceptions")
     print(f"{len(logged)} of {sum(kind == 'logged' for kind, _ in python)} logged texts of Python files have no row")
-    print(f"{len(unread)} of {len(library)} statements of the C++ library have no row")
-    for text in (*logged[:SHOWN], *unread[:SHOWN]):
-        print("  ", " ".join(text.split())[:150])
-    return 0
+    unread = unclassified()
+    torch, nccl = (len(printed(name)[0]) for name in ("torch.txt", "nccl.txt"))
+    print(f"{len(unread)} of {torch:,} statements of torch's C++ side and {nccl:,} of NCCL have no row")
+    known = "\n".join(filled(line) for part in printed("torch.txt") for line in part)
+    literals = list(dict.fromkeys(of_library(root)))
+    new = [text for text in literals if filled(text).strip(" .,:7")[:150] not in known]
+    print(f"{len(new)} of {len(literals):,} literals of c10d in the installed torch are not in the list")
+    if arguments:
+        formats, listed = list(dict.fromkeys(of_nccl(Path(arguments[0])))), set(printed("nccl.txt")[0])
+        lacking = [text for text in formats if text[:200] not in listed]
+        print(f"{len(lacking)} of {len(formats):,} warnings in {arguments[0]} are not in the list")
+        new += lacking
+    for text in (*unread, *new[:SHOWN]):
+        print("  ", text[:150])
+    return 1 if unread else 0

@@ -1,7 +1,11 @@
-"""Reads 1 GB of the interleaved log of a 64-rank job that died, from a file and from stdin, and prints the figures."""
+"""Reads 1 GB of the interleaved log of a 64-rank job that died, from a file and from stdin, and prints the figures.
+
+Then 1 GB of which nearly every line reports some failure.
+"""
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 import tempfile
@@ -10,7 +14,7 @@ from pathlib import Path
 SIZE = 1_000_000_000
 SECONDS = 20.0
 """On a machine that others use as well the seconds of CPU count: the reader is one process."""
-MEMORY_BYTES = 400_000_000
+MEMORY_BYTES = 150_000_000
 """Of the whole process, Python and checks included, whatever the size of the log."""
 _READER = (
     "import sys, resource, time; from ddpdoctor.cli.main import main; t = time.perf_counter();"
@@ -52,6 +56,36 @@ def write_log(path: Path, size: int) -> None:
         file.write(DEATH.encode())
 
 
+def write_failures(path: Path, size: int) -> None:
+    """Write a log of so many bytes in which nearly every line reports a failure, hardly two of them alike, and a death
+    at its end.
+    """
+    noise = random.Random(1)
+
+    def word() -> str:
+        return "".join(noise.choices("abcdefghijklmnopqrstuvwxyz", k=noise.randrange(2, 12)))
+
+    lines: list[str] = []
+    for step in range(40_000):
+        mark = f"[rank{step % 64}]:"
+        lines += (
+            f"{mark} 20:17:{step % 60:02} ERROR loader: shard {word()}: ConnectionError: host {word()} refused",
+            f"{mark}[E1120 20:17:{step % 60:02}.101 ProcessGroupNCCL.cpp:616] [Rank {step % 64}] Watchdog caught "
+            f"collective operation timeout: WorkNCCL(SeqNum={step}, OpType=ALLREDUCE, Timeout(ms)=600000) ran for "
+            f"{600_000 + step} milliseconds before timing out.",
+            f"node{step % 16}:{step}:{step + 1} [{step % 8}] misc/socket.cc:49 NCCL WARN socketProgress: Connection "
+            f"closed by remote peer {word()}.cluster<4711>",
+            f"{mark}[W1120 20:17:{step % 60:02}.101 socket.cpp:697] [c10d] The client socket has failed to connect to "
+            f"[{word()}]:29500 (errno: 97).",
+            f"{mark} {word()} error: cannot read {word()}",
+        )
+    block = "".join(f"{line}\n" for line in lines).encode()
+    with path.open("wb") as file:
+        while file.tell() < size - len(DEATH):
+            file.write(block[: max(0, size - len(DEATH) - file.tell())].rpartition(b"\n")[0] + b"\n")
+        file.write(DEATH.encode())
+
+
 def read(path: Path, *, from_stdin: bool) -> tuple[float, float, int, str]:
     """Seconds, seconds of CPU, bytes of memory at the most, and what was said."""
     with path.open("rb") as file:
@@ -67,16 +101,16 @@ def read(path: Path, *, from_stdin: bool) -> tuple[float, float, int, str]:
 
 
 def main() -> int:
-    """Print one line for the file and one for stdin."""
+    """Print one line for the file, one for stdin, and one for the log of failures."""
     kept = True
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "job.log")
-        write_log(path, SIZE)
-        for from_stdin in (False, True):
+        for write, from_stdin in ((write_log, False), (write_log, True), (write_failures, False)):
+            write(path, SIZE)
             seconds, cpu, peak, said = read(path, from_stdin=from_stdin)
             right = "rank 17 raised KeyError" in said
             kept &= min(seconds, cpu) < SECONDS and peak < MEMORY_BYTES and right
-            where = "stdin" if from_stdin else "file "
+            where = "stdin" if from_stdin else "failures" if write is write_failures else "file"
             print(
                 f"{where}: {SIZE / 1e9:.1f} GB in {seconds:.1f} s, {cpu:.1f} s of CPU (bound {SECONDS:.0f} s), "
                 f"{peak / 1e6:.0f} MB at the most (bound {MEMORY_BYTES / 1e6:.0f}), "

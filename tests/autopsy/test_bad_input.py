@@ -22,7 +22,7 @@ from ddpdoctor.autopsy.dead_job import AutopsyRequest, autopsy
 from ddpdoctor.cli.main import main
 from ddpdoctor.errors import ExitCode, UsageError
 from ddpdoctor.examination import Examination
-from ddpdoctor.postmortem import inputs, scan
+from ddpdoctor.postmortem import inputs, log_reader, scan
 from tests.autopsy.test_logs import LOST, RAISED
 
 GOOD = RAISED.format(mark="[rank1]: ") + LOST.format(mark="[rank0]: ")
@@ -217,14 +217,22 @@ def test_a_harmless_error_of_every_step_does_not_hide_the_one_that_ended_the_job
     assert f"job.log:{9_001}" in examination.findings[0].evidence[0].text
 
 
-def test_a_log_of_nothing_but_failures_is_read_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_log_of_nothing_but_failures_the_beginning_and_the_end_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(scan, "MOST_TAKEN", 5_000)
+    monkeypatch.setattr(scan, "END_BYTES", 4_000)
     path = tmp_path / "job.log"
     letters = "".join(f"Error: {'x' * (step % 97)}{'y' * (step % 89)} went wrong\n" for step in range(8_000))
     path.write_text(RAISED.format(mark="[rank1]: ") + letters)
     examination = examined(path)
     assert examination.findings[0].ranks == (1,)
-    assert any("was read up to line" in note for note in examination.notes)
+    assert any("was read but for lines 5," in note for note in examination.notes)
+    monkeypatch.setattr(log_reader, "MOST_INCIDENTS", 100)
+    path.write_text(letters.replace("Error: ", "ValueError: ") + RAISED.format(mark="[rank1]: "))
+    examination = examined(path)
+    assert examination.findings[0].ranks == (1,)
+    assert f"job.log:{8_001}" in examination.findings[0].evidence[0].text
 
 
 def test_an_error_file_that_is_no_json_costs_a_sentence(tmp_path: Path, good: Path) -> None:

@@ -217,3 +217,42 @@ def test_equal_dumps_of_many_ranks_are_unpickled_once(tmp_path: Path, monkeypatc
 def test_a_file_whose_name_tells_no_rank_is_told(tmp_path: Path) -> None:
     (tmp_path / "trace.pkl").write_bytes(pickle.dumps(dump_of(0, 2, 50, "size", 1, __import__("random").Random(0))))
     assert "a name without a rank" in examined(tmp_path).notes[0]
+
+
+def retired(sequence: int, size: list[int], state: str = "scheduled") -> dict[str, Any]:
+    """An entry of a dump that was made after the exception: what timed out is retired, and has not completed."""
+    return called(sequence, over=False, retired=True, state=state, input_sizes=[size])
+
+
+@pytest.mark.parametrize("last", [(7, 7, 6), (7, 6, 7), (6, 7, 7)])
+def test_dumps_made_after_the_exception_show_who_is_behind(last: tuple[int, ...], tmp_path: Path) -> None:
+    ranks = {
+        rank: [called(number) for number in range(1, 7)] + [retired(7, [64])] * (highest == 7)
+        for rank, highest in enumerate(last)
+    }
+    (cause,) = examined(of_job(tmp_path, ranks)).findings
+    assert (cause.code, cause.ranks) == ("DDP305", (last.index(6),))
+
+
+def test_shapes_that_differ_are_seen_in_dumps_made_after_the_exception(tmp_path: Path) -> None:
+    ranks = {
+        rank: [called(number) for number in range(1, 7)] + [retired(7, [33 if rank == 1 else 32], "started")]
+        for rank in range(3)
+    }
+    examination = examined(of_job(tmp_path, ranks))
+    (cause,) = examination.findings
+    assert (cause.code, cause.ranks) == ("DDP304", (1,))
+    assert "seen in the dumps" in render(examination) and "in the logs" not in render(examination)
+
+
+def test_a_finding_of_logs_and_dumps_says_where_each_was_seen(tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_text("[rank0]: step 4\n[rank1]: step 4\n")
+    of_job(tmp_path, {0: [called(1), called(2, over=False)], 1: [called(1)]})
+    assert "seen in the dumps" in render(examined(tmp_path))
+
+
+def render(examination: Examination) -> str:
+    from ddpdoctor.report.autopsy_text import render as text
+
+    assert examination.autopsy is not None
+    return text(examination, examination.autopsy, 100, colour=False)

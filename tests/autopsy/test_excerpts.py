@@ -8,8 +8,9 @@ import pytest
 
 from ddpdoctor.autopsy.dead_job import AutopsyRequest, autopsy
 from ddpdoctor.examination import Examination
-from ddpdoctor.postmortem.catalogue.messages import Row, rows, statement_in
+from ddpdoctor.postmortem.catalogue.messages import Row, rows, rows_of_nccl, statement_in, statement_of_nccl
 from ddpdoctor.postmortem.read import read_postmortem
+from tests.autopsy.catalogue import unclassified
 from tests.autopsy.excerpts import Excerpt, excerpts, faults_of
 from tests.autopsy.test_logs import LOST, RAISED
 
@@ -23,17 +24,35 @@ def test_the_answer_to_an_excerpt_is_right(excerpt: Excerpt, tmp_path: Path) -> 
     assert bool(faults_of(excerpt, tmp_path)) is (excerpt.name in MISSED)
 
 
-@pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row.program}-{row.event}")
+@pytest.mark.parametrize("row", dict.fromkeys((*rows(), *rows_of_nccl())), ids=lambda row: f"{row.program}-{row.event}")
 @pytest.mark.parametrize("before", ["", "[rank3]: ", "3: "])
 def test_a_row_of_the_catalogue_is_found_in_any_surroundings(row: Row, before: str, tmp_path: Path) -> None:
-    statement = statement_in(row.example)
+    _, warns, warning = row.example.partition(" NCCL WARN ")
+    statement = statement_of_nccl(warning) if warns else statement_in(row.example)
     assert statement is not None and statement.row == row
     example = row.example.removeprefix(f"[rank{row.example[5:6]}]:") if row.example.startswith("[rank") else row.example
     plain = "".join(f"{before}step {step}\n" for step in range(3))
     (tmp_path / "job.log").write_text(f"{plain}{before}{example}\n")
     incidents = read_postmortem((str(tmp_path / "job.log"),)).record.logs.incidents
-    assert [(one.kind, one.trouble) for one in incidents][:1] == [(row.event, row.trouble)]
+    if row.role == "noise":
+        assert not incidents
+        return
+    # Without its traceback an exception like any other counts where nothing else is known.
+    unknown = (row.event, row.trouble, row.type) == ("raised", "exception", "")
+    assert [(one.kind, one.trouble) for one in incidents][:1] == [("said" if unknown else row.event, row.trouble)]
+    assert incidents[0].implies == row.implies and incidents[0].passed_on is ((row.event, row.role) == ("nccl", "echo"))
     assert not before or incidents[0].rank in (3, *range(10))
+
+
+def test_every_statement_of_torch_and_every_warning_of_nccl_has_a_row() -> None:
+    assert unclassified() == []
+
+
+def test_a_row_of_noise_hides_no_exception(tmp_path: Path) -> None:
+    text = "RuntimeError: my check failed: Environment variable NCCL_X is deprecated; use NCCL_Y instead"
+    assert statement_in(text) is not None
+    cause = autopsy_of(tmp_path, STEPS + RAISED.format(mark="[rank1]: ").replace("KeyError: 'cat'", text)).findings[0]
+    assert (cause.role, cause.code, cause.ranks) == ("cause", "DDP706", (1,))
 
 
 def autopsy_of(tmp_path: Path, text: str) -> Examination:

@@ -42,7 +42,7 @@ ALLOWED = {
     "monitor/processes/flight_recorders.py _of_pipe": "a pipe, which was examined, for writing",
     "monitor/rehearsal.py run": "written, in a directory that was just made",
     "postmortem/inputs.py _open_pipe": "a pipe that the user names",
-    "postmortem/catalogue/messages.py rows": "of this package",
+    "postmortem/catalogue/messages.py _read": "of this package",
     "profile/link_sweeps.py sweep": "in a directory of this process",
     "record/clock.py _counts_from": "of the system",
     "record/descriptors.py private_descriptor": "in a rank",

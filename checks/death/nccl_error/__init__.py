@@ -71,11 +71,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
 def in_log(record: RunRecord) -> Iterator[Finding]:
     """Report what NCCL said first."""
+    from ddpdoctor.diagnosis.logs import remedies
     from ddpdoctor.diagnosis.logs.findings import from_log
 
-    yield from from_log(
-        CHECK,
-        record,
-        "Set NCCL_DEBUG=WARN, which makes NCCL say what failed. System error: NCCL_SOCKET_IFNAME or /dev/shm; CUDA "
-        "error: a kernel before it; internal error: versions differ; invalid usage: two ranks on one GPU.",
-    )
+    yield from from_log(CHECK, record, remedies.of_nccl)

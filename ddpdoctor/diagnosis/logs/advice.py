@@ -53,6 +53,7 @@ def hosts_of(cause: LogCause) -> tuple[str, ...]:
     """Return the hosts on which it happened; of a lost connection that of the peer, if the logs name it."""
     if cause.first.kind == "lost-peer" and not cause.absent:
         return tuple(dict.fromkeys(one.peer for one in cause.incidents if one.peer))[:1]
-    if cause.absent:
+    # RAS names the host of the rank that is gone; whoever else tells of an absent one names its own.
+    if cause.absent and cause.first.type != "NCCL RAS":
         return ()
     return tuple(sorted({one.host for one in (*cause.incidents, *cause.behind) if one.host}))

@@ -133,7 +133,7 @@ def _causes_of(key: ByIdentity[RunRecord]) -> tuple[LogCause, ...]:
 
 
 def _of_attempt(evidence: LogEvidence, attempt: int) -> tuple[LogCause, ...]:
-    endings = endings_of(one for one in evidence.endings if one.attempt == attempt)
+    endings = endings_of((one for one in evidence.endings if one.attempt == attempt), evidence.ranks)
     here = [one for one in evidence.incidents if one.attempt == attempt and _is_of_the_job(one, endings, evidence)]
     everything = with_ranks(here, endings)
     gone_on = _gone_on(everything, endings, evidence)
@@ -430,6 +430,8 @@ def _of_lost_peer(cause: LogCause, everyone: frozenset[int], endings: Sequence[E
     """Someone left, and no log says how: a rank of which nothing is known, that the launcher did not have to end."""
     if cause.trouble == "no-rendezvous":
         return replace(cause, doubt="the logs do not show why the process that holds the store ended")
+    if cause.absent:
+        return replace(cause, doubt="it is not known how that rank ended")
     ended = {ending.rank for ending in endings}
     gone = sorted(everyone - set(cause.ranks) - ended)
     if len(gone) == 1:

@@ -5,7 +5,6 @@ An edge holds whoever reports the two ends: torchrun, DeepSpeed, srun, mpirun, a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 from ddpdoctor.record.streams.devices import Incident, LogEvidence
@@ -13,8 +12,6 @@ from ddpdoctor.record.streams.devices import Incident, LogEvidence
 ONE_MOMENT_NS = 1_000_000_000
 """Clocks of two nodes, and the time that is read off a line near a traceback, are trusted to a second."""
 _SIGNALLED = {6: "aborted", 9: "killed", 15: "terminated"}
-_PASSED_ON = re.compile(r"retcode|\[Proxy (?:Service|Thread|Progress)|unhandled system error|Proxy thread error")
-"""NCCL's words for an error that another of its parts had first."""
 _BY_ITSELF = frozenset({"raised", "mismatch", "gpu", "cuda", "killed-by-kernel", "worker-lost", "crashed", "killed"})
 _LOST = frozenset({"lost-peer", "lost-by-nccl"})
 _ABORTING = _LOST | frozenset({"timed-out", "mismatch", "nccl", "gpu", "cuda", "stuck", "no-rendezvous", "raised"})
@@ -38,7 +35,7 @@ def name_of(one: Incident) -> str:
     """Return the name of an event in the chain."""
     if one.kind == "signalled":
         return _SIGNALLED.get(one.signal or 0, "crashed")
-    if one.kind == "nccl" and _PASSED_ON.search(one.message):
+    if one.kind == "nccl" and one.passed_on:
         return "nccl-passed-on"
     if one.kind == "lost-peer" and one.type == "NCCL WARN":
         return "lost-by-nccl"

@@ -29,10 +29,11 @@ def from_log(check: Check, record: RunRecord, remedy: str | Callable[[LogCause],
         if cause.trouble == check.stands_for:
             is_cause = cause.role == "cause" and not explains_the_death(record)
             named = cause.absent if cause.first.kind in ("timed-out", "lost-peer") and is_cause else cause.ranks
+            usual = remedy if isinstance(remedy, str) else remedy(cause)
             yield check.finding(
                 "log",
                 wording.title(cause),
-                remedy=(remedy if isinstance(remedy, str) else remedy(cause)) if is_cause else remedies.of_echo(cause),
+                remedy=(cause.first.implies or usual) if is_cause else remedies.of_echo(cause),
                 locations=wording.locations(cause),
                 ranks=named,
                 evidence=tuple(wording.facts(cause)),
@@ -49,9 +50,15 @@ def from_dumps(
     parting = parting_of(record)
     if parting is not None and parting.trouble == check.stands_for:
         role: Literal["cause", "echo"] = "cause" if explains_the_death(record) else "echo"
-        finding = divergence_finding(check, record, parting.divergence, remedy(parting.divergence), severity)
+        finding = _of_dumps(divergence_finding(check, record, parting.divergence, remedy(parting.divergence), severity))
         evidence = (*finding.evidence, *limits(record), *native_stacks(record)) if record.stacks else finding.evidence
         yield replace(finding, role=role, doubt=parting.doubt, evidence=evidence)
+
+
+def _of_dumps(finding: Finding) -> Finding:
+    """Return the finding with the dumps as what it rests on, which divergences of a record of logs do."""
+    evidence = tuple(replace(fact, basis="dump") if fact.basis == "log" else fact for fact in finding.evidence)
+    return replace(finding, evidence=evidence, basis=frozenset(fact.basis for fact in evidence) or finding.basis)
 
 
 def explains_the_death(record: RunRecord) -> bool:
@@ -97,7 +104,7 @@ def _by_tracks(record: RunRecord) -> DumpParting | None:
     among = record if len(present) == len(record.ranks) else _restricted(record, present)
     divergence = find_divergence(among)
     if divergence is not None:
-        return DumpParting(divergence=divergence, trouble=classify(divergence, among))
+        return DumpParting(divergence=divergence, trouble=classify(divergence, among), doubt=record.logs.dumps_doubt)
     if among is record:
         return None
     silent = [rank.rank for rank in record.ranks if rank.rank not in present]

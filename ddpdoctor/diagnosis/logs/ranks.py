@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -37,8 +37,11 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     file: str = ""
 
 
-def endings_of(told: Iterable[RankEnding]) -> tuple[Ending, ...]:
-    """Join what the launcher said of one process at several places; ranks that are missing follow from local ranks."""
+def endings_of(told: Iterable[RankEnding], heard: Collection[int] = ()) -> tuple[Ending, ...]:
+    """Join what the launcher said of one process at several places; ranks that are missing follow from local ranks.
+
+    ``heard`` are ranks that write, which show the first rank of a later node.
+    """
     by_process: dict[tuple[str, int], list[RankEnding]] = {}
     for number, one in enumerate(told):
         key = ("rank", one.rank) if one.rank is not None else ("line", number)
@@ -50,14 +53,27 @@ def endings_of(told: Iterable[RankEnding]) -> tuple[Ending, ...]:
     known = {ending.pid: local for ending, local in joined if ending.pid and local is not None}
     guessed = {} if several_nodes else _by_order(known, [ending.pid for ending, _ in joined if ending.pid])
     found: dict[object, Ending] = {}
+    first = _first_rank({*known.values(), *guessed.values()}, len({ending.pid for ending, _ in joined}), heard)
     for ending, local in joined:
         rank = ending.rank
-        if rank is None and not several_nodes:
+        if rank is None and not several_nodes and first is not None:
             rank = local if local is not None else guessed.get(ending.pid)
-            rank = None if rank in ranks else rank
+            rank = None if rank is None or rank + first in ranks else rank + first
         who = ("rank", rank) if rank is not None else ("other", ending.pid or ending.position)
         found[who] = _merged(found[who], ending) if who in found else replace(ending, rank=rank)
     return tuple(found.values())
+
+
+def _first_rank(local_ranks: Collection[int], processes: int, heard: Collection[int]) -> int | None:
+    """Return the rank of a node's first process; None where the ranks that write do not fit any."""
+    if not heard or not local_ranks or not set(local_ranks).isdisjoint(heard):
+        return 0
+    low, high = min(heard), max(heard)
+    if high - low + 1 == len(set(heard)) > max(local_ranks):
+        return low
+    # Nodes have as many ranks each, so the first of one is a multiple of their number.
+    first = low // processes * processes
+    return first if high < first + processes else None
 
 
 def with_ranks(incidents: Sequence[Incident], endings: Sequence[Ending]) -> tuple[Incident, ...]:

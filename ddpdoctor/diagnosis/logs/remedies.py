@@ -47,6 +47,17 @@ def of_gpu(cause: LogCause) -> str:
     return "Take the machine out of service and restart from the last checkpoint elsewhere; reset or replace the GPU."
 
 
+def of_nccl(cause: LogCause) -> str:
+    """Return what to do about an error of NCCL that its own words do not explain."""
+    usual = (
+        "system error: NCCL_SOCKET_IFNAME or /dev/shm; CUDA error: a kernel before it; internal error: versions "
+        "differ; invalid usage: two ranks on one GPU."
+    )
+    if any(one.type == "NCCL WARN" for one in (*cause.incidents, *cause.behind)):
+        return f"Read NCCL's warning in the log. Its usual reasons: {usual}"
+    return f"Set NCCL_DEBUG=WARN, which makes NCCL say what failed. The usual reasons: {usual}"
+
+
 def of_lost_peer(cause: LogCause) -> str:
     """Return what to do about a peer that is gone."""
     peer = next((one.peer for one in cause.incidents if one.peer), "")

@@ -19,6 +19,7 @@ FACTS_OF_RANKS = 16
 """Of more ranks than this the facts are not listed one by one."""
 UNUSED_SHOWN = 6
 _ADDRESS = re.compile(r"\d:\d{2,5}\b|\]:\d{2,5}\b|, \d{2,5}\)|port: \d+")
+_STORE = re.compile(r"\baddress (\S+:\d{2,5})\b")
 TEARDOWN = "terminate called without an active exception"
 
 
@@ -69,8 +70,10 @@ def title(cause: LogCause) -> str:
             f"on {_who(cause)} {_parameters(names) if names else 'a parameter'} was marked as ready twice{_at(first)}"
         )
     if first.trouble == "out-of-memory":
-        gpu = "GPU " if "CUDA" in first.message or "HIP" in first.message else ""
+        gpu = "GPU " if any(name in first.message for name in ("CUDA", "Cuda failure", "HIP")) else ""
         return f"{_who(cause)} ran out of {gpu}memory{_at(first)}"
+    if first.type == "NCCL WARN":
+        return f"NCCL failed on {_who(cause)}: {incident_text(first)}"
     if first.type == "usage error":
         return f"{_who(cause)} ended with a usage error: {incident_text(first)}"
     if not first.type:
@@ -170,7 +173,7 @@ def _of_mismatch(cause: LogCause) -> str:
         return f"the ranks were in different collectives: {_apart(cause.incidents)}"
     differs = _difference(first.message)
     where = next((_at(one) for one in (*cause.incidents, *cause.behind) if user_frames(one.frames)), "")
-    if "preamble" in first.message:
+    if "preamble" in first.message or "data size doesn't match" in first.message:
         return (
             f"the ranks' collectives{where} differ in size or dtype: gloo received a different number of bytes "
             "than expected"
@@ -206,6 +209,8 @@ def _of_lost_peer(cause: LogCause) -> str:
     if cause.trouble == "no-rendezvous":
         where = f" at {cause.endpoint}" if cause.endpoint else ""
         return f"{_who(cause)} lost the store{where}{_at(cause.first)}: the process that holds it had ended"
+    if cause.absent and not cause.ranks:
+        return f"{rank_list(cause.absent)} left: {incident_text(cause.first)}"
     if cause.absent:
         return f"{rank_list(cause.absent)} left while {_who(cause)} {_was(cause)}{_in(cause.first)}{_at(cause.first)}"
     return f"{lost}: a process there ended, or the network failed"
@@ -251,7 +256,9 @@ def _of_rendezvous(cause: LogCause) -> str:
     """Return the statement that names an address, where one does."""
     texts = [incident_text(one) for one in (*cause.incidents, *cause.behind)]
     told = next((text for text in texts if _ADDRESS.search(text)), texts[0])
-    return told if _ADDRESS.search(told) or not cause.endpoint else f"{told} (the ranks meet at {cause.endpoint})"
+    store = _STORE.search(cause.first.message)
+    endpoint = cause.endpoint or (store[1] if store else "")
+    return told if _ADDRESS.search(told) or not endpoint else f"{told} (the ranks meet at {endpoint})"
 
 
 def _who(cause: LogCause) -> str:

@@ -19,7 +19,10 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-MESSAGES = Path(__file__).with_name("messages.toml")
+_FILES = ("messages.toml", "torch.toml")
+_NCCL = "nccl.toml"
+_Where = Literal["any", "anywhere", "nccl"]
+"""An exception or a line of torch's C++ side, the line of any program, a warning of NCCL."""
 _SIGNALS = {
     "killed": 9,
     "bus error": 7,
@@ -28,6 +31,12 @@ _SIGNALS = {
     "aborted": 6,
     "floating point exception": 8,
 }
+_NO_DIGITS = str.maketrans("123456789", "0" * 9)
+_PLACES: dict[tuple[_Where, str], int] = {}
+"""Which row texts fit that differ in their figures only: of a statement a dying job writes thousands."""
+_NONE = -1
+_MOST_KEPT, _LONGEST_KEPT = 4_096, 600
+_BEGINS_WITH_A_LETTER = re.compile(r"[A-Za-z](?![?*{|])")
 _NAMED = re.compile(r"\(\?P<\w+>")
 
 
@@ -38,9 +47,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     pattern: str
     event: IncidentKind
     trouble: Trouble
-    role: Literal["cause", "echo"] = "cause"
+    role: Literal["cause", "echo", "noise"] = "cause"
     anywhere: bool = False
+    nccl: bool = False
     type: str = ""
+    implies: str = ""
     source: str
     example: str
 
@@ -58,34 +69,98 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
 @lru_cache(maxsize=1)
 def rows() -> tuple[Row, ...]:
     """Return the rows, in their order of precedence."""
-    return tuple(msgspec.convert(tomllib.loads(MESSAGES.read_text(encoding="utf-8"))["message"], list[Row]))
+    return tuple(row for name in _FILES for row in _read(name))
 
 
 @lru_cache(maxsize=1)
-def _compiled() -> tuple[tuple[Row, re.Pattern[str]], ...]:
-    return tuple((row, re.compile(row.pattern, re.IGNORECASE)) for row in rows())
+def rows_of_nccl() -> tuple[Row, ...]:
+    """Return the rows that a warning of NCCL is compared with, in their order of precedence."""
+    return (*(row for row in rows() if row.nccl), *_read(_NCCL))
+
+
+def _read(name: str) -> list[Row]:
+    text = Path(__file__).with_name(name).read_text(encoding="utf-8")
+    return msgspec.convert(tomllib.loads(text)["message"], list[Row])
+
+
+@lru_cache(maxsize=3)
+def _compiled(where: _Where) -> tuple[tuple[Row, re.Pattern[str]], ...]:
+    chosen = rows_of_nccl() if where == "nccl" else rows()
+    return tuple((row, re.compile(row.pattern, re.IGNORECASE)) for row in chosen if row.anywhere or where != "anywhere")
 
 
 @lru_cache(maxsize=2)
-def _any(*, anywhere: bool) -> re.Pattern[str]:
-    """One pattern for all rows: most texts fit none."""
-    chosen = [_NAMED.sub("(?:", row.pattern) for row in rows() if row.anywhere or not anywhere]
-    return re.compile("|".join(chosen), re.IGNORECASE)
+def _any(where: _Where) -> re.Pattern[str]:
+    """One pattern for all rows: most texts fit none.
+
+    Its alternatives are grouped by their first letter: of hundreds a position of the text is compared with a few.
+    """
+    groups: dict[str, list[str]] = {}
+    for row, _ in _compiled(where):
+        for branch in _branches(_NAMED.sub("(?:", row.pattern)):
+            first = branch[0].lower() if _BEGINS_WITH_A_LETTER.match(branch) else ""
+            groups.setdefault(first, []).append(branch)
+    apart = groups.pop("", [])
+    return re.compile("|".join([*(f"(?={first})(?:{'|'.join(one)})" for first, one in groups.items()), *apart]), re.I)
+
+
+def _branches(pattern: str) -> list[str]:
+    """Return the alternatives of a pattern, those within parentheses left as they are."""
+    found, depth, start, in_set = [], 0, 0, False
+    place = 0
+    while place < len(pattern):
+        character = pattern[place]
+        if character == "\\":
+            place += 1
+        elif in_set:
+            in_set = character != "]"
+        elif character == "[":
+            in_set = True
+        elif character in "()":
+            depth += 1 if character == "(" else -1
+        elif character == "|" and not depth:
+            found.append(pattern[start:place])
+            start = place + 1
+        place += 1
+    return [*found, pattern[start:]]
 
 
 def statement_in(text: str, *, anywhere: bool = False) -> Statement | None:
     """Return the first row that a text fits; ``anywhere``: only of those that count in the line of any program."""
-    if not _any(anywhere=anywhere).search(text):
+    return _first("anywhere" if anywhere else "any", text)
+
+
+def statement_of_nccl(text: str) -> Statement | None:
+    """Return the first row that a warning of NCCL fits, by what stands behind ``NCCL WARN``."""
+    return _first("nccl", text)
+
+
+def _first(where: _Where, text: str) -> Statement | None:
+    compiled = _compiled(where)
+    kind = (where, text.translate(_NO_DIGITS)) if len(text) <= _LONGEST_KEPT else None
+    place = _PLACES.get(kind) if kind is not None else None
+    if place is None:
+        likely = where == "nccl" or _any(where).search(text) is not None
+        fits = (place for place, (_, pattern) in enumerate(compiled) if pattern.search(text)) if likely else iter(())
+        place = next(fits, _NONE)
+        if kind is not None:
+            if len(_PLACES) >= _MOST_KEPT:
+                _PLACES.clear()
+            _PLACES[kind] = place
+    if place == _NONE:
         return None
-    for row, pattern in _compiled():
-        if (row.anywhere or not anywhere) and (match := pattern.search(text)):
-            return Statement(row=row, fields=_fields(match), name=match.groupdict().get("name") or "")
-    return None
+    row, pattern = compiled[place]
+    match = pattern.search(text)
+    if match is None:
+        return None
+    return Statement(row=row, fields=_fields(match, row), name=match.groupdict().get("name") or "")
 
 
-def _fields(match: re.Match[str]) -> dict[str, Any]:
+def _fields(match: re.Match[str], row: Row) -> dict[str, Any]:
     found = {name: text for name, text in match.groupdict().items() if text is not None}
-    fields: dict[str, Any] = {}
+    fields: dict[str, Any] = {"implies": row.implies} if row.implies else {}
+    if row.event == "nccl" and row.role == "echo":
+        fields["passed_on"] = True
     if absent := found.get("absent") or found.get("absent2"):
         fields["absent"] = tuple(int(number) for number in re.findall(r"\d+", absent))
     if "pid" in found:

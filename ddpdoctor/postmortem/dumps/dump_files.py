@@ -11,7 +11,9 @@ import msgspec
 from ddpdoctor.files.untrusted import reason_of
 from ddpdoctor.postmortem.dumps.dump_record import DumpBook
 from ddpdoctor.postmortem.dumps.dumps import LARGEST_BYTES, DumpError, Dumps
+from ddpdoctor.postmortem.dumps.nccl_reports import REPORT, NcclReports
 from ddpdoctor.postmortem.inputs import Found, opened
+from ddpdoctor.record.streams.devices import Incident
 
 _NUMBER = re.compile(r"(\d{1,7})(?!.*\d)")
 _SUFFIXES = re.compile(r"(?:\.(?:json|pkl|pickle|gz|bin|dump|txt))+$", re.IGNORECASE)
@@ -25,17 +27,24 @@ class DumpsRead(msgspec.Struct, kw_only=True):
     written_ns: int = 0
     """When the newest file was written."""
     notes: list[str] = []
+    incidents: list[Incident] = []
+    doubt: str = ""
+    """Why what they show is not certain, where no flight recorder wrote them."""
 
 
 def read_dumps(files: Sequence[Found]) -> DumpsRead:
     """Read all dumps; one that is damaged, or of a rank that no one knows, costs a sentence."""
-    dumps, told = Dumps(), DumpsRead(book=DumpBook())
+    dumps, told, reports = Dumps(), DumpsRead(book=DumpBook()), NcclReports()
     damaged: list[str] = []
     for found in files:
         rank = rank_of(found.name)
         try:
             with opened(found) as stream:
                 content = stream.read(LARGEST_BYTES + 1)
+            if REPORT.match(content):
+                reports.read(found.name, content)
+                told.read += 1
+                continue
             dump, _ = dumps.read(content)
         except (DumpError, OSError, EOFError) as error:
             damaged.append(f"{found.name} is not a usable dump: {reason_of(error)}")
@@ -50,6 +59,9 @@ def read_dumps(files: Sequence[Found]) -> DumpsRead:
         told.read += 1
         if found.path is not None:
             told.written_ns = max(told.written_ns, found.path.stat().st_mtime_ns)
+    for rank, dump in reports.dumps().items():
+        told.book.add(rank, dump)
+    told.incidents, told.doubt = reports.incidents(), reports.doubt
     told.notes = [*damaged[:MOST_NOTES], *_more(damaged), *_lost(told.book)]
     return told
 

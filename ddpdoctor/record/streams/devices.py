@@ -82,6 +82,10 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the process that it is about, where the system tells it."""
     went_on: int = 0
     """How many lines that look like the job's progress its process wrote afterwards."""
+    implies: str = ""
+    """What to do about it, where its message says more than its kind."""
+    passed_on: bool = False
+    """Another part of NCCL had the error first."""
     loose: bool = False
     """It stands in the line of a logger, or without its traceback."""
 
@@ -121,6 +125,8 @@ class LogEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """The logs say that the job came to its end, or it went on after everything that they report."""
     endpoint: str = ""
     """Where the ranks meet, as the launcher prints it: ``host:port``."""
+    dumps_doubt: str = ""
+    """Why what the dumps show is not certain, where no flight recorder wrote them."""
     ordered: bool = False
     """All incidents stand in one log, so that their positions are their order in time."""
 

@@ -92,7 +92,7 @@ def _rehearsal_block(examination: Examination, width: int) -> list[Text]:
     rehearsal = examination.rehearsal
     if rehearsal.status in ("completed", "skipped"):
         return []
-    from_run = [finding for finding in examination.findings if finding.basis & {"rehearsal", "run", "log"}]
+    from_run = [finding for finding in examination.findings if finding.basis & {"rehearsal", "run", "log", "dump"}]
     explained = any(finding.severity is Severity.ERROR for finding in from_run)
     told = any(finding.trouble in rehearsal.told_by for finding in from_run)
     if told or (explained and rehearsal.status == "stopped"):

@@ -41,6 +41,7 @@ _SEEN: dict[Basis, str] = {
     "rehearsal": "in the rehearsal",
     "run": "in the run",
     "log": "in the logs",
+    "dump": "in the dumps",
 }
 
 
