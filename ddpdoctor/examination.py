@@ -38,6 +38,8 @@ class Unreached(msgspec.Struct, frozen=True, kw_only=True, order=True):
     """The function around them; empty at module level."""
     calls: tuple[str, ...] = ()
     """Functions of the same file that they call; where they call none, the first other one."""
+    waits_for: str = ""
+    """The condition on a count of steps, or on what else training changes, that no step has met; empty for none."""
 
 
 class RehearsalSection(msgspec.Struct, frozen=True, kw_only=True):

@@ -71,14 +71,14 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         yield CHECK.finding(
             "run",
             _title(exposure),
-            remedy=_remedy(exposure),
+            remedy=_remedy(exposure, record),
             what_if=_MENDED[exposure.kind],
             locations=_lines(record) if exposure.kind == "explicit" else (),
             evidence=tuple(_fact(entry) for entry in exposure.traffic[:4]),
         )
 
 
-def _remedy(exposure: Exposure) -> str:
+def _remedy(exposure: Exposure, record: RunRecord) -> str:
     """Return the remedy for what was measured: latency is not mended by sending less."""
     calls = sum(entry.calls_per_step for entry in exposure.traffic)
     size = sum(entry.bytes_per_step for entry in exposure.traffic)
@@ -91,7 +91,8 @@ def _remedy(exposure: Exposure) -> str:
             "or reduce only in steps that use the result."
         )
     remedy = _REMEDIES[exposure.kind]
-    if exposure.kind == "explicit" and any(entry.kind == "broadcast" for entry in exposure.traffic):
+    sent = any(wrap.buffers and wrap.options.get("broadcast_buffers") for wrap in record.wraps)
+    if exposure.kind == "explicit" and sent and any(entry.kind == "broadcast" for entry in exposure.traffic):
         remedy += " Set broadcast_buffers=False where buffers need no sync."
     return remedy
 

@@ -28,6 +28,8 @@ def classify(divergence: Divergence, record: RunRecord) -> Trouble:
     A desync stays one even when passes differ in length later: it came first. A rank that failed or was killed
     is a cause of its own, whatever the others wait in.
     """
+    if any(turn.handling is not None and turn.rank == divergence.culprit for turn in divergence.turns):
+        return "caught-exception"
     if divergence.form in ("desync", "crossed", "swapped"):
         return "desync"
     if divergence.form == "absentee" and not _ran_to_its_end(divergence):

@@ -7,7 +7,7 @@ from pathlib import PurePath
 
 from ddpdoctor.finding import Frame, Location
 from ddpdoctor.record.model import Site
-from ddpdoctor.record.streams.collectives import Group, Signature
+from ddpdoctor.record.streams.collectives import Group, Handled, Signature
 
 _ORIGINS = {
     "user": "",
@@ -119,6 +119,11 @@ def bytes_text(size_bytes: int) -> str:
             value = size_bytes / factor
             return f"{value:,.0f} {unit}" if value >= 99.95 else f"{value:.1f} {unit}"
     raise AssertionError("unreachable")
+
+
+def frame_of(handled: Handled) -> Frame:
+    """Return the line from which an exception came that a handler has caught."""
+    return Frame(file=handled.file, line=handled.line, function=handled.function)
 
 
 def location_of(frame: Frame | None) -> Location | None:

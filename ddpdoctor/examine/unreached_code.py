@@ -7,7 +7,7 @@ by a condition that training cannot change, and does more than leave. Which bran
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ddpdoctor.examination import Unreached
@@ -52,18 +52,51 @@ def gaps(
         if isinstance(scope, Function) and _lines_that_define(scope) & unwatched:
             continue
         changing, known_from = _changing(scope), _known_from(scope, run | inside)
-        for block in _unreached_blocks(_still_to_come(scope, inside), run | inside, changing):
-            if block[0].lineno < known_from:
-                continue
-            called = [name for part in block for name in _called(part)]
-            calls = dict.fromkeys(name for name in called if name.rpartition(".")[2] in functions) or called[:1]
-            yield Unreached(
-                file=file,
-                first_line=block[0].lineno,
-                last_line=block[-1].end_lineno or block[-1].lineno,
-                function=scope.name if isinstance(scope, Function) else "",
-                calls=tuple(dict.fromkeys(name.removeprefix("self.") for name in calls)),
-            )
+        for block, waits_for in _unreached_blocks(_still_to_come(scope, inside), run | inside, changing):
+            if block[0].lineno >= known_from:
+                yield _gap(file, scope, block, waits_for, functions)
+    held = {scope for scope, _ in _scopes(tree, training)}
+    for function, counters in _counting(tree, run):
+        if function not in held and not _lines_that_define(function) & unwatched:
+            for block, waits_for in _unreached_blocks(function.body, run, counters):
+                if waits_for:
+                    yield _gap(file, function, block, waits_for, functions)
+
+
+def _gap(
+    file: str,
+    scope: ast.Module | Function,
+    block: Sequence[ast.stmt],
+    waits_for: str,
+    functions: Mapping[str, Function],
+) -> Unreached:
+    called = [name for part in block for name in _called(part)]
+    calls = dict.fromkeys(name for name in called if name.rpartition(".")[2] in functions) or called[:1]
+    return Unreached(
+        file=file,
+        first_line=block[0].lineno,
+        last_line=block[-1].end_lineno or block[-1].lineno,
+        function=scope.name if isinstance(scope, Function) else "",
+        calls=tuple(dict.fromkeys(name.removeprefix("self.") for name in calls)),
+        waits_for=waits_for,
+    )
+
+
+def _counting(tree: ast.Module, run: frozenset[int]) -> Iterator[tuple[Function, frozenset[str]]]:
+    """Yield the methods that were run, with the attributes in which their objects count up.
+
+    A module that counts its forwards changes with the steps as a loop does, and so do its hooks and those of a trainer.
+    """
+    for cls in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+        counted = {
+            node.target.attr
+            for node in ast.walk(cls)
+            if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Attribute) and node.lineno in run
+        }
+        methods = [node for node in cls.body if isinstance(node, Function)]
+        for method in methods if counted else ():
+            if any(_was_run(statement, run) for statement in method.body):
+                yield method, frozenset(counted)
 
 
 def _training_lines(record: RunRecord) -> dict[str, set[int]]:
@@ -128,28 +161,32 @@ def _is_loop(node: ast.AST) -> bool:
     return isinstance(node, _LOOPS)
 
 
+_Block = tuple[list[ast.stmt], str]
+"""Statements, and the condition that they wait for."""
+
+
 def _unreached_blocks(
-    body: Sequence[ast.stmt], run: frozenset[int], changing: frozenset[str]
-) -> Iterator[list[ast.stmt]]:
+    body: Sequence[ast.stmt], run: frozenset[int], changing: frozenset[str], waits_for: str = ""
+) -> Iterator[_Block]:
     block: list[ast.stmt] = []
     for statement in body:
         if isinstance(statement, _SCOPES) or _is_text(statement):
             continue
         if _was_run(statement, run):
-            yield from _worth_naming(block)
+            yield from _worth_naming(block, waits_for)
             block = []
             yield from _inside(statement, run, changing)
         else:
             block.append(statement)
-    yield from _worth_naming(block)
+    yield from _worth_naming(block, waits_for)
 
 
-def _inside(statement: ast.stmt, run: frozenset[int], changing: frozenset[str]) -> Iterator[list[ast.stmt]]:
+def _inside(statement: ast.stmt, run: frozenset[int], changing: frozenset[str]) -> Iterator[_Block]:
     if isinstance(statement, ast.If):
-        varies = bool(_names(statement.test) & changing)
-        for branch in (statement.body, statement.orelse):
+        varies, test = bool(_names(statement.test) & changing), ast.unparse(statement.test)
+        for branch, condition in ((statement.body, test), (statement.orelse, f"not ({test})")):
             if branch and (varies or any(_was_run(part, run) for part in branch)):
-                yield from _unreached_blocks(branch, run, changing)
+                yield from _unreached_blocks(branch, run, changing, condition if varies else "")
     elif isinstance(statement, (*_LOOPS, ast.With, ast.AsyncWith)):
         yield from _unreached_blocks(statement.body, run, changing)
     elif isinstance(statement, ast.Try):
@@ -157,9 +194,9 @@ def _inside(statement: ast.stmt, run: frozenset[int], changing: frozenset[str]) 
         yield from _unreached_blocks(statement.finalbody, run, changing)
 
 
-def _worth_naming(block: list[ast.stmt]) -> Iterator[list[ast.stmt]]:
+def _worth_naming(block: list[ast.stmt], waits_for: str) -> Iterator[_Block]:
     if block and not all(isinstance(statement, _LEAVING) or _only_tells(statement) for statement in block):
-        yield block
+        yield block, waits_for
 
 
 def _was_run(statement: ast.stmt, run: frozenset[int]) -> bool:

@@ -59,10 +59,15 @@ def in_user_code(file: str) -> bool:
     parts = file.replace("\\", "/").split("/")
     if "site-packages" in parts or "dist-packages" in parts or file.startswith("<"):
         return False
-    return not any(
-        (before == "lib" and part.startswith("python3")) or (before == "ddpdoctor" and part in _IN_THE_RANKS)
-        for before, part in pairwise(parts)
-    )
+    ours = any(before == "ddpdoctor" and part in _IN_THE_RANKS for before, part in pairwise(parts))
+    return not ours and not is_of_python(file)
+
+
+def is_of_python(file: str) -> bool:
+    """Return whether a file is the standard library's."""
+    parts = file.replace("\\", "/").split("/")
+    within = any(before == "lib" and part.startswith("python3") for before, part in pairwise(parts))
+    return within and "site-packages" not in parts and "dist-packages" not in parts
 
 
 _IN_THE_RANKS = ("probe", "rehearsal")

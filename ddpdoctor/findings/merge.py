@@ -26,11 +26,12 @@ DIVERGENCES: frozenset[Trouble] = frozenset(
         "desync",
         "ddp-on-subset",
         "exception",
+        "caught-exception",
         "hang",
     }
 )
 """What one divergence may be called once it was seen in a run."""
-_OF_THE_RUN = frozenset({"exception", "uneven-passes"})
+_OF_THE_RUN = frozenset({"exception", "caught-exception", "uneven-passes"})
 """Divergences that the run explains itself: by what a rank raised, or by two lengths."""
 _BY_RANK = SUSPECTED - {"data-branch", "caught-exception"}
 """Divergences that happen whenever the line is reached; those left out wait for a batch or a failure."""
@@ -38,6 +39,12 @@ _BY_RANK = SUSPECTED - {"data-branch", "caught-exception"}
 _WHY = {("wrong-rank-kind", "many-writers")}
 """Pairs of troubles: what the source knows to be the reason for what a run saw at the same place."""
 
+_SHOWN_BY_EFFECTS = frozenset(
+    {"forward-bypasses-ddp", "diverged-replicas", "module-changed-after-wrap", "misplaced-no-sync"}
+)
+"""Checks of which the run sees what comes of it: a backward that averages nothing, parameters that differ, a wrap that
+does not know some. The source shows the line that does it.
+"""
 _ASKED = {
     "nan": "the rank's own batch",
     "short-batch": "the rank's own batch",
@@ -137,10 +144,13 @@ def _in_one_function(one: Finding, other: Finding) -> bool:
 
 
 def _explanation(causes: Sequence[Finding], seen: Finding) -> Finding | None:
-    """Return the suspicion that says why the ranks of the run diverge; None where the run knows better.
+    """Return the suspicion that says why the run went wrong; None where the run knows better.
 
     A condition of a rank's own (its batch, a failure) explains a divergence only where it is the one candidate.
     """
+    same = [cause for cause in causes if cause.code == seen.code]
+    if len(same) == 1 and seen.name in _SHOWN_BY_EFFECTS and not seen.stress:
+        return same[0]
     if seen.trouble not in DIVERGENCES or seen.trouble in _OF_THE_RUN or seen.stress:
         return None  # What only an injected cause brings about stays a condition: "if one rank's loss is NaN: …".
     places = (*seen.locations, *_all_places(seen), *_stack_places(seen))

@@ -242,20 +242,10 @@ class ProcessEnd:
 
     def _frames_of(self, error: BaseException) -> list[tuple[str, int, str]]:
         """Return the user's lines, innermost first; of a file that cannot be compiled the wrong line."""
-        frames = self._user_frames(error.__traceback__)
+        frames = self._journal.user_code.raised_frames(error.__traceback__)
         if isinstance(error, SyntaxError) and error.filename and self._journal.user_code.holds(error.filename):
             frames.insert(0, (os.path.abspath(error.filename), error.lineno or 1, "<module>"))
         return frames
-
-    def _user_frames(self, trace: Optional[TracebackType]) -> list[tuple[str, int, str]]:
-        frames = []
-        while trace is not None:
-            code = trace.tb_frame.f_code
-            if self._journal.user_code.holds(code.co_filename):
-                name = str(getattr(code, "co_qualname", code.co_name))
-                frames.append((os.path.abspath(code.co_filename), trace.tb_lineno, name))
-            trace = trace.tb_next
-        return frames[::-1]
 
 
 def _ends_the_process() -> bool:

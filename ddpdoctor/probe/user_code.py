@@ -8,7 +8,7 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Iterable
-from types import CodeType, FrameType
+from types import CodeType, FrameType, TracebackType
 from typing import Any, Optional
 
 # What a collective is, alike in every record: who issued it, and the fields of its signature.
@@ -135,6 +135,17 @@ class UserCode:
                     break
             frame = frame.f_back
         return tuple(found)
+
+    def raised_frames(self, trace: Optional[TracebackType]) -> list[FrameTuple]:
+        """Return the user's lines of a traceback, innermost first."""
+        frames = []
+        while trace is not None:
+            code = trace.tb_frame.f_code
+            if self.holds(code.co_filename):
+                name = str(getattr(code, "co_qualname", code.co_name))
+                frames.append((os.path.abspath(code.co_filename), trace.tb_lineno, name))
+            trace = trace.tb_next
+        return frames[::-1]
 
     def instructions(self, frame: Optional[FrameType]) -> tuple[int, ...]:
         """Return the user's part of a stack as ``id`` of the code and instruction of each frame."""

@@ -18,6 +18,7 @@ from ddpdoctor.record.streams.collectives import (
     CollectiveTrack,
     CutGraph,
     Group,
+    Handled,
     OutsiderCall,
     ReducedLoss,
     Signature,
@@ -353,6 +354,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     reduced_losses: tuple[ReducedLoss, ...] = ()
     cut_graphs: tuple[CutGraph, ...] = ()
     outsider_calls: tuple[OutsiderCall, ...] = ()
+    handled: tuple[Handled, ...] = ()
     accesses: tuple[Access, ...] = ()
     device_uses: tuple[DeviceUse, ...] = ()
     device_choices: tuple[DeviceChoice, ...] = ()

@@ -45,15 +45,36 @@ SAME: Mapping[str, str] = MappingProxyType(
 
 RETURNING = frozenset(
     {
-        *(f"mmengine.dist.{name}" for name in ("all_gather", "all_gather_object", "collect_results")),
-        "mmengine.dist.all_reduce_dict",
+        *(
+            f"mmengine.dist.{name}"
+            for name in ("all_gather", "all_gather_object", "all_reduce_dict", "all_reduce_params")
+        ),
+        *(f"mmengine.dist.{name}" for name in ("broadcast_object_list", "collect_results", "gather", "gather_object")),
+        "mmengine.dist.sync_random_seed",
+        # It asks every rank for its length before it pads.
+        *(f"monai.utils.{part}evenly_divisible_all_gather" for part in ("", "dist.")),
+        # Its documentation: all workers must call it the same number of times, "otherwise, your training will hang".
+        *("ray.train.report", "ray.train.collective.barrier", "ray.train.collective.broadcast_from_rank_zero"),
+        # Its stall inspector names the ranks that a call lacks for as long as they do not come.
+        *(
+            f"horovod.torch.{name}"
+            for name in (
+                *("allgather", "allgather_object", "allreduce_", "alltoall", "barrier", "broadcast", "broadcast_"),
+                *("broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"),
+            )
+        ),
+        # A barrier follows what the main rank does in it.
+        *(f"speechbrain.utils.distributed.{name}" for name in ("ddp_barrier", "run_on_main")),
         *(f"detectron2.utils.comm.{name}" for name in ("all_gather", "gather", "reduce_dict", "shared_random_seed")),
         *(f"composer.utils.dist.{name}" for name in ("all_gather", "all_gather_object")),
         *(f"timm.utils.{part}{name}" for part in ("", "distributed.") for name in ("reduce_tensor", "distribute_bn")),
         *(
             f"accelerate.utils.{part}{name}"
             for part in ("", "operations.", "other.")
-            for name in ("gather", "gather_object", "broadcast", "reduce", "pad_across_processes", "wait_for_everyone")
+            for name in (
+                *("gather", "gather_object", "broadcast", "broadcast_object_list", "reduce", "pad_across_processes"),
+                "wait_for_everyone",
+            )
         ),
     }
 )

@@ -106,8 +106,10 @@ COLLECTIVES: Mapping[str, Collective] = {
 }
 COLLECTIVE_METHODS: Mapping[str, frozenset[str]] = {
     "accelerate.Accelerator": frozenset(
-        {"wait_for_everyone", "gather", "gather_for_metrics", "reduce", "pad_across_processes"}
+        {"wait_for_everyone", "gather", "gather_for_metrics", "reduce", "pad_across_processes", "check_trigger"}
     ),
+    # "This method will hang … if it's called just for the process with rank 0", its documentation says of saving.
+    ENGINE: frozenset({"save_checkpoint", "load_checkpoint"}),
     **METHODS,
 }
 """Methods that every rank must call, by the class of their object."""

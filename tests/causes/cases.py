@@ -51,6 +51,23 @@ _REDUCE = Said(code="DDP301", line=34, words=("self.rank == 0", "move it out of 
 _EPOCH = Said(code="DDP102", line=23)
 
 CASES = (
+    # The barrier that rank 1 waits in is where it stands, not why.
+    Case(
+        script="barrier_in_handler.py",
+        checked=(
+            Said(
+                code="DDP311",
+                line=9,
+                ranks=(1,),
+                words=(
+                    "ValueError: sample 17 is broken",
+                    "barrier_in_handler.py:28 in its handler",
+                    "Fix the exception",
+                ),
+            ),
+        ),
+        quick=True,
+    ),
     Case(script="c03_gather_nograd.py", checked=(Said(code="DDP201", line=35, words=_GATHER),), quick=True),
     Case(script="c03b_gather_nograd_strict.py", checked=(Said(code="DDP201", line=35, words=_GATHER),)),
     Case(

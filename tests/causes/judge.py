@@ -10,6 +10,12 @@ from tests.check_command import check
 
 DIVERGENCES = frozenset({"DDP301", "DDP302", "DDP303", "DDP309", "DDP311", "DDP314"})
 """What the source may know to be the reason for a divergence of the run."""
+EXPLAINED = DIVERGENCES | {"DDP207", "DDP208", "DDP213", "DDP217"}
+"""… and for what the run sees by its effects alone."""
+
+
+_OF_THE_RUN = frozenset({"DDP103", "DDP706"})
+"""What a run knows better: what a rank raised, and how long its passes are."""
 
 
 def report_of(case: Case, project: Path, *options: str, **environment: str) -> dict[str, Any]:
@@ -34,20 +40,27 @@ def complaints(expected: tuple[Said, ...], report: dict[str, Any]) -> list[str]:
 
 
 def worse_than_static(static: dict[str, Any], checked: dict[str, Any]) -> list[str]:
-    """Divergences that the source places and mends, and the whole check, which saw one, at another place or otherwise.
+    """Causes that the source places and mends, and the whole check, which saw what came of one, elsewhere or otherwise.
 
-    What the run refuted, or what is told beside the run's own finding, is told no worse.
+    What the run refuted is told no worse, nor is what it explains by an exception or by two lengths at the same places.
     """
     told = {(finding["code"], _path(finding), _line(finding), finding["remedy"]) for finding in checked["findings"]}
     refuted = {(one["code"], one["location"]["line"]) for one in checked.get("refuted", ()) if one.get("location")}
+    explained = [finding for finding in checked["findings"] if finding["code"] in _OF_THE_RUN]
     return [
         f"{finding['code']} at line {_line(finding)} is not told: {finding['title']}"
         for finding in static["findings"]
-        if finding["code"] in DIVERGENCES
-        and finding["severity"] == "error"
+        if finding["code"] in EXPLAINED
+        and finding["severity"] != "advice"
         and (finding["code"], _path(finding), _line(finding), finding["remedy"]) not in told
         and (finding["code"], _line(finding)) not in refuted
+        and not any((_path(finding), _line(finding)) in _places(one) for one in explained)
     ]
+
+
+def _places(finding: dict[str, Any]) -> set[tuple[str, int]]:
+    places = [*finding["locations"], *(fact.get("location") for fact in finding["evidence"])]
+    return {(place["file"], place["line"]) for place in places if place}
 
 
 def _line(finding: dict[str, Any]) -> int:

@@ -39,7 +39,8 @@ def _report(*findings: dict[str, Any], refuted: tuple[dict[str, Any], ...] = ())
 
 def _finding(code: str, line: int, remedy: str = "move it") -> dict[str, Any]:
     place = {"file": "train.py", "line": line}
-    return {"code": code, "severity": "error", "title": code, "remedy": remedy, "locations": [place], "ranks": []}
+    said = {"code": code, "severity": "error", "title": code, "remedy": remedy, "ranks": []}
+    return {**said, "locations": [place], "evidence": []}
 
 
 def test_another_place_another_remedy_and_silence_are_worse() -> None:
@@ -47,5 +48,6 @@ def test_another_place_another_remedy_and_silence_are_worse() -> None:
     assert worse_than_static(static, static) == []
     for checked in (_report(), _report(_finding("DDP301", 12)), _report(_finding("DDP306", 9, "leave together"))):
         assert worse_than_static(static, checked) == ["DDP301 at line 9 is not told: DDP301"]
+    assert worse_than_static(static, _report(_finding("DDP706", 9, "fix it"))) == []
     place = {"code": "DDP301", "location": {"file": "train.py", "line": 9}}
     assert worse_than_static(static, _report(refuted=(place,))) == []

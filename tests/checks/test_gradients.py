@@ -57,7 +57,9 @@ def test_ranks_that_lack_different_parameters_are_told_apart_by_what_they_lack_a
     assert "of these" not in finding.evidence[1].text
 
 
-def never(names: tuple[str, ...], *leaves: tuple[int, ...], steps: int = 4) -> list[Finding | Refuted]:
+def never(
+    names: tuple[str, ...], *leaves: tuple[int, ...], steps: int = 4, gathers: int = 1
+) -> list[Finding | Refuted]:
     """A search in whose every step these parameters lack a gradient, and a gather of what has these leaves."""
     job = JobBuilder(2)
     streams = training(job)
@@ -74,7 +76,9 @@ def never(names: tuple[str, ...], *leaves: tuple[int, ...], steps: int = 4) -> l
         for step in range(steps)
     )
     streams["cut_graphs"] = tuple(
-        CutGraph(rank=rank, site=job.site(44), kind="all_gather", leaves=leaves) for rank in job.ranks if leaves
+        CutGraph(rank=rank, site=job.site(44), kind="all_gather", leaves=leaves)
+        for rank in job.ranks
+        for _ in range(gathers if leaves else 0)
     )
     return list(unused_parameters.in_run(job.record(**streams)))
 
@@ -88,6 +92,15 @@ def test_parameters_that_never_learn_behind_a_gather_are_an_error_at_the_gather(
     assert (finding.severity, finding.locations[0].line) == (Severity.ERROR, 44)
     assert "all_gather at train.py:44 ends the graph" in finding.title
     assert "nn.functional.all_gather" in finding.remedy and "find_unused_parameters" not in finding.remedy
+
+
+def test_two_gathers_that_each_end_the_graph_of_a_part_end_it_together() -> None:
+    (finding,) = never(LAYERS, *[(10, 10)] * 6, gathers=2)
+    assert isinstance(finding, Finding)
+    assert (finding.severity, finding.locations[0].line) == (Severity.ERROR, 44)
+    (one,) = never(LAYERS, *[(10, 10)] * 6)
+    assert isinstance(one, Finding)
+    assert one.locations[0].line == WRAP_LINE
 
 
 def test_parameters_that_never_learn_for_another_reason_are_no_fault_of_a_gather() -> None:

@@ -209,7 +209,7 @@ def test_workers_that_start_anew_for_each_epoch_are_told_apart_from_slow_ones(pe
 
 def test_explicit_collectives_count_without_the_waiting_and_without_barriers() -> None:
     def job(kind: str, late: float, transfer: float) -> MeasuredJob:
-        job = MeasuredJob(2, kinds=("barrier", "all_reduce"))
+        job = MeasuredJob(2, kinds=("barrier", "all_reduce", "broadcast"))
         for _ in range(60):
             job.run(1, {**COMPUTE, "other": 60.0}, explicit_ns=int((late + transfer) * 1e6))
             for rank in job.ranks:
@@ -220,6 +220,11 @@ def test_explicit_collectives_count_without_the_waiting_and_without_barriers() -
     (finding,) = said(exposed_communication, job("all_reduce", 1.0, 40.0))
     assert finding.title.startswith("collectives outside of backward (all_reduce) take 32% of the step")
     assert "broadcast_buffers" not in finding.remedy
+    (finding,) = said(exposed_communication, job("broadcast", 1.0, 40.0))
+    assert "broadcast_buffers" not in finding.remedy
+    wrap = Wrap(rank=0, wrap=0, options={"broadcast_buffers": True}, buffers=(TensorInfo(name="mean"),))
+    (finding,) = said(exposed_communication, job("broadcast", 1.0, 40.0), wraps=(wrap,))
+    assert "broadcast_buffers" in finding.remedy
     assert said(exposed_communication, job("all_reduce", 40.0, 1.0)) == []
     assert said(exposed_communication, job("barrier", 1.0, 40.0)) == []
 

@@ -123,3 +123,46 @@ def test_of_a_function_that_was_not_watched_to_its_end_nothing_is_said() -> None
 )
 def test_code_that_ran_before_or_that_training_cannot_come_to_is_no_gap(source: str, found: list[str]) -> None:
     assert [first for first, _, _ in _found(source)] == found
+
+
+COUNTED = """
+    class Net(Module):
+        def __init__(self):
+            self.calls, self.made = 0, 0  # run
+
+        def forward(self, x):
+            self.calls += 1  # run
+            if self.calls > 60:  # run
+                self.body.requires_grad_(False)
+            if self.made > 3:  # run
+                self.rebuild()
+            if self.calls > 9:  # run
+                print(self.calls)
+            return self.head(self.body(x))  # run
+
+        def rebuild(self):
+            self.made += 1
+
+    step = 0  # run
+    for x in loader:  # run
+        step += 1  # run
+        if step == 100:  # run
+            drop(optimizer)
+        else:
+            keep(optimizer)  # run
+        if verbose:  # run
+            plot(model)
+        model(x).backward()  # run: trained
+    """
+
+
+def test_what_a_count_of_steps_decides_waits_for_it_in_the_model_as_well() -> None:
+    text = textwrap.dedent(COUNTED)
+    lines = text.splitlines()
+    trained = frozenset(number for number, line in enumerate(lines, 1) if "# run: trained" in line)
+    run = frozenset(number for number, line in enumerate(lines, 1) if "# run" in line)
+    found = sorted(gaps(ast.parse(text), "/train.py", trained, run))
+    assert [(lines[gap.first_line - 1].strip(), gap.waits_for) for gap in found] == [
+        ("self.body.requires_grad_(False)", "self.calls > 60"),
+        ("drop(optimizer)", "step == 100"),
+    ]

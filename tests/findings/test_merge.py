@@ -60,6 +60,20 @@ def test_a_divergence_that_the_source_explains_is_told_as_the_source_tells_it_wi
     assert merged.evidence[0].text == "rank 1 left"
 
 
+@pytest.mark.parametrize(
+    ("name", "first"), [("forward-bypasses-ddp", 14), ("diverged-replicas", 14), ("missing-distributed-sampler", 12)]
+)
+def test_where_the_run_sees_an_effect_alone_the_line_that_does_it_leads(name: str, first: int) -> None:
+    code = "DDP208"
+    cause = finding(code, name, Severity.ERROR, at(14), title="rank 0 alone lowers it", remedy="Lower it everywhere.")
+    effect = finding(code, name, Severity.ERROR, at(12), basis="rehearsal", title="they differ", evidence=(_fact(14),))
+    (merged,) = merge([cause], [effect])
+    assert merged.location == at(first)
+    if first == 14:
+        assert (merged.title, merged.remedy) == ("rank 0 alone lowers it", "Lower it everywhere.")
+        assert merged.evidence[0].text == "they differ"
+
+
 def test_a_divergence_in_the_source_merges_through_the_stack_of_a_waiting_rank() -> None:
     (merged,) = merge([_suspected_divergence(22)], [hang()])
     assert merged.evidence[0].text == hang().title

@@ -73,7 +73,9 @@ REPORT = _object(
         steps=COUNT,
         seconds=SECONDS,
         device=TEXT,
-        unreached=_list(_object(file=TEXT, line=COUNT, end_line=COUNT, function=TEXT, calls=_list(TEXT))),
+        unreached=_list(
+            _object(file=TEXT, line=COUNT, end_line=COUNT, function=TEXT, calls=_list(TEXT), waits_for=TEXT)
+        ),
         batch_size={"anyOf": [COUNT, {"type": "null"}]},
         overlay={"type": "boolean"},
         notes=_list(TEXT),

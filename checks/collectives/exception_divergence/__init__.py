@@ -32,6 +32,7 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
 from ddpdoctor.checks.collectives.exception_divergence.source import Swallowed, swallowed
@@ -39,11 +40,15 @@ from ddpdoctor.finding import Fact, Finding, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
 
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
 CHECK = Check(
     code="DDP311",
     name="exception-divergence",
     stands_for="caught-exception",
-    severity={"source": Severity.WARNING},
+    severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR},
+    needs=frozenset({"ranks", "collectives", "handled"}),
     subjects=("collectives",),
     triggers=("except",),
 )
@@ -72,6 +77,23 @@ def in_source(script: Script) -> Iterator[Finding]:
                 ),
                 *_how(found),
             ),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding]:
+    """Report the exception in whose handler a rank waits for ranks that did not raise it."""
+    from ddpdoctor.diagnosis.divergence.describe import disputed_call
+    from ddpdoctor.diagnosis.divergence_findings import divergence_finding
+    from ddpdoctor.diagnosis.divergence_kind import divergence_of
+
+    divergence = divergence_of(record, CHECK.stands_for)
+    if divergence is not None:
+        yield divergence_finding(
+            CHECK,
+            record,
+            divergence,
+            f"Fix the exception on rank {divergence.culprit}, and take {disputed_call(divergence)} out of the handler: "
+            "ranks that did not fail never come to it.",
         )
 
 

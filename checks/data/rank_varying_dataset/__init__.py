@@ -62,7 +62,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             else f"this {divides} a data set whose order differs between ranks",
             remedy="Shuffle it with the same seed on every rank."
             if found.reordered
-            else "Give the sampler the whole data set, or leave it out and use shuffle=True."
+            else "Give the sampler the whole data set: it divides it in parts of one length."
             if found.draw is None
             else "Seed every rank with the same number before the data set is built.",
             locations=(sampler.module.location(sampler.node),),

@@ -95,7 +95,7 @@ def _divided_before(record: RunRecord, loader: LoaderOnRanks) -> RankData | None
             if part.digest != known[0].digest
         ),
         numbers={"samples_drawn": len(drawn), "samples": total, "ranks": len(known)},
-        remedy="Divide once: give the sampler the whole data set, or leave it out and use shuffle=True.",
+        remedy="Divide once: give the sampler the whole data set, which it divides in parts of one length.",
     )
 
 

@@ -12,7 +12,7 @@ Example
     model = torch.nn.DataParallel(model)
 
 Remedy
-    Start one process a GPU with torchrun, call init_process_group, wrap the model in DistributedDataParallel with
+    Start one process per GPU with torchrun, call init_process_group, wrap the model in DistributedDataParallel with
     device_ids=[local_rank] and give the loader a DistributedSampler.
 
 When it is wrong
@@ -51,7 +51,8 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             "nn.DataParallel drives every GPU from one process, copies the model in each forward and gathers on the "
             "first GPU",
-            remedy="Start one process a GPU with torchrun and wrap the model in DistributedDataParallel.",
+            remedy="Start one process per GPU with torchrun, call init_process_group, and wrap the model in "
+            "DistributedDataParallel.",
             locations=(location,),
             severity=None if trains else Severity.ADVICE,
         )

@@ -64,16 +64,16 @@ def in_source(script: Script) -> Iterator[Finding]:
         reaches = "takes nothing with gradients from {}" if unused.is_run else "never reaches {}"
         whose = "its gradients" if len(unused.names) == 1 else "their gradients"
         follows = "and find_unused_parameters=True hides that it never learns" if unused.is_hidden else ""
+        freeze = "freeze it with requires_grad_(False) before the wrap"
+        omit = "; then omit find_unused_parameters" if unused.is_hidden else ""
         option = "has find_unused_parameters=True" if unused.is_hidden else ""
         yield CHECK.finding(
             "source",
             f"{'training_step' if unused.wrap.name == 'Trainer.fit' else 'forward'} of {unused.owner} "
             f"{reaches.format(names)}, {follows or f'so DDP waits in vain for {whose}'}",
-            remedy="Let the loss depend on it through operations that carry gradients, or freeze it with "
-            "requires_grad_(False) before the wrap."
-            if unused.is_hidden
-            else "Remove it, freeze it with requires_grad_(False) before the wrap, or pass "
-            "find_unused_parameters=True.",
+            remedy=f"Let the loss depend on it through operations that carry gradients, or {freeze}{omit}."
+            if unused.is_run
+            else f"Remove it, or {freeze}.",
             locations=unused.places,
             evidence=(
                 Fact(

@@ -47,7 +47,10 @@ CHECK = Check(
     subjects=("job",),
     triggers=("init_process_group",),
 )
-REMEDY = "Give rank= and world_size= to init_process_group, and set MASTER_ADDR and MASTER_PORT before it."
+_READ = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What torch reads in this order; it names the first that is not there, and what comes after may be missing as well."""
+_PASSED = {"RANK": "rank=", "WORLD_SIZE": "world_size="}
+"""What init_process_group takes as arguments as well."""
 _MISSING = re.compile(r"environment variable (\w+) expected, but not set")
 
 
@@ -63,7 +66,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         yield CHECK.finding(
             "source",
             f"the ranks are spawned by the script itself, and {names} {are} not set",
-            remedy=REMEDY,
+            remedy=_remedy(found.missing),
             locations=(event.module.location(event.node),),
             evidence=facts,
             severity=None if found.certain else Severity.WARNING,
@@ -83,7 +86,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         yield CHECK.finding(
             record.job.kind,
             f"init_process_group fails: {missing[1]} is not set in the ranks' environment",
-            remedy=REMEDY,
+            remedy=_remedy(_READ[_READ.index(missing[1]) :] if missing[1] in _READ else (missing[1],)),
             locations=() if location is None else (location,),
             evidence=(Fact(text=wait.error[:200], basis=record.job.kind, location=location),),
         )
@@ -91,3 +94,14 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         met = {wait.site for wait in record.waits if wait.kind == "init_process_group" and wait.ended_ns}
         for place in filter(None, (site_location(record.site(site)) for site in sorted(met))):
             yield Refuted(location=place, reason="init_process_group returned: the ranks had what it needs")
+
+
+def _remedy(missing: tuple[str, ...]) -> str:
+    given = [_PASSED[name] for name in missing if name in _PASSED]
+    set_before = [name for name in missing if name not in _PASSED]
+    steps = []
+    if given:
+        steps.append(f"Give {' and '.join(given)} to init_process_group")
+    if set_before:
+        steps.append(f"{'set' if steps else 'Set'} {' and '.join(set_before)} before it")
+    return ", and ".join(steps) + "."

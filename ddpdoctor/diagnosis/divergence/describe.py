@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Mapping
 
 from ddpdoctor.diagnosis.divergence.aborted import is_in_backward
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
@@ -16,6 +17,7 @@ from ddpdoctor.diagnosis.wording import (
     details,
     duration_text,
     elements,
+    frame_of,
     group_name,
     location_of,
     place,
@@ -23,6 +25,7 @@ from ddpdoctor.diagnosis.wording import (
     verb,
 )
 from ddpdoctor.finding import NAMED_BECAUSE, Basis, Fact, Frame, Location
+from ddpdoctor.findings.locations import is_of_python
 from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import RunRecord
 
@@ -32,6 +35,9 @@ FACTS_SHOWN = 8
 
 def title(divergence: Divergence) -> str:
     """Say in one sentence where the ranks diverge."""
+    handling = [turn for turn in (*divergence.turns, *divergence.proof) if turn.handling is not None]
+    if handling and divergence.culprit == handling[0].rank:
+        return _handled_title(divergence, handling[0])
     if divergence.form == "desync":
         return _desync_title(divergence)
     if divergence.form == "crossed":
@@ -62,6 +68,18 @@ def title(divergence: Divergence) -> str:
     return (
         "the ranks wait for each other: " if divergence.form == "standstill" else "the ranks diverge: "
     ) + "; ".join(parts)
+
+
+def _handled_title(divergence: Divergence, turn: NextCall) -> str:
+    """Say what a rank raised, in whose handler it waits for ranks that did not."""
+    handled = turn.handling
+    assert handled is not None
+    said = handled.message.strip().partition("\n")[0]
+    others = [other for other in divergence.turns if other.rank != turn.rank]
+    return (
+        f"rank {turn.rank} raised {handled.type}{said and f': {_shortened(said)}'} at {place(frame_of(handled))}, and "
+        f"{_doing([turn])} in its handler, while {_waiting(others)}"
+    )
 
 
 def _stuck_title(divergence: Divergence) -> str:
@@ -141,6 +159,8 @@ def locations(divergence: Divergence) -> tuple[Location, ...]:
     turns = sorted(divergence.turns, key=lambda turn: (turn.rank != divergence.culprit, turn.rank))
     found: dict[Location, None] = {}
     for turn in (*turns, *divergence.proof):
+        if turn.handling is not None:
+            found |= dict.fromkeys(filter(None, (location_of(frame_of(turn.handling)),)))
         location = location_of(turn.line)
         if location is not None:
             found[location] = None
@@ -167,10 +187,20 @@ def facts(divergence: Divergence, basis: Basis) -> tuple[Fact, ...]:
     ]
     if divergence.difference and divergence.form == "mismatch":
         told.append(Fact(text=f"these are paired and differ in the {divergence.difference}", basis=basis))
+    for line, times in divergence.times:
+        often = ", ".join(f"{count:,} times on {rank_list(ranks)}" for count, ranks in _by_count(times).items())
+        told.append(Fact(text=f"{place(line)} was run {often}", basis=basis, location=location_of(line)))
     if divergence.culprit is not None:
         text = f"rank {divergence.culprit} {NAMED_BECAUSE} {divergence.culprit_reason}"
         told.append(Fact(text=text, basis=basis, rank=divergence.culprit))
     return tuple(told)
+
+
+def _by_count(times: Mapping[int, int]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for rank, count in sorted(times.items()):
+        found.setdefault(count, []).append(rank)
+    return found
 
 
 def _fact(turn: NextCall, basis: Basis, prefix: str) -> Fact:
@@ -196,7 +226,11 @@ def _chain(turn: NextCall) -> tuple[Frame, ...]:
     """
     line = turn.line
     is_there = line is None or any((frame.file, frame.line) == (line.file, line.line) for frame in turn.stack)
-    return turn.stack if turn.stack and is_there else turn.frames
+    if not turn.stack or not is_there:
+        return turn.frames
+    # How Python waits below the function that is called (selectors.py, threading.py) says nothing.
+    inner = next((at for at, frame in enumerate(turn.stack) if not is_of_python(frame.file)), len(turn.stack))
+    return turn.stack[max(inner - 1, 0) :]
 
 
 def _shown(turns: tuple[NextCall, ...]) -> list[NextCall]:
@@ -208,7 +242,8 @@ def _alike(turns: tuple[NextCall, ...]) -> list[list[NextCall]]:
     groups: dict[tuple[object, ...], list[NextCall]] = {}
     for turn in turns:
         wait = turn.wait and turn.wait.kind
-        key = (turn.action, turn.waiting, turn.line, turn.signature, turn.group, wait, turn.exception)
+        raised = turn.exception or turn.handling
+        key = (turn.action, turn.waiting, turn.line, turn.signature, turn.group, wait, raised)
         groups.setdefault(key, []).append(turn)
     return list(groups.values())
 

@@ -24,6 +24,8 @@ from ddpdoctor.diagnosis.divergence.next_calls import (
 from ddpdoctor.diagnosis.divergence.unused_parameters import explains
 from ddpdoctor.diagnosis.divergence.waiting import Blocked, blocked_ranks, left_ns, standing_still
 from ddpdoctor.diagnosis.record_cache import ByIdentity
+from ddpdoctor.diagnosis.wording import frame_of, place
+from ddpdoctor.finding import Frame
 from ddpdoctor.record.model import Rank, RunRecord
 from ddpdoctor.record.streams.collectives import Group
 
@@ -286,6 +288,8 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True):
     """The rank that may be blamed; None when that cannot be known."""
     culprit_reason: str = ""
     """Why it may be blamed."""
+    times: tuple[tuple[Frame, dict[int, int]], ...] = ()
+    """Lines of explicit calls that ranks came to a different number of times, and how often each did."""
 
 
 def find_divergence(record: RunRecord) -> Divergence | None:
@@ -322,7 +326,28 @@ def _find_divergence(key: ByIdentity[RunRecord]) -> Divergence | None:
             or _from_swap(record, matcher)
             or _from_crossing(record, matcher)
         )
-    return None if found is None or explains(record, found.turns + found.proof) else found
+    if found is None or explains(record, found.turns + found.proof):
+        return None
+    return _with_reasons(record, matcher, found)
+
+
+def _with_reasons(record: RunRecord, matcher: Matcher, found: Divergence) -> Divergence:
+    """Return the divergence with what the run shows of why the ranks part."""
+    turns = found.turns + found.proof
+    handling = {turn.rank: turn.handling for turn in turns if turn.handling is not None}
+    if len(handling) == 1 and len({turn.rank for turn in turns}) > 1:
+        ((rank, handled),) = handling.items()
+        reason = f"it handles the {handled.type} that it raised at {place(frame_of(handled))}"
+        return msgspec.structs.replace(found, culprit=rank, culprit_reason=reason)
+    lanes = None if found.group is None else Lanes(record, matcher, record.groups.index(found.group))
+    lines = {turn.line: None for turn in turns if turn.line and turn.signature and turn.signature.origin == "user"}
+    times = {line: lanes.times((line.file, line.line)) for line in lines if lanes is not None}
+    told = tuple((line, counts) for line, counts in times.items() if _differ_as_loops(counts))
+    return msgspec.structs.replace(found, times=told)
+
+
+def _differ_as_loops(counts: Mapping[int, int]) -> bool:
+    return len(set(counts.values())) > 1 and min(counts.values()) > 1  # once, and not at all, is no loop
 
 
 def from_parting(

@@ -15,7 +15,7 @@ from ddpdoctor.diagnosis.record_cache import ByIdentity
 from ddpdoctor.finding import Frame
 from ddpdoctor.findings.locations import in_user_code
 from ddpdoctor.record.model import Rank, RankException, RunRecord
-from ddpdoctor.record.streams.collectives import CollectiveTrack, Group, Signature, Wait
+from ddpdoctor.record.streams.collectives import CollectiveTrack, Group, Handled, Signature, Wait
 from ddpdoctor.record.streams.setup import StackDump
 
 Action = Literal["collective", "store", "finished", "left-by-exit", "raised", "signalled", "elsewhere"]
@@ -47,6 +47,8 @@ class NextCall(msgspec.Struct, frozen=True, kw_only=True):
     """The user's call chain of the collective, the exception or the stack, innermost frame first."""
     wait: Wait | None = None
     exception: RankException | None = None
+    handling: Handled | None = None
+    """The exception in whose handler it makes the call."""
     exit_code: int | None = None
     signal: int | None = None
     sleeps_ns: int = 0
@@ -128,8 +130,18 @@ class Lanes:
             group=self.record.groups[track.group[row]],
             step=track.step[row],
             frames=self.record.site(track.site[row]).frames,
+            handling=_handled_at(self.record, rank, track.site[row]),
             stack=main_stack(self.record, rank),
         )
+
+    def times(self, line: tuple[str, int]) -> dict[int, int]:
+        """Return how often each rank came to a call of a line; empty where the beginning is lost, or too long ago."""
+        if any(lane.base for lane in self.lanes.values()) or sum(lane.end for lane in self.lanes.values()) > WALK_BOUND:
+            return {}
+        return {
+            rank: sum(self.line(rank, position) == line for position in range(lane.end))
+            for rank, lane in self.lanes.items()
+        }
 
 
 def last_common_position(lanes: Lanes, ranks: Iterable[int], position: int) -> int:
@@ -184,6 +196,7 @@ def elsewhere(record: RunRecord, number: int, rank: Rank | None, held: Blocked |
             group=record.groups[track.group[held.row]],
             step=track.step[held.row],
             frames=record.site(track.site[held.row]).frames,
+            handling=_handled_at(record, number, track.site[held.row]),
             stack=stack,
         )
     if held is not None and held.call is not None:
@@ -229,6 +242,10 @@ def elsewhere(record: RunRecord, number: int, rank: Rank | None, held: Blocked |
         frames=frames,
         stack=stack,
     )
+
+
+def _handled_at(record: RunRecord, rank: int, site: int) -> Handled | None:
+    return next((one for one in record.handled if (one.rank, one.site) == (rank, site)), None)
 
 
 def main_stack(record: RunRecord, rank: int) -> tuple[Frame, ...]:

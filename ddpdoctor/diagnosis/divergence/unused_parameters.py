@@ -112,11 +112,11 @@ def _cuts(record: RunRecord, wrap: Wrap, names: frozenset[str]) -> tuple[tuple[s
     """
     lacking = Counter(tensor.shape for tensor in wrap.parameters if tensor.name in names)
     others = Counter(tensor.shape for tensor in wrap.parameters if tensor.name not in names)
-    found = (
-        (cut.kind, site_location(record.site(cut.site)))
-        for cut in record.cut_graphs
-        if lacking and lacking <= Counter(cut.leaves) - others
-    )
+    cuts = [cut for cut in record.cut_graphs if cut.rank == wrap.rank]
+    ending = [cut for cut in cuts if lacking and lacking <= Counter(cut.leaves) - others]
+    if not ending and lacking and lacking <= sum((Counter(cut.leaves) for cut in cuts), Counter()) - others:
+        ending = cuts  # Each tower of a model has a gather of its own.
+    found = ((cut.kind, site_location(record.site(cut.site))) for cut in ending)
     return tuple(dict.fromkeys((kind, place) for kind, place in found if place is not None))
 
 

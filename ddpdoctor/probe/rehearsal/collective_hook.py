@@ -15,6 +15,7 @@ from typing import Any, Optional
 from ..call_listeners import on_call
 from ..groups import GroupBook
 from ..journal import Journal
+from ..process import is_echo, text_of
 from ..user_code import described, origin_of
 from .loop_subjects import KINDS as NAMED_KINDS
 from .loop_subjects import Subjects, covering, tree_around
@@ -192,6 +193,8 @@ class CollectiveHook:
         self._library: Any = None
         self._faults = 0
         self._forked_use_noted = False
+        self._handlers: set[tuple[int, str]] = set()
+        """Call chain and type of exception of the collectives in a handler that were reported."""
 
     def install(self) -> None:
         """Override the operators that this torch has; what it lacks is nothing to override."""
@@ -269,6 +272,9 @@ class CollectiveHook:
             list_at = _LISTS.get(operator)
             uneven = None if list_at is None else len({part.numel() for part in _flat(arguments[list_at])}) > 1
             site = journal.site(frame)
+            handled = sys.exc_info()[1]
+            if handled is not None:
+                journal.guarded(self._note_handled, handled, site, harms=())
             about = _NOTHING
             if origin == "user":
                 self._reduced.note(kind, tensors, site)
@@ -284,6 +290,18 @@ class CollectiveHook:
         except Exception as error:
             self._note_fault(error)
             return -1
+
+    def _note_handled(self, error: BaseException, site: int) -> None:
+        """Note a collective in the handler of an exception, which the other ranks need not have raised."""
+        message, key = text_of(error), (site, type(error).__name__)
+        frames = self._journal.user_code.raised_frames(error.__traceback__)
+        if key in self._handlers or not frames or is_echo(message):
+            return
+        self._handlers.add(key)
+        file, line, function = frames[0]
+        self._journal.event(
+            "handled", site=site, type=key[1], message=message[:400], file=file, line=line, function=function
+        )
 
     def _note_forked_use(self, kind: str, frame: Optional[FrameType]) -> None:
         """Note the first time that a process that a rank forked uses the rank's group, which does not work there."""

@@ -231,6 +231,7 @@ _ROWS = {
     "reduced_loss": "reduced_losses",
     "cut_graph": "cut_graphs",
     "outsider_call": "outsider_calls",
+    "handled": "handled",
 }
 """Events that become a row of a stream as they are, and the stream."""
 _OF_CHILDREN = {

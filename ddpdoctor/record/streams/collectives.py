@@ -63,6 +63,20 @@ class CutGraph(msgspec.Struct, frozen=True, kw_only=True):
     """Shapes of the parameters that the tensor was computed from; empty where they are not known."""
 
 
+class Handled(msgspec.Struct, frozen=True, kw_only=True):
+    """A collective that a rank calls in the handler of an exception."""
+
+    rank: int
+    site: int = -1
+    """Of the collective."""
+    type: str = ""
+    message: str = ""
+    file: str = ""
+    """With ``line`` and ``function`` the innermost line of the user's from which the exception came."""
+    line: int = 0
+    function: str = ""
+
+
 class OutsiderCall(msgspec.Struct, frozen=True, kw_only=True):
     """A collective that a rank called on a group which it is no member of; torch does nothing then."""
 

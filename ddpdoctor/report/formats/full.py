@@ -132,7 +132,8 @@ def _unreached(examination: Examination, width: int) -> list[Text]:
 def _place(place: Unreached, root: str) -> str:
     lines = f"{place.first_line}-{place.last_line}" if place.last_line > place.first_line else str(place.first_line)
     calls = f" ({', '.join(f'{name}()' for name in place.calls[:2])})" if place.calls else ""
-    return f"{shown_path(place.file, root)}:{lines}{calls}"
+    waits = f", which {'waits' if lines.isdigit() else 'wait'} for `{place.waits_for}`" if place.waits_for else ""
+    return f"{shown_path(place.file, root)}:{lines}{calls}{waits}"
 
 
 def _summary(examination: Examination, width: int) -> list[Text]:
@@ -165,7 +166,9 @@ def _what_became_of_the_checks(examination: Examination) -> str:
     unstated = sum(outcome.unstated for outcome in blind)
     others = [outcome for outcome in blind if not outcome.by_nature and not outcome.unstated]
     cut = sum(outcome.reason.startswith(CUT_SHORT) for outcome in others)
-    parts = [f"{_count(passed, 'check')} passed"] if passed or not blind else []
+    # What waits for a later step was looked at in the source alone.
+    reached = " on what the steps reached" if any(gap.waits_for for gap in examination.rehearsal.unreached) else ""
+    parts = [f"{_count(passed, 'check')} passed{reached}"] if passed or not blind else []
     parts += [f"{idle} had nothing to look at"] if idle else []
     parts += [f"{cut} not evaluated because the run was cut short"] if cut else []
     parts += [f"{of_run} {'needs' if of_run == 1 else 'need'} a run"] if of_run else []

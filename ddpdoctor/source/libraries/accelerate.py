@@ -10,7 +10,6 @@ from ddpdoctor.source.interpreter.attributes import base_names
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     OPAQUE,
-    SYNCHRONISED,
     External,
     ExternalObject,
     Instance,
@@ -48,9 +47,7 @@ def method(
         made = machine.object(positional[0])
         inner = made.argument("module", 0) if made is not None and made.name == DDP else None
         return inner or derived(positional[:1])
-    if name == "reduce" or name.startswith("gather"):
-        return None
-    return SYNCHRONISED if name == "check_trigger" else None
+    return None
 
 
 def _argument_names(node: ast.AST) -> list[str]:

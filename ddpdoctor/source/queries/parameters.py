@@ -30,6 +30,7 @@ from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.script.syntax_index import descend, last_name
 from ddpdoctor.source.torch_model.buffers import parts_of_module
+from ddpdoctor.source.torch_model.recorded_training import SET_REQUIRES_GRAD
 
 HAS_PARAMETERS = re.compile(
     r"torch\.nn\.(Linear|Bilinear|Conv\dd|ConvTranspose\dd|Embedding|EmbeddingBag|LayerNorm|GroupNorm|RMSNorm|BatchNorm\dd"
@@ -80,11 +81,16 @@ def unused_parts(projection: Projection) -> Iterator[UnusedPart]:
     searching = [wrap for wrap in projection.in_course("wrap") if _searches(wrap)]
     for wrap in (*demanding, *_lightning_fits(projection), *searching):
         hidden = wrap in searching
+        frozen = _frozen_before(projection, wrap)
         for part in _modules_of(machine, wrap):
-            if part.cls.node in seen:
+            if part.cls.node in seen or part.number in frozen:
                 continue
             seen.add(part.cls.node)
-            held = list(_parameter_attributes(machine, part))
+            held = [
+                name
+                for name in _parameter_attributes(machine, part)
+                if getattr(machine.store.get(part.number, name), "number", None) not in frozen
+            ]
             unused = [name for name in held if not _is_used(machine, part, name)]
             teaching = [name for name in held if name not in unused and _is_without_gradient(machine, part, name)]
             # A part without use, or a teacher that is averaged, is what the search is asked to put up with.
@@ -92,6 +98,22 @@ def unused_parts(projection: Projection) -> Iterator[UnusedPart]:
             for names in filter(None, (() if hidden else unused, teaching)):
                 places = tuple(_places(machine, part, names))
                 yield UnusedPart(wrap, part.cls.node.name, tuple(names), places, names is teaching, hidden)
+
+
+def _frozen_before(projection: Projection, wrap: Event) -> set[int]:
+    """Return the numbers of the modules of which parameters, possibly all, want no gradient when they are wrapped."""
+    events = [event for event in projection.in_course("training") if event.ordinal < wrap.ordinal]
+    off = [event for event in events if event.name == SET_REQUIRES_GRAD and constant(event.positional[0]) is not True]
+    loops = {loop.node for event in off for loop in event.loops}
+    freezing = [
+        event
+        for event in events
+        if (event.name == "requires_grad_" and constant(event.argument("requires_grad", 0) or Const(True)) is not True)
+        or (event.name in ("parameters", "named_parameters") and loops & set(event.module.ancestors(event.node)))
+    ]
+    owners: list[Value] = [event.receiver for event in freezing if event.receiver is not None]
+    parts = (part for owner in owners for part in parts_of_module(projection.machine, owner))
+    return {part.number for part in parts if isinstance(part, (Instance, ExternalObject))}
 
 
 def _searches(wrap: Event) -> bool:

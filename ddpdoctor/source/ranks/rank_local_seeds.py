@@ -30,6 +30,11 @@ DRAWN: Tag = ("drawn", 0)
 """Tag of what comes from a generator that each rank has given a seed of its own."""
 _TAKES_SEED = frozenset({"manual_seed", "seed", "Random", "RandomState", "default_rng"})
 """Functions and methods whose first argument is a seed; others have a keyword of that name."""
+_DRAWS = frozenset(
+    f"torch.{name}"
+    for name in ("bernoulli", "multinomial", "normal", "poisson", "rand", "rand_like", "randint", "randn", "randn_like")
+)
+"""Draws from torch's own generator, whose seed is one constant on all ranks until the script sets another."""
 _GENERATOR = "torch.Generator"
 _OWN_ORIGINS = frozenset({"clock", "random", "drawn", "store", "own", "batch", "part"})
 """Kinds of the tags of what no two ranks have alike."""
@@ -46,6 +51,8 @@ def drawn_apart(
 ) -> Value:
     """Return the result of a call; after one that seeds by the rank, it and its object draw the rank's own numbers."""
     generator = named.get("generator")
+    if generator is None and draws_by_rank(machine, name):
+        return Unknown(True, False, frozenset({DRAWN}))
     if generator is not None and DRAWN in tags_of(generator) and not isinstance(result, ExternalObject):
         return Unknown(True, False, frozenset({DRAWN}))
     seed = named.get("seed")
@@ -58,6 +65,11 @@ def drawn_apart(
         if isinstance(receiver, (Unknown, BoundMethod)) or _is_own(receiver):
             overwrite(machine, node.func.value, Unknown(True, True, tags_of(receiver) | {DRAWN}))
     return Unknown(True, result.opaque, result.tags | {DRAWN})
+
+
+def draws_by_rank(machine: Machine, name: str) -> bool:
+    """Return whether a function draws from torch's generator after the ranks have seeded that differently."""
+    return machine.draws_apart and name in _DRAWS
 
 
 def is_own_seed(seed: Value) -> bool:

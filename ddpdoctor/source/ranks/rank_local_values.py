@@ -33,6 +33,7 @@ from ddpdoctor.source.interpreter.values import (
     tagged,
     tags_of,
 )
+from ddpdoctor.source.ranks.rank_local_seeds import draws_by_rank
 from ddpdoctor.source.script.call_graph import adds_key
 from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.script.syntax_index import descend
@@ -293,7 +294,7 @@ def _call_varies(machine: Machine, node: ast.Call) -> bool:
     if last in _SIZES or last in _STRUCTURE_TESTS:
         return False
     full = machine.frame.module.resolve(node.func)
-    if full and RANK_VARYING_CALLS.match(full):
+    if full and (RANK_VARYING_CALLS.match(full) or draws_by_rank(machine, full)):
         return True
     if last in _FILE_METHODS and not node.args:
         return True

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Work
 from ddpdoctor.probe.groups import GroupBook
 from ddpdoctor.probe.journal import Journal
-from ddpdoctor.probe.rehearsal.collectives import collective_hook
+from ddpdoctor.probe.rehearsal import collective_hook
 from ddpdoctor.probe.rehearsal.loop_subjects import Subjects
 from ddpdoctor.probe.rehearsal.training.reduction import ReducedLosses
 from ddpdoctor.record.ring_writer import CollectiveRing

@@ -66,6 +66,8 @@ NODES_SEARCHED = 64
 """Nodes of the graph, counted from the loss, among which the reduced tensor is looked for."""
 NODES_WALKED = 50_000
 """Nodes of the graph below a gather, which is walked once a call chain: 20,000 take 30 ms."""
+GATHERS_WALKED = 4
+"""So many of a call chain in one step have their graphs walked."""
 GRAPHS_HELD = 2
 """Graphs are kept alive by at most so many tensors, until the next backward."""
 
@@ -78,12 +80,15 @@ class ReducedLosses:
         self._reduced: list[tuple[Any, int]] = []
         """Graph node of the tensor, and the call chain of the collective."""
         self._cut: set[int] = set()
-        """Call chains of the gathers that were reported."""
+        """Call chains of the gathers that were reported, …"""
+        self._gathering: list[int] = []
+        """… and those since the last backward: one may gather several tensors in turn."""
 
     def note(self, kind: str, tensors: tuple[Any, ...], site: int) -> None:
         """Note a collective of the user's that is about to change these tensors."""
-        if kind in GATHERS and tensors and site not in self._cut and _wants_gradient(tensors[0]):
-            self._cut.add(site)
+        new = kind in GATHERS and site not in self._cut and self._gathering.count(site) < GATHERS_WALKED
+        if new and tensors and _wants_gradient(tensors[0]):
+            self._gathering.append(site)
             leaves = [list(leaf.shape) for tensor in tensors for leaf in _leaves(tensor.grad_fn)]
             self._journal.event("cut_graph", site=site, kind=kind, leaves=leaves)
         if kind not in KINDS or not tensors:
@@ -95,6 +100,8 @@ class ReducedLosses:
     def before_backward(self, roots: Any, site: int) -> None:
         """Report what was reduced below ``roots``, a tensor or several from which a backward starts."""
         reduced, self._reduced = self._reduced, []
+        self._cut.update(self._gathering)
+        self._gathering.clear()
         if not reduced:
             return
         tensors = roots if isinstance(roots, (list, tuple)) else (roots,)
