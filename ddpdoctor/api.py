@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ddpdoctor.errors import UsageError
 from ddpdoctor.finding import Severity
-from ddpdoctor.launch.devices import DEVICES, Device
-from ddpdoctor.launch.layouts import FEWEST_RANKS, MOST_RANKS
+from ddpdoctor.launch.devices import DEVICES, FEWEST_RANKS, MOST_RANKS, Device
 from ddpdoctor.launch.request import Progress, Stress
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def check(
     """
     from ddpdoctor.examine.one_script import ExamineRequest
     from ddpdoctor.examine.rehearsal_variants import STRESSES
-    from ddpdoctor.launch.layouts import parse_layout
+    from ddpdoctor.launch.devices import parse_layout
     from ddpdoctor.launch.request import Launch, LaunchLine
 
     target = os.fspath(script)

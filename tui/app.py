@@ -20,11 +20,9 @@ from textual.app import App, ComposeResult, SystemCommand
 from textual.screen import Screen
 
 from ddpdoctor.monitor.snapshot import Playback, PlaybackState, Snapshot, SnapshotSource
-from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, cut, fitted, line, paragraph, shown
+from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, Painting, cut, fitted, line, paragraph, shown, stacked
 from ddpdoctor.tui.draw.figures import rank_list
-from ddpdoctor.tui.draw.glyphs import Glyphs, chosen_glyphs
-from ddpdoctor.tui.draw.painting import Painting, stacked
-from ddpdoctor.tui.draw.palette import Tone, palette_of
+from ddpdoctor.tui.draw.glyphs import Glyphs, Tone, chosen_glyphs, palette_of
 from ddpdoctor.tui.navigation import Navigation
 from ddpdoctor.tui.screens.pages import TABS, paint_defect, paint_screen
 from ddpdoctor.tui.screens.sections import lasting

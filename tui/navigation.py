@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ddpdoctor.tui.draw.painting import Painting
+from ddpdoctor.tui.draw.cells import Painting
 from ddpdoctor.tui.draw.table import Cursor
 from ddpdoctor.tui.screens.pages import PAGES, Page
 

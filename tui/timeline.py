@@ -13,10 +13,8 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from ddpdoctor.monitor.snapshot import Snapshot
-from ddpdoctor.tui.draw.cells import EMPTY, Line, width_of
-from ddpdoctor.tui.draw.glyphs import plain_text
-from ddpdoctor.tui.draw.painting import Painting
-from ddpdoctor.tui.draw.palette import Palette
+from ddpdoctor.tui.draw.cells import EMPTY, Line, Painting, width_of
+from ddpdoctor.tui.draw.glyphs import Palette, plain_text
 
 # The one widget of the screen: draws lines, and sends to the terminal only the columns that changed.
 

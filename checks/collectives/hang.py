@@ -54,8 +54,7 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the standstill of the run, with the rank that stands and its stack."""
-    from ddpdoctor.diagnosis.divergence_findings import divergence_finding
-    from ddpdoctor.diagnosis.divergence_kind import divergence_of
+    from ddpdoctor.diagnosis.divergence_kind import divergence_finding, divergence_of
     from ddpdoctor.diagnosis.live.hangs import may_go_on
 
     divergence = divergence_of(record, CHECK.stands_for)

@@ -33,7 +33,7 @@ from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 
 if TYPE_CHECKING:
-    from ddpdoctor.diagnosis.failures.killed_ranks import Killed
+    from ddpdoctor.diagnosis.failures import Killed
     from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
@@ -47,7 +47,7 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the rank that was killed first."""
-    from ddpdoctor.diagnosis.failures.killed_ranks import killed_rank
+    from ddpdoctor.diagnosis.failures import killed_rank
     from ddpdoctor.diagnosis.wording import location_of, place, rank_list, verb
 
     killed = killed_rank(record)

@@ -43,7 +43,7 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the ranks that ran out of memory, one finding a line."""
-    from ddpdoctor.diagnosis.failures.named import named_failures
+    from ddpdoctor.diagnosis.failures import named_failures
     from ddpdoctor.diagnosis.wording import rank_list
 
     for failure in named_failures(record, CHECK.stands_for):

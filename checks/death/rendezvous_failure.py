@@ -43,7 +43,7 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report why the ranks did not meet."""
-    from ddpdoctor.diagnosis.failures.no_rendezvous import failed_rendezvous
+    from ddpdoctor.diagnosis.failures import failed_rendezvous
 
     for failure in failed_rendezvous(record):
         yield CHECK.finding(

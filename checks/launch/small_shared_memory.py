@@ -44,7 +44,7 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report ranks whose workers ran out of shared memory."""
-    from ddpdoctor.diagnosis.failures.named import named_failures
+    from ddpdoctor.diagnosis.failures import named_failures
     from ddpdoctor.diagnosis.wording import rank_list
 
     for failure in named_failures(record, CHECK.stands_for):
@@ -62,7 +62,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
 
 def _almost_full(record: RunRecord) -> Iterator[Finding]:
-    from ddpdoctor.checks.launch.shared.host_pressure_run import full_shared_memory
+    from ddpdoctor.checks.launch.shared.devices_run import full_shared_memory
     from ddpdoctor.diagnosis.wording import rank_list
 
     full = full_shared_memory(record)

@@ -43,7 +43,7 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report throughput that falls short of one rank's, times the ranks."""
-    from ddpdoctor.diagnosis.performance.scaling import lost_scaling
+    from ddpdoctor.diagnosis.performance.run_comparison import lost_scaling
 
     lost = lost_scaling(record)
     if lost is None:

@@ -29,7 +29,7 @@ from ddpdoctor.examination import (
     Verdict,
 )
 from ddpdoctor.finding import Finding, Severity, Trouble
-from ddpdoctor.findings.fingerprint import with_fingerprints
+from ddpdoctor.findings.locations import with_fingerprints
 from ddpdoctor.postmortem.read import Postmortem, read_postmortem
 from ddpdoctor.record.model import RunRecord
 

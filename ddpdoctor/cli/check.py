@@ -12,8 +12,15 @@ import msgspec
 
 from ddpdoctor.api import checked
 from ddpdoctor.cli.examination_output import ExaminationOutput, output_options
-from ddpdoctor.cli.options.command import MOST_PROCESSES, ScriptCommand, Seconds, help_option, paths_argument
-from ddpdoctor.cli.options.launch import launch_line, script_path
+from ddpdoctor.cli.options.command import (
+    MOST_PROCESSES,
+    ScriptCommand,
+    Seconds,
+    help_option,
+    launch_line,
+    paths_argument,
+    script_path,
+)
 from ddpdoctor.cli.options.rehearsal import judging_options, rehearsal_options, words
 from ddpdoctor.errors import ExitCode, UnreadableScript, UsageError
 from ddpdoctor.examination import Examination

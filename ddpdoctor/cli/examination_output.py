@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ddpdoctor.check import LoadedCheck
-from ddpdoctor.cli.options.report_files import kind_and_file, refuse_twice, report_option
+from ddpdoctor.cli.options.run_output import kind_and_file, refuse_twice, report_option
 from ddpdoctor.errors import DdpDoctorError, UsageError
 from ddpdoctor.examination import Examination
 from ddpdoctor.report import streams

@@ -12,8 +12,15 @@ from typing import Any
 import click
 
 from ddpdoctor.cli.examination_output import ExaminationOutput, output_options
-from ddpdoctor.cli.options.command import SCRIPT_ARGUMENTS, ScriptCommand, Seconds, help_option, paths_argument
-from ddpdoctor.cli.options.launch import launch_line, script_path
+from ddpdoctor.cli.options.command import (
+    SCRIPT_ARGUMENTS,
+    ScriptCommand,
+    Seconds,
+    help_option,
+    launch_line,
+    paths_argument,
+    script_path,
+)
 from ddpdoctor.cli.options.rehearsal import judging_options, rehearsal_options, words
 from ddpdoctor.config.settings import Settings, find_settings
 from ddpdoctor.errors import ConfigurationError, UsageError
@@ -21,7 +28,7 @@ from ddpdoctor.examine.one_script import ExamineRequest
 from ddpdoctor.examine.run_gate import GateRequest, GateTarget, Mode, run_gate, target_of
 from ddpdoctor.finding import Severity
 from ddpdoctor.gate.baseline import DEFAULT_FILE
-from ddpdoctor.gate.together import together
+from ddpdoctor.gate.windows import together
 from ddpdoctor.launch.request import Launch, LaunchLine
 from ddpdoctor.report import streams
 

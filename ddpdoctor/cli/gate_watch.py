@@ -15,7 +15,7 @@ from ddpdoctor.cli.live.observed_job import ObservedJob
 from ddpdoctor.errors import DdpDoctorError, ExitCode
 from ddpdoctor.examination import Examination, RehearsalSection, SourceSection, Verdict
 from ddpdoctor.finding import Severity
-from ddpdoctor.launch.profile_command import launch_command
+from ddpdoctor.launch.environment import launch_command
 from ddpdoctor.profile.watch import RunSource, live_source
 from ddpdoctor.report import streams
 from ddpdoctor.report.run.run_lines import RunLines

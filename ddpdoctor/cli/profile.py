@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from ddpdoctor.cli.options.command import MOST_PROCESSES, SCRIPT_ARGUMENTS, help_option
-from ddpdoctor.cli.options.job import SCRIPT, JobCommand
+from ddpdoctor.cli.options.command import MOST_PROCESSES, SCRIPT, SCRIPT_ARGUMENTS, JobCommand, help_option
 from ddpdoctor.cli.options.run_output import RunFormat, RunOutput, run_output_options
 from ddpdoctor.errors import UsageError
-from ddpdoctor.launch.environment import observed
-from ddpdoctor.launch.profile_command import RANKS_WITHOUT_GPU, ObservedCommand, launch_command
+from ddpdoctor.launch.environment import RANKS_WITHOUT_GPU, ObservedCommand, launch_command, observed
 from ddpdoctor.record import layout
 from ddpdoctor.report import streams
 
@@ -213,8 +211,8 @@ def _command(ctx: click.Context, module: str | None, nproc: int | None, python: 
     if script is not None and not Path(script).is_file():
         raise UsageError(f"{script} is a directory" if Path(script).is_dir() else f"{script} does not exist")
     from ddpdoctor.launch.devices import visible_gpus
+    from ddpdoctor.launch.environment import script_command
     from ddpdoctor.launch.interpreter import find_interpreter
-    from ddpdoctor.launch.profile_command import script_command
 
     return script_command(
         find_interpreter(python).path,

@@ -137,7 +137,7 @@ def kept_run(directory: Path) -> KeptRun:
 
 def runs_text(listed: Sequence[KeptRun]) -> str:
     """Return the list as a table, with the reason below where a run cannot be read."""
-    from ddpdoctor.report.figures import size
+    from ddpdoctor.report.layout import size
 
     head = ("NAME", "STARTED", "SCRIPT", "RANKS", "STEPS", "VERDICT", "SIZE")
     rows = [

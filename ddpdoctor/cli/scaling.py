@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from ddpdoctor.cli.options.command import MOST_PROCESSES, SCRIPT_ARGUMENTS, help_option
-from ddpdoctor.cli.options.job import SCRIPT, JobCommand
+from ddpdoctor.cli.options.command import MOST_PROCESSES, SCRIPT, SCRIPT_ARGUMENTS, JobCommand, help_option
 from ddpdoctor.errors import DdpDoctorError, ExitCode, UsageError
 from ddpdoctor.report import streams
 
@@ -51,12 +50,12 @@ def scaling(
     """
     from ddpdoctor.cli.live.scaling_runs import run_on
     from ddpdoctor.launch.devices import visible_gpus
+    from ddpdoctor.launch.environment import script_command
     from ddpdoctor.launch.interpreter import find_interpreter
-    from ddpdoctor.launch.profile_command import script_command
     from ddpdoctor.profile.link_sweeps import sweep
     from ddpdoctor.report.output_file import OutputFile
     from ddpdoctor.report.run import scaling_text
-    from ddpdoctor.what_if.measured_scaling import LinkSweep, MeasuredScaling, points_of
+    from ddpdoctor.what_if.links import LinkSweep, MeasuredScaling, points_of
 
     script: str | None = ctx.meta.get(SCRIPT)
     if script is None:

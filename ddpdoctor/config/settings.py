@@ -74,7 +74,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     exclude: tuple[Pattern, ...] = ()
     entry_points: tuple[Pattern, ...] = ()
     thresholds: Mapping[str, float] = {}
-    """In the place of the checks' own, as ``ddpdoctor.diagnosis.performance.thresholds`` lists them."""
+    """In the place of the checks' own, as ``ddpdoctor.diagnosis.performance.summary`` lists them."""
     job: JobMachine = JobMachine()
     """What the project says of the machines of its job."""
     gate: GateSettings = GateSettings()
@@ -193,7 +193,7 @@ def _by_pattern(file: Path, key: str, value: Any) -> tuple[tuple[str, tuple[str,
 
 
 def _thresholds(file: Path, key: str, value: Any) -> Mapping[str, float]:
-    from ddpdoctor.diagnosis.performance.thresholds import DEFAULTS
+    from ddpdoctor.diagnosis.performance.summary import DEFAULTS
 
     if not isinstance(value, dict):
         raise ConfigurationError(f"{file}: {key} must be a table", "As in `straggler = 0.10` below its head.")

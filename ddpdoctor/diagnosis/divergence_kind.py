@@ -2,24 +2,79 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
-from ddpdoctor.diagnosis.divergence.departures import root_exception
-from ddpdoctor.diagnosis.divergence.divergence import Divergence, find_divergence
+from ddpdoctor.check import Check
+from ddpdoctor.diagnosis.divergence import describe
+from ddpdoctor.diagnosis.divergence.divergence import Divergence, find_divergence, root_exception
 from ddpdoctor.diagnosis.divergence.next_calls import NextCall
-from ddpdoctor.diagnosis.failures.environment import lack_behind
-from ddpdoctor.diagnosis.failures.gpu_indices import asks_for_global_rank
-from ddpdoctor.diagnosis.failures.named import trouble_of
-from ddpdoctor.diagnosis.failures.no_rendezvous import failed_rendezvous
-from ddpdoctor.diagnosis.files.path_races import races
+from ddpdoctor.diagnosis.failures import asks_for_global_rank, failed_rendezvous, lack_behind, trouble_of
+from ddpdoctor.diagnosis.files import LoadVerdict, judge_paths, races
 from ddpdoctor.diagnosis.record_cache import ByIdentity
-from ddpdoctor.diagnosis.training.left_out_backwards import left_out_before
-from ddpdoctor.diagnosis.training.lone_forwards import forward_ranks
-from ddpdoctor.diagnosis.training.pass_lengths import uneven_passes
-from ddpdoctor.diagnosis.training.skipped_batches import SkippedBatch, skipped_batches
-from ddpdoctor.diagnosis.training.step_drift import blocked_in_backward, drifts, skipped_backward
-from ddpdoctor.finding import Trouble
+from ddpdoctor.diagnosis.training.lone_forwards import forward_ranks, left_out_before
+from ddpdoctor.diagnosis.training.pass_lengths import SkippedBatch, skipped_batches, uneven_passes
+from ddpdoctor.diagnosis.training.replicas import blocked_in_backward, drifts, skipped_backward
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity, Trouble
 from ddpdoctor.record.model import RunRecord
+
+# Puts what the diagnosis knows of a divergence, a path or a load into the findings of the check that reports it.
+
+
+def divergence_finding(
+    check: Check, record: RunRecord, divergence: Divergence, remedy: str, severity: Severity | None = None
+) -> Finding:
+    """Return the finding of a check about the divergence of a run; its severity is the check's unless another is
+    given.
+    """
+    return check.finding(
+        record.job.kind,
+        describe.title(divergence),
+        remedy=remedy,
+        locations=describe.locations(divergence),
+        ranks=describe.ranks(divergence),
+        evidence=describe.facts(divergence, record.job.kind),
+        severity=severity,
+    )
+
+
+def path_findings(check: Check, record: RunRecord, remedy: str) -> Iterator[Finding | Refuted]:
+    """Yield the findings of a check about paths at which ranks meet, and the places where it is refuted that they
+    do.
+    """
+    for verdict in judge_paths(record, check.stands_for):
+        if not verdict.races:
+            yield Refuted(location=verdict.locations[0], reason=verdict.sentence)
+            continue
+        yield check.finding(
+            record.job.kind,
+            verdict.sentence,
+            remedy=remedy,
+            locations=verdict.locations,
+            ranks=verdict.ranks,
+            evidence=tuple(
+                Fact(text=text, basis=record.job.kind, rank=rank, location=place) for rank, text, place in verdict.facts
+            ),
+            severity=verdict.severity,
+        )
+
+
+def load_findings(
+    check: Check, record: RunRecord, verdicts: Iterable[LoadVerdict], remedy: str
+) -> Iterator[Finding | Refuted]:
+    """Yield the findings of a check about loads that went wrong, and the places of those that did not."""
+    for verdict in verdicts:
+        if not verdict.wrong:
+            yield Refuted(location=verdict.location, reason=verdict.sentence)
+            continue
+        yield check.finding(
+            record.job.kind,
+            verdict.sentence,
+            remedy=remedy,
+            locations=(verdict.location,),
+            ranks=verdict.ranks,
+            evidence=(Fact(text=verdict.fact, basis=record.job.kind, location=verdict.location),),
+        )
 
 
 def classify(divergence: Divergence, record: RunRecord) -> Trouble:

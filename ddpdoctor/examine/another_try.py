@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ddpdoctor.diagnosis.failures.environment import lack_behind
-from ddpdoctor.diagnosis.failures.gpu_indices import gpus_for_the_ranks
-from ddpdoctor.diagnosis.files.path_races import races
+from ddpdoctor.diagnosis.failures import gpus_for_the_ranks, lack_behind
+from ddpdoctor.diagnosis.files import races
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.finding import Trouble
 from ddpdoctor.launch.request import RehearsalRequest

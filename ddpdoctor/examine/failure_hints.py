@@ -34,8 +34,7 @@ _STARTS_A_PROGRAM = "in _execute_child"
 
 def hint_for(raised: RankException | None) -> str:
     """Return what to do about an exception; mostly the script lacks its arguments."""
-    from ddpdoctor.diagnosis.failures.environment import lack_behind
-    from ddpdoctor.diagnosis.failures.gpu_indices import gpus_of_the_node
+    from ddpdoctor.diagnosis.failures import gpus_of_the_node, lack_behind
 
     if raised is None:
         return ARGUMENTS_HINT
@@ -80,7 +79,7 @@ def _built_from(module: str) -> str | None:
 
 def _module_hint(module: str) -> str:
     """Return how a module is installed, or found where the project has it."""
-    from ddpdoctor.diagnosis.failures.environment import install_line
+    from ddpdoctor.diagnosis.failures import install_line
 
     top = module.partition(".")[0]
     if (sources := _built_from(module)) is not None:

@@ -32,9 +32,9 @@ from ddpdoctor.examine.reading import Reading, choice_of, comments_in, reading_o
 from ddpdoctor.examine.rehearsal_variants import is_clean, noted, variants, with_proof, with_variant
 from ddpdoctor.examine.unconfirmed import Reached, reached_lines, with_confirmation
 from ddpdoctor.finding import Finding, Severity, Trouble
-from ddpdoctor.findings.fingerprint import with_fingerprints
+from ddpdoctor.findings.locations import with_fingerprints
 from ddpdoctor.findings.merge import Confirmation, Refutation, confirmed, merge, unrefuted
-from ddpdoctor.launch.layouts import Layout
+from ddpdoctor.launch.devices import Layout
 from ddpdoctor.launch.request import Progress, RehearsalOptions, RehearsalRequest, Stress
 from ddpdoctor.record.model import shared_fields
 from ddpdoctor.source.script.code_words import uses_part

@@ -196,7 +196,7 @@ def _lacking(record: RunRecord, root: str) -> _Judgement | None:
     """Return the rank that failed first, where it failed for what this machine lacks: whatever followed shows
     nothing.
     """
-    from ddpdoctor.diagnosis.failures.environment import lack_behind
+    from ddpdoctor.diagnosis.failures import lack_behind
 
     failed = [rank for rank in record.ranks if _failed(rank)]
     raised = _root_exception(min(failed, key=_order_of_failure)) if failed else None
@@ -257,7 +257,7 @@ def _failure(record: RunRecord, root: str) -> _Judgement | None:
 def _speaks_for(raised: RankException) -> frozenset[Trouble]:
     """Return what an exception says went wrong, if it says it."""
     from ddpdoctor.diagnosis.divergence.unused_parameters import UNFINISHED
-    from ddpdoctor.diagnosis.failures.named import trouble_of
+    from ddpdoctor.diagnosis.failures import trouble_of
 
     trouble: Trouble | None = "unused-parameters" if UNFINISHED in raised.message else trouble_of(raised)
     return frozenset() if trouble is None else frozenset({trouble})

@@ -14,7 +14,7 @@ from ddpdoctor.catalogue.run_checks import CheckResult
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.finding import Fact, Finding, Severity, Trouble
 from ddpdoctor.findings.merge import DIVERGENCES
-from ddpdoctor.launch.layouts import Layout
+from ddpdoctor.launch.devices import Layout
 from ddpdoctor.launch.request import Stress
 
 STRESSES: tuple[Stress, ...] = ("nan", "short-batch", "slow-rank0")

@@ -28,7 +28,7 @@ from ddpdoctor.gate.budget import Budget
 from ddpdoctor.gate.judge import Wanted, entry_of, judged, may_be_agreed_on, pruned
 from ddpdoctor.gate.windows import windows_of
 from ddpdoctor.gate_section import GateSection, TimeComparison
-from ddpdoctor.launch.git_worktree import other_revision, working_in
+from ddpdoctor.launch.interpreter import other_revision, working_in
 from ddpdoctor.launch.request import LaunchLine
 
 if TYPE_CHECKING:

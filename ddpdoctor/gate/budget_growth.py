@@ -31,7 +31,7 @@ from collections.abc import Iterator, Sequence
 
 from ddpdoctor.check import Check, LoadedCheck
 from ddpdoctor.finding import Fact, Finding, Location, Severity
-from ddpdoctor.gate.amounts import amount
+from ddpdoctor.gate.budget import amount
 from ddpdoctor.gate_section import Difference, Figure
 
 CHECK = Check(code="DDP901", name="budget-growth", severity={"rehearsal": Severity.ERROR})

@@ -10,10 +10,9 @@ import msgspec
 from ddpdoctor.errors import ExitCode
 from ddpdoctor.examination import Examination
 from ddpdoctor.finding import Finding, Location
-from ddpdoctor.findings.fingerprint import with_fingerprints
-from ddpdoctor.findings.locations import plain, shown_path
+from ddpdoctor.findings.locations import plain, shown_path, with_fingerprints
 from ddpdoctor.findings.merge import DIVERGENCES
-from ddpdoctor.gate import budget_growth, lost_reach, step_time_growth
+from ddpdoctor.gate import budget_growth, reach, step_time_growth
 from ddpdoctor.gate.baseline import Entry, KnownFinding, Rehearsed
 from ddpdoctor.gate.budget import METRICS, PER_STEP, Budget, Metric, Place, Share, budget_of
 from ddpdoctor.gate.reach import lost, reach_of
@@ -260,7 +259,7 @@ def judged(examination: Examination, now: Entry | None, wanted: Wanted) -> Exami
         own = [*budget_growth.findings(figures, wanted.against, wanted.update)]
         if usable is not None and usable.reach is not None and now.reach is not None:
             lines = lost(usable.reach, now.reach, examination.root)
-            own += lost_reach.findings(lines, wanted.against, examination.root, wanted.update)
+            own += reach.findings(lines, wanted.against, examination.root, wanted.update)
         if wanted.times is not None and wanted.times.slower:
             own.append(step_time_growth.finding(wanted.times, wanted.against))
     own = [finding for finding in own if finding.code not in wanted.ignored]

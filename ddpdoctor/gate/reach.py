@@ -9,10 +9,35 @@ from hashlib import sha256
 
 import msgspec
 
+from ddpdoctor.check import Check, LoadedCheck
 from ddpdoctor.files.source_text import line_of, tree_of
-from ddpdoctor.finding import Location
+from ddpdoctor.finding import Fact, Finding, Location, Severity
 from ddpdoctor.findings.locations import plain, shown_path
 from ddpdoctor.record.model import RunRecord
+
+# A rehearsal no longer reaches code that it reached when the baseline was written.
+
+CHECK = Check(code="DDP902", name="lost-reach", severity={"rehearsal": Severity.ERROR})
+LOADED = LoadedCheck(check=CHECK, documentation=__doc__ or "")
+
+
+def findings(lost: Iterable[Lost], against: str, root: str, update: str) -> Iterator[Finding]:
+    """Yield one finding for each function that lost lines; ``update`` is the command that accepts them, if any."""
+    for one in lost:
+        place = f"{shown_path(one.location.file, root)}:{one.location.line}"
+        where = f" in {one.function}" if one.function else ""
+        lines = "a statement" if one.count == 1 else f"{one.count} statements"
+        yield CHECK.finding(
+            "rehearsal",
+            f"the rehearsal no longer reaches {lines}{where}, from {place} on",
+            remedy="Use script arguments or `--batches` with which it gets there"
+            + (f", or accept it: `{update}`." if update else "."),
+            locations=(one.location,),
+            evidence=(
+                Fact(text=f"{against} has {lines}{where} as reached", basis="rehearsal", numbers={"lines": one.count}),
+            ),
+        )
+
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 DIGITS = 6

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ddpdoctor.errors import UsageError
-from ddpdoctor.launch.devices import on_cpu
+from ddpdoctor.launch.devices import Layout, on_cpu
 from ddpdoctor.launch.environment import given_local_rank, numbered_arguments
 from ddpdoctor.launch.interpreter import TorchMissing, find_interpreter, search_path
-from ddpdoctor.launch.layouts import Layout
 from ddpdoctor.launch.request import Launch, RehearsalRequest
 
 FEWEST_RANKS = 2

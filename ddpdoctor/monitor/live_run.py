@@ -12,8 +12,7 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
-from ddpdoctor.diagnosis.live.lasting_waits import LastingWait
-from ddpdoctor.diagnosis.live.verdict import CONFIRM_NS, VerdictMemory, live_verdict
+from ddpdoctor.diagnosis.live.verdict import CONFIRM_NS, LastingWait, VerdictMemory, live_verdict
 from ddpdoctor.diagnosis.wording import count
 from ddpdoctor.files.untrusted import read_start
 from ddpdoctor.launch.environment import network_interfaces, recorded_environment
@@ -29,8 +28,8 @@ from ddpdoctor.monitor.processes.stacks import SignalledStacks, parse_faulthandl
 from ddpdoctor.monitor.processes.why_no_data import Silence, missing_ranks, two_runs
 from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.assemble import Assembly
+from ddpdoctor.record.assembly.completeness import rival_launchers, superseded
 from ddpdoctor.record.assembly.ranks import RankBook
-from ddpdoctor.record.assembly.restarts import rival_launchers, superseded
 from ddpdoctor.record.clock import epoch_ns
 from ddpdoctor.record.model import Rank, RunRecord, StreamState
 from ddpdoctor.record.plan import RunPlan

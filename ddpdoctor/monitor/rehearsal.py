@@ -19,7 +19,7 @@ from ddpdoctor import __version__
 from ddpdoctor.errors import ConfigurationError
 from ddpdoctor.findings.locations import named_ranks
 from ddpdoctor.launch.box.start import Box, BoxRefused, mount_points, start_in_box
-from ddpdoctor.launch.devices import HIDE_GPUS, Device, chosen_device, on_cpu, visible_gpus
+from ddpdoctor.launch.devices import HIDE_GPUS, Device, Layout, chosen_device, on_cpu, visible_gpus
 from ddpdoctor.launch.environment import (
     LOOPBACK_ONLY,
     chooses_threads,
@@ -29,7 +29,6 @@ from ddpdoctor.launch.environment import (
     rehearsal_environment,
 )
 from ddpdoctor.launch.interpreter import Interpreter, find_interpreter
-from ddpdoctor.launch.layouts import Layout
 from ddpdoctor.launch.processes import JobProcesses, interruptible, start_plainly, started
 from ddpdoctor.launch.rehearsal_plan import (
     batch_size,

@@ -12,7 +12,7 @@ from ddpdoctor.launch.pid_namespaces import is_alive, is_stopped
 from ddpdoctor.monitor.processes.liveness import LivenessSampler
 from ddpdoctor.monitor.processes.stacks import ask_for_stacks, signal_for_stacks, users_stacks
 from ddpdoctor.record.assembly.assemble import Assembly
-from ddpdoctor.record.assembly.restarts import starts_of
+from ddpdoctor.record.assembly.completeness import starts_of
 from ddpdoctor.record.clock import epoch_ns
 from ddpdoctor.record.model import Job, Rank, RunRecord
 from ddpdoctor.record.streams.setup import StackDump

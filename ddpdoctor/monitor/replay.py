@@ -4,16 +4,118 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from ddpdoctor.diagnosis.performance.summary import RunSummary
 from ddpdoctor.monitor.history import NeverWatched, recorded_moments, recorded_snapshot
-from ddpdoctor.monitor.snapshot import PlaybackState, Snapshot
+from ddpdoctor.monitor.snapshot import History, PlaybackState, Snapshot
 from ddpdoctor.record.plan import read_plan
+
+# The course of a run in a bounded number of slices, for sparklines and heat strips.
+
+FIRST_SLICE_NS = 1_000_000_000
+OVERDUE = 2.0
+"""A step that has lasted so many times as long as the median one is missing; until then the figures are those of the
+last."""
+MOST_SLICES = 240
+"""When there are more, two become one, and a slice is twice as long from then on."""
+
+
+class _Slice(msgspec.Struct, frozen=True, kw_only=True):
+    at_ns: int
+    step_p50_ns: float | None = None
+    step_p95_ns: float | None = None
+    samples_per_s: float | None = None
+    exposed_share: float | None = None
+    lateness_ns: Mapping[int, float | None] = {}
+
+
+class Series:
+    """The slices of one run."""
+
+    def __init__(self) -> None:
+        self._slices: list[_Slice] = []
+        self._slice_ns = FIRST_SLICE_NS
+        self._measured_at_ns: int | None = None
+
+    @property
+    def slice_ns(self) -> int:
+        """How long a slice is now."""
+        return self._slice_ns
+
+    def is_due(self, now_ns: int) -> bool:
+        """Return whether it is time for the next slice."""
+        return not self._slices or now_ns - self._slices[-1].at_ns >= self._slice_ns
+
+    def add(self, summary: RunSummary, now_ns: int) -> None:
+        """Add the figures of the time since the last slice; nothing was seen when a newer step is overdue.
+
+        The course begins with the first step.
+        """
+        times, measured_at_ns = summary.step_times, summary.measured_at_ns
+        if measured_at_ns is None or times is None:
+            self._slices += [_Slice(at_ns=now_ns)] if self._slices else []
+        elif measured_at_ns == self._measured_at_ns:
+            overdue = now_ns - measured_at_ns > max(self._slice_ns, OVERDUE * times.p50_ns)
+            last = _Slice(at_ns=now_ns) if overdue else self._slices[-1]
+            self._slices.append(msgspec.structs.replace(last, at_ns=now_ns))
+        else:
+            self._slices.append(
+                _Slice(
+                    at_ns=now_ns,
+                    step_p50_ns=times.p50_ns,
+                    step_p95_ns=times.p95_ns,
+                    samples_per_s=summary.samples_per_s,
+                    exposed_share=summary.exposed_share,
+                    lateness_ns={rank.rank: rank.late_ns for rank in summary.ranks},
+                )
+            )
+        self._measured_at_ns = measured_at_ns
+        if len(self._slices) > MOST_SLICES:
+            pairs = zip(self._slices[::2], self._slices[1::2], strict=False)
+            self._slices = [_joined(first, second) for first, second in pairs]
+            self._slice_ns *= 2
+
+    def history(self) -> History:
+        """Return the slices as series."""
+        slices = self._slices
+        return History(
+            slices_at_ns=tuple(entry.at_ns for entry in slices),
+            step_p50_ns=tuple(entry.step_p50_ns for entry in slices),
+            step_p95_ns=tuple(entry.step_p95_ns for entry in slices),
+            samples_per_s=tuple(entry.samples_per_s for entry in slices),
+            exposed_share=tuple(entry.exposed_share for entry in slices),
+        )
+
+    def lateness_ns(self, rank: int) -> tuple[float | None, ...]:
+        """Return how late one rank came, slice by slice."""
+        return tuple(entry.lateness_ns.get(rank) for entry in self._slices)
+
+
+def _joined(first: _Slice, second: _Slice) -> _Slice:
+    ranks = first.lateness_ns.keys() | second.lateness_ns.keys()
+    worst = [value for value in (first.step_p95_ns, second.step_p95_ns) if value is not None]
+    return _Slice(
+        at_ns=second.at_ns,
+        step_p50_ns=mean_of_known((first.step_p50_ns, second.step_p50_ns)),
+        step_p95_ns=max(worst, default=None),
+        samples_per_s=mean_of_known((first.samples_per_s, second.samples_per_s)),
+        exposed_share=mean_of_known((first.exposed_share, second.exposed_share)),
+        lateness_ns={
+            rank: mean_of_known((first.lateness_ns.get(rank), second.lateness_ns.get(rank))) for rank in ranks
+        },
+    )
+
+
+def mean_of_known(values: Sequence[float | None]) -> float | None:
+    """Return the mean of what is known; None where nothing is."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def final_snapshot(directory: Path) -> Snapshot:

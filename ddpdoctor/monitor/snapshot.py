@@ -11,8 +11,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from ddpdoctor.diagnosis.performance.summary import JobFigures, Phases, RankFigures, RunVerdict, StepTimes
-from ddpdoctor.diagnosis.performance.thresholds import DEFAULTS
+from ddpdoctor.diagnosis.performance.summary import DEFAULTS, JobFigures, Phases, RankFigures, RunVerdict, StepTimes
 from ddpdoctor.finding import Finding, Frame
 from ddpdoctor.record.streams.measured import Gauge, Gpu, Phase
 

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.launch.profile_command import script_command
-from ddpdoctor.what_if.measured_scaling import AllReduce, LinkSweep
+from ddpdoctor.launch.environment import script_command
+from ddpdoctor.what_if.links import AllReduce, LinkSweep
 
 LONGEST_S = 180.0
 SCRIPT = Path(__file__).parents[1] / "probe" / "link_sweep.py"

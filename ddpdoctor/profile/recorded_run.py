@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.diagnosis.performance.persistence import FEWEST_STEPS
+from ddpdoctor.diagnosis.performance.stragglers import FEWEST_STEPS
 from ddpdoctor.diagnosis.performance.summary import RunSummary
 from ddpdoctor.diagnosis.performance.verdict import run_verdict
 from ddpdoctor.errors import RecordError, UsageError

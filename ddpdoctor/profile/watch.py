@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -28,35 +30,70 @@ from ddpdoctor.config.suppressions import Suppression, suppress, suppressions_in
 from ddpdoctor.diagnosis.divergence import describe
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
 from ddpdoctor.diagnosis.divergence_kind import classify
-from ddpdoctor.diagnosis.failures.killed_ranks import may_yet_be_known
+from ddpdoctor.diagnosis.failures import may_yet_be_known
 from ddpdoctor.diagnosis.hosts import only_lost_their_peers, placed
-from ddpdoctor.diagnosis.live.last_steps import with_last_steps
-from ddpdoctor.diagnosis.live.lasting_waits import LastingWait
-from ddpdoctor.diagnosis.performance.persistence import FEWEST_STEPS
+from ddpdoctor.diagnosis.live.verdict import LastingWait, with_last_steps
+from ddpdoctor.diagnosis.performance.stragglers import FEWEST_STEPS
 from ddpdoctor.diagnosis.performance.summarise import summarise
 from ddpdoctor.diagnosis.performance.summary import RunSummary, RunVerdict
 from ddpdoctor.diagnosis.performance.verdict import SEE_ALL, run_verdict
 from ddpdoctor.diagnosis.steps import WARM_UP_STEPS, recent
 from ddpdoctor.files.source_text import source_of
 from ddpdoctor.finding import Fact, Finding, Severity, Trouble
-from ddpdoctor.findings.fingerprint import with_fingerprints
+from ddpdoctor.findings.locations import with_fingerprints
 from ddpdoctor.findings.merge import merge
 from ddpdoctor.launch.job import LaunchedJob
-from ddpdoctor.monitor.duty_cycle import Pace
 from ddpdoctor.monitor.finding_hold import OF_THE_MOMENT, FindingHold
 from ddpdoctor.monitor.history import HistoryWriter
 from ddpdoctor.monitor.last_standstill import LastStandstill, is_of_the_end, is_suspicion, ran_to_their_ends
 from ddpdoctor.monitor.live_run import LiveRun
-from ddpdoctor.monitor.series import Series
+from ddpdoctor.monitor.replay import Series
 from ddpdoctor.monitor.snapshot import FindingView, Listener, RunState, Snapshot, StallView
-from ddpdoctor.monitor.views.build_snapshot import Look, build_snapshot, steps_made
-from ddpdoctor.monitor.views.stall_view import accused, stall_view
-from ddpdoctor.monitor.views.wait_view import LastWait
+from ddpdoctor.monitor.views.build_snapshot import LastWait, Look, accused, build_snapshot, stall_view, steps_made
 from ddpdoctor.record.clock import epoch_ns, share_clock
 from ddpdoctor.record.joining import NodePart
 from ddpdoctor.record.model import RunRecord, StreamState
 from ddpdoctor.record.plan import RunPlan, read_plan
 from ddpdoctor.what_if.gains import Gains
+
+# Keeps work that recurs from taking more than its share of a core, however many ranks there are.
+
+
+class Pace:
+    """When one kind of work is due again: the dearer it was, the later."""
+
+    def __init__(self, every_ns: int, at_most_ns: int, share: float, most_share: float = 1.0) -> None:
+        """``every_ns`` apart, and further while the work takes more than ``share`` of a core; ``at_most_ns`` apart.
+
+        Further than that only while it would take more than ``most_share``, as with thousands of ranks. What the first
+        time costs tells nothing of the next: it pays for what is imported then.
+        """
+        self._most_share = most_share
+        self._every_ns = every_ns
+        self._at_most_ns = at_most_ns
+        self._share = share
+        self._due_at_ns = 0
+        self.cost_ns = 0
+        """What it cost last."""
+        self._is_first = True
+
+    def is_due(self, now_ns: int) -> bool:
+        """Return whether it is time for the work."""
+        return now_ns >= self._due_at_ns
+
+    @contextmanager
+    def work(self, now_ns: int) -> Iterator[None]:
+        """Note what the work in the body costs."""
+        began_ns = time.thread_time_ns()
+        try:
+            yield
+        finally:
+            cost_ns = 0 if self._is_first else time.thread_time_ns() - began_ns
+            self._is_first = False
+            self.cost_ns = cost_ns
+            wanted_ns = min(self._at_most_ns, max(self._every_ns, int(cost_ns / self._share)))
+            self._due_at_ns = now_ns + max(wanted_ns, int(cost_ns / self._most_share))
+
 
 # Asks the checks about a watched job: those that the project wants, less what its comments suppress.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from ddpdoctor.gate.amounts import amount, share
+from ddpdoctor.gate.budget import amount, share
 from ddpdoctor.gate_section import Difference, Figure, GateSection
 from ddpdoctor.report.escape import one_line
 from ddpdoctor.report.layout import paragraph

@@ -18,8 +18,8 @@ import pytest
 from _pytest.outcomes import Failed
 
 from ddpdoctor.testing import layout
+from ddpdoctor.testing.hooks import DdpMark, mark_of
 from ddpdoctor.testing.layout import Body
-from ddpdoctor.testing.marks import DdpMark, mark_of
 from ddpdoctor.testing.run_test import RankEnd, TestEnd, run_test
 from ddpdoctor.testing.warm_ranks import RanksFailedToStart, WarmRanks
 

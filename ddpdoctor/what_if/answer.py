@@ -12,12 +12,10 @@ from ddpdoctor.diagnosis.wording import bytes_text, count, milliseconds_text, ra
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.finding import Location
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.what_if.buckets import DEFAULT_CAP_MB
 from ddpdoctor.what_if.observed import NoGround, Observed, observe
-from ddpdoctor.what_if.predict import Model, Outcome
-from ddpdoctor.what_if.prediction import Change, Curve, Interval, Point, WhatIf
+from ddpdoctor.what_if.predict import Change, Curve, Interval, Model, Outcome, Point, WhatIf
 from ddpdoctor.what_if.scenario import default_layout, host_sync_ns, rebuilt, without_straggler
-from ddpdoctor.what_if.settings import Scaling, Settings
+from ddpdoctor.what_if.settings import DEFAULT_CAP_MB, Scaling, Settings
 
 # The changes that are worth asking about in a run, what each costs, and the line that it concerns.
 

@@ -18,8 +18,8 @@ from ddpdoctor.errors import DdpDoctorError, ExitCode
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.measured import StepTrack
 from ddpdoctor.what_if import links
-from ddpdoctor.what_if.buckets import Gradients, gradients_of
 from ddpdoctor.what_if.replay import RankTimes
+from ddpdoctor.what_if.settings import Gradients, gradients_of
 
 FEWEST_STEPS = 20
 """Steps after the warm-up that it takes to predict from."""

@@ -10,10 +10,16 @@ import msgspec
 from ddpdoctor.diagnosis.sync_points import BUFFERS
 from ddpdoctor.errors import UsageError
 from ddpdoctor.what_if import links
-from ddpdoctor.what_if.buckets import DEFAULT_CAP_MB, FIRST_BUCKET_BYTES, Gradients, layout_with, ready_shares
 from ddpdoctor.what_if.observed import NoGround, Observed
 from ddpdoctor.what_if.replay import RankTimes, Scenario, own_ns
-from ddpdoctor.what_if.settings import Settings
+from ddpdoctor.what_if.settings import (
+    DEFAULT_CAP_MB,
+    FIRST_BUCKET_BYTES,
+    Gradients,
+    Settings,
+    layout_with,
+    ready_shares,
+)
 
 FETCH_SHARE = 0.1
 """Of the data waits of a run the share in which the batch was there already: what is left when loaders keep up."""

@@ -19,10 +19,10 @@ import pytest
 
 from ddpdoctor.autopsy.dead_job import AutopsyRequest
 from ddpdoctor.autopsy.live_job import Seen, live_autopsy, look, record_of, with_recordings
-from ddpdoctor.diagnosis.live.facts import native_stacks
+from ddpdoctor.diagnosis.live.stacks import native_stacks
 from ddpdoctor.errors import UsageError
 from ddpdoctor.launch.running_ranks import RunningRank
-from ddpdoctor.monitor.processes import flight_recorders, own_unwinder, py_spy
+from ddpdoctor.monitor.processes import flight_recorders, py_spy
 from ddpdoctor.monitor.processes.flight_recorders import Recording, recordings
 from ddpdoctor.monitor.processes.py_spy import Look
 from tests.autopsy.hanging import hanging
@@ -205,7 +205,7 @@ def test_a_rank_on_python_3_14_is_read_without_py_spy(tmp_path: Path, monkeypatc
 
 def test_older_ranks_without_py_spy_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(py_spy, "find_py_spy", lambda: None)
-    monkeypatch.setattr(own_unwinder, "PROGRAM", "import sys; sys.exit(4)")
+    monkeypatch.setattr(py_spy, "PROGRAM", "import sys; sys.exit(4)")
     with pytest.raises(UsageError) as raised:
         py_spy.look_at([os.getpid()], ["/"])
     assert "not installed" in str(raised.value)

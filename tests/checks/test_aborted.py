@@ -10,7 +10,7 @@ import pytest
 
 from ddpdoctor.checks.collectives import collective_mismatch, rank_divergent_collective
 from ddpdoctor.checks.death import killed_rank, root_exception
-from ddpdoctor.diagnosis.failures.killed_ranks import may_yet_be_known
+from ddpdoctor.diagnosis.failures import may_yet_be_known
 from ddpdoctor.finding import Finding, Frame
 from ddpdoctor.record.model import Rank, RankException, Site
 from ddpdoctor.record.streams.measured import RankHeartbeat

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ddpdoctor.checks.collectives import rank_divergent_collective, silent_desync
-from ddpdoctor.diagnosis.training.left_out_backwards import LASTING_STEPS
+from ddpdoctor.diagnosis.training.lone_forwards import LASTING_STEPS
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.record.model import Wrap
 from ddpdoctor.record.streams.measured import RankHeartbeat

@@ -12,7 +12,7 @@ from ddpdoctor.diagnosis.divergence import describe
 from ddpdoctor.diagnosis.divergence.divergence import Divergence, find_divergence
 from ddpdoctor.diagnosis.divergence.long_waits import longest_wait
 from ddpdoctor.diagnosis.divergence_kind import classify, skip_behind
-from ddpdoctor.diagnosis.training.skipped_batches import skipped_batches
+from ddpdoctor.diagnosis.training.pass_lengths import skipped_batches
 from ddpdoctor.record.model import Forward, RunRecord, Wrap
 from ddpdoctor.record.streams.collectives import Group
 from ddpdoctor.record.streams.data import Loader, Pass

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.diagnosis.files.path_races import Handover, Order
+from ddpdoctor.diagnosis.files import Handover, Order
 from ddpdoctor.record.streams.collectives import Wait
 from tests.diagnosis.jobs import JobBuilder
 

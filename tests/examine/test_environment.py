@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.diagnosis.failures.environment import Lack, install_line, lack_behind
+from ddpdoctor.diagnosis.failures import Lack, install_line, lack_behind
 from ddpdoctor.examine.failure_hints import hint_for
 from ddpdoctor.record.model import Job, RankException, RunRecord
 from ddpdoctor.record.streams.data import FileEvent

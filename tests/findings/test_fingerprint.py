@@ -4,7 +4,7 @@ from pathlib import Path
 
 from ddpdoctor.files.source_text import _lines
 from ddpdoctor.finding import Finding, Location, Severity
-from ddpdoctor.findings.fingerprint import with_fingerprints
+from ddpdoctor.findings.locations import with_fingerprints
 from tests.report.examples import finding
 
 TEXT = """import torch

@@ -12,7 +12,7 @@ import pytest
 from ddpdoctor.examination import Examination
 from ddpdoctor.finding import Fact, Finding, Frame, Severity
 from ddpdoctor.gate.judge import compared
-from ddpdoctor.gate.together import together
+from ddpdoctor.gate.windows import together
 from ddpdoctor.gate_section import GateSection
 from ddpdoctor.report.formats import html
 from ddpdoctor.report.own_reports import encoded, is_own_report, sealed

@@ -31,7 +31,7 @@ ALLOWED = {
     "launch/command/wrappers.py _shell": "of the command line",
     "monitor/rehearsal.py _quota": "of the system",
     "launch/kept_output.py keep": "written, in a directory that was just made",
-    "launch/runs/owner.py _read": "of the system",
+    "launch/runs/run_directory.py _read": "of the system",
     "monitor/demo.py demo": "of this package",
     "monitor/history.py __enter__": "of SQLite, which opens by name: `_refuse_foreign` comes first",
     "monitor/history.py __init__": "written: `_refuse_foreign` comes first",

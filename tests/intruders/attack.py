@@ -9,10 +9,9 @@ from contextlib import contextmanager, suppress
 
 import zmq
 
-from ddpdoctor.monitor.nodes.connection import connected
 from ddpdoctor.monitor.nodes.front import FIRST_BYTES, GREETING
 from ddpdoctor.monitor.nodes.meeting import Meeting, endpoint
-from ddpdoctor.monitor.nodes.messages import MOST_BYTES
+from ddpdoctor.monitor.nodes.messages import MOST_BYTES, connected
 
 CLIENT_GREETING = GREETING[:32] + bytes(32)
 

@@ -13,7 +13,7 @@ from ddpdoctor.probe.journal import Journal
 from ddpdoctor.probe.live.heartbeat import HeartbeatThread
 from ddpdoctor.probe.live.observer import Observer
 from ddpdoctor.record.assembly.assemble import Assembly
-from ddpdoctor.record.assembly.restarts import superseded
+from ddpdoctor.record.assembly.completeness import superseded
 from ddpdoctor.record.model import Job
 from tests.monitor.watched import MOST_S, job
 

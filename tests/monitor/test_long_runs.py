@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from ddpdoctor.monitor.history import FILE, MOST_SNAPSHOTS
-from ddpdoctor.monitor.series import MOST_SLICES
+from ddpdoctor.monitor.replay import MOST_SLICES
 from ddpdoctor.profile import watch
 from ddpdoctor.profile.recorded_run import recorded
 from ddpdoctor.record import layout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ddpdoctor.monitor.duty_cycle import Pace
+from ddpdoctor.profile.watch import Pace
 
 SECOND_NS = 1_000_000_000
 

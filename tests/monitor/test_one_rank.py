@@ -13,7 +13,7 @@ from ddpdoctor.diagnosis.performance.summarise import summarise
 from ddpdoctor.diagnosis.performance.summary import RunVerdict
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.monitor.history import HistoryWriter
-from ddpdoctor.monitor.series import Series
+from ddpdoctor.monitor.replay import Series
 from ddpdoctor.monitor.snapshot import Snapshot
 from ddpdoctor.monitor.views.build_snapshot import Look, build_snapshot
 from ddpdoctor.profile.recorded_run import one_rank_samples_per_s

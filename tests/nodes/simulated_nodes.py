@@ -20,7 +20,6 @@ from typing import Any
 import msgspec
 import zmq
 
-from ddpdoctor.monitor.nodes.connection import connected
 from ddpdoctor.monitor.nodes.meeting import HeadKeys, endpoint
 from ddpdoctor.monitor.nodes.messages import (
     MOST_BYTES,
@@ -29,6 +28,7 @@ from ddpdoctor.monitor.nodes.messages import (
     JobFacts,
     Rows,
     Update,
+    connected,
     pack,
     pack_field,
     pack_rows,

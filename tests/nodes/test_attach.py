@@ -22,10 +22,9 @@ from ddpdoctor.diagnosis.performance.summary import RunVerdict
 from ddpdoctor.errors import RecordError, UsageError
 from ddpdoctor.monitor.nodes import attached, screens
 from ddpdoctor.monitor.nodes.attached import AttachedRun, HeadLeft, find_key
-from ddpdoctor.monitor.nodes.connection import connected
 from ddpdoctor.monitor.nodes.head import Head
 from ddpdoctor.monitor.nodes.meeting import Meeting, endpoint, write_attach_file
-from ddpdoctor.monitor.nodes.messages import PROTOCOL, Request, pack
+from ddpdoctor.monitor.nodes.messages import PROTOCOL, Request, connected, pack
 from ddpdoctor.monitor.snapshot import RunState, Snapshot
 from ddpdoctor.record import layout
 from tests.jobs_of_tests import kill_marked, marked

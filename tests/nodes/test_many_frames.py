@@ -10,10 +10,9 @@ import pytest
 import zmq
 
 from ddpdoctor.monitor.nodes import front
-from ddpdoctor.monitor.nodes.connection import connected, received
 from ddpdoctor.monitor.nodes.head import Head
 from ddpdoctor.monitor.nodes.meeting import Meeting, endpoint
-from ddpdoctor.monitor.nodes.messages import MOST_BYTES
+from ddpdoctor.monitor.nodes.messages import MOST_BYTES, connected, received
 from tests.nodes.test_attach_trouble import narrow
 from tests.nodes.test_head import RECORD, forwarding, listening, until
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from ddpdoctor.monitor.live_run import LiveRun
 from ddpdoctor.record import events, layout
+from ddpdoctor.record.assembly.completeness import rival_launchers, superseded
 from ddpdoctor.record.assembly.ranks import RankBook
-from ddpdoctor.record.assembly.restarts import rival_launchers, superseded
 from ddpdoctor.record.plan import RunPlan
 from ddpdoctor.record.ring_writer import Ring
 

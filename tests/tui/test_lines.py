@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from ddpdoctor.tui.draw.cells import Cell, cut, cut_left, fitted, line, padded, shown, width_of, wrapped
 from ddpdoctor.tui.draw.charts import ceiling_of, columns_of, gauge, heat_strip, newest, phase_bar, spread, top_of
-from ddpdoctor.tui.draw.glyphs import ASCII, UNICODE, chosen_glyphs, plain_text
-from ddpdoctor.tui.draw.palette import palette_of
+from ddpdoctor.tui.draw.glyphs import ASCII, UNICODE, chosen_glyphs, palette_of, plain_text
 from ddpdoctor.tui.draw.table import Column, Cursor, fit_columns, paint_table
 from tests.tui import runs
 

@@ -7,12 +7,11 @@ import pytest
 
 from ddpdoctor.errors import ExitCode, UsageError
 from ddpdoctor.what_if.answer import what_if
-from ddpdoctor.what_if.buckets import layout_with, ready_shares
 from ddpdoctor.what_if.links import Link, on_other_ranks
 from ddpdoctor.what_if.observed import NoGround, observe
 from ddpdoctor.what_if.predict import Model, Outcome
 from ddpdoctor.what_if.replay import RankTimes, Scenario, replay
-from ddpdoctor.what_if.settings import Settings, parse
+from ddpdoctor.what_if.settings import Settings, layout_with, parse, ready_shares
 from tests.diagnosis.measured_job import MeasuredJob
 from tests.what_if.records import EVEN, MEGABYTE, bucketed, record_of
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.report.run import scaling_text
-from ddpdoctor.what_if.measured_scaling import AllReduce, LinkSweep, MeasuredScaling, ScalingRun, points_of
+from ddpdoctor.what_if.links import AllReduce, LinkSweep, MeasuredScaling, ScalingRun, points_of
 from tests.what_if.conftest import Ddpdoctor
 from tests.what_if.measure import SCRIPT
 

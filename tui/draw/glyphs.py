@@ -3,7 +3,130 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rich.style import Style
+
+# Styles by role, for dark and light terminals and for those without colour.
+
+Tone = Literal["dark", "light", "none"]
+PHASES = ("data", "forward", "backward", "waiting", "transfer", "explicit", "optimizer", "other")
+
+_DARK = {
+    "background": "#11151a",
+    "cursor": "#24303d",
+    "text": "#d5dbe1",
+    "strong": "#ffffff",
+    "dim": "#8a949e",
+    "faint": "#4a545e",
+    "good": "#2fb58a",
+    "warning": "#f0b429",
+    "bad": "#ff6f3c",
+    "advice": "#66b8e8",
+    "accent": "#66b8e8",
+    "data": "#e69f00",
+    "forward": "#3d8fd1",
+    "backward": "#66b8e8",
+    "waiting": "#ff6f3c",
+    "transfer": "#d583b3",
+    "explicit": "#f0e442",
+    "optimizer": "#2fb58a",
+    "other": "#78828c",
+    "on_fill": "#0b0e11",
+}
+_LIGHT = {
+    "background": "#fbfaf7",
+    "cursor": "#dfe7ee",
+    "text": "#22272c",
+    "strong": "#000000",
+    "dim": "#667079",
+    "faint": "#b4bbc2",
+    "good": "#00745a",
+    "warning": "#9a6400",
+    "bad": "#bf3f00",
+    "advice": "#005f9e",
+    "accent": "#005f9e",
+    "data": "#d18f00",
+    "forward": "#1f78b8",
+    "backward": "#58ade0",
+    "waiting": "#d55e00",
+    "transfer": "#c06a9c",
+    "explicit": "#c9bb1a",
+    "optimizer": "#009e73",
+    "other": "#98a1a9",
+    "on_fill": "#ffffff",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Palette:
+    """Styles by role; a role that ends in ``!`` is under the cursor."""
+
+    background: str
+    text: str
+    styles: Mapping[str, Style]
+    _cache: dict[str, Style] = field(default_factory=dict, compare=False, repr=False)
+
+    def style(self, role: str) -> Style:
+        """Return the style of a role; raises KeyError for a role that does not exist."""
+        known = self._cache.get(role)
+        if known is None:
+            known = self.styles[role.rstrip("!")]
+            if role.endswith("!"):
+                known = known + self.styles["cursor"]
+            self._cache[role] = known
+        return known
+
+
+def palette_of(tone: Tone) -> Palette:
+    """Return the palette of a tone."""
+    if tone == "none":
+        return Palette("", "", _colourless())
+    hues = _DARK if tone == "dark" else _LIGHT
+    return Palette(hues["background"], hues["text"], _coloured(hues))
+
+
+def _coloured(hues: Mapping[str, str]) -> dict[str, Style]:
+    styles = {
+        "": Style(color=hues["text"]),
+        "strong": Style(color=hues["strong"], bold=True),
+        "dim": Style(color=hues["dim"]),
+        "faint": Style(color=hues["faint"]),
+        "code": Style(color=hues["accent"]),
+        "series": Style(color=hues["accent"]),
+        "cursor": Style(bgcolor=hues["cursor"]),
+        "tab": Style(color=hues["dim"]),
+        "tab.on": Style(color=hues["on_fill"], bgcolor=hues["accent"], bold=True),
+        "key": Style(color=hues["accent"], bold=True),
+        "badge.demo": Style(color=hues["on_fill"], bgcolor=hues["transfer"], bold=True),
+        "badge.paused": Style(color=hues["on_fill"], bgcolor=hues["warning"], bold=True),
+    }
+    for role in ("good", "warning", "bad", "advice"):
+        styles[role] = Style(color=hues[role], bold=True)
+        styles[f"badge.{role}"] = Style(color=hues["on_fill"], bgcolor=hues[role], bold=True)
+        styles[f"edge.{role}"] = Style(color=hues[role])
+    for phase in PHASES:
+        styles[f"phase.{phase}"] = Style(color=hues[phase])
+        styles[f"on.{phase}"] = Style(color="#0b0e11", bgcolor=hues[phase])
+    for level, hue in enumerate(("faint", "dim", "data", "warning", "bad")):
+        styles[f"heat.{level}"] = Style(color=hues[hue])
+    styles["over"] = Style(color=hues["faint"])
+    styles["series.over"] = Style(color=hues["accent"], bgcolor=hues["faint"])
+    ground = Style(bgcolor=hues["background"])
+    return {role: ground + style for role, style in styles.items()}
+
+
+def _colourless() -> dict[str, Style]:
+    plain, bold, dim, reverse = Style(), Style(bold=True), Style(dim=True), Style(reverse=True)
+    styles = {"": plain, "strong": bold, "dim": dim, "faint": dim, "code": plain, "series": plain, "cursor": reverse}
+    styles |= {"over": dim, "series.over": plain}
+    styles |= {"tab": plain, "tab.on": reverse, "key": bold, "badge.demo": reverse, "badge.paused": reverse}
+    for role in ("good", "warning", "bad", "advice"):
+        styles |= {role: bold, f"badge.{role}": reverse, f"edge.{role}": plain}
+    for phase in PHASES:
+        styles |= {f"phase.{phase}": plain, f"on.{phase}": plain}
+    return styles | {f"heat.{level}": bold if level > 2 else plain for level in range(5)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,8 @@ from typing import Generic, TypeVar
 
 from rich.cells import cell_len
 
-from ddpdoctor.tui.draw.cells import Align, Cell, Line, fitted, line, marked, padded, width_of
+from ddpdoctor.tui.draw.cells import Align, Cell, Line, Painting, Target, fitted, line, marked, padded, width_of
 from ddpdoctor.tui.draw.glyphs import Glyphs
-from ddpdoctor.tui.draw.painting import Painting, Target
 
 Row = TypeVar("Row")
 Value = TypeVar("Value", bound=float)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from ddpdoctor.diagnosis.performance.summary import Traffic
 from ddpdoctor.monitor.snapshot import BucketView
-from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, cut, line, paragraph, shown
+from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, Painting, cut, line, paragraph, shown, stacked
 from ddpdoctor.tui.draw.charts import gauge
 from ddpdoctor.tui.draw.figures import bandwidth, calls, count, duration, share, size
-from ddpdoctor.tui.draw.painting import Painting, stacked
 from ddpdoctor.tui.draw.table import Column, figure_column, paint_table
 from ddpdoctor.tui.screens.sections import aged_heading, as_fresh, heading
 from ddpdoctor.tui.view import View

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.monitor.snapshot import FindingView
-from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, line, paragraph, shown
+from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, Painting, line, paragraph, shown, stacked
 from ddpdoctor.tui.draw.figures import rank_list, span
-from ddpdoctor.tui.draw.painting import Painting, stacked
 from ddpdoctor.tui.draw.table import Column, paint_table
 from ddpdoctor.tui.screens.sections import SEVERITY_ROLES, heading, since_when, stack_lines
 from ddpdoctor.tui.view import View

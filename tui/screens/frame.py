@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddpdoctor.monitor.snapshot import Snapshot
-from ddpdoctor.tui.draw.cells import Cell, Line, cut, fitted, line, shown, width_of
+from ddpdoctor.tui.draw.cells import Cell, Line, Painting, Target, cut, fitted, line, shown, width_of
 from ddpdoctor.tui.draw.figures import clock, count, span
-from ddpdoctor.tui.draw.painting import Painting, Target
 from ddpdoctor.tui.screens.sections import right_aligned
 from ddpdoctor.tui.view import View
 

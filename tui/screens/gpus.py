@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ddpdoctor.record.streams.measured import Gpu, GpuSample
-from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, beside, cut, line, paragraph, shown
+from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, Painting, beside, cut, line, paragraph, shown, stacked
 from ddpdoctor.tui.draw.charts import gauge, sparkline
 from ddpdoctor.tui.draw.figures import degrees, megahertz, memory, percent, rank_list, three, watts
-from ddpdoctor.tui.draw.painting import Painting, stacked
 from ddpdoctor.tui.draw.table import Column, figure_column, paint_table
 from ddpdoctor.tui.screens.sections import aged_heading, as_fresh, heading
 from ddpdoctor.tui.view import View

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpdoctor.monitor.snapshot import RankView, Snapshot
-from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, beside, cut, line, padded, paragraph, shown
+from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, Painting, beside, cut, line, padded, paragraph, shown, stacked
 from ddpdoctor.tui.draw.charts import (
     ceiling_of,
     flowing,
@@ -17,7 +17,6 @@ from ddpdoctor.tui.draw.charts import (
     spread,
 )
 from ddpdoctor.tui.draw.figures import duration, percent, share, span, three
-from ddpdoctor.tui.draw.painting import Painting, stacked
 from ddpdoctor.tui.screens.sections import aged_heading, as_fresh, finding_line, heading, verdict_lines
 from ddpdoctor.tui.view import View
 

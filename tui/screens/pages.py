@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, beside, line, paragraph
-from ddpdoctor.tui.draw.painting import Painting, stacked
+from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, Painting, beside, line, paragraph, stacked
 from ddpdoctor.tui.screens.communication import paint_communication
 from ddpdoctor.tui.screens.findings import paint_finding, paint_findings
 from ddpdoctor.tui.screens.frame import FRAME_LINES, Tab, framed

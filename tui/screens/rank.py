@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from ddpdoctor.monitor.snapshot import CallView, RankView
-from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, beside, cut, line, shown
+from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, Painting, beside, cut, line, shown, stacked
 from ddpdoctor.tui.draw.charts import flowing, heat_strip, phase_bar, phase_legend
 from ddpdoctor.tui.draw.figures import count, degrees, duration, megahertz, memory, percent, size, span, three, watts
-from ddpdoctor.tui.draw.painting import Painting, stacked
 from ddpdoctor.tui.screens.sections import aged_heading, as_fresh, heading, stack_lines
 from ddpdoctor.tui.view import View
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from ddpdoctor.monitor.snapshot import RankView
 from ddpdoctor.record.streams.measured import Gpu, GpuSample
-from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, in_role, line, shown
+from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, Painting, in_role, line, shown, stacked
 from ddpdoctor.tui.draw.charts import heat_strip
 from ddpdoctor.tui.draw.figures import count, degrees, duration, memory, percent, span, three, watts
-from ddpdoctor.tui.draw.painting import Painting, stacked
 from ddpdoctor.tui.draw.table import Column, figure_column, paint_table
 from ddpdoctor.tui.screens.many_ranks import is_big, paint_many_ranks
 from ddpdoctor.tui.screens.sections import aged_heading, heading

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from ddpdoctor.monitor.snapshot import Snapshot, StallSide, StallView
-from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, beside, line, paragraph, shown
+from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, Painting, beside, line, paragraph, shown, stacked
 from ddpdoctor.tui.draw.figures import count, rank_list, span
-from ddpdoctor.tui.draw.painting import Painting, stacked
 from ddpdoctor.tui.screens.sections import heading, lasting, stack_lines
 from ddpdoctor.tui.view import View
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.diagnosis.performance.exposure import BARRIERS
-from ddpdoctor.diagnosis.performance.persistence import enough_steps
-from ddpdoctor.diagnosis.performance.thresholds import threshold
+from ddpdoctor.diagnosis.performance.stragglers import enough_steps
+from ddpdoctor.diagnosis.performance.summary import threshold
 from ddpdoctor.diagnosis.steps import RankSteps, measured_steps
 from ddpdoctor.diagnosis.wording import bytes_text, count, location_of
 from ddpdoctor.finding import Confirmed, Fact, Frame, Refuted

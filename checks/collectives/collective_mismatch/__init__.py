@@ -52,8 +52,7 @@ _HOW = {
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the divergence of the run when one line gives different collectives, and models that differ."""
     from ddpdoctor.checks.collectives.collective_mismatch.run import find_model_mismatch
-    from ddpdoctor.diagnosis.divergence_findings import divergence_finding
-    from ddpdoctor.diagnosis.divergence_kind import divergence_of
+    from ddpdoctor.diagnosis.divergence_kind import divergence_finding, divergence_of
 
     divergence = divergence_of(record, CHECK.stands_for)
     if divergence is not None:

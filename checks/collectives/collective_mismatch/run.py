@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from ddpdoctor.diagnosis.divergence.departures import root_exception
+from ddpdoctor.diagnosis.divergence.divergence import root_exception
 from ddpdoctor.diagnosis.wording import location_of
 from ddpdoctor.finding import Location
 from ddpdoctor.record.model import RunRecord

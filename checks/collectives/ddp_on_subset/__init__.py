@@ -63,8 +63,7 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the divergence of the run when some ranks wait in DDP's constructor and the others went on without."""
-    from ddpdoctor.diagnosis.divergence_findings import divergence_finding
-    from ddpdoctor.diagnosis.divergence_kind import divergence_of
+    from ddpdoctor.diagnosis.divergence_kind import divergence_finding, divergence_of
 
     divergence = divergence_of(record, CHECK.stands_for)
     if divergence is not None:

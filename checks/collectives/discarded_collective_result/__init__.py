@@ -26,12 +26,16 @@ References
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
+import msgspec
+
 from ddpdoctor.check import Check
-from ddpdoctor.checks.collectives.discarded_collective_result.source import discarded_results
-from ddpdoctor.finding import Fact, Finding, Severity
-from ddpdoctor.source.projection import project
+from ddpdoctor.finding import Fact, Finding, Location, Severity
+from ddpdoctor.source.projection import Projection, project
+from ddpdoctor.source.queries.sync_points import function_around, nodes_of
+from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
 
 CHECK = Check(
@@ -59,4 +63,85 @@ def in_source(script: Script) -> Iterator[Finding]:
                     location=discarded.used,
                 ),
             ),
+        )
+
+
+# Collectives that return their result and whose result no one takes.
+
+_HOROVOD = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "grouped_allreduce")
+_FUNCTIONAL = (
+    "all_reduce",
+    "all_gather",
+    "all_gather_tensor",
+    "broadcast",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "all_to_all",
+    "all_to_all_single",
+    "gather",
+    "scatter",
+)
+RETURNING = frozenset(
+    {
+        *(f"horovod.torch.{name}" for name in _HOROVOD),
+        *(f"torch.distributed._functional_collectives.{name}" for name in _FUNCTIONAL),
+        *(f"torch.distributed.nn.{name}" for name in _FUNCTIONAL),
+        *(f"torch.distributed.nn.functional.{name}" for name in _FUNCTIONAL),
+    }
+)
+"""Full names of collectives that leave their argument as it was."""
+_RETURNING_NAMES = frozenset((*_HOROVOD, *_FUNCTIONAL))
+_OF_ACCELERATE = frozenset({"gather", "gather_for_metrics", "reduce", "pad_across_processes"})
+
+
+class Discarded(msgspec.Struct, frozen=True, kw_only=True):
+    """A call whose result is thrown away."""
+
+    collective: str
+    name: str
+    """The variable that was passed."""
+    call: str
+    """Source of the call."""
+    location: Location
+    used: Location
+    """Where the variable is used afterwards."""
+
+
+def discarded_results(projection: Projection) -> Iterator[Discarded]:
+    """Such calls, where the variable that they were given is read again further down."""
+    for module in projection.machine.script.modules:
+        others = [name for name, full in module.aliases.items() if full in RETURNING]
+        for last in _RETURNING_NAMES.union(others).intersection(module.calls_by_name):
+            for call in module.calls_by_name[last]:
+                name = module.resolve(call.func)
+                if name in RETURNING:
+                    yield from _judged(module, call, name.rpartition(".")[2])
+    seen: set[ast.AST] = set()
+    for event in projection.of_kind("collective"):
+        if event.name in _OF_ACCELERATE and isinstance(event.node, ast.Call) and event.node not in seen:
+            seen.add(event.node)
+            if isinstance(event.node.func, ast.Attribute) and not event.module.resolve(event.node.func):
+                yield from _judged(event.module, event.node, event.name)
+
+
+def _judged(module: Module, call: ast.Call, collective: str) -> Iterator[Discarded]:
+    statement = module.parents.get(call)
+    if not isinstance(statement, ast.Expr) or not call.args or not isinstance(call.args[0], (ast.Name, ast.Attribute)):
+        return
+    name = ast.unparse(call.args[0])
+    last = statement.end_lineno or statement.lineno
+    uses = [
+        node
+        for node in nodes_of(function_around(module, call))
+        if isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) == name and node.lineno > last
+    ]
+    first = min(uses, key=lambda node: (node.lineno, node.col_offset), default=None)
+    if first is not None and isinstance(first.ctx, ast.Load):
+        yield Discarded(
+            collective=collective,
+            name=name,
+            call=module.excerpt(call),
+            location=module.location(call),
+            used=module.location(first),
         )

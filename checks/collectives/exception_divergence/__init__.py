@@ -31,14 +31,22 @@ References
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+import builtins
+import re
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ddpdoctor.check import Check
-from ddpdoctor.checks.collectives.exception_divergence.source import Swallowed, swallowed
-from ddpdoctor.finding import Fact, Finding, Severity
-from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.finding import Fact, Finding, Location, Severity
+from ddpdoctor.source.events import Event, OwnTest
+from ddpdoctor.source.projection import Projection, whole_projection
+from ddpdoctor.source.queries.sync_points import events_through, function_around, reported_lines, sync_events
+from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.syntax_index import descend, last_name
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -83,8 +91,7 @@ def in_source(script: Script) -> Iterator[Finding]:
 def in_run(record: RunRecord) -> Iterator[Finding]:
     """Report the exception in whose handler a rank waits for ranks that did not raise it."""
     from ddpdoctor.diagnosis.divergence.describe import disputed_call
-    from ddpdoctor.diagnosis.divergence_findings import divergence_finding
-    from ddpdoctor.diagnosis.divergence_kind import divergence_of
+    from ddpdoctor.diagnosis.divergence_kind import divergence_finding, divergence_of
 
     divergence = divergence_of(record, CHECK.stands_for)
     if divergence is not None:
@@ -105,3 +112,209 @@ def _how(found: Swallowed) -> Iterator[Fact]:
         yield Fact(text=text, basis="source", location=test.module.location(raised))
     if found.leaving is not None:
         yield Fact(text="the rank leaves here, alone", basis="source", location=found.leaving)
+
+
+# Exception handlers that let one rank continue without its peers.
+
+_UNIFORM = (ImportError, NotImplementedError, StopIteration, StopAsyncIteration, SyntaxError, Warning)
+"""What fails alike on every rank, or ends an iteration; any other error of Python can hit one rank alone."""
+_OF_CONTENT = (LookupError, TypeError, AttributeError, NameError)
+"""What a configuration raises alike on every rank, and only data of its own on one."""
+_SETTING_UP = frozenset({"init_process_group", "new_group"})
+_ENDS = re.compile(r"exit|quit$|abort|kill|terminate|shutdown|destroy|fatal|fail", re.IGNORECASE)
+_JUMPS = (ast.Continue, ast.Break, ast.Return)
+_FETCHES = frozenset({"next", "anext"})
+
+
+class Swallowed(msgspec.Struct, frozen=True, kw_only=True):
+    """A handler after which a rank continues."""
+
+    location: Location
+    """The ``except`` line."""
+    caught: str
+    """Source of what is caught."""
+    collective: str
+    """The collective that the failing rank misses."""
+    collective_location: Location
+    raised: tuple[OwnTest, ast.AST] | None = None
+    """A condition of the rank's own under which the project raises what is caught, and the ``raise``."""
+    leaving: Location | None = None
+    """The statement by which the handler leaves the turn, the loop or the function."""
+
+
+def swallowed(projection: Projection) -> Iterator[Swallowed]:
+    """Handlers of failures that may hit one rank alone, which skip a collective and continue."""
+    events = [event for event in sync_events(projection) if event.name not in _SETTING_UP and not event.in_parent]
+    told = reported_lines(projection)
+    for module in projection.machine.script.modules if events else ():
+        for node in module.index.of(ast.Try):
+            if node.handlers:
+                missed = _missed(module, node, events)
+                if missed is None or (str(missed.module.path), getattr(missed.node, "lineno", 0)) in told:
+                    continue
+                for handler in node.handlers:
+                    raised = _own_raise(projection, module, node, handler)
+                    if raised is None and not _catches_local_failures(module, node, handler):
+                        continue
+                    last = handler.body[-1]
+                    if _swallows(module, handler, events) and not _makes_up_for(handler, missed):
+                        yield Swallowed(
+                            location=module.head_location(handler),
+                            caught=ast.unparse(handler.type) if handler.type is not None else "everything",
+                            collective=missed.name,
+                            collective_location=missed.module.location(missed.node),
+                            raised=raised,
+                            leaving=module.location(last) if isinstance(last, _JUMPS) else None,
+                        )
+
+
+def _swallows(module: Module, handler: ast.ExceptHandler, events: Sequence[Event]) -> bool:
+    """Return whether a rank continues after a failure of its own without notifying the others."""
+    if _ends(handler.body):
+        return False
+    return not any(events_through(events, module, handler.lineno, handler.end_lineno or handler.lineno))
+
+
+def _makes_up_for(handler: ast.ExceptHandler, missed: Event) -> bool:
+    """Return whether a handler calls again what was missed: ``loss.mean().backward()`` where there are many losses."""
+    name = last_name(missed.node.func) if isinstance(missed.node, ast.Call) else ""
+    calls = (node for statement in handler.body for node in descend(statement) if isinstance(node, ast.Call))
+    return bool(name) and any(last_name(call.func) == name for call in calls)
+
+
+def _missed(module: Module, node: ast.Try, events: Sequence[Event]) -> Event | None:
+    """Return the collective that a failure in the body skips, when more of them follow."""
+    first, last = node.body[0].lineno, node.body[-1].end_lineno or node.body[-1].lineno
+    inside = list(events_through(events, module, first, last))
+    loop = _loop_around(module, node)
+    if inside and _only_calls(node.body, inside):
+        return None
+    if inside:
+        later = any(event.ordinal > inside[-1].ordinal for event in events if event.scopes[:1] == inside[-1].scopes[:1])
+        return inside[0] if loop is not None or later else None
+    if loop is None or _only_fetches(node.body):
+        return None
+    leaving = {type(handler.body[-1]) for handler in node.handlers}
+    if leaving & {ast.Continue, ast.Break}:
+        behind = next(events_through(events, module, last + 1, loop.end_lineno or last), None)
+        if behind is not None:
+            return behind
+    if leaving & {ast.Break, ast.Return}:  # The next turns are missed whole.
+        return next(events_through(events, module, loop.body[0].lineno, node.lineno), None)
+    return None
+
+
+def _only_calls(body: Sequence[ast.stmt], inside: Sequence[Event]) -> bool:
+    """Return whether nothing but a collective can fail there, which fails on every rank: a probe, or a barrier that
+    counts.
+    """
+    nodes = {event.node for event in inside if event.kind == "collective"}
+    calls = [inner for statement in body for inner in descend(statement) if isinstance(inner, ast.Call)]
+    others = [call for call in calls if call not in nodes and not any(_stands_in(call, node) for node in nodes)]
+    return any(call in nodes for call in calls) and all(_makes_tensor(call) for call in others)
+
+
+def _stands_in(call: ast.Call, node: ast.AST) -> bool:
+    return any(inner is call for inner in descend(node))
+
+
+def _makes_tensor(call: ast.Call) -> bool:
+    text = ast.unparse(call.func)
+    return text.startswith("torch.") or text.endswith((".cuda", ".to", ".wait", ".detach", ".clone"))
+
+
+def _loop_around(module: Module, node: ast.Try) -> ast.For | ast.While | None:
+    function = function_around(module, node)
+    for around in module.ancestors(node):
+        if around is function:
+            return None
+        if isinstance(around, (ast.For, ast.While)):
+            return around
+    return None
+
+
+def _only_fetches(body: Sequence[ast.stmt]) -> bool:
+    calls = [inner for statement in body for inner in descend(statement) if isinstance(inner, ast.Call)]
+    return not calls or any(isinstance(call.func, ast.Name) and call.func.id in _FETCHES for call in calls)
+
+
+def _caught(handler: ast.ExceptHandler) -> list[str]:
+    """Return the last names of the classes that a handler catches; it is none for a bare ``except``."""
+    types = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return [last_name(entry) for entry in types if entry is not None]
+
+
+def _catches_local_failures(module: Module, node: ast.Try, handler: ast.ExceptHandler) -> bool:
+    """Return whether a handler catches an error of Python's, or of memory, that data can raise on one rank alone."""
+    if handler.type is None:
+        return True
+    for name in _caught(handler):
+        known = getattr(builtins, name, None)
+        if name == "OutOfMemoryError":
+            return True
+        if not isinstance(known, type) or not issubclass(known, BaseException) or issubclass(known, _UNIFORM):
+            continue
+        if issubclass(known, Exception) or known is BaseException:
+            return not issubclass(known, _OF_CONTENT) or _uses_turn(module, node)
+    return False
+
+
+def _uses_turn(module: Module, node: ast.Try) -> bool:
+    """Return whether the body of a ``try`` uses what the loop around it goes over."""
+    loop = _loop_around(module, node)
+    if not isinstance(loop, ast.For):
+        return False
+    given = {name.id for name in descend(loop.target) if isinstance(name, ast.Name)}
+    return any(isinstance(name, ast.Name) and name.id in given for line in node.body for name in descend(line))
+
+
+def _own_raise(
+    projection: Projection, module: Module, node: ast.Try, handler: ast.ExceptHandler
+) -> tuple[OwnTest, ast.AST] | None:
+    """Return what in the body raises something that the handler catches, where a rank's own data decides."""
+    caught = set(_caught(handler))
+    first, last = node.body[0].lineno, node.body[-1].end_lineno or node.body[-1].lineno
+    for test, raised in projection.machine.own_raises:
+        within = any(frame.file == str(module.path) and first <= frame.line <= last for frame in test.chain)
+        error = raised.exc if isinstance(raised, ast.Raise) else None
+        name = last_name(error.func if isinstance(error, ast.Call) else error) if error is not None else ""
+        if within and name and (not caught or caught & _ancestry(projection, name)):
+            return test, raised
+    return None
+
+
+def _ancestry(projection: Projection, name: str) -> set[str]:
+    """Return the names of an exception class and of those above it, in the project and in Python."""
+    found: set[str] = set()
+    rest = [name]
+    while rest:
+        name = rest.pop()
+        if name in found:
+            continue
+        found.add(name)
+        known = getattr(builtins, name, None)
+        found |= {above.__name__ for above in known.__mro__} if isinstance(known, type) else set()
+        for module in projection.machine.script.modules:
+            made = (one for one in module.index.of(ast.ClassDef) if one.name == name)
+            rest += [last_name(base) for one in made for base in one.bases]
+    return found
+
+
+def _goes_on(arm: Sequence[ast.stmt]) -> bool:
+    """Return whether one arm of a condition leaves the handler silently."""
+    return bool(arm) and isinstance(arm[-1], _JUMPS) and not _ends(arm)
+
+
+def _ends(body: Sequence[ast.stmt]) -> bool:
+    """Return whether a handler ends the rank, so that its peers learn of it."""
+    for statement in body:
+        if isinstance(statement, ast.Raise):
+            return True
+        if isinstance(statement, ast.If) and any(map(_goes_on, (statement.body, statement.orelse))):
+            return False
+        if isinstance(statement, ast.If) and statement.orelse and _ends(statement.body) and _ends(statement.orelse):
+            return True
+        is_call = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
+        if is_call and _ENDS.search(ast.unparse(statement).partition("(")[0]):
+            return True
+    return False

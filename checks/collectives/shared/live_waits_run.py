@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ddpdoctor.diagnosis.performance.thresholds import threshold
+from ddpdoctor.diagnosis.performance.summary import threshold
 from ddpdoctor.diagnosis.record_cache import ByIdentity
 from ddpdoctor.diagnosis.sync_points import GRADIENTS, gradient_meetings, lane
 from ddpdoctor.diagnosis.wording import duration_text, place, rank_list, verb

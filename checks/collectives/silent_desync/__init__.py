@@ -41,7 +41,7 @@ from ddpdoctor.finding import Fact, Finding, Location, Refuted, Severity
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnosis.divergence.divergence import Divergence
-    from ddpdoctor.diagnosis.training.left_out_backwards import LeftOut
+    from ddpdoctor.diagnosis.training.lone_forwards import LeftOut
     from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
@@ -64,8 +64,7 @@ _SKIP_TOGETHER = (
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the divergence of the run when ranks pair different steps, or lines crosswise; else where they drifted."""
-    from ddpdoctor.diagnosis.divergence_findings import divergence_finding
-    from ddpdoctor.diagnosis.divergence_kind import divergence_of
+    from ddpdoctor.diagnosis.divergence_kind import divergence_finding, divergence_of
 
     divergence = divergence_of(record, CHECK.stands_for)
     if divergence is None or divergence.form not in ("desync", *_REMEDIES):
@@ -77,8 +76,8 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
 def _drifts(record: RunRecord, divergence: Divergence | None) -> Iterator[Finding]:
     """Report the passes in which the ranks drifted apart, with what happened to it; else the backwards left out."""
-    from ddpdoctor.diagnosis.training.left_out_backwards import lasting, left_out_before
-    from ddpdoctor.diagnosis.training.step_drift import blocked_in_backward, drifts, skipped_backward
+    from ddpdoctor.diagnosis.training.lone_forwards import lasting, left_out_before
+    from ddpdoctor.diagnosis.training.replicas import blocked_in_backward, drifts, skipped_backward
     from ddpdoctor.diagnosis.wording import count
 
     blocked = frozenset() if divergence is None else blocked_in_backward(divergence, record)

@@ -9,7 +9,7 @@ from itertools import chain
 import msgspec
 
 from ddpdoctor.diagnosis.sync_points import replica_sets
-from ddpdoctor.diagnosis.training.loaders import LoaderOnRanks, feeds_ddp, loaders_on_all_ranks
+from ddpdoctor.diagnosis.training.pass_lengths import LoaderOnRanks, feeds_ddp, loaders_on_all_ranks
 from ddpdoctor.diagnosis.wording import count, site_location
 from ddpdoctor.finding import Location
 from ddpdoctor.record.model import RunRecord

@@ -27,15 +27,18 @@ References
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.checks.collectives.subset_new_group.source import repeated_groups
 from ddpdoctor.finding import Finding, Refuted, Severity
-from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import finding_of, partings_by
+from ddpdoctor.source.queries.wrapped_models import innermost_loop
 from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.syntax_index import descend, made_from
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -68,8 +71,7 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the ranks that wait for others in new_group, and collectives of ranks that are no members."""
-    from ddpdoctor.diagnosis.divergence_findings import divergence_finding
-    from ddpdoctor.diagnosis.divergence_kind import divergence_of
+    from ddpdoctor.diagnosis.divergence_kind import divergence_finding, divergence_of
     from ddpdoctor.diagnosis.wording import place, rank_list, site_location, verb
 
     divergence = divergence_of(record, CHECK.stands_for)
@@ -90,3 +92,26 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             ranks=tuple(sorted(ranks)),
             severity=Severity.WARNING,
         )
+
+
+# Process groups that a loop makes anew in every turn.
+
+
+def repeated_groups(projection: Projection) -> Iterator[Event]:
+    """Calls of ``new_group`` in a loop, of ranks that do not depend on its turn, whose group the same turn uses."""
+    seen: set[ast.AST] = set()
+    collectives = list(projection.in_course("collective"))
+    for made in collectives:
+        loop = innermost_loop(made)
+        if made.name != "new_group" or made.node in seen or not isinstance(loop, ast.For) or made.conditions:
+            continue
+        around = made.module.parents.get(made.node)
+        if not isinstance(around, ast.Assign) or not isinstance(around.targets[0], ast.Name):
+            continue
+        turns = {node.id for node in descend(loop.target) if isinstance(node, ast.Name)}
+        body = made.module.body_around(made.node)
+        depends = any(isinstance(node, ast.Name) and node.id in turns for node in made_from(made.node, body))
+        used = any(innermost_loop(event) is loop and "group" in event.named for event in collectives)
+        if used and not depends:
+            seen.add(made.node)
+            yield made

@@ -26,13 +26,20 @@ References
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 from ddpdoctor.check import Check
-from ddpdoctor.checks.data.download_race.source import by_directory, shared_downloads
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.events import ContextAround, Event
+from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, PerRank, constant, is_varying, tags_of
+from ddpdoctor.source.projection import Projection, whole_projection
+from ddpdoctor.source.queries.job_kind import comes_before_ranks, hints_at_ranks, is_distributed
+from ddpdoctor.source.queries.sync_points import BARRIERS
 from ddpdoctor.source.script.script import Script
 
 if TYPE_CHECKING:
@@ -85,6 +92,135 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report data that several ranks prepare at once; refute where one goes first."""
-    from ddpdoctor.diagnosis.divergence_findings import path_findings
+    from ddpdoctor.diagnosis.divergence_kind import path_findings
 
     yield from path_findings(CHECK, record, REMEDY)
+
+
+# Downloads and extractions that every rank does at once.
+
+_DATASETS = re.compile(r"(torchvision|torchaudio|torchtext)\.datasets\.")
+_ALWAYS_FETCH = "torchtext.datasets."
+"""Data sets without ``download=``; all of them keep their files in one directory unless they are given a root."""
+_GRAPHS = re.compile(
+    r"torch_geometric\.datasets\.(?!Fake|Explainer|Random|BA|StochasticBlock|InfectionDataset|motif_|graph_)[A-Z]"
+    r"|ogb\.\w+\.(Pyg|Dgl)?\w*Dataset$"
+)
+"""They download and process in their constructor what is not there, without a lock; the rest are made of nothing."""
+_FETCHERS = frozenset(
+    {"urllib.request.urlretrieve", "wget.download", "gdown.download", "nltk.download", "shutil.unpack_archive"}
+)
+_HUB = "torch.hub.load"
+"""It fetches and unpacks the repository, unless its source is local."""
+_BY_FUNCTION = re.compile(r"sklearn\.datasets\.fetch_")
+"""They download unless ``download_if_missing=False``, and remove the archive when they have read it."""
+_IN_TURN = re.compile(r"first|lock|zero|turn|main|rank", re.IGNORECASE)
+"""Words in a context manager that may let the ranks in one after the other."""
+_ON_DEVICE = ("torch.cuda.device", "torch.device", "torch.autocast", "torch.cuda.amp.")
+
+
+class SharedDownload(msgspec.Struct, frozen=True, eq=False):
+    """A download to one path by all ranks at once."""
+
+    event: Event
+    what: Literal["downloads", "extracts", "looks"]
+    """The latter where only the first rank downloads, and the others look for the files at the same time."""
+
+
+def shared_downloads(projection: Projection) -> Iterator[SharedDownload]:
+    """Downloads of a distributed job that all ranks come to, none of them before the others."""
+    if not is_distributed(projection):
+        return
+    events = [event for event in projection.in_course("object", "call", "training") if _fetches(event)]
+    prepared = [event for event in projection.events if event.in_parent and not event.conditions and _fetches(event)]
+    seen: set[ast.AST] = set()
+    for event in events:
+        if event.ranks != ALL_RANKS or event.guards or event.node in seen or _own_path(event):
+            continue
+        if hints_at_ranks(event) or comes_before_ranks(projection, event):
+            continue
+        if any(map(_lets_in_by_turns, event.contexts)):
+            continue
+        if _rank_by_rank(projection, event) or _done_before(events, event):
+            continue
+        if any(one.name == event.name and _is_same_data(one, event) for one in prepared):
+            continue
+        seen.add(event.node)
+        extracts = event.name.endswith(("extractall", "unpack_archive"))
+        yield SharedDownload(event, "extracts" if extracts else "looks" if _is_by_first(event) else "downloads")
+
+
+def _lets_in_by_turns(context: ContextAround) -> bool:
+    """Return whether a context manager may let the ranks in one after the other, by its words; a device does not."""
+    node = context.node
+    if isinstance(node, ast.Call) and context.module.resolve(node.func).startswith(_ON_DEVICE):
+        return False
+    return _IN_TURN.search(context.module.excerpt(node, 200)) is not None
+
+
+def by_directory(downloads: Iterable[SharedDownload]) -> list[list[SharedDownload]]:
+    """Downloads of one function into one directory together: the training and the test part of a data set."""
+    found: dict[tuple[str, str, str, str], list[SharedDownload]] = {}
+    for download in downloads:
+        event = download.event
+        where = "" if event.name.startswith(_ALWAYS_FETCH) else str(event.ordinal)
+        key = (str(event.module.path), event.name, download.what, _directory(event) or where)
+        found.setdefault(key, []).append(download)
+    return list(found.values())
+
+
+def _is_same_data(one: Event, other: Event) -> bool:
+    """Return whether two calls of one function fetch to one directory; graphs take it in any place of the arguments."""
+    return _GRAPHS.match(one.name) is not None or _directory(one) == _directory(other)
+
+
+def _directory(event: Event) -> str:
+    """Return the source of the argument that says where to; empty when there is none."""
+    call = event.node
+    if not isinstance(call, ast.Call):
+        return ""
+    first = [] if event.name.startswith(_ALWAYS_FETCH) else call.args[:1]
+    roots = [entry.value for entry in call.keywords if entry.arg == "root"] or first
+    return ast.unparse(roots[0]) if roots else ""
+
+
+def _fetches(event: Event) -> bool:
+    if _BY_FUNCTION.match(event.name):
+        return event.kind == "call" and constant(event.named.get("download_if_missing", NONE)) is not False
+    if event.name == _HUB:
+        return event.complete and constant(event.argument("source", 2) or NONE) in (None, "github")
+    if event.kind != "object":
+        return event.name in _FETCHERS or event.name == "extractall"
+    if event.name.startswith(_ALWAYS_FETCH) or _GRAPHS.match(event.name):
+        return True
+    asked = event.named.get("download", NONE)
+    # ``download=not os.path.exists(...)`` is true on every rank that looks before the first has finished.
+    looks = any(kind == "files" for kind, _ in tags_of(asked))
+    return _DATASETS.match(event.name) is not None and (constant(asked) is True or looks or _is_by_first(event))
+
+
+def _is_by_first(event: Event) -> bool:
+    """Return whether the first ranks are told to download, and the others to open what is there."""
+    asked = event.named.get("download", NONE)
+    return isinstance(asked, PerRank) and {constant(value) for value in asked.values} == {True, False}
+
+
+def _own_path(event: Event) -> bool:
+    told = (value for name, value in event.named.items() if name != "download")
+    return any(is_varying(value) for value in (*event.positional, *told))
+
+
+def _rank_by_rank(projection: Projection, event: Event) -> bool:
+    """Return whether some ranks wait in a barrier of their own before, as where rank 0 goes first."""
+    return any(
+        barrier.name in BARRIERS and barrier.ranks != ALL_RANKS and barrier.ordinal < event.ordinal
+        for barrier in projection.in_course("collective")
+    )
+
+
+def _done_before(events: list[Event], event: Event) -> bool:
+    """Return whether fewer ranks did the same before, so that the others find everything in place."""
+    return any(
+        earlier.name == event.name and earlier.ranks != ALL_RANKS and earlier.ordinal < event.ordinal
+        for earlier in events
+    )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.checks.data.shared.sharding_run import judge_sharding
-from ddpdoctor.diagnosis.training.loaders import LoaderOnRanks, feeds_ddp, loaders_on_all_ranks
+from ddpdoctor.diagnosis.training.pass_lengths import LoaderOnRanks, feeds_ddp, loaders_on_all_ranks
 from ddpdoctor.diagnosis.wording import location_of, rank_list
 from ddpdoctor.finding import Location
 from ddpdoctor.record.model import RunRecord

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from ddpdoctor.diagnosis.training.loaders import LoaderOnRanks, loaders_on_all_ranks
-from ddpdoctor.diagnosis.training.samples import compare_samples
+from ddpdoctor.diagnosis.training.pass_lengths import LoaderOnRanks, compare_samples, loaders_on_all_ranks
 from ddpdoctor.diagnosis.wording import rank_list, site_location
 from ddpdoctor.finding import Location
 from ddpdoctor.record.model import RunRecord

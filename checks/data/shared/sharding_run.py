@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from ddpdoctor.checks.data.shared.batches import batches_remedy
+from ddpdoctor.checks.data.shared.epochs_source import batches_remedy
 from ddpdoctor.checks.data.shared.sampler_ranks_run import wrong_sampler_ranks
-from ddpdoctor.diagnosis.training.loaders import LoaderOnRanks, feeds_ddp, loaders_on_all_ranks
-from ddpdoctor.diagnosis.training.samples import compare_samples
+from ddpdoctor.diagnosis.training.pass_lengths import LoaderOnRanks, compare_samples, feeds_ddp, loaders_on_all_ranks
 from ddpdoctor.diagnosis.wording import rank_list, site_location
 from ddpdoctor.finding import Location, Severity
 from ddpdoctor.record.model import RunRecord

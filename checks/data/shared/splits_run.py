@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from ddpdoctor.diagnosis.training.samples import Comparison, compare_samples
+from ddpdoctor.diagnosis.training.pass_lengths import Comparison, compare_samples
 from ddpdoctor.diagnosis.wording import rank_list, site_location
 from ddpdoctor.finding import Location
 from ddpdoctor.record.model import RunRecord

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ddpdoctor.diagnosis.failures import xids
+from ddpdoctor.diagnosis import failures
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.measured import Gpu, GpuSample
 
@@ -34,7 +34,7 @@ def gpu_faults(record: RunRecord) -> Iterator[GpuFault]:
 
 def _fault(gpu: Gpu, first: GpuSample, last: GpuSample) -> GpuFault | None:
     xid = last.xid if last.xid not in _HARMLESS else None
-    meaning = "" if xid is None else xids.xid(xid).meaning
+    meaning = "" if xid is None else failures.xid(xid).meaning
     facts = [] if xid is None else [f"the driver reported Xid {xid}" + (f": {meaning}" if meaning else "")]
     new_errors = (last.ecc_errors or 0) - (first.ecc_errors or 0) if first.ecc_errors is not None else 0
     if new_errors > 0:
@@ -42,7 +42,7 @@ def _fault(gpu: Gpu, first: GpuSample, last: GpuSample) -> GpuFault | None:
     if last.lost:
         return GpuFault(gpu=gpu, what="is lost: the driver can no longer reach it", facts=tuple(facts), hardware=True)
     if xid is not None:
-        hardware = xids.xid(xid).blame == "machine"
+        hardware = failures.xid(xid).blame == "machine"
         return GpuFault(gpu=gpu, what=f"failed with Xid {xid}", facts=tuple(facts), hardware=hardware)
     if new_errors > 0:
         return GpuFault(gpu=gpu, what="has uncorrected memory errors", facts=tuple(facts), hardware=True)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from ddpdoctor.diagnosis.divergence.departures import root_exception, was_interrupted
-from ddpdoctor.diagnosis.divergence.divergence import find_divergence
+from ddpdoctor.diagnosis.divergence.divergence import find_divergence, root_exception, was_interrupted
 from ddpdoctor.diagnosis.divergence.unused_parameters import UNFINISHED, unused_parameters
-from ddpdoctor.diagnosis.failures.named import trouble_of
-from ddpdoctor.diagnosis.failures.no_rendezvous import failed_rendezvous
+from ddpdoctor.diagnosis.failures import failed_rendezvous, trouble_of
 from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import RankException, RunRecord
 

@@ -64,7 +64,7 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report wraps around a module with a wrap inside."""
-    from ddpdoctor.checks.gradients.shared.wrap_options_run import double_wraps as wraps_of_wraps
+    from ddpdoctor.checks.gradients.shared.ddp_failures_run import double_wraps as wraps_of_wraps
     from ddpdoctor.diagnosis.wording import bytes_text
 
     for found in wraps_of_wraps(record):

@@ -28,16 +28,19 @@ References
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.checks.gradients.missing_no_sync.fix import synchronise_once
-from ddpdoctor.checks.gradients.shared.accumulation_source import wasteful_accumulations
+from ddpdoctor.checks.gradients.shared.accumulation_source import Accumulation, wasteful_accumulations
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.fix.edits import Fix
-from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.fix.edits import Fix, imported, indented
+from ddpdoctor.source.projection import Projection, whole_projection
+from ddpdoctor.source.queries.wrapped_models import training_forwards, wrap_numbers
+from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.syntax_index import descend
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -114,3 +117,100 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                     ),
                 ),
             )
+
+
+# The suggestion to synchronise only the last backward of a gradient accumulation.
+
+
+def synchronise_once(projection: Projection, found: Accumulation, finding: Finding) -> Iterator[Fix]:
+    """Run forward and backward under ``no_sync()`` unless the step follows.
+
+    Nothing is offered unless one forward and its backward stand in one block, and the test that decides about the step
+    is already known before the forward. It is never safe: the last micro-steps of an epoch are not averaged any more.
+    """
+    module, backward = found.backward.module, found.backward.node
+    forwards = [
+        event for number in wrap_numbers(found.backward.receiver) for event in training_forwards(projection, number)
+    ]
+    nodes = {event.node: event for event in forwards}
+    last = _last_micro_step(found)
+    if len(nodes) != 1 or last is None or finding.location is None:
+        return
+    forward = next(iter(nodes))
+    block = _block_of(module, backward)
+    first = next((index for index, statement in enumerate(block) if _holds(statement, forward)), None)
+    end = next((index for index, statement in enumerate(block) if _holds(statement, backward)), None)
+    if first is None or end is None or not isinstance(forward, ast.Call) or first > end:
+        return
+    until = end if found.condition is None else _index_of(block, found.condition)
+    if until is None or until < end or _names(last) & _assigned(block[first : until + 1]):
+        return
+    context = imported(module, "contextlib.nullcontext")
+    if context is None:
+        return
+    model = ast.unparse(forward.func)
+    choice = ast.unparse(ast.IfExp(last, ast.parse(f"{context[0]}()", mode="eval").body, _call(f"{model}.no_sync")))
+    edits = indented(module, block[first], block[end], f"with {choice}:")
+    if edits is not None:
+        yield Fix(
+            code=finding.code,
+            description=f"run all micro-steps but the last under {model}.no_sync()",
+            location=finding.location,
+            edits=(*context[1], *edits),
+            safe=False,
+        )
+
+
+def _call(function: str) -> ast.expr:
+    return ast.parse(f"{function}()", mode="eval").body
+
+
+def _last_micro_step(found: Accumulation) -> ast.expr | None:
+    """Return the test that the step follows this backward; None where it has to be called to be known."""
+    if found.condition is not None:
+        calls = (node for node in descend(found.condition.test) if isinstance(node, ast.Call))
+        pure = all(isinstance(call.func, ast.Name) and call.func.id in {"len", "int"} for call in calls)
+        return found.condition.test if pure else None
+    if not found.nested:
+        return None
+    loop = next((around.node for around in reversed(found.backward.loops) if not around.once), None)
+    if not isinstance(loop, ast.For) or not isinstance(loop.target, ast.Name) or not isinstance(loop.iter, ast.Call):
+        return None
+    counts = isinstance(loop.iter.func, ast.Name) and loop.iter.func.id == "range" and len(loop.iter.args) == 1
+    bound = loop.iter.args[0] if counts else None
+    if not isinstance(bound, (ast.Name, ast.Attribute, ast.Constant)):
+        return None
+    return ast.parse(f"{loop.target.id} == {ast.unparse(bound)} - 1", mode="eval").body
+
+
+def _block_of(module: Module, node: ast.AST) -> Sequence[ast.stmt]:
+    """Return the statements of the loop or function that a backward stands in, at the level of that loop or
+    function.
+    """
+    for around in module.ancestors(node):
+        if isinstance(around, (ast.For, ast.While)):
+            return around.body
+        if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            break
+    return ()
+
+
+def _index_of(block: Sequence[ast.stmt], condition: ast.If) -> int | None:
+    return next((index for index, statement in enumerate(block) if statement is condition), None)
+
+
+def _holds(statement: ast.stmt, node: ast.AST) -> bool:
+    return any(inner is node for inner in descend(statement))
+
+
+def _names(expression: ast.expr) -> set[str]:
+    return {node.id for node in descend(expression) if isinstance(node, ast.Name)}
+
+
+def _assigned(statements: Sequence[ast.stmt]) -> set[str]:
+    return {
+        node.id
+        for statement in statements
+        for node in descend(statement)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }

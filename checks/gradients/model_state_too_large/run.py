@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from ddpdoctor.check import NotStated
-from ddpdoctor.diagnosis.performance.thresholds import threshold
+from ddpdoctor.diagnosis.performance.summary import threshold
 from ddpdoctor.record.model import RunRecord, Wrap
 from ddpdoctor.record.streams.measured import OptimizerSize
 

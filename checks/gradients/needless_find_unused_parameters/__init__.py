@@ -25,13 +25,13 @@ References
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.checks.gradients.needless_find_unused_parameters.fix import stop_searching
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.fix.edits import Fix
+from ddpdoctor.fix.edits import Fix, without_keyword
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.parameters import needless_searches
 from ddpdoctor.source.script.script import Script
@@ -70,7 +70,7 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the searches that found nothing on any rank, and refute the suspicion where they found something."""
-    from ddpdoctor.checks.gradients.shared.wrap_options_run import searches
+    from ddpdoctor.checks.gradients.shared.ddp_failures_run import searches
 
     for search in searches(record):
         if search.unused and search.location is not None:
@@ -100,3 +100,27 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
     """Offer to leave the option out."""
     yield from stop_searching(script, finding)
+
+
+# The suggestion to stop searching for unused parameters.
+
+_OPTION = "find_unused_parameters"
+
+
+def stop_searching(script: Script, finding: Finding) -> Iterator[Fix]:
+    """Leave ``find_unused_parameters`` out of the wrap; never safe, because a path that was not seen may need it."""
+    for module in script.modules:
+        if finding.location is None or str(module.path) != finding.location.file:
+            continue
+        for node in module.nodes:
+            if isinstance(node, ast.Call) and module.location(node) == finding.location:
+                edit = without_keyword(module, node, _OPTION)
+                if edit is not None:
+                    yield Fix(
+                        code=finding.code,
+                        description=f"omit {_OPTION}",
+                        location=finding.location,
+                        edits=(edit,),
+                        safe=False,
+                    )
+                return

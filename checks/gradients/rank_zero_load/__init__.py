@@ -34,7 +34,7 @@ from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
 
 if TYPE_CHECKING:
-    from ddpdoctor.checks.gradients.shared.loads_run import Load
+    from ddpdoctor.checks.gradients.shared.diverged_run import Load
     from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
@@ -70,7 +70,7 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report state that differs because some ranks loaded it; refute it where all loaded it or hold the same."""
-    from ddpdoctor.checks.gradients.shared.loads_run import loads
+    from ddpdoctor.checks.gradients.shared.diverged_run import loads
     from ddpdoctor.diagnosis.wording import rank_list, verb
 
     basis = record.job.kind

@@ -10,8 +10,8 @@ from statistics import median_low
 
 import msgspec
 
-from ddpdoctor.diagnosis.performance.persistence import FEWEST_STEPS
-from ddpdoctor.diagnosis.training.loaders import training_loader
+from ddpdoctor.diagnosis.performance.stragglers import FEWEST_STEPS
+from ddpdoctor.diagnosis.training.pass_lengths import training_loader
 from ddpdoctor.diagnosis.training.replicas import replicated_wraps
 from ddpdoctor.diagnosis.wording import site_location
 from ddpdoctor.finding import Location

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ddpdoctor.checks.gradients.shared.wrap_options_run import wrap_location
+from ddpdoctor.checks.gradients.shared.ddp_failures_run import wrap_location
 from ddpdoctor.diagnosis.divergence.unused_parameters import folded, frozen_names
 from ddpdoctor.diagnosis.training.replicas import replicated_wraps
 from ddpdoctor.diagnosis.wording import site_location

@@ -26,11 +26,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ddpdoctor.check import Check
-from ddpdoctor.checks.gradients.wasted_broadcast_buffers.source import idle_broadcasts
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.finding import Fact, Finding, Location, Refuted, Severity
+from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.torch_model.buffers import constant_buffers
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -68,7 +70,7 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report each wrap whose broadcasts in forward change nothing."""
-    from ddpdoctor.diagnosis.performance.buffers import wasted_broadcasts
+    from ddpdoctor.diagnosis.performance.traffic import wasted_broadcasts
 
     for waste in wasted_broadcasts(record):
         if waste.needed_buffers and waste.wasted_bytes < WARNING_BYTES:
@@ -94,3 +96,43 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             evidence=(fact,),
             severity=None if waste.wasted_bytes >= WARNING_BYTES else Severity.ADVICE,
         )
+
+
+# Wraps whose DDP broadcasts buffers that nothing changes.
+
+BROADCAST_POSITION = 4
+"""Position of ``broadcast_buffers`` among DDP's arguments."""
+
+
+class IdleBroadcast(msgspec.Struct, frozen=True, kw_only=True):
+    """A wrap that broadcasts buffers which nothing changes."""
+
+    location: Location
+    names: tuple[str, ...]
+    size_bytes: int
+    exact: bool
+    """The size of every buffer is known; otherwise ``size_bytes`` is the sum of those that are."""
+    registered: tuple[Location, ...]
+    """Where each buffer is registered."""
+
+
+def idle_broadcasts(projection: Projection) -> Iterator[IdleBroadcast]:
+    """Wraps with the default synchronisation of buffers, of modules that only their constructors give buffers."""
+    for made in projection.of_kind("wrap"):
+        options = ("broadcast_buffers", "forward_sync_buffers")
+        if (
+            not made.complete
+            or len(made.positional) > BROADCAST_POSITION
+            or any(name in made.named for name in options)
+        ):
+            continue
+        module = made.argument("module", 0)
+        buffers = constant_buffers(projection.machine, module) if module is not None else None
+        if buffers is not None:
+            yield IdleBroadcast(
+                location=made.module.location(made.node),
+                names=buffers.names,
+                size_bytes=buffers.size_bytes,
+                exact=buffers.exact,
+                registered=buffers.locations,
+            )

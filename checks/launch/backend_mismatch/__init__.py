@@ -85,7 +85,7 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report initialisations of NCCL that failed because there is no GPU."""
-    from ddpdoctor.diagnosis.failures.named import failed_initialisations
+    from ddpdoctor.diagnosis.failures import failed_initialisations
 
     if record.job.device == "stand-in" or record.job.environment.get("CUDA_VISIBLE_DEVICES") == "":
         return

@@ -54,7 +54,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     if record.job.kind == "rehearsal":
         yield from _in_rehearsal(record)
         return
-    from ddpdoctor.checks.launch.shared.host_pressure_run import core_pressure
+    from ddpdoctor.checks.launch.shared.devices_run import core_pressure
     from ddpdoctor.diagnosis.wording import rank_list, verb
 
     pressure = core_pressure(record)

@@ -77,7 +77,7 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report calls that NCCL refused because of a CPU tensor."""
-    from ddpdoctor.diagnosis.failures.named import named_failures
+    from ddpdoctor.diagnosis.failures import named_failures
     from ddpdoctor.diagnosis.wording import rank_list
 
     if record.job.backend and "nccl" not in record.job.backend:

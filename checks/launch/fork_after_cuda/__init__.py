@@ -29,14 +29,23 @@ References
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ddpdoctor.check import Check
-from ddpdoctor.checks.launch.fork_after_cuda.source import forked_cuda, forked_ranks
+from ddpdoctor.checks.launch.shared.device_choice_source import initialises_cuda
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import Function, Instance, Value, constant, options_of
+from ddpdoctor.source.projection import Projection, whole_projection
+from ddpdoctor.source.queries.training_loops import feedings
+from ddpdoctor.source.script.code_words import calls_any, uses_part
+from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.syntax_index import descend
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -102,3 +111,106 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             ranks=fork.ranks,
             evidence=(Fact(text=fork.fact, basis=record.job.kind, location=fork.location),),
         )
+
+
+# Forked processes that use CUDA, which only the process that initialised it can.
+
+_OTHER_STARTS = ("set_start_method", "get_context", "forkserver", "start_method")
+
+
+class ForkedCuda(msgspec.Struct, frozen=True, eq=False):
+    """A loader whose forked workers run code that uses CUDA."""
+
+    loader: Event
+    module: Module
+    use: ast.AST
+    """The call that uses CUDA in the worker."""
+    within: str
+    """Name of the function that the worker runs."""
+
+
+class ForkedRank(msgspec.Struct, frozen=True, eq=False):
+    """A use of CUDA in a forked process, after one in its parent."""
+
+    use: Event
+    parent: Event
+
+
+def forked_cuda(projection: Projection) -> Iterator[ForkedCuda]:
+    """Loaders with worker processes, started by fork, whose data set or collation moves tensors to a GPU."""
+    script = projection.machine.script
+    if uses_part(script, _OTHER_STARTS):
+        return
+    seen: set[int] = set()
+    for feeding in feedings(projection):
+        loader = feeding.loader
+        workers = loader.argument("num_workers", 5)
+        count = constant(workers) if workers is not None else 0
+        if loader.ordinal in seen or not loader.complete or type(count) is not int or count == 0:
+            continue
+        if "multiprocessing_context" in loader.named:
+            continue
+        for module, function in _run_by_workers(script, loader):
+            use = _uses_cuda(module, function)
+            if use is not None:
+                seen.add(loader.ordinal)
+                yield ForkedCuda(loader, module, use, function.name)
+                break
+
+
+def forked_ranks(projection: Projection) -> Iterator[ForkedRank]:
+    """Yield the first use of CUDA in ranks that the script starts by fork, after their parent has used it."""
+    script = projection.machine.script
+    if script.spawns_ranks is None or calls_any(script, ("start_processes", "spawn")):
+        return
+    if uses_part(script, _OTHER_STARTS):
+        return
+    uses = [event for event in projection.events if initialises_cuda(event)]
+    parent = next((event for event in uses if event.in_parent and not event.conditions), None)
+    rank = next((event for event in uses if not event.in_parent and not event.conditions), None)
+    if parent is not None and rank is not None and parent.ordinal < rank.ordinal:
+        yield ForkedRank(rank, parent)
+
+
+def _run_by_workers(script: Script, loader: Event) -> Iterator[tuple[Module, ast.FunctionDef]]:
+    dataset = loader.argument("dataset", 0)
+    for option in options_of(dataset) if dataset is not None else ():
+        if isinstance(option, Instance):
+            module = script.module(option.cls.module)
+            for method in option.cls.node.body:
+                if module is not None and isinstance(method, ast.FunctionDef) and method.name == "__getitem__":
+                    yield module, method
+    collate: Value | None = loader.argument("collate_fn", 6)
+    for option in options_of(collate) if collate is not None else ():
+        if isinstance(option, Function) and isinstance(option.node, ast.FunctionDef):
+            module = script.module(option.module)
+            if module is not None:
+                yield module, option.node
+
+
+def _uses_cuda(module: Module, function: ast.FunctionDef) -> ast.AST | None:
+    """Return the first call in a function that certainly moves something to a GPU, outside of conditions."""
+    for node in descend(function):
+        if not isinstance(node, ast.Call):
+            continue
+        named = any(
+            entry.arg == "device" and isinstance(entry.value, ast.Constant) and _is_cuda(entry.value)
+            for entry in node.keywords
+        )
+        method = isinstance(node.func, ast.Attribute) and (
+            node.func.attr == "cuda" or (node.func.attr == "to" and bool(node.args) and _is_cuda(node.args[0]))
+        )
+        if (named or method) and not any(isinstance(around, ast.If) for around in _inside(module, node, function)):
+            return node
+    return None
+
+
+def _inside(module: Module, node: ast.AST, function: ast.FunctionDef) -> Iterator[ast.AST]:
+    for around in module.ancestors(node):
+        if around is function:
+            return
+        yield around
+
+
+def _is_cuda(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("cuda")

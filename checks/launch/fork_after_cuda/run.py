@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ddpdoctor.diagnosis.failures.named import named_failures
+from ddpdoctor.diagnosis.failures import named_failures
 from ddpdoctor.diagnosis.wording import rank_list, site_location
 from ddpdoctor.finding import Location
 from ddpdoctor.record.model import RunRecord

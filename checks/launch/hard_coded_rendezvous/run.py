@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ddpdoctor.diagnosis.failures.named import failed_initialisations, named_failures
+from ddpdoctor.diagnosis.failures import failed_initialisations, named_failures
 from ddpdoctor.diagnosis.wording import site_location
 from ddpdoctor.finding import Location
 from ddpdoctor.findings.locations import named_ranks

@@ -75,7 +75,7 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report initialisations that failed for lack of a variable; refute suspicions about those that succeeded."""
-    from ddpdoctor.diagnosis.failures.named import failed_initialisations
+    from ddpdoctor.diagnosis.failures import failed_initialisations
     from ddpdoctor.diagnosis.wording import site_location
 
     failed = list(failed_initialisations(record))

@@ -26,14 +26,19 @@ References
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
+import msgspec
+
 from ddpdoctor.check import Check
-from ddpdoctor.checks.launch.uncalled_rank_guard.fix import call_guard
-from ddpdoctor.checks.launch.uncalled_rank_guard.source import uncalled_guards
-from ddpdoctor.finding import Fact, Finding, Severity
-from ddpdoctor.fix.edits import Fix
+from ddpdoctor.finding import Fact, Finding, Location, Severity
+from ddpdoctor.fix.edits import Fix, after
+from ddpdoctor.source.script.call_graph import mentions_of
+from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.syntax_index import descend
+from ddpdoctor.source.vocabulary import COLLECTIVES, is_first_rank_name
 
 CHECK = Check(
     code="DDP516",
@@ -63,3 +68,293 @@ def in_source(script: Script) -> Iterator[Finding]:
 def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
     """Offer to call the function."""
     yield from call_guard(script, finding)
+
+
+# The fix of a function about ranks that is tested instead of called.
+
+_COLLECTIVE_NAMES = frozenset(name.rpartition(".")[2] for name in COLLECTIVES if ".checkpoint." not in name) | {
+    "backward"
+}
+
+
+def call_guard(script: Script, finding: Finding) -> Iterator[Fix]:
+    """Call the function.
+
+    It is not safe where the function wants arguments, or where what now runs on every rank may contain a collective:
+    called on one rank only, that would hang.
+    """
+    for module in script.modules:
+        if finding.location is None or str(module.path) != finding.location.file:
+            continue
+        guard = _expression_at(module, finding.location)
+        if guard is None:
+            return
+        name = module.excerpt(guard)
+        yield Fix(
+            code=finding.code,
+            description=f"call {name}()",
+            location=finding.location,
+            edits=(after(module, guard, "()"),),
+            safe=_needs_nothing(script, module, guard, finding) and not _holds_collectives(script, module, guard),
+        )
+        return
+
+
+def _expression_at(module: Module, place: Location) -> ast.expr | None:
+    for node in module.nodes:
+        if isinstance(node, (ast.Name, ast.Attribute)) and node.lineno == place.line and module.location(node) == place:
+            return node
+    return None
+
+
+def _needs_nothing(script: Script, module: Module, guard: ast.expr, finding: Finding) -> bool:
+    """Return whether the function can be called without arguments, by its definition or by how others call it."""
+    for fact in finding.evidence:
+        if fact.location is not None and fact.location != finding.location:
+            return _takes_nothing(script, fact.location, method=isinstance(guard, ast.Attribute))
+    full = module.resolve(guard)
+    if full.startswith(("torch.distributed.", "torch.cuda.")):
+        return True
+    calls = [call for other in script.modules for call, name in other.calls() if name == full]
+    return any(not call.args and not call.keywords for call in calls)
+
+
+def _takes_nothing(script: Script, place: Location, *, method: bool) -> bool:
+    for module in script.modules:
+        if str(module.path) != place.file:
+            continue
+        for node in module.nodes:
+            if isinstance(node, ast.FunctionDef) and node.lineno == place.line:
+                arguments = node.args
+                needed = len(arguments.posonlyargs) + len(arguments.args) - len(arguments.defaults)
+                bound = method and isinstance(module.parents.get(node), ast.ClassDef)
+                return needed <= bound and all(arguments.kw_defaults)
+    return False
+
+
+def _holds_collectives(script: Script, module: Module, guard: ast.expr) -> bool:
+    statement = next((node for node in module.ancestors(guard) if isinstance(node, ast.stmt)), None)
+    if not isinstance(statement, (ast.If, ast.While)):
+        return True
+    if any(isinstance(node, (ast.Return, ast.Break, ast.Continue, ast.Raise)) for node in ast.walk(statement)):
+        return True
+    leading = mentions_of(script.modules).synchronising | _COLLECTIVE_NAMES
+    for part in (*statement.body, *statement.orelse):
+        for node in ast.walk(part):
+            if isinstance(node, ast.Call):
+                function = node.func
+                name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+                if name in leading:
+                    return True
+    return False
+
+
+# Conditions that test a function instead of what it returns.
+
+_EXTERNAL = frozenset(
+    f"torch.distributed.{name}"
+    for name in ("is_initialized", "is_available", "get_rank", "get_world_size", "is_torchelastic_launched")
+) | {"torch.cuda.is_available"}
+_OF_THE_MACHINE = frozenset({"is_available", "is_initialized", "is_torchelastic_launched"})
+_PREFIXES = ("is_", "_is_", "am_", "should_", "on_", "get_rank", "get_local_rank", "get_world_size", "get_global_rank")
+_RANK_WORDS = frozenset(
+    {"get_rank", "RANK", "LOCAL_RANK", "rank", "local_rank", "get_world_size", "is_initialized", "world_size"}
+)
+_CONDITIONS = frozenset({ast.If, ast.While, ast.IfExp, ast.Assert, ast.UnaryOp, ast.BoolOp, ast.Compare})
+_TRANSPARENT = frozenset({"lru_cache", "cache", "staticmethod", "classmethod"})
+_NO_LOCATION = Location(file="", line=0)
+
+
+class UncalledGuard(msgspec.Struct, frozen=True, eq=False):
+    """A function about ranks that stands in a condition without being called."""
+
+    location: Location
+    text: str
+    """Source of the function's name."""
+    compared: bool
+    """It is compared with a number, rather than tested for its truth."""
+    definition: Location | None
+    """Where the function is defined, when that is in the project."""
+    of_ranks: bool = True
+    """A rank guard is meant, rather than the question whether there is a GPU or a process group."""
+
+
+def uncalled_guards(script: Script) -> Iterator[UncalledGuard]:
+    """Names and attributes in conditions that certainly stand for functions about ranks."""
+    for module in script.modules:
+        for node, compared in _tested(module):
+            definition = _function(script, module, node)
+            if definition is not None:
+                place = None if definition is _NO_LOCATION else definition
+                last = node.id if isinstance(node, ast.Name) else node.attr
+                of_ranks = last not in _OF_THE_MACHINE
+                yield UncalledGuard(module.location(node), module.excerpt(node), compared, place, of_ranks)
+
+
+def _tested(module: Module) -> tuple[tuple[ast.Name | ast.Attribute, bool], ...]:
+    """Names and attributes in conditions that may be functions about ranks; whether each is compared with a number."""
+    kept: tuple[tuple[ast.Name | ast.Attribute, bool], ...] | None = module.__dict__.get("_tested")
+    if kept is None:
+        nodes = module.nodes
+        found = (pair for place in module.index.places(*_CONDITIONS) for pair in _operands(module, nodes[place]))
+        kept = module.__dict__["_tested"] = tuple(found)
+    return kept
+
+
+def _operands(module: Module, node: ast.AST) -> Iterator[tuple[ast.Name | ast.Attribute, bool]]:
+    operands: list[ast.expr] = []
+    if isinstance(node, (ast.If, ast.While, ast.IfExp, ast.Assert)):
+        operands = _parts(node.test)
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        operands = _parts(node.operand)
+    elif isinstance(node, ast.BoolOp):
+        operands = node.values[:-1]
+    elif isinstance(node, ast.Compare) and _is_number(node.comparators[0]):
+        operands = [node.left]
+    for operand in operands:
+        if isinstance(operand, (ast.Name, ast.Attribute)):
+            name = operand.id if isinstance(operand, ast.Name) else operand.attr
+            if _sounds_like_ranks(name) or name in _functions(module):
+                yield operand, isinstance(node, ast.Compare)
+
+
+def _functions(module: Module) -> frozenset[str]:
+    """Return the names of a module's own functions and methods, and of what it imports by name."""
+    kept: frozenset[str] | None = module.__dict__.get("_function_names")
+    if kept is None:
+        own = {function.name for function in module.index.of(ast.FunctionDef)}
+        taken = {entry.bound_as for entry in module.imports if entry.name}
+        kept = module.__dict__["_function_names"] = frozenset(own | taken)
+    return kept
+
+
+def _parts(condition: ast.expr) -> list[ast.expr]:
+    """Return a condition, and the last operand of an ``and`` or ``or`` that it is; the others are seen at that
+    operator.
+    """
+    return [condition.values[-1]] if isinstance(condition, ast.BoolOp) else [condition]
+
+
+def _is_number(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and type(node.value) is int
+
+
+def _function(script: Script, module: Module, node: ast.Name | ast.Attribute) -> Location | None:
+    """Return where the function is defined that a name certainly stands for; ``_NO_LOCATION`` when outside of the
+    project.
+    """
+    last = node.id if isinstance(node, ast.Name) else node.attr
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+        return _method(module, node)
+    if isinstance(node, ast.Name):
+        if _is_rebound(module, last):
+            return None
+        definitions = [inner for inner in module.tree.body if _defines(inner, last)]
+        if definitions:
+            return _if_about_ranks(module, definitions[-1])
+    full = module.resolve(node)
+    if full in _EXTERNAL:
+        return _NO_LOCATION
+    owner, _, name = full.rpartition(".")
+    other = script.module(owner) if owner else None
+    if other is not None:
+        found = [inner for inner in other.tree.body if _defines(inner, name)]
+        return _if_about_ranks(other, found[-1]) if found and not _is_rebound(other, name) else None
+    if full and is_first_rank_name(last) and _is_called(script, full):
+        return _NO_LOCATION
+    return None
+
+
+def _defines(node: ast.stmt, name: str) -> bool:
+    return isinstance(node, ast.FunctionDef) and node.name == name
+
+
+def _if_about_ranks(module: Module, definition: ast.AST) -> Location | None:
+    if not isinstance(definition, ast.FunctionDef) or not _is_plain(definition):
+        return None
+    of_ranks = any(_word(inner) in _RANK_WORDS for inner in descend(definition))
+    if of_ranks or is_first_rank_name(definition.name) or _is_predicate(definition):
+        return module.head_location(definition)
+    return None
+
+
+def _is_predicate(definition: ast.FunctionDef) -> bool:
+    """Return whether a function does nothing but compare what it knows by itself with a number."""
+    last = definition.body[-1]
+    compared = last.value if isinstance(last, ast.Return) else None
+    known = len(definition.args.args) <= 1 and isinstance(compared, ast.Compare) and len(definition.body) <= 2
+    return known and isinstance(compared, ast.Compare) and _is_number(compared.comparators[0])
+
+
+def _word(node: ast.AST) -> object:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+def _is_plain(definition: ast.FunctionDef) -> bool:
+    """Return whether no decorator may turn the function into a property or a value."""
+    names = {
+        ast.unparse(entry.func if isinstance(entry, ast.Call) else entry).rpartition(".")[2]
+        for entry in definition.decorator_list
+    }
+    return names <= _TRANSPARENT
+
+
+def _method(module: Module, node: ast.Attribute) -> Location | None:
+    for cls, method in _methods(module):
+        if method.name == node.attr and cls.lineno <= node.lineno <= (cls.end_lineno or cls.lineno):
+            return None if _is_stored(cls, node.attr) else _if_about_ranks(module, method)
+    return None
+
+
+def _methods(module: Module) -> tuple[tuple[ast.ClassDef, ast.FunctionDef], ...]:
+    """Methods that no decorator turns into a value, with their classes."""
+    kept: tuple[tuple[ast.ClassDef, ast.FunctionDef], ...] | None = module.__dict__.get("_rank_methods")
+    if kept is None:
+        kept = module.__dict__["_rank_methods"] = tuple(
+            (cls, method)
+            for cls in module.index.of(ast.ClassDef)
+            for method in cls.body
+            if isinstance(method, ast.FunctionDef) and _is_plain(method)
+        )
+    return kept
+
+
+def _is_stored(cls: ast.ClassDef, name: str) -> bool:
+    return any(
+        isinstance(inner, ast.Attribute) and inner.attr == name and isinstance(inner.ctx, ast.Store)
+        for inner in ast.walk(cls)
+    )
+
+
+def _sounds_like_ranks(name: str) -> bool:
+    return name.startswith(_PREFIXES) or is_first_rank_name(name)
+
+
+def _is_rebound(module: Module, name: str) -> bool:
+    """Return whether a name is also assigned or a parameter somewhere in a module, so that it may hold something
+    else.
+    """
+    kept: frozenset[str] | None = module.__dict__.get("_rebound")
+    if kept is None:
+        kept = module.__dict__["_rebound"] = frozenset(_rebound(module))
+    return name in kept
+
+
+def _rebound(module: Module) -> Iterator[str]:
+    top = frozenset(map(id, module.tree.body))
+    for name in module.index.of(ast.Name):
+        if name.ctx.__class__ is not ast.Load:
+            yield name.id
+    for argument in module.index.of(ast.arg):
+        yield argument.arg
+    for function in module.index.of(ast.FunctionDef):
+        if id(function) not in top:
+            yield function.name
+
+
+def _is_called(script: Script, full: str) -> bool:
+    return any(name == full for module in script.modules for _, name in module.calls())

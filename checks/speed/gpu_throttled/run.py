@@ -7,7 +7,7 @@ from statistics import median
 
 import msgspec
 
-from ddpdoctor.diagnosis.performance.thresholds import threshold
+from ddpdoctor.diagnosis.performance.summary import threshold
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.measured import HARMFUL, POWER_LIMIT, Gpu, GpuSample
 

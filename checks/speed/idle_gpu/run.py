@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpdoctor.diagnosis.performance.gpus import GpuUse, gpu_uses
-from ddpdoctor.diagnosis.performance.thresholds import threshold
+from ddpdoctor.diagnosis.performance.summary import threshold
 from ddpdoctor.record.model import RunRecord
 
 MINIMUM_SAMPLES = 20

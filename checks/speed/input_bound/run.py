@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from ddpdoctor.diagnosis.performance.persistence import enough_steps, holds, typical
-from ddpdoctor.diagnosis.performance.summary import RunSummary
-from ddpdoctor.diagnosis.performance.thresholds import threshold
-from ddpdoctor.diagnosis.training.loaders import training_loader
+from ddpdoctor.diagnosis.performance.stragglers import enough_steps, holds, typical
+from ddpdoctor.diagnosis.performance.summary import RunSummary, threshold
+from ddpdoctor.diagnosis.training.pass_lengths import training_loader
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.data import Loader
 

@@ -7,9 +7,8 @@ from functools import partial
 
 import msgspec
 
-from ddpdoctor.diagnosis.performance.persistence import enough_steps, holds
-from ddpdoctor.diagnosis.performance.summary import RunSummary, Traffic
-from ddpdoctor.diagnosis.performance.thresholds import threshold
+from ddpdoctor.diagnosis.performance.stragglers import enough_steps, holds
+from ddpdoctor.diagnosis.performance.summary import RunSummary, Traffic, threshold
 from ddpdoctor.diagnosis.performance.traffic import link_of
 from ddpdoctor.diagnosis.sync_points import GRADIENTS
 from ddpdoctor.record.model import RunRecord

@@ -24,14 +24,22 @@ References
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ddpdoctor.check import Check
-from ddpdoctor.checks.state.module_prefix.source import prefix_mismatches
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import ExternalObject, Instance, Value
+from ddpdoctor.source.projection import Projection, whole_projection
+from ddpdoctor.source.queries.job_kind import noted
+from ddpdoctor.source.script.code_words import uses_part
+from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.vocabulary import DDP
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -66,7 +74,108 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report names that differ from the module's by the prefix; refute loads whose names fitted."""
-    from ddpdoctor.diagnosis.divergence_findings import load_findings
-    from ddpdoctor.diagnosis.files.checkpoints import judge_prefixes
+    from ddpdoctor.diagnosis.divergence_kind import load_findings
+    from ddpdoctor.diagnosis.files import judge_prefixes
 
     yield from load_findings(CHECK, record, judge_prefixes(record), REMEDY)
+
+
+# State dicts whose names begin with `module.` where the model's do not, or the reverse.
+
+_HANDLE_PREFIX = ("module.", "consume_prefix", "strip_prefix")
+
+
+class PrefixMismatch(msgspec.Struct, frozen=True, eq=False):
+    """A state dict of the DDP wrapper that a bare module is to load, or the reverse."""
+
+    load: Event
+    save: Event
+    wrapped_save: bool
+
+
+def prefix_mismatches(projection: Projection) -> Iterator[PrefixMismatch]:
+    """Saves and loads of one path, and one key of it, of which one goes through the DDP wrapper and the other not."""
+    script = projection.machine.script
+    if not any(noted(projection, "load_state_dict")) or uses_part(script, _HANDLE_PREFIX):
+        return
+    states = {event.node: event.receiver for event in noted(projection, "state_dict")}
+    saves = list(projection.in_course("save"))
+    if not saves:
+        return
+    loads = {event.node: event for event in noted(projection, "torch.load")}
+    seen: set[ast.AST] = set()
+    for event in noted(projection, "load_state_dict"):
+        load, key = _loaded(event, loads)
+        target = _is_wrapper(event.receiver)
+        if load is None or target is None or event.node in seen or "strict" in event.named:
+            continue
+        path = _source(load, "f", 0)
+        for save in saves:
+            wrapped = _saved_states(save, states) if _source(save, "f", 1) == path else {}
+            if key in wrapped and wrapped[key] is not target:
+                seen.add(event.node)
+                yield PrefixMismatch(event, save, wrapped[key])
+                break
+
+
+def _saved_states(save: Event, states: Mapping[ast.AST, Value | None]) -> Mapping[str, bool]:
+    """Return whether what is saved is the state dict of the wrapper (True) or of a bare module, by its key in a dict.
+
+    The key of a state dict that is saved itself is empty; what cannot be told is left out.
+    """
+    call = save.node
+    saved = call.args[0] if isinstance(call, ast.Call) and call.args else None
+    if isinstance(saved, ast.Name):
+        saved = _assigned(save.module, call, saved.id)
+    parts: list[tuple[str, ast.expr]] = [("", saved)] if saved is not None else []
+    if isinstance(saved, ast.Dict):
+        parts = [(_text(key), value) for key, value in zip(saved.keys, saved.values, strict=True) if _text(key)]
+    found = {key: _is_wrapper(states[part]) for key, part in parts if part in states}
+    return {key: wrapped for key, wrapped in found.items() if wrapped is not None}
+
+
+def _is_wrapper(value: Value | None) -> bool | None:
+    if isinstance(value, ExternalObject):
+        if value.name == DDP:
+            return True
+        return False if value.name.startswith("torch.nn.") else None
+    return False if isinstance(value, Instance) else None
+
+
+def _loaded(event: Event, loads: Mapping[ast.AST, Event]) -> tuple[Event | None, str]:
+    """Return the load that a state dict comes from, and the key under which it stands there; empty for all of it."""
+    call = event.node
+    state = call.args[0] if isinstance(call, ast.Call) and call.args else None
+    if isinstance(state, ast.Name):
+        state = _assigned(event.module, call, state.id)
+    key = ""
+    if isinstance(state, ast.Subscript) and _text(state.slice):
+        key, state = _text(state.slice), state.value
+    if isinstance(state, ast.Name):
+        state = _assigned(event.module, call, state.id)
+    return (loads.get(state) if state is not None else None), key
+
+
+def _text(node: ast.AST | None) -> str:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def _assigned(module: Module, node: ast.AST, name: str) -> ast.expr | None:
+    """Return the value of the only assignment to a name in the function around a node."""
+    function = next((around for around in module.ancestors(node) if isinstance(around, ast.FunctionDef)), None)
+    values: Sequence[ast.expr] = [
+        statement.value
+        for statement in module.index.within(function or module.tree, ast.Assign)
+        if any(getattr(one, "id", "") == name for one in statement.targets)
+    ]
+    return values[0] if len(values) == 1 else None
+
+
+def _source(event: Event, name: str, position: int) -> str:
+    call = event.node
+    if not isinstance(call, ast.Call):
+        return ""
+    for entry in call.keywords:
+        if entry.arg == name:
+            return event.module.excerpt(entry.value, 60)
+    return event.module.excerpt(call.args[position], 60) if position < len(call.args) else ""

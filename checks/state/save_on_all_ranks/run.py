@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 import msgspec
 
-from ddpdoctor.diagnosis.files.path_races import is_incidental, races
+from ddpdoctor.diagnosis.files import is_incidental, races
 from ddpdoctor.diagnosis.wording import count, location_of, place, rank_list
 from ddpdoctor.finding import Frame, Location
 from ddpdoctor.record.model import RunRecord

@@ -29,14 +29,34 @@ References
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 from ddpdoctor.check import Check, TooLittleEvidence
-from ddpdoctor.checks.state.shared_path_race.source import polled_files, rewritten_files, shared_paths
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import ALL_RANKS, Value, constant
+from ddpdoctor.source.projection import Projection, whole_projection
+from ddpdoctor.source.queries.files import FIGURES, LOG_FILE, FileUse, is_one_path, writes
+from ddpdoctor.source.queries.job_kind import (
+    comes_before_ranks,
+    is_distributed,
+    is_of_a_mode_that_ends,
+    is_of_one_process,
+    joins_in_own_course,
+    noted,
+    on_every_rank,
+)
+from ddpdoctor.source.queries.sync_points import function_around, is_in_turns
+from ddpdoctor.source.script.code_words import calls_any, uses_any
+from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.syntax_index import descend, last_name
+from ddpdoctor.source.torch_model.recorded_names import FILE_CALLS, FILE_METHODS
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -109,7 +129,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
     Before there is a process group no collective orders the ranks, and what counts is that one of them dies.
     """
-    from ddpdoctor.diagnosis.divergence_findings import path_findings
+    from ddpdoctor.diagnosis.divergence_kind import path_findings
 
     collectives = record.stream("collectives")
     for found in path_findings(CHECK, record, _REMEDY):
@@ -117,3 +137,236 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             yield found
     if collectives.state != "complete":
         raise TooLittleEvidence(f"the record's collectives are {collectives.state} ({collectives.reason})")
+
+
+# Paths that several ranks create, remove and wait for.
+
+_ASKS = frozenset({"exists", "isfile", "is_file"})
+_WRITERS = frozenset({"torch.utils.tensorboard.SummaryWriter", "tensorboardX.SummaryWriter"})
+"""They make the directory that they are given, unless it is there."""
+
+
+class PolledFile(msgspec.Struct, frozen=True, eq=False):
+    """A loop that sleeps until a file is there which another rank writes in place."""
+
+    module: Module
+    loop: ast.While
+    path: str
+    """Source of the path."""
+    write: FileUse
+
+
+def polled_files(projection: Projection) -> Iterator[PolledFile]:
+    """Loops ``while not exists(path): sleep`` for a file that some rank of the same job writes under that path."""
+    script = projection.machine.script
+    if not calls_any(script, ("sleep",)) or not calls_any(script, ("exists", "is_file")):
+        return
+    moves = (name for module in script.modules for _, name in module.calls())
+    if uses_any(script, ("filelock", "FileLock")) or not {"os.replace", "os.rename"}.isdisjoint(moves):
+        return
+    written = [use for use in writes(projection) if use.event.guards]
+    for module in script.modules if written else ():
+        for node in module.index.of(ast.While):
+            path = _waited_for(node)
+            write = next((use for use in written if _is_that_file(use, module, node, path)), None) if path else None
+            if write is not None:
+                yield PolledFile(module, node, path, write)
+
+
+def _waited_for(loop: ast.While) -> str:
+    """Return the source of the path that a loop asks for, if it does nothing but sleep meanwhile."""
+    test = loop.test
+    if not isinstance(test, ast.UnaryOp) or not isinstance(test.op, ast.Not) or not isinstance(test.operand, ast.Call):
+        return ""
+    sleeps = any(last_name(node.func) == "sleep" for node in descend(loop) if isinstance(node, ast.Call))
+    call = test.operand
+    if not sleeps or last_name(call.func) not in _ASKS:
+        return ""
+    if call.args:
+        return ast.unparse(call.args[0])
+    return ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+
+
+def _is_that_file(use: FileUse, module: Module, loop: ast.While, path: str) -> bool:
+    same_function = function_around(use.event.module, use.event.node) is function_around(module, loop)
+    return use.event.module is module and same_function and use.source == path
+
+
+_PREPARATION = re.compile(
+    r"download|extract|untar|unzip|unpack|tokeni[sz](?!er)|preprocess|urlretrieve|gdown|cache|prepare_data(?!_?loader)",
+    re.IGNORECASE,
+)
+_CREATES = frozenset({"mkdir", "makedirs", "symlink", "symlink_to"})
+_PER_PROCESS = re.compile(r"rank|getpid|tmp|temp|hostname|node", re.IGNORECASE)
+
+
+class SharedPath(msgspec.Struct, frozen=True, eq=False):
+    """One call that every rank makes on one path."""
+
+    event: Event
+    doing: Literal["creates", "deletes", "renames"]
+    path: str
+    """Source of the path."""
+    unguarded: bool
+    """The call fails when another rank was faster."""
+    mild: bool = False
+    """It belongs to something that the script does instead of training, and that takes one process."""
+
+
+def shared_paths(projection: Projection) -> Iterator[SharedPath]:
+    """Creations, deletions and renames that all ranks of a job make at once under the same path.
+
+    What belongs to a download, an extraction or other preparation of data is left out.
+    """
+    if not is_distributed(projection):
+        return
+    joined = joins_in_own_course(projection)
+    seen: set[ast.AST] = set()
+    made: list[Event] = []
+    for event in noted(projection, *FILE_CALLS, *FILE_METHODS, *_WRITERS):
+        if event.ranks == ALL_RANKS and (event.name.rpartition(".")[2] in _CREATES or event.name in _WRITERS):
+            made.append(event)
+        if event.name in _WRITERS:
+            continue
+        if event.node in seen or not event.complete or not on_every_rank(event) or not (joined or event.root):
+            continue
+        path = _path(event)
+        if path is None or not is_one_path(path) or _is_preparation(event) or _is_tried(event.module, event.node):
+            continue
+        by_one = is_of_one_process(projection, event) or comes_before_ranks(projection, event)
+        by_one = by_one or is_in_turns(projection, event)
+        shared = _judge(event) if not by_one and not _is_there(projection, event, made) else None
+        if shared is not None and not _PER_PROCESS.search(shared.path):
+            seen.add(event.node)
+            yield msgspec.structs.replace(shared, mild=is_of_a_mode_that_ends(projection, event))
+
+
+def rewritten_files(projection: Projection) -> Iterator[FileUse]:
+    """Small files that every rank writes from their beginning under one path: settings, lists, results, pictures."""
+    if not is_distributed(projection):
+        return
+    joined = joins_in_own_course(projection)
+    seen: set[ast.AST] = set()
+    for use in writes(projection):
+        event = use.event
+        if (
+            not (joined or event.root)
+            or event.node in seen
+            or event.name not in FIGURES | {"builtins.open", LOG_FILE}
+            or not on_every_rank(event)
+            or not event.complete
+        ):
+            continue
+        in_place = _PER_PROCESS.search(use.source) or _is_preparation(event) or is_in_turns(projection, event)
+        if is_one_path(use.path) and not in_place:
+            seen.add(event.node)
+            yield use
+
+
+def _path(event: Event) -> Value | None:
+    if event.name in FILE_METHODS:
+        return event.receiver
+    if event.name == "os.symlink":
+        return event.argument("dst", 1)
+    return event.argument("name" if event.name == "os.makedirs" else "path", 0) or event.argument("src", 0)
+
+
+def _judge(event: Event) -> SharedPath | None:
+    last = event.name.rpartition(".")[2]
+    if last in _CREATES:
+        position = 1 if event.name == "os.makedirs" else -1
+        exist_ok = event.argument("exist_ok", 2 if position == 1 else -1)
+        if exist_ok is not None and constant(exist_ok) is not False:
+            return None
+        return SharedPath(event, "creates", _source(event), True)
+    if last in {"rename", "replace"}:
+        return SharedPath(event, "renames", _source(event), True)
+    tolerant = event.argument("ignore_errors", 1) if last == "rmtree" else event.named.get("missing_ok")
+    if tolerant is not None and last != "rmtree" and constant(tolerant) is not False:
+        return None
+    return SharedPath(event, "deletes", _source(event), tolerant is None or constant(tolerant) is False)
+
+
+def _source(event: Event) -> str:
+    call = event.node
+    if not isinstance(call, ast.Call):
+        return ""
+    if event.name in FILE_METHODS and isinstance(call.func, ast.Attribute):
+        return event.module.excerpt(call.func.value, 60)
+    places = call.args[1:] if event.name == "os.symlink" else call.args
+    where = places[0] if places else call.keywords[0].value if call.keywords else None
+    return event.module.excerpt(where, 60) if where is not None else ""
+
+
+def _is_there(projection: Projection, event: Event, made: list[Event]) -> bool:
+    """Return whether a directory that is made where it is missing was made before, here or by a caller that hands on
+    its path.
+
+    The first call is then the one that fails, if it does; behind it the directory is there on every rank.
+    """
+    tests = [ast.unparse(test) for module, test in event.undecided if module is event.module]
+    if not any(word in text for text in tests for word in ("exists", "isdir", "is_dir")):
+        return False
+    modules = {str(module.path): module for module in projection.machine.script.modules}
+    module, path = event.module, _source(event)
+    function = function_around(module, event.node)
+    if any(_makes_first(one, event, module, path) and function_around(module, one.node) is function for one in made):
+        return True
+    for frame in event.chain[1:]:
+        caller = modules.get(frame.file)
+        given = _handed_over(caller, frame.line, function, path) if caller is not None else None
+        if caller is None or given is None:
+            return False
+        module, path = caller, caller.excerpt(given, 60)
+        if any(_makes_first(one, event, module, path) for one in made):
+            return True
+        function = function_around(module, given)
+    return False
+
+
+def _makes_first(one: Event, event: Event, module: Module, path: str) -> bool:
+    return one.ordinal < event.ordinal and one.module is module and _source(one) == path
+
+
+def _handed_over(module: Module, line: int, function: ast.AST | None, name: str) -> ast.expr | None:
+    """Return what a call in a line gives to a parameter of a function."""
+    if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return None
+    names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+    for call in module.index.of(ast.Call):
+        if call.lineno != line or last_name(call.func) != function.name:
+            continue
+        by_name = next((entry.value for entry in call.keywords if entry.arg == name), None)
+        position = names.index(name) if name in names else len(call.args)
+        return by_name or (call.args[position] if position < len(call.args) else None)
+    return None
+
+
+def _is_preparation(event: Event) -> bool:
+    """Return whether the function around a call, its callers' lines or its path prepare data for all ranks."""
+    if _PREPARATION.search(event.function) or _PREPARATION.search(_source(event)):
+        return True
+    for around in event.module.ancestors(event.node):
+        if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            calls = (node for node in descend(around) if isinstance(node, ast.Call))
+            return any(_prepares(event.module, call) for call in calls)
+    return False
+
+
+def _prepares(module: Module, call: ast.Call) -> bool:
+    """Return whether a call prepares data, by its name; torch.cuda.empty_cache does not."""
+    full = module.resolve(call.func)
+    of_torch = full.startswith("torch.") and not full.startswith("torch.hub.")
+    return not of_torch and _PREPARATION.search(ast.unparse(call.func)) is not None
+
+
+def _is_tried(module: Module, node: ast.AST) -> bool:
+    """Return whether a failure of a call is expected: it stands in a ``try`` or under ``suppress``."""
+    for around in module.ancestors(node):
+        if isinstance(around, ast.Try) and around.handlers:
+            return True
+        if isinstance(around, ast.With) and "suppress" in ast.unparse(around.items[0].context_expr):
+            return True
+        if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return False
+    return False

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor import __version__
 from ddpdoctor.errors import ConfigurationError
-from ddpdoctor.launch.environment import observed
-from ddpdoctor.launch.profile_command import ObservedCommand
+from ddpdoctor.launch.environment import ObservedCommand, observed
 from ddpdoctor.record import layout
 from ddpdoctor.record.clock import epoch_ns
 
@@ -76,7 +75,7 @@ def _plan(
     import msgspec
 
     from ddpdoctor.launch.environment import network_interfaces, recorded_environment
-    from ddpdoctor.launch.git_worktree import commit_of
+    from ddpdoctor.launch.interpreter import commit_of
     from ddpdoctor.record.model import Job
 
     here = Path.cwd()

@@ -6,9 +6,9 @@ import signal
 
 from ddpdoctor.cli.live import signals
 from ddpdoctor.cli.live.observed_job import ObservedJob
-from ddpdoctor.launch.profile_command import ObservedCommand
+from ddpdoctor.launch.environment import ObservedCommand
 from ddpdoctor.report import streams
-from ddpdoctor.what_if.measured_scaling import ScalingRun
+from ddpdoctor.what_if.links import ScalingRun
 
 LOOK_EVERY_S = 0.5
 FEWEST_STEPS = 20

@@ -3,16 +3,61 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ddpdoctor.errors import UsageError
+from ddpdoctor.launch.request import Launch, LaunchLine
 from ddpdoctor.report import streams
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
+
+# Which script the command line means, and how it is started: a path, a module, or a launch command behind `--`.
+
+
+def launch_line(ctx: click.Context, paths: tuple[str, ...], module: str | None) -> LaunchLine:
+    """Return what is to be examined; of several paths, which only ``--static`` takes, the first.
+
+    Raises UsageError when nothing is named, when two things are, and for a launch command that is not understood.
+    """
+    behind: tuple[str, ...] = ctx.meta[SCRIPT_ARGUMENTS]
+    if paths and module is not None:
+        raise UsageError(f"either {paths[0]} or --module {module}, not both")
+    named = paths[0] if paths else module
+    if named is None:
+        if not behind:
+            raise click.UsageError("give a script, `-m MODULE`, or a launch command after `--`", ctx)
+        from ddpdoctor.launch.command.command_line import read_launch_line
+
+        return read_launch_line(behind, os.environ)
+    if behind and _is_launch_line(behind):
+        raise UsageError(
+            f"both {named} and a launch command are given",
+            f"Either `ddpdoctor check -- {' '.join(behind)}`, or put only the script's own arguments after `--`.",
+        )
+    return LaunchLine(target=named, arguments=behind, launch=Launch(module=module is not None))
+
+
+def _is_launch_line(words: tuple[str, ...]) -> bool:
+    from ddpdoctor.launch.command.command_line import looks_like_launch
+
+    return looks_like_launch(words)
+
+
+def script_path(line: LaunchLine) -> Path:
+    """Return the file that is examined; raises UsageError when there is no such module."""
+    if not line.launch.module:
+        return Path(line.target)
+    from ddpdoctor.launch.rehearsal_plan import module_places
+    from ddpdoctor.source.script.project import find_main
+
+    return find_main(line.target, module_places(line.launch, None, static=True))[1].path
+
 
 SCRIPT_ARGUMENTS = "ddpdoctor.script_arguments"
 """Key in ``Context.meta`` of what stood behind ``--``."""
@@ -111,3 +156,64 @@ class ScriptCommand(click.Command):
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Show in the usage where the script's arguments go."""
         return [*super().collect_usage_pieces(ctx), "[-- ARGUMENT...]"]
+
+
+# A command line whose script takes all that is not an option of ours: `profile train.py --lr 0.1 --no-tui`.
+
+SCRIPT = "ddpdoctor.script"
+"""Key in ``Context.meta`` of the script's path; absent when none is named."""
+
+
+class JobCommand(click.Command):
+    """A command that starts a script, or whatever stands behind ``--``.
+
+    Options of ours count before the script and behind it; other words behind it, and all behind ``--``, are its own.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Divide the words into ours and the script's, and parse ours."""
+        divide = args.index("--") if "--" in args else len(args)
+        ours, script, theirs = self._divided(args[:divide])
+        ctx.meta[SCRIPT_ARGUMENTS] = (*theirs, *args[divide + 1 :])
+        if script is not None:
+            ctx.meta[SCRIPT] = script
+        return super().parse_args(ctx, ours)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Show in the usage what may follow the options."""
+        return [*super().collect_usage_pieces(ctx), "[SCRIPT [ARGUMENT]... | -- COMMAND...]"]
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete our options, and files: the script, or what its command names."""
+        from click.shell_completion import CompletionItem
+
+        return super().shell_complete(ctx, incomplete) or [CompletionItem(incomplete, type="file")]
+
+    def _divided(self, words: list[str]) -> tuple[list[str], str | None, list[str]]:
+        valued, flags = self._names()
+        ours: list[str] = []
+        theirs: list[str] = []
+        script: str | None = None
+        module = False
+        left = list(words)
+        while left:
+            word = left.pop(0)
+            name = word.partition("=")[0] if word.startswith("--") else word
+            if name in flags or name in valued:
+                ours.append(word)
+                if name in valued and "=" not in word and left:
+                    ours.append(left.pop(0))
+                module = module or name in ("-m", "--module")
+            elif script is not None or (module and not word.startswith("-")):
+                theirs.append(word)
+            elif module or word.startswith("-"):
+                (theirs if module else ours).append(word)
+            else:
+                script = word
+        return ours, script, theirs
+
+    def _names(self) -> tuple[set[str], set[str]]:
+        """Return the options that take a value, and those that take none."""
+        options = [parameter for parameter in self.params if isinstance(parameter, click.Option)]
+        valued = {name for option in options if not option.is_flag for name in option.opts}
+        return valued, {name for option in options if option.is_flag for name in option.opts}

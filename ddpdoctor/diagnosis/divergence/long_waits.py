@@ -9,7 +9,7 @@ import msgspec
 from ddpdoctor.diagnosis.divergence.matching import Matcher, matched
 from ddpdoctor.diagnosis.divergence.next_calls import Lanes, NextCall, elsewhere
 from ddpdoctor.diagnosis.divergence.waiting import left_ns
-from ddpdoctor.diagnosis.performance.thresholds import threshold
+from ddpdoctor.diagnosis.performance.summary import threshold
 from ddpdoctor.diagnosis.wording import collective, duration_text, place, rank_list
 from ddpdoctor.record.model import Rank, RankException, RunRecord
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ddpdoctor.diagnosis.failures.xids import number_of, xid
+from ddpdoctor.diagnosis.failures import number_of, xid
 from ddpdoctor.diagnosis.logs.causes import LogCause
 from ddpdoctor.examination import Advice
 from ddpdoctor.finding import Trouble

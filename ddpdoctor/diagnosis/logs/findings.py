@@ -11,10 +11,8 @@ from msgspec.structs import replace
 
 from ddpdoctor.check import Check
 from ddpdoctor.diagnosis.divergence.divergence import Divergence, find_divergence
-from ddpdoctor.diagnosis.divergence_findings import divergence_finding
-from ddpdoctor.diagnosis.divergence_kind import classify
-from ddpdoctor.diagnosis.live.facts import limits, native_stacks
-from ddpdoctor.diagnosis.live.stacks import parted_stacks
+from ddpdoctor.diagnosis.divergence_kind import classify, divergence_finding
+from ddpdoctor.diagnosis.live.stacks import limits, native_stacks, parted_stacks
 from ddpdoctor.diagnosis.live.waits import worker_stacks
 from ddpdoctor.diagnosis.logs import remedies, wording
 from ddpdoctor.diagnosis.logs.causes import LogCause, causes_of, first_cause

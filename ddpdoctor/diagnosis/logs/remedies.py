@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpdoctor.diagnosis.failures.xids import number_of, xid
+from ddpdoctor.diagnosis.failures import number_of, xid
 from ddpdoctor.diagnosis.logs.causes import LogCause
 from ddpdoctor.diagnosis.logs.ranks import SIGABRT, SIGKILL, SIGTERM
 from ddpdoctor.diagnosis.logs.wording import TEARDOWN

@@ -6,7 +6,7 @@ import re
 import signal
 from collections.abc import Iterator, Sequence
 
-from ddpdoctor.diagnosis.failures.xids import number_of, xid
+from ddpdoctor.diagnosis.failures import number_of, xid
 from ddpdoctor.diagnosis.logs.causes import LogCause, user_frames
 from ddpdoctor.diagnosis.wording import count, duration_text, location_of, place, rank_list, verb
 from ddpdoctor.finding import Fact, Location

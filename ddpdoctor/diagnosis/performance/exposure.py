@@ -9,11 +9,9 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.check import TooLittleEvidence
-from ddpdoctor.diagnosis.performance.buffers import wasted_broadcasts
-from ddpdoctor.diagnosis.performance.persistence import enough_steps, holds, typical
-from ddpdoctor.diagnosis.performance.stragglers import straggler
-from ddpdoctor.diagnosis.performance.summary import RunSummary, Traffic
-from ddpdoctor.diagnosis.performance.thresholds import threshold
+from ddpdoctor.diagnosis.performance.stragglers import enough_steps, holds, straggler, typical
+from ddpdoctor.diagnosis.performance.summary import RunSummary, Traffic, threshold
+from ddpdoctor.diagnosis.performance.traffic import wasted_broadcasts
 from ddpdoctor.diagnosis.record_cache import ByIdentity
 from ddpdoctor.diagnosis.sync_points import BUFFERS, GRADIENTS
 from ddpdoctor.record.model import RunRecord

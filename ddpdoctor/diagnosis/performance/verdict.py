@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ddpdoctor.diagnosis.live.hangs import PATIENCE_NS
-from ddpdoctor.diagnosis.performance.persistence import FEWEST_STEPS
-from ddpdoctor.diagnosis.performance.summary import Phases, RunSummary, RunVerdict, VerdictState
-from ddpdoctor.diagnosis.performance.thresholds import DEFAULTS
+from ddpdoctor.diagnosis.performance.stragglers import FEWEST_STEPS
+from ddpdoctor.diagnosis.performance.summary import DEFAULTS, Phases, RunSummary, RunVerdict, VerdictState
 from ddpdoctor.diagnosis.wording import count, duration_text, milliseconds_text, rank_list
 from ddpdoctor.finding import Finding, Severity
 

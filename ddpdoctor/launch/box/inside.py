@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from . import kernel, reach
-from .mounts import NO_FILES, Mount, holds_mounts, read_mountinfo, visible_mounts
+from .kernel import NO_FILES, Mount, holds_mounts, read_mountinfo, visible_mounts
 
 # Lays an overlay over every file system that the script could write to: reads see the real files, writes do not
 # stay.

@@ -18,7 +18,7 @@ from typing import IO
 import msgspec
 
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.launch.box.mounts import read_mountinfo, visible_mounts
+from ddpdoctor.launch.box.kernel import read_mountinfo, visible_mounts
 from ddpdoctor.launch.pid_namespaces import numbers_of
 
 _PROGRAM = Path(__file__).parent / "__main__.py"

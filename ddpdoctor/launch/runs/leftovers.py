@@ -23,8 +23,7 @@ from ddpdoctor.launch.runs.created_files import (
     remove_created,
 )
 from ddpdoctor.launch.runs.kept_runs import live_processes
-from ddpdoctor.launch.runs.owner import Owner, owner_of, standing
-from ddpdoctor.launch.runs.run_directory import rehearsal_directories, remove_run_directory
+from ddpdoctor.launch.runs.run_directory import Owner, owner_of, rehearsal_directories, remove_run_directory, standing
 from ddpdoctor.record import layout
 
 

@@ -18,7 +18,6 @@ import zmq
 
 from ddpdoctor.diagnosis.clocks import Bound, ClockBounds
 from ddpdoctor.errors import RecordError
-from ddpdoctor.monitor.nodes.connection import connected, without_signals
 from ddpdoctor.monitor.nodes.meeting import Meeting, endpoint, reach
 from ddpdoctor.monitor.nodes.messages import (
     MOST_BYTES,
@@ -30,11 +29,13 @@ from ddpdoctor.monitor.nodes.messages import (
     Rows,
     Track,
     Update,
+    connected,
     differing,
     pack,
     pack_field,
     pack_rows,
     unpack_answer,
+    without_signals,
 )
 from ddpdoctor.record.clock import epoch_ns
 from ddpdoctor.record.joining import Clock

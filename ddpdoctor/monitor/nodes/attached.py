@@ -16,9 +16,8 @@ import zmq
 from ddpdoctor.errors import RecordError, UsageError
 from ddpdoctor.files.untrusted import read_start, reason_of
 from ddpdoctor.launch.runs.kept_runs import kept_runs, named_run
-from ddpdoctor.monitor.nodes.connection import connected, received
 from ddpdoctor.monitor.nodes.meeting import Meeting, endpoint, host_and_port, reach, read_meeting
-from ddpdoctor.monitor.nodes.messages import PROTOCOL, Picture, Request, Shown, differing, pack
+from ddpdoctor.monitor.nodes.messages import PROTOCOL, Picture, Request, Shown, connected, differing, pack, received
 from ddpdoctor.monitor.nodes.screens import MOST_SNAPSHOT_BYTES, unpack_shown
 from ddpdoctor.monitor.snapshot import Snapshot
 from ddpdoctor.record import layout

@@ -25,7 +25,7 @@ from contextlib import suppress
 import zmq
 
 from ddpdoctor.monitor.lobby import Lobby, accepted
-from ddpdoctor.monitor.nodes.connection import without_signals
+from ddpdoctor.monitor.nodes.messages import without_signals
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE".ljust(23, b"\0") + b"\x01" + bytes(31)
 """Of a server."""

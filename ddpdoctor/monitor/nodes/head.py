@@ -21,7 +21,6 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from ddpdoctor.errors import RecordError, UsageError
-from ddpdoctor.monitor.nodes.connection import received, without_signals
 from ddpdoctor.monitor.nodes.front import Front
 from ddpdoctor.monitor.nodes.held_node import HeldNode
 from ddpdoctor.monitor.nodes.meeting import HeadKeys, Meeting, endpoint, listening_sockets, own_addresses
@@ -33,8 +32,10 @@ from ddpdoctor.monitor.nodes.messages import (
     OtherVersion,
     Update,
     pack_answer,
+    received,
     unpack_field,
     unpack_update,
+    without_signals,
 )
 from ddpdoctor.monitor.nodes.screens import MOST_SCREENS, Screens
 from ddpdoctor.record import layout

@@ -9,7 +9,7 @@ from statistics import median
 
 import msgspec
 
-from ddpdoctor.diagnosis.live.lasting_waits import LastingWait
+from ddpdoctor.diagnosis.live.verdict import LastingWait
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.measured import StepTrack
 

@@ -12,8 +12,8 @@ from ddpdoctor.files.untrusted import read_start
 from ddpdoctor.launch.environment import BOOT_DIRECTORY
 from ddpdoctor.launch.interpreter import has_torch
 from ddpdoctor.record import layout
+from ddpdoctor.record.assembly.completeness import ancestors
 from ddpdoctor.record.assembly.ranks import RankBook
-from ddpdoctor.record.assembly.restarts import ancestors
 from ddpdoctor.record.model import RunRecord
 
 # Recognises scripts whose gradients are reduced by a library of its own, beside DistributedDataParallel.

@@ -10,13 +10,17 @@ from typing import Literal
 
 import msgspec
 
+from ddpdoctor.diagnosis.divergence import describe
+from ddpdoctor.diagnosis.divergence.divergence import Divergence
+from ddpdoctor.diagnosis.divergence.waiting import LEFT
+from ddpdoctor.diagnosis.live.hangs import may_go_on
+from ddpdoctor.diagnosis.live.verdict import LastingWait, wait_text
 from ddpdoctor.diagnosis.performance.gpus import mean_utilisation
-from ddpdoctor.diagnosis.performance.scaling import scaling_efficiency
-from ddpdoctor.diagnosis.performance.summary import JobFigures, RunSummary, RunVerdict, StepTimes
-from ddpdoctor.diagnosis.performance.thresholds import threshold
+from ddpdoctor.diagnosis.performance.run_comparison import scaling_efficiency
+from ddpdoctor.diagnosis.performance.summary import JobFigures, RunSummary, RunVerdict, StepTimes, threshold
 from ddpdoctor.diagnosis.wording import duration_text, place, rank_list
-from ddpdoctor.finding import Finding, Severity
-from ddpdoctor.monitor.series import Series
+from ddpdoctor.finding import Fact, Finding, Frame, Severity
+from ddpdoctor.monitor.replay import Series
 from ddpdoctor.monitor.snapshot import (
     BucketView,
     CallView,
@@ -24,12 +28,125 @@ from ddpdoctor.monitor.snapshot import (
     RankView,
     RunState,
     Snapshot,
+    StallSide,
     StallView,
     WaitView,
 )
 from ddpdoctor.record.model import Rank, RunRecord, Wrap, shared_fields
 from ddpdoctor.record.streams.measured import BucketLayout, CallTrack, Gauge, Phase, RankHeartbeat
 from ddpdoctor.record.streams.setup import StackDump
+
+# A standstill for the faces: which ranks stand where, who is the culprit, and what to do.
+
+_PLURALS = {"waits": "wait", "calls": "call", "was": "were", "is": "are", "polls": "poll", "sleeps": "sleep"}
+
+
+def stall_view(divergence: Divergence, finding: Finding | None, record: RunRecord, seen_ns: int) -> StallView:
+    """Describe what the job stands in; ``finding`` is what the check says that reports it.
+
+    ``seen_ns`` is when it was found, which for who attaches later says nothing of how long the job has stood.
+    """
+    facts = finding.evidence if finding is not None else describe.facts(divergence, "run")
+    timeout_ns = divergence.group.timeout_ns if divergence.group is not None else 0
+    since_ns = _stalled_since_ns(divergence, record, seen_ns)
+    return StallView(
+        title=finding.title if finding is not None else describe.title(divergence),
+        since_ns=since_ns,
+        sides=_sides(facts, accused(divergence, finding)),
+        remedy=finding.remedy if finding is not None else "",
+        timeout_at_ns=min(_waits_ns(divergence, record), default=since_ns) + timeout_ns if timeout_ns else None,
+        may_go_on=may_go_on(record, divergence),
+    )
+
+
+def accused(divergence: Divergence, finding: Finding | None) -> int | None:
+    """Return the one rank that the finding of a standstill names, which may know more than how the ranks stand."""
+    return finding.ranks[0] if finding is not None and len(finding.ranks) == 1 else divergence.culprit
+
+
+def _stalled_since_ns(divergence: Divergence, record: RunRecord, seen_ns: int) -> int:
+    """When the first rank began to wait in the store, or else when a rank last came to something new."""
+    stores = [turn.wait.started_ns for turn in divergence.turns if turn.wait is not None]
+    changes = [heartbeat.phase_since_ns for heartbeat in record.heartbeats if heartbeat.phase_since_ns]
+    return min(stores) if stores else min(seen_ns, max(changes, default=seen_ns))
+
+
+def _waits_ns(divergence: Divergence, record: RunRecord) -> Iterator[int]:
+    """When each waiting rank entered its collective: its timeout counts from there."""
+    for turn in divergence.turns:
+        track = record.track(turn.rank)
+        if turn.waiting and turn.row is not None and track is not None and turn.row < len(track):
+            yield track.started_ns[turn.row]
+
+
+def _sides(facts: Sequence[Fact], culprit: int | None) -> tuple[StallSide, ...]:
+    """Ranks that stand at the same place, the culprit's side first."""
+    alike: dict[tuple[str, tuple[Frame, ...]], list[int]] = {}
+    for fact in facts:
+        if fact.rank is not None and fact.text.startswith(f"rank {fact.rank} ") and "is named because" not in fact.text:
+            said = fact.text.removeprefix(f"rank {fact.rank} ")
+            alike.setdefault((said, fact.stack), []).append(fact.rank)
+    sides = [
+        StallSide(
+            ranks=tuple(ranks),
+            text=_of_several(said) if len(ranks) > 1 else said,
+            stack=stack,
+            culprit=culprit in ranks,
+        )
+        for (said, stack), ranks in alike.items()
+    ]
+    return tuple(sorted(sides, key=lambda side: (not side.culprit, side.ranks)))
+
+
+def _of_several(said: str) -> str:
+    """Return a predicate of one rank as one of several."""
+    verb, space, rest = said.partition(" ")
+    return f"{_PLURALS.get(verb, verb)}{space}{rest}"
+
+
+# A wait for a rank that is at work, while it lasts and once the job was ended in the midst of it.
+
+SHOWN_AFTER_NS = 10_000_000_000
+"""A wait for a rank that works is shown after so long."""
+
+
+class LastWait:
+    """The wait that a watched job is in, or was ended in."""
+
+    def __init__(self) -> None:
+        self._last: tuple[LastingWait, int] | None = None
+
+    def look(self, wait: LastingWait | None, record: RunRecord, *, told_to_end: bool) -> WaitView | None:
+        """Take in what a look found; what is to be shown of it."""
+        now_ns = record.job.ended_ns
+        ending = told_to_end or any(rank.end in LEFT for rank in record.ranks)
+        if ending:
+            return None
+        lasts = wait is not None and now_ns - wait.since_ns >= SHOWN_AFTER_NS
+        self._last = (wait, now_ns) if wait is not None and lasts else None
+        if wait is None or not lasts:
+            return None
+        return WaitView(
+            late=wait.late,
+            since_ns=wait.since_ns,
+            text=wait_text(wait, now_ns),
+            timeout_at_ns=wait.since_ns + wait.timeout_ns if wait.timeout_ns else None,
+        )
+
+    @property
+    def ended_in(self) -> tuple[LastingWait, str] | None:
+        """The wait, and what to say of it once the job was ended in it."""
+        if self._last is None:
+            return None
+        wait, seen_ns = self._last
+        return wait, wait_text(wait, seen_ns, over=True)
+
+    def at_end(self, record: RunRecord, exit_code: int | None) -> tuple[LastingWait, str] | None:
+        """Return the wait in which the job was ended, and what to say of it; None where it ended otherwise."""
+        if exit_code == 0 or all(rank.main_finished for rank in record.ranks):
+            return None
+        return self.ended_in
+
 
 # What each rank does now, in words, with its figures.
 

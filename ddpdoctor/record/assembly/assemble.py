@@ -11,10 +11,9 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 
 from ddpdoctor.record import events
-from ddpdoctor.record.assembly.completeness import Completeness, PassRows
+from ddpdoctor.record.assembly.completeness import Completeness, PassRows, second_claims
 from ddpdoctor.record.assembly.live import LiveRings
 from ddpdoctor.record.assembly.ranks import EarlyEvents, RankBook, exception_of, forget
-from ddpdoctor.record.assembly.restarts import second_claims
 from ddpdoctor.record.events import Chain, Ended, Event, Row, frames_of, typed
 from ddpdoctor.record.model import (
     STREAMS,

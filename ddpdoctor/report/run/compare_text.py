@@ -9,8 +9,7 @@ from rich.text import Text
 
 from ddpdoctor import __version__
 from ddpdoctor.report.escape import one_line
-from ddpdoctor.report.figures import UNKNOWN, milliseconds, rate, size
-from ddpdoctor.report.layout import cut, paragraph, to_string
+from ddpdoctor.report.layout import UNKNOWN, cut, milliseconds, paragraph, rate, size, to_string
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnosis.performance.run_comparison import Amount, Difference, RunComparison

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.findings.locations import in_user_code, named_ranks, shown_path
 from ddpdoctor.report.escape import one_line
-from ddpdoctor.report.figures import added, in_milliseconds, percent, rate, seconds, share_of
+from ddpdoctor.report.layout import added, in_milliseconds, percent, rate, seconds, share_of
 
 if TYPE_CHECKING:
     from ddpdoctor.finding import Finding

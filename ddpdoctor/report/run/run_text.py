@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from ddpdoctor.report.escape import one_line
-from ddpdoctor.report.figures import in_milliseconds, milliseconds, percent, rate, seconds, size
 from ddpdoctor.report.finding_text import finding_lines, label
-from ddpdoctor.report.layout import paragraph, to_string
+from ddpdoctor.report.layout import in_milliseconds, milliseconds, paragraph, percent, rate, seconds, size, to_string
 from ddpdoctor.report.run.run_lines import stall_lines
 
 if TYPE_CHECKING:

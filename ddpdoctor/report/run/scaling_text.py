@@ -10,11 +10,10 @@ from rich.text import Text
 
 from ddpdoctor import __version__
 from ddpdoctor.report.escape import one_line
-from ddpdoctor.report.figures import UNKNOWN, milliseconds, percent, rate, size
-from ddpdoctor.report.layout import paragraph, to_string
+from ddpdoctor.report.layout import UNKNOWN, milliseconds, paragraph, percent, rate, size, to_string
 
 if TYPE_CHECKING:
-    from ddpdoctor.what_if.measured_scaling import LinkSweep, MeasuredScaling, ScalingPoint
+    from ddpdoctor.what_if.links import LinkSweep, MeasuredScaling, ScalingPoint
 
 SCHEMA = 1
 _BAR = 40

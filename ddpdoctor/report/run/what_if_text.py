@@ -11,11 +11,10 @@ from ddpdoctor import __version__
 from ddpdoctor.finding import MOST_TIMES
 from ddpdoctor.findings.locations import shown_path
 from ddpdoctor.report.escape import one_line
-from ddpdoctor.report.figures import in_milliseconds, milliseconds, percent, rate
-from ddpdoctor.report.layout import paragraph, to_string
+from ddpdoctor.report.layout import in_milliseconds, milliseconds, paragraph, percent, rate, to_string
 
 if TYPE_CHECKING:
-    from ddpdoctor.what_if.prediction import Change, Curve, Interval, WhatIf
+    from ddpdoctor.what_if.predict import Change, Curve, Interval, WhatIf
 
 _INDENT = 10
 _GAINS = 19

@@ -11,10 +11,116 @@ from typing import Literal
 
 import msgspec
 
+from ddpdoctor.diagnosis.failures import named_failures
 from ddpdoctor.diagnosis.record_cache import ByIdentity
+from ddpdoctor.diagnosis.wording import count, place, rank_list, site_location
+from ddpdoctor.finding import Location, Severity, Trouble
 from ddpdoctor.record.model import Rank, RankException, RunRecord
 from ddpdoctor.record.streams.collectives import CollectiveTrack, Wait
 from ddpdoctor.record.streams.data import Access
+from ddpdoctor.record.streams.devices import CheckpointLoad, StateNames
+
+# How the ranks load checkpoints: onto which GPU, and into names that fit.
+
+
+class LoadVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of the loads at one line."""
+
+    wrong: bool
+    sentence: str
+    location: Location
+    ranks: tuple[int, ...] = ()
+    fact: str = ""
+
+
+def judge_map_locations(record: RunRecord) -> Iterator[LoadVerdict]:
+    """Yield the lines at which several ranks load one checkpoint onto the GPU from which it was saved.
+
+    Refuted where every load was given a place, or where the checkpoint that was there before the job holds CPU tensors
+    only: what the ranks of a rehearsal save themselves says nothing of a job on GPUs.
+    """
+    own = {event.path for event in record.files if event.action in ("save", "create", "write", "rename")}
+    lines: dict[int, list[CheckpointLoad]] = {}
+    for load in record.checkpoint_loads:
+        lines.setdefault(load.site, []).append(load)
+    said: set[Location] = set()
+    for site, loads in lines.items():
+        location = site_location(record.site(site))
+        if location is None:
+            continue
+        if all(load.mapped for load in loads):
+            yield LoadVerdict(wrong=False, sentence="every load here has map_location", location=location)
+            continue
+        for path in dict.fromkeys(load.path for load in loads):
+            found = [load for load in loads if load.path == path and not load.mapped]
+            ranks = tuple(sorted({load.rank for load in found}))
+            places = {place for load in found for place in load.saved_on}
+            if len(ranks) > 1 and len(places) == 1 and next(iter(places)).startswith("cuda"):
+                said.add(location)
+                yield LoadVerdict(
+                    wrong=True,
+                    sentence=f"{rank_list(ranks)} load {PurePath(path).name} onto the GPU from which it was saved",
+                    location=location,
+                    ranks=ranks,
+                    fact=f"its tensors were saved from {next(iter(places))}, and map_location is not given",
+                )
+            elif places == {"cpu"} and path not in own and len({load.path for load in loads}) == 1:
+                reason = f"{PurePath(path).name} holds CPU tensors only"
+                yield LoadVerdict(wrong=False, sentence=reason, location=location)
+    for failure in named_failures(record, "missing-device"):
+        if failure.location is not None and failure.location not in said:
+            yield LoadVerdict(
+                wrong=True,
+                sentence=f"{rank_list(failure.ranks)} load a checkpoint onto the GPU from which it was saved",
+                location=failure.location,
+                ranks=failure.ranks,
+                fact=failure.message,
+            )
+
+
+def judge_prefixes(record: RunRecord) -> Iterator[LoadVerdict]:
+    """Yield the lines at which a state dict's names differ from the module's by the wrapper's prefix.
+
+    A load that raised and was caught, or that was followed by one that fitted, was put right by the script.
+    """
+    lines: dict[int, list[StateNames]] = {}
+    for state in record.state_names:
+        lines.setdefault(state.site, []).append(state)
+    for site, states in lines.items():
+        location = site_location(record.site(site))
+        wrong = [state for state in states if max(state.too_long, state.too_short) and not _put_right(record, state)]
+        if location is None:
+            continue
+        if not wrong:
+            if all(not state.names for state in states):
+                yield LoadVerdict(wrong=False, sentence="the names match the module", location=location)
+            continue
+        first = wrong[0]
+        saved, loaded = ("the DDP wrapper", "a bare model") if first.too_long else ("a bare model", "the DDP wrapper")
+        fitting = first.too_long or first.too_short
+        what = "the load fails" if first.raised else f"strict=False skips {fitting:,} of {first.names:,} names"
+        yield LoadVerdict(
+            wrong=True,
+            sentence=f"{loaded} ({first.module_class}) loads what was saved from {saved}: the names differ by the "
+            f'prefix "module.", and {what}',
+            location=location,
+            ranks=tuple(sorted({state.rank for state in wrong})),
+            fact=f"{fitting:,} of {first.names:,} names match once the prefix is fixed",
+        )
+
+
+def _put_right(record: RunRecord, state: StateNames) -> bool:
+    rank = record.of_rank(state.rank)
+    if state.raised and (rank is None or rank.end != "raised"):
+        return True
+    return any(
+        other.rank == state.rank
+        and other.module_class == state.module_class
+        and not other.names
+        and other.time_ns > state.time_ns
+        for other in record.state_names
+    )
+
 
 # Which moments of one rank certainly come before which moments of another: the order that collectives make.
 
@@ -363,3 +469,119 @@ def is_incidental(path: str) -> bool:
         or "tfevents" in name
         or "log" in PurePath(name).stem.lower().replace("-", "_").split("_")
     )
+
+
+# What the checks of the family of path races say: the races of each line, and the lines that are proved innocent.
+
+_SHOWN = 3
+_DONE = {"write": "wrote", "read": "read", "check": "asked for", "make": "made", "remove": "removed", "move": "moved"}
+_DOES = {"make": "make", "remove": "delete", "move": "rename"}
+
+
+class PathVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of the accesses that come from one line."""
+
+    races: bool
+    """False: every rank's access is ordered after the other's act, or no two ranks reach one path."""
+    sentence: str
+    locations: tuple[Location, ...]
+    ranks: tuple[int, ...] = ()
+    facts: tuple[tuple[int, str, Location | None], ...] = ()
+    """Rank, sentence and line."""
+    severity: Severity | None = None
+    """None: as bad as the check says."""
+
+
+def judge_paths(record: RunRecord, trouble: Trouble | None) -> Iterator[PathVerdict]:
+    """Yield the races for which a check speaks, once for each pair of lines, then the lines without one."""
+    groups: dict[tuple[int, int], list[Race]] = {}
+    for race in races(record):
+        if race.trouble == trouble:
+            groups.setdefault((race.first.site, race.second.site), []).append(race)
+    racing: set[Location] = set()
+    for found in groups.values():
+        verdict = _verdict(record, trouble, found)
+        racing |= set(verdict.locations)
+        yield verdict
+    for location, reason in _innocent(record, trouble):
+        if location not in racing:
+            yield PathVerdict(races=False, sentence=reason, locations=(location,))
+
+
+def _verdict(record: RunRecord, trouble: Trouble | None, found: Sequence[Race]) -> PathVerdict:
+    race = found[0]
+    first, second = race.first, race.second
+    name = PurePath(race.path).name + (f" and {len(found) - 1:,} more paths" if len(found) > 1 else "")
+    ranks = tuple(sorted({rank for entry in found for rank in entry.ranks}))
+    lines = (second, first) if trouble == "early-read" else (first, second)
+    places = (site_location(record.site(access.site)) for access in lines)
+    died = f", and rank {second.rank} dies of {race.died.type}" if race.died is not None else ""
+    return PathVerdict(
+        races=True,
+        sentence=_sentence(trouble, first, second, ranks, name) + died,
+        locations=tuple(dict.fromkeys(place for place in places if place is not None)),
+        ranks=ranks,
+        facts=tuple(_fact(record, access, race.path) for access in _by_time(first, second)),
+        severity=Severity.ERROR if race.died is not None else None,
+    )
+
+
+def _sentence(trouble: Trouble | None, first: Access, second: Access, ranks: tuple[int, ...], name: str) -> str:
+    if trouble == "download-race":
+        how = f"prepare {name}" if first.through in OWN else f"fetch {name} (through {first.through})"
+        return f"{rank_list(ranks)} {how} at the same time, with no barrier that lets one rank go first"
+    if trouble == "early-read":
+        return f"rank {second.rank} reads {name}, which rank {first.rank} writes, with no barrier between the two"
+    if second.action == "check":
+        return f"rank {second.rank} waits until {name} exists and reads it, while rank {first.rank} writes it in place"
+    if first.action == second.action:
+        return f"{rank_list(ranks)} {_DOES[first.action]} {name} at the same time"
+    return (
+        f"rank {second.rank} deletes {name}, which rank {first.rank} has just created, with no barrier between the two"
+    )
+
+
+def _fact(record: RunRecord, access: Access, path: str) -> tuple[int, str, Location | None]:
+    site = record.site(access.site)
+    there = "" if access.action in ("write", "check") else " (it was there)" if access.found else " (it was not there)"
+    text = f"rank {access.rank} {_DONE[access.action]} {path} at {place(site.innermost)}{there}"
+    return access.rank, text, site_location(site)
+
+
+def _by_time(*accesses: Access) -> list[Access]:
+    return sorted(accesses, key=lambda access: access.time_ns)
+
+
+def _innocent(record: RunRecord, trouble: Trouble | None) -> Iterator[tuple[Location, str]]:
+    """Lines at which two ranks certainly do not race, in a run in which every rank reached its end."""
+    if record.job.stop_reason or not all(rank.end in ("finished", "ended-by-rehearsal") for rank in record.ranks):
+        return
+    by_path: dict[str, list[Access]] = {}
+    for access in record.accesses:
+        by_path.setdefault(access.path, []).append(access)
+    racing = {race.path for race in races(record)}
+    lines: dict[int, list[str]] = {}
+    for path, accesses in by_path.items():
+        writers = {access.rank for access in accesses if access.action == "write"}
+        writers |= {event.rank for event in record.files if event.path == path and event.action == "save"}
+        for access in accesses:
+            met = access.action == "read" and len(writers) == 1 and access.rank not in writers
+            alone = access.action in _DOES and len({other.rank for other in accesses}) == 1
+            if (trouble == "early-read" and met) or (trouble == "path-race" and alone):
+                lines.setdefault(access.site, []).append(path)
+            alone_writes = access.action == "write" and len(writers) == 1
+            if trouble == "download-race" and alone_writes and _read_by_others(accesses):
+                lines.setdefault(access.site, []).append(path)
+    for site, paths in lines.items():
+        location = site_location(record.site(site))
+        if location is not None and not racing & set(paths):
+            shown = ", ".join(PurePath(path).name for path in sorted(set(paths))[:_SHOWN])
+            reason = f"collectives order the accesses of the ranks to {count(len(set(paths)), 'path')} ({shown})"
+            if trouble == "path-race":
+                reason = f"no path is touched by more than one rank here ({shown})"
+            yield location, reason
+
+
+def _read_by_others(accesses: Sequence[Access]) -> bool:
+    writers = {access.rank for access in accesses if access.action == "write"}
+    return any(access.action == "read" and access.rank not in writers for access in accesses)

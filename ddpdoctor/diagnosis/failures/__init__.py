@@ -1,1 +1,0 @@
-"""Errors that have a known cause."""

@@ -1,1 +1,0 @@
-"""Files that several ranks use."""
