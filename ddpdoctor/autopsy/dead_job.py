@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 from msgspec.structs import replace
 
-from ddpdoctor.autopsy.parameter_names import with_names
-from ddpdoctor.autopsy.recorded_runs import RecordedRuns
 from ddpdoctor.catalogue.registry import read_catalogue
-from ddpdoctor.catalogue.run_checks import CheckResult, outcome_of, run_log_checks
-from ddpdoctor.diagnosis.logs.advice import advice_of, hosts_of, of_trouble
+from ddpdoctor.catalogue.run_checks import CheckResult, outcome_of, run_live_checks, run_log_checks
 from ddpdoctor.diagnosis.logs.causes import causes_of, first_cause
 from ddpdoctor.diagnosis.logs.findings import explains_the_death
-from ddpdoctor.diagnosis.logs.missing_evidence import missing_evidence
-from ddpdoctor.errors import ExitCode, UsageError
+from ddpdoctor.diagnosis.logs.remedies import advice_of, hosts_of, missing_evidence, of_trouble
+from ddpdoctor.errors import DdpDoctorError, ExitCode, UsageError
 from ddpdoctor.examination import (
     AutopsySection,
     Culprit,
@@ -29,9 +27,118 @@ from ddpdoctor.examination import (
     Verdict,
 )
 from ddpdoctor.finding import Finding, Severity, Trouble
-from ddpdoctor.findings.locations import with_fingerprints
+from ddpdoctor.findings.locations import in_user_code, with_fingerprints
+from ddpdoctor.postmortem.failures import details_of
+from ddpdoctor.postmortem.log_reader import LogRead
 from ddpdoctor.postmortem.read import Postmortem, read_postmortem
 from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.streams.devices import Incident, RankEnding
+
+# Runs that we recorded as evidence of a death: what each rank raised, how it ended, and what was found meanwhile.
+
+OF_A_DEATH = ("gradients", "collectives", "death")
+"""Families of checks that may tell why a job ended, or why it hung: its figures are another matter."""
+
+
+class RecordedRuns:
+    """The runs of one autopsy."""
+
+    def __init__(self) -> None:
+        self.records: list[RunRecord] = []
+        self.findings: list[Finding] = []
+        """What the runs' own monitors, or the checks of live runs now, say of their end, the worst first."""
+        self.notes: list[str] = []
+
+    def read(self, directory: Path, name: str, positions: count[int]) -> LogRead:
+        """Return what a run records of its ranks' ends; one that cannot be read costs a note."""
+        # Most autopsies have no run, and the monitor takes 0.1 s to load.
+        from ddpdoctor.profile.recorded_run import recorded
+
+        try:
+            snapshot, record = recorded(directory.absolute())
+        except (DdpDoctorError, OSError) as error:
+            self.notes.append(f"{name} cannot be read: {error}")
+            return LogRead()
+        self.notes += [f"{name}: {note}" for note in record.job.notes]
+        self.records.append(record)
+        known = [view.finding for view in snapshot.findings]
+        now = [found for result in run_live_checks(read_catalogue().entries, record) for found in result.from_run]
+        for finding in (*known, *(one for one in now if isinstance(one, Finding))):
+            telling = finding.family in OF_A_DEATH and finding.severity.at_least(Severity.WARNING)
+            if telling and not any(finding.code == other.code for other in self.findings):
+                self.findings.append(finding)
+        self.findings.sort(key=lambda finding: not finding.severity.at_least(Severity.ERROR))
+        return _ends(record, name, positions)
+
+
+def _ends(record: RunRecord, name: str, positions: count[int]) -> LogRead:
+    told = LogRead(world_size=record.job.world_size)
+    raised = [(one.time_ns, rank, one) for rank in record.ranks for one in rank.exceptions]
+    for time_ns, rank, one in sorted(raised, key=lambda entry: entry[0]):
+        kind, trouble, more = details_of(one.type, one.message, one.frames)
+        told.incidents.append(
+            Incident(
+                kind=kind, trouble=trouble, rank=rank.rank, host=rank.host, pid=rank.pid, time_ns=time_ns, file=name,
+                position=next(positions), message=one.message, frames=one.frames, **{"type": one.type, **more},
+            )
+        )  # fmt: skip
+    for rank in record.ranks:
+        told.ranks.add(rank.rank)
+        code_of_end = -rank.signal if rank.signal else rank.exit_code or 0
+        if code_of_end:
+            told.endings.append(
+                RankEnding(
+                    rank=rank.rank, local_rank=rank.local_rank, pid=rank.pid, host=rank.host, exit_code=code_of_end,
+                    time_ns=rank.ended_ns, file=name, position=next(positions),
+                )
+            )  # fmt: skip
+    return told
+
+
+# Turns the numbers of parameters in DDP's errors into names: by a run that we recorded, or by the script itself.
+
+
+def with_names(record: RunRecord, runs: Sequence[RunRecord]) -> tuple[RunRecord, tuple[str, ...]]:
+    """Return the record with names where they are known, and sentences on where they are from."""
+    incidents, notes = [], set[str]()
+    for one in record.logs.incidents:
+        if any(name.startswith("#") for name in one.unused):
+            named, origin = _named(one, runs)
+            if named:
+                notes.add(origin)
+                one = replace(one, unused=named)
+        incidents.append(one)
+    return replace(record, logs=replace(record.logs, incidents=tuple(incidents))), tuple(sorted(notes))
+
+
+def _named(one: Incident, runs: Sequence[RunRecord]) -> tuple[tuple[str, ...], str]:
+    numbers = [int(name[1:]) for name in one.unused if name[1:].isdecimal()]
+    for run in runs:
+        for wrap in run.wraps:
+            names = [info.name for info in wrap.parameters if info.requires_grad and info.name not in wrap.ignored]
+            if numbers and max(numbers) < len(names):
+                found = tuple(names[number] for number in numbers)
+                return found, "the names of parameters are those of the recorded run"
+    script = next((Path(frame.file) for frame in reversed(one.frames) if in_user_code(frame.file)), None)
+    if script is None or script.suffix != ".py" or not script.is_file():
+        return (), ""
+    names = list(_of_script(script.absolute()))
+    if not numbers or max(numbers) >= len(names):
+        return (), ""
+    return tuple(names[number] for number in numbers), f"the names of parameters are read from {script} as it is now"
+
+
+def _of_script(path: Path) -> tuple[str, ...]:
+    from ddpdoctor.source.queries.parameter_names import parameter_names
+    from ddpdoctor.source.recursion import deep_recursion
+    from ddpdoctor.source.script.script import script_at
+
+    try:
+        with deep_recursion():
+            return parameter_names(script_at(path))
+    except (DdpDoctorError, OSError, RecursionError):
+        return ()
+
 
 _ORDER = {"cause": 0, "": 1, "echo": 2}
 

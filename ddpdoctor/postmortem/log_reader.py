@@ -6,7 +6,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import count
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
 from msgspec.structs import replace
@@ -14,15 +14,126 @@ from msgspec.structs import replace
 from ddpdoctor.files.untrusted import reason_of
 from ddpdoctor.finding import Frame
 from ddpdoctor.postmortem import launchers
-from ddpdoctor.postmortem.boxed_tracebacks import BoxedTracebacks
 from ddpdoctor.postmortem.catalogue.messages import counts_at_any_level
 from ddpdoctor.postmortem.failures import details_of, is_of_rendezvous, own_rank
-from ddpdoctor.postmortem.json_lines import lines_of
-from ddpdoctor.postmortem.prefixes import Habit, Prefixed, last_time, split
+from ddpdoctor.postmortem.prefixes import Habit, Prefixed, last_time, nanoseconds, split
 from ddpdoctor.postmortem.progress import Later, Progress, went_on
 from ddpdoctor.postmortem.scan import Heed, Scanner
 from ddpdoctor.postmortem.tracebacks import HEADER, Raised, Tracebacks, parse
 from ddpdoctor.record.streams.devices import Incident, RankEnding
+
+# Takes the text out of lines that a logger or a collector wrote as one JSON object each.
+
+_TEXTS = ("message", "msg", "event", "log", "line", "text", "body", "textPayload", "MESSAGE")
+_EXCEPTIONS = ("exc_info", "exc_text", "exception", "traceback", "stack_trace", "stacktrace", "error", "stack")
+_TIMES = ("timestamp", "time", "ts", "asctime", "@timestamp")
+_RANKS = ("rank", "global_rank", "RANK", "process_index")
+_HOSTS = ("host", "hostname", "node", "_HOSTNAME")
+_MOST_LINES = 1_000
+"""Of one object: of a longer text, such as an endless recursion, the beginning and the end."""
+_NESTED = ("record", "extra", "fields", "jsonPayload", "kubernetes")
+"""Objects inside of the line whose fields count as well."""
+
+
+def lines_of(line: str) -> list[Prefixed]:
+    """Return the lines of text in a line that is a JSON object, with what the object says of all of them; empty if it
+    is none.
+
+    The ``text`` of each still has the prefixes that its writer gave it.
+    """
+    try:
+        found = msgspec.json.decode(line)
+    except (msgspec.DecodeError, RecursionError):
+        return []
+    if not isinstance(found, dict):
+        return []
+    fields: dict[str, Any] = {}
+    for name in _NESTED:
+        inner = found.get(name)
+        if isinstance(inner, dict):
+            fields |= inner
+    fields |= found
+    texts = [fields[name] for names in (_TEXTS, _EXCEPTIONS) for name in names if isinstance(fields.get(name), str)]
+    rank = next((fields[name] for name in _RANKS if name in fields), None)
+    number = int(rank) if isinstance(rank, int) or (isinstance(rank, str) and rank.isdecimal()) else None
+    host = next((fields[name] for name in _HOSTS if isinstance(fields.get(name), str)), "")
+    stamp = next((fields[name] for name in _TIMES if name in fields), "")
+    time_ns = nanoseconds(stamp) if isinstance(stamp, str) else 0
+    marked = "" if number is None else f"rank{number}"
+    lines = "\n".join(dict.fromkeys(texts)).splitlines()
+    if len(lines) > _MOST_LINES:
+        lines = lines[: _MOST_LINES // 2] + lines[-_MOST_LINES // 2 :]
+    return [Prefixed(text, rank=number, host=host, time_ns=time_ns, marked=marked) for text in lines]
+
+
+# Translates tracebacks in other forms than the interpreter's into its form, line by line.
+
+_BOX = re.compile(
+    r"[\u256d\u250c+][\u2500\u2501-]+ Traceback \(most recent call last\) [\u2500\u2501-]+[\u256e\u2510+]"
+)
+_BOTTOM = re.compile(r"\s*[\u2570\u2514+][\u2500\u2501-]+[\u256f\u2518+]\s*$")
+_SIDE = "\u2502|"
+_PLACE = re.compile(r"(?P<file>[^\s:]\S*?):(?P<line>\d+)\s+in\s+(?P<function>\S+)$")
+_CODE = re.compile(r"(?:[\u2771>] )?\s*\d+ [\u2502|]")
+_GROUP = "Exception Group Traceback (most recent call last):"
+_IN_GROUP = re.compile(r"\s+\| ?(?P<text>.*)")
+_OF_GROUP = re.compile(r"\s+\+[-+]*(?: \d+ |\.\.\. )?-*\s*$")
+MOST_WRAPPED = 8
+"""Lines over which a long path and the name of its function are wrapped."""
+
+
+class BoxedTracebacks:
+    """The boxes and groups that are open in one log, by the mark of their process."""
+
+    def __init__(self) -> None:
+        self._boxes: dict[str, list[str]] = {}
+        self._groups: set[str] = set()
+        self.width = 0
+        """Columns of the box that the line opens, 0 where it opens none."""
+
+    def translate(self, marked: str, text: str) -> str | None:
+        """Return the line as the interpreter would have written it; None where it would have written none."""
+        self.width = 0
+        if "Traceback" in text and (box := _BOX.search(text)):
+            self._boxes[marked] = []
+            self.width = len(box[0])
+            return HEADER
+        if marked in self._boxes:
+            return self._in_box(marked, text)
+        if _GROUP in text:
+            self._groups.add(marked)
+            return HEADER
+        if marked in self._groups:
+            if _OF_GROUP.match(text):
+                return None
+            if inner := _IN_GROUP.match(text):
+                return inner["text"]
+            self._groups.discard(marked)
+        return text
+
+    def _in_box(self, marked: str, text: str) -> str | None:
+        if _BOTTOM.match(text):
+            del self._boxes[marked]
+            return None
+        stripped = text.strip()
+        if not stripped or stripped[0] not in _SIDE:
+            # Cut off: what follows is no part of the box.
+            del self._boxes[marked]
+            return text
+        inner = stripped.strip(_SIDE).strip()
+        pieces = self._boxes[marked]
+        if not inner or _CODE.match(inner) or inner[0] in "\u256d\u2502\u2570+|":
+            pieces.clear()
+            return None
+        pieces[:] = [*pieces[1 - MOST_WRAPPED :], inner]
+        # A long path is wrapped; above it may stand something else.
+        for start in range(len(pieces)):
+            for joint in ("", " "):
+                if place := _PLACE.match(joint.join(pieces[start:])):
+                    pieces.clear()
+                    return f'  File "{place["file"]}", line {place["line"]}, in {place["function"]}'
+        return None
+
 
 _OF_TORCH = re.compile(r"\[(?P<level>[IWEF])(?:\d{3,4} [\d:.]+)? (?P<source>[\w./]+\.cpp:\d+)\] (?P<message>.*)")
 MARKS = re.compile(rb"^\[rank(\d{1,6})\]:", re.MULTILINE)

@@ -185,7 +185,7 @@ def test_a_dump_that_means_harm_is_refused_in_one_sentence(content: bytes, tmp_p
 
 
 def test_a_dump_larger_than_any_recorder_writes_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddpdoctor.postmortem.dumps.dump_files.LARGEST_BYTES", 100)
+    monkeypatch.setattr("ddpdoctor.postmortem.read.LARGEST_BYTES", 100)
     monkeypatch.setattr(dumps, "LARGEST_BYTES", 100)
     of_job(tmp_path, {0: [called(1)]})
     assert "not a usable dump" in examined(tmp_path).notes[0]

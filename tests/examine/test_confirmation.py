@@ -9,8 +9,7 @@ import pytest
 
 from ddpdoctor.catalogue.run_checks import CheckResult
 from ddpdoctor.examination import Examination, RehearsalSection, Unreached
-from ddpdoctor.examine.one_script import ExamineRequest, conclude
-from ddpdoctor.examine.unconfirmed import Reached, reached_lines
+from ddpdoctor.examine.one_script import ExamineRequest, Reached, conclude, reached_lines
 from ddpdoctor.finding import Confirmed, Fact, Refuted, Severity
 from ddpdoctor.record.model import Job, RunRecord, StreamState
 from ddpdoctor.record.streams.setup import LinesExecuted

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.diagnosis.failures import Lack, install_line, lack_behind
-from ddpdoctor.examine.failure_hints import hint_for
+from ddpdoctor.examine.rehearsal_result import hint_for
 from ddpdoctor.record.model import Job, RankException, RunRecord
 from ddpdoctor.record.streams.data import FileEvent
 from tests.check_command import check

@@ -15,7 +15,7 @@ from ddpdoctor.record.model import STREAMS
 from ddpdoctor.report.explanation import SECTIONS, sections, summary
 
 CHECKS = Path(__file__).parents[2] / "checks"
-MAXIMUM_LINES = 200
+MAXIMUM_LINES = 500
 ENTRIES = tuple(entry for entry in read_catalogue().entries if entry.code in BUILT_IN)
 
 

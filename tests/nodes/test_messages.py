@@ -10,7 +10,7 @@ import pytest
 
 from ddpdoctor.errors import RecordError, UsageError
 from ddpdoctor.monitor.nodes import messages
-from ddpdoctor.monitor.nodes.held_node import HeldNode
+from ddpdoctor.monitor.nodes.attached import HeldNode
 from ddpdoctor.monitor.nodes.meeting import Meeting, host_and_port, read_meeting
 from ddpdoctor.monitor.nodes.messages import (
     PROTOCOL,

@@ -14,7 +14,7 @@ import msgspec
 
 from ddpdoctor.diagnosis.divergence.matching import Matcher
 from ddpdoctor.diagnosis.performance.summary import RunVerdict
-from ddpdoctor.monitor.nodes.held_node import LOST_AFTER_NS
+from ddpdoctor.monitor.nodes.attached import LOST_AFTER_NS
 from ddpdoctor.monitor.nodes.nodes import RETRIED_AFTER_NS, SETTLED_AFTER_NS, UNHEARD_AFTER_NS, Nodes
 from ddpdoctor.record import layout
 from ddpdoctor.record.clock import epoch_ns

@@ -37,8 +37,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ddpdoctor.check import BoundHit, Check
+from ddpdoctor.checks.data.missing_set_epoch import set_epoch_through
 from ddpdoctor.checks.data.shared.epochs_source import OF_TORCH, batches_remedy, loop_of_epochs
-from ddpdoctor.checks.data.shared.set_epoch_fix import set_epoch_through
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.fix.edits import Edit, Fix, imported, with_keyword
 from ddpdoctor.source.events import Event

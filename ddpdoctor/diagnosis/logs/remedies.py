@@ -2,11 +2,113 @@
 
 from __future__ import annotations
 
+import re
+
 from ddpdoctor.diagnosis.failures import number_of, xid
-from ddpdoctor.diagnosis.logs.causes import LogCause
+from ddpdoctor.diagnosis.logs.causes import LogCause, first_cause
 from ddpdoctor.diagnosis.logs.ranks import SIGABRT, SIGKILL, SIGTERM
 from ddpdoctor.diagnosis.logs.wording import TEARDOWN
 from ddpdoctor.diagnosis.wording import rank_list
+from ddpdoctor.examination import Advice
+from ddpdoctor.finding import Trouble
+from ddpdoctor.record.model import RunRecord
+
+# What a launcher may do about a first cause: start the job again, exclude a node, or leave it to a person.
+
+# Which evidence of a death is missing, and how to have it the next time.
+
+DUMPS = (
+    "flight-recorder dumps, which show who did not reach which collective: TORCH_FR_BUFFER_SIZE=2000 "
+    "TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_FR_DUMP_TEMP_FILE=/shared/dump_rank_ (before torch 2.8: "
+    "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/shared/dump_rank_)"
+)
+EVERY_DUMP = "copy them from every node before its disk is cleared; a rank that had ended by then wrote none"
+OUTPUT = "`torchrun --log-dir DIR --tee 3` writes one file per rank and labels each line"
+PROFILE = "`ddpdoctor profile -- COMMAND` records all of this while the job runs"
+
+
+def missing_evidence(record: RunRecord, *, dumps: int, explained: bool) -> tuple[str, ...]:
+    """Return what would have shown more, the best first; nothing where the first cause is plain.
+
+    ``explained``: the dumps show where the ranks diverge.
+    """
+    cause = first_cause(record)
+    found: list[str] = []
+    if explained:
+        silent = [rank.rank for rank in record.ranks if record.track(rank.rank) is None]
+        return (f"the dumps of {rank_list(silent)}: {EVERY_DUMP}",) if silent else ()
+    if cause is None:
+        found.append("a sign of how the job ended: the output of its launcher, or of the scheduler, to its last line")
+    waits = cause is not None and cause.first.kind in ("timed-out", "stuck", "lost-peer")
+    if (cause is None or waits) and not dumps:
+        found.append(DUMPS)
+    if cause is not None and cause.absent and not _spoke(record, cause.absent):
+        found.append(f"the output of {rank_list(cause.absent)}: {OUTPUT}")
+    elif cause is not None and not cause.ranks and cause.first.frames:
+        found.append(f"which rank wrote what: {OUTPUT}")
+    if cause is not None and cause.first.kind == "signalled" and not cause.first.frames:
+        found.append("the stack of the rank that was killed: PYTHONFAULTHANDLER=1 prints it, except for SIGKILL")
+    if cause is not None and cause.first.kind == "nccl" and cause.first.type != "NCCL WARN":
+        found.append("NCCL's own messages: NCCL_DEBUG=WARN")
+    if cause is not None and any(name.startswith("#") for name in cause.first.unused):
+        found.append("the names of these parameters: TORCH_DISTRIBUTED_DEBUG=INFO")
+    return (*found, PROFILE) if found else ()
+
+
+def _spoke(record: RunRecord, ranks: tuple[int, ...]) -> bool:
+    """Return whether something that one of the ranks wrote was seen."""
+    return bool(set(ranks) & set(record.logs.ranks)) or any(one.rank in ranks for one in record.logs.incidents)
+
+
+_OF_THE_SCRIPT: frozenset[Trouble] = frozenset(
+    {
+        "exception", "mismatch", "rank-branch", "unused-parameters", "ready-twice", "no-backend", "local-rank-argument",
+        "out-of-memory", "shared-memory",
+    }
+)  # fmt: skip
+_PASSES = frozenset({"ConnectionError", "ConnectionResetError", "ConnectionRefusedError", "TimeoutError"})
+"""Exceptions about a service, which may be there again the next time."""
+_PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
+_BY_SCHEDULER: dict[str, Advice] = {
+    "node failure": "replace-the-node",
+    "preemption": "retry",
+    "time limit": "retry",
+}
+
+
+def advice_of(cause: LogCause) -> Advice:
+    """Return what a launcher may do; ``unknown`` where the logs do not show why a rank ended or did not come."""
+    first = cause.first
+    if first.kind == "killed-by-scheduler":
+        return _BY_SCHEDULER.get(first.type, "unknown")
+    if first.kind == "killed-by-kernel":
+        return "fix-the-script"
+    if first.kind == "gpu":
+        number = number_of(first.type)
+        return "replace-the-node" if not number or xid(number).blame == "machine" else "fix-the-script"
+    if first.kind == "lost-peer":
+        return "unknown" if cause.absent else "retry"
+    if cause.trouble == "no-rendezvous":
+        return "retry" if any(_PORT_TAKEN.search(one.message) for one in cause.incidents) else "unknown"
+    if first.kind == "raised" and first.type in _PASSES:
+        return "retry"
+    return of_trouble(cause.trouble)
+
+
+def of_trouble(trouble: Trouble | None) -> Advice:
+    """Return what a launcher may do where only the kind of the trouble is known, as by dumps."""
+    return "fix-the-script" if trouble in _OF_THE_SCRIPT else "unknown"
+
+
+def hosts_of(cause: LogCause) -> tuple[str, ...]:
+    """Return the hosts on which it happened; of a lost connection that of the peer, if the logs name it."""
+    if cause.first.kind == "lost-peer" and not cause.absent:
+        return tuple(dict.fromkeys(one.peer for one in cause.incidents if one.peer))[:1]
+    # RAS names the host of the rank that is gone; whoever else tells of an absent one names its own.
+    if cause.absent and cause.first.type != "NCCL RAS":
+        return ()
+    return tuple(sorted({one.host for one in (*cause.incidents, *cause.behind) if one.host}))
+
 
 _CRASHES = frozenset({4, 6, 7, 8, 11})
 _SIGHUP = 1

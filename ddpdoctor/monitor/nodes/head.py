@@ -21,8 +21,8 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from ddpdoctor.errors import RecordError, UsageError
+from ddpdoctor.monitor.nodes.attached import HeldNode
 from ddpdoctor.monitor.nodes.front import Front
-from ddpdoctor.monitor.nodes.held_node import HeldNode
 from ddpdoctor.monitor.nodes.meeting import HeadKeys, Meeting, endpoint, listening_sockets, own_addresses
 from ddpdoctor.monitor.nodes.messages import (
     MOST_BYTES,

@@ -31,8 +31,8 @@ from ddpdoctor.record.model import RunRecord
 
 if TYPE_CHECKING:
     from ddpdoctor.monitor.nodes.agent import Agent
+    from ddpdoctor.monitor.nodes.attached import HeldNode
     from ddpdoctor.monitor.nodes.head import Head
-    from ddpdoctor.monitor.nodes.held_node import HeldNode
 
 FRESH_NS = 3_000_000_000
 """A standstill is believed where every node has reported within so long."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -15,10 +16,190 @@ from ddpdoctor.errors import UnreadableScript, UsageError
 from ddpdoctor.files.source_text import decoded
 from ddpdoctor.source.recursion import deep_recursion
 from ddpdoctor.source.script.launch_facts import SourceFact, cuda_demand, rank_launch
-from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.plain_spelling import in_plain_spelling
+from ddpdoctor.source.script.module import Module, dotted
 from ddpdoctor.source.script.project import UNDERSTOOD, Finder, Surroundings, find_main
-from ddpdoctor.source.script.search_path import added_directories
+from ddpdoctor.source.script.syntax_index import children_of, descend
+
+# Directories that modules add to `sys.path`: `sys.path.append(os.path.join(os.path.dirname(__file__), "lib"))`.
+
+_ADDS = {"sys.path.append": 0, "sys.path.insert": 1, "site.addsitedir": 0}
+"""Calls that add one directory, and which argument names it."""
+_UNCHANGED = frozenset({"abspath", "realpath", "normpath", "expanduser", "resolve", "absolute", "as_posix", "str"})
+_SAME_AS_TEXT = frozenset({"str", "fspath", "Path", "PurePath"})
+_DEEPEST = 20
+"""Nested expressions further down are no path."""
+
+
+def added_directories(module: Module, bases: Sequence[Path]) -> Iterator[Path]:
+    """Yield existing directories that a module adds to ``sys.path``, as far as its text shows which.
+
+    A relative one is looked for below each of ``bases``, for the job may start in any of them.
+    """
+    if "sys.path" not in module.text and "addsitedir" not in module.text:
+        return
+    for expression, function in _added(module):
+        for given in _given(module, expression, function):
+            text = _path(module, given, _assigned(module), 0)
+            for base in bases if text else ():
+                place = Path(os.path.normpath(base / text))
+                if place != place.parent and place.is_dir():
+                    yield place
+
+
+def _added(module: Module) -> Iterator[tuple[ast.expr, ast.AST]]:
+    """Yield the expressions that are added, each with the function (or the tree) around it."""
+    for call in module.index.of(ast.Call):
+        name = module.resolve(call.func)
+        if name in _ADDS and len(call.args) > _ADDS[name]:
+            yield call.args[_ADDS[name]], module.body_around(call)
+        elif name == "sys.path.extend" and call.args:
+            yield from ((one, module.body_around(call)) for one in _entries(call.args[0]))
+    for statement in module.index.of(ast.AugAssign):
+        if module.resolve(statement.target) == "sys.path":
+            yield from ((one, module.body_around(statement)) for one in _entries(statement.value))
+
+
+def _entries(expression: ast.expr) -> Sequence[ast.expr]:
+    return expression.elts if isinstance(expression, (ast.List, ast.Tuple)) else ()
+
+
+def _given(module: Module, expression: ast.expr, function: ast.AST) -> Iterator[ast.expr]:
+    """Yield an expression; of a parameter, what the function's calls in the module pass for it."""
+    names = [one.arg for one in function.args.args] if isinstance(function, ast.FunctionDef) else []
+    if not isinstance(expression, ast.Name) or expression.id not in names or not isinstance(function, ast.FunctionDef):
+        yield expression
+        return
+    position = names.index(expression.id)
+    for call in module.calls_by_name.get(function.name, ()):
+        if len(call.args) > position:
+            yield call.args[position]
+
+
+def _assigned(module: Module) -> Mapping[str, ast.expr]:
+    """Return what variables of a module are set to, where that is one expression; also those of its functions."""
+    known: dict[str, ast.expr] | None = module.__dict__.get("_path_variables")
+    if known is None:
+        known = module.__dict__["_path_variables"] = {}
+        repeated: set[str] = set()
+        for node in module.index.of(ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    if target.id in known:
+                        repeated.add(target.id)
+                    known[target.id] = node.value
+        for name in repeated:
+            del known[name]
+    return known
+
+
+def _path(module: Module, node: ast.AST, variables: Mapping[str, ast.expr], depth: int) -> str:
+    """Return the path that an expression gives; empty where the text does not show it."""
+    if depth > _DEEPEST:
+        return ""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else ""
+    if isinstance(node, ast.Name):
+        if node.id == "__file__":
+            return str(module.path)
+        known = variables.get(node.id)
+        recursive = known is not None and any(isinstance(n, ast.Name) and n.id == node.id for n in descend(known))
+        return "" if known is None or recursive else _path(module, known, variables, depth + 1)
+    if isinstance(node, ast.Attribute):
+        if dotted(node).endswith(("path.pardir", "os.pardir")):
+            return os.pardir
+        inner = _path(module, node.value, variables, depth + 1) if node.attr == "parent" else ""
+        return os.path.dirname(inner)
+    if isinstance(node, ast.Subscript):
+        return _subscript(module, node, variables, depth)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.Add)):
+        left, right = (_path(module, side, variables, depth + 1) for side in (node.left, node.right))
+        if not left or not right:
+            return ""
+        return os.path.join(left, right) if isinstance(node.op, ast.Div) else left + right
+    return _call(module, node, variables, depth) if isinstance(node, ast.Call) else ""
+
+
+def _subscript(module: Module, node: ast.Subscript, variables: Mapping[str, ast.expr], depth: int) -> str:
+    """Return the path of ``path.parents[n]`` or ``os.path.split(path)[0]``."""
+    number = node.slice.value if isinstance(node.slice, ast.Constant) else None
+    if not isinstance(number, int):
+        return ""
+    if isinstance(node.value, ast.Attribute) and node.value.attr == "parents":
+        parents = Path(_path(module, node.value.value, variables, depth + 1)).parents
+        return str(parents[number]) if 0 <= number < len(parents) else ""
+    if isinstance(node.value, ast.Call) and dotted(node.value.func).endswith("path.split") and node.value.args:
+        return (
+            os.path.split(_path(module, node.value.args[0], variables, depth + 1))[number] if number in (0, 1) else ""
+        )
+    return ""
+
+
+def _call(module: Module, node: ast.Call, variables: Mapping[str, ast.expr], depth: int) -> str:
+    """Return what a function of ``os.path`` or of a path object makes of its arguments."""
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    if name == "getcwd" or name == "cwd":
+        return os.curdir
+    arguments = [_path(module, one, variables, depth + 1) for one in node.args]
+    if not all(arguments):
+        return ""
+    if name == "join" and arguments:
+        return os.path.join(*arguments)
+    if name == "dirname" and arguments:
+        return os.path.dirname(arguments[0])
+    if (name in _UNCHANGED or name in _SAME_AS_TEXT) and arguments:
+        return arguments[0]
+    owner = node.func.value if isinstance(node.func, ast.Attribute) else None
+    if owner is not None and (name in _UNCHANGED or name in {"joinpath", "parent"}):
+        whole = _path(module, owner, variables, depth + 1)
+        return os.path.join(whole, *arguments) if whole else ""
+    return ""
+
+
+# Other spellings of the same thing, put plainly, so that whatever reads a tree needs to know one of them.
+
+
+def in_plain_spelling(tree: ast.Module) -> None:
+    """Put the expressions and statements of a tree in their plain spelling, in place; all keep their locations."""
+    waiting: list[ast.AST] = [tree]
+    for node in waiting:
+        for name, field in ast.iter_fields(node):
+            if field.__class__ is list:
+                for place, child in enumerate(field):
+                    if (plain := _plain(child)) is not None:
+                        field[place] = plain
+            elif field.__class__ in _SPELT and (plain := _plain(field)) is not None:
+                setattr(node, name, plain)
+        waiting += children_of(node)
+
+
+def _plain(node: object) -> ast.AST | None:
+    """Return the plain spelling of a node; None where it has no other."""
+    if isinstance(node, ast.JoinedStr):
+        texts = [str(part.value) for part in node.values if isinstance(part, ast.Constant)]
+        return ast.copy_location(ast.Constant("".join(texts)), node) if len(texts) == len(node.values) else None
+    if isinstance(node, ast.Call):
+        name = _attribute_named(node, "getattr", 2)
+        return ast.copy_location(ast.Attribute(node.args[0], name, ast.Load()), node) if name else None
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        name = _attribute_named(node.value, "setattr", 3)
+        if name:
+            owner, _, value = node.value.args
+            target = ast.copy_location(ast.Attribute(owner, name, ast.Store()), node.value)
+            return ast.copy_location(ast.Assign([target], value), node)
+    return None
+
+
+def _attribute_named(call: ast.Call, function: str, arguments: int) -> str:
+    """Return the attribute that ``getattr`` or ``setattr`` is given as a constant; empty for any other call."""
+    if not isinstance(call.func, ast.Name) or call.func.id != function or call.keywords:
+        return ""
+    name = call.args[1] if len(call.args) == arguments else None
+    text = name.value if isinstance(name, ast.Constant) else None
+    return text if isinstance(text, str) and text.isidentifier() else ""
+
+
+_SPELT = frozenset({ast.Call, ast.JoinedStr})
+
 
 MAXIMUM_MODULES = 300
 MODULES_READ_WHOLE = 30
