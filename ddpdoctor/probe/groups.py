@@ -30,7 +30,6 @@ class GroupBook:
         self._torch = torch
         self._known: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._world = -1
-        self._world_ns = 0
 
     def note(self, group: Any) -> tuple[int, tuple[int, ...]]:
         """Number a group when it is made: its ordinal must not depend on which rank uses which group first."""
@@ -52,18 +51,14 @@ class GroupBook:
         """Return the number of a group; None is the default one."""
         return self._world if group is None else self.note(group)[0]
 
-    def number_named(self, name: str, made_ns: int) -> Optional[int]:
-        """Return the number of the group of this world that has a name in torch; None for an unknown one.
-
-        ``made_ns`` is when something happened in it: torch reuses the names of an earlier world.
-        """
-        known = self._known.get(name) if made_ns >= self._world_ns else None
+    def number_named(self, name: str) -> Optional[int]:
+        """Return the number of the group of this world that has a name in torch; None for an unknown one."""
+        known = self._known.get(name)
         return known[0] if known is not None else None
 
     def note_world(self) -> None:
         """Begin a new world: groups made from now on are others, even under old names."""
         self._known = {name + "\0old": known for name, known in self._known.items()}
-        self._world_ns = time.time_ns()
         self._world = self.note(self._torch.distributed.group.WORLD)[0]
 
 

@@ -10,7 +10,7 @@ import io
 import json
 import pickle
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -113,6 +113,17 @@ class Flights:
         """Number of the newest entry of each recorder that was written."""
         self._open: list[set[int]] = [set() for _ in self._recorders]
         """Entries that were written before they were complete."""
+        self._earlier: list[int] = [-1] * len(self._recorders)
+        """Number of the newest entry of each recorder that is of an earlier world."""
+
+    def note_world(self) -> None:
+        """Leave out what the recorders hold by now: torch reuses the names of groups in the next world.
+
+        Entries are told apart by their numbers. Their times are the system's, and a clock that is set back would put
+        those of this world before it; ranks that leave out different ones seem to call different collectives.
+        """
+        for number, recorder in enumerate(self._recorders):
+            self._earlier[number] = max((int(entry["record_id"]) for entry in self._entries(recorder)), default=-1)
 
     def counts(self) -> tuple[int, int, int]:
         """Return the enqueued and completed collectives of the default group, and all under way; -1 when not known."""
@@ -129,10 +140,12 @@ class Flights:
     def dump(self) -> None:
         """Write what the recorders hold beyond the last dump."""
         for number, recorder in enumerate(self._recorders):
-            with without_compiler(self._torch):
-                content = recorder(includeCollectives=True, includeStackTraces=True)
-            entries = _Unpickler(io.BytesIO(content)).load()
-            self._take(number, [dict(entry) for entry in entries.get("entries") or ()])
+            self._take(number, self._entries(recorder, stacks=True))
+
+    def _entries(self, recorder: Callable[..., bytes], *, stacks: bool = False) -> list[dict[str, Any]]:
+        with without_compiler(self._torch):
+            content = recorder(includeCollectives=True, includeStackTraces=stacks)
+        return [dict(entry) for entry in _Unpickler(io.BytesIO(content)).load().get("entries") or ()]
 
     def _take(self, number: int, entries: list[dict[str, Any]]) -> None:
         entries.sort(key=lambda entry: int(entry["record_id"]))
@@ -144,7 +157,8 @@ class Flights:
         continues = bool(fresh) and int(fresh[0]["record_id"]) == self._known[number] + 1
         if fresh and not continues:
             fresh = fresh[-MOST_ENTRIES:]
-        rows = [row for entry in fresh if (row := self._row(entry)) is not None]
+        of_this_world = [entry for entry in fresh if int(entry["record_id"]) > self._earlier[number]]
+        rows = [row for entry in of_this_world if (row := self._row(entry)) is not None]
         still_open.difference_update(completed)
         still_open.update(int(entry["record_id"]) for entry in fresh if not _is_over(entry))
         if fresh:
@@ -153,7 +167,7 @@ class Flights:
 
     def _row(self, entry: dict[str, Any]) -> list[int] | None:
         """Return record number, group, sequence, signature, site, start in ns, and whether it is over."""
-        group = self._groups.number_named(str(entry["process_group"][0]), int(entry["time_created_ns"]))
+        group = self._groups.number_named(str(entry["process_group"][0]))
         if group is None:
             return None
         kind = str(entry["profiling_name"]).rpartition(":")[2].partition(" ")[0]

@@ -32,6 +32,7 @@ class Live:
         self.observer = Observer(journal)
         self._heartbeat: Optional[HeartbeatThread] = None
         self._groups: Optional[GroupBook] = None
+        self._flights: Optional[Flights] = None
         self._waits: Optional[Groups] = None
         self._training: Optional[Training] = None
         self._meeting: Optional[NodeMeeting] = None
@@ -57,7 +58,7 @@ class Live:
         evidence = Evidence(observer, torch, passes)
         evidence.install()
         gauges = Gauges(journal)
-        flights = Flights(torch, journal, self._groups, capabilities)
+        self._flights = flights = Flights(torch, journal, self._groups, capabilities)
         self._meeting = NodeMeeting(journal, torch)
         self._heartbeat = HeartbeatThread(observer, flights, gauges, passes.note_progress, self._meeting.look)
         observer.adopted = self._heartbeat.start
@@ -112,6 +113,8 @@ class Live:
         self._journal.release()
         if self._groups is not None:
             self._groups.note_world()
+        if self._flights is not None:
+            self._journal.guarded(self._flights.note_world, harms=("call_tracks",))
         if self._meeting is not None:
             self._journal.guarded(self._meeting.begin, rank, world_size, harms=())
         if not self._began:
