@@ -24,10 +24,18 @@ FAST = ("catalogue", "checks", "config", "diagnosis", "findings", "fix", "record
 """The pure rooms: together under a minute of one core."""
 
 
+LONG = frozenset((Path(__file__).parent / "long.txt").read_text(encoding="utf-8").split())
+"""Tests of more than 4 s of CPU time, with all their parameters: 253 of 5,000, which take five sixths of the time. Of
+each kind of real job a short one is left to the default run."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of the pure rooms as ``fast``."""
+    """Mark the tests of the pure rooms as ``fast``, and those that are listed as ``long``."""
     tests = Path(__file__).parent
     for item in items:
+        name = item.nodeid.partition("[")[0]
+        if name.removeprefix("tests/") in LONG:
+            item.add_marker(pytest.mark.long)
         if item.path.relative_to(tests).parts[0] in FAST and item.get_closest_marker("full") is None:
             item.add_marker(pytest.mark.fast)
 

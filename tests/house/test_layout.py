@@ -26,6 +26,7 @@ IN_THE_RANKS = (
 """What is loaded into the processes of the job."""
 WRITERS = {"ddpdoctor/report/streams.py", "ddpdoctor/testing/rank.py"}
 """In a rank of a test stdout is the test's."""
+LONG = ROOT / "tests" / "long.txt"
 MAXIMUM_LINES = 700
 MAXIMUM_LINES_OF_TESTS = 500
 MAXIMUM_FILES = 14
@@ -157,3 +158,10 @@ def _odd_docstrings(path: Path) -> Iterator[str]:
             first, *_ = (ast.get_docstring(node) or "Return").split()
             if first in NO_VERBS:
                 yield f"{_name(path)}:{node.lineno}: {first}"
+
+
+def test_each_test_that_is_listed_as_long_is_there_and_the_list_is_sorted() -> None:
+    listed = LONG.read_text(encoding="utf-8").splitlines()
+    assert listed == sorted(set(listed))
+    for path, _, name in (line.partition("::") for line in listed):
+        assert re.search(rf"^def {name}\(", (LONG.parent / path).read_text(encoding="utf-8"), re.M), f"{path} {name}"

@@ -119,7 +119,7 @@ class Flights:
     def note_world(self) -> None:
         """Leave out what the recorders hold by now: torch reuses the names of groups in the next world.
 
-        Entries are told apart by their numbers. Their times are the system's, and a clock that is set back would put
+        Their numbers separate the entries. Their times are the system's, and a clock that is set back would put
         those of this world before it; ranks that leave out different ones seem to call different collectives.
         """
         for number, recorder in enumerate(self._recorders):
