@@ -139,13 +139,13 @@ def unused_suppressions(comments: Comments, used: frozenset[Used]) -> Iterator[F
         found = _unused_in(file, comments, used)
         yield from islice(found, _MOST_UNUSED)
         if (left := sum(1 for _ in found)) and (places := comments.by_file[file]):
-            from ddpdoctor.config.suppressions import unused
+            from ddpdoctor.config.unused_suppression import unused
 
             yield unused(places[-1].location, f"{left} more in this file", "only the first are listed")
 
 
 def _unused_in(file: str, comments: Comments, used: frozenset[Used]) -> Iterator[Finding]:
-    from ddpdoctor.config.suppressions import unused
+    from ddpdoctor.config.unused_suppression import unused
 
     judged = comments.judged.get(file)
     for comment in comments.by_file[file] if judged is not None else ():

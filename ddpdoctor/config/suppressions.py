@@ -15,26 +15,9 @@ from typing import Literal
 
 import msgspec
 
-from ddpdoctor.check import Check, LoadedCheck
-from ddpdoctor.finding import Fact, Finding, Location, Severity
+from ddpdoctor.finding import Finding, Location
 
 # A comment that suppresses findings suppresses nothing.
-
-CHECK = Check(code="DDP001", name="unused-suppression", severity={"source": Severity.ADVICE})
-LOADED = LoadedCheck(check=CHECK, documentation=__doc__ or "")
-"""It looks at what the other checks said, so it is none of the catalogue: it only is explained, selected and ignored
-like one."""
-
-
-def unused(location: Location, what: str, why: str) -> Finding:
-    """Return the finding for one comment, or one of the words in it."""
-    return CHECK.finding(
-        "source",
-        f"{what} suppresses nothing: {why}",
-        remedy="Remove it, so that it does not hide the next defect of that kind.",
-        locations=(location,),
-        evidence=(Fact(text="comments are compared with what the checks found", basis="source", location=location),),
-    )
 
 
 _MARK = re.compile(r"#\s*ddpdoctor\s*:\s*(?P<kind>file-ignore|ignore)\b(?:\s*\[(?P<words>[^\][#]*)\])?", re.IGNORECASE)

@@ -115,7 +115,8 @@ def _cases() -> Iterator[tuple[str, Case]]:
 def _findings(files: dict[str, str], directory: Path) -> list[Finding]:
     (directory / ".git").mkdir(parents=True)
     for name, text in files.items():
-        ast.parse(text, name)
+        if name.endswith(".py"):
+            ast.parse(text, name)
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_text(text, encoding="utf-8")
     script = read_script(directory / "train.py")
