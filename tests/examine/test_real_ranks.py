@@ -54,7 +54,8 @@ if __name__ == "__main__":
 NO_DDP = """
 import torch.distributed as dist
 dist.init_process_group("gloo")
-print("nothing to train")
+if dist.get_rank() == 0:
+    print("nothing to train")
 dist.destroy_process_group()
 """
 NO_WORKER = """

@@ -96,14 +96,14 @@ SILENT = (
     loss.backward(retain_graph=True)
     loss.backward()  # DDP220
     o_again.step()
-    with never.no_sync():
+    with never.no_sync():  # DDP217
         o_never.zero_grad()
-        never(x).mean().backward()  # DDP217
+        never(x).mean().backward()
         o_never.step()
     loss = late(x).mean()
     o_late.zero_grad()
-    with late.no_sync():
-        loss.backward()  # DDP217
+    with late.no_sync():  # DDP217
+        loss.backward()
     o_late.step()
     loss = taken(x).pow(2).mean()
     for p, g in zip(taken.parameters(), torch.autograd.grad(loss, list(taken.parameters()))):  # DDP220

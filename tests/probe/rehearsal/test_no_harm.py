@@ -25,7 +25,8 @@ for epoch in range(2):
         optimizer.step()
 dist.barrier()
 dist.destroy_process_group()
-print("trained to the end")
+if sampler.rank == 0:
+    print("trained to the end")
 """
 
 FAULTS = {
