@@ -53,10 +53,10 @@ CHECK = Check(
     subjects=("training-loader",),
     triggers=("DistributedDataParallel", "ccelerat", "Fabric", "auto_model", "reduce"),
 )
-_REMEDY = (
-    "Give every rank the same number of batches: DistributedSampler pads the parts, or with drop_last=True cuts them; "
-    "or run the loop inside `with model.join():`."
+_EVEN = (
+    "Give every rank the same number of batches: DistributedSampler pads the parts, or with drop_last=True cuts them"
 )
+_REMEDY = f"{_EVEN}; or run the loop inside `with model.join():`."
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -70,12 +70,14 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             "the data of this training loop is divided by rank in parts that may differ in length: a rank with one "
             "batch more waits for the others in its last step",
-            remedy=_REMEDY,
+            remedy=f"{_EVEN}." if feed.by_hand else _REMEDY,
             locations=(divided if loader is None else loader.module.location(loader.node),),
             evidence=(
                 Fact(text=feed.division, basis="source", location=divided),
                 Fact(
-                    text="this backward of a DDP model waits for all ranks, once for each batch",
+                    text="the gradients of this backward are averaged over all ranks, once for each batch"
+                    if feed.by_hand
+                    else "this backward of a DDP model waits for all ranks, once for each batch",
                     basis="source",
                     location=feed.backward.module.location(feed.backward.node),
                 ),

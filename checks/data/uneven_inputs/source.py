@@ -45,6 +45,8 @@ class UnevenFeed(msgspec.Struct, frozen=True, eq=False):
     backward: Event
     batches: tuple[int, int, int] | None = None
     """For a known number of items: a number of ranks, and the batches of its first and of its last rank."""
+    by_hand: bool = False
+    """The script averages the gradients itself: there is no DDP model to join."""
 
     @property
     def division(self) -> str:
@@ -61,6 +63,7 @@ def uneven_feeds(projection: Projection) -> Iterator[UnevenFeed]:
     """Every such loop that nothing makes even, by the loader or, without one, by the place of the division."""
     machine = projection.machine
     seen: set[ast.AST] = set()
+    by_hand = not any(projection.of_kind("wrap")) and averages_by_hand(machine.script)
     for feeding in feedings(projection):
         loader, loop = feeding.loader, feeding.loop
         if loop is None or not feeding.certain or not _is_bare(loop.iterable):
@@ -71,8 +74,7 @@ def uneven_feeds(projection: Projection) -> Iterator[UnevenFeed]:
         batches = _batches(part, loader)
         if (part.items is None or batches is not None) and not _evened_out(machine, part, loader.module, loop.module):
             seen.add(loader.node)
-            yield UnevenFeed(part, loader, feeding.backward, batches)
-    by_hand = not any(projection.of_kind("wrap")) and averages_by_hand(machine.script)
+            yield UnevenFeed(part, loader, feeding.backward, batches, by_hand)
     for backward in projection.in_course("backward"):
         if not machine.parts or not (through_ddp(projection, backward) or by_hand):
             continue
@@ -82,7 +84,7 @@ def uneven_feeds(projection: Projection) -> Iterator[UnevenFeed]:
                 continue
             if _runs_to_its_end(backward, loop) and not _evened_out(machine, part, loop.module):
                 seen.add(part.node)
-                yield UnevenFeed(part, None, backward)
+                yield UnevenFeed(part, None, backward, by_hand=by_hand)
 
 
 def _part_of_loader(machine: Machine, loader: Event) -> Part | None:
