@@ -25,8 +25,8 @@ FAST = ("catalogue", "checks", "config", "diagnosis", "findings", "fix", "record
 
 
 LONG = frozenset((Path(__file__).parent / "long.txt").read_text(encoding="utf-8").split())
-"""Tests of more than 4 s of CPU time, or of more than 3 s on an idle machine: 400 of 5,900, which take six sevenths of
-the time. Of each kind of real job one is left to the default run."""
+"""Tests of more than 4 s of CPU time, or that took more than 11 s at a load of 15: 400 of 5,900, which took six
+sevenths of the time of all. Of each kind of real job one is left to the default run."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
