@@ -13,11 +13,13 @@ import click
 
 from ddpdoctor.cli.examination_output import ExaminationOutput, output_options
 from ddpdoctor.cli.options.command import (
+    OWN_WORDS,
     SCRIPT_ARGUMENTS,
     ScriptCommand,
     Seconds,
     help_option,
     launch_line,
+    options_of,
     paths_argument,
     script_path,
 )
@@ -33,6 +35,19 @@ from ddpdoctor.launch.request import Launch, LaunchLine
 from ddpdoctor.report import streams
 
 _OWN_CHECKS = {"DDP901": "budget-growth", "DDP902": "lost-reach", "DDP903": "step-time-growth"}
+_SAID_ELSEWHERE = (
+    "-m",
+    "--module",
+    "--update",
+    "--prune",
+    "-o",
+    "--output",
+    "--output-format",
+    "--report",
+    "--force",
+    "--no-color",
+)
+"""Options that a command to be pasted says itself, or that are about where this report goes."""
 _SHARE = re.compile(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*(%?)\s*")
 
 
@@ -156,7 +171,7 @@ def gate(
         ),
         baseline=directory / file,
         shown_baseline=file,
-        named_baseline=baseline or "",
+        options=_given(ctx),
         mode=mode,
         against=against or "",
         allowed_growth=_first(allowed_growth, settings.gate.allowed_growth, 0.0),
@@ -170,6 +185,21 @@ def gate(
     examination = together(examinations)
     wanted.write(examination)
     ctx.exit(examination.exit_code)
+
+
+def _given(ctx: click.Context) -> tuple[str, ...]:
+    """Return the options of the command line that say how to examine and to compare, as they were written."""
+    takes_value = {name: not option.is_flag for option in options_of(ctx.command) for name in option.opts}
+    words = list(ctx.meta[OWN_WORDS])
+    given: list[str] = []
+    while words:
+        name, joined, _ = words[0].partition("=") if words[0].startswith("--") else (words[0][:2], words[0][2:], "")
+        option = [words.pop(0)]
+        if takes_value.get(name) and not joined and words:
+            option.append(words.pop(0))
+        if name.startswith("-") and name not in _SAID_ELSEWHERE:
+            given += option
+    return tuple(given)
 
 
 def _watched(

@@ -70,10 +70,10 @@ def test_too_few_pairs_say_nothing() -> None:
 
 def test_the_finding_names_both_times_the_interval_and_the_budget() -> None:
     found = step_time_growth.finding(compare_times(pairs(1.2), ALLOWED), "main")
-    assert (found.code, found.title) == ("DDP903", "a step takes 20.0 % longer than in main")
+    assert (found.code, found.title) == ("DDP903", "a step takes 20% longer than in main")
     assert "10.0 ms" not in found.title
     (fact,) = found.evidence
-    assert "14.0 ms a step before, 16.8 ms now; 95 % interval +20.0 to +20.0 %, allowed 5.0 %" in fact.text
+    assert "14.0 ms a step before, 16.8 ms now; 95% interval +20.0% to +20.0%, allowed 5%" in fact.text
 
 
 @pytest.mark.full

@@ -61,6 +61,8 @@ def script_path(line: LaunchLine) -> Path:
 
 SCRIPT_ARGUMENTS = "ddpdoctor.script_arguments"
 """Key in ``Context.meta`` of what stood behind ``--``."""
+OWN_WORDS = "ddpdoctor.own_words"
+"""Key in ``Context.meta`` of what stood before it."""
 
 MOST_PROCESSES = 1024
 """Ranks to start, or processes that read."""
@@ -141,6 +143,11 @@ class Seconds(click.FloatRange):
         return seconds
 
 
+def options_of(command: click.Command) -> list[click.Option]:
+    """Return the options of a command, without its arguments."""
+    return [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+
+
 class ScriptCommand(click.Command):
     """A command that runs a script: everything behind ``--`` is the script's, or a launch command, unparsed."""
 
@@ -151,6 +158,7 @@ class ScriptCommand(click.Command):
             divide = args.index("--")
             own, script_arguments = args[:divide], args[divide + 1 :]
         ctx.meta[SCRIPT_ARGUMENTS] = tuple(script_arguments)
+        ctx.meta[OWN_WORDS] = tuple(own)
         return super().parse_args(ctx, own)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
@@ -214,6 +222,6 @@ class JobCommand(click.Command):
 
     def _names(self) -> tuple[set[str], set[str]]:
         """Return the options that take a value, and those that take none."""
-        options = [parameter for parameter in self.params if isinstance(parameter, click.Option)]
+        options = options_of(self)
         valued = {name for option in options if not option.is_flag for name in option.opts}
         return valued, {name for option in options if option.is_flag for name in option.opts}

@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ddpdoctor import __version__
-from ddpdoctor.check import OutcomeState
+from ddpdoctor.check import LoadedCheck, OutcomeState
 from ddpdoctor.examination import Examination
 from ddpdoctor.files.source_text import line_of
 from ddpdoctor.finding import Basis, Fact, Finding, Frame, Location
 from ddpdoctor.findings.locations import in_user_code, named_ranks, shown_path
 from ddpdoctor.gate.budget import amount, share
 from ddpdoctor.gate_section import Figure, GateSection
+from ddpdoctor.report import explanation
 from ddpdoctor.report.escape import one_line, visible
-from ddpdoctor.report.finding_fields import doubt_of, place_of
+from ddpdoctor.report.finding_fields import doubt_of, headline, place_of
 from ddpdoctor.report.formats.concise import leaves_doubt, why_incomplete
 from ddpdoctor.report.layout import in_milliseconds
 
@@ -277,19 +278,27 @@ def _budget_row(figure: Figure) -> BudgetRow:
     )
 
 
+_ABOUT = ("Why it is bad", "When it is wrong", "References")
+"""Sections of a check's documentation that a finding does not say itself."""
 _PAGES = Path(__file__).with_name("page")
-_WORDS = {"clean": "nothing found", "findings": "findings", "inconclusive": "inconclusive"}
 
 
-def render(examination: Examination) -> str:
-    """Render an examination, or each part of one of several targets."""
+def render(examination: Examination, checks: Sequence[LoadedCheck] = ()) -> str:
+    """Render an examination, or each part of one of several targets; ``checks`` are those that have findings."""
     parts = examination.parts or (examination,)
     return _filled(
         title=one_line(examination.target),
-        verdict=_WORDS[examination.verdict],
+        verdict=headline(examination),
         tone={"clean": "good", "findings": "bad", "inconclusive": "doubt"}[examination.verdict],
         sections=[_section(part, number, several=len(parts) > 1) for number, part in enumerate(parts)],
+        about={check.check.code: _about(check) for check in checks},
     )
+
+
+def _about(check: LoadedCheck) -> dict[str, Any]:
+    parts = explanation.sections(check.documentation)
+    shown = [(heading, parts[heading], heading in explanation.VERBATIM) for heading in _ABOUT if heading in parts]
+    return {"name": check.check.name, "summary": explanation.summary(check.documentation), "sections": shown}
 
 
 def render_run(snapshot: Snapshot, root: str) -> str:
@@ -315,6 +324,7 @@ def render_run(snapshot: Snapshot, root: str) -> str:
         "budget": (),
         "against": "",
         "times": "",
+        "commands": (),
         "bars": phase_bars(snapshot),
         "checks": (),
         "notes": [one_line(note) for note in (*over, *snapshot.notes)],
@@ -324,12 +334,13 @@ def render_run(snapshot: Snapshot, root: str) -> str:
         verdict=f"{verdict.state}: {one_line(verdict.text)}",
         tone={"healthy": "good", "slow": "doubt", "broken": "bad"}.get(verdict.state, "doubt"),
         sections=[section],
+        about={},
     )
 
 
 def _section(examination: Examination, number: int, *, several: bool) -> dict[str, Any]:
     from ddpdoctor.report.formats.full import what_was_done
-    from ddpdoctor.report.gate_text import notes_of, times_sentence
+    from ddpdoctor.report.gate_text import commands_of, notes_of, times_sentence
 
     rehearsal, gate = examination.rehearsal, examination.gate
     done = what_was_done(examination)
@@ -346,6 +357,7 @@ def _section(examination: Examination, number: int, *, several: bool) -> dict[st
         "budget": budget_rows(gate) if gate is not None else (),
         "against": one_line(gate.against) if gate is not None else "",
         "times": times_sentence(gate) if gate is not None else "",
+        "commands": commands_of(gate) if gate is not None else (),
         "bars": (),
         "checks": _checks(examination),
         "notes": [one_line(note) for note in (*(notes_of(gate) if gate is not None else ()), *notes)],
