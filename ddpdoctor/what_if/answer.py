@@ -89,7 +89,7 @@ def remedy(observed: Observed, settings: Settings) -> Remedy:
 
 
 def late_ranks(observed: Observed) -> tuple[int, ...]:
-    """Ranks that a prediction without stragglers makes faster, by 2 % of the step or more."""
+    """Ranks that a prediction without stragglers makes faster, by 2% of the step or more."""
     return tuple(
         times.rank
         for times, evened in zip(observed.ranks, without_straggler(observed.ranks), strict=True)

@@ -75,7 +75,7 @@ NINETY_FIVE = (0.025, 0.975)
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """A time of the step in both runs, and the ratio of the second to the first with its 95 % interval."""
+    """A time of the step in both runs, and the ratio of the second to the first with its 95% interval."""
 
     name: str
     before_ns: float
@@ -104,7 +104,7 @@ class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
     step: Difference
     """Mean time of a step, over the ranks."""
     phases: tuple[Difference, ...]
-    """Those that take 1 % of a step or more in either run."""
+    """Those that take 1% of a step or more in either run."""
     amounts: tuple[Amount, ...]
     settings: tuple[tuple[str, str, str], ...]
     """What of the environment, versions and options differs: name, before, after; empty where it is not set."""
