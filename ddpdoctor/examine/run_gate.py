@@ -128,7 +128,7 @@ class GateRequest(msgspec.Struct, frozen=True, kw_only=True):
     against: str = ""
     """A git revision to compare with, instead of the baseline."""
     allowed_growth: float = 0.0
-    time_budget: float | None = None
+    allowed_time_growth: float | None = None
     """With ``against``: by what share a step may become slower."""
     pairs: int = 5
     time_limit_s: float = 600.0
@@ -225,7 +225,7 @@ class _OtherRevision:
 
     def times(self, request: GateRequest, target: GateTarget, clock: _Clock, on_progress: OnProgress) -> TimeComparison:
         """Time pairs of rehearsals, that revision and this one by turns first, as many as the time allows."""
-        assert request.time_budget is not None
+        assert request.allowed_time_growth is not None
         pairs: list[tuple[tuple[float, ...], tuple[float, ...]]] = []
         longest_s = 0.0
         for number in range(request.pairs):
@@ -239,7 +239,7 @@ class _OtherRevision:
                 sides[here] = step_times_ms(record) if record is not None else ()
             pairs.append((sides[False], sides[True]))
             longest_s = max(longest_s, time.monotonic() - began_s)
-        return compare_times(pairs, request.time_budget)
+        return compare_times(pairs, request.allowed_time_growth)
 
 
 @contextmanager
@@ -363,7 +363,11 @@ def _one(
             wanted = _against(request, target, other, wanted, clock, rehearsals, on_progress)
             rehearsals -= 1
         examination, record = _examined(request, target, clock.share_s(rehearsals), on_progress)
-        if other is not None and request.time_budget is not None and examination.rehearsal.status == "completed":
+        if (
+            other is not None
+            and request.allowed_time_growth is not None
+            and examination.rehearsal.status == "completed"
+        ):
             times = other.times(request, target, clock, on_progress)
             wanted = msgspec.structs.replace(wanted, times=times)
     except UnreadableScript as error:

@@ -1,8 +1,8 @@
 """A step takes longer than in the revision that it is compared with.
 
 What it finds
-    With `--against REV --time-budget 5%`: in pairs of rehearsals, one of each revision and by turns first, a step of
-    this one takes longer by more than the budget, with the whole 95% interval of the pairs above it.
+    With `--against REV --allowed-time-growth 5%`: in pairs of rehearsals, one of each revision and by turns first, a
+    step of this one takes longer by more than is allowed, with the whole 95% interval of the pairs above it.
 
 Why it is bad
     Every step of the job will take longer.

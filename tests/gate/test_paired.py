@@ -94,7 +94,7 @@ def test_a_slower_step_is_red_on_real_ranks_and_an_equal_one_is_not(
     git("add", "train.py")
     git("commit", "-q", "-m", "as it was")
     (tmp_path / "train.py").write_text(script.replace("time.sleep(0.05)", f"time.sleep({0.05 + pause})"))
-    code, found = report("train.py", "--against", "HEAD", "--time-budget", "30%", cwd=tmp_path)
+    code, found = report("train.py", "--against", "HEAD", "--allowed-time-growth", "30%", cwd=tmp_path)
     assert [one["code"] for one in found["findings"]] == codes, found
     assert code == int(bool(codes))
     assert found["gate"]["times"]["slower"] is bool(codes)

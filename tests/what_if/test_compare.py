@@ -61,7 +61,7 @@ def test_the_command_exits_with_1_on_a_regression(ddpdoctor: Ddpdoctor, very_lat
     assert told["step"]["high"] < 1
     assert "DDP403" in [finding["code"] for finding in told["findings_gone"]]
     assert "arguments" in [entry["name"] for entry in told["settings"]]
-    assert ddpdoctor("compare", str(even_run), str(very_late_run), "--allow", "9").returncode == 0
+    assert ddpdoctor("compare", str(even_run), str(very_late_run), "--allowed-growth", "900%").returncode == 0
 
 
 def test_a_run_compared_with_itself_has_not_changed(ddpdoctor: Ddpdoctor, late_run: Path) -> None:

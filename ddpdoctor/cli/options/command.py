@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -69,6 +70,8 @@ MOST_PROCESSES = 1024
 LONGEST_S = 604_800.0
 """A week; waiting for more than 292 years is beyond what the clock can hold."""
 
+_SHARE = re.compile(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*(%?)\s*")
+
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
@@ -127,6 +130,19 @@ def checks(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> l
 def help_option() -> Callable[[Decorated], Decorated]:
     """Return the option ``--help``."""
     return result_option("--help", "-h", help="Show this message and exit.", text=lambda ctx: ctx.get_help())
+
+
+class Share(click.types.FloatParamType):
+    """A share of something, as ``5%`` or ``0.05``."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Read the share; raises BadParameter."""
+        match = _SHARE.fullmatch(str(value))
+        if match is None:
+            self.fail(f"{value} is not a share: write it as 5% or 0.05", param, ctx)
+        return float(match[1]) / (100 if match[2] else 1)
 
 
 class Seconds(click.FloatRange):
