@@ -6,7 +6,7 @@ All text is escaped by the template library; the page's own policy forbids scrip
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -280,6 +280,12 @@ def _budget_row(figure: Figure) -> BudgetRow:
 
 _ABOUT = ("Why it is bad", "When it is wrong", "References")
 """Sections of a check's documentation that a finding does not say itself."""
+_NOTHING: Mapping[str, Any] = {
+    **dict.fromkeys(("heading", "done", "doubt", "hint", "output", "text", "against", "times"), ""),
+    **dict.fromkeys(("why", "findings", "budget", "commands", "bars", "checks", "notes"), ()),
+    "anchor": "run",
+}
+"""A section of the page before anything is in it."""
 _PAGES = Path(__file__).with_name("page")
 
 
@@ -313,20 +319,12 @@ def render_run(snapshot: Snapshot, root: str) -> str:
         if view.until_ns
     ]
     section = {
-        "heading": "",
-        "anchor": "run",
+        **_NOTHING,
         "done": what_was_seen(snapshot),
-        "doubt": "",
         "hint": one_line(verdict.next),
-        "output": "",
         "why": [one_line(why) for why in verdict.why],
         "findings": pages_of(standing, root),
-        "budget": (),
-        "against": "",
-        "times": "",
-        "commands": (),
         "bars": phase_bars(snapshot),
-        "checks": (),
         "notes": [one_line(note) for note in (*over, *snapshot.notes)],
     }
     return _filled(
@@ -338,6 +336,14 @@ def render_run(snapshot: Snapshot, root: str) -> str:
     )
 
 
+def render_text(title: str, text: str) -> str:
+    """Render what a command prints as text, its first line as the verdict."""
+    section = {**_NOTHING, "text": visible(text)}
+    return _filled(
+        title=one_line(title), verdict=one_line(text.partition("\n")[0]), tone="plain", sections=[section], about={}
+    )
+
+
 def _section(examination: Examination, number: int, *, several: bool) -> dict[str, Any]:
     from ddpdoctor.report.formats.full import what_was_done
     from ddpdoctor.report.gate_text import commands_of, notes_of, times_sentence
@@ -346,19 +352,18 @@ def _section(examination: Examination, number: int, *, several: bool) -> dict[st
     done = what_was_done(examination)
     notes = [*examination.source.notes, *rehearsal.notes, *examination.notes]
     return {
+        **_NOTHING,
         "heading": one_line(examination.target) if several else "",
         "anchor": f"target-{number + 1}",
         "done": done,
         "doubt": one_line(why_incomplete(examination)) if leaves_doubt(examination) else "",
         "hint": one_line(rehearsal.hint) if leaves_doubt(examination) else "",
         "output": visible(rehearsal.output) if leaves_doubt(examination) else "",
-        "why": [],
         "findings": pages_of(examination.findings, examination.root),
         "budget": budget_rows(gate) if gate is not None else (),
         "against": one_line(gate.against) if gate is not None else "",
         "times": times_sentence(gate) if gate is not None else "",
         "commands": commands_of(gate) if gate is not None else (),
-        "bars": (),
         "checks": _checks(examination),
         "notes": [one_line(note) for note in (*(notes_of(gate) if gate is not None else ()), *notes)],
     }
