@@ -77,7 +77,10 @@ def _verdict(compared: RunComparison, allowed: float, width: int) -> list[Text]:
         head, style = f"A LITTLE SLOWER: a step is {change} ({interval}), which {allowed:.0%} allowed covers", "yellow"
     else:
         head, style = f"FASTER: a step is {change} ({interval})", "green"
-    return paragraph(Text(head, f"bold {style}".strip()), width, indent=0)
+    differ = " and ".join(compared.other_work)
+    note = f"not the same work: the runs differ in {differ}, so compare samples/s" if differ else ""
+    beside = paragraph(Text(note), width, Text("note", "bold"), 6) if note else []
+    return paragraph(Text(head, f"bold {style}".strip()), width, indent=0) + beside
 
 
 def _row(entry: Difference) -> Text:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ddpdoctor.what_if.predict import Change, Curve, Interval, WhatIf
 
 _INDENT = 10
-_GAINS = 19
+_GAINS = 20
 _LEAST = 0.015
 """Changes that bring less are named in one line."""
 _LEGEND = (
