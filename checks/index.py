@@ -218,7 +218,7 @@ READ_IN_SOURCE: Mapping[str, tuple[str, ...]] = {
     "DDP307": ("distributed", "ccelerat"),
     "DDP309": ("new_group",),
     "DDP311": ("except",),
-    "DDP313": ("barrier", "wait_for_everyone", "reduce"),
+    "DDP313": ("barrier", "wait_for_everyone", "reduce", "gather"),
     "DDP314": ("DataParallel",),
     "DDP315": ("reduce", "gather", "broadcast", "scatter", "to_all", "toall", "pad_across"),
     "DDP316": ("reduce",),
