@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from ddpdoctor import checks
-from ddpdoctor.catalogue import entry_points
+from ddpdoctor.catalogue import registry
 from ddpdoctor.catalogue.registry import Catalogue, CatalogueEntry, choose, find, load, read_catalogue
 from ddpdoctor.errors import ConfigurationError, UsageError
 
@@ -134,18 +134,18 @@ def test_a_broken_check_of_another_package_is_noted_and_skipped(site: Path, text
 
 
 def test_metadata_is_only_read_when_a_package_names_the_group(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not entry_points.may_offer(str(site))
+    assert not registry.may_offer(str(site))
     _offer(site, "good_check", "")
-    assert entry_points.may_offer(str(site))
-    assert not entry_points.may_offer(str(site / "nowhere"))
+    assert registry.may_offer(str(site))
+    assert not registry.may_offer(str(site / "nowhere"))
     monkeypatch.chdir(site)
-    assert entry_points.may_offer("")
+    assert registry.may_offer("")
 
 
 def test_a_zip_file_on_the_path_may_offer_anything(tmp_path: Path) -> None:
     archive = tmp_path / "library.zip"
     archive.write_bytes(b"")
-    assert entry_points.may_offer(str(archive))
+    assert registry.may_offer(str(archive))
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def _offer(site: Path, name: str, text: str) -> None:
     metadata = site / "another_package-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: another-package\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text(f"[ddpdoctor.checks]\n{name} = {name}\n")
+    (metadata / "registry.txt").write_text(f"[ddpdoctor.checks]\n{name} = {name}\n")
 
 
 def _catalogue() -> Catalogue:
