@@ -206,21 +206,20 @@ def _built_in_entries() -> tuple[CatalogueEntry, ...]:
         package = importlib.import_module(CHECKS_PACKAGE)
     except ImportError as error:
         raise ConfigurationError(f"the built-in checks cannot be imported: {error}", _REINSTALL) from error
-    index = getattr(package, "BUILT_IN", None)
-    if not index:
+    if not package.INDEX:
         raise ConfigurationError("no built-in check was found", _REINSTALL)
     return tuple(
         CatalogueEntry(
             code=code,
-            name=module.rpartition(".")[2].replace("_", "-"),
-            module=module,
-            in_source=code in package.READ_IN_SOURCE,
-            after_launch=code in package.AFTER_LAUNCH,
-            stands_for=package.STANDS_FOR.get(code),
-            triggers=package.READ_IN_SOURCE.get(code, ()),
-            subjects=package.SUBJECTS.get(code, ()),
+            name=row.module.rpartition(".")[2].replace("_", "-"),
+            module=f"{CHECKS_PACKAGE}.{row.module}",
+            in_source=row.triggers is not None,
+            after_launch=row.after_launch,
+            stands_for=row.stands_for,
+            triggers=row.triggers or (),
+            subjects=row.subjects,
         )
-        for code, module in index.items()
+        for code, row in package.INDEX.items()
     )
 
 

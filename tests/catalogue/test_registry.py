@@ -35,7 +35,7 @@ def test_the_built_in_checks_are_listed_without_importing_them() -> None:
 
 
 def test_no_built_in_check_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "BUILT_IN", {})
+    monkeypatch.setattr(checks, "INDEX", {})
     with pytest.raises(ConfigurationError, match="no built-in check was found"):
         read_catalogue()
 
