@@ -41,9 +41,9 @@ from ddpdoctor.finding import Fact, Finding, FoundInRun, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
+from ddpdoctor.source.queries.divergence import BARRIERS
 from ddpdoctor.source.queries.job_kind import framework
 from ddpdoctor.source.queries.shown_numbers import is_only_shown, unsettled
-from ddpdoctor.source.queries.sync_points import BARRIERS
 from ddpdoctor.source.queries.wrapped_models import innermost_loop
 from ddpdoctor.source.script.script import Script
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ddpdoctor.finding import Frame, Trouble
 from ddpdoctor.postmortem.catalogue.messages import statement_in
-from ddpdoctor.record.streams.devices import IncidentKind
+from ddpdoctor.record.streams.setup import IncidentKind
 
 _FLAGS = re.IGNORECASE
 _AT_THE_START = re.compile(r"/(?:rendezvous|static_tcp_rendezvous|c10d_rendezvous_backend|dynamic_rendezvous)\.py$")

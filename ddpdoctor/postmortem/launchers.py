@@ -13,7 +13,7 @@ from typing import Any
 from ddpdoctor.finding import Trouble
 from ddpdoctor.postmortem.catalogue.messages import statement_of_nccl
 from ddpdoctor.postmortem.prefixes import nanoseconds
-from ddpdoctor.record.streams.devices import Incident, RankEnding
+from ddpdoctor.record.streams.setup import Incident, RankEnding
 
 FAILED = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) (?:of )?local_rank: (?P<local>\d+) \(pid: (?P<pid>\d+)\)")
 CLOSING = re.compile(r"Sending process (?P<pid>\d+) closing signal SIG(?P<signal>\w+)")

@@ -20,7 +20,7 @@ from ddpdoctor.postmortem.prefixes import Habit, Prefixed, last_time, nanosecond
 from ddpdoctor.postmortem.progress import Later, Progress, went_on
 from ddpdoctor.postmortem.scan import Heed, Scanner
 from ddpdoctor.postmortem.tracebacks import HEADER, Raised, Tracebacks, parse
-from ddpdoctor.record.streams.devices import Incident, RankEnding
+from ddpdoctor.record.streams.setup import Incident, RankEnding
 
 # Takes the text out of lines that a logger or a collector wrote as one JSON object each.
 

@@ -23,7 +23,7 @@ from ddpdoctor.postmortem.log_reader import MARKS, LogRead, LogReader
 from ddpdoctor.postmortem.prefixes import habit_of
 from ddpdoctor.postmortem.tracebacks import parse
 from ddpdoctor.record.model import Job, Rank, RankEnd, RankException, RunRecord
-from ddpdoctor.record.streams.devices import Incident, LogEvidence
+from ddpdoctor.record.streams.setup import Incident, LogEvidence
 
 # Reads the files of a job's flight-recorder dumps, one after the other.
 

@@ -21,7 +21,7 @@ from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.finding import Frame, Trouble
 from ddpdoctor.findings.locations import in_user_code
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.streams.devices import Incident, LogEvidence
+from ddpdoctor.record.streams.setup import Incident, LogEvidence
 
 # What can follow from what: the edges of the chain from a first cause to its last echo, as data.
 

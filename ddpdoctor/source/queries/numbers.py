@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence, Set
 from typing import Literal
 
-from ddpdoctor.source.queries.sync_points import mentions
+from ddpdoctor.source.queries.divergence import mentions
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.syntax_index import last_name
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ddpdoctor.source.events import Condition, Event
+from ddpdoctor.source.queries.divergence import function_around, mentions, nodes_of
 from ddpdoctor.source.queries.numbers import SHOWS
-from ddpdoctor.source.queries.sync_points import function_around, mentions, nodes_of
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.script.syntax_index import descend, last_name
