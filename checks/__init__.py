@@ -1,8 +1,8 @@
-"""The checks that come with ddpdoctor, a folder or a file each.
+"""The checks that come with ddpdoctor, a folder per family and a file per check.
 
-What belongs to one check alone lies beside it: ``source.py`` (its half of the source), ``run.py`` (its half of the
-run), ``fix.py`` (the edit that it offers), ``cases.md`` (scripts on which it fires and does not). ``shared`` holds what
-several checks of a family use.
+``NAME.md`` beside ``NAME.py`` holds scripts on which the check fires and does not. A file whose name ends in ``_run``
+or ``_source`` holds what one or several checks of the family read in a run or in the source; each is loaded only when
+one of them asks.
 
 ``index.py`` repeats what the checks say of themselves, so that a command imports only those that it runs. It is
 written by ``python -m ddpdoctor.catalogue.write_index``, and a test compares the two.

@@ -45,7 +45,7 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report waits that another group would not have survived."""
-    from ddpdoctor.checks.collectives.shared.live_waits_run import unfit_timeouts, wait_text
+    from ddpdoctor.checks.collectives.live_waits_run import unfit_timeouts, wait_text
     from ddpdoctor.diagnosis.wording import duration_text, group_name, site_location
 
     for wait, number in unfit_timeouts(record):

@@ -62,7 +62,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
 
 def _almost_full(record: RunRecord) -> Iterator[Finding]:
-    from ddpdoctor.checks.launch.shared.devices_run import full_shared_memory
+    from ddpdoctor.checks.launch.devices_run import full_shared_memory
     from ddpdoctor.diagnosis.wording import rank_list
 
     full = full_shared_memory(record)

@@ -24,8 +24,8 @@ from collections.abc import Mapping
 from ddpdoctor.check import Subject
 from ddpdoctor.finding import Trouble
 '''
-_NO_CHECKS = frozenset({"__init__.py", "__pycache__", "shared"})
-"""What a family holds besides its checks."""
+_NO_CHECKS = ("__init__", "_run", "_source")
+"""How the stems of a family's other files end."""
 _LINE_LENGTH = 120
 
 
@@ -42,6 +42,11 @@ def checks_directory() -> Path:
     if not places:
         raise FileNotFoundError(f"there is no package {CHECKS_PACKAGE}")
     return Path(places[0])
+
+
+def check_files(directory: Path) -> list[Path]:
+    """Return the file of every check below ``directory``, without the halves that several share."""
+    return [path for path in sorted(directory.glob("*/*.py")) if not path.stem.endswith(_NO_CHECKS)]
 
 
 def index_text(directory: Path) -> str:
@@ -89,11 +94,9 @@ def index_text(directory: Path) -> str:
 
 def _checks(directory: Path) -> Iterator[tuple[str, LoadedCheck]]:
     """Yield the dotted name of every check with what its module holds."""
-    for path in sorted(directory.glob("*/*")):
-        is_package = path.is_dir() and (path / "__init__.py").exists()
-        if path.name not in _NO_CHECKS and (is_package or path.suffix == ".py"):
-            module = ".".join((CHECKS_PACKAGE, path.parent.name, path.stem))
-            yield module, read_check(importlib.import_module(module))
+    for path in check_files(directory):
+        module = ".".join((CHECKS_PACKAGE, path.parent.name, path.stem))
+        yield module, read_check(importlib.import_module(module))
 
 
 def _entry(code: str, words: Iterable[str]) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Adds to the site what has its source elsewhere, so that nothing is written twice.
 
-A page for each check from its own docstring and its ``cases.md``; the documents at the root; the tables of the tests;
+A page for each check from its own docstring and its file of cases; the documents at the root; the tables of the tests;
 the options of each command from its ``--help``; the pictures of the screens from the golden files of their tests.
 """
 
@@ -89,17 +89,11 @@ def _page(check: LoadedCheck) -> str:
     lines += [f"*Looks at the {' and the '.join(sees(check))}; {severities}.*", ""] if sees(check) else []
     for heading, text in sections(check.documentation).items():
         lines += [f"## {heading}", "", *_body(heading, text), ""]
-    place = ROOT / "checks" / _folder(check)
-    if (place / "cases.md").exists():
-        cases = _CASES_HEAD.sub("", (place / "cases.md").read_text(encoding="utf-8"))
+    for place in (ROOT / "checks").glob(f"*/{check.check.name.replace('-', '_')}.md"):
+        cases = _CASES_HEAD.sub("", place.read_text(encoding="utf-8"))
         lines += ["## Scripts that it is tested on", "", "A comment marks each line that is found.", ""]
         lines += [re.sub(r"^```python.*$", "```python", cases, flags=re.MULTILINE)]
     return "\n".join(lines)
-
-
-def _folder(check: LoadedCheck) -> str:
-    found = (path.parent for path in (ROOT / "checks").glob(f"*/{check.check.name.replace('-', '_')}/cases.md"))
-    return next((path.relative_to(ROOT / "checks").as_posix() for path in found), "none")
 
 
 def _body(heading: str, text: str) -> list[str]:

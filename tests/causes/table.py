@@ -24,7 +24,7 @@ class Script(NamedTuple):
 
 
 def scripts() -> Iterator[Script]:
-    """Every fault, every cause in a ``cases.md``, and of the grid what stands in a file or beside it.
+    """Every fault, every cause in a check's file of cases, and of the grid what stands in a file or beside it.
 
     How the rank is asked, which the grid has nine forms of, makes no difference to what the run adds.
     """
@@ -32,7 +32,7 @@ def scripts() -> Iterator[Script]:
         yield Script(f"fault: {name}", {"train.py": fault.script})
     for code in sorted(EXPLAINED):
         module = BUILT_IN[code].removeprefix("ddpdoctor.checks.").replace(".", "/")
-        for case in cases_of(CHECKS / module / "cases.md"):
+        for case in cases_of(CHECKS / f"{module}.md"):
             if case.marks:
                 yield Script(f"{module.rpartition('/')[2]}:{case.line}", case.files)
     for one in grid():

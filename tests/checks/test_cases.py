@@ -14,12 +14,12 @@ from ddpdoctor.source.script.script import read_script
 from tests.checks.case_blocks import Case, Mark, cases_of
 
 CHECKS = Path(__file__).parents[2] / "checks"
-FILES = sorted(CHECKS.glob("*/*/cases.md"))
+FILES = sorted(CHECKS.glob("*/*.md"))
 CASES = [(path, case) for path in FILES for case in cases_of(path)]
 
 
 @pytest.mark.parametrize(
-    ("path", "case"), CASES, ids=[f"{path.parents[1].name}/{path.parent.name}:{case.line}" for path, case in CASES]
+    ("path", "case"), CASES, ids=[f"{path.parent.name}/{path.stem}:{case.line}" for path, case in CASES]
 )
 def test_the_findings_are_the_marks(path: Path, case: Case, tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
@@ -35,7 +35,7 @@ def test_the_findings_are_the_marks(path: Path, case: Case, tmp_path: Path) -> N
 @pytest.mark.parametrize("code", sorted(READ_IN_SOURCE))
 def test_a_check_of_the_source_has_a_block_that_fires_and_one_that_does_not(code: str) -> None:
     group, _, name = BUILT_IN[code].removeprefix("ddpdoctor.checks.").partition(".")
-    cases = cases_of(CHECKS / group / name / "cases.md")
+    cases = cases_of(CHECKS / group / f"{name}.md")
     own = [any(mark[3] == name.replace("_", "-") for mark in case.marks) for case in cases]
     assert any(own)
     assert any(case.says_ok and not fires for case, fires in zip(cases, own, strict=True))
@@ -43,7 +43,7 @@ def test_a_check_of_the_source_has_a_block_that_fires_and_one_that_does_not(code
 
 def test_a_file_belongs_to_a_check() -> None:
     known = {module.removeprefix("ddpdoctor.checks.").replace(".", "/") for module in BUILT_IN.values()}
-    assert {path.parent.relative_to(CHECKS).as_posix() for path in FILES} <= known
+    assert {path.with_suffix("").relative_to(CHECKS).as_posix() for path in FILES} <= known
 
 
 def _findings(entry: Path) -> list[Finding]:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 VIOLATIONS = {
     "the core reaches the screen": ("ddpdoctor/cli/check.py", "import ddpdoctor.tui"),
     "the core reaches a check": ("ddpdoctor/examine/one_script.py", "import ddpdoctor.checks.data"),
-    "a check starts something": ("checks/data/missing_set_epoch/__init__.py", "import ddpdoctor.launch.processes"),
+    "a check starts something": ("checks/data/missing_set_epoch.py", "import ddpdoctor.launch.processes"),
     "the reader of sources imports torch": ("ddpdoctor/source/script/script.py", "import torch"),
     "the diagnosis reaches the monitor": ("ddpdoctor/diagnosis/__init__.py", "import ddpdoctor.monitor"),
     "the diagnosis starts a process": ("ddpdoctor/diagnosis/__init__.py", "import subprocess"),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ddpdoctor.catalogue.registry import CatalogueEntry, load, read_catalogue
-from ddpdoctor.catalogue.write_index import checks_directory, index_text
+from ddpdoctor.catalogue.write_index import check_files, checks_directory, index_text
 from ddpdoctor.check import LoadedCheck
 from ddpdoctor.checks import BUILT_IN
 from ddpdoctor.finding import Severity
@@ -16,6 +16,7 @@ from ddpdoctor.report.explanation import SECTIONS, sections, summary
 
 CHECKS = Path(__file__).parents[2] / "checks"
 MAXIMUM_LINES = 500
+_FILES = check_files(CHECKS)
 ENTRIES = tuple(entry for entry in read_catalogue().entries if entry.code in BUILT_IN)
 
 
@@ -25,7 +26,7 @@ def test_the_index_says_what_the_checks_say() -> None:
 
 
 def test_codes_and_names_are_unique() -> None:
-    assert len({entry.name for entry in ENTRIES}) == len(ENTRIES) == len(list(_places()))
+    assert len({entry.name for entry in ENTRIES}) == len(ENTRIES) == len(_FILES)
     assert [code for code in BUILT_IN if not re.fullmatch(r"DDP[1-7]\d\d", code)] == []
 
 
@@ -42,28 +43,15 @@ def test_a_check_of_the_source_has_words_that_no_import_splits() -> None:
 
 
 def test_a_check_is_a_short_file_with_cases_if_it_reads_the_source() -> None:
-    long = [path.name for path in map(_file, _places()) if len(path.read_text().splitlines()) > MAXIMUM_LINES]
+    long = [path.name for path in _FILES if len(path.read_text().splitlines()) > MAXIMUM_LINES]
     assert long == []
-    places = {path.stem.replace("_", "-"): path for path in _places()}
+    places = {path.stem.replace("_", "-"): path for path in _FILES}
     lacking = [
-        f"{places[entry.name].relative_to(CHECKS.parent)}/cases.md: one script that fires and one that does not"
+        f"{places[entry.name].stem}.md: one script that fires and one that does not"
         for entry in ENTRIES
-        if entry.in_source and not (places[entry.name] / "cases.md").exists()
+        if entry.in_source and not places[entry.name].with_suffix(".md").exists()
     ]
     assert lacking == []
-
-
-def _places() -> Iterator[Path]:
-    """The folder or the file of every check."""
-    for path in CHECKS.glob("*/*"):
-        if path.name not in {"__init__.py", "__pycache__", "shared"} and (
-            path.suffix == ".py" or any(path.glob("*.py"))
-        ):
-            yield path
-
-
-def _file(place: Path) -> Path:
-    return place / "__init__.py" if place.is_dir() else place
 
 
 def _is_documented(documentation: str) -> bool:

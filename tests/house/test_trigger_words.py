@@ -12,7 +12,7 @@ from ddpdoctor.source.script.script import Script, read_script
 from tests.checks.case_blocks import cases_of
 
 TESTS = Path(__file__).parents[1]
-MARKDOWN = sorted((TESTS.parent / "checks").glob("*/*/cases.md"))
+MARKDOWN = sorted((TESTS.parent / "checks").glob("*/*.md"))
 SCRIPTS = [*sorted((TESTS / "source" / "correct").glob("*.py")), *sorted((TESTS.parent / "examples").glob("*.py"))]
 
 
@@ -20,7 +20,7 @@ def test_no_check_fires_on_an_example_without_its_words(tmp_path: Path) -> None:
     fired = []
     for path in MARKDOWN:
         for case in cases_of(path):
-            directory = tmp_path / f"{path.parent.name}-{case.line}"
+            directory = tmp_path / f"{path.stem}-{case.line}"
             for name, text in case.files.items():
                 (directory / name).parent.mkdir(parents=True, exist_ok=True)
                 (directory / name).write_text(text, encoding="utf-8")

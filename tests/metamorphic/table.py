@@ -55,9 +55,9 @@ class Row(NamedTuple):
 
 def programs() -> Iterator[tuple[str, Mapping[str, str]]]:
     """Yield the cases of all checks by their places."""
-    for path in sorted(CHECKS.glob("*/*/cases.md")):
+    for path in sorted(CHECKS.glob("*/*.md")):
         for case in cases_of(path):
-            yield f"{path.parent.relative_to(CHECKS)}:{case.line}", case.files
+            yield f"{path.with_suffix('').relative_to(CHECKS)}:{case.line}", case.files
 
 
 def rows(transforms: Sequence[str], only: str = "") -> list[Row]:

@@ -35,7 +35,7 @@ class Row(NamedTuple):
 
     @property
     def place(self) -> str:
-        """The check and the line of the example in its ``cases.md``."""
+        """The check and the line of the example in its file of cases."""
         return f"{self.check}:{self.case.line}"
 
 
@@ -49,7 +49,7 @@ class Printed(NamedTuple):
 
 
 def mended_cases() -> list[tuple[str, Case, Mend]]:
-    """Every remedy that a ``cases.md`` shows applied, with the check's name."""
+    """Every remedy that a file of cases shows applied, with the check's name."""
     return [(name, case, mend) for name, case in _cases() for mend in case.mends]
 
 
@@ -108,8 +108,8 @@ def _pattern(remedy: str) -> str:
 
 
 def _cases() -> Iterator[tuple[str, Case]]:
-    for path in sorted(CHECKS.glob("*/*/cases.md")):
-        yield from ((path.parent.name.replace("_", "-"), case) for case in cases_of(path))
+    for path in sorted(CHECKS.glob("*/*.md")):
+        yield from ((path.stem.replace("_", "-"), case) for case in cases_of(path))
 
 
 def _findings(files: dict[str, str], directory: Path) -> list[Finding]:

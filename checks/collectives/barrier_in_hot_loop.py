@@ -1,0 +1,237 @@
+"""The ranks wait for each other in every step without need.
+
+What it finds
+    A barrier that every training step runs; in a live run it is advice as long as it takes less than 1 % of the step,
+    not counting the wait for the last rank. As advice: a loss or metric that every step all-reduces only to log it.
+    Only the source shows what a sum is for; a rehearsal counts how often it runs, and refutes the finding where that is
+    rare.
+
+Why it is bad
+    Backward already synchronises the ranks. An additional barrier keeps the fastest rank from running ahead and makes
+    the CPU wait for the GPU, so that kernels are no longer queued in advance; a reduction for the log costs a round of
+    latency per step.
+
+Example
+    for batch in loader:
+        model(batch).mean().backward()
+        optimizer.step()
+        dist.barrier()
+
+Remedy
+    Remove the barrier. Reduce what is logged when it is logged, every hundred steps, or sum it up on each rank and
+    reduce it once an epoch.
+
+When it is wrong
+    Where the loop measures the time of single steps.
+
+References
+    https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, FoundInRun, Severity
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import ALL_RANKS, tags_of
+from ddpdoctor.source.projection import Projection, whole_projection
+from ddpdoctor.source.queries.job_kind import framework
+from ddpdoctor.source.queries.numbers import SHOWS, followers
+from ddpdoctor.source.queries.sync_points import BARRIERS, function_around, mentions, nodes_of
+from ddpdoctor.source.queries.wrapped_models import innermost_loop
+from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.syntax_index import last_name
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord, Site
+
+CHECK = Check(
+    code="DDP313",
+    name="barrier-in-hot-loop",
+    stands_for="hot-barrier",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
+    needs=frozenset({"backwards", "collectives", "forwards"}),
+    needs_live=frozenset({"step_tracks", "call_tracks"}),
+    advice_in_run=True,
+    subjects=("collectives", "training"),
+    triggers=("barrier", "wait_for_everyone", "reduce"),
+)
+_REMEDY = "Remove it: DDP's backward synchronises the ranks in every step."
+
+_REDUCE_RARELY = (
+    "The line reduces a number, and the barrier comes with it: reduce it once an epoch, as "
+    "self.log(..., on_step=False, on_epoch=True, sync_dist=True) does, or only in steps that log it."
+)
+
+
+def _remedy(meeting: str) -> str:
+    return _REMEDY if meeting == "backward" else f"Remove it: {meeting} makes the ranks meet in every step."
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report barriers, and reductions for the log, in every training step."""
+    for found in every_step(whole_projection(script)):
+        event, beside = found.event, found.backward.module.location(found.backward.node)
+        yield CHECK.finding(
+            "source",
+            f"every training step waits in {event.name}, though {found.meeting} synchronises the ranks already"
+            if found.is_barrier
+            else f"every training step runs {event.name} for a number that is only displayed",
+            remedy=_remedy(found.meeting)
+            if found.is_barrier
+            else "Reduce it only in steps that log it, or once per epoch.",
+            locations=(event.module.location(event.node),),
+            evidence=(Fact(text="this backward runs in the same iteration", basis="source", location=beside),),
+            severity=None if found.is_barrier else Severity.ADVICE,
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[FoundInRun]:
+    """Report barriers that followed every training step, with what they cost where that is known; count reductions."""
+    if record.job.kind == "run":
+        yield from _in_live_run(record)
+        return
+    from ddpdoctor.checks.collectives.barrier_in_hot_loop_run import counted_reductions, hot_barriers
+    from ddpdoctor.diagnosis.wording import count, place
+
+    for hot in hot_barriers(record):
+        told = f"{place(hot.site.innermost)}: {count(hot.calls, 'call')} in {count(hot.steps, 'step')} of each rank"
+        found = _finding(record, hot.kind, hot.site, f" at {told}", {"calls": hot.calls, "steps": hot.steps})
+        mild = {"severity": Severity.ADVICE, "remedy": _REDUCE_RARELY} if hot.of_reduction else {}
+        yield msgspec.structs.replace(found, **mild)
+    yield from counted_reductions(record)
+
+
+def _in_live_run(record: RunRecord) -> Iterator[Finding]:
+    from ddpdoctor.checks.collectives.barrier_in_hot_loop_run import live_barriers
+    from ddpdoctor.diagnosis.wording import milliseconds_text, place
+
+    for hot in live_barriers(record):
+        at = f" at {place(hot.site.innermost)}" if hot.site.frames else ""
+        waiting = f", {milliseconds_text(hot.waiting_ns)} of it waiting for the last rank" if hot.waiting_ns else ""
+        numbers = {"calls": hot.calls, "steps": hot.steps, "blocked_ns_per_step": hot.blocked_ns}
+        found = _finding(record, hot.kind, hot.site, f"{at} ({milliseconds_text(hot.blocked_ns)}{waiting})", numbers)
+        yield found if hot.costly else msgspec.structs.replace(found, severity=Severity.ADVICE)
+
+
+def _finding(record: RunRecord, kind: str, site: Site, told: str, numbers: Mapping[str, int | float]) -> Finding:
+    from ddpdoctor.diagnosis.wording import site_location
+
+    location = site_location(site)
+    return CHECK.finding(
+        record.job.kind,
+        f"every training step waits in {kind}{told}, although backward already synchronises the ranks",
+        remedy=_REMEDY,
+        locations=() if location is None else (location,),
+        evidence=(
+            Fact(
+                text=f"each rank called it {numbers['calls']:,} times",
+                basis=record.job.kind,
+                numbers=numbers,
+                location=location,
+                stack=site.frames,
+            ),
+        ),
+    )
+
+
+# Collectives in every step of training that the step does not need.
+
+_REDUCTIONS = frozenset({"all_reduce", "reduce"})
+_KEEPING = frozenset({"update", "append", "add", "float", "int", "str", "round", "format", "len", "range"})
+"""Last names of functions that keep a number for later, or give it another form."""
+
+
+class EveryStep(msgspec.Struct, frozen=True, eq=False):
+    """A collective in every turn of a loop that trains."""
+
+    event: Event
+    backward: Event
+    meeting: str
+    """What brings the ranks together in the same turn: ``backward``, or another collective."""
+    is_barrier: bool
+    """A barrier; otherwise a reduction whose result is only looked at."""
+
+
+def every_step(projection: Projection) -> Iterator[EveryStep]:
+    """Barriers, and reductions of a loss or metric that nothing is decided by, which run as often as a backward."""
+    backwards = [event for event in projection.of_kind("backward") if event.loops]
+    seen: set[ast.AST] = set()
+    for event in projection.of_kind("collective"):
+        if event.node in seen or not event.loops or event.guards or event.ranks != ALL_RANKS:
+            continue
+        is_barrier = event.name in BARRIERS
+        if not is_barrier and not (event.name in _REDUCTIONS and _for_logging(event)):
+            continue
+        for backward in backwards:
+            meeting = _meeting_beside(projection, event, backward)
+            if _as_often(event, backward) and meeting is not None:
+                seen.add(event.node)
+                yield EveryStep(event, backward, meeting, is_barrier)
+                break
+
+
+def _meeting_beside(projection: Projection, event: Event, backward: Event) -> str | None:
+    """Return what makes all ranks meet in the turn of a backward; None where nothing else is seen to: no DDP, no
+    reduction.
+    """
+    wrappers = ("DataParallel", "fully_shard")  # Of apex, and of FSDP.
+    other = any(event.name.endswith(wrappers) for event in projection.of_kind("object", "call"))
+    if other or any(projection.of_kind("wrap")) or framework(projection.machine.script):
+        return "backward"
+    loop = backward.loops[-1].node
+    others = (
+        one for one in projection.of_kind("collective") if one.name not in BARRIERS and one.node is not event.node
+    )
+    beside = (one for one in others if one.ranks == ALL_RANKS and any(around.node is loop for around in one.loops))
+    return next((one.name for one in beside), None)
+
+
+def _as_often(event: Event, backward: Event) -> bool:
+    """Return whether a collective runs in every turn of the innermost loop around a backward, whatever the step's
+    number; a loop over a single micro-step is none.
+    """
+    loop = event.loops[-1]
+    if loop.once or loop.node is not innermost_loop(backward):
+        return False
+    return event.conditions == backward.conditions[: len(event.conditions)]
+
+
+def _for_logging(event: Event) -> bool:
+    """Return whether what is reduced is a number of the batch that is only shown or kept in meters.
+
+    No condition, backward, attribute, result or other call uses it, nor what is computed from it.
+    """
+    arguments = getattr(event.node, "args", [])
+    if not arguments or not isinstance(arguments[0], ast.Name) or not event.positional:
+        return False
+    if not any(kind in ("ddp", "batch") for kind, _ in tags_of(event.positional[0])):
+        return False
+    nodes = list(nodes_of(function_around(event.module, event.node)))
+    names = followers(nodes, arguments[0].id)
+    return not any(_uses(event, node, names) for node in nodes)
+
+
+def _uses(event: Event, node: ast.AST, names: set[str]) -> bool:
+    """Return whether a node does something else with one of some numbers than to show it or to compute with it."""
+    if isinstance(node, (ast.If, ast.While, ast.IfExp)):
+        return mentions(node.test, names)
+    if isinstance(node, (ast.Return, ast.Yield)):
+        return node.value is not None and mentions(node.value, names)
+    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+        return ast.unparse(node) in names
+    if not isinstance(node, ast.Call) or node is event.node or node.lineno < getattr(event.node, "lineno", 0):
+        return False
+    method = node.func if isinstance(node.func, ast.Attribute) else None
+    if method is not None and mentions(method.value, names):
+        return method.attr == "backward"
+    name = last_name(node.func)
+    if name in SHOWS | _KEEPING or event.module.resolve(node.func).startswith(("torch.", "numpy.")):
+        return False
+    return any(mentions(part, names) for part in (*node.args, *(entry.value for entry in node.keywords)))

@@ -1,0 +1,106 @@
+"""Ranks call the same collective with tensors or options that do not fit.
+
+What it finds
+    One collective, called from the same line on every rank, whose kind, number of elements, dtype, reduce operation,
+    root or group differs between ranks. Collectives whose sizes may differ (gather, scatter, all_to_all,
+    point-to-point) are compared only in what must agree. Also different models that ranks build DDP from.
+
+Why it is bad
+    NCCL hangs or corrupts memory, gloo aborts the process; SUM against MAX raises nothing at all and gives a wrong
+    number on every rank.
+
+Example
+    dist.all_reduce(predictions[mask])      # every rank selects another number of elements
+
+Remedy
+    Make shapes and options the same on every rank: pad to a common size, or exchange the sizes first and use a
+    collective that allows them to differ. A dict of losses needs the same keys on every rank, whatever is in the batch.
+
+When it is wrong
+    No case is known.
+
+References
+    https://docs.pytorch.org/docs/stable/distributed.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+
+if TYPE_CHECKING:
+    from ddpdoctor.diagnosis.divergence.divergence import Divergence
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP304",
+    name="collective-mismatch",
+    stands_for="mismatch",
+    severity=dict.fromkeys(("rehearsal", "run", "log"), Severity.ERROR),
+    needs=frozenset({"ranks", "collectives"}),
+)
+
+_HOW = {
+    "number of elements": ": pad the tensors to a common size, or exchange their sizes first",
+    "group": "; a rank that uses several groups must use them in the same order as the others",
+}
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the divergence of the run when one line gives different collectives, and models that differ."""
+    from ddpdoctor.checks.collectives.collective_mismatch_run import find_model_mismatch
+    from ddpdoctor.diagnosis.divergence_kind import divergence_finding, divergence_of
+
+    divergence = divergence_of(record, CHECK.stands_for)
+    if divergence is not None:
+        yield divergence_finding(CHECK, record, divergence, _of_keys(divergence) or _remedy(divergence))
+    models = find_model_mismatch(record)
+    if models is not None:
+        yield CHECK.finding(
+            record.job.kind,
+            models.sentence,
+            remedy=(
+                "Build the same model on every rank: layers, sizes and frozen parameters must not depend on the rank."
+            ),
+            locations=() if models.location is None else (models.location,),
+            ranks=models.ranks,
+            evidence=(Fact(text=f"message of DDP's constructor: {models.message}", basis=record.job.kind),),
+        )
+
+
+def _remedy(divergence: Divergence) -> str:
+    return f"Make the {divergence.difference} the same on every rank{_HOW.get(divergence.difference, '')}."
+
+
+def _of_keys(divergence: Divergence) -> str:
+    """Return what to do where every rank reduces the values of one dictionary, of which each has another number."""
+    from ddpdoctor.diagnosis.wording import rank_list
+
+    signatures = {turn.rank: turn.signature for turn in divergence.turns}
+    names = {"" if signature is None else signature.entries_of for signature in signatures.values()}
+    if divergence.difference != "number of elements" or len(names) != 1 or "" in names:
+        return ""
+    by_count: dict[int, list[int]] = {}
+    for rank, signature in signatures.items():
+        by_count.setdefault(0 if signature is None else sum(signature.numels), []).append(rank)
+    counts = " and ".join(f"{count:,} keys on {rank_list(ranks)}" for count, ranks in by_count.items())
+    return (
+        f"{names.pop()} has {counts}: give it the same keys on every rank whatever is in its batch, with 0 for "
+        "missing ones, before its values are reduced."
+    )
+
+
+def in_log(record: RunRecord) -> Iterator[Finding]:
+    """Report collectives, or models, that differ between the ranks, by the logs or by the dumps."""
+    from ddpdoctor.diagnosis.logs.findings import from_dumps, from_log
+
+    yield from from_dumps(CHECK, record, _remedy)
+    yield from from_log(
+        CHECK,
+        record,
+        "Call the same collective with the same shape and dtype on every rank, and build the same model there; "
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL makes torch compare them before each call.",
+    )

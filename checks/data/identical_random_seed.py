@@ -1,0 +1,207 @@
+"""All ranks draw the same random numbers for their augmentation.
+
+What it finds
+    A seed that is the same on every rank, never followed by one that depends on the rank, and a data set whose
+    `__getitem__`, or a transform of torchvision that it holds, draws from that generator. In a run: a
+    generator in the same state on all ranks when the first training batch was fetched, and moved by the fetch.
+
+Why it is bad
+    The ranks draw the same crops, flips and noise in the same order: the n-th sample of every rank is augmented in the
+    same way, so the global batch has less variety than it seems to have.
+
+Example
+    torch.manual_seed(0)                                # on every rank
+    def __getitem__(self, index):
+        return self.images[index] + torch.randn(3, 32, 32)
+
+Remedy
+    Keep the common seed for what has to agree (splits, synthetic data), then seed by rank before training:
+    torch.manual_seed(seed + rank).
+
+When it is wrong
+    If ranks should augment identically. A common seed for initialisation alone is fine and is not reported.
+
+References
+    https://docs.pytorch.org/docs/stable/notes/randomness.html
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ddpdoctor.check import Check
+from ddpdoctor.checks.data.random_numbers_source import Library, seeds_of
+from ddpdoctor.finding import Fact, Finding, Location, Refuted, Severity
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.state import Machine
+from ddpdoctor.source.interpreter.values import (
+    ALL_RANKS,
+    NONE,
+    Const,
+    ExternalObject,
+    Instance,
+    Value,
+    constant,
+    is_varying,
+    parts_of,
+)
+from ddpdoctor.source.neighbours import SEEDS_EVERYTHING
+from ddpdoctor.source.projection import Projection, whole_projection
+from ddpdoctor.source.queries.training_loops import division, feedings
+from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.syntax_index import descend
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP104",
+    name="identical-random-seed",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ADVICE),
+    needs=frozenset({"loaders", "forwards", "random_states", "seedings"}),
+    subjects=("training",),
+    triggers=("seed",),
+)
+REMEDY = "Seed by rank before training: torch.manual_seed(seed + rank), and so for numpy and random."
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report common seeds from which augmentation draws."""
+    for shared in shared_augmentations(whole_projection(script)):
+        seed = shared.seed
+        yield CHECK.finding(
+            "source",
+            "every rank has this seed, and the data set's items draw from it: all ranks apply the same augmentation",
+            remedy=REMEDY,
+            locations=(seed.module.location(seed.node),),
+            evidence=(Fact(text=f"a draw from {shared.library} per item", basis="source", location=shared.draw),),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report generators that are alike on all ranks when training begins; refute where they differ."""
+    from ddpdoctor.checks.data.identical_random_seed_run import judge_randomness
+
+    for verdict in judge_randomness(record):
+        if not verdict.shared:
+            for location in verdict.locations:
+                yield Refuted(location=location, reason=verdict.sentence)
+            continue
+        draw = () if verdict.draw is None else (verdict.draw,)
+        yield CHECK.finding(
+            record.job.kind,
+            verdict.sentence,
+            remedy=REMEDY,
+            locations=(*verdict.locations, *draw),
+            ranks=verdict.ranks,
+            evidence=(Fact(text="fetching the batch drew from it here", basis=record.job.kind, location=verdict.draw),),
+        )
+
+
+# Random augmentation in data sets, and whether all ranks draw the same numbers for it.
+
+_DRAWS = re.compile(
+    r"(?P<random>random\.(random|randint|uniform|choice|choices|gauss|shuffle|sample|randrange))$"
+    r"|(?P<numpy>numpy\.random\.(rand|randn|randint|uniform|normal|choice|random|permutation|beta|shuffle))$"
+    r"|(?P<torch>torch\.(rand|randn|randint|randperm|bernoulli|normal|rand_like|randn_like))$"
+)
+_TRANSFORMS = re.compile(
+    r"torchvision\.transforms\.(v2\.)?"
+    r"(Random\w+|ColorJitter|GaussianBlur|AutoAugment|RandAugment|TrivialAugmentWide|AugMix|ElasticTransform)$"
+)
+"""Transforms of torchvision that draw from torch for each item."""
+
+
+class SharedAugmentation(msgspec.Struct, frozen=True, eq=False):
+    """Random numbers of a data set that are the same on all ranks."""
+
+    seed: Event
+    draw: Location
+    library: Library
+
+
+def shared_augmentations(projection: Projection) -> Iterator[SharedAugmentation]:
+    """Seeds that are the same on every rank and from which the items of a sharded data set draw."""
+    machine, seen = projection.machine, set[ast.AST]()
+    for feeding in feedings(projection):
+        loader = feeding.loader
+        given = {"worker_init_fn", "generator"} & loader.named.keys()
+        if given or not loader.complete or len(loader.positional) > 5 or division(machine, loader) != "sharded":
+            continue
+        workers = constant(loader.named.get("num_workers", Const(0)))
+        for library, draw in _draws(projection, loader.argument("dataset", 0) or NONE):
+            seed = _common_seed(projection, "torch" if workers != 0 else library)
+            if seed is not None and seed.node not in seen:
+                seen.add(seed.node)
+                yield SharedAugmentation(seed, draw, library)
+
+
+def _draws(projection: Projection, dataset: Value) -> Iterator[tuple[Library, Location]]:
+    """Yield where items of a data set draw: in its own methods, and in the transforms that it holds."""
+    for held in _held(projection.machine, dataset, set()):
+        if isinstance(held, Instance):
+            yield from _draws_of_class(projection, held)
+        elif _TRANSFORMS.match(held.name):
+            yield "torch", held.module.location(held.node)
+
+
+def _held(machine: Machine, value: Value, seen: set[int]) -> Iterator[Instance | Event]:
+    """Yield the objects that a value is made of, with what they were given and hold: the project's, and libraries'."""
+    if isinstance(value, (Instance, ExternalObject)) and value.number not in seen:
+        seen.add(value.number)
+        made = machine.events.get(value.number)
+        parts: list[Value | None] = [] if made is None else [*made.positional, *made.named.values()]
+        if isinstance(value, Instance):
+            yield value
+            parts += [machine.store.get(value.number, name) for name in machine.store.names(value.number)]
+        elif made is not None:
+            yield made
+        for part in parts:
+            yield from _held(machine, part or NONE, seen)
+    elif not isinstance(value, (Instance, ExternalObject)):
+        for part in parts_of(value):
+            yield from _held(machine, part, seen)
+
+
+def _draws_of_class(projection: Projection, dataset: Instance) -> Iterator[tuple[Library, Location]]:
+    """Yield the draws in ``__getitem__`` of a class, and in the methods of the class that it calls."""
+    module = projection.machine.script.module(dataset.cls.module)
+    if module is None:
+        return
+    methods = {node.name: node for node in dataset.cls.node.body if isinstance(node, ast.FunctionDef)}
+    left, done = ["__getitem__"], set[str]()
+    while left:
+        name = left.pop()
+        if name in done or name not in methods:
+            continue
+        done.add(name)
+        for node in descend(methods[name]):
+            if not isinstance(node, ast.Call):
+                continue
+            if isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == "self":
+                left.append(node.func.attr)
+            match = _DRAWS.match(module.resolve(node.func))
+            if match is not None and not _has_generator(node):
+                yield "random" if match["random"] else "numpy" if match["numpy"] else "torch", module.location(node)
+
+
+def _has_generator(call: ast.Call) -> bool:
+    """Return whether a draw is made from a generator of its own, which no seed of the script reaches."""
+    return any(keyword.arg == "generator" for keyword in call.keywords)
+
+
+def _common_seed(projection: Projection, library: Library) -> Event | None:
+    """Return the last seed of a library, when no seed before or after depends on the rank or hides its argument."""
+    seeds = seeds_of(projection, library)
+    for seed in seeds:
+        arguments = [*seed.positional, *seed.named.values()]
+        if len(arguments) != 1 or is_varying(arguments[0]) or seed.ranks != ALL_RANKS or seed.root or not seed.complete:
+            return None
+        if seed.name.partition(".")[0] not in {"torch", "numpy", "random"} and seed.name not in SEEDS_EVERYTHING:
+            return None
+    return seeds[-1] if seeds else None

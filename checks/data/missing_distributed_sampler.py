@@ -1,0 +1,417 @@
+"""A DataLoader gives every rank the same samples.
+
+What it finds
+    A map-style DataLoader that feeds the training forward of a DDP model, or of one that DeepSpeed's engine trains, and
+    whose sampler does not divide the data set between the ranks; or a reader of the project itself that goes through
+    the data by a position which does not depend on the rank. In a run the whole index lists of the ranks are
+    compared, and the data behind equal indices. An IterableDataset of the project is told of where nothing in it
+    depends on the rank.
+
+Why it is bad
+    Every rank trains on the whole data set: an epoch costs as many times the work as there are ranks, and the averaged
+    gradient is that of nearly the same samples. Nothing fails, so it is noticed late or never.
+
+Example
+    loader = DataLoader(dataset, batch_size=32, shuffle=True)
+    model = DistributedDataParallel(model)
+
+Remedy
+    loader = DataLoader(dataset, batch_size=32, sampler=DistributedSampler(dataset)), and sampler.set_epoch(epoch)
+    before each epoch.
+
+When it is wrong
+    Where ranks are meant to see the same data (tensor parallelism). An iterable data set that shards itself, a data set
+    that was split by rank and random batches seeded by rank are recognised.
+
+References
+    https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ddpdoctor.check import BoundHit, Check
+from ddpdoctor.checks.data.epochs_source import OF_TORCH, batches_remedy, loop_of_epochs
+from ddpdoctor.checks.data.missing_set_epoch import set_epoch_through
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.fix.edits import Edit, Fix, imported, with_keyword
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.attributes import base_names, class_attribute
+from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, ExternalObject, Instance, constant, tags_of
+from ddpdoctor.source.projection import Projection, whole_projection
+from ddpdoctor.source.queries.training_loops import Feeding, by_engine, divided_by_rank, division, feedings, is_drawn
+from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.syntax_index import descend, last_name
+from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP101",
+    name="missing-distributed-sampler",
+    severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
+    needs=frozenset({"loaders", "passes", "forwards"}),
+    subjects=("training", "training-loader"),
+    triggers=("DataLoader", "DistributedDataParallel", "ccelerat", "Fabric", "auto_model"),
+)
+_BY_DDP = ("a DDP model", "DistributedDataParallel")
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report loaders that feed a backward of a DDP model and give every rank the whole data set."""
+    projection = whole_projection(script)
+    for feeding in feedings(projection):
+        parts = [division(projection.machine, loader) for loader in feeding.alternatives]
+        if not feeding.certain or any(part != "whole" for part in parts):
+            continue
+        loader, backward = feeding.loader, feeding.backward
+        if is_drawn(projection.machine, loader):
+            continue
+        batches = loader.argument("batch_sampler", 4)
+        own_batches = batches is not None and constant(batches) is not None
+        made = batches.name if isinstance(batches, ExternalObject) else ""
+        model, through = ("a model that DeepSpeed trains", "its engine") if by_engine(backward) else _BY_DDP
+        yield CHECK.finding(
+            "source",
+            f"this DataLoader feeds the training of {model}, and no sampler divides its data set between the ranks",
+            remedy=batches_remedy(made if made in OF_TORCH else "the batch sampler")
+            if own_batches
+            else "Give it sampler=DistributedSampler(dataset) instead of shuffle=True, and call "
+            "sampler.set_epoch(epoch) before each epoch.",
+            locations=(loader.module.location(loader.node),),
+            evidence=(_reaches(backward, through),),
+        )
+    for feeding in alike_streams(projection):
+        loader = feeding.loader
+        yield CHECK.finding(
+            "source",
+            "every rank trains on the same items: nothing in this IterableDataset depends on the rank",
+            remedy="Let __iter__ give each rank its own items, and as many as the others, as "
+            "itertools.islice(items, rank, None, world_size) does.",
+            locations=(loader.module.location(loader.node),),
+            evidence=(_reaches(feeding.backward, "DistributedDataParallel"),),
+        )
+    for reader in alike_readers(projection):
+        yield CHECK.finding(
+            "source",
+            f"every rank trains on the same batches: {reader.name} reads on from one position, whatever the rank",
+            remedy="Let each rank begin at a position of its own, its rank times the size of a batch, and move on by "
+            "the world size times that.",
+            locations=(reader.module.location(reader.made),),
+            evidence=(
+                Fact(
+                    text="this reads at the position and moves it on, and nothing in the class depends on the rank",
+                    basis="source",
+                    location=reader.class_module.head_location(reader.method),
+                ),
+                Fact(
+                    text="its batches reach this forward of the DDP model",
+                    basis="source",
+                    location=reader.forward.module.location(reader.forward.node),
+                ),
+            ),
+        )
+
+
+def _reaches(backward: Event, through: str) -> Fact:
+    return Fact(
+        text=f"its batches reach this backward through {through}",
+        basis="source",
+        location=backward.module.location(backward.node),
+    )
+
+
+def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
+    """Offer a sampler that divides the data set."""
+    for feeding in feedings(whole_projection(script)):
+        if feeding.loader.module.location(feeding.loader.node) == finding.location:
+            yield from divide(feeding, finding)
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report loaders whose ranks draw the same samples; refute where they draw different ones."""
+    from ddpdoctor.checks.data.sharding_run import judge_sharding
+
+    for sharding in judge_sharding(record):
+        if sharding.duplicated:
+            yield CHECK.finding(
+                record.job.kind,
+                sharding.sentence,
+                remedy=sharding.remedy,
+                locations=() if sharding.location is None else (sharding.location,),
+                ranks=sharding.ranks,
+                severity=sharding.severity,
+                evidence=tuple(
+                    Fact(
+                        text=sentence,
+                        basis=record.job.kind,
+                        numbers=sharding.numbers if position == 0 else {},
+                        location=sharding.location,
+                    )
+                    for position, sentence in enumerate(sharding.evidence)
+                ),
+            )
+        elif sharding.duplicated is None:
+            raise BoundHit(sharding.sentence)
+        elif sharding.location is not None:
+            yield Refuted(location=sharding.location, reason=sharding.sentence)
+
+
+# The suggestion to divide a data set between the ranks.
+
+
+def divide(feeding: Feeding, finding: Finding) -> Iterator[Fix]:
+    """Give the loader a ``DistributedSampler`` in place of its own order, and set its epoch.
+
+    It is never safe: the batches of a step become others, and an epoch is as many times shorter as there are ranks.
+    """
+    module, call = feeding.loader.module, feeding.loader.node
+    if not isinstance(call, ast.Call) or finding.location is None or len(call.args) > 2:
+        return
+    dataset = next((word.value for word in call.keywords if word.arg == "dataset"), call.args[0] if call.args else None)
+    name = imported(module, DISTRIBUTED_SAMPLER)
+    if dataset is None or not isinstance(dataset, (ast.Name, ast.Attribute)) or name is None:
+        return
+    shuffles = constant(feeding.loader.argument("shuffle", 2) or NONE) is True or "sampler" in feeding.loader.named
+    sampler = f"{name[0]}({module.segment(dataset)}{'' if shuffles else ', shuffle=False'})"
+    edits = _with_sampler(module, call, sampler)
+    if edits is None:
+        return
+    epochs = loop_of_epochs(feeding)
+    told = set_epoch_through(module, call, epochs, "sampler") if shuffles and epochs is not None else None
+    yield Fix(
+        code=finding.code,
+        description=f"give the loader sampler={sampler}" + (", and set its epoch" if told else ""),
+        location=finding.location,
+        edits=(*edits, *name[1], *((told,) if told else ())),
+        safe=False,
+    )
+
+
+def _with_sampler(module: Module, call: ast.Call, sampler: str) -> tuple[Edit, ...] | None:
+    """Write the sampler over ``shuffle`` or the sampler that is there, or behind the other arguments."""
+    words = {word.arg: word for word in call.keywords}
+    if "batch_sampler" in words or None in words or {"sampler", "shuffle"} <= words.keys():
+        return None
+    old = words.get("sampler") or words.get("shuffle")
+    if old is None:
+        edit = with_keyword(module, call, "sampler", sampler)
+        return None if edit is None else (edit,)
+    place = module.location(old)
+    return (
+        Edit(
+            file=str(module.path),
+            line=place.line,
+            column=place.column,
+            end_line=place.end_line,
+            end_column=place.end_column,
+            replacement=f"sampler={sampler}",
+        ),
+    )
+
+
+# Batches of a reader that the project wrote, which goes through the data by a position of its own on every rank.
+
+_OF_RANKS = re.compile(r"rank|world|num_proc|(?<!pre)process(?!ing|or)|replica|gpu", re.IGNORECASE)
+"""In a name: the reader may divide the data between the ranks."""
+_DRAWS = re.compile(r"rand|shuffle|perm|seed|choice", re.IGNORECASE)
+"""In a name: the order may be another one on each rank."""
+_STREAM = "torch.utils.data.IterableDataset"
+_READING = frozenset({"open", "reader", "iter_batches", "read_csv", "readlines", "scandir"})
+_PLACING = frozenset({"to", "cuda"})
+"""Methods that are given a device, which differs between ranks by right."""
+
+
+class OwnReader(msgspec.Struct, frozen=True, eq=False):
+    """A reader that hands every rank the same batches."""
+
+    module: Module
+    made: ast.Call
+    """Its construction."""
+    name: str
+    """Its class."""
+    class_module: Module
+    method: ast.FunctionDef
+    """The method that reads at the position and moves it on."""
+    forward: Event
+
+
+def alike_readers(projection: Projection) -> Iterator[OwnReader]:
+    """Readers that feed the training of a DDP model and in which nothing depends on the rank, each once.
+
+    A position in ``self`` is read in a slice and moved on by the same method, so that the batches of all ranks are
+    alike unless the rank is in the start, the stride or the data.
+    """
+    trained = {
+        number
+        for backward in projection.in_course("backward")
+        if backward.receiver is not None
+        for kind, number in tags_of(backward.receiver)
+        if kind == "ddp"
+    }
+    seen: set[ast.AST] = set()
+    for forward in projection.in_course("ddp-forward"):
+        wrapped = forward.receiver.number if isinstance(forward.receiver, ExternalObject) else 0
+        if wrapped not in trained or not forward.gradients or forward.ranks != ALL_RANKS:
+            continue
+        for call in _origins(projection, forward):
+            reader = _reader(projection, forward, call)
+            if reader is not None and reader.made not in seen:
+                seen.add(reader.made)
+                yield reader
+
+
+def _origins(projection: Projection, forward: Event) -> Sequence[ast.Call]:
+    """Return the calls of methods that the arguments of a forward come from; none where ranks take parts of them."""
+    body = forward.module.body_around(forward.node)
+    if not isinstance(forward.node, ast.Call):
+        return ()
+    sources: list[ast.AST] = [*forward.node.args, *(entry.value for entry in forward.node.keywords)]
+    names: set[str] = set()
+    calls: list[ast.Call] = []
+    assigned = [node for node in descend(body) if isinstance(node, ast.Assign)]
+    while sources:
+        for node in descend(sources.pop()):
+            if isinstance(node, ast.Subscript) and _speaks_of_ranks(projection, node.slice):
+                return ()
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                if node.func.attr not in _PLACING and any(_speaks_of_ranks(projection, one) for one in node.args):
+                    return ()
+                calls.append(node)
+            if isinstance(node, ast.Name) and node.id not in names:
+                names.add(node.id)
+                sources += [one.value for one in assigned if any(_binds(target, node.id) for target in one.targets)]
+    return calls
+
+
+def _binds(target: ast.expr, name: str) -> bool:
+    parts = target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]
+    return any(isinstance(part, ast.Name) and part.id == name for part in parts)
+
+
+def _reader(projection: Projection, forward: Event, call: ast.Call) -> OwnReader | None:
+    """Return the reader whose method is called, if its class was read and nothing in it depends on the rank."""
+    if not isinstance(call.func, ast.Attribute) or not isinstance(call.func.value, (ast.Name, ast.Attribute)):
+        return None
+    text, module = ast.unparse(call.func.value), forward.module
+    if _is_set_by_rank(projection, module, text):
+        return None
+    made = [
+        one.value for one in module.index.of(ast.Assign) if any(ast.unparse(target) == text for target in one.targets)
+    ]
+    if len(made) != 1 or not isinstance(made[0], ast.Call) or _speaks_of_ranks(projection, made[0]):
+        return None
+    found = [
+        (around, cls)
+        for around in projection.machine.script.modules
+        for cls in around.index.of(ast.ClassDef)
+        if cls.name == last_name(made[0].func)
+    ]
+    if len(found) != 1 or found[0][1].bases or not _is_alike(projection, found[0][1]):
+        return None
+    around, cls = found[0]
+    for method in cls.body:
+        if isinstance(method, ast.FunctionDef) and method.name == call.func.attr and _advances(method):
+            return OwnReader(module, made[0], cls.name, around, method, forward)
+    return None
+
+
+def _is_set_by_rank(projection: Projection, module: Module, reader: str) -> bool:
+    """Return whether a statement about a reader names ranks: it may put it at another position on each."""
+    mention = re.compile(rf"\b{re.escape(reader)}\b")
+    statements = (*module.index.of(ast.Assign), *module.index.of(ast.AugAssign), *module.index.of(ast.Expr))
+    loops = (node.iter for node in module.index.of(ast.For))
+    mentioned = (node for node in (*statements, *loops) if mention.search(ast.unparse(node)))
+    return any(_speaks_of_ranks(projection, node) for node in mentioned)
+
+
+def alike_streams(projection: Projection) -> Iterator[Feeding]:
+    """Loaders over an IterableDataset of the project that hands every rank the same items, once each."""
+    machine = projection.machine
+    for feeding in feedings(projection):
+        dataset = feeding.loader.argument("dataset", 0)
+        if not feeding.certain or len(feeding.alternatives) != 1 or not isinstance(dataset, Instance):
+            continue
+        loader, cls = feeding.loader, dataset.cls
+        if loader.ordinal in machine.prepared or not loader.complete or loader.ranks != ALL_RANKS:
+            continue
+        streams = base_names(machine, cls) == (_STREAM,) and class_attribute(machine, cls, "__iter__") is not None
+        if (
+            streams
+            and _goes_over_data(cls.node)
+            and not divided_by_rank(machine, dataset)
+            and _is_alike(projection, cls.node)
+        ):
+            yield feeding
+
+
+def _goes_over_data(cls: ast.ClassDef) -> bool:
+    """Return whether a loop in a class goes over a file or over what its objects hold, and is no mere count."""
+    loops = (node.iter for node in descend(cls) if isinstance(node, (ast.For, ast.comprehension)))
+    counts = ("range", "count", "repeat")
+    return any(
+        (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self")
+        or (isinstance(node, ast.Call) and last_name(node.func) in _READING)
+        for iterable in loops
+        if not (isinstance(iterable, ast.Call) and last_name(iterable.func) in counts)
+        for node in descend(iterable)
+    )
+
+
+def _is_alike(projection: Projection, cls: ast.ClassDef) -> bool:
+    """Return whether neither a class nor a function of the project that it calls speaks of ranks or draws numbers."""
+    called = {last_name(node.func) for node in descend(cls) if isinstance(node, ast.Call)}
+    functions = (
+        function
+        for module in projection.machine.script.modules
+        for function in module.index.of(ast.FunctionDef)
+        if function.name in called and not function.name.startswith("__")
+    )
+    return not any(_speaks_of_ranks(projection, node) or _speaks(node, _DRAWS) for node in (cls, *functions))
+
+
+def _advances(method: ast.FunctionDef) -> bool:
+    """Return whether a method reads a slice that begins at an attribute of its object, and moves that attribute on."""
+    nodes = descend(method)
+    moved = {
+        ast.unparse(target)
+        for node in nodes
+        if isinstance(node, (ast.Assign, ast.AugAssign))
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Attribute)
+    }
+    local = {
+        ast.unparse(node.targets[0])
+        for node in nodes
+        if isinstance(node, ast.Assign) and ast.unparse(node.value) in moved
+    }
+    return any(
+        isinstance(node, ast.Slice) and node.lower is not None and ast.unparse(node.lower) in moved | local
+        for node in nodes
+    )
+
+
+def _speaks(node: ast.AST, pattern: re.Pattern[str]) -> bool:
+    return any(pattern.search(word) for inner in descend(node) for word in _words(inner))
+
+
+def _speaks_of_ranks(projection: Projection, node: ast.AST) -> bool:
+    """Return whether code names ranks, by how its names are spelt or by what the walk found in them."""
+    store = projection.machine.store
+    learnt = store.rank_names | store.size_names
+    return _speaks(node, _OF_RANKS) or any(word in learnt for inner in descend(node) for word in _words(inner))
+
+
+def _words(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, (ast.Name, ast.Attribute)):
+        yield last_name(node)
+    elif isinstance(node, (ast.arg, ast.keyword)):
+        yield node.arg or ""

@@ -1,0 +1,216 @@
+"""A shuffling DistributedSampler repeats the same order in every epoch.
+
+What it finds
+    A shuffling sampler that shards by rank, or an own one derived from it, used for more than one training pass without
+    `set_epoch`, made anew for each pass, or told the epoch on some ranks only. In a run two passes that draw the same
+    indices in the same order.
+
+Why it is bad
+    The sampler derives its shuffle from its seed and its epoch number, which stays 0. Every epoch then shows each rank
+    the same samples in the same order, in the same batches; ranks never exchange samples.
+
+Example
+    sampler = DistributedSampler(dataset)
+    for epoch in range(epochs):
+        for batch in loader: ...
+
+Remedy
+    Call sampler.set_epoch(epoch) at the start of each epoch.
+
+When it is wrong
+    If a fixed order is intended, for instance to overfit a few batches; shuffle=False states that.
+
+References
+    https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpdoctor.check import Check, TooLittleEvidence
+from ddpdoctor.checks.data.epochs_source import ForgottenEpoch, forgotten_epochs
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.fix.edits import Edit, Fix, first_in_body
+from ddpdoctor.source.events import LoopAround
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.script.module import Module, Scope
+from ddpdoctor.source.script.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
+# The fix of a sampler that is never told the epoch.
+
+_COUNTING = frozenset({"range", "trange"})
+_WRAPPING = frozenset({"tqdm", "track"})
+
+
+def set_epoch_fix(forgotten: ForgottenEpoch, finding: Finding) -> Iterator[Fix]:
+    """Call ``set_epoch`` first thing in the loop of epochs.
+
+    Nothing is offered unless the loop counts with one name, and the sampler has one name, is bound to it once, and is
+    certainly bound before the loop.
+    """
+    module, loop = forgotten.epochs.module, forgotten.epochs.node
+    if forgotten.sampler.module is not module or not isinstance(loop, ast.For) or finding.location is None:
+        return
+    epoch, sampler = counter_of(loop), name_bound_before(module, forgotten.sampler.node, loop)
+    if not epoch or not sampler:
+        return
+    edit = first_in_body(module, loop.body, f"{sampler}.set_epoch({epoch})")
+    if edit is not None:
+        yield Fix(
+            code=finding.code,
+            description=f"call {sampler}.set_epoch({epoch}) at the start of each epoch",
+            location=finding.location,
+            edits=(edit,),
+            safe=True,
+        )
+
+
+def set_epoch_through(module: Module, loader: ast.AST, around: LoopAround, attribute: str) -> Edit | None:
+    """Return the call of ``set_epoch`` on the sampler of a loader with a name; None as ``set_epoch_fix``."""
+    loop = around.node
+    if around.module is not module or not isinstance(loop, ast.For):
+        return None
+    epoch, name = counter_of(loop), name_bound_before(module, loader, loop)
+    return first_in_body(module, loop.body, f"{name}.{attribute}.set_epoch({epoch})") if epoch and name else None
+
+
+def counter_of(loop: ast.For) -> str:
+    """Return the name that counts the epochs; empty when the loop does not count, or counts in another variable."""
+    iterable: ast.expr = loop.iter
+    while isinstance(iterable, ast.Call) and _last_name(iterable.func) in _WRAPPING and iterable.args:
+        iterable = iterable.args[0]
+    if isinstance(iterable, ast.Call) and _last_name(iterable.func) in _COUNTING and isinstance(loop.target, ast.Name):
+        return loop.target.id
+    return ""
+
+
+def name_bound_before(module: Module, node: ast.AST, loop: ast.For) -> str:
+    """Return the name that an object is bound to, once, before a loop and in its block or one around it; or empty."""
+    statement = module.parents.get(node)
+    if not isinstance(statement, ast.Assign) or statement.value is not node or len(statement.targets) != 1:
+        return ""
+    target = statement.targets[0]
+    if not isinstance(target, ast.Name) or not _precedes(module, statement, loop):
+        return ""
+    scope = _scope(module, loop)
+    if _scope(module, statement) is not scope:
+        return ""
+    bindings = [
+        name
+        for name in ast.walk(scope)
+        if isinstance(name, ast.Name) and name.id == target.id and not isinstance(name.ctx, ast.Load)
+    ]
+    return target.id if len(bindings) == 1 else ""
+
+
+def _precedes(module: Module, statement: ast.stmt, loop: ast.For) -> bool:
+    """Return whether the statement stands in the same list of statements as the loop or something around it, and
+    above.
+    """
+    around = {loop, *module.ancestors(loop)}
+    parent = module.parents.get(statement)
+    for name in ("body", "orelse", "finalbody"):
+        block = getattr(parent, name, None)
+        if isinstance(block, list) and statement in block:
+            return any(later in around for later in block[block.index(statement) + 1 :])
+    return False
+
+
+def _scope(module: Module, node: ast.AST) -> ast.AST:
+    return next((around for around in module.ancestors(node) if isinstance(around, Scope)), module.tree)
+
+
+def _last_name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+CHECK = Check(
+    code="DDP102",
+    name="missing-set-epoch",
+    severity={"source": Severity.WARNING, "rehearsal": Severity.WARNING, "run": Severity.WARNING},
+    needs=frozenset({"loaders", "passes"}),
+    subjects=("sampler", "training-loader"),
+    triggers=("DistributedSampler",),
+)
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report loaders under a shuffling DistributedSampler that is never told the epoch.
+
+    Raises TooLittleEvidence for one that code which was not read gets in every epoch.
+    """
+    unread = ""
+    for forgotten in forgotten_epochs(whole_projection(script)):
+        if forgotten.unread:
+            unread = forgotten.unread
+            continue
+        loader, sampler, epochs = forgotten.loader, forgotten.sampler, forgotten.epochs
+        yield CHECK.finding(
+            "source",
+            _title(forgotten),
+            remedy="Call sampler.set_epoch(epoch) at the start of every epoch, before the loop over the loader.",
+            locations=(loader.module.location(loader.node), sampler.module.location(sampler.node)),
+            evidence=(
+                Fact(
+                    text="this loop makes the sampler anew in every turn, of the same data and with the same seed"
+                    if forgotten.anew
+                    else "this loop iterates over the loader several times and never sets the sampler's epoch"
+                    if forgotten.told != "on some ranks"
+                    else "this loop sets the sampler's epoch under a test that not all ranks pass",
+                    basis="source",
+                    location=epochs.module.head_location(epochs.node),
+                ),
+            ),
+        )
+    if unread:
+        raise TooLittleEvidence(unread)
+
+
+def _title(forgotten: ForgottenEpoch) -> str:
+    if forgotten.told == "on some ranks":
+        return (
+            "only some ranks tell this DataLoader's DistributedSampler the epoch: from the second on the ranks divide "
+            "different orders between them, so that samples are missed and others come several times"
+        )
+    how = "whose epoch is never set" if forgotten.told == "never" else "that is given the same epoch every time"
+    return f"this DataLoader is shuffled by a DistributedSampler {how}, so every epoch has the same order"
+
+
+def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
+    """Offer to tell the sampler the epoch."""
+    for forgotten in forgotten_epochs(whole_projection(script)):
+        plain = not (forgotten.unread or forgotten.anew or forgotten.told == "on some ranks")
+        if plain and forgotten.loader.module.location(forgotten.loader.node) == finding.location:
+            yield from set_epoch_fix(forgotten, finding)
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report training loaders that were shuffled alike twice; refute where `set_epoch` changed the order."""
+    from ddpdoctor.checks.data.missing_set_epoch_run import judge_epochs
+
+    for epochs in judge_epochs(record):
+        if epochs.location is None:
+            continue
+        if not epochs.repeated:
+            yield Refuted(location=epochs.location, reason=epochs.sentence)
+            continue
+        fact = Fact(
+            text=f"passes {epochs.first_pass} and {epochs.second_pass} of this loader have the same digest of "
+            f"{epochs.samples:,} indices, and set_epoch was not called",
+            basis=record.job.kind,
+            numbers={"samples": epochs.samples, "passes": epochs.passes},
+            location=epochs.location,
+        )
+        yield CHECK.finding(
+            record.job.kind,
+            epochs.sentence,
+            remedy="Call sampler.set_epoch(epoch) at the start of every epoch, before the loop over the loader.",
+            locations=(epochs.location,),
+            evidence=(fact,),
+        )

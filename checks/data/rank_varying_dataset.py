@@ -1,0 +1,206 @@
+"""Ranks build different data sets, and one sampler divides them as if they were the same.
+
+What it finds
+    A DistributedSampler over a subset whose indices depend on the rank, over a data set whose constructor shuffles
+    without a common seed, or over one of Hugging Face that each rank shuffles with a seed of its own; that, too, where
+    an Accelerator divides the loader. In a run: data sets of different lengths, different subsets, or the same rows in
+    different orders.
+
+Why it is bad
+    The sampler gives each rank its part of the *indices*, assuming that an index means the same sample everywhere.
+    Over a subset that is already divided each rank sees a part of its part, and most samples are never used. Over data
+    in a different order on each rank some samples are seen several times and others never.
+
+Example
+    part = Subset(dataset, range(rank, len(dataset), world_size))
+    loader = DataLoader(part, sampler=DistributedSampler(part))
+
+Remedy
+    Divide once: either by rank and with shuffle=True, or the whole data set with the sampler. Seed the shuffle.
+
+When it is wrong
+    If the sampler is given a number of replicas other than the number of ranks; that is recognised.
+
+References
+    https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ddpdoctor.check import Check
+from ddpdoctor.checks.data.random_numbers_source import Draw, draws_in_constructor
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import (
+    ALL_RANKS,
+    NONE,
+    ExternalObject,
+    PerRank,
+    Value,
+    is_guessed,
+    is_varying,
+    options_of,
+    tags_of,
+)
+from ddpdoctor.source.projection import Projection, whole_projection
+from ddpdoctor.source.ranks.rank_names import rank_names
+from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.syntax_index import descend, last_name
+from ddpdoctor.source.torch_model.recorded_names import DATA_METHODS
+from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP108",
+    name="rank-varying-dataset",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
+    needs=frozenset({"loaders", "passes", "parts", "holdings"}),
+    subjects=("sampler",),
+    triggers=("DistributedSampler", "ccelerat"),
+)
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report samplers over data sets that differ between ranks."""
+    for found in rank_datasets(whole_projection(script)):
+        sampler = found.sampler
+        cause = found.dataset or (found.draw.event if found.draw is not None else sampler)
+        divides = "sampler divides" if sampler.kind == "sampler" else "loader, which the Accelerator divides, is of"
+        yield CHECK.finding(
+            "source",
+            "this sampler divides a subset that is already one rank's part"
+            if found.draw is None and not found.reordered
+            else f"this {divides} a data set whose order differs between ranks",
+            remedy="Shuffle it with the same seed on every rank."
+            if found.reordered
+            else "Give the sampler the whole data set: it divides it in parts of one length."
+            if found.draw is None
+            else "Seed every rank with the same number before the data set is built.",
+            locations=(sampler.module.location(sampler.node),),
+            evidence=(
+                Fact(
+                    text="this depends on the rank" if found.draw is None else "no common seed fixes this",
+                    basis="source",
+                    location=cause.module.location(cause.node),
+                ),
+            ),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report samplers over data sets that were seen to differ; refute where their samples are the same."""
+    from ddpdoctor.checks.data.rank_varying_dataset_run import judge_rank_data
+
+    for data in judge_rank_data(record):
+        if not data.varies:
+            for location in data.locations:
+                yield Refuted(location=location, reason=data.sentence)
+            continue
+        place = data.locations[0] if data.locations else None
+        yield CHECK.finding(
+            record.job.kind,
+            data.sentence,
+            remedy=data.remedy,
+            locations=data.locations,
+            ranks=data.ranks,
+            evidence=tuple(
+                Fact(text=text, basis=record.job.kind, numbers={} if number else data.numbers, location=place)
+                for number, text in enumerate(data.facts)
+            ),
+        )
+
+
+# Data sets that differ between ranks although one sampler, or an Accelerator, divides them.
+
+
+class RankDataset(msgspec.Struct, frozen=True, eq=False):
+    """A data set that each rank builds differently, under a DistributedSampler."""
+
+    sampler: Event
+    dataset: Event | None
+    """Its construction, where the rank is among the arguments."""
+    draw: Draw | None
+    """Random numbers in its constructor that no common seed fixes."""
+    reordered: bool = False
+    """``dataset`` is a call that gives it another order on each rank."""
+
+
+def rank_datasets(projection: Projection) -> Iterator[RankDataset]:
+    """Every DistributedSampler or prepared loader over a data set that certainly differs between ranks."""
+    seen: set[ast.AST] = set()
+    for sampler in projection.in_course("sampler"):
+        if sampler.name != DISTRIBUTED_SAMPLER or sampler.node in seen or sampler.ranks != ALL_RANKS:
+            continue
+        if not sampler.complete or len(sampler.positional) > 1 or {"num_replicas", "rank"} & sampler.named.keys():
+            continue
+        dataset = sampler.argument("dataset", 0)
+        options = list(options_of(dataset)) if dataset is not None else []
+        if len(options) != 1:
+            continue
+        found = _judge(projection, sampler, options[0])
+        if found is not None:
+            seen.add(sampler.node)
+            yield found
+    for loader in projection.in_course("loader"):
+        if loader.ordinal in projection.machine.prepared and loader.node not in seen:
+            shuffle = _shuffled_apart(projection, loader, loader.argument("dataset", 0))
+            if shuffle is not None:
+                seen.add(loader.node)
+                yield RankDataset(loader, shuffle, None, reordered=True)
+
+
+def _judge(projection: Projection, sampler: Event, dataset: Value) -> RankDataset | None:
+    draw = draws_in_constructor(projection, dataset)
+    if draw is not None:
+        return RankDataset(sampler, None, draw)
+    made = projection.machine.object(dataset) if isinstance(dataset, ExternalObject) else None
+    if made is not None and made.name == "torch.utils.data.Subset" and _by_rank(projection, made):
+        return RankDataset(sampler, made, None)
+    shuffle = _shuffled_apart(projection, sampler, dataset)
+    return RankDataset(sampler, shuffle, None, reordered=True) if shuffle is not None else None
+
+
+def _shuffled_apart(projection: Projection, divided: Event, dataset: Value | None) -> Event | None:
+    """Return the call of ``shuffle`` that gave a data set of Hugging Face an order by a seed of the rank's own."""
+    if dataset is None or ("drawn", 0) not in tags_of(dataset):
+        return None
+    shuffles = [
+        event
+        for event in projection.in_course("call")
+        if event.name in DATA_METHODS and event.ordinal < divided.ordinal and is_varying(event.named.get("seed", NONE))
+    ]
+    return shuffles[-1] if shuffles else None
+
+
+def _by_rank(projection: Projection, made: Event) -> bool:
+    """Return whether the indices of a subset are computed from the rank in its own construction or one assignment
+    before.
+    """
+    indices = made.argument("indices", 1)
+    if indices is None or not is_varying(indices) or (isinstance(indices, PerRank) and is_guessed(indices)):
+        return False
+    if not isinstance(made.node, ast.Call):
+        return False
+    names = {node.id for node in descend(made.node) if isinstance(node, ast.Name)}
+    texts: list[ast.AST] = [made.node, *_assigned(made.module, names)]
+    ranks = rank_names(projection.machine.store)
+    return any(_speaks_of_rank(node, ranks) for text in texts for node in descend(text))
+
+
+def _assigned(module: Module, names: set[str]) -> Iterator[ast.expr]:
+    for node in module.index.of(ast.Assign):
+        if any(isinstance(t, ast.Name) and t.id in names for t in node.targets):
+            yield node.value
+
+
+def _speaks_of_rank(node: ast.AST, ranks: frozenset[str]) -> bool:
+    return last_name(node) in ranks or (isinstance(node, ast.Constant) and node.value == "RANK")

@@ -1,0 +1,69 @@
+"""A GPU failed while the job ran.
+
+What it finds
+    In the logs: an event of the driver (Xid), or CUDA's error about ECC or a lost GPU. In a live run: a rank's GPU that
+    the driver can no longer reach, a critical event (Xid) of the driver on it, or memory errors that could not be
+    corrected, where they came during the run.
+
+Why it is bad
+    The rank on it ends with a CUDA error, or hangs; the others wait for it until their timeout, and what they print is
+    about communication. Restarted on the same machine the job fails again.
+
+Example
+    the GPU of rank 3 is lost: the driver can no longer reach it
+
+Remedy
+    Take the machine out of service and restart from the last checkpoint elsewhere; reset or replace the GPU. Xid 13, 31
+    and 43 come from the program: run it with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer, to find the kernel.
+
+When it is wrong
+    Where another program on the same GPU caused the event.
+
+References
+    https://docs.nvidia.com/deploy/xid-errors/index.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP704",
+    name="gpu-fault",
+    stands_for="gpu-fault",
+    severity={"run": Severity.ERROR, "log": Severity.ERROR},
+    needs=frozenset({"gpus"}),
+)
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the faults of each GPU that ranks use."""
+    from ddpdoctor.checks.death.gpu_fault_run import gpu_faults
+    from ddpdoctor.diagnosis.wording import rank_list
+
+    for fault in gpu_faults(record):
+        name = f" ({fault.gpu.name})" if fault.gpu.name else ""
+        yield CHECK.finding(
+            "run",
+            f"the GPU of {rank_list(fault.gpu.ranks)} {fault.what}",
+            remedy="Take the machine out of service, and restart from the last checkpoint elsewhere."
+            if fault.hardware
+            else "Run with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer, to find the kernel.",
+            ranks=fault.gpu.ranks,
+            evidence=tuple(Fact(text=f"GPU {fault.gpu.index}{name}: {fact}", basis="run") for fact in fault.facts),
+        )
+
+
+def in_log(record: RunRecord) -> Iterator[Finding]:
+    """Report the first event of the driver on a GPU."""
+    from ddpdoctor.diagnosis.logs.findings import from_log
+    from ddpdoctor.diagnosis.logs.remedies import of_gpu
+
+    yield from from_log(CHECK, record, of_gpu)

@@ -1,0 +1,77 @@
+"""NCCL failed.
+
+What it finds
+    An error of NCCL's own that ended a rank: its class, the first rank that raised it, and its usual cause. A lost peer
+    is reported only if no rank ended for another reason.
+
+Why it is bad
+    Every rank prints pages of the same text, and the one line that gives the reason is on one rank only.
+
+Example
+    RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:1269, unhandled system error, NCCL version 2.21.5
+
+Remedy
+    NCCL_DEBUG=WARN makes NCCL say what failed. System error: the network interface (NCCL_SOCKET_IFNAME) or /dev/shm.
+    CUDA error: a kernel before it. Internal error: different versions on the nodes. Invalid usage: two ranks on one
+    GPU.
+
+When it is wrong
+    The cause is the usual one of its class, not a proof.
+
+References
+    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
+    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/types.html#ncclresult-t
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP701",
+    name="nccl-error",
+    stands_for="nccl-error",
+    severity=dict.fromkeys(("rehearsal", "run", "log"), Severity.ERROR),
+    needs=frozenset({"ranks"}),
+)
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the first error of NCCL."""
+    from ddpdoctor.checks.death.nccl_error_run import nccl_errors
+    from ddpdoctor.diagnosis.wording import rank_list
+
+    for error in nccl_errors(record):
+        others = f"; then {rank_list(set(error.ranks) - {error.rank})}" if len(error.ranks) > 1 else ""
+        yield CHECK.finding(
+            record.job.kind,
+            f"NCCL failed on rank {error.rank} first with an {error.kind}: {error.cause}"
+            if error.kind[0] in "aeiou"
+            else f"NCCL failed on rank {error.rank} first with a {error.kind}: {error.cause}",
+            remedy=error.remedy,
+            locations=() if error.location is None else (error.location,),
+            ranks=error.ranks,
+            evidence=(
+                Fact(
+                    text=f"rank {error.rank}: {error.message}{others}",
+                    basis=record.job.kind,
+                    rank=error.rank,
+                    location=error.location,
+                ),
+            ),
+        )
+
+
+def in_log(record: RunRecord) -> Iterator[Finding]:
+    """Report what NCCL said first."""
+    from ddpdoctor.diagnosis.logs import remedies
+    from ddpdoctor.diagnosis.logs.findings import from_log
+
+    yield from from_log(CHECK, record, remedies.of_nccl)

@@ -1,0 +1,95 @@
+"""The last micro-batches of an epoch are not followed by an optimizer step.
+
+What it finds
+    Gradient accumulation whose step depends on the position in the pass over the loader alone, `(i + 1) % n == 0`,
+    without a step for the batches that are left at the end. In a run: a whole pass that ended so; one that the
+    rehearsal cut says nothing.
+
+Why it is bad
+    Unless n divides the number of batches, the gradients of the last ones are discarded or added to the first step of
+    the next epoch. With no_sync() those were never averaged: they differ between ranks.
+
+Example
+    for i, batch in enumerate(loader):
+        (model(batch).mean() / 8).backward()
+        if (i + 1) % 8 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+Remedy
+    Step at the end too: if (i + 1) % 8 == 0 or i + 1 == len(loader); or cut every pass to a multiple of n batches,
+    deliberately dropping the rest.
+
+When it is wrong
+    Where n divides the number of batches, or losing a few batches an epoch is accepted.
+
+References
+    https://docs.pytorch.org/docs/stable/notes/amp_examples.html#gradient-accumulation
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpdoctor.check import Check
+from ddpdoctor.checks.gradients.accumulation_source import forgotten_tails
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.script.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP216",
+    name="accumulation-tail",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ADVICE),
+    needs=frozenset({"wraps", "passes", "backwards", "optimizer_steps"}),
+    subjects=("training-loader",),
+    triggers=("enumerate",),
+)
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report tests for the step that leave out the end of the pass."""
+    for found in forgotten_tails(whole_projection(script)):
+        step = found.step
+        if found.condition is None:
+            continue
+        yield CHECK.finding(
+            "source",
+            "unless the number of batches is a multiple, the last ones of an epoch are not followed by a step",
+            remedy="Step after the last batch as well: add `or i + 1 == len(loader)` to this test.",
+            locations=(step.module.location(found.condition.test),),
+            evidence=(
+                Fact(
+                    text="the gradients of the remaining batches stay until the next epoch's first step",
+                    basis="source",
+                    location=step.module.location(step.node),
+                ),
+            ),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the end of the first whole pass that left gradients without a step."""
+    from ddpdoctor.checks.gradients.accumulation_run import tails
+
+    for tail in tails(record):
+        fate = "added to the first step of the next pass" if tail.leaks else "discarded"
+        last = f"last {tail.left} of {tail.batches} batches" if tail.left > 1 else f"last of {tail.batches} batches"
+        yield CHECK.finding(
+            record.job.kind,
+            f"no optimizer step follows the {last} of a pass: their gradients are {fate}",
+            remedy="Step after the last batch as well: `or i + 1 == len(loader)`.",
+            locations=() if tail.step_location is None else (tail.step_location,),
+            evidence=(
+                Fact(
+                    text=f"a step sums up {tail.per_step} backwards; {tail.left} came after the last step of the pass",
+                    basis=record.job.kind,
+                    numbers={"left": tail.left, "batches": tail.batches, "backwards_per_step": tail.per_step},
+                    location=tail.backward_location,
+                ),
+            ),
+        )

@@ -1,0 +1,97 @@
+"""Gradients are taken in a way that DDP's reduction does not see.
+
+What it finds
+    `torch.autograd.grad` for the parameters of a DDP model, and a second backward through one forward of it
+    (`retain_graph=True`). In a run: such gradients that differ between ranks when the optimizer uses them; also
+    those of the second of two backwards after two forwards, for DDP reduces once.
+
+Why it is bad
+    DDP averages what arrives in .grad during the first backward after its forward. autograd.grad returns gradients
+    instead, and a second backward adds to .grad after the reduction is over: both stay different on every rank, and
+    nothing says so.
+
+Example
+    loss = model(batch).mean()
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+
+Remedy
+    Call loss.backward(), once for the sum of all losses of a forward; or all-reduce the gradients by hand.
+
+When it is wrong
+    If the result is only inspected. autograd.grad for inputs (gradient penalties) is not reported: it is right as
+    long as the penalty is part of one loss that uses every parameter; a backward of the penalty alone leaves out the
+    last bias, and DDP's reduction with it.
+
+References
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpdoctor.check import Check
+from ddpdoctor.checks.gradients.unreduced_gradients_source import unreduced_gradients
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.streams.setup import AVERAGING
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.script.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP220",
+    name="autograd-grad-bypass",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
+    needs=AVERAGING,
+    subjects=("training",),
+    triggers=("autograd", "retain_graph"),
+)
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report gradients of a DDP model that are not averaged."""
+    for unreduced in unreduced_gradients(whole_projection(script)):
+        event, first = unreduced.event, unreduced.first
+        yield CHECK.finding(
+            "source",
+            "torch.autograd.grad returns this rank's gradients: DDP does not average them"
+            if first is None
+            else "the gradients of this second backward are not averaged: DDP reduced those of the first",
+            remedy="Use loss.backward(), or all-reduce the gradients by hand."
+            if first is None
+            else "Add the losses and call backward once.",
+            locations=(event.module.location(event.node),),
+            evidence=()
+            if first is None
+            else (
+                Fact(
+                    text="the first backward through the same forward",
+                    basis="source",
+                    location=first.module.location(first.node),
+                ),
+            ),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report gradients that came past DDP's reduction and differ between the ranks when they are used."""
+    from ddpdoctor.diagnosis.training.unaveraged import unaveraged
+
+    for found in unaveraged(record):
+        if found.why not in ("autograd-grad", "again"):
+            continue
+        values = found.why == "autograd-grad"
+        yield CHECK.finding(
+            record.job.kind,
+            f"torch.autograd.grad returns this rank's gradients of {found.model}: DDP does not average them"
+            if values
+            else f"the gradients of this further backward of {found.model} are not averaged: DDP had reduced already",
+            remedy="Use loss.backward(), or all-reduce the gradients by hand."
+            if values
+            else "Add the losses and call backward once, or run each forward right before its own backward.",
+            locations=() if found.location is None else (found.location,),
+            evidence=found.facts(record.job.kind),
+        )

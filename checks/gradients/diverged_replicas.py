@@ -1,0 +1,327 @@
+"""The ranks' replicas of one model are no longer the same.
+
+What it finds
+    Parameters that DDP manages and that differ between ranks, although their gradients were averaged: after a
+    synchronised optimizer step, or before the first one. The first parameter and step are named. Parameters that DDP
+    ignores, wraps with a communication hook, steps under no_sync() and manually averaged models are excluded, and where
+    a more specific check knows the reason, only that one reports. In the source: a ReduceLROnPlateau that every rank
+    steps with its own loss, which leads there in some epoch that a rehearsal does not reach; and a scheduler or an
+    optimizer that steps, a learning rate that is set, parameters that are frozen, or weights that are loaded after the
+    wrap, on some ranks only.
+
+Why it is bad
+    DDP averages gradients and never compares weights. With different weights, the averaged gradient fits none of the
+    replicas: training degrades, and rank 0 saves a model that was never trained as such.
+
+Example
+    model = DistributedDataParallel(net)
+    if rank == 0:
+        model.module.load_state_dict(torch.load("last.pt"))     # after the wrap: the others never get it
+
+Remedy
+    Load and initialise before the wrap, or on every rank. Give all ranks the same learning rate, averaging the loss
+    that a scheduler is stepped with, and change gradients after backward in the same way everywhere.
+
+When it is wrong
+    If the ranks are meant to diverge for a while (local SGD) in a way that was not recognised.
+
+References
+    https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from ddpdoctor.check import Check
+from ddpdoctor.checks.gradients.unreduced_gradients_source import guard_of
+from ddpdoctor.diagnosis.wording import rank_list
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.streams.setup import AVERAGING
+from ddpdoctor.source.events import Event, Guard
+from ddpdoctor.source.interpreter.values import (
+    ALL_RANKS,
+    NONE,
+    RANKS,
+    ExternalObject,
+    Instance,
+    Value,
+    options_of,
+    tags_of,
+)
+from ddpdoctor.source.projection import Projection, whole_projection
+from ddpdoctor.source.queries.job_kind import is_distributed
+from ddpdoctor.source.queries.optimizers import has_no_tensors, holders, is_optimizer, stepped, steps
+from ddpdoctor.source.queries.rank_logging import communicates, is_local, is_of_whole_set
+from ddpdoctor.source.queries.wrapped_models import is_ddp, numbers_of, training_events, value_of_root
+from ddpdoctor.source.script.code_words import uses_part
+from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.syntax_index import descend, last_name
+from ddpdoctor.source.torch_model.recorded_names import SET_PARAM_GROUP
+from ddpdoctor.source.torch_model.recorded_training import SET_REQUIRES_GRAD
+
+if TYPE_CHECKING:
+    from ddpdoctor.checks.gradients.diverged_run import Diverged
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP208",
+    name="diverged-replicas",
+    severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
+    needs=AVERAGING | {"collectives", "parameter_digests", "training_states"},
+    subjects=("training",),
+    triggers=("DistributedDataParallel", "ReduceLROnPlateau", "ccelerat", "Fabric", "auto_model"),
+)
+REMEDIES = {
+    "after-the-wrap": "Change or load the parameters before the wrap, or in the same way on every rank.",
+    "learning-rates": "Give the optimizer the same learning rate on every rank.",
+    "gradients": "Change gradients after backward (clipping, noise, skipped values) in the same way on every rank.",
+    "unknown": "Look for code that sets parameters or optimizer state on some ranks only.",
+}
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report what ranks change apart: by a plateau that one of them shows alone, or because only some come there."""
+    yield from _lone_changes(script)
+    for event in own_plateaus(whole_projection(script)):
+        place = event.module.location(event.node)
+        yield CHECK.finding(
+            "source",
+            "each rank lowers its learning rate by its own loss: once the rates differ, equal gradients lead to "
+            "different models",
+            remedy=(
+                "Average the value over the ranks with dist.all_reduce, on all ranks, before passing it to the "
+                "scheduler."
+            ),
+            locations=(place,),
+            evidence=(
+                Fact(
+                    text="this value comes from the rank's own batches, and was not reduced",
+                    basis="source",
+                    location=place,
+                    stack=event.chain,
+                ),
+            ),
+        )
+
+
+_LONE = {
+    "schedule": ("the learning-rate scheduler steps on {ranks} only, so the ranks train with different rates", "Step"),
+    "step": ("the optimizer steps on {ranks} only, so the parameters of the others stay what they were", "Step"),
+    "setting": (
+        "a setting of the optimizer changes on {ranks} only, so equal gradients change models apart",
+        "Set it",
+    ),
+    "freeze": (
+        "parameters are frozen or unfrozen on {ranks} only: DDP fails when it compares the models, or ranks wait for "
+        "gradients that others do not send",
+        "Freeze the same parameters",
+    ),
+    "load": ("weights are loaded on {ranks} only, after DDP made the replicas alike", "Load"),
+}
+
+
+def _lone_changes(script: Script) -> Iterator[Finding]:
+    for change in lone_changes(whole_projection(script)):
+        event, guard = change.event, change.guard
+        place = event.module.location(event.node)
+        ranks = tuple(rank for rank in RANKS if event.ranks >> rank & 1)
+        title, verb = _LONE[change.what]
+        condition = guard.module.excerpt(guard.node, 60)
+        yield CHECK.finding(
+            "source",
+            title.format(ranks=rank_list(ranks)),
+            remedy=f"{verb} on every rank: move it out of `if {condition}`.",
+            locations=(place,),
+            severity=Severity.ERROR,
+            evidence=(
+                Fact(
+                    text=f"of {len(RANKS)} ranks only {rank_list(ranks)} comes here, by `{condition}`",
+                    basis="source",
+                    location=guard.module.location(guard.node),
+                    stack=event.chain,
+                ),
+                *_steps_of_all(change),
+            ),
+        )
+
+
+def _steps_of_all(change: LoneChange) -> Iterator[Fact]:
+    """Yield the step of all ranks, the place at which a run shows what the change does."""
+    if change.step is not None and change.step.node is not change.event.node:
+        place = change.step.module.location(change.step.node)
+        yield Fact(text="every rank steps the optimizer here", basis="source", location=place)
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the first moment at which replicas differ."""
+    from ddpdoctor.checks.gradients.diverged_run import diverged_replicas
+
+    for found in diverged_replicas(record):
+        when = f"after step {found.step} of the optimizer" if found.step else "before the first optimizer step"
+        differ = Fact(
+            text=f"{found.unequal:,} of {found.compared:,} parameters differ: {', '.join(found.names)}",
+            basis=record.job.kind,
+            numbers={"parameters": found.unequal, "compared": found.compared, "step": found.step},
+        )
+        yield CHECK.finding(
+            record.job.kind,
+            f"the parameters of {found.model} differ between {rank_list(found.ranks)} {when}, {found.first_name} first",
+            remedy=REMEDIES[found.cause],
+            locations=tuple(dict.fromkeys(p for p in (found.location, found.wrap_location) if p is not None)),
+            ranks=found.ranks,
+            evidence=(
+                differ,
+                *_reasons(record, found),
+                Fact(text="the model is wrapped here", basis=record.job.kind, location=found.wrap_location),
+            ),
+        )
+
+
+def _reasons(record: RunRecord, found: Diverged) -> Iterator[Fact]:
+    if found.cause == "learning-rates":
+        rates = (f"rank {rank}: {rates}" for rank, rates in zip(found.ranks, found.learning_rates, strict=True))
+        yield Fact(text=f"the learning rates differ ({'; '.join(rates)})", basis=record.job.kind)
+    elif found.cause == "gradients":
+        yield Fact(
+            text="DDP averaged the gradients, and before the step they differ again: something changed them since",
+            basis=record.job.kind,
+        )
+    elif found.step:
+        yield Fact(text="the gradients that the step used are the same on all ranks", basis=record.job.kind)
+
+
+# State of the training that ranks change apart: by a loss of their own, or on some ranks only.
+
+PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau"
+_REDUCERS = ("torchmetrics", "all_avg", "dist_mean")
+"""Words of scripts whose metrics may be reduced where it cannot be read."""
+
+
+def own_plateaus(projection: Projection) -> Iterator[Event]:
+    """Steps of a ``ReduceLROnPlateau`` on every rank with a value of the rank's own batches, each once."""
+    script = projection.machine.script
+    if not is_distributed(projection) or uses_part(script, _REDUCERS):
+        return
+    seen: set[ast.AST] = set()
+    for event in training_events(projection, "step"):
+        options = () if event.receiver is None else options_of(event.receiver)
+        metric = event.argument("metrics", 0)
+        if event.node in seen or event.ranks != ALL_RANKS or metric is None or not is_local(metric):
+            continue
+        is_plateau = bool(options) and all(isinstance(one, ExternalObject) and one.name == PLATEAU for one in options)
+        if is_plateau and not is_of_whole_set(projection, metric) and not communicates(projection, event):
+            seen.add(event.node)
+            yield event
+
+
+class LoneChange(msgspec.Struct, frozen=True, eq=False):
+    """A change of what all replicas have to have alike, on some ranks only."""
+
+    event: Event
+    guard: Guard
+    what: Literal["schedule", "step", "setting", "freeze", "load"]
+    step: Event | None
+    """Where every rank steps an optimizer, and a run shows the replicas apart; None where none was seen."""
+
+
+def lone_changes(projection: Projection) -> Iterator[LoneChange]:
+    """Steps of schedulers and optimizers, settings, frozen parameters and loaded weights of some ranks of a job.
+
+    What the other ranks change as well, elsewhere, is none; nor is what a broadcast may bring to them afterwards.
+    """
+    wraps = [wrap for wrap in projection.in_course("wrap") if wrap.ranks == ALL_RANKS]
+    if not wraps or not any(projection.in_course("backward")):
+        return
+    candidates = projection.in_course("call", "training")
+    changes = [(event, what) for event in candidates if (what := _what(projection, event))]
+    handed_on = [event.ordinal for event in projection.in_course("collective") if event.name.startswith("broadcast")]
+    seen: set[ast.AST] = set()
+    shown = next((one for one in steps(projection) if one.ranks == ALL_RANKS), None)
+    for event, what in changes:
+        guard = guard_of(projection, event)
+        if event.node in seen or event.ranks in (0, ALL_RANKS) or guard is None or guard.guessed:
+            continue
+        others = (other for other, as_well in changes if as_well == what and other.receiver == event.receiver)
+        in_turn = any(other.ranks & ~event.ranks and not other.ranks & event.ranks for other in others)
+        if in_turn or any(at > event.ordinal for at in handed_on):
+            continue
+        if not _is_trained_after(projection, event):
+            continue  # As where the first rank loads the best weights to test them.
+        wrapped = any(wrap.ordinal < event.ordinal for wrap in wraps)
+        if what != "load" or wrapped:  # The constructor of DDP gives the first rank's weights to all.
+            seen.add(event.node)
+            yield LoneChange(event, guard, what, shown)
+
+
+def _is_trained_after(projection: Projection, event: Event) -> bool:
+    """Return whether a backward comes after an event, or stands in a loop with it."""
+    around = {loop.node for loop in event.loops}
+    return any(
+        backward.ordinal > event.ordinal or any(loop.node in around for loop in backward.loops)
+        for backward in projection.in_course("backward")
+    )
+
+
+def _what(projection: Projection, event: Event) -> Literal["schedule", "step", "setting", "freeze", "load", ""]:
+    """Return which state of the replicas an event changes; empty for what is not certainly theirs."""
+    options = list(options_of(event.receiver)) if event.receiver is not None else []
+    if event.name in ("requires_grad_", SET_REQUIRES_GRAD):
+        return "freeze" if _is_replicated(projection, event) else ""
+    if event.name == SET_PARAM_GROUP:
+        numbers = {number for kind, number in tags_of(event.receiver or NONE) if kind == "param-groups"}
+        return "setting" if numbers & _stepped_by_all(projection) else ""
+    if event.name == "step" and options and all(isinstance(one, ExternalObject) for one in options):
+        if not all(map(has_no_tensors, options)):
+            return "step" if all(map(is_optimizer, options)) and _holds_replica(projection, options) else ""
+        made = (projection.machine.object(one) for one in options)
+        moved = {number for one in made if one is not None for number in numbers_of(one.argument("optimizer", 0))}
+        return "schedule" if moved & _stepped_by_all(projection) else ""
+    if event.name == "load_state_dict" and options:
+        return "load" if all(_is_of_replica(projection, one) for one in options) else ""
+    return ""
+
+
+def _stepped_by_all(projection: Projection) -> frozenset[int]:
+    """Return the numbers of the optimizers that every rank steps somewhere."""
+    return frozenset(number for step in steps(projection) if step.ranks == ALL_RANKS for number in stepped(step))
+
+
+def _holds_replica(projection: Projection, options: Sequence[Value]) -> bool:
+    """Return whether an optimizer holds the parameters of a model in a DDP object."""
+    made = [one for option in options if (one := projection.machine.object(option)) is not None]
+    held = [value for one in made for value in holders(projection, one)]
+    return bool(held) and all(_is_of_replica(projection, option) for value in held for option in options_of(value))
+
+
+def _is_of_replica(projection: Projection, option: Value) -> bool:
+    known = isinstance(option, (ExternalObject, Instance))
+    return known and (is_ddp(option) or option.number in projection.machine.wrapped)  # type: ignore[union-attr]
+
+
+def _is_replicated(projection: Projection, event: Event) -> bool:
+    """Return whether parameters of a model in a DDP object are frozen: of ``net`` in ``net[0].parameters()``."""
+    node = event.node.func if isinstance(event.node, ast.Call) else event.node
+    owner: ast.expr | None = node.value if isinstance(node, ast.Attribute) else None
+    for loop in reversed(event.loops):
+        over = isinstance(loop.node, ast.For) and owner is not None
+        if over and ast.unparse(owner) in {ast.unparse(one) for one in descend(loop.node.target)}:  # type: ignore[arg-type,attr-defined]
+            owner = loop.node.iter  # type: ignore[attr-defined]
+    if owner is not None and _is_copy(event, owner):
+        return False
+    held = list(value_of_root(projection, event, owner)) if owner is not None else []
+    return bool(held) and all(_is_of_replica(projection, option) for option in held)
+
+
+def _is_copy(event: Event, owner: ast.expr) -> bool:
+    """Return whether the function around an event makes a copy of what it freezes: ``self.ema = deepcopy(model)``."""
+    text = ast.unparse(owner)
+    for made in event.module.index.within(event.module.body_around(event.node), ast.Assign):
+        copies = any(isinstance(one, ast.Call) and last_name(one.func) == "deepcopy" for one in descend(made.value))
+        if copies and any(text.startswith(ast.unparse(target)) for target in made.targets):
+            return True
+    return False

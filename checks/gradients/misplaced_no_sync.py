@@ -1,0 +1,465 @@
+"""no_sync() is in the wrong place.
+
+What it finds
+    `no_sync()` around every training forward, or around the very micro-step after which the optimizer steps: the
+    gradients are never averaged (error). `no_sync()` around the backward only: they are averaged nevertheless
+    (warning). `model.require_backward_grad_sync = False` does what no_sync() does, and is read like it.
+
+Why it is bad
+    DDP decides in its forward whether the next backward synchronises. A step on gradients that were not averaged makes
+    the ranks' weights drift apart, silently. Around backward alone the context does nothing: all the traffic that it
+    should save is sent.
+
+Example
+    loss = model(batch)
+    with model.no_sync():
+        loss.backward()
+
+Remedy
+    Put forward and backward under no_sync() for all micro-steps but the last, which has to run outside of it.
+
+When it is wrong
+    Where parameters are averaged at intervals (local SGD) in a way that was not recognised.
+
+References
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html#torch.nn.parallel.DistributedDataParallel.no_sync
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.record.streams.setup import AVERAGING
+from ddpdoctor.source.events import ContextAround, Event
+from ddpdoctor.source.interpreter.values import NO_SYNC, options_of
+from ddpdoctor.source.projection import Projection, whole_projection
+from ddpdoctor.source.queries.job_kind import framework
+from ddpdoctor.source.queries.optimizers import steps
+from ddpdoctor.source.queries.wrapped_models import (
+    averages_by_hand,
+    ddp_objects,
+    innermost_loop,
+    training_events,
+    training_forwards,
+    wrap_numbers,
+)
+from ddpdoctor.source.script.code_words import uses_part
+from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.syntax_index import descend
+
+if TYPE_CHECKING:
+    from ddpdoctor.checks.gradients.accumulation_run import LateNoSync
+    from ddpdoctor.diagnosis.training.unaveraged import Unaveraged
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP217",
+    name="misplaced-no-sync",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
+    needs=AVERAGING | {"collectives", "passes"},
+    subjects=("wrap", "loss"),
+    triggers=("no_sync", "require_backward_grad_sync"),
+)
+REMEDY = (
+    "Disable synchronisation, by no_sync() around forward and backward or by require_backward_grad_sync, for all "
+    "micro-steps but the last of each step."
+)
+TITLES = {
+    "never-synchronised": "synchronisation is off in every training forward, so the gradients are never averaged",
+    "last-unsynchronised": "synchronisation is off in the micro-step after which the optimizer steps, so its gradients "
+    "are not averaged",
+    "backward-only": "no_sync() around the backward alone has no effect: DDP decided in the forward to synchronise",
+}
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report each no_sync that leaves gradients unaveraged or saves nothing."""
+    for found in misplaced_no_syncs(whole_projection(script)):
+        yield CHECK.finding(
+            "source",
+            TITLES[found.mistake],
+            remedy=REMEDY,
+            locations=(found.context.module.location(found.context.node),),
+            evidence=tuple(_facts(found)),
+            severity=Severity.WARNING if found.mistake == "backward-only" else None,
+        )
+
+
+def _facts(found: MisplacedNoSync) -> Iterator[Fact]:
+    backward = found.backward
+    yield Fact(text="this is the backward", basis="source", location=backward.module.location(backward.node))
+    if found.step is not None:
+        yield Fact(
+            text="this step uses its gradients", basis="source", location=found.step.module.location(found.step.node)
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report steps on gradients that no_sync kept from being averaged, and contexts that come too late."""
+    from ddpdoctor.checks.gradients.accumulation_run import late_no_syncs
+    from ddpdoctor.diagnosis.training.unaveraged import unaveraged
+
+    yield from (_unaveraged(record, found) for found in unaveraged(record) if found.why == "no-sync")
+    yield from (_late(record, late) for late in late_no_syncs(record))
+
+
+def _unaveraged(record: RunRecord, found: Unaveraged) -> Finding:
+    return CHECK.finding(
+        record.job.kind,
+        TITLES["last-unsynchronised" if found.ever_synchronised else "never-synchronised"]
+        + f": they differ between ranks in {found.steps_affected} of {found.steps_compared} steps",
+        remedy=REMEDY,
+        locations=() if found.location is None else (found.location,),
+        evidence=found.facts(record.job.kind),
+    )
+
+
+def _late(record: RunRecord, late: LateNoSync) -> Finding:
+    return CHECK.finding(
+        record.job.kind,
+        TITLES["backward-only"],
+        remedy=REMEDY,
+        locations=() if late.location is None else (late.location,),
+        evidence=(
+            Fact(
+                text=f"{late.backwards} backwards of {late.model} under no_sync() were synchronised nevertheless",
+                basis=record.job.kind,
+                numbers={"backwards": late.backwards},
+            ),
+        ),
+        severity=Severity.WARNING,
+    )
+
+
+# Where gradients stay without synchronisation and steps are taken.
+
+PERIOD = 4
+"""Value that a divisor is tried with when it is no number."""
+LARGEST_PERIOD = 64
+MAXIMUM_DEPTH = 4
+"""Variables that are followed to their assignment."""
+
+Number = int | bool
+
+
+def agree(module: Module, one: ast.expr, other: ast.expr) -> bool:
+    """Return whether the turns that ``other`` chooses are certainly all chosen by ``one``; both are tests by a
+    remainder.
+
+    The two must use the same counter and the same divisor; with anything else in them the answer is no.
+    """
+    one, other = _resolved(module, one), _resolved(module, other)
+    unknown = _names(one) | _names(other)
+    divisors = _divisors(one) | _divisors(other)
+    if len(divisors) != 1:
+        return False
+    divisor = next(iter(divisors))
+    counters = unknown - _names(ast.parse(divisor, mode="eval").body)
+    period = int(divisor) if divisor.isdigit() else PERIOD
+    if len(counters) != 1 or not 2 <= period <= LARGEST_PERIOD:
+        return False
+    counter = next(iter(counters))
+    turns = range(3 * period)
+    known: list[dict[str, int]] = [{counter: turn} for turn in turns]
+    dividing = frozenset(
+        inner
+        for test in (one, other)
+        for inner in descend(test)
+        if isinstance(inner, ast.expr) and ast.unparse(inner) == divisor
+    )
+    chosen = [tuple(_evaluate(test, turn, period, dividing) for test in (one, other)) for turn in known]
+    if any(first is None or second is None for first, second in chosen):
+        return False
+    steps = [first for first, second in chosen if second]
+    return bool(steps) and len(steps) < len(turns) and all(steps)
+
+
+def _evaluate(node: ast.expr, known: Mapping[str, int], period: int, dividing: frozenset[ast.AST]) -> Number | None:
+    """Return the value of a test; ``dividing`` are the nodes that stand for the divisor, which is ``period``."""
+    if node in dividing:
+        return period
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.Name):
+        return known.get(node.id)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        value = _evaluate(node.operand, known, period, dividing)
+        return None if value is None else not value
+    if isinstance(node, ast.BinOp):
+        left, right = (_evaluate(side, known, period, dividing) for side in (node.left, node.right))
+        return _arithmetic(node.op, left, right)
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        left, right = (_evaluate(side, known, period, dividing) for side in (node.left, node.comparators[0]))
+        return _compared(node.ops[0], left, right)
+    return None
+
+
+def _arithmetic(kind: ast.operator, left: Number | None, right: Number | None) -> Number | None:
+    if left is None or right is None:
+        return None
+    if isinstance(kind, ast.Add):
+        return left + right
+    if isinstance(kind, ast.Sub):
+        return left - right
+    return left % right if isinstance(kind, ast.Mod) and right else None
+
+
+def _compared(kind: ast.cmpop, left: Number | None, right: Number | None) -> bool | None:
+    if left is None or right is None:
+        return None
+    if isinstance(kind, ast.Eq):
+        return left == right
+    if isinstance(kind, ast.NotEq):
+        return left != right
+    if isinstance(kind, (ast.Lt, ast.LtE)):
+        return left < right if isinstance(kind, ast.Lt) else left <= right
+    return None
+
+
+def _divisors(node: ast.expr) -> set[str]:
+    return {
+        ast.unparse(inner.right)
+        for inner in descend(node)
+        if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Mod)
+    }
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {inner.id for inner in descend(node) if isinstance(inner, ast.Name)}
+
+
+def _resolved(module: Module, node: ast.expr) -> ast.expr:
+    """Return a test with variables that are assigned once, from a test by a remainder, put in."""
+    for _ in range(MAXIMUM_DEPTH):
+        inner = node.operand if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) else node
+        if not isinstance(inner, ast.Name):
+            return node
+        values = [
+            entry.value
+            for entry in module.index.of(ast.Assign)
+            if any(isinstance(t, ast.Name) and t.id == inner.id for t in entry.targets)
+        ]
+        if len(values) != 1:
+            return node
+        node = ast.UnaryOp(ast.Not(), values[0]) if inner is not node else values[0]
+    return node
+
+
+ATTRIBUTE = "require_backward_grad_sync"
+_ALWAYS, _NEVER = ast.Constant(True), ast.Constant(False)
+
+
+def settings_of(projection: Projection, number: int) -> list[Event]:
+    """Return the assignments to the attribute of a DDP object, in their order."""
+    return [event for event in training_events(projection, f"set {ATTRIBUTE}") if number in ddp_objects(event.receiver)]
+
+
+def always_off(script: Script, settings: Sequence[Event], forwards: Sequence[Event]) -> Event | None:
+    """Return the only place that speaks of the attribute, when it assigns ``False`` under no condition before all
+    forwards.
+    """
+    mentions = sum(node.attr == ATTRIBUTE for module in script.modules for node in module.index.of(ast.Attribute))
+    if len(settings) != 1 or mentions != 1 or settings[0].undecided or test_around(settings[0]) is not None:
+        return None
+    before_all = all(settings[0].ordinal < forward.ordinal for forward in forwards)
+    return settings[0] if before_all and _off_by(settings[0]) is _ALWAYS else None
+
+
+def off_in_last_turn(settings: Sequence[Event], forward: Event, step: Event) -> Event | None:
+    """Return an assignment that leaves synchronisation off in the forward of the turn in which the optimizer steps.
+
+    DDP reads the attribute in its forward: what is assigned behind it holds from the next turn on.
+    """
+    loop, stepping = innermost_loop(forward), test_around(step)
+    if not settings or stepping is None or any(innermost_loop(event) is not loop for event in settings):
+        return None
+    off = _off_when(settings)
+    if off is None:
+        return None
+    module = forward.module
+    if all(event.ordinal < forward.ordinal for event in settings):
+        return settings[0] if agree(module, off, stepping) else None
+    late = all(event.ordinal > forward.ordinal for event in settings)
+    on = ast.UnaryOp(ast.Not(), off)
+    return settings[0] if late and agree(module, on, stepping) and agree(module, stepping, on) else None
+
+
+def test_around(event: Event) -> ast.expr | None:
+    """Return the condition of the innermost ``if`` around an event in its function and loop, turned round in
+    ``else``.
+    """
+    below: ast.AST = event.node
+    for around in event.module.ancestors(event.node):
+        if isinstance(around, (ast.FunctionDef, ast.For, ast.While)):
+            return None
+        if isinstance(around, ast.If):
+            return around.test if below in around.body else ast.UnaryOp(ast.Not(), around.test)
+        below = around
+    return None
+
+
+def _off_when(settings: Sequence[Event]) -> ast.expr | None:
+    """Return the condition under which synchronisation is off after some assignments; None when it is not that
+    simple.
+    """
+    off: ast.expr = _NEVER
+    for event in settings:
+        new, test = _off_by(event), test_around(event)
+        if new is None:
+            return None
+        if test is None:
+            off = new
+        elif new is _ALWAYS and off is _NEVER:
+            off = test
+        elif new is _NEVER and off is _ALWAYS:
+            off = ast.UnaryOp(ast.Not(), test)
+        elif new is not _NEVER or not (off is _NEVER or _excludes(test, off)):
+            return None
+    return off
+
+
+def _off_by(event: Event) -> ast.expr | None:
+    statement = event.module.parents.get(event.node)
+    if not isinstance(statement, ast.Assign):
+        return None
+    value = statement.value
+    if isinstance(value, ast.Constant):
+        return _NEVER if value.value else _ALWAYS
+    return ast.UnaryOp(ast.Not(), value)
+
+
+def _excludes(one: ast.expr, other: ast.expr) -> bool:
+    """Return whether a condition is the opposite of another, as those of an ``if`` and its ``else`` are."""
+    return isinstance(one, ast.UnaryOp) and isinstance(one.op, ast.Not) and one.operand is other
+
+
+Mistake = Literal["never-synchronised", "last-unsynchronised", "backward-only"]
+_OTHER_AVERAGING = (
+    "PostLocalSGD",
+    "PeriodicModelAverager",
+    "average_parameters",
+)
+
+
+class MisplacedNoSync(msgspec.Struct, frozen=True, eq=False):
+    """A ``no_sync`` that leaves gradients unaveraged, or saves nothing."""
+
+    mistake: Mistake
+    backward: Event
+    context: ContextAround
+    """The ``with`` item, or the target of an assignment to the attribute that it sets."""
+    step: Event | None = None
+    """The step that uses the gradients, where the wrong micro-step is left out."""
+
+
+def misplaced_no_syncs(projection: Projection) -> Iterator[MisplacedNoSync]:
+    """Every misplaced ``no_sync`` of a script, once."""
+    script = projection.machine.script
+    if uses_part(script, _OTHER_AVERAGING) or framework(script) or averages_by_hand(script):
+        return
+    seen: set[ast.AST] = set()
+    for backward in projection.in_course("backward"):
+        numbers = wrap_numbers(backward.receiver)
+        if len(numbers) != 1 or backward.node in seen:
+            continue
+        found = _judge(projection, backward, next(iter(numbers)))
+        if found is not None:
+            seen.add(backward.node)
+            yield found
+
+
+def _judge(projection: Projection, backward: Event, number: int) -> MisplacedNoSync | None:
+    loop = innermost_loop(backward)
+    forwards = training_forwards(projection, number)
+    near = [event for event in forwards if innermost_loop(event) is loop]
+    if not near or not forwards:
+        return None
+    moves = [step for step in steps(projection) if loop is None or innermost_loop(step) is loop or loop in _loops(step)]
+    around_forward = [context for event in forwards if (context := _certain(event)) is not None]
+    if moves and len(around_forward) == len(forwards):
+        return MisplacedNoSync("never-synchronised", backward, around_forward[0])
+    settings = settings_of(projection, number)
+    switched = always_off(projection.machine.script, settings, forwards) if moves else None
+    if switched is not None:
+        return MisplacedNoSync("never-synchronised", backward, _place_of(switched))
+    around_backward = _possible(backward)
+    if around_backward is not None and not any(_possible(event) for event in near):
+        return MisplacedNoSync("backward-only", backward, around_backward)
+    for step in moves:
+        wrong = off_in_last_turn(settings, near[0], step) if innermost_loop(step) is loop else None
+        if wrong is not None:
+            return MisplacedNoSync("last-unsynchronised", backward, _place_of(wrong), step)
+    return _wrong_turn(backward, near, moves)
+
+
+def _place_of(setting: Event) -> ContextAround:
+    """Return an assignment that does what the context does."""
+    assert isinstance(setting.node, ast.expr)
+    return ContextAround(setting.node, setting.module, NO_SYNC)
+
+
+def _loops(event: Event) -> list[ast.AST]:
+    return [loop.node for loop in event.loops]
+
+
+def _certain(event: Event) -> ContextAround | None:
+    return next((context for context in event.contexts if context.value == NO_SYNC), None)
+
+
+def _possible(event: Event) -> ContextAround | None:
+    return next((context for context in event.contexts if NO_SYNC in options_of(context.value)), None)
+
+
+def _wrong_turn(backward: Event, forwards: list[Event], moves: list[Event]) -> MisplacedNoSync | None:
+    """Return a ``no_sync`` entered in the very turn in which the optimizer steps."""
+    for step in moves:
+        stepping = test_around(step)
+        if stepping is None or innermost_loop(step) is not innermost_loop(backward):
+            continue
+        for forward in forwards:
+            context = _possible(forward)
+            if context is None:
+                continue
+            entering = _condition_of_no_sync(forward, context)
+            if entering is not None and agree(forward.module, entering, stepping):
+                return MisplacedNoSync("last-unsynchronised", backward, context, step)
+    return None
+
+
+def _condition_of_no_sync(forward: Event, context: ContextAround) -> ast.expr | None:
+    """Return the condition under which a ``with`` item of the forward's function is ``no_sync()``."""
+    node: ast.expr = context.node
+    module = context.module
+    if isinstance(node, ast.Name):
+        assigned = _only_assignment(module, node.id)
+        if assigned is None:
+            return None
+        node = assigned
+    if isinstance(node, ast.IfExp):
+        if _calls_no_sync(node.body) and not _calls_no_sync(node.orelse):
+            return node.test
+        if _calls_no_sync(node.orelse) and not _calls_no_sync(node.body):
+            return ast.UnaryOp(ast.Not(), node.test)
+    if _calls_no_sync(node) and isinstance(node, ast.Call):
+        return test_around(msgspec.structs.replace(forward, node=node, module=module))
+    return None
+
+
+def _only_assignment(module: Module, name: str) -> ast.expr | None:
+    values = [
+        node.value
+        for node in module.index.of(ast.Assign)
+        if any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
+    ]
+    return values[0] if len(values) == 1 else None
+
+
+def _calls_no_sync(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "no_sync"

@@ -1,0 +1,102 @@
+"""The state of the model takes most of the GPU's memory.
+
+What it finds
+    Weights, gradients, DDP's buckets and the optimizer's state that take more than 60 % of the GPU's memory (for 80 %,
+    `model-state-too-large = 0.8` under `[tool.ddpdoctor.thresholds]`): in a live run as they lie on it, in a rehearsal
+    as they are after a step. A rehearsal without the job's GPUs knows their memory from the settings
+    (`device-memory-gib` in `[tool.ddpdoctor.job]`) and judges nothing without.
+
+Why it is bad
+    DDP keeps all of it on every GPU; with Adam in mixed precision that is 16 bytes a parameter or more. The remainder
+    for activations allows small batches only, so that the GPU computes little for each gradient that it sends, and a
+    long sample or a larger evaluation batch ends the job because memory runs out.
+
+Example
+    model = DDP(GPT2XL().to(device))            # 6 GB of weights, 6 of gradients, 12 of Adam on a GPU of 40 GB
+
+Remedy
+    FSDP or ZeroRedundancyOptimizer, which shard the state over the ranks; gradient_as_bucket_view=True, which
+    stores the gradients once; a smaller optimizer state (8-bit Adam, Adafactor).
+
+When it is wrong
+    If the batch that fits is large enough. Where the script chooses another model on a GPU than on a CPU.
+
+References
+    https://docs.pytorch.org/docs/stable/fsdp.html
+    https://docs.pytorch.org/docs/stable/distributed.optim.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+
+if TYPE_CHECKING:
+    from ddpdoctor.checks.gradients.model_state_too_large_run import ModelState
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP212",
+    name="model-state-too-large",
+    severity=dict.fromkeys(("rehearsal", "run"), Severity.WARNING),
+    needs=frozenset({"optimizer_sizes", "optimizer_steps", "wraps"}),
+    needs_live=frozenset({"gpus", "optimizer_sizes"}),
+)
+
+_STATED = "`device-memory-gib` in [tool.ddpdoctor.job] gives a GPU"
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the GPUs that the model's state fills, by the one that is fullest."""
+    from ddpdoctor.checks.gradients.model_state_too_large_run import large_states
+    from ddpdoctor.diagnosis.wording import site_location
+
+    states = list(large_states(record))
+    if not states:
+        return
+    worst = max(states, key=lambda state: state.total_bytes / state.memory_bytes)
+    ranks = tuple(sorted({rank for state in states for rank in state.ranks}))
+    parts = (
+        ("weights", worst.parameter_bytes),
+        ("buffers", worst.buffer_bytes),
+        ("gradients", worst.gradient_bytes),
+        ("DDP's buckets", worst.bucket_bytes),
+        (f"the state of {' and '.join(worst.optimizers)}", worst.optimizer_bytes),
+    )
+    wraps = [wrap for wrap in record.wraps if wrap.rank in worst.ranks]
+    largest = max(wraps, key=lambda wrap: sum(tensor.size_bytes for tensor in wrap.parameters), default=None)
+    location = None if largest is None else site_location(record.site(largest.site))
+    whole = _size(worst.memory_bytes).replace(".0", "")
+    yield CHECK.finding(
+        record.job.kind,
+        f"weights, gradients and optimizer take {worst.total_bytes / worst.memory_bytes:.0%} of the GPU's memory",
+        remedy="Shard the weights and gradients, too: with FSDP."
+        if worst.shared
+        else "Shard the state with FSDP or ZeroRedundancyOptimizer.",
+        ranks=() if ranks == record.rank_numbers() else ranks,
+        locations=() if location is None else (location,),
+        evidence=(
+            *(
+                Fact(text=f"{name}: {_size(size)} of {whole}", basis=record.job.kind, numbers={"bytes": size})
+                for name, size in parts
+                if size > 0.001 * worst.memory_bytes
+            ),
+            Fact(text=_left(worst), basis=record.job.kind),
+            *((Fact(text=f"{_STATED} {whole}", basis=record.job.kind),) if worst.stated else ()),
+        ),
+    )
+
+
+def _left(state: ModelState) -> str:
+    """Say what is left for the activations."""
+    left = state.memory_bytes - state.total_bytes
+    if left <= 0:
+        return f"it does not fit: {_size(-left)} are missing, not counting the activations of a batch"
+    return f"{_size(left)} are left for the activations of a batch"
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.1f} MiB"

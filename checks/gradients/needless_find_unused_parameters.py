@@ -1,0 +1,126 @@
+"""find_unused_parameters is on, and every parameter is used.
+
+What it finds
+    `find_unused_parameters=True` for a module that could be read completely: its forward has no branches and reaches
+    everything that has parameters. In a run: every parameter got a gradient on every rank in all the steps seen; advice
+    where a framework set the option.
+
+Why it is bad
+    After every forward DDP walks the whole autograd graph in search of unused parameters, although there are none, and
+    its buckets wait for a bitmap that is all-reduced as well. It costs time in every step, and it hides the error that
+    a really unused parameter would raise.
+
+Example
+    model = DistributedDataParallel(model, device_ids=[local_rank], find_unused_parameters=True)
+
+Remedy
+    Omit find_unused_parameters, and run once to confirm that no error about unused parameters is raised.
+
+When it is wrong
+    Where the loss uses only a part of what forward returns, or hooks change which parameters are used.
+
+References
+    https://docs.pytorch.org/docs/stable/notes/ddp.html
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.fix.edits import Fix, without_keyword
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.queries.parameters import needless_searches
+from ddpdoctor.source.script.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP202",
+    name="needless-find-unused-parameters",
+    severity={"source": Severity.ADVICE, "rehearsal": Severity.WARNING, "run": Severity.WARNING},
+    needs=frozenset({"wraps", "wrap_changes", "backwards", "missing_gradients"}),
+    needs_live=frozenset({"wraps", "unused_searches"}),
+    subjects=("model",),
+    triggers=("find_unused_parameters",),
+)
+REMEDY = "Omit find_unused_parameters if no input makes forward skip a layer: an unused parameter would raise an error."
+FRAMEWORK_REMEDY = (
+    "Disable it in the framework that wraps the model if no input makes forward skip a layer: "
+    "ddp_find_unused_parameters=False for the Trainer, DDPStrategy or DistributedDataParallelKwargs elsewhere."
+)
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report wraps that search for unused parameters in modules that use all of them."""
+    for needless in needless_searches(whole_projection(script)):
+        wrap = needless.wrap
+        used = f"all {needless.parts} parts" if needless.parts > 1 else "the one part"
+        yield CHECK.finding(
+            "source",
+            f"DDP searches for unused parameters in every step, and forward uses {used} with parameters",
+            remedy="Omit find_unused_parameters and run once: an unused parameter would raise an error.",
+            locations=(wrap.module.location(wrap.node),),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the searches that found nothing on any rank, and refute the suspicion where they found something."""
+    from ddpdoctor.checks.gradients.ddp_failures_run import searches
+
+    for search in searches(record):
+        if search.unused and search.location is not None:
+            reason = f"some parameters of {search.model} got no gradient in a step"
+            yield Refuted(location=search.location, reason=reason)
+        elif not search.unused:
+            steps = "measured steps" if record.job.kind == "run" else "synchronised backwards"
+            yield CHECK.finding(
+                record.job.kind,
+                f"DDP searches for unused parameters in every step, and in {search.backwards} {steps} "
+                f"every parameter of {search.model} got a gradient on every rank",
+                what_if=("find_unused_parameters=false",),
+                remedy=REMEDY if search.by_user else FRAMEWORK_REMEDY,
+                severity=None if search.by_user else Severity.ADVICE,
+                locations=() if search.location is None else (search.location,),
+                evidence=(
+                    Fact(
+                        text=f"on each rank {search.backwards} {steps} were seen, and each of the "
+                        f"{search.parameters:,} parameters got its gradient in all of them",
+                        basis=record.job.kind,
+                        numbers={"backwards": search.backwards, "parameters": search.parameters},
+                    ),
+                ),
+            )
+
+
+def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
+    """Offer to leave the option out."""
+    yield from stop_searching(script, finding)
+
+
+# The suggestion to stop searching for unused parameters.
+
+_OPTION = "find_unused_parameters"
+
+
+def stop_searching(script: Script, finding: Finding) -> Iterator[Fix]:
+    """Leave ``find_unused_parameters`` out of the wrap; never safe, because a path that was not seen may need it."""
+    for module in script.modules:
+        if finding.location is None or str(module.path) != finding.location.file:
+            continue
+        for node in module.nodes:
+            if isinstance(node, ast.Call) and module.location(node) == finding.location:
+                edit = without_keyword(module, node, _OPTION)
+                if edit is not None:
+                    yield Fix(
+                        code=finding.code,
+                        description=f"omit {_OPTION}",
+                        location=finding.location,
+                        edits=(edit,),
+                        safe=False,
+                    )
+                return

@@ -1,0 +1,101 @@
+"""Optimizer, scheduler or scaler state is loaded on rank 0 only.
+
+What it finds
+    `load_state_dict` of an optimizer, a learning-rate scheduler or a gradient scaler that only rank 0 reaches.
+
+Why it is bad
+    DDP broadcasts rank 0's weights and buffers when it is built, never the optimizer's state. After a resume rank 0
+    steps with its momentum and the others with none: equal gradients silently lead to different weights.
+
+Example
+    if rank == 0:
+        model.load_state_dict(state["model"])           # DDP broadcasts this
+        optimizer.load_state_dict(state["optimizer"])   # but not this
+
+Remedy
+    Load on every rank, with map_location set to the rank's own device.
+
+When it is wrong
+    Where the state is sent to the other ranks afterwards by a function that cannot be read.
+
+References
+    https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpdoctor.check import Check
+from ddpdoctor.checks.gradients.unreduced_gradients_source import lonely_loads
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.script.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.checks.gradients.diverged_run import Load
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP221",
+    name="rank-zero-load",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
+    needs=frozenset({"training_states"}),
+    subjects=("job",),
+    triggers=("load_state_dict",),
+)
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report training state that the other ranks never get."""
+    for load in lonely_loads(whole_projection(script)):
+        event, guard = load.event, load.guard
+        first = "rank 0" if event.ranks == 1 else "the first rank of each node"
+        yield CHECK.finding(
+            "source",
+            f"only {first} loads the state of this {load.what}, and DDP does not broadcast it",
+            remedy="Load it on every rank, with map_location set to the rank's own device.",
+            locations=(event.module.location(event.node),),
+            ranks=(0,) if event.ranks == 1 else (),
+            evidence=(
+                Fact(
+                    text="this condition keeps the other ranks out",
+                    basis="source",
+                    location=guard.module.location(guard.node),
+                ),
+            ),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report state that differs because some ranks loaded it; refute it where all loaded it or hold the same."""
+    from ddpdoctor.checks.gradients.diverged_run import loads
+    from ddpdoctor.diagnosis.wording import rank_list, verb
+
+    basis = record.job.kind
+    for load in loads(record):
+        if load.others and load.differs:
+            who = f"only {rank_list(load.loaded)} {verb(load.loaded, 'loads', 'load')}"
+            yield CHECK.finding(
+                basis,
+                f"{who} the state of this {load.kind}, and DDP does not broadcast it",
+                remedy="Load it on every rank, with map_location set to the rank's own device.",
+                locations=() if load.location is None else (load.location,),
+                ranks=load.loaded,
+                evidence=(Fact(text=_proof(load), basis=basis, location=load.location, stack=load.frames),),
+            )
+        elif load.location is not None:
+            reason = f"all ranks hold the same state of this {load.kind} at the first step"
+            yield Refuted(location=load.location, reason=reason)
+
+
+def _proof(load: Load) -> str:
+    from ddpdoctor.diagnosis.wording import rank_list
+
+    if load.late:
+        return "the parameters were the same on all ranks after the first optimizer step, and differ after a later one"
+    return (
+        f"at the first optimizer step the {load.type} of {rank_list(load.others)} holds a different state than that of "
+        f"{rank_list(load.loaded)}"
+    )

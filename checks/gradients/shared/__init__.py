@@ -1,1 +1,0 @@
-"""What several checks of this family share."""

@@ -1,0 +1,148 @@
+"""BatchNorm sees only a small batch on each rank.
+
+What it finds
+    A DDP model with BatchNorm layers whose training loader gives each rank fewer than 16 samples, in a script without
+    SyncBatchNorm.
+
+Why it is bad
+    Every rank normalises by the mean and variance of its own few samples. They are noisy, the running statistics that
+    evaluation uses are those of rank 0, and accuracy falls below that of the same global batch on one GPU.
+
+Example
+    loader = DataLoader(dataset, batch_size=2, sampler=sampler)
+    model = DistributedDataParallel(ResNet())
+
+Remedy
+    Convert before the wrap: model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model). Or use GroupNorm.
+
+When it is wrong
+    Where the BatchNorm layers are frozen (eval mode), as in fine-tuned detectors. SyncBatchNorm costs two collectives a
+    layer and step.
+
+References
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
+    https://arxiv.org/abs/1803.08494
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import Const, ExternalObject, constant
+from ddpdoctor.source.projection import Projection, whole_projection
+from ddpdoctor.source.queries.training_loops import feedings
+from ddpdoctor.source.queries.wrapped_models import wrap_numbers
+from ddpdoctor.source.script.code_words import uses_part
+from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.torch_model.buffers import parts_of_module
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP205",
+    name="unsynchronised-batchnorm",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ADVICE),
+    needs=frozenset({"wraps", "forwards", "loaders"}),
+    subjects=("model", "training-loader"),
+    triggers=("BatchNorm",),
+)
+SMALL_BATCH = 16
+"""Samples a rank below which statistics are noisy."""
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report wraps of BatchNorm models that are fed small batches."""
+    for small in small_batch_norms(whole_projection(script)):
+        wrap, loader = small.wrap, small.loader
+        yield CHECK.finding(
+            "source",
+            _title(small.layers, small.batch_size),
+            remedy="Call SyncBatchNorm.convert_sync_batchnorm(model) before the wrap, or use GroupNorm.",
+            locations=(wrap.module.location(wrap.node),),
+            evidence=(
+                Fact(
+                    text=f"this loader gives each rank {small.batch_size} samples at a time",
+                    basis="source",
+                    numbers={"samples_per_rank": small.batch_size, "layers": small.layers},
+                    location=loader.module.location(loader.node),
+                ),
+            ),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the BatchNorm layers that train on small batches; refute it where they do not train, or on large ones."""
+    from ddpdoctor.checks.gradients.ddp_failures_run import fed_batch_norms
+
+    for fed in fed_batch_norms(record):
+        if fed.layers and fed.batch_size < SMALL_BATCH:
+            yield CHECK.finding(
+                record.job.kind,
+                _title(fed.layers, fed.batch_size),
+                remedy="Call SyncBatchNorm.convert_sync_batchnorm(model) before the wrap, or use GroupNorm.",
+                locations=() if fed.location is None else (fed.location,),
+                evidence=(
+                    Fact(
+                        text=f"this loader gives each rank {fed.batch_size} samples at a time",
+                        basis=record.job.kind,
+                        numbers={"samples_per_rank": fed.batch_size, "layers": fed.layers},
+                        location=fed.loader_location,
+                    ),
+                ),
+            )
+        elif fed.location is not None:
+            reason = f"each rank trains on {fed.batch_size} samples" if fed.layers else "no BatchNorm layer is trained"
+            yield Refuted(location=fed.location, reason=reason)
+
+
+def _title(layers: int, samples: int) -> str:
+    what = "1 BatchNorm layer normalises" if layers == 1 else f"{layers} BatchNorm layers normalise"
+    return f"{what} over {samples} samples a rank"
+
+
+# BatchNorm in DDP models whose batch on each rank is small.
+
+"""Samples a rank below which the statistics of a batch are known to hurt (Wu and He, Group Normalization, 2018)."""
+_BATCH_NORM = re.compile(r"torch\.nn\.BatchNorm\dd$")
+
+
+class SmallBatchNorm(msgspec.Struct, frozen=True, eq=False):
+    """A wrap of a model with BatchNorm layers that sees few samples a rank."""
+
+    wrap: Event
+    loader: Event
+    layers: int
+    batch_size: int
+    """Samples a rank and forward."""
+
+
+def small_batch_norms(projection: Projection) -> Iterator[SmallBatchNorm]:
+    """Wraps of models with BatchNorm that a loader with a small, constant batch size feeds."""
+    machine = projection.machine
+    if uses_part(machine.script, ("SyncBatchNorm", "convert_sync", "SyncBN", "syncbn")):
+        return
+    seen: set[int] = set()
+    for feeding in feedings(projection):
+        size = constant(feeding.loader.argument("batch_size", 1) or Const(1))
+        if not isinstance(size, int) or size >= SMALL_BATCH or "batch_sampler" in feeding.loader.named:
+            continue
+        for number in sorted(wrap_numbers(feeding.backward.receiver) - seen):
+            wrap = machine.events.get(number)
+            module = wrap.argument("module", 0) if wrap is not None else None
+            if wrap is None or module is None:
+                continue
+            layers = sum(
+                isinstance(part, ExternalObject) and _BATCH_NORM.match(part.name) is not None
+                for part in parts_of_module(machine, module)
+            )
+            if layers:
+                seen.add(number)
+                yield SmallBatchNorm(wrap, feeding.loader, layers, size)

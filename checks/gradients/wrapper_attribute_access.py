@@ -1,0 +1,85 @@
+"""An attribute of the model is accessed on the DDP wrapper.
+
+What it finds
+    `model.name` on a DistributedDataParallel object, where the wrapped model's class defines `name` and DDP does not.
+
+Why it is bad
+    DDP does not forward attributes: AttributeError, often in the code at the end of an epoch, after hours of training.
+    In a run on one process, without the wrap, the same line works.
+
+Example
+    model = DistributedDataParallel(Net())
+    model.freeze_backbone()
+
+Remedy
+    Use the inner model: model.module.freeze_backbone(). For a training forward, call the wrapper instead.
+
+When it is wrong
+    If the wrapper's class forwards attributes by a __getattr__ set elsewhere.
+
+References
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpdoctor.check import Check
+from ddpdoctor.checks.gradients.after_wrap_source import wrapper_attributes
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.script.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP215",
+    name="wrapper-attribute-access",
+    stands_for="wrapper-attribute",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
+    needs=frozenset({"ranks"}),
+    subjects=("wrap",),
+    triggers=("DistributedDataParallel", "ccelerat", "Fabric", "auto_model"),
+)
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report attributes of the model that are asked of its wrapper."""
+    for access in wrapper_attributes(whole_projection(script)):
+        event, wrap = access.event, access.wrap
+        yield CHECK.finding(
+            "source",
+            f"the DDP object has no attribute {access.name}: it is {access.model}'s, which is .module",
+            remedy=f"Write .module.{access.name}.",
+            locations=(event.module.location(event.node),),
+            evidence=(
+                Fact(text="the model is wrapped here", basis="source", location=wrap.module.location(wrap.node)),
+            ),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the exception that ended a rank because it asked the wrapper."""
+    from ddpdoctor.checks.gradients.ddp_failures_run import wrapper_attribute
+    from ddpdoctor.diagnosis.wording import rank_list
+
+    found = wrapper_attribute(record)
+    if found is not None:
+        yield CHECK.finding(
+            record.job.kind,
+            f"the DDP object has no attribute {found.attribute}: it is {found.model}'s, which is .module",
+            remedy=f"Write .module.{found.attribute}.",
+            locations=() if found.location is None else (found.location,),
+            ranks=found.ranks,
+            evidence=(
+                Fact(
+                    text=f"{rank_list(found.ranks)} raised AttributeError here",
+                    basis=record.job.kind,
+                    location=found.location,
+                    stack=found.frames,
+                ),
+            ),
+        )

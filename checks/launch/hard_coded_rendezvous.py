@@ -1,0 +1,88 @@
+"""An address, a port or a number of ranks in the code overrides the launcher's.
+
+What it finds
+    Constants assigned to MASTER_ADDR, MASTER_PORT, WORLD_SIZE or RANK, and a constant tcp:// address, in a script that
+    takes its rank from a launcher's environment. In a run: a value other than the launcher's, and a port in use.
+
+Why it is bad
+    torchrun chooses address and port and passes them to all ranks. Nothing listens on a port that the script chooses,
+    so init_process_group waits until its timeout; localhost is a different machine on each node; and two jobs on one
+    machine compete for the same port.
+
+Example
+    os.environ["MASTER_PORT"] = "29500"
+    dist.init_process_group("nccl", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+
+Remedy
+    Leave the variables alone under a launcher. For a script that runs without one as well, use
+    os.environ.setdefault(...), which keeps what is there.
+
+When it is wrong
+    If your own launcher leaves these variables to the script. Scripts that start their ranks with
+    mp.spawn need them and are excluded, as are scripts for Slurm or MPI.
+
+References
+    https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.queries.rendezvous import fixed_rendezvous
+from ddpdoctor.source.script.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP504",
+    name="hard-coded-rendezvous",
+    stands_for="port-in-use",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
+    needs=frozenset({"ranks", "waits", "settings"}),
+    subjects=("job",),
+    triggers=("init_process_group",),
+)
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report constants over the launcher's variables."""
+    for fixed in fixed_rendezvous(whole_projection(script)):
+        if fixed.what == "init_method":
+            title = f"the launcher's ranks have their rendezvous at {fixed.value}, an address of the script"
+            remedy = "Omit init_method: the launcher's MASTER_ADDR and MASTER_PORT are then used."
+        elif fixed.what == "world_size":
+            title = f"the group is created for {fixed.value} ranks, however many the launcher starts"
+            remedy = "Omit world_size, or take it from the launcher's environment."
+        else:
+            title = f"{fixed.what} is set to {fixed.value!r} in the code, overriding the launcher"
+            remedy = f'Remove the line, or write os.environ.setdefault("{fixed.what}", "{fixed.value}").'
+        way = Fact(text="this call chain leads to it", basis="source", location=fixed.location, stack=fixed.chain)
+        yield CHECK.finding(
+            "source",
+            title,
+            remedy=remedy,
+            locations=(fixed.location,),
+            evidence=(way,) if len(fixed.chain) > 1 else (),
+            severity=Severity.ADVICE if fixed.mild else None,
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report what led the ranks away from their launcher, and ports that were taken."""
+    from ddpdoctor.checks.launch.hard_coded_rendezvous_run import misled_ranks
+
+    for misled in misled_ranks(record):
+        yield CHECK.finding(
+            record.job.kind,
+            misled.sentence,
+            remedy=misled.remedy,
+            locations=() if misled.location is None else (misled.location,),
+            ranks=misled.ranks,
+            evidence=(Fact(text=misled.followed, basis=record.job.kind, location=misled.location),),
+        )

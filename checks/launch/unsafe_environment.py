@@ -1,0 +1,76 @@
+"""An environment variable harms the job.
+
+What it finds
+    Debug settings that crash or slow the job (TORCH_DISTRIBUTED_DEBUG=DETAIL with gloo on torch 2.13,
+    TORCH_NCCL_ENABLE_TIMING, CUDA_LAUNCH_BLOCKING, NCCL_P2P_DISABLE), NCCL's error handling switched off or combined
+    with blocking waits, and a network interface that this machine does not have. Set outside or by the script.
+
+Why it is bad
+    Such variables outlive the debugging session that they were set for, in a shell profile or a job template. Nothing
+    in the script shows them, and the job is slow, hangs where it should fail, or crashes before its first step.
+
+Example
+    export TORCH_NCCL_ASYNC_ERROR_HANDLING=0
+
+Remedy
+    Remove the variable from the job's environment.
+
+When it is wrong
+    If it was set on purpose for this run. NCCL's variables are checked only if a group uses NCCL.
+
+References
+    https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html
+    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+
+if TYPE_CHECKING:
+    from ddpdoctor.checks.launch.unsafe_environment_run import UnsafeVariable
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP509",
+    name="unsafe-environment",
+    severity={"rehearsal": Severity.WARNING, "run": Severity.WARNING},
+    needs=frozenset({"ranks", "settings"}),
+)
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report the variables of the job's environment that harm it."""
+    from ddpdoctor.checks.launch.unsafe_environment_run import unsafe_variables
+
+    for variable in unsafe_variables(record):
+        place = variable.location
+        yield CHECK.finding(
+            record.job.kind,
+            f"{variable.name}={variable.value}: {variable.effect}",
+            remedy=f"Remove {variable.name} from the environment of the job."
+            if place is None
+            else "Remove the line that sets it.",
+            locations=() if place is None else (place,),
+            evidence=(
+                Fact(
+                    text=_how(variable),
+                    basis=record.job.kind,
+                    location=place,
+                ),
+            ),
+        )
+
+
+def _how(variable: UnsafeVariable) -> str:
+    if variable.location is not None:
+        return "the script sets it here"
+    if variable.inherited:
+        return "it was set before the job was started"
+    return (
+        "it was set between the start of the job and that of this rank: by the launcher, or by a process of the script"
+    )

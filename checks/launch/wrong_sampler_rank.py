@@ -1,0 +1,234 @@
+"""A DistributedSampler is given a rank or a number of ranks that the job does not have.
+
+What it finds
+    DistributedSampler(rank=..., num_replicas=...) given the local rank, the constant 0, the number of GPUs of one node
+    or a fixed number, in a job whose ranks come from a launcher; or a seed= that depends on the rank. The script is
+    read as a job of two nodes. In a run: samplers for all ranks, several of which were given the same rank; and shards
+    that overlap by more than their padding, as each rank shuffles by another seed, epoch or generator.
+
+Why it is bad
+    The sampler gives each process the shard of the rank that it is given. With the local rank the two nodes draw the
+    same shards, with rank 0 all processes draw the same one: the rest of the data is never seen, and the loss looks
+    fine. A number of replicas that is too small is rejected by the sampler on the higher ranks only, and the others
+    wait.
+
+Example
+    sampler = DistributedSampler(dataset, num_replicas=world_size, rank=local_rank)
+
+Remedy
+    Omit both arguments: the sampler gets them from the process group. Or give dist.get_rank() and
+    dist.get_world_size().
+
+When it is wrong
+    Where each node holds its own part of the data on its own disk; give the local rank and the local world size then.
+
+References
+    https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import ALL_RANKS, Const, PerRank, Value, constant, is_varying, tags_of
+from ddpdoctor.source.projection import Projection, whole_projection
+from ddpdoctor.source.queries.job_kind import initialisations, is_single_node, may_spawn
+from ddpdoctor.source.ranks.ranks import LOCAL_RANK
+from ddpdoctor.source.script.code_words import uses_any
+from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP517",
+    name="wrong-sampler-rank",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
+    needs=frozenset({"loaders", "passes"}),
+    subjects=("sampler",),
+    triggers=("DistributedSampler",),
+)
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report samplers whose shards do not belong to the ranks that draw them."""
+    projection = whole_projection(script)
+    one_node = is_single_node(projection)
+    for wrong in wrong_sampler_ranks(projection):
+        sampler = wrong.sampler
+        if wrong.is_mild and one_node:
+            continue
+        severity = Severity.WARNING if wrong.is_mild or wrong.may_agree else None
+        yield CHECK.finding(
+            "source",
+            f"the sampler is given {wrong.given}",
+            remedy=wrong.remedy,
+            locations=(sampler.module.location(sampler.node),),
+            evidence=(
+                Fact(
+                    text=wrong.effect,
+                    basis="source",
+                    location=sampler.module.location(sampler.node),
+                    stack=sampler.chain,
+                ),
+            ),
+            severity=Severity.ADVICE if wrong.on_two_nodes and one_node else severity,
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report samplers that leave the shards of some ranks to no one, and shards that overlap."""
+    from ddpdoctor.checks.data.sampler_ranks_run import overlapping_shards
+    from ddpdoctor.checks.data.sampler_ranks_run import wrong_sampler_ranks as wrong_ranks_in_run
+
+    for shards in overlapping_shards(record):
+        yield CHECK.finding(
+            record.job.kind,
+            shards.sentence,
+            remedy=shards.remedy,
+            locations=shards.locations,
+            ranks=shards.loader.ranks,
+            evidence=(
+                Fact(
+                    text=shards.cause,
+                    basis=record.job.kind,
+                    numbers={"samples_shared": shards.shared, "samples_left_out": shards.left_out},
+                    location=shards.locations[0] if shards.locations else None,
+                ),
+            ),
+        )
+
+    for wrong in wrong_ranks_in_run(record):
+        yield CHECK.finding(
+            record.job.kind,
+            wrong.sentence,
+            remedy="Omit rank= and num_replicas=: the sampler gets them from the process group. Or give "
+            "dist.get_rank() and "
+            "dist.get_world_size().",
+            locations=wrong.locations,
+            ranks=wrong.loader.ranks,
+            evidence=tuple(
+                Fact(text=text, basis=record.job.kind, location=wrong.locations[0] if wrong.locations else None)
+                for text in wrong.facts
+            ),
+        )
+
+
+# DistributedSamplers that are reported another rank or another number of ranks than the process group has.
+
+_ONE_NODE = frozenset({("device-count", 0), ("local-world-size", 0)})
+
+
+class WrongSamplerRank(msgspec.Struct, frozen=True, eq=False):
+    """A sampler whose shards do not belong to the ranks that draw them."""
+
+    sampler: Event
+    given: str
+    """What it is given: ``the local rank as its rank``."""
+    effect: str
+    """What follows, as a clause."""
+    remedy: str
+    on_two_nodes: bool = False
+    """One node has no harm of it."""
+    is_mild: bool = False
+    """Nothing is left out: samples are drawn more often than they should be."""
+    may_agree: bool = False
+    """The ranks may be given the same by luck."""
+
+
+def wrong_sampler_ranks(projection: Projection) -> Iterator[WrongSamplerRank]:
+    """Samplers with a rank or a number of replicas that cannot be right for every rank of the job."""
+    made: dict[ast.AST, list[Event]] = {}
+    for event in projection.events:
+        if event.kind == "sampler" and event.name == DISTRIBUTED_SAMPLER:
+            made.setdefault(event.node, []).append(event)
+    seen: set[ast.AST] = set()
+    for sampler in projection.in_course("sampler"):
+        if sampler.node in seen or sampler.node not in made:
+            continue
+        seen.add(sampler.node)
+        if any(not event.complete or event.ranks != ALL_RANKS or event.guards for event in made[sampler.node]):
+            continue
+        found = [_judge(projection, event) for event in made[sampler.node]]
+        if found[0] is not None and all(found):
+            yield found[0]
+
+
+def _judge(projection: Projection, sampler: Event) -> WrongSamplerRank | None:
+    replicas, rank = sampler.argument("num_replicas", 1), sampler.argument("rank", 2)
+    one_node = replicas is not None and any(tags_of(replicas) == {tag} for tag in _ONE_NODE)
+    if constant(replicas or Const(None)) == 1:
+        return None
+    if rank is not None and constant(rank) == 0 and type(constant(rank)) is int:
+        return WrongSamplerRank(
+            sampler,
+            "rank 0 as its rank in every process",
+            "every rank draws the samples of rank 0, and the rest of the data set is never used",
+            "Omit rank=: the sampler gets it from the process group. Or give it dist.get_rank().",
+        )
+    seed, shuffle = sampler.argument("seed", 4), sampler.argument("shuffle", 3)
+    by_clock = seed is not None and is_varying(seed) and ("clock", 0) in tags_of(seed)
+    if (by_clock or isinstance(seed, PerRank)) and (shuffle is None or constant(shuffle) is True):
+        return WrongSamplerRank(
+            sampler,
+            "a seed that each rank takes from its own clock" if by_clock else "a seed that differs between ranks",
+            "each rank draws its part of an order of its own: the parts overlap, and some samples are in none",
+            "Give every rank the same seed, or omit seed=: the sampler takes the rank into account itself.",
+            may_agree=by_clock,
+        )
+    if may_spawn(projection.machine.script):
+        return None
+    if rank is not None and _is_local_rank(projection, rank) and one_node:
+        return WrongSamplerRank(
+            sampler,
+            "the rank on its node and the number of GPUs or ranks of one node",
+            "on two nodes both draw the whole data set: every sample is used twice an epoch",
+            "Omit rank= and num_replicas=: the sampler gets them from the process group.",
+            on_two_nodes=True,
+            is_mild=True,
+        )
+    if rank is not None and _is_local_rank(projection, rank):
+        return WrongSamplerRank(
+            sampler,
+            "the local rank as its rank",
+            "on two nodes the local ranks are 0, 1, 0, 1: both nodes draw the same shards, the others are never used",
+            "Give it the global rank (dist.get_rank()), or omit rank=.",
+            on_two_nodes=True,
+        )
+    if one_node:
+        return WrongSamplerRank(
+            sampler,
+            "the number of GPUs or ranks of one node as its number of replicas",
+            "on two nodes there are more ranks than shards, and the sampler rejects the higher ranks",
+            "Give it dist.get_world_size(), or omit num_replicas=.",
+            on_two_nodes=True,
+        )
+    fixed = constant(replicas) if replicas is not None else None
+    if type(fixed) is int and not _joins_with(projection, fixed):
+        return WrongSamplerRank(
+            sampler,
+            f"a fixed number of {fixed} replicas",
+            f"launched with another number of ranks than {fixed}, part of the data is never used or ranks are rejected",
+            "Give it dist.get_world_size(), or omit num_replicas=.",
+        )
+    return None
+
+
+def _is_local_rank(projection: Projection, rank: Value) -> bool:
+    if not isinstance(rank, PerRank) or tuple(constant(entry) for entry in rank.values) != LOCAL_RANK:
+        return False
+    return not rank.guessed or uses_any(projection.machine.script, ("--local_rank", "--local-rank"))
+
+
+def _joins_with(projection: Projection, size: int) -> bool:
+    """Return whether the script itself fixes the size of its process group to the same number, or joins none."""
+    found = list(initialisations(projection))
+    return not found or any(constant(event.argument("world_size") or Const(None)) == size for event in found)

@@ -1,0 +1,73 @@
+"""A loss or metric of one rank is reported as the job's.
+
+What it finds
+    A print, logger or tracker on rank 0 alone, of a value computed from rank 0's own batches that was never reduced;
+    in a script that reduces anything else, only what is reported after a loop over batches. Also a summary that every
+    rank reports of its part of an evaluation set without naming the rank, and what a LightningModule logs of it without
+    sync_dist=True. All places of a file become one finding.
+
+Why it is bad
+    Rank 0 sees one N-th of the data. Its loss is noisier than the job's, its accuracy is measured on one shard,
+    and the best checkpoint is chosen by luck.
+
+Example
+    if rank == 0:
+        print(f"accuracy {correct / total:.3f}")
+
+Remedy
+    Sum numerator and count over the ranks with dist.all_reduce before dividing, on all ranks, then report on rank 0. In
+    Lightning, self.log(..., sync_dist=True), or give it a metric of torchmetrics.
+
+When it is wrong
+    If the line is only a sign of life.
+
+References
+    https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.all_reduce
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.check import Check
+from ddpdoctor.checks.state.callers_source import callers
+from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.queries.rank_logging import local_metrics, unreduced_logs
+from ddpdoctor.source.script.script import Script
+
+CHECK = Check(
+    code="DDP606",
+    name="local-metric",
+    severity={"source": Severity.ADVICE},
+    subjects=("job", "loss"),
+    triggers=("print", "log", "add_scalar", "info"),
+)
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report what rank 0 says of its own batches, one finding a file."""
+    files: dict[str, list[Event]] = {}
+    for event in local_metrics(whole_projection(script)):
+        files.setdefault(str(event.module.path), []).append(event)
+    logged = list(unreduced_logs(whole_projection(script)))
+    if logged:
+        yield CHECK.finding(
+            "source",
+            "each rank logs the result of its own part of the evaluation set, and rank 0's represents all"
+            + ("" if len(logged) == 1 else f" ({len(logged)} places)"),
+            remedy="Give self.log sync_dist=True, or log a torchmetrics metric, which reduces itself.",
+            locations=tuple(event.module.location(event.node) for event in logged),
+        )
+    for events in files.values():
+        events.sort(key=lambda event: getattr(event.node, "lineno", 0))
+        who = "rank 0 reports" if all(event.ranks == 1 for event in events) else "a rank reports"
+        title = f"{who} a value of its own batches that is not reduced over the ranks"
+        yield CHECK.finding(
+            "source",
+            title if len(events) == 1 else f"{title} ({len(events)} places)",
+            remedy="Average it over the ranks with dist.all_reduce, on all ranks, before it is reported.",
+            locations=tuple(event.module.location(event.node) for event in events),
+            evidence=callers(events, "it is reported here for this caller"),
+        )

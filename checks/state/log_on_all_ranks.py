@@ -1,0 +1,65 @@
+"""Every rank prints, logs, shows a progress bar or opens a tracker.
+
+What it finds
+    print, pprint and tables of a model, lines of level INFO alike where a logger shows them on the screen of all ranks
+    (by logging.basicConfig, a handler, Hydra or loguru), progress bars without `disable=`, wandb.init,
+    mlflow.start_run and SummaryWriter, reached by all ranks without naming the rank; a fixed text under an option is
+    left out. All places of a file become one finding.
+
+Why it is bad
+    Eight ranks write every line eight times, mixed with each other, and progress bars overwrite each other. A tracker
+    opened by every rank makes eight runs, or eight writers to one directory.
+
+Example
+    for epoch in range(epochs):
+        print(f"epoch {epoch}: loss {loss.item():.3f}")
+
+Remedy
+    `if dist.get_rank() == 0:` around it, tqdm(..., disable=rank != 0), or the rank in the line where each one counts.
+
+When it is wrong
+    If the launcher sends each rank's output to its own file.
+
+References
+    https://docs.pytorch.org/docs/stable/elastic/run.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.check import Check
+from ddpdoctor.checks.state.callers_source import callers
+from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.queries.rank_logging import lines_of_every_rank
+from ddpdoctor.source.script.script import Script
+
+CHECK = Check(
+    code="DDP605",
+    name="log-on-all-ranks",
+    severity={"source": Severity.ADVICE},
+    subjects=("job",),
+    triggers=(
+        *("print", "pprint", "summary", "tqdm", "trange", "info"),
+        *("wandb", "mlflow", "SummaryWriter", "Experiment", "neptune", "clearml", "aim"),
+    ),
+)
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report what every rank prints or tracks, one finding a file."""
+    files: dict[str, list[Event]] = {}
+    for event in lines_of_every_rank(whole_projection(script)):
+        files.setdefault(str(event.module.path), []).append(event)
+    for events in files.values():
+        events.sort(key=lambda event: (not event.loops, getattr(event.node, "lineno", 0)))  # What repeats is worse.
+        title = "every rank prints, shows or tracks this"
+        yield CHECK.finding(
+            "source",
+            title if len(events) == 1 else f"{title}, and so in {len(events)} places of this file",
+            remedy="Do it on rank 0 only (`if dist.get_rank() == 0:`), or include the rank in the line.",
+            locations=tuple(event.module.location(event.node) for event in events),
+            evidence=callers(events, "every rank comes to it by this caller"),
+        )

@@ -1,0 +1,120 @@
+"""Several ranks write the same file.
+
+What it finds
+    A checkpoint or another file that more than one rank writes under one path from one line; in the source by
+    torch.save, save_pretrained, numpy, joblib, safetensors or pandas; as advice a file to which every rank adds its
+    lines. Logs, lock files, caches and files that the ranks write in turn are excluded.
+
+Why it is bad
+    The ranks overwrite each other at the same time: the file can end up corrupt, unnoticed until it is loaded.
+    On a shared file system it also costs as many writes as there are ranks.
+
+Example
+    torch.save(model.state_dict(), "checkpoint.pt")
+
+Remedy
+    Guard the call with `if dist.get_rank() == 0:`, or include the rank in the path if every rank has its own state.
+
+When it is wrong
+    Where the path only looks the same, for instance on node-local disks with one rank a node.
+
+References
+    https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.queries.files import SharedSave, appended_files, shared_saves
+from ddpdoctor.source.script.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP601",
+    name="save-on-all-ranks",
+    stands_for="many-writers",
+    severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
+    needs=frozenset({"files"}),
+    subjects=("job",),
+    triggers=("save", "write_text", "write_bytes", "to_csv", "to_parquet", "dump", "open"),
+)
+MAXIMUM_PLACES = 5
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report writes that every rank reaches with one path; those that one test would guard as one finding."""
+    blocks: dict[ast.AST, list[SharedSave]] = {}
+    for save in shared_saves(whole_projection(script)):
+        if save.by == "all":
+            blocks.setdefault(save.event.module.block_around(save.event.node), []).append(save)
+    for save, *others in blocks.values():
+        more = f" and {len(others)} more {'file' if len(others) == 1 else 'files'}" if others else ""
+        yield CHECK.finding(
+            "source",
+            f"every rank writes {save.path}{more}, and the path does not depend on the rank",
+            remedy="Save on one rank only (`if dist.get_rank() == 0:`), with a barrier after it where others read the "
+            "file; or include the rank in the path.",
+            locations=tuple(one.event.module.location(one.event.node) for one in (save, *others[: MAXIMUM_PLACES - 1])),
+            evidence=(
+                Fact(
+                    text="there is no rank test around this call or its callers",
+                    basis="source",
+                    location=save.event.module.location(save.event.node),
+                    stack=save.event.chain,
+                ),
+            ),
+        )
+
+    for use in appended_files(whole_projection(script)):
+        location = use.event.module.location(use.event.node)
+        yield CHECK.finding(
+            "source",
+            f"every rank adds its lines to {use.source}: each result stands there as often as there are ranks",
+            remedy="Write on one rank only (`if dist.get_rank() == 0:`); or include the rank in the path or the lines.",
+            locations=(location,),
+            evidence=(
+                Fact(
+                    text="there is no rank test around this call or its callers",
+                    basis="source",
+                    location=location,
+                    stack=use.event.chain,
+                ),
+            ),
+            severity=Severity.ADVICE,
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report lines at which several ranks wrote one path; refute those at which only one did."""
+    from ddpdoctor.checks.state.save_on_all_ranks_run import judge_writers
+
+    for writing in judge_writers(record):
+        if not writing.shared:
+            yield Refuted(location=writing.location, reason=writing.sentence)
+            continue
+        facts = tuple(
+            Fact(
+                text=sentence,
+                basis=record.job.kind,
+                location=writing.location,
+                stack=() if position else writing.stack,
+            )
+            for position, sentence in enumerate(writing.evidence)
+        )
+        yield CHECK.finding(
+            record.job.kind,
+            writing.sentence,
+            remedy="Write on one rank only (`if dist.get_rank() == 0:`), with a barrier after it where others read the "
+            "file; or include the rank in the path.",
+            locations=(writing.location,),
+            ranks=writing.ranks,
+            evidence=facts,
+        )

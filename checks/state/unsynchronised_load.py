@@ -1,0 +1,159 @@
+"""Ranks read a file that rank 0 is still writing.
+
+What it finds
+    A file that one rank writes (torch.save, open for writing, numpy, safetensors, pandas, shutil), followed on all
+    ranks by a read of the same path, with no barrier, other collective or construction of DDP between the two. In a
+    run: any file that one rank writes and another reads, where no chain of collectives, no lock and no file waited for
+    orders the two; an error where the reader fails with it.
+
+Why it is bad
+    The other ranks do not write, so they reach the read first. They find no file, the file of an earlier run, or half
+    of a new one: the job fails now and then, or silently continues from different weights on each rank.
+
+Example
+    if dist.get_rank() == 0:
+        torch.save(model.state_dict(), path)
+    model.load_state_dict(torch.load(path, map_location="cpu"))
+
+Remedy
+    Put dist.barrier() between the write and the read, on all ranks.
+
+When it is wrong
+    Where the ranks wait for each other by other means, such as a lock or a file that is polled.
+
+References
+    https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ddpdoctor.check import Check
+from ddpdoctor.checks.state.loads_source import may_be_one_path
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import ALL_RANKS, constant
+from ddpdoctor.source.projection import Projection, whole_projection
+from ddpdoctor.source.queries.files import FileUse, reads, writes
+from ddpdoctor.source.queries.job_kind import is_distributed
+from ddpdoctor.source.ranks.ranks import ranks_text
+from ddpdoctor.source.script.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP603",
+    name="unsynchronised-load",
+    stands_for="early-read",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
+    needs=frozenset({"ranks", "files", "accesses", "collectives"}),
+    subjects=("job",),
+    triggers=("save", "open", "write_text", "write_bytes", "to_csv", "to_parquet", "dump", "shutil"),
+)
+REMEDY = "Call dist.barrier() on all ranks between the write and the read."
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report loads that may come before the save of another rank has ended."""
+    for early in early_loads(whole_projection(script)):
+        load, save = early.load, early.save
+        writer = ranks_text(save.ranks)
+        write = "write" if save.ranks & (save.ranks - 1) else "writes"
+        yield CHECK.finding(
+            "source",
+            f"all ranks read {early.path}, which {writer} {write} just before, and no rank waits for the write",
+            remedy=REMEDY,
+            locations=(load.module.location(load.node), save.module.location(save.node)),
+            evidence=(
+                Fact(
+                    text=f"only {writer} {write} here; there is no collective between this and the read",
+                    basis="source",
+                    location=save.module.location(save.node),
+                    stack=save.chain,
+                ),
+            ),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report reads of what another rank writes; refute those that collectives order."""
+    from ddpdoctor.diagnosis.divergence_kind import path_findings
+
+    yield from path_findings(CHECK, record, REMEDY)
+
+
+# Files that one rank writes and others read at once, without waiting for it.
+
+_WAITS = re.compile(r"barrier|synchron|wait_for|wait_all|sync_proc", re.IGNORECASE)
+
+
+class EarlyLoad(msgspec.Struct, frozen=True, eq=False):
+    """A read of a file that one rank has just begun to write."""
+
+    load: Event
+    save: Event
+    path: str
+    """Source of the path."""
+
+
+def early_loads(projection: Projection) -> Iterator[EarlyLoad]:
+    """Reads on ranks that do not wait for the rank that writes the same path before."""
+    if not is_distributed(projection):
+        return
+    saves = [use for use in writes(projection) if _by_one(use.event.ranks)]
+    if not saves or _waits_somewhere_unknown(projection):
+        return
+    waits = list(projection.in_course("collective", "wrap", "forward", "backward"))
+    seen: set[ast.AST] = set()
+    for load in reads(projection):
+        if load.event.node in seen or not may_be_one_path(load.event, load.path):
+            continue
+        for save in reversed(saves):
+            if not load.event.ranks & ~save.event.ranks:
+                continue  # Each reader wrote it before, and waits for itself alone.
+            if save.event.ordinal < load.event.ordinal and save.event.root == load.event.root and _same(save, load):
+                if not any(_is_between(save.event, wait, load.event) for wait in waits):
+                    seen.add(load.event.node)
+                    yield EarlyLoad(load.event, save.event, load.source)
+                break
+
+
+def _by_one(ranks: int) -> bool:
+    """Return whether one rank writes: the first of the job, or of every node."""
+    return not ranks & (ranks - 1) or ranks == 0b0101
+
+
+def _same(save: FileUse, load: FileUse) -> bool:
+    one, other = save.path, load.path
+    if isinstance(constant(one), str) or isinstance(constant(other), str):
+        return constant(one) == constant(other)
+    return one == other and save.event.scopes == load.event.scopes and save.source == load.source
+
+
+def _is_between(save: Event, wait: Event, load: Event) -> bool:
+    return save.ordinal < wait.ordinal < load.ordinal and wait.ranks == ALL_RANKS
+
+
+@lru_cache(maxsize=16_384)
+def _promises_to_wait(name: str) -> bool:
+    return _WAITS.search(name) is not None
+
+
+def _waits_somewhere_unknown(projection: Projection) -> bool:
+    """Return whether something is called by a name that promises to wait, and was not seen to be a collective."""
+    known = {event.node for event in projection.events if event.kind == "collective"}
+    for module in projection.machine.script.modules:
+        for last, calls in module.calls_by_name.items():
+            if not _promises_to_wait(last) or last in projection.machine.mentions.synchronising:
+                continue
+            if any(node not in known and not module.resolve(node.func).startswith("torch.") for node in calls):
+                return True
+    return False
