@@ -520,6 +520,10 @@ def _of_one_number(waiting: Sequence[Incident]) -> list[Incident]:
 def _with_unheard(cause: LogCause, evidence: LogEvidence, endings: Sequence[Ending]) -> LogCause:
     """Doubt that ranks did not come which are known by the job's size only: what they wrote may be elsewhere."""
     named = {rank for one in cause.incidents for rank in one.absent}
+    ended = {ending.rank for ending in endings if ending.was_ended}
+    if silent := [rank for rank in cause.absent if rank in ended - named - set(evidence.ranks)]:
+        # Its launcher may have ended it before its own time-out.
+        return replace(cause, doubt=f"{rank_list(silent)} wrote nothing before the launcher ended {'it' if len(silent) == 1 else 'them'}")
     heard = {*evidence.ranks, *cause.ranks, *(ending.rank for ending in endings)}
     highest = max((rank for rank in heard if rank is not None), default=-1)
     unheard = [rank for rank in cause.absent if rank not in named and rank > highest]
