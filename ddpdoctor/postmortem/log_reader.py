@@ -209,6 +209,9 @@ class LogRead(msgspec.Struct, kw_only=True):
     """The last one that reports something."""
     endpoint: str = ""
     """Where the ranks meet, as the launcher prints it."""
+    began_ns: int = 0
+    ended_ns: int = 0
+    """By its first and its last time stamp."""
     problem: str = ""
     """A clause where it could not be read to its end."""
     of_training: bool = True
@@ -280,6 +283,7 @@ class LogReader:
         self._shift_local_ranks()
         read.last_line = max([read.last_line, *(one.line for one in read.incidents)])
         read.later = self._progress.at_the_end(*scanner.tail)
+        read.ended_ns = last_time(scanner.tail[0].decode("utf-8", "replace"), self._year) or self._time_ns
         read.incidents = [
             replace(one, went_on=went_on(read.later, one.line, one.rank)) if one.line else one for one in read.incidents
         ]

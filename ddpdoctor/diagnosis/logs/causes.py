@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from ddpdoctor.diagnosis.logs.ranks import SIGKILL, SIGTERM, Ending, endings_of, unexplained, with_ranks
 from ddpdoctor.diagnosis.record_cache import ByIdentity
-from ddpdoctor.diagnosis.wording import rank_list
+from ddpdoctor.diagnosis.wording import rank_list, verb
 from ddpdoctor.finding import Frame, Trouble
 from ddpdoctor.findings.locations import in_user_code
 from ddpdoctor.record.model import RunRecord
@@ -523,7 +523,8 @@ def _with_unheard(cause: LogCause, evidence: LogEvidence, endings: Sequence[Endi
     ended = {ending.rank for ending in endings if ending.was_ended}
     if silent := [rank for rank in cause.absent if rank in ended - named - set(evidence.ranks)]:
         # Its launcher may have ended it before its own time-out.
-        return replace(cause, doubt=f"{rank_list(silent)} wrote nothing before the launcher ended {'it' if len(silent) == 1 else 'them'}")
+        them = verb(silent, "it", "them")
+        return replace(cause, doubt=f"{rank_list(silent)} wrote nothing before the launcher ended {them}")
     heard = {*evidence.ranks, *cause.ranks, *(ending.rank for ending in endings)}
     highest = max((rank for rank in heard if rank is not None), default=-1)
     unheard = [rank for rank in cause.absent if rank not in named and rank > highest]
