@@ -289,19 +289,15 @@ class _Settled:
 
     def _name(self, module: Module, node: ast.Name, depth: int) -> bool:
         function = function_around(module, node)
-        assigned = [
-            statement
-            for statement in module.index.within(function, ast.Assign)
-            if any(isinstance(target, ast.Name) and target.id == node.id for target in statement.targets)
-        ]
-        others = [
+        stores = [
             one
             for one in module.index.within(function, ast.Name)
-            if one.id == node.id and isinstance(one.ctx, ast.Store) and id(one) in self._inside
+            if one.id == node.id and isinstance(one.ctx, ast.Store)
         ]
-        if assigned and len(assigned) == 1:
-            return self.is_settled(module, assigned[0].value, depth + 1)
-        if not self._any_setting or others or assigned:
+        if len(stores) == 1:
+            statement = module.parents[stores[0]]
+            return isinstance(statement, ast.Assign) and self.is_settled(module, statement.value, depth + 1)
+        if not self._any_setting or any(id(one) in self._inside for one in stores):
             return False
         # A parameter of a helper may be given another value in each turn; one of the loop's own function may not.
         holds_loop = any(id(inner) in self._inside for inner in nodes_of(function))
