@@ -62,6 +62,7 @@ from ddpdoctor.record.streams.training import (
     BufferState,
     GradientsTaken,
     MissingGradient,
+    NonFinite,
     OptimizerStep,
     StepDigest,
     TensorRead,
@@ -378,6 +379,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     unused_searches: tuple[UnusedSearch, ...] = ()
     """Later ones of a rank and wrap take the place of earlier ones."""
     unfollowed_forwards: tuple[UnfollowedForward, ...] = ()
+    nonfinites: tuple[NonFinite, ...] = ()
 
     nodes: tuple[Node, ...] = ()
     """The machines of a live run, as far as ranks on them have written."""

@@ -9,6 +9,7 @@ from typing import Any, Optional
 from ..environment import Settings
 from ..groups import GroupBook, Groups
 from ..journal import Journal
+from ..nonfinite import NonFinite
 from ..process import ProcessEnd
 from ..torch_compat import Capabilities
 from .collectives import Calls
@@ -66,7 +67,9 @@ class Live:
         reductions = Reductions(observer, torch, capabilities, evidence.wrap_number, searches)
         reductions.install()
         observer.look_soon = reductions.look_soon
-        self._training = Training(observer, torch, capabilities, reductions, evidence, passes)
+        nonfinite = NonFinite(journal, torch, evidence.wrap_number, passes.newest_batch, observer.current_step)
+        nonfinite.install()
+        self._training = Training(observer, torch, capabilities, reductions, evidence, passes, nonfinite)
         self._training.install()
         Calls(observer, torch, capabilities, self._groups).install()
         self._waits = Groups(

@@ -231,6 +231,7 @@ _ROWS = {
     "cut_graph": "cut_graphs",
     "outsider_call": "outsider_calls",
     "handled": "handled",
+    "nonfinite": "nonfinites",
 }
 """Events that become a row of a stream as they are, and the stream."""
 _OF_CHILDREN = {

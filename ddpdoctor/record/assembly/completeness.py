@@ -247,6 +247,7 @@ _MEASURED = (
 )
 _LIVE = (
     *("ranks", "groups", "waits", "wraps", "loaders", "passes", "files", "stacks", "settings", "optimizer_sizes"),
+    "nonfinites",
     *_MEASURED,
 )
 """What a live run records in full …"""

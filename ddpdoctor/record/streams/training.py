@@ -12,6 +12,7 @@ import msgspec
 
 UnreducedBecause = Literal["no-sync", "bypass", "again", "twice"]
 StatefulKind = Literal["optimizer", "scheduler", "scaler"]
+NonFiniteKind = Literal["loss", "gradient", "parameter"]
 
 
 class WrapChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,6 +190,57 @@ class UnfollowedForward(msgspec.Struct, frozen=True, kw_only=True):
     """Call chain of the forward."""
     last: bool = False
     """No more of them are written of this module on this rank."""
+
+
+class NonFinite(msgspec.Struct, frozen=True, kw_only=True):
+    """A loss, a gradient or parameters of a rank that were not finite, where parameters have not been finite since.
+
+    Also one of many backwards in a row of which none was finite. A later row of the same rank, backward and kind knows
+    more than the one before.
+    """
+
+    rank: int
+    kind: NonFiniteKind
+    value: str = ""
+    """``NaN`` or ``inf``; of gradients, of their sum."""
+    wrap: int = -1
+    backward: int = 0
+    """n-th backward of the rank, from 1."""
+    step: int = 0
+    site: int = -1
+    """Call chain of the backward, or of the optimizer's step."""
+    parameters: tuple[str, ...] = ()
+    """Names of the first that are not finite; of gradients in the order in which a backward comes to them."""
+    broken: int = 0
+    """Parameters that are not finite."""
+    after_step: bool = False
+    """They were found so directly after a step of an optimizer."""
+    gradients_finite: bool | None = None
+    """Whether the gradients that the step used were, where they were still there."""
+    learning_rates: tuple[str, ...] = ()
+    """Of that step, as numbers or ``inf`` and ``nan``, which JSON has not."""
+    loader: int = -1
+    pass_ordinal: int = -1
+    batch: int = -1
+    batch_finite: bool | None = None
+    """None where nobody held the newest batch any more."""
+    rows: tuple[int, ...] = ()
+    """Rows of it that are not finite …"""
+    samples: tuple[int, ...] = ()
+    """… and their indices in the data set, where these are known."""
+    outside: bool = False
+    """The graph holds such a value that nothing in it has made."""
+    operation: str = ""
+    """The first of the graph whose result is not finite, as autograd calls it."""
+    in_loss: bool = False
+    """It came after the model's forward."""
+    near: str = ""
+    """The parameter that was used last before it."""
+    module: str = ""
+    """Name and class of the module that made it, which the next forward has shown."""
+    module_class: str = ""
+    streak: int = 0
+    """So many backwards in a row were not finite, with parameters that are."""
 
 
 class TensorRead(msgspec.Struct, frozen=True, kw_only=True):
