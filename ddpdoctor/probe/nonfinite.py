@@ -26,10 +26,12 @@ MOST_NAMES = 8
 MOST_SAMPLES = 16
 SAMPLED_ELEMENTS = 1 << 16
 AMONG_FIRST = 8
-"""The parameter that is sampled is the smallest of so many first ones: what goes wrong in a backward goes on to them."""
+"""The parameter that is sampled is among so many first ones: what goes wrong in a backward goes on to them."""
 EXAMINED_SHARE = 0.005
 """Of the time that has passed may go into looking closer, beyond the first second of it."""
 _HARMS = ("nonfinites",)
+_INPUTS = frozenset({"self", "other", "input", "target", "mat1", "mat2", "tensor1", "tensor2", "weight", "vec", "batch2"})
+"""As autograd names what an operation was given, in ``derivatives.yaml``."""
 
 
 class Batch(NamedTuple):
@@ -56,8 +58,7 @@ class Followed:
         self.buffers = {buffer.data_ptr() for buffer in module.buffers() if type(buffer).__name__ == "Tensor"}
         """Where they lie: a layer may spoil its own in a forward, which then show nothing."""
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad][:AMONG_FIRST]
-        small = [parameter for parameter in trained if 0 < parameter.numel() <= SAMPLED_ELEMENTS]
-        sample = min(small, key=lambda parameter: int(parameter.numel()), default=None)
+        sample = next((one for one in trained if 0 < one.numel() <= SAMPLED_ELEMENTS), None)
         self.sample: Callable[[], Any] = (lambda: None) if sample is None else ref(sample)
         self.since = 0
         """Autograd's number when the newest forward began …"""
@@ -251,7 +252,9 @@ class NonFinite:
         broken = self._broken(newest)
         row = self._row(kind, value, newest)
         if broken:
+            sample = newest.sample()
             row.update(kind="parameter", parameters=broken[:MOST_NAMES], broken=len(broken))
+            row["sampled"] = sample is not None and newest.names.get(id(sample)) in broken
         elif self._spent_s < 1 + EXAMINED_SHARE * (begun_s - self._began_s):
             row.update(self._batch_of(newest))
             if kind == "loss" and not self._packs:
@@ -349,17 +352,17 @@ class NonFinite:
 
     def _operation(self, root: Any, followed: Followed) -> dict[str, Any]:
         """Return the first operation of a graph whose result is not finite, as far as the graph has kept it."""
-        first = None
-        outside, is_nan = False, bool(root != root)
+        first, outside = None, False
+        is_nan = bool(root != root)
         for node in _nodes(root.grad_fn):
-            for tensor in _kept(node, self._torch.Tensor):
+            for name, tensor in _kept(node, self._torch.Tensor):
                 if tensor.data_ptr() in followed.buffers or not _spoils(tensor, is_nan):
                     continue
-                producer = tensor.grad_fn
-                if producer is None:
-                    outside = outside or not tensor.requires_grad
-                elif first is None or _number(producer) < first:
-                    first = _number(producer)
+                made_by = node if tensor.grad_fn is None else tensor.grad_fn
+                if first is None or _number(made_by) < first:
+                    first = _number(made_by)
+                    # Of what has no gradient a node keeps its inputs, and statistics that it has made.
+                    outside = tensor.grad_fn is None and not tensor.requires_grad and name in _INPUTS
         if outside:
             return {"outside": True}
         if first is None:
@@ -541,8 +544,8 @@ def _nodes(root: Any) -> Iterator[Any]:
                 waiting.append(below)
 
 
-def _kept(node: Any, tensor_class: Any) -> Iterator[Any]:
-    """Yield the tensors that a node has kept for its backward; what was changed in place since is left out."""
+def _kept(node: Any, tensor_class: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors that a node has kept for its backward, by name; what was changed in place since is left out."""
     names = [name for name in dir(type(node)) if name.startswith("_saved_")]
     for name in names or (["saved_tensors"] if hasattr(node, "saved_tensors") else []):
         try:
@@ -551,7 +554,7 @@ def _kept(node: Any, tensor_class: Any) -> Iterator[Any]:
             continue
         for one in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(one, tensor_class):
-                yield one
+                yield name.rpartition("_saved_")[2], one
 
 
 def _number(node: Any) -> int:

@@ -69,7 +69,7 @@ def _cause(row: NonFinite) -> Cause:
     if row.kind == "parameter":
         if row.gradients_finite:
             return "optimizer"
-        return "unknown" if row.after_step else "changed"
+        return "changed" if row.sampled and not row.after_step else "unknown"
     if row.batch_finite is False:
         return "data"
     if row.kind == "gradient":

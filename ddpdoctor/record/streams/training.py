@@ -215,6 +215,8 @@ class NonFinite(msgspec.Struct, frozen=True, kw_only=True):
     """Parameters that are not finite."""
     after_step: bool = False
     """They were found so directly after a step of an optimizer."""
+    sampled: bool = False
+    """The parameter that is looked at after each step is among them."""
     gradients_finite: bool | None = None
     """Whether the gradients that the step used were, where they were still there."""
     learning_rates: tuple[str, ...] = ()
