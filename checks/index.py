@@ -93,6 +93,7 @@ BUILT_IN: Mapping[str, str] = {
     "DDP605": "ddpdoctor.checks.state.log_on_all_ranks",
     "DDP606": "ddpdoctor.checks.state.local_metric",
     "DDP608": "ddpdoctor.checks.state.shared_path_race",
+    "DDP611": "ddpdoctor.checks.state.wrong_resume",
     "DDP701": "ddpdoctor.checks.death.nccl_error",
     "DDP702": "ddpdoctor.checks.death.rank_out_of_memory",
     "DDP703": "ddpdoctor.checks.death.killed_rank",
@@ -275,6 +276,7 @@ READ_IN_SOURCE: Mapping[str, tuple[str, ...]] = {
         "symlink",
         "savefig",
     ),
+    "DDP611": ("load_state_dict",),
 }
 """Trigger words of the checks that have ``in_source``."""
 

@@ -64,6 +64,8 @@ from ddpdoctor.record.streams.training import (
     MissingGradient,
     NonFinite,
     OptimizerStep,
+    ResumeSave,
+    ResumeStep,
     StepDigest,
     TensorRead,
     TrainingState,
@@ -380,6 +382,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Later ones of a rank and wrap take the place of earlier ones."""
     unfollowed_forwards: tuple[UnfollowedForward, ...] = ()
     nonfinites: tuple[NonFinite, ...] = ()
+    resume_steps: tuple[ResumeStep, ...] = ()
+    resume_saves: tuple[ResumeSave, ...] = ()
 
     nodes: tuple[Node, ...] = ()
     """The machines of a live run, as far as ranks on them have written."""

@@ -277,11 +277,13 @@ _OPTIMIZERS = ("torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)", "to
 
 
 def healthy() -> dict[str, str]:
-    """100 jobs of which nothing is to be said: 20 loops, each with five models."""
+    """100 trainings of which nothing is to be said: 20 loops, each with five models, one after the other in a job."""
     found = {}
     for number, (name, loop) in enumerate(_HEALTHY_LOOPS.items()):
-        for at, (kind, model) in enumerate(_MODELS.items()):
-            optimizer = _OPTIMIZERS[(number + at) % 2]
-            body = f"model = DDP({model})\noptimizer = {optimizer}\n{loop}\ntime.sleep(0.2)\ndist.destroy_process_group()\n"
-            found[f"{name}, {kind}"] = HEAD + "import torch.utils.checkpoint\n" + _CLASSES + body
+        bodies = [
+            f"model = DDP({model})\noptimizer = {_OPTIMIZERS[(number + at) % 2]}\n{loop}\n"
+            for at, model in enumerate(_MODELS.values())
+        ]
+        end = "time.sleep(0.2)\ndist.destroy_process_group()\n"
+        found[name] = HEAD + "import torch.utils.checkpoint\n" + _CLASSES + "\n".join(bodies) + end
     return found

@@ -26,7 +26,8 @@ from .files.open_files import share_directories
 from .loop_subjects import Subjects
 from .pretend.providers import Pretence
 from .rendezvous import Rendezvous, hook_network
-from .schedule import Ending, Pace, Schedule, Trail
+from .resume_trace import ResumeTrace
+from .schedule import RESUMED_PASSES, TRAINING_PASSES, Ending, Pace, Schedule, Trail
 from .stress import Stress
 from .surroundings import DeviceChoices, Failure, LightningTrainers, hook_sleep
 from .training.ddp_modules import HostReads, Modules
@@ -93,7 +94,8 @@ class Rehearsal:
             install_compiling(torch)
         if self._pretence is not None:
             self._pretence.after_torch(torch)
-        schedule = Schedule(self._ending, int(plan.get("batches", 4)), bool(plan.get("full")))
+        passes = RESUMED_PASSES if plan.get("resume") else TRAINING_PASSES
+        schedule = Schedule(self._ending, int(plan.get("batches", 4)), bool(plan.get("full")), passes)
         started_s = int(plan["job"]["started_ns"]) / 1e9
         pace = Pace(self._ending, started_s, float(plan.get("time_limit_s", "inf")))
         schedule.on_pace = pace.stepped
@@ -137,6 +139,8 @@ class Rehearsal:
         self._stress.after_torch(torch)
         nonfinite.install()
         nonfinite.listen()
+        if plan.get("resume"):
+            ResumeTrace(journal, torch, modules, loaders.newest_samples).install()
         Steps(journal, modules, loaders, schedule, pace, self._ending, torch, reduced).install()
         Checkpoints(journal, torch).install()
         DeviceChoices(journal, torch).install()

@@ -232,6 +232,7 @@ _ROWS = {
     "outsider_call": "outsider_calls",
     "handled": "handled",
     "nonfinite": "nonfinites",
+    "resume_save": "resume_saves",
 }
 """Events that become a row of a stream as they are, and the stream."""
 _OF_CHILDREN = {
@@ -253,6 +254,7 @@ _OF_CHILDREN = {
     "matmul_precision": "matmul_precisions",
     "host_read": "host_reads",
     "tensor_read": "tensor_reads",
+    "resume_step": "resume_steps",
     "unused_search": "unused_searches",
     "unfollowed_forward": "unfollowed_forwards",
 }

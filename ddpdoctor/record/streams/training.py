@@ -245,6 +245,38 @@ class NonFinite(msgspec.Struct, frozen=True, kw_only=True):
     """So many backwards in a row were not finite, with parameters that are."""
 
 
+class ResumeStep(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank held before an optimizer step, and the batches of it, in a rehearsal for ``--resume``."""
+
+    rank: int
+    ordinal: int
+    """n-th step, from 1."""
+    batches: tuple[tuple[int, int, int, tuple[int, ...]], ...] = ()
+    """Loader, pass of it, position in that pass, and indices of the samples, which are empty where not known."""
+    weights: Mapping[str, str] = {}
+    """Digests by wrap and name."""
+    optimizer: tuple[str, ...] = ()
+    """Digests of the state of each optimizer."""
+    learning_rates: tuple[str, ...] = ()
+    scales: tuple[str, ...] = ()
+    """Of gradient scalers that are enabled."""
+
+
+class ResumeSave(msgspec.Struct, frozen=True, kw_only=True):
+    """A dictionary that was given to ``torch.save``, likewise."""
+
+    rank: int
+    path: str
+    step: int
+    """Steps that were made by then."""
+    whole: bool = False
+    """More than weights is in it: an optimizer, or a count of epochs or steps."""
+    optimizer: bool = False
+    keys: Mapping[str, str] = {}
+    """By key a whole number as it is, and anything else by kind and digest."""
+    site: int = -1
+
+
 class TensorRead(msgspec.Struct, frozen=True, kw_only=True):
     """A read of a tensor's value by a line of the user's, in a rehearsal of a job that may run on GPUs."""
 
