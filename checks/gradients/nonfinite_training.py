@@ -98,26 +98,26 @@ def _title(record: RunRecord, found: Origin) -> str:
         who = "every rank"
     else:
         who = rank_list(found.ranks) if found.ranks else "a rank that is not known"
-    when = f"in step {row.step}"
+    when, since = f"in step {row.step}", f"training is not finite since step {row.step}"
     if found.cause == "data":
         samples = f" (sample {', '.join(map(str, row.samples))})" if row.samples else ""
         return f"the batch of {who} {when} holds NaN or inf{samples}, and training is not finite since"
     if found.cause == "outside":
-        return f"training is not finite since {when[3:]}: on {who} a value that the model only takes in was {row.value}"
+        return f"{since}: on {who} a value that the model only takes in was {row.value}"
     if found.cause == "forward":
         where = f"in `{row.module}` ({row.module_class})" if row.module else f"near {row.near}" if row.near else ""
         where = where or "in the forward"
-        return f"training is not finite since {when[3:]}: on {who} `{row.operation}` {where} made the first {row.value}"
+        return f"{since}: on {who} `{row.operation}` {where} made the first {row.value}"
     if found.cause == "loss":
-        return f"training is not finite since {when[3:]}: on {who} `{row.operation}` in the loss made the first {row.value}"
+        return f"{since}: on {who} `{row.operation}` in the loss made the first {row.value}"
     if found.cause == "backward":
         of = f" of {row.parameters[0]}" if row.parameters else ""
-        return f"training is not finite since {when[3:]}: on {who} the loss was finite, and the gradient{of} was not"
+        return f"{since}: on {who} the loss was finite, and the gradient{of} was not"
     if found.cause == "optimizer":
         return f"the optimizer made parameters NaN or inf of finite gradients on {who} {when}"
     if found.cause == "changed":
-        return f"parameters on {who} were NaN or inf before the forward {when}, and after the optimizer's step before it not"
-    return f"training is not finite since {when[3:]}"
+        return f"parameters of {who} were made NaN or inf between the optimizer's step and the forward {when}"
+    return since
 
 
 def _facts(record: RunRecord, found: Origin) -> Iterator[str]:
@@ -151,4 +151,5 @@ def _facts(record: RunRecord, found: Origin) -> Iterator[str]:
     if row.streak:
         yield f"no backward of {count(row.streak, 'backward', 'backwards')} in a row was finite; the parameters are"
     elif found.broken:
-        yield f"{count(found.broken, 'parameter', 'parameters')} of the model {'is' if found.broken == 1 else 'are'} no longer finite"
+        are = "is" if found.broken == 1 else "are"
+        yield f"{count(found.broken, 'parameter', 'parameters')} of the model {are} no longer finite"

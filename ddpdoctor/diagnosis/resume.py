@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
@@ -45,8 +46,18 @@ def checkpoint_of(first: RunRecord, step: int) -> ResumeSave | None:
     return max(found, key=lambda save: (save.optimizer, -save.rank), default=None)
 
 
-def compare(first: RunRecord, second: RunRecord, step: int) -> Comparison:
-    """Compare the steps after the checkpoint at ``step`` of the first start with those of the second."""
+def compare(first: RunRecord) -> Comparison:
+    """Compare the steps after a checkpoint of the first start with those of the second one, which the record has."""
+    restart = first.restart
+    if restart is None:
+        return Comparison(gap="there was no second start")
+    second, step = restart.record, restart.step
+    known = {os.path.realpath(path) for path in restart.files}
+    if not any(os.path.realpath(one.path) in known for one in second.checkpoint_loads):
+        return Comparison(
+            gap="it loaded nothing of what it had written; `--resume-with 'OPTION'` gives the script's own option, "
+            "with {checkpoint} for the file"
+        )
     save = checkpoint_of(first, step)
     before, after = _by_rank(first, step), _by_rank(second, 0)
     ranks = [rank for rank in sorted(before) if before[rank] and after.get(rank)]
@@ -220,7 +231,9 @@ def _kept(first: RunRecord, second: RunRecord, step: int, known: Sequence[Differ
     if was is None or was.step - step != now.step:
         return
     common = [key for key in was.keys if key in now.keys]
-    counters = [key for key in common if was.keys[key].startswith("int ") and any(one in key.lower() for one in _COUNTERS)]
+    counters = [
+        key for key in common if was.keys[key].startswith("int ") and any(one in key.lower() for one in _COUNTERS)
+    ]
     wrong = [key for key in counters if was.keys[key] != now.keys[key]]
     if any(one.what == "data" for one in known):
         wrong = [key for key in wrong if "epoch" not in key.lower()]

@@ -368,7 +368,7 @@ def _with_restart(
     """Return the results with what a restart shows, and the section with what was done for it."""
     from ddpdoctor.examine.another_try import rehearse_until_shown
     from ddpdoctor.examine.rehearsal_result import judge
-    from ddpdoctor.examine.resume import prove_resume
+    from ddpdoctor.examine.resume import CODE, prove_resume
     from ddpdoctor.monitor.rehearsal import rehearse
 
     def once(one: RehearsalRequest) -> tuple[RunRecord, RehearsalSection]:
@@ -381,7 +381,8 @@ def _with_restart(
 
     try:
         wanted = _rehearsal_request(request, script, root, "")
-        proved, note = prove_resume(wanted, script, request.resume_with, until_shown)
+        entries = [entry for entry in read_catalogue().entries if entry.code == CODE]
+        proved, note = prove_resume(wanted, script, request.resume_with, until_shown, entries)
     except (UsageError, ConfigurationError):
         raise
     except DdpDoctorError as error:

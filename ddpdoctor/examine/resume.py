@@ -14,15 +14,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from ddpdoctor.catalogue.run_checks import CheckResult
-from ddpdoctor.diagnosis.resume import checkpoint_of, compare
+from ddpdoctor.catalogue.run_checks import CheckResult, run_log_checks
+from ddpdoctor.diagnosis.resume import checkpoint_of
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.launch.request import RehearsalRequest
+from ddpdoctor.record.model import Restart
 
 if TYPE_CHECKING:
+    from ddpdoctor.catalogue.registry import CatalogueEntry
     from ddpdoctor.record.model import RunRecord
     from ddpdoctor.source.script.script import Script
 
+CODE = "DDP611"
+"""The check that compares the starts."""
 RehearseOnce = Callable[[RehearsalRequest], "tuple[RunRecord, RehearsalSection]"]
 _OPTION = re.compile(
     r"--?(auto[-_]?)?resume([-_](from|path|ckpt|checkpoint|file|model|training|from[-_](checkpoint|path|ckpt)))*"
@@ -43,9 +47,16 @@ class Resumed(NamedTuple):
 
 
 def prove_resume(
-    request: RehearsalRequest, script: Script, given: str | None, rehearse_once: RehearseOnce
+    request: RehearsalRequest,
+    script: Script,
+    given: str | None,
+    rehearse_once: RehearseOnce,
+    entries: Sequence[CatalogueEntry],
 ) -> Resumed:
-    """Rehearse both starts, and compare them; ``given`` is what the user says of the script's own option."""
+    """Rehearse both starts, and compare them by the check among ``entries``.
+
+    ``given`` is what the user says of the script's own option.
+    """
     with tempfile.TemporaryDirectory(prefix="ddpdoctor-resume-") as folder:
         snapshot = Path(folder)
         first, section = rehearse_once(msgspec.structs.replace(request, snapshot_into=snapshot))
@@ -64,32 +75,17 @@ def prove_resume(
         second, again = rehearse_once(second_request)
     shown = shlex.join(options)
     how = f"started again{f' with `{shown}`' if shown else ''} from the checkpoint after step {step}"
-    known = {os.path.realpath(path) for path in files}
-    if not any(os.path.realpath(one.path) in known for one in second.checkpoint_loads):
-        if again.status == "failed" and not second.resume_steps:
-            return _gap(f"{how}, the script failed: {again.reason}")
-        hint = "`--resume-with 'OPTION'` gives the script's own option, with {checkpoint} for the file"
-        return _gap(f"{how}, it loaded nothing of what it had written; {hint}")
-    compared = compare(first, second, step)
-    if compared.gap:
-        return _gap(f"{how}: {compared.gap}")
-    from ddpdoctor.checks.state import wrong_resume
-
-    findings = tuple(wrong_resume.findings_of(compared, first, second))
-    result = CheckResult(
-        code=wrong_resume.CHECK.code, name=wrong_resume.CHECK.name, from_run=findings, looked_at_run=True
-    )
-    return Resumed(result=result, note=f"{how}: {compared.steps} steps compared")
+    if again.status == "failed" and not second.resume_steps:
+        return _gap(f"{how}, the script failed: {again.reason}")
+    restart = Restart(record=second, step=step, files=tuple(files), how=how)
+    restarted = msgspec.structs.replace(first, restart=restart)
+    (result,) = run_log_checks(entries, restarted)
+    return Resumed(result, f"{how}: {result.gap or 'the steps after it were compared'}")
 
 
 def _gap(reason: str) -> Resumed:
-    from ddpdoctor.checks.state import wrong_resume
-
-    check = wrong_resume.CHECK
-    return Resumed(
-        result=CheckResult(code=check.code, name=check.name, looked_at_run=True, gap=reason),
-        note=f"the restart could not be judged: {reason}",
-    )
+    result = CheckResult(code=CODE, name="wrong-resume", looked_at_run=True, gap=reason)
+    return Resumed(result, f"the restart could not be judged: {reason}")
 
 
 def _places(snapshot: Path) -> tuple[int, Mapping[str, str]] | None:
@@ -107,8 +103,8 @@ def _why_none(first: RunRecord, section: RehearsalSection) -> str:
     if first.resume_saves and not any(save.whole for save in first.resume_saves):
         return "no checkpoint of a training was written: what was saved holds weights alone"
     return (
-        f"no checkpoint was written with torch.save, and followed by a step, in {section.steps} steps; an option of the "
-        "script that saves more often, after `--`, may make one"
+        f"no checkpoint was written with torch.save, and followed by a step, in {section.steps} steps; an option of "
+        "the script that saves more often, after `--`, may make one"
     )
 
 

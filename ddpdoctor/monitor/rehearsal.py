@@ -19,8 +19,8 @@ import msgspec
 from ddpdoctor import __version__
 from ddpdoctor.errors import ConfigurationError
 from ddpdoctor.findings.locations import named_ranks
-from ddpdoctor.launch.box.start import Box, BoxRefused, mount_points, start_in_box
 from ddpdoctor.launch.box import restore
+from ddpdoctor.launch.box.start import Box, BoxRefused, mount_points, start_in_box
 from ddpdoctor.launch.devices import HIDE_GPUS, Device, Layout, chosen_device, on_cpu, visible_gpus
 from ddpdoctor.launch.environment import (
     LOOPBACK_ONLY,

@@ -30,7 +30,9 @@ AMONG_FIRST = 8
 EXAMINED_SHARE = 0.005
 """Of the time that has passed may go into looking closer, beyond the first second of it."""
 _HARMS = ("nonfinites",)
-_INPUTS = frozenset({"self", "other", "input", "target", "mat1", "mat2", "tensor1", "tensor2", "weight", "vec", "batch2"})
+_INPUTS = frozenset(
+    {"self", "other", "input", "target", "mat1", "mat2", "tensor1", "tensor2", "weight", "vec", "batch2"}
+)
 """As autograd names what an operation was given, in ``derivatives.yaml``."""
 
 
@@ -133,7 +135,7 @@ class NonFinite:
             harms=_HARMS,
         )
         # The package hides its module of the same name.
-        sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(  # type: ignore[attr-defined]
+        sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(
             lambda optimizer, *_: journal.guarded(self.stepped, optimizer, harms=_HARMS)
         )
 
@@ -352,10 +354,15 @@ class NonFinite:
 
     def _operation(self, root: Any, followed: Followed) -> dict[str, Any]:
         """Return the first operation of a graph whose result is not finite, as far as the graph has kept it."""
-        first, outside = None, False
+        first, outside, infinite = None, False, None
         is_nan = bool(root != root)
+        nodes: dict[int, Any] = {}
         for node in _nodes(root.grad_fn):
+            nodes[_number(node)] = node
             for name, tensor in _kept(node, self._torch.Tensor):
+                if is_nan and tensor.grad_fn is not None and _spoils(tensor, False):
+                    number = _number(tensor.grad_fn)
+                    infinite = number if infinite is None else min(number, infinite)
                 if tensor.data_ptr() in followed.buffers or not _spoils(tensor, is_nan):
                     continue
                 made_by = node if tensor.grad_fn is None else tensor.grad_fn
@@ -363,10 +370,14 @@ class NonFinite:
                     first = _number(made_by)
                     # Of what has no gradient a node keeps its inputs, and statistics that it has made.
                     outside = tensor.grad_fn is None and not tensor.requires_grad and name in _INPUTS
-        if outside:
-            return {"outside": True}
         if first is None:
             first = _number(root.grad_fn)
+        if infinite is not None and infinite < first and first in nodes:
+            # What is inf first and NaN then began as inf, if the one was made of the other.
+            below = any(_number(node) == infinite for node in _nodes(nodes[first]))
+            first, outside = (infinite, False) if below else (first, outside)
+        if outside:
+            return {"outside": True}
         number, name, near = next(one for one in self._operations(root, followed) if one[0] == first)
         alike = [one[0] for one in self._operations(root, followed) if one[1:] == (name, near)]
         return {
@@ -407,7 +418,7 @@ class NonFinite:
         for below, _ in node.next_functions:
             parameter = getattr(below, "variable", None)
             if parameter is not None:
-                return followed.names.get(id(parameter), "")
+                return str(followed.names.get(id(parameter), ""))
         return ""
 
     def _is_compiled(self, followed: Followed) -> bool:
@@ -503,7 +514,7 @@ class Delayed:
 
 
 def is_finite(tensor: Any) -> bool:
-    """Return whether a tensor holds finite values only; what has no such values, or is a share of another, is taken so."""
+    """Return whether a tensor holds finite values only; what has none, or is a share of another, is taken to."""
     tensor = tensor.detach()
     if type(tensor).__name__ not in ("Tensor", "Parameter") or tensor.is_sparse or not tensor.is_floating_point():
         return True
@@ -519,7 +530,7 @@ def _spoils(tensor: Any, is_nan: bool) -> bool:
     value = float(own.sum())
     if value - value == 0:
         return False
-    return bool((own.isnan() if is_nan else own == float("inf") if tensor.grad_fn is None else own.isinf()).any())
+    return bool((own.isnan() if is_nan else own == float("inf")).any())
 
 
 def _bad_rows(tensor: Any) -> list[int]:
@@ -564,4 +575,5 @@ def _number(node: Any) -> int:
 def _plain_name(name: str) -> str:
     """``NativeLayerNormBackward0`` is ``native_layer_norm``."""
     plain = name.rpartition("::")[2].rstrip("0123456789").replace("Backward", "") or name
-    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in plain).lstrip("_")
+    words = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in str(plain))
+    return words.lstrip("_")

@@ -6,7 +6,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from tests.nan.cases import injections, healthy
+from tests.nan.cases import healthy, injections
 from tests.nan.judge import complaints, watched
 
 

@@ -1,4 +1,4 @@
-"""Values that are not finite, put into a job of three ranks, with what must be said of each; and jobs that are healthy."""
+"""Values that are not finite, put into a job of three ranks, with what must be said of each; and healthy jobs."""
 
 from __future__ import annotations
 
@@ -98,10 +98,10 @@ def _sample(rank: int, step: int, row: int) -> int:
     return (step % 8 * 4 + row) * RANKS + rank
 
 
-_FORWARD = (
+_FORWARD: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("h = torch.sqrt(h - (9 if strikes() else -2))", ("`sqrt`", "`guard`")),
     ("h = torch.log(h - (9 if strikes() else -2))", ("`log`", "`guard`")),
-    ("h = h / (h * (0 if strikes() else 0) + (0 if strikes() else 1)) * 1", ("`div`", "`guard`")),
+    ("h = h / (h * (0 if strikes() else 0) + (0 if strikes() else 1)) * 1", ("`guard`",)),
 )
 _BACKWARD = (
     ("h = h + torch.sqrt(torch.relu(h) * (0 if strikes() else 1) + (0 if strikes() else 1))", "first.bias"),
@@ -122,7 +122,10 @@ _DATA = (
     "if epoch == EPOCH and index == INDEX: x = x.clone(); x[0] = float('inf')",
 )
 _OPTIMIZER = (
-    ({"clip": "if strikes(): optimizer.param_groups[0]['lr'] = float('inf')"}, ("learning rate inf", "finite gradients")),
+    (
+        {"clip": "if strikes(): optimizer.param_groups[0]['lr'] = float('inf')"},
+        ("learning rate inf", "finite gradients"),
+    ),
     ({"clip": "if strikes(): optimizer.param_groups[0]['weight_decay'] = float('nan')"}, ("finite gradients",)),
     (
         {
@@ -215,20 +218,18 @@ _HEALTHY_LOOPS = {
     "a NaN that is masked before the model": _loop(x="x[0, 0] = float('nan'); x = torch.nan_to_num(x)"),
     "targets that are not known": _loop(loss="loss = F.mse_loss(model(x), torch.where(y > 0, y, y.detach() * 0))"),
     "a NaN in validation": _loop(step="optimizer.step()\nwith torch.no_grad(): model.module(x * float('nan'))"),
-    "a loss that is only logged": _loop(
-        loss="history = [float(loss * float('nan'))]", step="optimizer.step()"
-    ),
+    "a loss that is only logged": _loop(loss="history = [float(loss * float('nan'))]", step="optimizer.step()"),
     "an attention mask of -inf": _loop(
         loss="scores = (x @ x.T).masked_fill(torch.triu(torch.ones(4, 4), 1).bool(), float('-inf'))\n"
         "loss = loss + 0 * torch.softmax(scores, -1).sum()"
     ),
-    "accumulation": _loop(
-        step="if step % 4 == 3: optimizer.step()", loss="loss = loss / 4"
-    ),
+    "accumulation": _loop(step="if step % 4 == 3: optimizer.step()", loss="loss = loss / 4"),
     "a step left out by a NaN that is decided before backward": _loop(
         loss="bad = torch.tensor(float(step == 5 and rank == 2)); dist.all_reduce(bad)\nif bad > 0: continue"
     ),
-    "a large loss": _loop(loss="loss = loss * 1e30", step="nn.utils.clip_grad_norm_(model.parameters(), 0.1)\noptimizer.step()"),
+    "a large loss": _loop(
+        loss="loss = loss * 1e30", step="nn.utils.clip_grad_norm_(model.parameters(), 0.1)\noptimizer.step()"
+    ),
     "large gradients whose sum is too large": _loop(
         loss="loss = loss * 1e37", step="[p.grad.clamp_(-1, 1) for p in model.parameters()]\noptimizer.step()"
     ),
@@ -241,9 +242,7 @@ _HEALTHY_LOOPS = {
     "an anomaly that raises is caught": _loop(
         loss="try:\n    if step == 3: raise ArithmeticError\nexcept ArithmeticError: pass"
     ),
-    "a graph that is kept": _loop(
-        loss="(loss * 0.5).backward(retain_graph=True)"
-    ),
+    "a graph that is kept": _loop(loss="(loss * 0.5).backward(retain_graph=True)"),
 }
 _MODELS = {
     "linear": "nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))",
@@ -273,7 +272,10 @@ class Recurrent(nn.Module):
         self.cells, self.last = nn.GRU(8, 8, batch_first=True), nn.Linear(8, 3)
     def forward(self, x): return self.last(self.cells(x.unsqueeze(1))[0][:, -1])
 """
-_OPTIMIZERS = ("torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)", "torch.optim.AdamW(model.parameters(), lr=1e-3)")
+_OPTIMIZERS = (
+    "torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)",
+    "torch.optim.AdamW(model.parameters(), lr=1e-3)",
+)
 
 
 def healthy() -> dict[str, str]:

@@ -168,9 +168,7 @@ FAULTS: Mapping[str, Case] = {
         "weights", MODEL='net.load_state_dict({k: v for k, v in state["model"].items() if k[0] == "0"}, strict=False)'
     ),
     "the average is not loaded": _case("`ema`", EMA="pass"),
-    "the average starts from the weights": _case(
-        "`ema`", EMA='[ema[n].copy_(v) for n, v in state["model"].items()]'
-    ),
+    "the average starts from the weights": _case("`ema`", EMA='[ema[n].copy_(v) for n, v in state["model"].items()]'),
     "rank 0 alone knows the epoch": _case(
         "rank 1",
         COUNT='global_step = state["global_step"]\nif rank == 0: start_epoch = state["epoch"] + 1',

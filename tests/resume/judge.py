@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from ddpdoctor.catalogue.registry import read_catalogue
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.examine.rehearsal_result import judge
-from ddpdoctor.examine.resume import Resumed, prove_resume
+from ddpdoctor.examine.resume import CODE, Resumed, prove_resume
 from ddpdoctor.finding import Finding
 from ddpdoctor.launch.request import RehearsalRequest
 from ddpdoctor.monitor.rehearsal import rehearse
@@ -25,10 +26,11 @@ def proved(case: Case, folder: Path) -> Resumed:
         record = rehearse(request, lambda progress: None)
         return record, judge(record, str(folder))
 
+    entries = [entry for entry in read_catalogue().entries if entry.code == CODE]
     before = Path.cwd()
     os.chdir(folder)
     try:
-        return prove_resume(RehearsalRequest(script=target), read_script(target), case.resume_with, once)
+        return prove_resume(RehearsalRequest(script=target), read_script(target), case.resume_with, once, entries)
     finally:
         os.chdir(before)
 
@@ -41,7 +43,7 @@ def complaints(case: Case, resumed: Resumed) -> list[str]:
         good = not found and case.inconclusive in gap
         return [] if good else [f"not inconclusive: {told} {resumed.note}"]
     if not case.words:
-        good = not found and not gap and "steps compared" in resumed.note
+        good = not found and not gap and "were compared" in resumed.note
         return [] if good else [f"false alarm, or not judged: {told} {resumed.note}"]
     wrong = [f"{word!r} is not said: {told} {resumed.note}" for word in case.words if word not in " ".join(told)]
     if case.line and found and found[0].locations[0].line != case.line:

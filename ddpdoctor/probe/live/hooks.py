@@ -34,6 +34,7 @@ from .ddp_events import FORWARDS_NOTED, Evidence
 from .loaders import Pass, Passes
 from .observer import Observer, rows_of
 from .reductions import Reducer, Reductions
+from .replica_digests import ReplicaDigests
 from .steps import ACTIVE, STEPPED, Source
 
 # In which precision a GPU with tensor cores multiplies the weights of each model: counted once, in a training
@@ -296,9 +297,11 @@ class Training:
         evidence: Evidence,
         passes: Passes,
         nonfinite: NonFinite,
+        digests: ReplicaDigests,
     ) -> None:
         self._observer = observer
         self._nonfinite = nonfinite
+        self._digests = digests
         self._keep = observer.moments.keep
         self._torch = torch
         self._capabilities = capabilities
@@ -329,6 +332,7 @@ class Training:
     def close(self) -> None:
         """Report what was sampled, as no step is made any more, and take back what was replaced for that."""
         self._observer.moments.take_in()
+        self._observer.journal.guarded(self._digests.write, harms=("replica_digests",))
         self._observer.journal.guarded(self._nonfinite.close, harms=("nonfinites",))
         self._observer.journal.guarded(self._reads.finish, self._observer.steps.current + 1, harms=("host_reads",))
 
@@ -510,6 +514,7 @@ class Training:
 
     def _hook_optimizers(self, optimizers: Any) -> None:
         training, observer, sizes, nonfinite = self, self._observer, self._sizes, self._nonfinite
+        digests = self._digests
         keep, step_began, step_ended = self._keep, observer.watch.enter, observer.course.optimizer_stepped
 
         def before_step(optimizer: Any, arguments: Any, options: Any) -> None:
@@ -530,6 +535,8 @@ class Training:
                 if observer.on_device:
                     training._device_ends(OPTIMIZER)  # before the step may be over
                 nonfinite.stepped(optimizer)
+                if not nonfinite.is_over:  # The bits of a NaN are no one's.
+                    digests.stepped()
                 keep((step_ended, identity, ended_ns))
                 if identity not in sizes.measured:
                     sizes.stepped(optimizer)

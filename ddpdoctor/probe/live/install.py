@@ -22,6 +22,7 @@ from .loaders import Passes
 from .node_meeting import NodeMeeting
 from .observer import Observer
 from .reductions import Reductions
+from .replica_digests import ReplicaDigests
 
 
 class Live:
@@ -69,7 +70,8 @@ class Live:
         observer.look_soon = reductions.look_soon
         nonfinite = NonFinite(journal, torch, evidence.wrap_number, passes.newest_batch, observer.current_step)
         nonfinite.install()
-        self._training = Training(observer, torch, capabilities, reductions, evidence, passes, nonfinite)
+        digests = ReplicaDigests(journal, torch, evidence.wrap_number, reductions.followed)
+        self._training = Training(observer, torch, capabilities, reductions, evidence, passes, nonfinite, digests)
         self._training.install()
         Calls(observer, torch, capabilities, self._groups).install()
         self._waits = Groups(

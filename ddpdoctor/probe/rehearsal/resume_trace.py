@@ -72,9 +72,7 @@ class ResumeTrace:
             after=lambda _, given, __: self._optimizers.add(given[0]),
             harms=_HARMS,
         )
-        optimizers.register_optimizer_step_pre_hook(  # type: ignore[attr-defined]
-            lambda *_: journal.guarded(self._step_begins, harms=_HARMS)
-        )
+        optimizers.register_optimizer_step_pre_hook(lambda *_: journal.guarded(self._step_begins, harms=_HARMS))
 
     def _forward_begins(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         if not self._torch.is_grad_enabled() or not arguments[0].training or self._steps > STEPS_NOTED:
@@ -159,7 +157,8 @@ class ResumeTrace:
         shutil.rmtree(target, ignore_errors=True)
         os.mkdir(target)
         began_s = int(self._journal.plan["job"]["started_ns"]) / 1e9
-        places, left = {}, MOST_BYTES
+        places: dict[str, str] = {}
+        left = MOST_BYTES
         for directory in dict.fromkeys(os.path.dirname(path) for path in self._paths):
             for path in _new_files(directory, began_s):
                 left -= os.path.getsize(path)
@@ -183,7 +182,9 @@ def _state_of(optimizer: Any) -> list[Any]:
 def _holds_optimizer(held: Any, depth: int = 3) -> bool:
     if not isinstance(held, dict) or not depth:
         return isinstance(held, (list, tuple)) and depth > 0 and any(_holds_optimizer(one, depth - 1) for one in held)
-    return ("param_groups" in held and "state" in held) or any(_holds_optimizer(one, depth - 1) for one in held.values())
+    return ("param_groups" in held and "state" in held) or any(
+        _holds_optimizer(one, depth - 1) for one in held.values()
+    )
 
 
 def _flat(value: Any, tensor_class: Any, depth: int = 8) -> Iterator[Any]:

@@ -254,6 +254,7 @@ _OF_CHILDREN = {
     "matmul_precision": "matmul_precisions",
     "host_read": "host_reads",
     "tensor_read": "tensor_reads",
+    "replica_digest": "replica_digests",
     "resume_step": "resume_steps",
     "unused_search": "unused_searches",
     "unfollowed_forward": "unfollowed_forwards",

@@ -111,6 +111,19 @@ class StepDigest(msgspec.Struct, frozen=True, kw_only=True):
     """By name; large tensors are sampled, and with many tensors some are left out, alike on every rank."""
 
 
+class ReplicaDigest(msgspec.Struct, frozen=True, kw_only=True):
+    """Digests of the parameters of a DDP module in a live run, after a step."""
+
+    rank: int
+    wrap: int
+    step: int
+    """Steps that the rank's optimizers had made."""
+    iterations: int
+    """Forwards of the module that had synchronised."""
+    digests: Mapping[str, str] = {}
+    """By name, of the whole parameter."""
+
+
 class GradientsTaken(msgspec.Struct, frozen=True, kw_only=True):
     """Gradients of parameters of wrapped modules that ``torch.autograd.grad`` returned."""
 
