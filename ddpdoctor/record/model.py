@@ -62,8 +62,12 @@ from ddpdoctor.record.streams.training import (
     GradientsTaken,
     Loader,
     MissingGradient,
+    NonFinite,
     OptimizerStep,
     Pass,
+    ReplicaDigest,
+    ResumeSave,
+    ResumeStep,
     StepDigest,
     TensorRead,
     TrainingState,
@@ -314,6 +318,18 @@ class Forward(msgspec.Struct, frozen=True, kw_only=True):
     time_ns: int = 0
 
 
+class Restart(msgspec.Struct, frozen=True, kw_only=True):
+    """The second start of a job, from a checkpoint of the first."""
+
+    record: RunRecord
+    step: int
+    """Steps of the first start before the checkpoint."""
+    files: tuple[str, ...] = ()
+    """What the second start found of the first one's."""
+    how: str = ""
+    """How it was started, in words."""
+
+
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Everything that is known of one run."""
 
@@ -379,11 +395,17 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     unused_searches: tuple[UnusedSearch, ...] = ()
     """Later ones of a rank and wrap take the place of earlier ones."""
     unfollowed_forwards: tuple[UnfollowedForward, ...] = ()
+    nonfinites: tuple[NonFinite, ...] = ()
+    replica_digests: tuple[ReplicaDigest, ...] = ()
+    resume_steps: tuple[ResumeStep, ...] = ()
+    resume_saves: tuple[ResumeSave, ...] = ()
 
     nodes: tuple[Node, ...] = ()
     """The machines of a live run, as far as ranks on them have written."""
     logs: LogEvidence = LogEvidence()
     """What the logs of a dead job tell."""
+    restart: Restart | None = None
+    """Only of a rehearsal of it."""
     other_starts: tuple[RunRecord, ...] = ()
     """Of the other sets of ranks, where a script has started several one after the other (``mp.spawn`` twice)."""
 
@@ -438,6 +460,6 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return max(counts.values(), default=0)
 
 
-_BESIDE_STREAMS = ("job", "sites", "signatures", "streams", "heartbeats", "logs", "nodes", "other_starts")
+_BESIDE_STREAMS = ("job", "sites", "signatures", "streams", "heartbeats", "logs", "nodes", "restart", "other_starts")
 STREAMS = tuple(name for name in RunRecord.__struct_fields__ if name not in _BESIDE_STREAMS)
 """The names of the streams of a record, which are what a check's ``needs`` is compared with."""

@@ -15,7 +15,7 @@ from ddpdoctor.diagnosis.training.pass_lengths import LoaderOnRanks, loaders_on_
 from ddpdoctor.diagnosis.wording import count, rank_list, site_location
 from ddpdoctor.finding import Basis, Fact, Frame, Location
 from ddpdoctor.record.model import RunRecord, Wrap
-from ddpdoctor.record.streams.training import Backward, OptimizerStep, Pass, StepDigest
+from ddpdoctor.record.streams.training import Backward, OptimizerStep, Pass, ReplicaDigest, StepDigest
 
 # Passes and trainings in which the ranks made as much, and averaged gradients different numbers of times.
 
@@ -441,3 +441,61 @@ def _described(
         wrap_location=site_location(record.site(wraps[rank].site)),
         ever_synchronised=any(entry.wrap == first.wrap and entry.synchronised for entry in record.forwards),
     )
+
+
+# Replicas of a live run that are no longer the same: a flipped bit, or code that changes some of them.
+
+NAMES_SHOWN = 3
+
+
+class DriftedDigests(msgspec.Struct, frozen=True, kw_only=True):
+    """The first step after which the parameters of a model were not the same on all ranks."""
+
+    model: str
+    step: int
+    same: int
+    """The newest step before it after which they were; 0 for none."""
+    ranks: tuple[int, ...]
+    odd: tuple[int, ...]
+    """Those that differ from the majority in the first parameter; empty where there is no majority."""
+    names: tuple[str, ...]
+    """The first parameters that differ."""
+    unequal: int
+    compared: int
+    location: Location | None
+
+
+def drifted_digests(record: RunRecord) -> Iterator[DriftedDigests]:
+    """Yield the first such step of each model that all its ranks have digested after as many reductions."""
+    for wraps in replicated_wraps(record):
+        first = wraps[min(wraps)]
+        by_step: dict[int, dict[int, ReplicaDigest]] = {}
+        for row in record.replica_digests:
+            if row.wrap == first.wrap and row.rank in wraps:
+                by_step.setdefault(row.step, {})[row.rank] = row
+        same = 0
+        for step, rows in sorted(by_step.items()):
+            if len(rows) < len(wraps) or len({row.iterations for row in rows.values()}) > 1:
+                continue
+            names = [name for name in rows[min(rows)].digests if all(name in row.digests for row in rows.values())]
+            unequal = [name for name in names if len({row.digests[name] for row in rows.values()}) > 1]
+            if not unequal:
+                same = step
+                continue
+            by_value: dict[str, list[int]] = {}
+            for rank in sorted(rows):
+                by_value.setdefault(rows[rank].digests[unequal[0]], []).append(rank)
+            majority = max(by_value.values(), key=len)
+            odd = [rank for rank in sorted(rows) if rank not in majority] if 2 * len(majority) > len(rows) else []
+            yield DriftedDigests(
+                model=first.module_class or "the model",
+                step=step,
+                same=same,
+                ranks=tuple(sorted(rows)),
+                odd=tuple(odd),
+                names=tuple(unequal[:NAMES_SHOWN]),
+                unequal=len(unequal),
+                compared=len(names),
+                location=site_location(record.site(first.site)),
+            )
+            break

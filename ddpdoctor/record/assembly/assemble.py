@@ -233,6 +233,8 @@ _ROWS = {
     "cut_graph": "cut_graphs",
     "outsider_call": "outsider_calls",
     "handled": "handled",
+    "nonfinite": "nonfinites",
+    "resume_save": "resume_saves",
 }
 """Events that become a row of a stream as they are, and the stream."""
 _OF_CHILDREN = {
@@ -254,6 +256,8 @@ _OF_CHILDREN = {
     "matmul_precision": "matmul_precisions",
     "host_read": "host_reads",
     "tensor_read": "tensor_reads",
+    "replica_digest": "replica_digests",
+    "resume_step": "resume_steps",
     "unused_search": "unused_searches",
     "unfollowed_forward": "unfollowed_forwards",
 }
