@@ -41,6 +41,7 @@ BUILT_IN: Mapping[str, str] = {
     "DDP220": "ddpdoctor.checks.gradients.autograd_grad_bypass",
     "DDP221": "ddpdoctor.checks.gradients.rank_zero_load",
     "DDP222": "ddpdoctor.checks.gradients.gradients_reduced_twice",
+    "DDP223": "ddpdoctor.checks.gradients.unlike_one_process",
     "DDP301": "ddpdoctor.checks.collectives.rank_divergent_collective",
     "DDP302": "ddpdoctor.checks.collectives.data_dependent_divergence",
     "DDP303": "ddpdoctor.checks.collectives.rank_zero_forward",

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from ddpdoctor.examination import EquivalenceSection
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.streams.collectives import (
     CollectiveTrack,
@@ -379,6 +380,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Later ones of a rank and wrap take the place of earlier ones."""
     unfollowed_forwards: tuple[UnfollowedForward, ...] = ()
 
+    equivalence: tuple[EquivalenceSection, ...] = ()
+    """One of a rehearsal that was compared with one process."""
     nodes: tuple[Node, ...] = ()
     """The machines of a live run, as far as ranks on them have written."""
     logs: LogEvidence = LogEvidence()

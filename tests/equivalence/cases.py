@@ -1,4 +1,5 @@
-"""The cases, each an edit of a script: what differs from one process in the faults, and the twins, where nothing does."""
+"""The cases, each an edit of a script: what differs from one process in the faults; nothing does in their twins."""
+# ruff: noqa: E501, RUF001 -- an edit stands in one line, and the factor of a gradient is written with its sign
 
 from __future__ import annotations
 
@@ -193,7 +194,7 @@ FAULTS = (
     Case(
         "contrastive: the negatives of other ranks carry no gradient",
         "contrastive",
-        ((_GATHERED, f"{_NO_GRADIENT}    return torch.cat(parts)\n"), *_LOCAL_TARGETS),
+        ((_GATHERED, f"{_NO_GRADIENT}    parts[dist.get_rank()] = x\n    return torch.cat(parts)\n"), *_LOCAL_TARGETS),
         "cut",
         modules=("image", "text"),
         says="all_gather",
@@ -333,7 +334,7 @@ FAULTS = (
         (
             (
                 "    optimizer =",
-                "    decoder.register_comm_hook(\n        None,\n        lambda s, b: dist.all_reduce(b.buffer(), async_op=True).get_future().then(lambda f: f.value()[0]),\n"
+                "    decoder.register_comm_hook(\n        None,\n        lambda state, bucket: dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda f: f.value()[0]),\n"
                 "    )\n    optimizer =",
             ),
         ),

@@ -1,0 +1,134 @@
+"""Compares the first steps of the ranks with those of one process on the same samples.
+
+The script is run as its ranks, which keep their samples and gradients, and as one process, which is given the samples
+of all of them. Where the gradients are not the same it is run three more times, as the ranks again and as one process
+on the samples of each rank, which show whether chance, the loss or the reduction makes the difference.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from ddpdoctor.diagnosis.training.equivalence import Runs, Step, compare, needs_controls, read_step, unclear
+from ddpdoctor.diagnosis.wording import site_location
+from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.examination import EquivalenceSection
+from ddpdoctor.launch.request import Progress, RehearsalRequest
+from ddpdoctor.record.model import RunRecord
+
+MOST_BYTES = 1 << 26
+Rehearse = Callable[[RehearsalRequest], RunRecord]
+
+
+def equivalence(request: RehearsalRequest, rehearse: Rehearse) -> EquivalenceSection:
+    """Compare the ranks of a rehearsal that was completed with one process."""
+    started_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="ddpdoctor-equivalence-") as name:
+        try:
+            section = _Comparison(request, rehearse, Path(name)).made()
+        except DdpDoctorError as error:
+            section = unclear(error.message)
+    if section.kind == "unexplained":
+        section = msgspec.structs.replace(section, kind="")
+    return msgspec.structs.replace(section, seconds=round(time.monotonic() - started_s, 2))
+
+
+def compared(request: RehearsalRequest, on_progress: Callable[[Progress], None]) -> EquivalenceSection:
+    """Compare on the ranks of real rehearsals."""
+    from ddpdoctor.monitor.rehearsal import rehearse
+
+    def shown(progress: Progress) -> None:
+        on_progress(msgspec.structs.replace(progress, phase=f"comparing with one process: {progress.phase}"))
+
+    return equivalence(request, lambda one: rehearse(one, shown))
+
+
+class _Comparison:
+    def __init__(self, request: RehearsalRequest, rehearse: Rehearse, directory: Path) -> None:
+        self._request = request
+        self._rehearse = rehearse
+        self._directory = directory
+        self._stopped = ""
+        """Why the newest run of one process was ended."""
+        self._lengths: list[int | None] = []
+
+    def made(self) -> EquivalenceSection:
+        record, ranks = self._run_ranks("ranks")
+        world = len(ranks)
+        if world < 2 or not all(ranks):
+            return unclear("the ranks made no optimizer step when they were run again")
+        found = [loader.length for loader in record.loaders if loader.rank == 0]
+        self._lengths = [length if isinstance(length, int) else None for length in found]
+        one = self._run_one("one", list(range(world)), "joined")
+        loaders = any((self._directory / "ranks").glob("samples-*.pickle"))
+        in_turn = self._stopped == "exhausted" or (not loaders and any(step.unmatched_draws for step in one))
+        if in_turn:
+            one = self._run_one("in-turn", list(range(world)), "in-turn")
+        if not one:
+            return unclear(self._stopped or "the script does not come to an optimizer step as one process")
+        runs = Runs(ranks=tuple(ranks), one=one, cuts=tuple(_cuts(record)), has_loaders=loaders, in_turn=in_turn)
+        section = compare(runs)
+        if needs_controls(section):
+            again = tuple(self._run_ranks("again")[1])
+            alone = tuple(self._run_one(f"alone-{rank}", [rank], "joined") for rank in range(world))
+            if not all(alone):
+                return unclear(f"{section.reason}, and one process does not train on the samples of one rank")
+            section = compare(msgspec.structs.replace(runs, again=again, alone=alone))
+        return msgspec.structs.replace(section, in_turn=in_turn)
+
+    def _run_ranks(self, name: str) -> tuple[RunRecord, list[tuple[Step, ...]]]:
+        kept = self._directory / name
+        kept.mkdir()
+        record = self._rehearse(msgspec.structs.replace(self._request, equivalence={"as": name}, first_steps=kept))
+        return record, [_steps(kept, rank) for rank in range(record.job.world_size)]
+
+    def _run_one(self, name: str, ranks: list[int], feed: str) -> tuple[Step, ...]:
+        kept = self._directory / name
+        kept.mkdir()
+        plan = {
+            "as": name,
+            "ranks": ranks,
+            "feed": feed,
+            "from": str(self._directory / "ranks"),
+            "lengths": self._lengths if feed == "joined" else [],
+        }
+        request = msgspec.structs.replace(
+            self._request, nproc=1, nodes=1, gpus_per_node=0, spawned_ranks=0, equivalence=plan, first_steps=kept
+        )
+        record = self._rehearse(request)
+        stopped = kept / "stopped.txt"
+        self._stopped = stopped.read_text(encoding="utf-8") if stopped.exists() else ""
+        if record.job.world_size > 1:
+            self._stopped = f"the script starts {record.job.world_size} ranks by itself"
+            return ()
+        return _steps(kept, 0)
+
+
+def _steps(directory: Path, rank: int) -> tuple[Step, ...]:
+    """Return the steps that a process has kept, up to the first that is missing or damaged."""
+    found: list[Step] = []
+    while True:
+        name = directory / f"step-{rank}-{len(found)}"
+        try:
+            head = json.loads(name.with_suffix(".json").read_bytes()[:MOST_BYTES])
+            numbers = array("f", name.with_suffix(".numbers").read_bytes()[:MOST_BYTES])
+            found.append(read_step(head, numbers))
+        except (OSError, ValueError, KeyError, TypeError):
+            return tuple(found)
+
+
+def _cuts(record: RunRecord) -> Iterator[tuple[str, str, int]]:
+    """Yield the gathers that end a graph on rank 0."""
+    places: dict[tuple[str, str, int], None] = {}
+    for cut in record.cut_graphs:
+        place = site_location(record.site(cut.site))
+        if cut.rank == 0 and place is not None:
+            places[cut.kind, place.file, place.line] = None
+    yield from places
