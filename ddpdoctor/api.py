@@ -151,6 +151,7 @@ def rehearse(
         args,
         command=command,
         module=module,
+        equivalence=False,
         nproc=nproc,
         layout=layout,
         batches=batches,

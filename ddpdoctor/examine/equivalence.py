@@ -20,19 +20,28 @@ from ddpdoctor.diagnosis.training.equivalence import Runs, Step, compare, needs_
 from ddpdoctor.diagnosis.wording import site_location
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.examination import EquivalenceSection
+from ddpdoctor.launch.rehearsal_plan import time_limit_s
 from ddpdoctor.launch.request import Progress, RehearsalRequest
 from ddpdoctor.record.model import RunRecord
 
+LEAST_S = 5.0
+"""Python and torch take so long to start."""
 MOST_BYTES = 1 << 26
 Rehearse = Callable[[RehearsalRequest], RunRecord]
 
 
-def equivalence(request: RehearsalRequest, rehearse: Rehearse) -> EquivalenceSection:
-    """Compare the ranks of a rehearsal that was completed with one process."""
+class _TimeIsOver(DdpDoctorError):
+    """There is not enough left for one more run."""
+
+
+def equivalence(request: RehearsalRequest, rehearse: Rehearse, spent_s: float = 0.0) -> EquivalenceSection:
+    """Compare the ranks of a rehearsal that was completed with one process, in the time that is left of its limit."""
     started_s = time.monotonic()
+    ends_s = started_s + time_limit_s(request, request.nproc) - spent_s
+    request = msgspec.structs.replace(request, keep=False, spent_s=0.0)
     with tempfile.TemporaryDirectory(prefix="ddpdoctor-equivalence-") as name:
         try:
-            section = _Comparison(request, rehearse, Path(name)).made()
+            section = _Comparison(request, rehearse, Path(name), ends_s).made()
         except DdpDoctorError as error:
             section = unclear(error.message)
     if section.kind == "unexplained":
@@ -40,21 +49,22 @@ def equivalence(request: RehearsalRequest, rehearse: Rehearse) -> EquivalenceSec
     return msgspec.structs.replace(section, seconds=round(time.monotonic() - started_s, 2))
 
 
-def compared(request: RehearsalRequest, on_progress: Callable[[Progress], None]) -> EquivalenceSection:
-    """Compare on the ranks of real rehearsals."""
+def compared(request: RehearsalRequest, on_progress: Callable[[Progress], None], spent_s: float) -> EquivalenceSection:
+    """Compare on the ranks of real rehearsals, of which the first took so much of the time."""
     from ddpdoctor.monitor.rehearsal import rehearse
 
     def shown(progress: Progress) -> None:
         on_progress(msgspec.structs.replace(progress, phase=f"comparing with one process: {progress.phase}"))
 
-    return equivalence(request, lambda one: rehearse(one, shown))
+    return equivalence(request, lambda one: rehearse(one, shown), spent_s)
 
 
 class _Comparison:
-    def __init__(self, request: RehearsalRequest, rehearse: Rehearse, directory: Path) -> None:
+    def __init__(self, request: RehearsalRequest, rehearse: Rehearse, directory: Path, ends_s: float) -> None:
         self._request = request
         self._rehearse = rehearse
         self._directory = directory
+        self._ends_s = ends_s
         self._stopped = ""
         """Why the newest run of one process was ended."""
         self._lengths: list[int | None] = []
@@ -86,8 +96,14 @@ class _Comparison:
     def _run_ranks(self, name: str) -> tuple[RunRecord, list[tuple[Step, ...]]]:
         kept = self._directory / name
         kept.mkdir()
-        record = self._rehearse(msgspec.structs.replace(self._request, equivalence={"as": name}, first_steps=kept))
+        record = self._timed(msgspec.structs.replace(self._request, equivalence={"as": name}, first_steps=kept))
         return record, [_steps(kept, rank) for rank in range(record.job.world_size)]
+
+    def _timed(self, request: RehearsalRequest) -> RunRecord:
+        left_s = self._ends_s - time.monotonic()
+        if left_s < LEAST_S:
+            raise _TimeIsOver("the time limit leaves no time for one more run")
+        return self._rehearse(msgspec.structs.replace(request, time_limit_s=left_s))
 
     def _run_one(self, name: str, ranks: list[int], feed: str) -> tuple[Step, ...]:
         kept = self._directory / name
@@ -102,7 +118,7 @@ class _Comparison:
         request = msgspec.structs.replace(
             self._request, nproc=1, nodes=1, gpus_per_node=0, spawned_ranks=0, equivalence=plan, first_steps=kept
         )
-        record = self._rehearse(request)
+        record = self._timed(request)
         stopped = kept / "stopped.txt"
         self._stopped = stopped.read_text(encoding="utf-8") if stopped.exists() else ""
         if record.job.world_size > 1:

@@ -222,7 +222,7 @@ def examine_and_record(
         from ddpdoctor.diagnosis.training.equivalence import sentence
         from ddpdoctor.examine.equivalence import compared
 
-        section = compared(rehearsed, on_progress)
+        section = compared(rehearsed, on_progress, rehearsal.seconds if request.equivalence is None else 0.0)
         record = with_comparison(record, section)
         if section.status != "differs":
             rehearsal = msgspec.structs.replace(rehearsal, notes=(*rehearsal.notes, sentence(section)))

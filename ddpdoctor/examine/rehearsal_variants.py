@@ -70,7 +70,8 @@ def is_clean(rehearsal: RehearsalSection, results: Sequence[CheckResult]) -> boo
 
 
 SHARE_OF_LIMIT = 0.2
-"""Of the time limit: a rehearsal that took more leaves no time to run the script twice more, or six times."""
+"""Of the time limit: a rehearsal that took more leaves no time to run the first steps of the script twice, and up to
+three more times where they differ."""
 
 
 def is_compared(
