@@ -229,9 +229,9 @@ def _examined_script(request: ExamineRequest, fail_on: Severity | None) -> Exami
     """Examine one script, with its progress on a terminal."""
     if request.static:
         return checked(request, fail_on)
-    from ddpdoctor.launch.runs import leftovers
+    from ddpdoctor.launch.runs import created_files
 
-    if note := leftovers.leftovers_text(leftovers.leftovers()):
+    if note := created_files.leftovers_text(created_files.leftovers()):
         streams.say(note)
     with streams.live_progress() as show:
         return checked(request, fail_on, show)

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.launch.devices import Device
-from ddpdoctor.record.streams.devices import JobMachine
+from ddpdoctor.record.streams.setup import JobMachine
 
 Stress = Literal["", "nan", "short-batch", "slow-rank0"]
 Starter = Literal["", "python", "torchrun", "torch.distributed.launch", "accelerate", "fabric"]

@@ -49,9 +49,9 @@ from ddpdoctor.monitor.processes.output import probe_logs
 from ddpdoctor.monitor.rehearsed_ranks import RehearsedRanks
 from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.assemble import Assembly
-from ddpdoctor.record.clock import epoch_ns, kept_clock
 from ddpdoctor.record.model import Job, Rank, RunRecord, StopReason
-from ddpdoctor.record.streams.devices import JobMachine
+from ddpdoctor.record.streams.setup import JobMachine
+from ddpdoctor.record.writer import epoch_ns, kept_clock
 
 # What is said of the files that a rehearsal wrote, in an overlay or without one, and what is kept of them.
 

@@ -25,16 +25,6 @@ from ddpdoctor.record.streams.collectives import (
     Signature,
     Wait,
 )
-from ddpdoctor.record.streams.data import Access, FileEvent, Loader, Pass
-from ddpdoctor.record.streams.devices import (
-    CheckpointLoad,
-    DeviceChoice,
-    DeviceUse,
-    JobMachine,
-    LogEvidence,
-    Node,
-    StateNames,
-)
 from ddpdoctor.record.streams.measured import (
     BucketLayout,
     CallTrack,
@@ -48,22 +38,33 @@ from ddpdoctor.record.streams.measured import (
     StepTrack,
 )
 from ddpdoctor.record.streams.setup import (
+    CheckpointLoad,
     CpuThreads,
+    DeviceChoice,
+    DeviceUse,
     ForkedUse,
     Holding,
+    JobMachine,
     LinesExecuted,
+    LogEvidence,
+    Node,
     Part,
     RandomState,
     Seeding,
     Setting,
     StackDump,
+    StateNames,
 )
 from ddpdoctor.record.streams.training import (
+    Access,
     Backward,
     BufferState,
+    FileEvent,
     GradientsTaken,
+    Loader,
     MissingGradient,
     OptimizerStep,
+    Pass,
     StepDigest,
     TensorRead,
     TrainingState,

@@ -28,11 +28,13 @@ from ddpdoctor.record.model import (
 )
 from ddpdoctor.record.reader import RunFiles
 from ddpdoctor.record.streams.collectives import CollectiveTrack, Group, Signature, Wait
-from ddpdoctor.record.streams.data import FileAction, FileEvent, Pass
 from ddpdoctor.record.streams.measured import Gauge
 from ddpdoctor.record.streams.setup import LinesExecuted, StackDump
 from ddpdoctor.record.streams.training import (
+    FileAction,
+    FileEvent,
     MissingGradient,
+    Pass,
     TrainingState,
     WrapChange,
 )
