@@ -67,15 +67,15 @@ class _Comparison:
         self._ends_s = ends_s
         self._stopped = ""
         """Why the newest run of one process was ended."""
-        self._lengths: list[int | None] = []
+        self._lengths: dict[str, int] = {}
+        """Of the loaders of a rank, by their ordinals."""
 
     def made(self) -> EquivalenceSection:
         record, ranks = self._run_ranks("ranks")
         world = len(ranks)
         if world < 2 or not all(ranks):
             return unclear("the ranks made no optimizer step when they were run again")
-        found = [loader.length for loader in record.loaders if loader.rank == 0]
-        self._lengths = [length if isinstance(length, int) else None for length in found]
+        self._lengths = {str(one.loader): one.length for one in record.loaders if one.rank == 0 and one.length}
         one = self._run_one("one", list(range(world)), "joined")
         loaders = any((self._directory / "ranks").glob("samples-*.pickle"))
         in_turn = self._stopped == "exhausted" or (not loaders and any(step.unmatched_draws for step in one))
@@ -113,7 +113,7 @@ class _Comparison:
             "ranks": ranks,
             "feed": feed,
             "from": str(self._directory / "ranks"),
-            "lengths": self._lengths if feed == "joined" else [],
+            "lengths": self._lengths if feed == "joined" else {},
         }
         request = msgspec.structs.replace(
             self._request, nproc=1, nodes=1, gpus_per_node=0, spawned_ranks=0, equivalence=plan, first_steps=kept

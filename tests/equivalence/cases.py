@@ -605,7 +605,7 @@ CORRECT = (
         (
             (
                 "    optimizer =",
-                "    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n    model.register_comm_hook(None, default_hooks.bf16_compress_hook)\n    optimizer =",
+                "    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n    model.register_comm_hook(None, default_hooks.fp16_compress_hook)\n    optimizer =",
             ),
         ),
     ),

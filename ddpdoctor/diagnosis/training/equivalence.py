@@ -279,13 +279,14 @@ class _Judge:
         fits = self._fits()
         if constants is not None:
             return self._says("rank-constant", self._differ, places=(constants,))
+        wrong = self._wrong_ranks()
         if any(fit.rest > most for fit in fits):
-            if self._runs.cuts:
+            # What is gathered for a metric leaves the gradient of a rank as it is alone.
+            if self._runs.cuts and len(wrong) == self._world:
                 return self._says("cut", self._differ, places=self._runs.cuts)
             return _open("the loss compares the samples of a batch with each other, each rank those of its own")
         if any(min(fit.weights) < 0.05 * max(fit.weights) for fit in fits):
             return _open("one process was not given the samples of every rank")
-        wrong = self._wrong_ranks()
         if all(fit.rest_of_ranks <= most for fit in fits):
             if len(wrong) == self._world:
                 return _open("on every rank the loss weighs samples otherwise than in one process")

@@ -17,15 +17,8 @@ from .feeding import Feeding, read_all
 
 MOST_BYTES = 1 << 26
 LOSSES_NOTED = 64
-_LOSSES = frozenset(
-    {
-        "aten::nll_loss_forward",
-        "aten::nll_loss2d_forward",
-        "aten::binary_cross_entropy_with_logits",
-        "aten::binary_cross_entropy",
-    }
-)
-"""Losses that take weights of classes, behind each function and module of torch's that does."""
+_LOSSES = {"aten::nll_loss_forward": 2, "aten::nll_loss2d_forward": 2, "aten::binary_cross_entropy_with_logits": 3}
+"""Losses that take weights of classes, behind each function and module of torch's that does, and the argument."""
 Key = tuple[str, str, int, int]
 """Operator, file and line of the user's, and how often it was met there before."""
 
@@ -151,8 +144,8 @@ class Draws:
         if len(self.losses) >= LOSSES_NOTED:
             return
         file, line = self._line()
-        weights = [one for one in arguments[2:4] if isinstance(one, self._torch.Tensor)]
-        digest = ".".join(map(tensor_digest, weights))
+        weights = arguments[_LOSSES[name]] if len(arguments) > _LOSSES[name] else None
+        digest = tensor_digest(weights) if isinstance(weights, self._torch.Tensor) else ""
         counted = None
         if "nll" in name:
             counted = int((arguments[1] != arguments[4]).sum())

@@ -81,7 +81,7 @@ class FirstSteps:
             self._hook_clipping(name)
         if self._alone:
             self._normalise_by_rank()
-            self._measure_alike(journal.plan["equivalence"].get("lengths", []))
+            self._measure_alike(journal.plan["equivalence"].get("lengths", {}))
 
     def _stop(self, why: str) -> None:
         """End: this process cannot be given what it asks for."""
@@ -215,16 +215,15 @@ class FirstSteps:
 
         norm_class.forward = forward_by_rank
 
-    def _measure_alike(self, lengths: list[Optional[int]]) -> None:
+    def _measure_alike(self, lengths: dict[str, int]) -> None:
         """Let loaders be as long as those of a rank: with the batches of all ranks a pass has no more of them."""
         loader_class = self._torch.utils.data.DataLoader
         length = loader_class.__len__
 
         @functools.wraps(length)
         def length_of_rank(loader: Any) -> int:
-            number = getattr(loader, "_ddpdoctor_number", len(lengths))
-            known = lengths[number] if number < len(lengths) else None
-            return length(loader) if known is None else known
+            known = lengths.get(str(getattr(loader, "_ddpdoctor_number", "")))
+            return int(length(loader)) if known is None else known
 
         loader_class.__len__ = length_of_rank
 
