@@ -186,8 +186,8 @@ class ExamineRequest(RehearsalOptions, frozen=True, kw_only=True):
     thorough: bool = False
     """After a clean rehearsal: one as two nodes, one for each stress, and the comparison with one process."""
     equivalence: bool | None = False
-    """Compare the ranks with one process after a rehearsal that was completed; None: after a clean one that was short
-    enough for that."""
+    """Compare the ranks with one process after a rehearsal that was completed; None: after a clean one, if it was
+    short enough for that or ``thorough`` is set."""
     select: tuple[str, ...] = ()
     """Codes, prefixes of codes, or names; empty for what the settings say, or all checks."""
     ignore: tuple[str, ...] = ()

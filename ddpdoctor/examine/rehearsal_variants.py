@@ -78,11 +78,10 @@ def is_compared(
     request: ExamineRequest, rehearsal: RehearsalSection, results: Sequence[CheckResult], rehearsed: RehearsalRequest
 ) -> bool:
     """Return whether a rehearsal is to be compared with one process."""
-    asked = True if request.thorough else request.equivalence
-    if asked is None:
-        limit_s = time_limit_s(rehearsed, rehearsed.nproc)
-        return is_clean(rehearsal, results) and rehearsal.seconds <= SHARE_OF_LIMIT * limit_s
-    return asked and rehearsal.status == "completed"
+    if request.equivalence is not None:
+        return request.equivalence and rehearsal.status == "completed"
+    is_short = rehearsal.seconds <= SHARE_OF_LIMIT * time_limit_s(rehearsed, rehearsed.nproc)
+    return is_clean(rehearsal, results) and (request.thorough or is_short)
 
 
 def of_comparison(entries: Sequence[CatalogueEntry]) -> list[CatalogueEntry]:

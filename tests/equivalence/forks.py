@@ -22,8 +22,8 @@ from ddpdoctor.launch.request import RehearsalRequest
 from ddpdoctor.monitor.rehearsed_ranks import RehearsedRanks
 from ddpdoctor.probe.free_port import free_port
 from ddpdoctor.record import layout
-from ddpdoctor.record.clock import epoch_ns, kept_clock
 from ddpdoctor.record.model import Job, RunRecord
+from ddpdoctor.record.writer import epoch_ns, kept_clock
 
 LIMIT_S = 120.0
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from ddpdoctor.diagnosis.training.equivalence import sentence
 from ddpdoctor.examination import EquivalenceSection
 from ddpdoctor.examine.equivalence import equivalence
+from ddpdoctor.launch.devices import Device
 from ddpdoctor.launch.request import Launch, RehearsalRequest
 from tests.equivalence.cases import Case
 from tests.equivalence.forks import rehearse
@@ -20,7 +21,7 @@ def compared(case: Case) -> EquivalenceSection:
     with tempfile.TemporaryDirectory(prefix="equivalence-") as directory:
         script = Path(directory, "train.py")
         script.write_text(case.text(), encoding="utf-8")
-        device = "stand-in" if "cuda" in case.text() else "cpu"
+        device: Device = "stand-in" if "cuda" in case.text() else "cpu"
         launch = Launch(starter="torchrun", ranks=2)
         request = RehearsalRequest(script=script, launch=launch, nproc=2, device=device, time_limit_s=900.0)
         return equivalence(request, rehearse)
