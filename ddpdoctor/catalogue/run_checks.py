@@ -200,7 +200,7 @@ def _look_at_run(
 ) -> CheckResult:
     missing = _missing_evidence(check, record)
     if missing and _absent(check, record):
-        asked_for = not result.gap and not check.check.needs_of(record.job.kind).isdisjoint(ASKED_FOR)
+        asked_for = not result.gap and not ASKED_FOR.keys().isdisjoint(check.check.needs_of(record.job.kind))
         return msgspec.structs.replace(result, gap=result.gap or missing, by_nature=asked_for)
     heard = _ask(in_run, record)
     elsewhere = [item for one in record.other_starts for item in _ask(in_run, one).yielded]
@@ -262,7 +262,7 @@ def _missing_evidence(check: LoadedCheck, record: RunRecord) -> str:
     for name in sorted(check.check.needs_of(record.job.kind)):
         stream = record.stream(name)
         if name in ASKED_FOR and stream.state == "absent":
-            return stream.reason
+            return stream.reason if name in record.streams else ASKED_FOR[name]
         if stream.state != "complete":
             because = f" ({stream.reason})" if stream.reason else ""
             return f"the record's {name.replace('_', ' ')} are {stream.state}{because}"

@@ -22,11 +22,13 @@ from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.examination import EquivalenceSection
 from ddpdoctor.launch.rehearsal_plan import time_limit_s
 from ddpdoctor.launch.request import Progress, RehearsalRequest
+from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import RunRecord
 
 LEAST_S = 5.0
 """Python and torch take so long to start."""
 MOST_BYTES = 1 << 26
+MESSAGE_CHARACTERS = 160
 Rehearse = Callable[[RehearsalRequest], RunRecord]
 
 
@@ -82,7 +84,7 @@ class _Comparison:
         if in_turn:
             one = self._run_one("in-turn", list(range(world)), "in-turn")
         if not one:
-            return unclear(self._stopped or "the script does not come to an optimizer step as one process")
+            return unclear(self._stopped or "started as one process the script makes no optimizer step")
         runs = Runs(ranks=tuple(ranks), one=one, cuts=tuple(_cuts(record)), has_loaders=loaders, in_turn=in_turn)
         section = compare(runs)
         if needs_controls(section):
@@ -120,11 +122,20 @@ class _Comparison:
         )
         record = self._timed(request)
         stopped = kept / "stopped.txt"
-        self._stopped = stopped.read_text(encoding="utf-8") if stopped.exists() else ""
-        if record.job.world_size > 1:
-            self._stopped = f"the script starts {record.job.world_size} ranks by itself"
-            return ()
-        return _steps(kept, 0)
+        self._stopped = stopped.read_text(encoding="utf-8") if stopped.exists() else _refusal(record)
+        return () if record.job.world_size > 1 else _steps(kept, 0)
+
+
+def _refusal(record: RunRecord) -> str:
+    """Return why a script makes no step as one process; empty where nothing says so."""
+    ranks = max((record.job.world_size, *(wait.ranks_asked for wait in record.waits)))
+    if ranks > 1:
+        return f"started as one process the script creates a group of {ranks} ranks"
+    exceptions = (*record.job.early_exceptions, *(raised for rank in record.ranks for raised in rank.exceptions))
+    raised = next(iter(exceptions), None)
+    if raised is not None:
+        return f"started as one process the script fails: {raised.type}: {headline(raised)[:MESSAGE_CHARACTERS]}"
+    return record.job.stop_text
 
 
 def _steps(directory: Path, rank: int) -> tuple[Step, ...]:
