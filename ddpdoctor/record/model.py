@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from ddpdoctor.examination import EquivalenceSection
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.streams.collectives import (
     CollectiveTrack,
@@ -400,6 +401,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     resume_steps: tuple[ResumeStep, ...] = ()
     resume_saves: tuple[ResumeSave, ...] = ()
 
+    equivalence: tuple[EquivalenceSection, ...] = ()
+    """One of a rehearsal that was compared with one process."""
     nodes: tuple[Node, ...] = ()
     """The machines of a live run, as far as ranks on them have written."""
     logs: LogEvidence = LogEvidence()
