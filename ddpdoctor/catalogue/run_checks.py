@@ -266,7 +266,9 @@ def _missing_evidence(check: LoadedCheck, record: RunRecord) -> str:
             return stream.reason if name in record.streams else ASKED_FOR[name]
         if stream.state != "complete":
             because = f" ({stream.reason})" if stream.reason else ""
-            return f"the record's {name.replace('_', ' ')} are {stream.state}{because}"
+            what = name.replace("_", " ")
+            told = f"no {what} were recorded" if stream.state == "absent" else f"only some {what} were recorded"
+            return told + because
     return ""
 
 

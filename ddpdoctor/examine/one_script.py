@@ -85,6 +85,9 @@ def reached_lines(record: RunRecord | None) -> Reached | None:
             by_chance = frozenset().union(*(one.by_chance for one in of_file))
             ran = {line: tuple(one.rank for one in of_file if line in one.lines) for line in lines[file] - by_chance}
             alone[file] = {line: those for line, those in ran.items() if len(those) < len(ranks)}
+    # What a rank ran just before it was ended is in what it called, and not yet among its lines.
+    for frame in (frame for site in record.sites for frame in site.frames):
+        lines[frame.file] = lines.get(frame.file, frozenset()) | {frame.line}
     return Reached(lines, alone, is_whole=not any(one.late for one in record.lines))
 
 
