@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from ddpdoctor.catalogue.registry import CatalogueEntry, load
-from ddpdoctor.check import BoundHit, LoadedCheck, NotStated, Outcome, OutcomeState, TooLittleEvidence
+from ddpdoctor.check import (
+    ASKED_FOR,
+    NEEDS_A_RUN,
+    BoundHit,
+    LoadedCheck,
+    NotStated,
+    Outcome,
+    OutcomeState,
+    TooLittleEvidence,
+)
 from ddpdoctor.finding import Confirmed, Finding, FoundInRun, Refuted, Severity
 from ddpdoctor.source.recursion import deep_recursion
 from ddpdoctor.source.script.code_words import uses_part
@@ -19,7 +28,6 @@ if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
     from ddpdoctor.source.script.script import Script
 
-NEEDS_A_RUN = "needs a rehearsal"
 Evidence = TypeVar("Evidence")
 Yield = TypeVar("Yield")
 
@@ -83,15 +91,16 @@ def run_live_checks(entries: Sequence[CatalogueEntry], record: RunRecord) -> tup
 
 
 def run_log_checks(entries: Sequence[CatalogueEntry], record: RunRecord) -> tuple[CheckResult, ...]:
-    """Run every check that looks at what a dead job left.
+    """Run every check that looks at what a dead job left, or at its second start where the record has one.
 
     Raises ConfigurationError when a built-in check cannot be loaded.
     """
     results = []
     for entry in entries:
         check = load(entry)
-        if check.in_log is not None:
-            heard = _ask(check.in_log, record)
+        half = check.in_log if record.restart is None else check.in_restart
+        if half is not None:
+            heard = _ask(half, record)
             results.append(
                 CheckResult(
                     code=entry.code,
@@ -192,7 +201,8 @@ def _look_at_run(
 ) -> CheckResult:
     missing = _missing_evidence(check, record)
     if missing and _absent(check, record):
-        return msgspec.structs.replace(result, gap=result.gap or missing)
+        asked_for = not result.gap and not ASKED_FOR.keys().isdisjoint(check.check.needs_of(record.job.kind))
+        return msgspec.structs.replace(result, gap=result.gap or missing, by_nature=asked_for)
     heard = _ask(in_run, record)
     elsewhere = [item for one in record.other_starts for item in _ask(in_run, one).yielded]
     # One start of the ranks says nothing of what another has shown.
@@ -252,6 +262,8 @@ def _ask(function: Callable[[Evidence], Iterator[Yield]], evidence: Evidence) ->
 def _missing_evidence(check: LoadedCheck, record: RunRecord) -> str:
     for name in sorted(check.check.needs_of(record.job.kind)):
         stream = record.stream(name)
+        if name in ASKED_FOR and stream.state == "absent":
+            return stream.reason if name in record.streams else ASKED_FOR[name]
         if stream.state != "complete":
             because = f" ({stream.reason})" if stream.reason else ""
             what = name.replace("_", " ")

@@ -15,7 +15,7 @@ from ddpdoctor.cli.options.recorded_run import run_directory
 from ddpdoctor.cli.options.run_output import TRACE, RunOutput
 from ddpdoctor.errors import DdpDoctorError, ExitCode, UsageError
 from ddpdoctor.launch.runs.kept_runs import kept_runs, live_processes, remove_run, size_bytes
-from ddpdoctor.record.plan import read_plan
+from ddpdoctor.record.reader import read_plan
 from ddpdoctor.report import streams
 from ddpdoctor.report.escape import one_line
 

@@ -24,13 +24,11 @@ from ddpdoctor.examination import Examination, not_rehearsed
 from ddpdoctor.examine.fix_offers import for_findings
 from ddpdoctor.examine.one_script import ExamineRequest, conclude_all
 from ddpdoctor.examine.reading import Choice, Reading, choice_of, reading_of
-from ddpdoctor.files.directories import python_files
-from ddpdoctor.files.patterns import matches_below
+from ddpdoctor.files.patterns import matches_below, python_files
 from ddpdoctor.finding import Severity
 from ddpdoctor.findings.locations import shown_path
 from ddpdoctor.fix.edits import Fix
-from ddpdoctor.source.script.entry_point import acts, is_entry, may_be_entry
-from ddpdoctor.source.script.library import Library
+from ddpdoctor.source.script.entry_point import Library, acts, is_entry, may_be_entry
 from ddpdoctor.source.script.project import Surroundings
 from ddpdoctor.source.script.script import Script, script_at
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from ddpdoctor.finding import Frame
-from ddpdoctor.record.streams.data import FileAction, PassEnd
+from ddpdoctor.record.streams.training import FileAction, PassEnd
 
 Chain = tuple[tuple[str, int, str], ...]
 """File, line and function of each frame of the user's, innermost first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ddpdoctor.diagnosis.performance.summary import RunVerdict
 from ddpdoctor.files.source_text import hold
 from ddpdoctor.finding import Basis, Fact, Finding, Frame, Location, Severity
-from ddpdoctor.monitor.demo import SCRIPT
+from ddpdoctor.monitor.replay import SCRIPT
 from ddpdoctor.monitor.snapshot import FindingView, StallSide, StallView
 from tests.demo.story import (
     ACTS,

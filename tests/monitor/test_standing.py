@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpdoctor.checks.index import STANDS_FOR
+from ddpdoctor.checks import STANDS_FOR
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.monitor.finding_hold import APPEARS_AFTER_NS, OVER_AFTER_NS, FindingHold
 

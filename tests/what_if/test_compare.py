@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.diagnosis.performance.run_comparison import TooShort, compare
-from ddpdoctor.record.streams.data import Loader
+from ddpdoctor.record.streams.training import Loader
 from ddpdoctor.report.run import compare_text
 from tests.diagnosis.measured_job import MeasuredJob
 from tests.what_if.conftest import Ddpdoctor

@@ -6,7 +6,7 @@ from statistics import fmean
 import pytest
 
 from ddpdoctor.errors import ExitCode, UsageError
-from ddpdoctor.record.streams.devices import Node
+from ddpdoctor.record.streams.setup import Node
 from ddpdoctor.what_if.answer import what_if
 from ddpdoctor.what_if.links import Link, on_other_ranks
 from ddpdoctor.what_if.observed import NoGround, observe

@@ -57,7 +57,7 @@ def _trace(record: Callable[[], RunRecord], snapshot: Snapshot) -> bytes:
 
 def show_demo() -> None:
     """Show a run that never was; raises UsageError without a terminal."""
-    from ddpdoctor.monitor.demo import demo
+    from ddpdoctor.monitor.replay import demo
 
     _demand_terminal("--demo")
     replay = demo()
@@ -81,7 +81,7 @@ def show_replay(run: str) -> None:
 
 def show_autopsy(examination: Examination) -> None:
     """Show an autopsy as a run that stands is shown; raises UsageError without a terminal."""
-    from ddpdoctor.monitor.views.autopsy_view import AutopsySource
+    from ddpdoctor.monitor.views.build_snapshot import AutopsySource
 
     _demand_terminal("--tui")
     show(AutopsySource(examination))

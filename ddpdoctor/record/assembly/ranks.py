@@ -10,7 +10,7 @@ import msgspec
 from ddpdoctor.record import events
 from ddpdoctor.record.events import Event, Row, frames_of
 from ddpdoctor.record.model import Rank, RankEnd, RankException, shared_fields
-from ddpdoctor.record.streams.devices import Node
+from ddpdoctor.record.streams.setup import Node
 
 
 class ProcessEntry:

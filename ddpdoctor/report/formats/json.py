@@ -37,7 +37,7 @@ def render(examination: Examination) -> str:
 def as_object(examination: Examination) -> dict[str, Any]:
     """Build the object that is encoded."""
     root, rehearsal = examination.root, examination.rehearsal
-    autopsy, gate = examination.autopsy, examination.gate
+    autopsy, gate, equivalence = examination.autopsy, examination.gate, examination.equivalence
     return {
         "schema": SCHEMA,
         "tool": {"name": "ddpdoctor", "version": __version__},
@@ -50,6 +50,7 @@ def as_object(examination: Examination) -> dict[str, Any]:
         "rehearsal": _object(rehearsal, root)
         | {"ranks_of_job": rehearsal.ranks_of_job or None, "notes": _value(rehearsal.all_notes, root)},
         "findings": [finding_object(finding, root) for finding in examination.findings],
+        **({"equivalence": _object(equivalence, root)} if equivalence is not None else {}),
         "refuted": _value(examination.refuted, root),
         "outcomes": _value(examination.outcomes, root),
         "notes": _value(examination.notes, root),
