@@ -223,7 +223,7 @@ def schema_of(command: str) -> Schema:
 
 
 @click.command(add_help_option=False)
-@click.argument("command", type=click.Choice(COMMANDS))
+@click.argument("command", type=click.Choice(COMMANDS), metavar="COMMAND")
 @help_option()
 def schema(command: str) -> None:
     """Print the JSON Schema of the JSON that COMMAND writes."""
