@@ -41,6 +41,7 @@ BUILT_IN: Mapping[str, str] = {
     "DDP220": "ddpdoctor.checks.gradients.autograd_grad_bypass",
     "DDP221": "ddpdoctor.checks.gradients.rank_zero_load",
     "DDP222": "ddpdoctor.checks.gradients.gradients_reduced_twice",
+    "DDP223": "ddpdoctor.checks.gradients.framework_trap",
     "DDP301": "ddpdoctor.checks.collectives.rank_divergent_collective",
     "DDP302": "ddpdoctor.checks.collectives.data_dependent_divergence",
     "DDP303": "ddpdoctor.checks.collectives.rank_zero_forward",
@@ -201,6 +202,7 @@ READ_IN_SOURCE: Mapping[str, tuple[str, ...]] = {
     "DDP220": ("autograd", "retain_graph"),
     "DDP221": ("load_state_dict",),
     "DDP222": ("all_reduce",),
+    "DDP223": ("ccelerator", "ightning", "Fabric", "horovod", "FullyShardedDataParallel"),
     "DDP301": (
         "distributed",
         "Distributed",
@@ -306,6 +308,7 @@ SUBJECTS: Mapping[str, tuple[Subject, ...]] = {
     "DDP220": ("training",),
     "DDP221": ("job",),
     "DDP222": ("collectives",),
+    "DDP223": ("training",),
     "DDP301": ("collectives",),
     "DDP302": ("collectives",),
     "DDP303": ("wrap", "model"),
