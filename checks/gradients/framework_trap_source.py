@@ -182,6 +182,8 @@ def _clips(projection: Projection) -> Iterator[Place]:
 
 def unprepared_optimizers(projection: Projection) -> Iterator[Place]:
     """Yield steps under ``accumulate`` of an optimizer that was not prepared."""
+    if _prepares_unread(projection):
+        return
     for event in projection.in_course("training"):
         options = [] if event.receiver is None else list(options_of(event.receiver))
         plain = bool(options) and all(
@@ -195,10 +197,20 @@ def unprepared_optimizers(projection: Projection) -> Iterator[Place]:
             yield event.module, event.node
 
 
+def _prepares_unread(projection: Projection) -> bool:
+    """Return whether the script prepares something that cannot be told from the call."""
+    calls = (call for module in projection.machine.script.modules for call in module.index.of(ast.Call))
+    return uses_any(projection.machine.script, {"prepare_optimizer", "prepare_data_loader"}) or any(
+        last_name(call.func) == "prepare" and any(not isinstance(one, (ast.Name, ast.Attribute)) for one in call.args)
+        for call in calls
+    )
+
+
 def undivided_loaders(projection: Projection) -> Iterator[Place]:
     """Yield loaders of batches that train a model which a framework wraps, and which it was not given to divide."""
     machine = projection.machine
     framework = any(event.name == ACCELERATOR or event.name in FABRICS for event in projection.in_course("call"))
+    framework = framework and not _prepares_unread(projection)
     for event in projection.in_course("backward") if framework else ():
         for loop in event.loops:
             for one in options_of(loop.iterable):
