@@ -2,12 +2,14 @@
 
 What it finds
     A forward through the DDP module of a model with buffers (BatchNorm's statistics, for instance) that only some ranks
-    run. An error when it records gradients, a warning under `no_grad`.
+    run. An error when it records gradients, a warning under `no_grad`. In a run also a forward without gradients of a
+    sharded model (FSDP) that meets another one's training.
 
 Why it is bad
     Such a forward broadcasts the buffers from rank 0, and the other ranks do not take part: it hangs. Under `no_grad`
     it works by luck: DDP broadcasts in the first forward after a training step only, so rank 0's broadcast in
-    validation is paired with the others' next one in training. A collective in between breaks that.
+    validation is paired with the others' next one in training. A collective in between breaks that. The forward of a
+    sharded model gathers its parameters from all ranks, so the others' training gets out of step with it at once.
 
 Example
     if rank == 0:
@@ -16,7 +18,8 @@ Example
             validate(model)             # model is the DDP module
 
 Remedy
-    Validate with model.module on that rank (it holds the same weights and does not communicate), or on all ranks.
+    Validate with model.module on that rank (it holds the same weights and does not communicate), or on all ranks. A
+    sharded model can be validated on all ranks only.
 
 When it is wrong
     Under `no_grad`, if only training steps follow.
@@ -57,6 +60,7 @@ CHECK = Check(
     subjects=("wrap", "model"),
     triggers=("DataParallel", "ccelerat", "Fabric", "auto_model"),
 )
+_REMEDY_SHARDED = "Let every rank run the forward of the sharded model: each holds a part of its parameters."
 _REMEDY = (
     "Call model.module instead of the DDP module where only some ranks validate, or let every rank run the forward."
 )
@@ -100,7 +104,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         yield CHECK.finding(
             basis,
             describe.lone_forward(divergence, lone),
-            remedy=_REMEDY,
+            remedy=_REMEDY if record.wraps else _REMEDY_SHARDED,
             locations=describe.locations(divergence),
             ranks=tuple(turn.rank for turn in lone),
             evidence=describe.facts(divergence, basis),

@@ -49,7 +49,7 @@ CHECK = Check(
     name="uneven-inputs",
     stands_for="uneven-passes",
     severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
-    needs=frozenset({"loaders", "passes", "wraps"}),
+    needs=frozenset({"loaders", "passes"}),
     subjects=("training-loader",),
     triggers=("DistributedDataParallel", "ccelerat", "Fabric", "auto_model", "reduce"),
 )
@@ -110,7 +110,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         yield CHECK.finding(
             basis,
             uneven.sentence + consequence,
-            remedy=_REMEDY,
+            remedy=_REMEDY if record.wraps else f"{_EVEN}.",
             locations=() if uneven.location is None else (uneven.location,),
             ranks=tuple(rank for rank, _ in uneven.lengths),
             evidence=lengths + hang,

@@ -30,6 +30,7 @@ from .stress import Stress
 from .surroundings import DeviceChoices, Failure, LightningTrainers, hook_sleep
 from .training.ddp_modules import HostReads, Modules
 from .training.reduction import ReducedLosses
+from .training.sharded_modules import ShardedModules
 from .training.steps import Steps
 
 
@@ -102,8 +103,15 @@ class Rehearsal:
         modules = Modules(journal, self._ending, torch, loaders.newest_batch, pace)
         reduced = ReducedLosses(journal)
         self._groups = GroupBook(journal, torch)
+        sharded = ShardedModules(journal, self._ending, torch, loaders.newest_batch, pace)
+        sharded.install()
         self._collective_hook = CollectiveHook(
-            journal, torch, reduced, Subjects(journal, torch, modules.tensor_name), self._groups
+            journal,
+            torch,
+            reduced,
+            Subjects(journal, torch, modules.tensor_name),
+            self._groups,
+            lambda: sharded.newest,
         )
         loaders.training_begins = modules.training_begins = lambda: journal.guarded(
             self._lines.training_begins, harms=("lines",)
