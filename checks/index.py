@@ -214,7 +214,7 @@ READ_IN_SOURCE: Mapping[str, tuple[str, ...]] = {
         "ransformers",
     ),
     "DDP302": ("distributed", "Distributed", "ccelerat", "horovod", "ightning"),
-    "DDP303": ("DataParallel", "ccelerat", "Fabric", "auto_model"),
+    "DDP303": ("DataParallel", "ccelerat", "Fabric", "auto_model", "fully_shard", "parallelize_module"),
     "DDP307": ("distributed", "ccelerat"),
     "DDP309": ("new_group",),
     "DDP311": ("except",),

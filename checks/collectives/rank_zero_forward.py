@@ -41,6 +41,7 @@ from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Frame, Location, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS
+from ddpdoctor.source.libraries.sharding import FORWARD as SHARDED_FORWARD
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import finding_of, partings_by
 from ddpdoctor.source.ranks.ranks import ranks_text
@@ -58,7 +59,7 @@ CHECK = Check(
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=frozenset({"ranks", "collectives", "forwards"}),
     subjects=("wrap", "model"),
-    triggers=("DataParallel", "ccelerat", "Fabric", "auto_model"),
+    triggers=("DataParallel", "ccelerat", "Fabric", "auto_model", "fully_shard", "parallelize_module"),
 )
 _REMEDY_SHARDED = "Let every rank run the forward of the sharded model: each holds a part of its parameters."
 _REMEDY = (
@@ -67,10 +68,10 @@ _REMEDY = (
 
 
 def in_source(script: Script) -> Iterator[Finding]:
-    """Report forwards of a DDP model with buffers that a rank test keeps from some ranks."""
+    """Report forwards of a sharded model, or of a DDP model with buffers, that a rank test keeps from some ranks."""
     projection = whole_projection(script)
     for parting in partings_by(projection, "forward"):
-        yield finding_of(CHECK, parting, _REMEDY)
+        yield finding_of(CHECK, parting, _REMEDY_SHARDED if parting.collective == SHARDED_FORWARD else _REMEDY)
     for lone in lone_forwards(projection):
         yield CHECK.finding(
             "source",
