@@ -165,7 +165,7 @@ STANDS_FOR: Mapping[str, Trouble] = {
 READ_IN_SOURCE: Mapping[str, tuple[str, ...]] = {
     "DDP101": ("DataLoader", "DistributedDataParallel", "ccelerat", "Fabric", "auto_model"),
     "DDP102": ("DistributedSampler",),
-    "DDP103": ("DistributedDataParallel", "ccelerat", "Fabric", "auto_model", "reduce"),
+    "DDP103": ("DataParallel", "fully_shard", "ccelerat", "Fabric", "auto_model", "reduce"),
     "DDP104": ("seed",),
     "DDP105": ("DistributedDataParallel", "DataLoader", "ccelerat", "Fabric", "auto_model"),
     "DDP107": ("random_split", "train_test_split", "Subset", "DistributedSampler", "shuffle", "perm"),
