@@ -31,7 +31,7 @@ from ddpdoctor.source.queries.wrapped_models import (
     training_forwards,
 )
 from ddpdoctor.source.script.syntax_index import descend
-from ddpdoctor.source.torch_model.recorded_training import SET_REQUIRES_GRAD
+from ddpdoctor.source.torch_model.recorded_calls import SET_REQUIRES_GRAD
 
 _AFTER_WRAP = frozenset(
     {"on_train_start", "on_train_epoch_start", "on_train_batch_start", "training_step", "on_train_batch_end"}

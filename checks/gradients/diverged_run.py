@@ -15,6 +15,7 @@ from ddpdoctor.diagnosis.training.replicas import (
     averaged_by_hand,
     contributions,
     gradients_around_steps,
+    is_sharded,
     judged_wraps,
     may_be_averaged_later,
     parameters_around_steps,
@@ -182,6 +183,8 @@ def independent_models(record: RunRecord) -> Iterator[Independent]:
     ]
     if len(ranks) < 2 or {loader.rank for loader in sharding} != set(ranks) or may_be_averaged_later(record):
         return
+    if is_sharded(record):
+        return  # What an optimizer holds are parts of parameters, which differ.
     begun = {step.optimizer: step for step in parameters_around_steps(record, NO_WRAP, ranks) if not step.ordinal}
     after = {(s.optimizer, s.ordinal): s for s in parameters_around_steps(record, NO_WRAP, ranks)}
     by_optimizer: dict[int, list[ReplicaStep]] = {}

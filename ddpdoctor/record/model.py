@@ -288,11 +288,33 @@ class Wrap(msgspec.Struct, frozen=True, kw_only=True):
     """A hook of the user takes the place of DDP's own reduction."""
 
 
+class ShardedModule(msgspec.Struct, frozen=True, kw_only=True):
+    """A module whose parameters are sharded over ranks, the outermost one, as its first forward found it."""
+
+    rank: int
+    module: int
+    """The number that stands for it where modules are known by their wraps: -2 for the first, -3 for the next."""
+    site: int = -1
+    """Of that forward."""
+    module_class: str = ""
+    by: str = ""
+    """``fully_shard`` or ``FullyShardedDataParallel``."""
+    units: tuple[str, ...] = ()
+    """The parts that are gathered each by itself, by the names of their modules; empty for the outermost."""
+    elements: tuple[int, ...] = ()
+    """Of the whole parameters of each unit."""
+    ranks: tuple[int, ...] = ()
+    """Those that hold its shards and replicas."""
+    dimensions: tuple[str, ...] = ()
+    """Of the device mesh, by name."""
+
+
 class Forward(msgspec.Struct, frozen=True, kw_only=True):
-    """A forward through a DDP module, or through the module inside it."""
+    """A forward through a DDP module, through the module inside it, or through a sharded module."""
 
     rank: int
     wrap: int
+    """Or the number of a sharded module."""
     site: int = -1
     step: int = 0
     """n-th training forward with this call chain on this rank, from 1; 0 for other forwards."""
@@ -344,6 +366,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     waits: tuple[Wait, ...] = ()
     wraps: tuple[Wrap, ...] = ()
     wrap_changes: tuple[WrapChange, ...] = ()
+    sharded_modules: tuple[ShardedModule, ...] = ()
     loaders: tuple[Loader, ...] = ()
     passes: tuple[Pass, ...] = ()
     collectives: tuple[CollectiveTrack, ...] = ()

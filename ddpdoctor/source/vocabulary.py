@@ -30,12 +30,20 @@ _MOVED = (
     ("torch.distributed.checkpoint.state_dict_loader.", "torch.distributed.checkpoint."),
     ("accelerate.accelerator.Accelerator", "accelerate.Accelerator"),
     ("torch.nn.modules.", "torch.nn."),
+    ("torch.nn.utils.clip_grad.", "torch.nn.utils."),
+    ("torch.distributed._composable.fsdp.fully_shard.", "torch.distributed.fsdp."),
+    ("torch.distributed._composable.fsdp.", "torch.distributed.fsdp."),
+    ("torch.distributed._composable.replicate.", "torch.distributed._composable."),
+    ("torch.distributed.fsdp.fully_sharded_data_parallel.", "torch.distributed.fsdp."),
+    ("torch.distributed.device_mesh.", "torch.distributed."),
 )
 
 DDP = "torch.nn.parallel.DistributedDataParallel"
 DATA_PARALLEL = "torch.nn.DataParallel"
 ENGINE = "deepspeed.DeepSpeedEngine"
 """What ``deepspeed.initialize`` returns first: its ``backward`` averages the gradients of all ranks."""
+SHARDED_WRAPPER = "torch.distributed.fsdp.FullyShardedDataParallel"
+MESH = "torch.distributed.DeviceMesh"
 DATA_LOADER = "torch.utils.data.DataLoader"
 DISTRIBUTED_SAMPLER = "torch.utils.data.DistributedSampler"
 SPAWNERS = frozenset(
@@ -102,6 +110,10 @@ COLLECTIVES: Mapping[str, Collective] = {
     "torch.distributed.checkpoint.save": Collective(-1, True, ()),
     "torch.distributed.checkpoint.load": Collective(-1, True, ()),
     "torch.distributed.checkpoint.async_save": Collective(-1, True, ()),
+    **{
+        f"{SHARDED_WRAPPER}.{name}": Collective(-1, True, ())
+        for name in ("summon_full_params", "optim_state_dict", "full_optim_state_dict", "scatter_full_optim_state_dict")
+    },
     **dict.fromkeys(RETURNING, Collective(-1, True, ())),
 }
 COLLECTIVE_METHODS: Mapping[str, frozenset[str]] = {

@@ -235,6 +235,7 @@ _ROWS = {
     "handled": "handled",
     "nonfinite": "nonfinites",
     "resume_save": "resume_saves",
+    "sharded_module": "sharded_modules",
 }
 """Events that become a row of a stream as they are, and the stream."""
 _OF_CHILDREN = {
@@ -493,7 +494,7 @@ class Assembly:
     def _on_group(self, pid: int, event: events.Group) -> None:
         ordinal = self._group_counts.get((pid, event.ranks), 0)
         self._group_counts[pid, event.ranks] = ordinal + 1
-        group = Group(ranks=event.ranks, ordinal=ordinal, backend=event.backend, timeout_ns=event.timeout_ns)
+        group = Group(ordinal=ordinal, **shared_fields(event, Group))
         self._local[pid, "group", event.number] = self._groups.setdefault(group, len(self._groups))
 
     def _on_wrap(self, pid: int, event: Row) -> None:

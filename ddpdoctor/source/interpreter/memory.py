@@ -31,6 +31,7 @@ from ddpdoctor.source.interpreter.values import (
     ExternalObject,
     Function,
     ProjectClass,
+    Sharded,
     Value,
     is_agreed,
 )
@@ -107,6 +108,10 @@ class Memory:
         self.contexts: list[ContextAround] = []
         self.wrapped: dict[int, int] = {}
         """The number of the DDP object that holds a module, by the number of the module."""
+        self.sharded: dict[int, Sharded] = {}
+        """How modules are sharded, by their numbers."""
+        self.meshes_are_flat = True
+        """Every mesh of devices that was made has one dimension."""
         self.loader_classes: dict[int, ProjectClass] = {}
         """The classes of loaders that the project derives from DataLoader, by the numbers of those."""
         self.cycles: dict[int, LoopAround] = {}

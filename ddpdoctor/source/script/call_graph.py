@@ -16,6 +16,8 @@ _SYNCHRONISING = frozenset(name.rpartition(".")[2] for name in COLLECTIVES if ".
     "new_group",
     "wait_for_everyone",
     "backward",
+    *("full_tensor", "fully_shard", "parallelize_module", "init_device_mesh"),
+    *("get_model_state_dict", "get_optimizer_state_dict", "get_state_dict"),
 }
 _TOO_COMMON = frozenset(
     {"get", "update", "append", "join", "format", "items", "keys", "values", "split", "strip", "add", "pop"}

@@ -39,7 +39,15 @@ from ddpdoctor.source.interpreter.values import (
     never_none,
     tags_of,
 )
-from ddpdoctor.source.libraries import accelerate, fabric, hugging_face_datasets, ignite, lightning, python_logging
+from ddpdoctor.source.libraries import (
+    accelerate,
+    fabric,
+    hugging_face_datasets,
+    ignite,
+    lightning,
+    python_logging,
+    sharding,
+)
 from ddpdoctor.source.neighbours import RANK_AND_SIZE
 from ddpdoctor.source.ranks.data_partitions import PART, ranged, strided
 from ddpdoctor.source.ranks.launches import is_process, run_callback, spawn, start_method, start_process
@@ -111,6 +119,7 @@ _KNOWN_METHODS = (
     MODULE_SELF_METHODS
     | _ARGUMENT_PARSERS
     | {"backward", "register_buffer", "set_epoch", "no_sync", "set_defaults", "cuda", "to"}
+    | sharding.OF_TENSORS
 )
 """Methods with an effect of their own, whatever has them."""
 
@@ -243,6 +252,8 @@ def _known_method(
     if name == "register_buffer":
         note_buffer(machine, receiver, positional, named)
         return NONE
+    if name in sharding.OF_TENSORS:
+        return sharding.of_tensor(machine, node, name)
     if name == "set_epoch":
         machine.emit("set-epoch", name, node, positional, named, receiver=receiver)
         return NONE
@@ -463,10 +474,11 @@ def _no_gradients(machine: Machine, node: ast.AST, positional: list[Value], name
     return NO_GRADIENTS
 
 
-_METHODS_OF_LIBRARIES = (lightning.method, accelerate.method, fabric.method, ignite.method)
+_METHODS_OF_LIBRARIES = (lightning.method, accelerate.method, fabric.method, ignite.method, sharding.method)
 _SPECIAL: dict[str, Handler] = {
     **ignite.CALLS,
     **hugging_face_datasets.CALLS,
+    **sharding.CALLS,
     "torch.distributed.new_group": make_group,
     "torch.distributed.get_rank": _get_rank,
     "torch.distributed.get_node_local_rank": lambda machine, node, positional, named, complete: variable(
