@@ -99,6 +99,8 @@ class LoadedCheck(msgspec.Struct, frozen=True, kw_only=True):
     in_run: Callable[[RunRecord], Iterator[FoundInRun]] | None = None
     in_log: Callable[[RunRecord], Iterator[FoundInRun]] | None = None
     """Of a record that was read from what a dead job left."""
+    in_restart: Callable[[RunRecord], Iterator[FoundInRun]] | None = None
+    """Of a rehearsal with the one of the job's second start."""
 
 
 CUT_SHORT = "the rehearsal was cut short"

@@ -15,7 +15,7 @@ from ddpdoctor.diagnosis.training.pass_lengths import (
 from ddpdoctor.diagnosis.wording import rank_list, site_location
 from ddpdoctor.finding import Location
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.streams.data import Pass
+from ddpdoctor.record.streams.training import Pass
 
 MOST_SHARED = 0.5
 """Share of its samples that a rank may have in common with others where the evaluation is divided."""

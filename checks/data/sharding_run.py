@@ -18,7 +18,7 @@ from ddpdoctor.diagnosis.training.pass_lengths import (
 from ddpdoctor.diagnosis.wording import rank_list, site_location
 from ddpdoctor.finding import Location, Severity
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.streams.data import Pass
+from ddpdoctor.record.streams.training import Pass
 
 DUPLICATED_SHARE = 0.9
 """Share of the smaller index list that two ranks must have in common."""

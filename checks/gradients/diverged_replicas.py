@@ -4,7 +4,8 @@ What it finds
     Parameters that DDP manages and that differ between ranks, although their gradients were averaged: after a
     synchronised optimizer step, or before the first one. The first parameter and step are named. Parameters that DDP
     ignores, wraps with a communication hook, steps under no_sync() and manually averaged models are excluded, and where
-    a more specific check knows the reason, only that one reports. In the source: a ReduceLROnPlateau that every rank
+    a more specific check knows the reason, only that one reports. In a live run digests of all parameters are compared
+    every 100 steps, and of three ranks or more the odd one is named. In the source: a ReduceLROnPlateau that every rank
     steps with its own loss, which leads there in some epoch that a rehearsal does not reach; and a scheduler or an
     optimizer that steps, a learning rate that is set, parameters that are frozen, or weights that are loaded after the
     wrap, on some ranks only.
@@ -37,7 +38,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, TooLittleEvidence
 from ddpdoctor.checks.gradients.unreduced_gradients_source import guard_of
 from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
@@ -61,8 +62,7 @@ from ddpdoctor.source.queries.wrapped_models import is_ddp, numbers_of, training
 from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.script.syntax_index import descend, last_name
-from ddpdoctor.source.torch_model.recorded_names import SET_PARAM_GROUP
-from ddpdoctor.source.torch_model.recorded_training import SET_REQUIRES_GRAD
+from ddpdoctor.source.torch_model.recorded_calls import SET_PARAM_GROUP, SET_REQUIRES_GRAD
 
 if TYPE_CHECKING:
     from ddpdoctor.checks.gradients.diverged_run import Diverged
@@ -73,6 +73,7 @@ CHECK = Check(
     name="diverged-replicas",
     severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
     needs=AVERAGING | {"collectives", "parameter_digests", "training_states"},
+    needs_live=frozenset({"wraps", "replica_digests"}),
     subjects=("training",),
     triggers=("DistributedDataParallel", "ReduceLROnPlateau", "ccelerat", "Fabric", "auto_model"),
 )
@@ -80,6 +81,8 @@ REMEDIES = {
     "after-the-wrap": "Change or load the parameters before the wrap, or in the same way on every rank.",
     "learning-rates": "Give the optimizer the same learning rate on every rank.",
     "gradients": "Change gradients after backward (clipping, noise, skipped values) in the same way on every rank.",
+    "drifted": "Look for code that changes parameters, optimizer state or the learning rate on some ranks only; where "
+    "there is none, suspect the memory of the odd rank's GPU, or a kernel that is not deterministic.",
     "unknown": "Look for code that sets parameters or optimizer state on some ranks only.",
 }
 
@@ -161,6 +164,9 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the first moment at which replicas differ."""
     from ddpdoctor.checks.gradients.diverged_run import diverged_replicas
 
+    if record.job.kind == "run":
+        yield from _drifted(record)
+        return
     for found in diverged_replicas(record):
         when = f"after step {found.step} of the optimizer" if found.step else "before the first optimizer step"
         differ = Fact(
@@ -178,6 +184,37 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 differ,
                 *_reasons(record, found),
                 Fact(text="the model is wrapped here", basis=record.job.kind, location=found.wrap_location),
+            ),
+        )
+
+
+def _drifted(record: RunRecord) -> Iterator[Finding]:
+    """Report the replicas of a live run whose parameters are no longer the same, and which of them is the odd one."""
+    from ddpdoctor.diagnosis.training.replicas import drifted_digests
+
+    if not record.replica_digests:
+        raise TooLittleEvidence("parameters are compared every 100 steps of the optimizers, and there were fewer")
+    for found in drifted_digests(record):
+        odd = f"{rank_list(found.odd)} {'has' if len(found.odd) == 1 else 'have'} other ones than the rest"
+        told = odd if found.odd else f"{rank_list(found.ranks)} do not agree"
+        before = (
+            f"they were the same after step {found.same:,}" if found.same else "they were compared for the first time"
+        )
+        yield CHECK.finding(
+            "run",
+            f"the parameters of {found.model} differ between the ranks after step {found.step:,}: {told}, of "
+            f"{found.names[0]} first",
+            remedy=REMEDIES["drifted"],
+            locations=() if found.location is None else (found.location,),
+            ranks=found.odd or found.ranks,
+            evidence=(
+                Fact(
+                    text=f"{found.unequal:,} of {found.compared:,} parameters differ: {', '.join(found.names)}",
+                    basis="run",
+                    numbers={"parameters": found.unequal, "compared": found.compared, "step": found.step},
+                ),
+                Fact(text=before, basis="run"),
+                Fact(text="the model is wrapped here", basis="run", location=found.location),
             ),
         )
 

@@ -19,8 +19,8 @@ from ddpdoctor.diagnosis.training.replicas import (
     judged_wraps,
     may_be_averaged_later,
     parameters_around_steps,
+    unaveraged,
 )
-from ddpdoctor.diagnosis.training.unaveraged import unaveraged
 from ddpdoctor.diagnosis.wording import site_location
 from ddpdoctor.finding import Frame, Location
 from ddpdoctor.record.model import RunRecord, Wrap

@@ -83,15 +83,16 @@ def run_live_checks(entries: Sequence[CatalogueEntry], record: RunRecord) -> tup
 
 
 def run_log_checks(entries: Sequence[CatalogueEntry], record: RunRecord) -> tuple[CheckResult, ...]:
-    """Run every check that looks at what a dead job left.
+    """Run every check that looks at what a dead job left, or at its second start where the record has one.
 
     Raises ConfigurationError when a built-in check cannot be loaded.
     """
     results = []
     for entry in entries:
         check = load(entry)
-        if check.in_log is not None:
-            heard = _ask(check.in_log, record)
+        half = check.in_log if record.restart is None else check.in_restart
+        if half is not None:
+            heard = _ask(half, record)
             results.append(
                 CheckResult(
                     code=entry.code,

@@ -50,6 +50,16 @@ STDIN = "-"
     multiple=True,
     help="After a clean rehearsal, run another in which one rank is put under this stress.",
 )
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Rehearse a restart from the script's own checkpoint, too, and compare it with a run that goes on.",
+)
+@click.option(
+    "--resume-with",
+    metavar="OPTION",
+    help="Tell the script so to resume, as in '--resume-from {checkpoint}'. Implies --resume.",
+)
 @click.option("--thorough", is_flag=True, help="After a clean rehearsal, run one as 2x1 and one for each --stress.")
 @click.option("--full", is_flag=True, help="Do not shorten passes: rehearse the whole script.")
 @click.option(
@@ -97,6 +107,8 @@ def check(
     diff: bool,
     how: Mapping[str, Any],
     stress: tuple[Stress | Literal["all"], ...],
+    resume: bool,
+    resume_with: str | None,
     thorough: bool,
     full: bool,
     time_limit: float | None,
@@ -173,6 +185,8 @@ def check(
             hint=output_format == "full",
             **how,
             stress=tuple(kind for kind in STRESSES if kind in stress or "all" in stress),
+            resume=resume or resume_with is not None,
+            resume_with=resume_with,
             thorough=thorough,
             full=full,
             time_limit_s=time_limit,
@@ -217,9 +231,9 @@ def _examined_script(request: ExamineRequest, fail_on: Severity | None) -> Exami
     """Examine one script, with its progress on a terminal."""
     if request.static:
         return checked(request, fail_on)
-    from ddpdoctor.launch.runs import leftovers
+    from ddpdoctor.launch.runs import created_files
 
-    if note := leftovers.leftovers_text(leftovers.leftovers()):
+    if note := created_files.leftovers_text(created_files.leftovers()):
         streams.say(note)
     with streams.live_progress() as show:
         return checked(request, fail_on, show)

@@ -173,6 +173,10 @@ class ExamineRequest(RehearsalOptions, frozen=True, kw_only=True):
     """Nodes that the rehearsal pretends, with their ranks; None for one node with ``nproc`` ranks."""
     stress: tuple[Stress, ...] = ()
     """Causes to inject, each in one more rehearsal after a clean one."""
+    resume: bool = False
+    """Rehearse a restart, too."""
+    resume_with: str | None = None
+    """The words by which the script is told to resume; None to look for its option."""
     thorough: bool = False
     """After a clean rehearsal: one as two nodes, and one for each stress."""
     select: tuple[str, ...] = ()
@@ -215,6 +219,8 @@ def examine_and_record(
         known, results = results, with_variant(results, more, variant)
         stressed = further is not None and further.job.stressed
         rehearsal = noted(rehearsal, variant, section, stressed=stressed, found=results != known)
+    if request.resume and record is not None:
+        results, rehearsal = _with_restart(request, script, root, on_progress, results, rehearsal)
     reading = reading_of(
         script,
         results,
@@ -351,15 +357,45 @@ def _script(request: ExamineRequest) -> Script:
     return read_module(request.target, module_places(request.launch, request.python, static=request.static))
 
 
-def _rehearsed(
-    request: ExamineRequest, script: Script, root: Path, on_progress: OnProgress, stress: Stress = ""
-) -> tuple[RunRecord | None, RehearsalSection, Proofs]:
-    if request.static:
-        return None, not_rehearsed(), ()
+def _with_restart(
+    request: ExamineRequest,
+    script: Script,
+    root: Path,
+    on_progress: OnProgress,
+    results: Sequence[CheckResult],
+    rehearsal: RehearsalSection,
+) -> tuple[tuple[CheckResult, ...], RehearsalSection]:
+    """Return the results with what a restart shows, and the section with what was done for it."""
     from ddpdoctor.examine.another_try import rehearse_until_shown
-    from ddpdoctor.examine.rehearsal_result import could_not_rehearse, judge
-    from ddpdoctor.launch.rehearsal_plan import ranks_to_start, refuse_layout
+    from ddpdoctor.examine.rehearsal_result import judge
+    from ddpdoctor.examine.resume import CODE, prove_resume
     from ddpdoctor.monitor.rehearsal import rehearse
+
+    def once(one: RehearsalRequest) -> tuple[RunRecord, RehearsalSection]:
+        record = rehearse(one, on_progress)
+        return record, judge(record, str(root))
+
+    def until_shown(one: RehearsalRequest) -> tuple[RunRecord, RehearsalSection]:
+        shown = rehearse_until_shown(one, once)
+        return shown.record, shown.section
+
+    try:
+        wanted = _rehearsal_request(request, script, root, "")
+        entries = [entry for entry in read_catalogue().entries if entry.code == CODE]
+        proved, note = prove_resume(wanted, script, request.resume_with, until_shown, entries)
+    except (UsageError, ConfigurationError):
+        raise
+    except DdpDoctorError as error:
+        return tuple(results), msgspec.structs.replace(rehearsal, status="stopped", reason=error.message)
+    rehearsal = msgspec.structs.replace(rehearsal, notes=(*rehearsal.notes, note))
+    others = tuple(result for result in results if result.code != proved.code)
+    own = next((result for result in results if result.code == proved.code), proved)
+    merged = msgspec.structs.replace(own, from_run=proved.from_run, gap=proved.gap or own.gap, looked_at_run=True)
+    return (*others, merged), rehearsal
+
+
+def _rehearsal_request(request: ExamineRequest, script: Script, root: Path, stress: Stress) -> RehearsalRequest:
+    from ddpdoctor.launch.rehearsal_plan import ranks_to_start, refuse_layout
     from ddpdoctor.source.queries.rendezvous import required_local_rank, unknown_to_the_launcher
     from ddpdoctor.source.queries.start_up import rank_options, wants_cuda
 
@@ -369,7 +405,7 @@ def _rehearsed(
         refuse_layout(layout, request.launch, request.target, spawns_ranks=spawns_ranks)
     by_old_launcher = request.launch.starter == "torch.distributed.launch"
     passed = unknown_to_the_launcher(script) if by_old_launcher else ""
-    rehearsal = RehearsalRequest(
+    return RehearsalRequest(
         **{**shared_fields(request, RehearsalOptions), "nproc": layout.ranks},
         script=script.path if request.launch.module else root / request.target,
         module=request.target if request.launch.module else "",
@@ -383,6 +419,18 @@ def _rehearsed(
         may_use_gpus=uses_part(script, _OF_GPUS),
         machine=request.settings.job,
     )
+
+
+def _rehearsed(
+    request: ExamineRequest, script: Script, root: Path, on_progress: OnProgress, stress: Stress = ""
+) -> tuple[RunRecord | None, RehearsalSection, Proofs]:
+    if request.static:
+        return None, not_rehearsed(), ()
+    from ddpdoctor.examine.another_try import rehearse_until_shown
+    from ddpdoctor.examine.rehearsal_result import could_not_rehearse, judge
+    from ddpdoctor.monitor.rehearsal import rehearse
+
+    rehearsal = _rehearsal_request(request, script, root, stress)
 
     def once(request: RehearsalRequest) -> tuple[RunRecord, RehearsalSection]:
         record = rehearse(request, on_progress)

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.launch.devices import Device
-from ddpdoctor.record.streams.devices import JobMachine
+from ddpdoctor.record.streams.setup import JobMachine
 
 Stress = Literal["", "nan", "short-batch", "slow-rank0"]
 Starter = Literal["", "python", "torchrun", "torch.distributed.launch", "accelerate", "fabric"]
@@ -119,6 +119,10 @@ class RehearsalRequest(RehearsalOptions, frozen=True, kw_only=True):
     """A cause to inject on one rank."""
     gpus_per_node: int = 0
     """GPUs that a pretended node has; 0 for as many as it has ranks."""
+    snapshot_into: Path | None = None
+    """For ``--resume``: where the files of its second checkpoint are copied to. Steps and checkpoints are noted."""
+    restore_from: Path | None = None
+    """The same of the start that follows: where such files are taken from."""
     tells_slurm: bool = False
     """The ranks find what Slurm would tell them, which they asked for in an earlier try."""
     spawned_ranks: int = 0

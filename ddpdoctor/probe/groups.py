@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Optional
 
+from .environment import has_launcher
 from .journal import Journal
-from .plan import has_launcher
 from .user_code import leave_no_frame
 
 FILES_READ = 100

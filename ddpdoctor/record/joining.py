@@ -147,6 +147,7 @@ class Joiner:
                 for node in part.record.nodes
             ),
             logs=first.logs,
+            restart=None,
             **{name: tuple(rows) for name, rows in streams.items()},
         )
 

@@ -24,16 +24,6 @@ from ddpdoctor.record.streams.collectives import (
     Signature,
     Wait,
 )
-from ddpdoctor.record.streams.data import Access, FileEvent, Loader, Pass
-from ddpdoctor.record.streams.devices import (
-    CheckpointLoad,
-    DeviceChoice,
-    DeviceUse,
-    JobMachine,
-    LogEvidence,
-    Node,
-    StateNames,
-)
 from ddpdoctor.record.streams.measured import (
     BucketLayout,
     CallTrack,
@@ -47,22 +37,37 @@ from ddpdoctor.record.streams.measured import (
     StepTrack,
 )
 from ddpdoctor.record.streams.setup import (
+    CheckpointLoad,
     CpuThreads,
+    DeviceChoice,
+    DeviceUse,
     ForkedUse,
     Holding,
+    JobMachine,
     LinesExecuted,
+    LogEvidence,
+    Node,
     Part,
     RandomState,
     Seeding,
     Setting,
     StackDump,
+    StateNames,
 )
 from ddpdoctor.record.streams.training import (
+    Access,
     Backward,
     BufferState,
+    FileEvent,
     GradientsTaken,
+    Loader,
     MissingGradient,
+    NonFinite,
     OptimizerStep,
+    Pass,
+    ReplicaDigest,
+    ResumeSave,
+    ResumeStep,
     StepDigest,
     TensorRead,
     TrainingState,
@@ -335,6 +340,18 @@ class Forward(msgspec.Struct, frozen=True, kw_only=True):
     time_ns: int = 0
 
 
+class Restart(msgspec.Struct, frozen=True, kw_only=True):
+    """The second start of a job, from a checkpoint of the first."""
+
+    record: RunRecord
+    step: int
+    """Steps of the first start before the checkpoint."""
+    files: tuple[str, ...] = ()
+    """What the second start found of the first one's."""
+    how: str = ""
+    """How it was started, in words."""
+
+
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Everything that is known of one run."""
 
@@ -401,11 +418,17 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     unused_searches: tuple[UnusedSearch, ...] = ()
     """Later ones of a rank and wrap take the place of earlier ones."""
     unfollowed_forwards: tuple[UnfollowedForward, ...] = ()
+    nonfinites: tuple[NonFinite, ...] = ()
+    replica_digests: tuple[ReplicaDigest, ...] = ()
+    resume_steps: tuple[ResumeStep, ...] = ()
+    resume_saves: tuple[ResumeSave, ...] = ()
 
     nodes: tuple[Node, ...] = ()
     """The machines of a live run, as far as ranks on them have written."""
     logs: LogEvidence = LogEvidence()
     """What the logs of a dead job tell."""
+    restart: Restart | None = None
+    """Only of a rehearsal of it."""
     other_starts: tuple[RunRecord, ...] = ()
     """Of the other sets of ranks, where a script has started several one after the other (``mp.spawn`` twice)."""
 
@@ -460,6 +483,6 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return max(counts.values(), default=0)
 
 
-_BESIDE_STREAMS = ("job", "sites", "signatures", "streams", "heartbeats", "logs", "nodes", "other_starts")
+_BESIDE_STREAMS = ("job", "sites", "signatures", "streams", "heartbeats", "logs", "nodes", "restart", "other_starts")
 STREAMS = tuple(name for name in RunRecord.__struct_fields__ if name not in _BESIDE_STREAMS)
 """The names of the streams of a record, which are what a check's ``needs`` is compared with."""

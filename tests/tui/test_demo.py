@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.monitor.demo import demo
+from ddpdoctor.monitor.replay import demo
 from ddpdoctor.tui.screens.pages import PAGES, paint_screen
 from ddpdoctor.tui.view import View
 from tests.demo.__main__ import BEGAN_AT_NS, LENGTH_S

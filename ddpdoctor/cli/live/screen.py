@@ -27,7 +27,7 @@ def show(source: SnapshotSource, playback: Playback | None = None) -> str:
 
 def show_demo() -> None:
     """Show a run that never was; raises UsageError without a terminal."""
-    from ddpdoctor.monitor.demo import demo
+    from ddpdoctor.monitor.replay import demo
 
     _demand_terminal("--demo")
     replay = demo()
@@ -51,7 +51,7 @@ def show_replay(run: str) -> None:
 
 def show_autopsy(examination: Examination) -> None:
     """Show an autopsy as a run that stands is shown; raises UsageError without a terminal."""
-    from ddpdoctor.monitor.views.autopsy_view import AutopsySource
+    from ddpdoctor.monitor.views.build_snapshot import AutopsySource
 
     _demand_terminal("--tui")
     show(AutopsySource(examination))

@@ -10,7 +10,7 @@ import msgspec
 from ddpdoctor.diagnosis.wording import count, rank_list, site_location, verb
 from ddpdoctor.finding import Location
 from ddpdoctor.record.model import Forward, RunRecord
-from ddpdoctor.record.streams.data import Loader, Pass, SampleProbe
+from ddpdoctor.record.streams.training import Loader, Pass, SampleProbe
 
 # Which loaders and passes of the ranks correspond to each other, and which of them feed training.
 

@@ -7,8 +7,8 @@ from collections import deque
 from typing import Any, Callable, Optional
 
 from ...record import layout
-from ...record.clock import offset_ns
 from ...record.ring_writer import Ring
+from ...record.writer import offset_ns
 from ..journal import Journal
 from .clocks import (
     BACKWARD,
@@ -209,6 +209,11 @@ class Observer:
     def call_ring(self) -> Optional[Ring]:
         """The ring of explicit collectives."""
         return self.course.call_ring
+
+    def current_step(self) -> int:
+        """Return the number of the step that the training thread is in."""
+        self.moments.take_in()
+        return self.steps.current
 
     def start(self) -> None:
         """Measure from now on what the current thread of this process, a rank, does."""

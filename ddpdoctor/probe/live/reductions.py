@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any, Callable, Optional
 from weakref import WeakKeyDictionary
 
-from ...record.clock import from_system, offset_ns
+from ...record.writer import from_system, offset_ns
 from ..call_listeners import on_call
 from ..torch_compat import RATE_SETTER, Capabilities
 from .clocks import DeviceTimes, GraphCaptures
@@ -232,6 +232,11 @@ class Reductions:
         references[key], known[key] = weakref.ref(ddp, forget), reducer
         self._observer.journal.guarded(self._make_own_logger, ddp, reducer, harms=())
         return reducer
+
+    def followed(self) -> list[tuple[Any, Reducer]]:
+        """Return the DDP modules that live, with what is known of their reducers."""
+        known = ((self._references[key](), reducer) for key, reducer in list(self.known.items()))
+        return [(ddp, reducer) for ddp, reducer in known if ddp is not None]
 
     def look_soon(self) -> None:
         """Look at the next forward of each module, instead of only noting it."""

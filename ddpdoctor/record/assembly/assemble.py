@@ -28,11 +28,13 @@ from ddpdoctor.record.model import (
 )
 from ddpdoctor.record.reader import RunFiles
 from ddpdoctor.record.streams.collectives import CollectiveTrack, Group, Signature, Wait
-from ddpdoctor.record.streams.data import FileAction, FileEvent, Pass
 from ddpdoctor.record.streams.measured import Gauge
 from ddpdoctor.record.streams.setup import LinesExecuted, StackDump
 from ddpdoctor.record.streams.training import (
+    FileAction,
+    FileEvent,
     MissingGradient,
+    Pass,
     TrainingState,
     WrapChange,
 )
@@ -232,6 +234,8 @@ _ROWS = {
     "outsider_call": "outsider_calls",
     "handled": "handled",
     "sharded_module": "sharded_modules",
+    "nonfinite": "nonfinites",
+    "resume_save": "resume_saves",
 }
 """Events that become a row of a stream as they are, and the stream."""
 _OF_CHILDREN = {
@@ -253,6 +257,8 @@ _OF_CHILDREN = {
     "matmul_precision": "matmul_precisions",
     "host_read": "host_reads",
     "tensor_read": "tensor_reads",
+    "replica_digest": "replica_digests",
+    "resume_step": "resume_steps",
     "unused_search": "unused_searches",
     "unfollowed_forward": "unfollowed_forwards",
 }

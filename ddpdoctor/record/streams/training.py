@@ -12,6 +12,7 @@ import msgspec
 
 UnreducedBecause = Literal["no-sync", "bypass", "again", "twice"]
 StatefulKind = Literal["optimizer", "scheduler", "scaler"]
+NonFiniteKind = Literal["loss", "gradient", "parameter"]
 
 
 class WrapChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +111,19 @@ class StepDigest(msgspec.Struct, frozen=True, kw_only=True):
     """By name; large tensors are sampled, and with many tensors some are left out, alike on every rank."""
 
 
+class ReplicaDigest(msgspec.Struct, frozen=True, kw_only=True):
+    """Digests of the parameters of a DDP module in a live run, after a step."""
+
+    rank: int
+    wrap: int
+    step: int
+    """Steps that the rank's optimizers had made."""
+    iterations: int
+    """Forwards of the module that had synchronised."""
+    digests: Mapping[str, str] = {}
+    """By name, of the whole parameter."""
+
+
 class GradientsTaken(msgspec.Struct, frozen=True, kw_only=True):
     """Gradients of parameters of wrapped modules that ``torch.autograd.grad`` returned."""
 
@@ -191,6 +205,91 @@ class UnfollowedForward(msgspec.Struct, frozen=True, kw_only=True):
     """No more of them are written of this module on this rank."""
 
 
+class NonFinite(msgspec.Struct, frozen=True, kw_only=True):
+    """A loss, a gradient or parameters of a rank that were not finite, where parameters have not been finite since.
+
+    Also one of many backwards in a row of which none was finite. A later row of the same rank, backward and kind knows
+    more than the one before.
+    """
+
+    rank: int
+    kind: NonFiniteKind
+    value: str = ""
+    """``NaN`` or ``inf``; of gradients, of their sum."""
+    wrap: int = -1
+    backward: int = 0
+    """n-th backward of the rank, from 1."""
+    step: int = 0
+    site: int = -1
+    """Call chain of the backward, or of the optimizer's step."""
+    parameters: tuple[str, ...] = ()
+    """Names of the first that are not finite; of gradients in the order in which a backward comes to them."""
+    broken: int = 0
+    """Parameters that are not finite."""
+    after_step: bool = False
+    """They were found so directly after a step of an optimizer."""
+    sampled: bool = False
+    """The parameter that is looked at after each step is among them."""
+    gradients_finite: bool | None = None
+    """Whether the gradients that the step used were, where they were still there."""
+    learning_rates: tuple[str, ...] = ()
+    """Of that step, as numbers or ``inf`` and ``nan``, which JSON has not."""
+    loader: int = -1
+    pass_ordinal: int = -1
+    batch: int = -1
+    batch_finite: bool | None = None
+    """None where nobody held the newest batch any more."""
+    rows: tuple[int, ...] = ()
+    """Rows of it that are not finite …"""
+    samples: tuple[int, ...] = ()
+    """… and their indices in the data set, where these are known."""
+    outside: bool = False
+    """The graph holds such a value that nothing in it has made."""
+    operation: str = ""
+    """The first of the graph whose result is not finite, as autograd calls it."""
+    in_loss: bool = False
+    """It came after the model's forward."""
+    near: str = ""
+    """The parameter that was used last before it."""
+    module: str = ""
+    """Name and class of the module that made it, which the next forward has shown."""
+    module_class: str = ""
+    streak: int = 0
+    """So many backwards in a row were not finite, with parameters that are."""
+
+
+class ResumeStep(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank held before an optimizer step, and the batches of it, in a rehearsal for ``--resume``."""
+
+    rank: int
+    ordinal: int
+    """n-th step, from 1."""
+    batches: tuple[tuple[int, int, int, tuple[int, ...]], ...] = ()
+    """Loader, pass of it, position in that pass, and indices of the samples, which are empty where not known."""
+    weights: Mapping[str, str] = {}
+    """Digests by wrap and name."""
+    optimizer: tuple[str, ...] = ()
+    """Digests of the state of each optimizer."""
+    learning_rates: tuple[str, ...] = ()
+    scales: tuple[str, ...] = ()
+    """Of gradient scalers that are enabled."""
+
+
+class ResumeSave(msgspec.Struct, frozen=True, kw_only=True):
+    """A dictionary that was given to ``torch.save``, likewise."""
+
+    rank: int
+    path: str
+    step: int
+    """Steps that were made by then."""
+    whole: bool = False
+    """More than weights is in it: an optimizer, or a count of epochs or steps."""
+    optimizer: bool = False
+    keys: Mapping[str, str] = {}
+    """By key a whole number as it is, and anything else by kind and digest."""
+    site: int = -1
+
+
 class TensorRead(msgspec.Struct, frozen=True, kw_only=True):
     """A read of a tensor's value by a line of the user's, in a rehearsal of a job that may run on GPUs."""
 
@@ -199,3 +298,127 @@ class TensorRead(msgspec.Struct, frozen=True, kw_only=True):
     method: str
     """Of ``torch.Tensor``: ``item``, ``__bool__`` …"""
     time_ns: int = 0
+
+
+# Loaders, passes over them, and files that ranks read and wrote.
+
+# What the ranks did to files, and how they reached them.
+
+FileAction = Literal[
+    "create", "write", "save", "read", "load", "remove", "rename", "mkdir", "refused", "child-process", "held-child"
+]
+"""``held-child``: a Python that keeps the rules of the rehearsal; ``child-process``: any other program."""
+AccessAction = Literal["read", "write", "check", "make", "remove", "move", "lock"]
+
+
+class FileEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that the ranks did to a file, or a child process that they started."""
+
+    rank: int
+    action: FileAction
+    path: str
+    site: int = -1
+    time_ns: int = 0
+    existed: bool = False
+    """The file existed before the run."""
+    detail: str = ""
+    """What would have happened, when refused; the command of a child process."""
+
+
+class Access(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank reached a path: what it was about to do there, whatever became of it."""
+
+    rank: int
+    action: AccessAction
+    """``check``: asked whether it exists. ``make``: of a directory. ``lock``: took a lock, or a file as one."""
+    path: str
+    site: int = -1
+    time_ns: int = 0
+    found: bool = False
+    """There was something under the path."""
+    through: str = ""
+    """The library that fetches or extracts (``zipfile``, ``urllib``, …) and stands between the user and the call;
+    ``flock`` of a lock on an open file."""
+
+
+PassEnd = Literal["exhausted", "cut", "counted", "abandoned", "open"]
+
+
+class SampleProbe(msgspec.Struct, frozen=True, kw_only=True):
+    """One sample fetched by its index under a fixed seed, so that ranks can be compared."""
+
+    index: int
+    """Index into the base data set, beneath any ``Subset``."""
+    leaves: tuple[str, ...]
+    """The tensors, numbers and strings of the sample in a fixed order, as digests."""
+
+
+class Loader(msgspec.Struct, frozen=True, kw_only=True):
+    """A DataLoader."""
+
+    rank: int
+    loader: int
+    """Ordinal in its process."""
+    site: int = -1
+    dataset_type: str = ""
+    dataset_length: int | None = None
+    iterable: bool = False
+    sampler_type: str = ""
+    own_batches: bool = False
+    """It was given a batch sampler, and takes no ``sampler`` beside it."""
+    sampler_shards: bool = False
+    """The sampler or batch sampler knows ranks (``num_replicas`` and ``rank``)."""
+    sampler_rank: int | None = None
+    """The rank that the sampler was given."""
+    sampler_replicas: int | None = None
+    """The number of ranks that the sampler was given."""
+    sampler_seed: int | None = None
+    """The seed by which the sampler shuffles."""
+    sampler_site: int = -1
+    """Where the sampler was made."""
+    part: int = -1
+    """The ``Part`` of its process that is its data set; -1 when the data set is no ``Subset``."""
+    sampler_shuffles: bool = False
+    batch_size: int | None = None
+    workers: int = 0
+    persistent: bool = False
+    """Its workers are kept between passes."""
+    drop_last: bool = False
+    length: int | None = None
+    """True number of batches per pass, before any cut; None when it has no length."""
+    samples: tuple[SampleProbe, ...] = ()
+
+
+class Pass(msgspec.Struct, frozen=True, kw_only=True):
+    """One pass over a loader."""
+
+    rank: int
+    loader: int
+    ordinal: int
+    """n-th pass of this loader, from 0."""
+    site: int = -1
+    set_epoch: int | None = None
+    true_length: int | None = None
+    """Batches that the pass would have had without the cut; None when not known."""
+    yielded: int = 0
+    end: PassEnd = "open"
+    """``counted``, as ``cut``, is an end of ours; its script counts what it draws, and awaits none."""
+    by_length: bool = False
+    """The script drew as many batches as this rank's own ``len(loader)`` says, to which no other rank agreed."""
+    backwards: int = 0
+    """Backward calls made while the pass was open."""
+    averaged: int | None = None
+    """Backwards in which DDP averaged gradients, made on this rank while the pass was open, whatever was drawn; None
+    where they were not counted."""
+    looped: bool = False
+    """A ``for`` statement of the user's outside of a generator drew the batches; counted with ``averaged`` only."""
+    ended_ns: int = 0
+    """0 while it is open."""
+    joined: bool = False
+    """A ``join()`` context was open during the pass."""
+    index_count: int | None = None
+    """How many samples the whole pass draws; None for iterable data sets or when it could not be read to its end."""
+    index_digest: str = ""
+    """Equal digests are equal index lists, order included."""
+    indices: tuple[int, ...] = ()
+    """The whole list where it was kept: sorted, Subset indices resolved to the base data set."""

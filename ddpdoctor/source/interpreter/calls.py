@@ -38,8 +38,7 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.libraries import sharding
-from ddpdoctor.source.ranks.rank_local_seeds import drawn_apart, of_unread
-from ddpdoctor.source.ranks.rank_local_values import chooses_keys
+from ddpdoctor.source.ranks.rank_local_values import chooses_keys, drawn_apart, of_unread
 from ddpdoctor.source.ranks.ranks import FIRST, guessed_per_rank
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.syntax_index import descend, last_name
@@ -47,7 +46,7 @@ from ddpdoctor.source.torch_model.choices import call_option
 from ddpdoctor.source.torch_model.ddp import call_wrapped, is_thin_wrap, wrap_by_class
 from ddpdoctor.source.torch_model.external_calls import call_external, call_method
 from ddpdoctor.source.torch_model.external_objects import make_sampler
-from ddpdoctor.source.torch_model.recorded_training import bare_forward, note_own_step
+from ddpdoctor.source.torch_model.recorded_calls import bare_forward, note_own_step
 from ddpdoctor.source.vocabulary import (
     DATA_LOADER,
     DDP,

@@ -30,9 +30,9 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, WORLD_SIZE, exact_per_rank
 from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.torch_model.ddp import SHARDED_TAGS
+from ddpdoctor.source.torch_model.library_calls import Handler, Named
 from ddpdoctor.source.vocabulary import MESH, SHARDED_WRAPPER
 
-Named = dict[str, Value]
 FORWARD = "forward of the sharded model"
 _ITS_OWN = frozenset({"state_dict", "clip_grad_norm_"})
 """Methods of the older wrapper in which it gathers or reduces."""
@@ -185,7 +185,7 @@ def _all_everywhere(machine: Machine) -> bool:
     return all(one.everywhere for one in machine.sharded.values())
 
 
-CALLS = {
+CALLS: Mapping[str, Handler] = {
     "torch.distributed.fsdp.fully_shard": shard,
     "torch.distributed._composable.replicate": replicate,
     "torch.distributed.tensor.parallel.parallelize_module": parallelize,

@@ -25,7 +25,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.ranks.rank_local_values import UNREAD_ITEM, chooses_keys
 from ddpdoctor.source.torch_model.buffers import has_buffers
-from ddpdoctor.source.torch_model.recorded_training import note_wrap
+from ddpdoctor.source.torch_model.recorded_calls import note_wrap
 from ddpdoctor.source.vocabulary import DDP, ENGINE
 
 SHARDED_TAGS = ("sharded", "parallel")

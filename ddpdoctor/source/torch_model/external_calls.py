@@ -80,9 +80,15 @@ from ddpdoctor.source.torch_model.external_objects import (
     set_device,
     type_of,
 )
-from ddpdoctor.source.torch_model.library_calls import Handler, Named, origins_kept, plain_handler_of, read_attribute
+from ddpdoctor.source.torch_model.library_calls import (
+    Handler,
+    Named,
+    origins_kept,
+    plain_handler_of,
+    read_attribute,
+    tensor_method,
+)
 from ddpdoctor.source.torch_model.recorded_calls import is_noted_method, note_call, note_method
-from ddpdoctor.source.torch_model.tensors import tensor_method
 from ddpdoctor.source.vocabulary import (
     COLLECTIVE_METHODS,
     COLLECTIVES,

@@ -17,9 +17,11 @@ from array import array
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any, Optional
+from weakref import ref
 
 from ...call_listeners import on_call
 from ...journal import Journal
+from ...nonfinite import Batch
 from ...observed import Joins, base_indices, digest_of, integers, length_of, loader_facts, sharding_sampler
 from ...user_code import GENERATOR, loops
 from ..loop_subjects import covering, covers
@@ -290,7 +292,9 @@ class Loaders:
         self.in_workers_place: Callable[[Any], object] = lambda dataset: None
         """Called with the data set where the rank fetches what a worker would."""
         self._newest: Optional[Trail] = None
-        """Pass that was drawn from last."""
+        """Pass that was drawn from last …"""
+        self._newest_inner: Callable[[], Any] = lambda: None
+        """… and its iterator, for as long as that lives."""
 
     def install(self) -> None:
         """Patch the class; subclasses that override nothing of it follow."""
@@ -408,6 +412,19 @@ class Loaders:
         if trail is None:
             return -1, -1, -1, False
         return trail.loader, trail.ordinal, trail.yielded - 1, trail.looped
+
+    def draws_from(self, iterator: Any) -> None:
+        """Remember the iterator that the newest batch came from."""
+        self._newest_inner = ref(iterator)
+
+    def newest_samples(self) -> Batch:
+        """Return where the newest batch came from, and the samples in it."""
+        trail, inner = self._newest, self._newest_inner()
+        if trail is None:
+            return Batch()
+        size, place = getattr(getattr(inner, "_index_sampler", None), "batch_size", None) or 0, trail.yielded - 1
+        drawn = getattr(inner, "_ddpdoctor_drawn", ())[place * size : (place + 1) * size]
+        return Batch(trail.loader, trail.ordinal, place, tuple(drawn))
 
     def is_looped(self, frame: FrameType) -> bool:
         """Return whether a ``for`` statement of the user's draws a batch, in the main thread and in no generator."""

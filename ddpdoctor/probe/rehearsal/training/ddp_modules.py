@@ -144,6 +144,11 @@ class Modules:
         for reduction in list(self._wraps.values()):
             self._close(reduction)
 
+    def number_of(self, ddp: Any) -> Optional[int]:
+        """Return the number of a DDP module; None where it was not seen made."""
+        reduction = self._wraps.get(ddp)
+        return None if reduction is None else reduction.number
+
     def name_of(self, parameter: Any) -> Optional[tuple[int, str]]:
         """Return wrap and name of a parameter; None when no wrapped module holds it."""
         known = self._named.get(id(parameter))
