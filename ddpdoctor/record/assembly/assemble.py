@@ -233,9 +233,9 @@ _ROWS = {
     "cut_graph": "cut_graphs",
     "outsider_call": "outsider_calls",
     "handled": "handled",
+    "sharded_module": "sharded_modules",
     "nonfinite": "nonfinites",
     "resume_save": "resume_saves",
-    "sharded_module": "sharded_modules",
 }
 """Events that become a row of a stream as they are, and the stream."""
 _OF_CHILDREN = {

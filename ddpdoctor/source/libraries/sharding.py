@@ -30,10 +30,9 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, WORLD_SIZE, exact_per_rank
 from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.torch_model.ddp import SHARDED_TAGS
-from ddpdoctor.source.torch_model.library_calls import Handler
+from ddpdoctor.source.torch_model.library_calls import Handler, Named
 from ddpdoctor.source.vocabulary import MESH, SHARDED_WRAPPER
 
-Named = dict[str, Value]
 FORWARD = "forward of the sharded model"
 _ITS_OWN = frozenset({"state_dict", "clip_grad_norm_"})
 """Methods of the older wrapper in which it gathers or reduces."""
