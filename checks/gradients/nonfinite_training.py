@@ -1,7 +1,7 @@
 """Parameters are NaN or inf, and on which rank, in which step and where that began.
 
 What it finds
-    Parameters of a DDP model that are no longer finite, in a live run and in a rehearsal, or forty backwards in a row
+    Parameters of a DDP model that are no longer finite, in a live run and in a rehearsal, or sixty-four backwards in a row
     without a finite loss. Each rank looks at its loss before each backward, at a gradient before its reduction (in a
     rehearsal at every one) and at a parameter after each step of the optimizer. The finding names the first rank and
     step, and what made the value: the batch (with the samples, where the pass keeps them), an operation of the forward
@@ -126,7 +126,7 @@ def _facts(record: RunRecord, found: Origin) -> Iterator[str]:
     row = found.first
     if row.kind == "loss":
         batch = {True: "its batch was finite, ", False: "", None: ""}[row.batch_finite]
-        yield f"rank {row.rank}: {batch}its parameters were finite, the loss was {row.value} (backward {row.backward})"
+        yield f"rank {row.rank}: {batch}its parameters were finite, the loss was not (backward {row.backward})"
     elif row.kind == "gradient":
         yield (
             f"rank {row.rank}: loss and parameters were finite, and gradients were not before their reduction "

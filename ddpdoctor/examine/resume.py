@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from ddpdoctor.catalogue.run_checks import CheckResult, run_log_checks
+from ddpdoctor.catalogue.run_checks import CheckResult, run_restart_checks
 from ddpdoctor.diagnosis.resume import checkpoint_of
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.launch.request import RehearsalRequest
@@ -77,9 +77,8 @@ def prove_resume(
     how = f"started again{f' with `{shown}`' if shown else ''} from the checkpoint after step {step}"
     if again.status == "failed" and not second.resume_steps:
         return _gap(f"{how}, the script failed: {again.reason}")
-    restart = Restart(record=second, step=step, files=tuple(files), how=how)
-    restarted = msgspec.structs.replace(first, restart=restart)
-    (result,) = run_log_checks(entries, restarted)
+    restart = Restart(first=first, second=second, step=step, files=tuple(files), how=how)
+    (result,) = run_restart_checks(entries, restart)
     return Resumed(result, f"{how}: {result.gap or 'the steps after it were compared'}")
 
 

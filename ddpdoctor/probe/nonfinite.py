@@ -17,7 +17,7 @@ from weakref import ref
 from .call_listeners import on_call
 from .journal import Journal
 
-STREAK = 40
+STREAK = 64
 """Backwards without a finite one between them that no scaler explains: from its first 65,536 it halves 16 times."""
 HELD = 16
 """Backwards since the newest step that left the parameters finite; of more, the newest are let go."""
@@ -49,7 +49,7 @@ class Batch(NamedTuple):
 class Followed:
     """One DDP module."""
 
-    __slots__ = ("broken", "buffers", "module", "names", "number", "sample", "since", "total")
+    __slots__ = ("broken", "buffers", "module", "names", "number", "sample", "since", "streak", "total")
 
     def __init__(self, number: int, module: Any) -> None:
         self.number = number
@@ -62,6 +62,8 @@ class Followed:
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad][:AMONG_FIRST]
         sample = next((one for one in trained if 0 < one.numel() <= SAMPLED_ELEMENTS), None)
         self.sample: Callable[[], Any] = (lambda: None) if sample is None else ref(sample)
+        self.streak = 0
+        """Backwards in a row that were not finite."""
         self.since = 0
         """Autograd's number when the newest forward began …"""
         self.total = -1
@@ -92,7 +94,6 @@ class NonFinite:
         self._newest: Optional[Followed] = None
         self._backwards = 0
         self._held: list[dict[str, Any]] = []
-        self._streak = 0
         self._packs = False
         """Saved tensors pass through hooks of somebody's: to look at them would call these."""
         self._parts: tuple[Any, ...] = ()
@@ -188,8 +189,9 @@ class NonFinite:
 
     def backward_ended(self) -> None:
         """End a backward; one that left nothing behind ends a streak."""
-        if self._streak and not (self._held and self._held[-1]["backward"] == self._backwards):
-            self._streak = 0
+        newest = self._newest
+        if newest is not None and newest.streak and not (self._held and self._held[-1]["backward"] == self._backwards):
+            newest.streak = 0
 
     def stepped(self, optimizer: Any) -> None:
         """Look at parameters after the step of an optimizer."""
@@ -205,7 +207,6 @@ class NonFinite:
             if not self._parameters_broke(optimizer):
                 # Another optimizer may yet step with what this backward has left.
                 self._held = [row for row in self._held if row["backward"] == self._backwards]
-            self._streak = 0
 
     def close(self) -> None:
         """Write what is held if the parameters are no longer finite, as the process is about to end."""
@@ -249,7 +250,7 @@ class NonFinite:
         newest = self._newest
         if newest is None or newest.module() is None:
             return
-        self._streak += 1
+        newest.streak += 1
         begun_s = time.monotonic()
         broken = self._broken(newest)
         row = self._row(kind, value, newest)
@@ -267,7 +268,7 @@ class NonFinite:
         self._held = [*self._held[1 - HELD :], row]
         if broken:
             self._write()
-        elif self._streak == STREAK:
+        elif newest.streak == STREAK:
             self._held = [dict(self._held[-1], streak=STREAK)]
             self._write()
         elif row.get("near") and not row["in_loss"] and not self._is_compiled(newest):
@@ -375,13 +376,14 @@ class NonFinite:
         if infinite is not None and infinite < first and first in nodes:
             # What is inf first and NaN then began as inf, if the one was made of the other.
             below = any(_number(node) == infinite for node in _nodes(nodes[first]))
-            first, outside = (infinite, False) if below else (first, outside)
+            first, outside, is_nan = (infinite, False, False) if below else (first, outside, is_nan)
         if outside:
             return {"outside": True}
         number, name, near = next(one for one in self._operations(root, followed) if one[0] == first)
         alike = [one[0] for one in self._operations(root, followed) if one[1:] == (name, near)]
         return {
             "operation": name,
+            "value": "NaN" if is_nan else "inf",
             "near": near,
             "nth": alike.index(number) if number in alike else -1,
             "alike": len(alike),
