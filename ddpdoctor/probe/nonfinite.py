@@ -49,11 +49,12 @@ class Batch(NamedTuple):
 class Followed:
     """One DDP module."""
 
-    __slots__ = ("broken", "buffers", "module", "names", "number", "sample", "since", "streak", "total")
+    __slots__ = ("broken", "buffers", "ddp", "module", "names", "number", "sample", "since", "streak", "total")
 
-    def __init__(self, number: int, module: Any) -> None:
+    def __init__(self, number: int, ddp: Any) -> None:
+        module = ddp.module
         self.number = number
-        self.module = ref(module)
+        self.ddp, self.module = ref(ddp), ref(module)
         self.names = {id(parameter): name for name, parameter in module.named_parameters()}
         self.broken = frozenset(name for name, parameter in module.named_parameters() if not is_finite(parameter))
         """Parameters that hold such values from the beginning, as a mask does."""
@@ -150,7 +151,7 @@ class NonFinite:
     def forward_begins(self, ddp: Any) -> None:
         """Begin a forward that records gradients."""
         followed = self._followed.get(id(ddp))
-        if followed is None or followed.module() is not ddp.module:
+        if followed is None or followed.ddp() is not ddp:
             followed = self._meet(ddp)
         self._newest = followed
         if self._places is not None:  # An exception has ended the forward that they are of.
@@ -203,10 +204,9 @@ class NonFinite:
             if sample is not None and not sample.is_cuda:
                 value = float(sample.detach().sum())
                 dirty = dirty or value - value != 0
-        if dirty:
-            if not self._parameters_broke(optimizer):
-                # Another optimizer may yet step with what this backward has left.
-                self._held = [row for row in self._held if row["backward"] == self._backwards]
+        if dirty and not self._parameters_broke(optimizer):
+            # Another optimizer may yet step with what this backward has left.
+            self._held = [row for row in self._held if row["backward"] == self._backwards]
 
     def close(self) -> None:
         """Write what is held if the parameters are no longer finite, as the process is about to end."""
@@ -216,7 +216,7 @@ class NonFinite:
 
     def _meet(self, ddp: Any) -> Followed:
         number = self._wrap_number(ddp)
-        followed = Followed(-1 if number is None else number, ddp.module)
+        followed = Followed(-1 if number is None else number, ddp)
         self._followed[id(ddp)] = followed
         trained = [one for one in ddp.module.parameters() if one.requires_grad] if self._every_gradient else []
         is_compiling = getattr(getattr(self._torch, "compiler", None), "is_dynamo_compiling", lambda: False)
