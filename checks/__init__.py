@@ -4,12 +4,40 @@
 or ``_source`` holds what one or several checks of the family read in a run or in the source; each is loaded only when
 one of them asks.
 
-``index.py`` repeats what the checks say of themselves, so that a command imports only those that it runs. It is
+``index.json`` repeats what the checks say of themselves, so that a command imports only those that it runs. It is
 written by ``python -m ddpdoctor.catalogue.write_index``, and a test compares the two.
 """
 
 from __future__ import annotations
 
-from ddpdoctor.checks.index import AFTER_LAUNCH, BUILT_IN, READ_IN_SOURCE, STANDS_FOR, SUBJECTS
+import os
 
-__all__ = ["AFTER_LAUNCH", "BUILT_IN", "READ_IN_SOURCE", "STANDS_FOR", "SUBJECTS"]
+import msgspec
+
+from ddpdoctor.check import Subject
+from ddpdoctor.finding import Trouble
+
+INDEX_FILE = os.path.join(os.path.dirname(__file__), "index.json")
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the catalogue knows of a check before it imports it."""
+
+    module: str
+    """Dotted name below this package."""
+    triggers: tuple[str, ...] | None = None
+    """None for a check without ``in_source``."""
+    subjects: tuple[Subject, ...] = ()
+    stands_for: Trouble | None = None
+    after_launch: bool = False
+    """Only a job itself, live or dead, shows what it looks for: neither a source nor a rehearsal does."""
+
+
+with open(INDEX_FILE, "rb") as _stream:
+    INDEX = msgspec.json.decode(_stream.read(), type=dict[str, Row])
+"""By the code of the check."""
+BUILT_IN = {code: f"{__name__}.{row.module}" for code, row in INDEX.items()}
+"""Dotted module of every check by its code."""
+READ_IN_SOURCE = {code: row.triggers for code, row in INDEX.items() if row.triggers is not None}
+"""Trigger words of the checks that have ``in_source``."""
+STANDS_FOR = {code: row.stands_for for code, row in INDEX.items() if row.stands_for is not None}

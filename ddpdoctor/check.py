@@ -103,6 +103,10 @@ class LoadedCheck(msgspec.Struct, frozen=True, kw_only=True):
     """Of a rehearsal and that of the job's second start."""
 
 
+NEEDS_A_RUN = "needs a rehearsal"
+"""The reason of a check of runs alone where only the source was asked for."""
+ASKED_FOR: Mapping[str, str] = {"equivalence": "the ranks were not compared with one process"}
+"""Streams that a record has only where someone asks, and where it can be told: without them nothing is missing."""
 CUT_SHORT = "the rehearsal was cut short"
 """Begins the reason of a check that needs more of the run than there was."""
 

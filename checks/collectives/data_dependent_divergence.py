@@ -44,14 +44,13 @@ from ddpdoctor.finding import Fact, Finding, Frame, Location, Refuted, Severity
 from ddpdoctor.source.events import Branch, Event, Loop, OwnKind, OwnTest, Tree, events_in, same
 from ddpdoctor.source.interpreter.values import ALL_RANKS
 from ddpdoctor.source.projection import Projection, whole_projection
-from ddpdoctor.source.queries.divergence import partings
+from ddpdoctor.source.queries.divergence import mentions, partings
 from ddpdoctor.source.queries.files import writes
-from ddpdoctor.source.queries.sync_points import mentions
 from ddpdoctor.source.script.code_words import uses_any
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.script.syntax_index import descend, made_from
-from ddpdoctor.source.torch_model.recorded_names import FILE_CALLS, FILE_METHODS
+from ddpdoctor.source.torch_model.recorded_calls import FILE_CALLS, FILE_METHODS
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord

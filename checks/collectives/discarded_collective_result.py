@@ -34,7 +34,7 @@ import msgspec
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Location, Severity
 from ddpdoctor.source.projection import Projection, project
-from ddpdoctor.source.queries.sync_points import function_around, nodes_of
+from ddpdoctor.source.queries.divergence import function_around, nodes_of
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
 

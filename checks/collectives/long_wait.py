@@ -41,7 +41,7 @@ from ddpdoctor.finding import Fact, Finding, Location, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS
 from ddpdoctor.source.projection import Projection, whole_projection
-from ddpdoctor.source.queries.sync_points import reported_lines, sync_events
+from ddpdoctor.source.queries.divergence import reported_lines, sync_events
 from ddpdoctor.source.queries.training_loops import evaluating_forwards, only_loader
 from ddpdoctor.source.ranks.ranks import numbers_in
 from ddpdoctor.source.script.script import Script

@@ -12,7 +12,7 @@ from ddpdoctor.finding import Location
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.queries.sync_points import events_through, function_around, sync_events
+from ddpdoctor.source.queries.divergence import events_through, function_around, sync_events
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.syntax_index import descend, last_name
 

@@ -11,9 +11,9 @@ import msgspec
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import External, constant, tags_of
 from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.queries.divergence import function_around, mentions, nodes_of, stores
 from ddpdoctor.source.queries.numbers import SHOWS, followers, is_number_of, number_kind
-from ddpdoctor.source.queries.sync_points import function_around, mentions, nodes_of, stores
-from ddpdoctor.source.ranks.rank_names import size_names
+from ddpdoctor.source.ranks.ranks import size_names
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.syntax_index import descend, last_name
 

@@ -38,8 +38,8 @@ from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.source.events import ContextAround, Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, PerRank, constant, is_varying, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
+from ddpdoctor.source.queries.divergence import BARRIERS
 from ddpdoctor.source.queries.job_kind import comes_before_ranks, hints_at_ranks, is_distributed
-from ddpdoctor.source.queries.sync_points import BARRIERS
 from ddpdoctor.source.script.script import Script
 
 if TYPE_CHECKING:

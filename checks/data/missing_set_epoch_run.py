@@ -9,7 +9,7 @@ import msgspec
 from ddpdoctor.diagnosis.wording import site_location
 from ddpdoctor.finding import Location
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.streams.data import Loader, Pass
+from ddpdoctor.record.streams.training import Loader, Pass
 
 
 class Epochs(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,10 +14,10 @@ from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, ExternalObject,
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import is_distributed, is_training_by_trainer
 from ddpdoctor.source.queries.start_up import is_run_again
-from ddpdoctor.source.ranks.rank_local_seeds import is_own_seed
-from ddpdoctor.source.ranks.rank_names import rank_names
+from ddpdoctor.source.ranks.rank_local_values import is_own_seed
+from ddpdoctor.source.ranks.ranks import rank_names
 from ddpdoctor.source.script.syntax_index import descend, last_name, made_from
-from ddpdoctor.source.torch_model.recorded_names import DATA_METHODS, SEEDING
+from ddpdoctor.source.torch_model.recorded_calls import DATA_METHODS, SEEDING
 
 Library = Literal["torch", "numpy", "random"]
 _DRAWS: dict[str, Library] = {

@@ -49,11 +49,11 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.projection import Projection, whole_projection
-from ddpdoctor.source.ranks.rank_names import rank_names
+from ddpdoctor.source.ranks.ranks import rank_names
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.script.syntax_index import descend, last_name
-from ddpdoctor.source.torch_model.recorded_names import DATA_METHODS
+from ddpdoctor.source.torch_model.recorded_calls import DATA_METHODS
 from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER
 
 if TYPE_CHECKING:

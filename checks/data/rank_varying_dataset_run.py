@@ -16,8 +16,8 @@ from ddpdoctor.diagnosis.training.pass_lengths import (
 from ddpdoctor.diagnosis.wording import rank_list, site_location
 from ddpdoctor.finding import Location
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.streams.data import Loader
 from ddpdoctor.record.streams.setup import Part
+from ddpdoctor.record.streams.training import Loader
 
 
 class RankData(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from ddpdoctor.diagnosis.training.pass_lengths import LoaderOnRanks, compare_sam
 from ddpdoctor.diagnosis.wording import rank_list, site_location, verb
 from ddpdoctor.finding import Location
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.streams.data import Pass
+from ddpdoctor.record.streams.training import Pass
 
 
 class WrongSamplerRanks(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,8 +10,8 @@ from ddpdoctor.diagnosis.training.pass_lengths import Comparison, compare_sample
 from ddpdoctor.diagnosis.wording import rank_list, site_location
 from ddpdoctor.finding import Location
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.streams.data import Loader
 from ddpdoctor.record.streams.setup import Part
+from ddpdoctor.record.streams.training import Loader
 
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):

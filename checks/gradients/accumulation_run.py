@@ -16,8 +16,7 @@ from ddpdoctor.diagnosis.training.replicas import replicated_wraps
 from ddpdoctor.diagnosis.wording import site_location
 from ddpdoctor.finding import Location
 from ddpdoctor.record.model import Forward, RunRecord, Wrap
-from ddpdoctor.record.streams.data import Pass
-from ddpdoctor.record.streams.training import Backward, OptimizerStep
+from ddpdoctor.record.streams.training import Backward, OptimizerStep, Pass
 
 STEPS_NEEDED = 2
 Event = Forward | Backward | OptimizerStep

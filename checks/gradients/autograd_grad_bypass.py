@@ -78,7 +78,7 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report gradients that came past DDP's reduction and differ between the ranks when they are used."""
-    from ddpdoctor.diagnosis.training.unaveraged import unaveraged
+    from ddpdoctor.diagnosis.training.replicas import unaveraged
 
     for found in unaveraged(record):
         if found.why not in ("autograd-grad", "again"):

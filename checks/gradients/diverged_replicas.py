@@ -62,8 +62,7 @@ from ddpdoctor.source.queries.wrapped_models import is_ddp, numbers_of, training
 from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.script.syntax_index import descend, last_name
-from ddpdoctor.source.torch_model.recorded_names import SET_PARAM_GROUP
-from ddpdoctor.source.torch_model.recorded_training import SET_REQUIRES_GRAD
+from ddpdoctor.source.torch_model.recorded_calls import SET_PARAM_GROUP, SET_REQUIRES_GRAD
 
 if TYPE_CHECKING:
     from ddpdoctor.checks.gradients.diverged_run import Diverged

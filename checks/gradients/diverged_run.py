@@ -15,11 +15,12 @@ from ddpdoctor.diagnosis.training.replicas import (
     averaged_by_hand,
     contributions,
     gradients_around_steps,
+    is_sharded,
     judged_wraps,
     may_be_averaged_later,
     parameters_around_steps,
+    unaveraged,
 )
-from ddpdoctor.diagnosis.training.unaveraged import unaveraged
 from ddpdoctor.diagnosis.wording import site_location
 from ddpdoctor.finding import Frame, Location
 from ddpdoctor.record.model import RunRecord, Wrap
@@ -182,6 +183,8 @@ def independent_models(record: RunRecord) -> Iterator[Independent]:
     ]
     if len(ranks) < 2 or {loader.rank for loader in sharding} != set(ranks) or may_be_averaged_later(record):
         return
+    if is_sharded(record):
+        return  # What an optimizer holds are parts of parameters, which differ.
     begun = {step.optimizer: step for step in parameters_around_steps(record, NO_WRAP, ranks) if not step.ordinal}
     after = {(s.optimizer, s.ordinal): s for s in parameters_around_steps(record, NO_WRAP, ranks)}
     by_optimizer: dict[int, list[ReplicaStep]] = {}

@@ -74,7 +74,7 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report backwards past the wrapper whose gradients differ between the ranks when they are used."""
-    from ddpdoctor.diagnosis.training.unaveraged import unaveraged
+    from ddpdoctor.diagnosis.training.replicas import unaveraged
 
     for found in unaveraged(record):
         if found.why == "bypass":

@@ -56,7 +56,7 @@ from ddpdoctor.source.script.syntax_index import descend
 
 if TYPE_CHECKING:
     from ddpdoctor.checks.gradients.accumulation_run import LateNoSync
-    from ddpdoctor.diagnosis.training.unaveraged import Unaveraged
+    from ddpdoctor.diagnosis.training.replicas import Unaveraged
     from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
@@ -104,7 +104,7 @@ def _facts(found: MisplacedNoSync) -> Iterator[Fact]:
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report steps on gradients that no_sync kept from being averaged, and contexts that come too late."""
     from ddpdoctor.checks.gradients.accumulation_run import late_no_syncs
-    from ddpdoctor.diagnosis.training.unaveraged import unaveraged
+    from ddpdoctor.diagnosis.training.replicas import unaveraged
 
     yield from (_unaveraged(record, found) for found in unaveraged(record) if found.why == "no-sync")
     yield from (_late(record, late) for late in late_no_syncs(record))

@@ -26,7 +26,7 @@ from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.script.launch_files import gives_each_rank_a_machine
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.syntax_index import descend, last_name
-from ddpdoctor.source.torch_model.recorded_names import SET_VARIABLE
+from ddpdoctor.source.torch_model.recorded_calls import SET_VARIABLE
 
 _TENSOR_POSITION = {
     "all_reduce": (0, "tensor"),

@@ -16,7 +16,7 @@ from ddpdoctor.source.queries.job_kind import depends_on_mode, framework, initia
 from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.script.launch_files import gives_each_rank_a_machine
 from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.torch_model.recorded_names import SET_VARIABLE
+from ddpdoctor.source.torch_model.recorded_calls import SET_VARIABLE
 
 _CHOOSES = ("set_device", "CUDA_VISIBLE_DEVICES", "set_default_device", "init_distributed_device")
 _GUESSES = frozenset(

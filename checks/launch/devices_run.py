@@ -10,8 +10,8 @@ import msgspec
 from ddpdoctor.diagnosis.wording import rank_list, site_location
 from ddpdoctor.finding import Location
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.streams.devices import DeviceUse
 from ddpdoctor.record.streams.measured import HostUse
+from ddpdoctor.record.streams.setup import DeviceUse
 
 # Ranks that get too little of their machine: of its cores, or of its shared memory.
 

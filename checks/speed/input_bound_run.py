@@ -8,7 +8,7 @@ from ddpdoctor.diagnosis.performance.stragglers import enough_steps, holds, typi
 from ddpdoctor.diagnosis.performance.summary import RunSummary, threshold
 from ddpdoctor.diagnosis.training.pass_lengths import training_loader
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.streams.data import Loader
+from ddpdoctor.record.streams.training import Loader
 
 NEARLY_ALL = 0.8
 """Share of the waiting in the first batches of passes from which on the workers keep up with the others."""

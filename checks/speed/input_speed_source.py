@@ -24,7 +24,7 @@ from ddpdoctor.source.queries.job_kind import depends_on_mode, framework, may_us
 from ddpdoctor.source.queries.training_loops import feedings
 from ddpdoctor.source.script.code_words import calls_any, code_of, uses_any, uses_part
 from ddpdoctor.source.script.syntax_index import descend
-from ddpdoctor.source.torch_model.recorded_names import READING_FUNCTIONS, READING_METHODS
+from ddpdoctor.source.torch_model.recorded_calls import READING_FUNCTIONS, READING_METHODS
 
 _REDUCED_PRECISION = (
     *("autocast", "use_amp", "GradScaler", "tf32", "fp32_precision", "matmul_precision", "mixed_precision"),

@@ -1,10 +1,10 @@
 """One rank keeps the others waiting.
 
 What it finds
-    In a live run: ranks for which the others wait 5 % of the step or more, in the reduction of gradients or in an
+    In a live run: ranks for which the others wait 5% of the step or more, in the reduction of gradients or in an
     explicit collective, while they hardly wait themselves; in most of the run, not once. With the phase that makes them
     late; as advice where no phase explains most of it, as on a machine that others share. If less than 10 s were
-    measured, the limit is 15 % of the step.
+    measured, the limit is 15% of the step.
 
 Why it is bad
     Every step takes as long as on its slowest rank: the time of all the others is lost.

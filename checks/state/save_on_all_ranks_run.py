@@ -12,7 +12,7 @@ from ddpdoctor.diagnosis.files import is_incidental, races
 from ddpdoctor.diagnosis.wording import count, location_of, place, rank_list
 from ddpdoctor.finding import Frame, Location
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.streams.data import FileEvent
+from ddpdoctor.record.streams.training import FileEvent
 
 _WRITES = frozenset({"create", "write", "save"})
 _EVIDENCE_SHOWN = 4

@@ -41,6 +41,7 @@ from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, Value, constant
 from ddpdoctor.source.projection import Projection, whole_projection
+from ddpdoctor.source.queries.divergence import function_around, is_in_turns
 from ddpdoctor.source.queries.files import FIGURES, LOG_FILE, FileUse, is_one_path, writes
 from ddpdoctor.source.queries.job_kind import (
     comes_before_ranks,
@@ -51,12 +52,11 @@ from ddpdoctor.source.queries.job_kind import (
     noted,
     on_every_rank,
 )
-from ddpdoctor.source.queries.sync_points import function_around, is_in_turns
 from ddpdoctor.source.script.code_words import calls_any, uses_any
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.script.syntax_index import descend, last_name
-from ddpdoctor.source.torch_model.recorded_names import FILE_CALLS, FILE_METHODS
+from ddpdoctor.source.torch_model.recorded_calls import FILE_CALLS, FILE_METHODS
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -136,7 +136,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         if collectives.state == "complete" or (isinstance(found, Finding) and found.severity is Severity.ERROR):
             yield found
     if collectives.state != "complete":
-        raise TooLittleEvidence(f"the record's collectives are {collectives.state} ({collectives.reason})")
+        raise TooLittleEvidence(f"not all collectives were recorded ({collectives.reason})")
 
 
 # Paths that several ranks create, remove and wait for.

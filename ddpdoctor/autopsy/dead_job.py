@@ -32,7 +32,7 @@ from ddpdoctor.postmortem.failures import details_of
 from ddpdoctor.postmortem.log_reader import LogRead
 from ddpdoctor.postmortem.read import Postmortem, read_postmortem
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.streams.devices import Incident, RankEnding
+from ddpdoctor.record.streams.setup import Incident, RankEnding
 
 # Runs that we recorded as evidence of a death: what each rank raised, how it ended, and what was found meanwhile.
 
@@ -129,7 +129,7 @@ def _named(one: Incident, runs: Sequence[RunRecord]) -> tuple[tuple[str, ...], s
 
 
 def _of_script(path: Path) -> tuple[str, ...]:
-    from ddpdoctor.source.queries.parameter_names import parameter_names
+    from ddpdoctor.source.queries.parameters import parameter_names
     from ddpdoctor.source.recursion import deep_recursion
     from ddpdoctor.source.script.script import script_at
 

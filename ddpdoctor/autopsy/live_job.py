@@ -11,13 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from ddpdoctor.autopsy.dead_job import AutopsyRequest, concluded
-from ddpdoctor.diagnosis.live.stacks import whereabouts
-from ddpdoctor.diagnosis.live.waits import WORKER, is_at_work, is_worker, waits_for_a_worker
+from ddpdoctor.diagnosis.live.stacks import WORKER, is_at_work, is_worker, waits_for_a_worker, whereabouts
 from ddpdoctor.errors import UsageError
 from ddpdoctor.examination import Examination
-from ddpdoctor.launch.running_ranks import RunningRank, children_of, running_ranks
+from ddpdoctor.launch.processes import RunningRank, children_of, running_ranks
 from ddpdoctor.monitor.processes.flight_recorders import Recording, recordings
-from ddpdoctor.monitor.processes.py_spy import Look, look_at
+from ddpdoctor.monitor.processes.stacks import Look, look_at
 from ddpdoctor.postmortem.dumps.dump_record import DumpBook
 from ddpdoctor.postmortem.dumps.dumps import DumpError, Dumps
 from ddpdoctor.postmortem.read import Postmortem

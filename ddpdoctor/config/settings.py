@@ -42,7 +42,7 @@ from ddpdoctor.errors import ConfigurationError
 from ddpdoctor.files.patterns import Pattern, matches_below, parse_patterns
 from ddpdoctor.files.untrusted import quoted, read_untrusted, reason_of
 from ddpdoctor.finding import Severity
-from ddpdoctor.record.streams.devices import JobMachine
+from ddpdoctor.record.streams.setup import JobMachine
 
 OWN_FILE = "ddpdoctor.toml"
 SHARED_FILE = "pyproject.toml"

@@ -201,16 +201,17 @@ def _builds_on_subset(divergence: Divergence, record: RunRecord) -> bool:
 
 
 def lone_turns(divergence: Divergence, record: RunRecord) -> tuple[NextCall, ...]:
-    """Find the ranks that talk to the others in a forward of the DDP model whose line those did not run.
+    """Find the ranks that talk to the others in a forward of the model whose line those did not run.
 
     Where the others call something that is new to that rank as well, either may be the one too many: the forward is
-    named, as it is by far the more frequent.
+    named, as it is by far the more frequent. One of a sharded model counts without gradients only: with them it is
+    training, which the others have left.
     """
     ran = forward_ranks(record)
     found = []
     for turn in divergence.turns:
         line = turn.line
-        if _origin(turn) == "ddp-forward" and line is not None:
+        if _origin(turn) in ("ddp-forward", "fsdp-eval") and line is not None:
             alone = ran.get((line.file, line.line), frozenset())
             others = {other.rank for other in divergence.turns} - alone
             if turn.rank in alone and others:

@@ -17,8 +17,8 @@ from ddpdoctor.diagnosis.wording import count, place, rank_list, site_location
 from ddpdoctor.finding import Location, Severity, Trouble
 from ddpdoctor.record.model import Rank, RankException, RunRecord
 from ddpdoctor.record.streams.collectives import CollectiveTrack, Wait
-from ddpdoctor.record.streams.data import Access
-from ddpdoctor.record.streams.devices import CheckpointLoad, StateNames
+from ddpdoctor.record.streams.setup import CheckpointLoad, StateNames
+from ddpdoctor.record.streams.training import Access
 
 # How the ranks load checkpoints: onto which GPU, and into names that fit.
 

@@ -17,8 +17,7 @@ from ddpdoctor.diagnosis.wording import count
 from ddpdoctor.files.untrusted import read_start
 from ddpdoctor.launch.environment import network_interfaces, recorded_environment
 from ddpdoctor.launch.pid_namespaces import OuterPids
-from ddpdoctor.monitor.gpus.node_gpus import NodeGpus
-from ddpdoctor.monitor.gpus.rank_gpus import environment_of
+from ddpdoctor.monitor.gpus.node_gpus import NodeGpus, environment_of
 from ddpdoctor.monitor.nodes.nodes import Nodes
 from ddpdoctor.monitor.processes.hosts import Hosts, UnseenRanks
 from ddpdoctor.monitor.processes.liveness import LONGEST_SLEEP_NS, SILENT_AFTER_NS, LivenessSampler
@@ -30,11 +29,11 @@ from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.assemble import Assembly
 from ddpdoctor.record.assembly.completeness import rival_launchers, superseded
 from ddpdoctor.record.assembly.ranks import RankBook
-from ddpdoctor.record.clock import epoch_ns
 from ddpdoctor.record.model import Rank, RunRecord, StreamState
-from ddpdoctor.record.plan import RunPlan
+from ddpdoctor.record.reader import RunPlan
 from ddpdoctor.record.ring_reader import RingTail
 from ddpdoctor.record.streams.setup import StackDump
+from ddpdoctor.record.writer import epoch_ns
 
 # What `faulthandler` wrote of a rank that a signal ended: where it was, and of a crash which signal it was.
 

@@ -13,9 +13,9 @@ from ddpdoctor.monitor.processes.liveness import LivenessSampler
 from ddpdoctor.monitor.processes.stacks import ask_for_stacks, signal_for_stacks, users_stacks
 from ddpdoctor.record.assembly.assemble import Assembly
 from ddpdoctor.record.assembly.completeness import starts_of
-from ddpdoctor.record.clock import epoch_ns
 from ddpdoctor.record.model import Job, Rank, RunRecord
 from ddpdoctor.record.streams.setup import StackDump
+from ddpdoctor.record.writer import epoch_ns
 
 QUERIES_WITHIN_NS = 1_000_000_000
 """A rank that has not asked for a file for so long, and does not sleep, does something else."""

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import lzma
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from ddpdoctor.diagnosis.performance.summary import RunSummary
+from ddpdoctor.files.source_text import hold
 from ddpdoctor.monitor.history import NeverWatched, recorded_moments, recorded_snapshot
 from ddpdoctor.monitor.snapshot import History, PlaybackState, Snapshot
-from ddpdoctor.record.plan import read_plan
+from ddpdoctor.record.reader import read_plan
 
 # The course of a run in a bounded number of slices, for sparklines and heat strips.
 
@@ -192,4 +195,33 @@ class Replay:
 
     def _position_ns(self) -> int:
         moved_ns = int((time.monotonic_ns() - self._set_at_ns) * self._speed)
-        return min(max(0, self._elapsed_ns + moved_ns), self._length_ns)
+        at_ns = max(0, self._elapsed_ns + moved_ns)
+        if self._source == "demo" and moved_ns and at_ns > self._length_ns:
+            return at_ns % (self._length_ns + 1)  # The story begins again.
+        return min(at_ns, self._length_ns)
+
+
+# The demo: a minute of a job of 8 ranks that never was, recorded, to see the screen without a GPU.
+#
+# A healthy start, a GPU that runs hot and makes its rank late, a loader that cannot keep up, and a rank that runs out
+# of batches and leaves the others waiting. ``python -m tests.demo`` invents the story and writes the recording.
+
+SCRIPT = "demo/train.py"
+RECORDING = "demo.xz"
+"""Beside this file: one snapshot a line, as JSON; the first line is the text of the script."""
+
+
+def demo() -> Replay:
+    """Return the recording, at its beginning, playing."""
+    content = lzma.decompress(files("ddpdoctor.monitor").joinpath(RECORDING).read_bytes())
+    script, *lines = content.splitlines()
+    hold(SCRIPT, msgspec.json.decode(script, type=str).encode())
+    by_moment = {msgspec.json.decode(line, type=_Moment).now_ns: line for line in lines}
+    replay = Replay(list(by_moment), lambda at_ns: msgspec.json.decode(by_moment[at_ns], type=Snapshot), "demo")
+    replay.seek(0)
+    replay.play(1.0)
+    return replay
+
+
+class _Moment(msgspec.Struct):
+    now_ns: int

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Optional
 
+from .environment import has_launcher
 from .journal import Journal
-from .plan import has_launcher
 from .user_code import leave_no_frame
 
 FILES_READ = 100
@@ -44,6 +44,7 @@ class GroupBook:
                 ranks=ranks,
                 backend=distributed.get_backend(group),
                 timeout_ns=_timeout_ns(group, self._torch),
+                name=_mesh_name(group),
             )
         return known
 
@@ -191,6 +192,12 @@ def _plain(ranks: Any) -> list[int]:
         return [int(rank) for rank in ranks] if ranks is not None and len(ranks) else []
     except (TypeError, ValueError):
         return []
+
+
+def _mesh_name(group: Any) -> str:
+    """Return the name of the dimension of a device mesh whose group it is; the same on every rank."""
+    description = str(getattr(group, "group_desc", ""))
+    return description[len("mesh_") :] if description.startswith("mesh_") else ""
 
 
 def _timeout_ns(group: Any, torch: Any) -> int:

@@ -9,9 +9,8 @@ from collections import deque
 from types import CodeType, FrameType
 from typing import Any, Callable, Optional, TypeVar
 
-from ..record.clock import epoch_ns
 from ..record.ring_writer import CollectiveRing
-from ..record.writer import EventWriter
+from ..record.writer import EventWriter, epoch_ns
 from .user_code import UserCode
 
 Result = TypeVar("Result")

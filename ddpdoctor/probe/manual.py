@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Optional, TypeVar
 
 from ..record import layout
-from ..record.clock import share_clock
+from ..record.writer import share_clock
+from .environment import plan_of
 from .journal import Journal
-from .plan import plan_of
 from .process import ProcessEnd, rank_of_environment
 
 if TYPE_CHECKING:

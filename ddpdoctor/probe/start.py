@@ -8,9 +8,9 @@ from types import ModuleType
 from typing import Any, Optional
 
 from ..record import layout
-from ..record.clock import share_clock
+from ..record.writer import share_clock
+from .environment import plan_of
 from .journal import Journal
-from .plan import plan_of
 from .process import ProcessEnd, end_with_parent, owner_of_environment, rank_of_environment
 from .torch_compat import after_import
 

@@ -18,9 +18,9 @@ from ddpdoctor.monitor.last_standstill import is_of_the_end, raised_its_own, sam
 from ddpdoctor.monitor.replay import final_snapshot
 from ddpdoctor.monitor.snapshot import FindingView, Snapshot
 from ddpdoctor.profile.watch import RunSource
-from ddpdoctor.record.clock import kept_elsewhere, share_clock
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.plan import read_plan
+from ddpdoctor.record.reader import read_plan
+from ddpdoctor.record.writer import kept_elsewhere, share_clock
 
 
 def recorded(directory: Path) -> tuple[Snapshot, RunRecord]:

@@ -19,7 +19,7 @@ from ddpdoctor.profile.watch import RunSource
 from ddpdoctor.record import layout
 from ddpdoctor.record.joining import Clock, NodePart
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.plan import read_plan
+from ddpdoctor.record.reader import read_plan
 
 _NUMBERS_OF_JOBS = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
 _NO_NUMBER = ("", "none")

@@ -50,11 +50,11 @@ from ddpdoctor.monitor.live_run import LiveRun
 from ddpdoctor.monitor.replay import Series
 from ddpdoctor.monitor.snapshot import FindingView, Listener, RunState, Snapshot, StallView
 from ddpdoctor.monitor.views.build_snapshot import LastWait, Look, accused, build_snapshot, stall_view, steps_made
-from ddpdoctor.record.clock import epoch_ns, share_clock
 from ddpdoctor.record.joining import NodePart
 from ddpdoctor.record.model import RunRecord, StreamState
-from ddpdoctor.record.plan import RunPlan, read_plan
-from ddpdoctor.what_if.gains import Gains
+from ddpdoctor.record.reader import RunPlan, read_plan
+from ddpdoctor.record.writer import epoch_ns, share_clock
+from ddpdoctor.what_if.answer import Gains
 
 # Keeps work that recurs from taking more than its share of a core, however many ranks there are.
 
@@ -426,6 +426,7 @@ class RunSource:
             notes=self._notes(record),
             launched=self._job is not None,
             launcher_pid=0 if self._job is None else self._job.pid,
+            told_to_end=told_to_end,
             exit_code=exit_code,
         )
         waited = views[0].finding if ended_in is not None else None

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from ddpdoctor.finding import Frame
-from ddpdoctor.record.streams.data import FileAction, PassEnd
+from ddpdoctor.record.streams.training import FileAction, PassEnd
 
 Chain = tuple[tuple[str, int, str], ...]
 """File, line and function of each frame of the user's, innermost first."""
@@ -67,6 +67,8 @@ class Host(Event, frozen=True, kw_only=True):
     name: str
     interfaces: tuple[str, ...]
     environment: Mapping[str, str]
+    cores: tuple[int, ...] = ()
+    """Those that it may use, by their numbers."""
 
 
 class Head(Event, frozen=True, kw_only=True):
@@ -146,6 +148,7 @@ class Group(Event, frozen=True, kw_only=True):
     ranks: tuple[int, ...]
     backend: str = ""
     timeout_ns: int = 0
+    name: str = ""
 
 
 class WaitBegun(Event, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from ddpdoctor.examination import EquivalenceSection
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.streams.collectives import (
     CollectiveTrack,
@@ -23,16 +24,6 @@ from ddpdoctor.record.streams.collectives import (
     ReducedLoss,
     Signature,
     Wait,
-)
-from ddpdoctor.record.streams.data import Access, FileEvent, Loader, Pass
-from ddpdoctor.record.streams.devices import (
-    CheckpointLoad,
-    DeviceChoice,
-    DeviceUse,
-    JobMachine,
-    LogEvidence,
-    Node,
-    StateNames,
 )
 from ddpdoctor.record.streams.measured import (
     BucketLayout,
@@ -47,23 +38,34 @@ from ddpdoctor.record.streams.measured import (
     StepTrack,
 )
 from ddpdoctor.record.streams.setup import (
+    CheckpointLoad,
     CpuThreads,
+    DeviceChoice,
+    DeviceUse,
     ForkedUse,
     Holding,
+    JobMachine,
     LinesExecuted,
+    LogEvidence,
+    Node,
     Part,
     RandomState,
     Seeding,
     Setting,
     StackDump,
+    StateNames,
 )
 from ddpdoctor.record.streams.training import (
+    Access,
     Backward,
     BufferState,
+    FileEvent,
     GradientsTaken,
+    Loader,
     MissingGradient,
     NonFinite,
     OptimizerStep,
+    Pass,
     ReplicaDigest,
     ResumeSave,
     ResumeStep,
@@ -286,11 +288,33 @@ class Wrap(msgspec.Struct, frozen=True, kw_only=True):
     """A hook of the user takes the place of DDP's own reduction."""
 
 
+class ShardedModule(msgspec.Struct, frozen=True, kw_only=True):
+    """A module whose parameters are sharded over ranks, the outermost one, as its first forward found it."""
+
+    rank: int
+    module: int
+    """The number that stands for it where modules are known by their wraps: -2 for the first, -3 for the next."""
+    site: int = -1
+    """Of that forward."""
+    module_class: str = ""
+    by: str = ""
+    """``fully_shard`` or ``FullyShardedDataParallel``."""
+    units: tuple[str, ...] = ()
+    """The parts that are gathered each by itself, by the names of their modules; empty for the outermost."""
+    elements: tuple[int, ...] = ()
+    """Of the whole parameters of each unit."""
+    ranks: tuple[int, ...] = ()
+    """Those that hold its shards and replicas."""
+    dimensions: tuple[str, ...] = ()
+    """Of the device mesh, by name."""
+
+
 class Forward(msgspec.Struct, frozen=True, kw_only=True):
-    """A forward through a DDP module, or through the module inside it."""
+    """A forward through a DDP module, through the module inside it, or through a sharded module."""
 
     rank: int
     wrap: int
+    """Or the number of a sharded module."""
     site: int = -1
     step: int = 0
     """n-th training forward with this call chain on this rank, from 1; 0 for other forwards."""
@@ -330,6 +354,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     waits: tuple[Wait, ...] = ()
     wraps: tuple[Wrap, ...] = ()
     wrap_changes: tuple[WrapChange, ...] = ()
+    sharded_modules: tuple[ShardedModule, ...] = ()
     loaders: tuple[Loader, ...] = ()
     passes: tuple[Pass, ...] = ()
     collectives: tuple[CollectiveTrack, ...] = ()
@@ -387,6 +412,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     resume_steps: tuple[ResumeStep, ...] = ()
     resume_saves: tuple[ResumeSave, ...] = ()
 
+    equivalence: tuple[EquivalenceSection, ...] = ()
+    """One of a rehearsal that was compared with one process."""
     nodes: tuple[Node, ...] = ()
     """The machines of a live run, as far as ranks on them have written."""
     logs: LogEvidence = LogEvidence()

@@ -15,8 +15,7 @@ from collections import deque
 from os import pread, pwrite
 
 from . import layout
-from .clock import epoch_ns
-from .descriptors import fits, private_descriptor
+from .writer import epoch_ns, fits, private_descriptor
 
 
 class Ring:

@@ -60,5 +60,7 @@ class Body:
     style: str
     """Of tracebacks."""
     locals: bool
+    comparisons: dict[str, Any]
+    """How failed comparisons are explained: see ``comparisons.settings_of``."""
     warnings: list[tuple[str, str, str, str, int]]
     coverage: dict[str, Any] = field(default_factory=dict)

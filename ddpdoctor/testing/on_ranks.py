@@ -18,6 +18,7 @@ import pytest
 from _pytest.outcomes import Failed
 
 from ddpdoctor.testing import layout
+from ddpdoctor.testing.comparisons import settings_of
 from ddpdoctor.testing.hooks import DdpMark, mark_of
 from ddpdoctor.testing.layout import Body
 from ddpdoctor.testing.run_test import RankEnd, TestEnd, run_test
@@ -166,6 +167,7 @@ def _body(item: pytest.Function, mark: DdpMark) -> Body:
         debugs=debugs,
         style=_STYLES.get(config.getoption("tbstyle", "auto"), config.getoption("tbstyle", "auto")),
         locals=bool(config.getoption("showlocals", False)),
+        comparisons=settings_of(config),
         warnings=_warning_filters(),
         coverage=_coverage(),
     )

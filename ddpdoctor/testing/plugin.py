@@ -7,8 +7,8 @@ standard library, and all else when the first test with the mark is met.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -50,6 +50,15 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
     call(pyfuncitem)
     return True
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
+    """Take the name of our own exception from the summary: what failed is said behind it."""
+    report = (yield).get_result()
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is not None and item.get_closest_marker("ddp") is not None:
+        crash.message = crash.message.removeprefix("RanksFailed: ")
 
 
 @pytest.fixture

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from statistics import fmean
+from contextlib import suppress
+from statistics import fmean, median
 
 import msgspec
 
 from ddpdoctor.diagnosis.sync_points import BUFFERS
 from ddpdoctor.diagnosis.wording import bytes_text, count, milliseconds_text, rank_list, site_location
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.finding import Location
+from ddpdoctor.finding import Finding, Gain, Location
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.what_if.observed import NoGround, Observed, observe
 from ddpdoctor.what_if.predict import Change, Curve, Interval, Model, Outcome, Point, WhatIf
 from ddpdoctor.what_if.scenario import default_layout, host_sync_ns, rebuilt, without_straggler
-from ddpdoctor.what_if.settings import DEFAULT_CAP_MB, Scaling, Settings
+from ddpdoctor.what_if.settings import DEFAULT_CAP_MB, Scaling, Settings, parse
 
 # The changes that are worth asking about in a run, what each costs, and the line that it concerns.
 
@@ -89,7 +90,7 @@ def remedy(observed: Observed, settings: Settings) -> Remedy:
 
 
 def late_ranks(observed: Observed) -> tuple[int, ...]:
-    """Ranks that a prediction without stragglers makes faster, by 2 % of the step or more."""
+    """Ranks that a prediction without stragglers makes faster, by 2% of the step or more."""
     return tuple(
         times.rank
         for times, evened in zip(observed.ranks, without_straggler(observed.ranks), strict=True)
@@ -116,9 +117,38 @@ def _straggler(observed: Observed, settings: Settings) -> Remedy:
     return Remedy(
         settings=settings,
         title=f"{rank_list(late)} no slower than the others" if late else "no straggler",
-        do="find what makes it late: `ddpdoctor report` shows the phase",
+        do=_what_is_late(observed, late) if late else "",
         note="the median rank represents all",
     )
+
+
+def _what_is_late(observed: Observed, late: Sequence[int]) -> str:
+    """Return in which phase late ranks lose most, with both times."""
+    phases = ("data_wait", "forward", "backward", "optimizer", "other")
+
+    def mean_ns(phase: str, *, of_late: bool) -> float:
+        return median(fmean(getattr(times, phase)) for times in observed.ranks if (times.rank in late) is of_late)
+
+    own, elsewhere = ({phase: mean_ns(phase, of_late=side) for phase in phases} for side in (True, False))
+    phase = max(phases, key=lambda name: own[name] - elsewhere[name])
+    name = {"data_wait": "the wait for data", "other": "the rest of the loop"}.get(phase, f"the {phase}")
+    took, usual = milliseconds_text(own[phase]), milliseconds_text(elsewhere[phase])
+    return f"look into {name}: it takes {took} of a step there, and {usual} on the other ranks"
+
+
+def cores_per_rank(observed: Observed) -> int:
+    """Return how many cores each rank has, where it has the fewest; 0 when not known."""
+    shares = [max(1, node.cores // len(node.ranks)) for node in observed.record.nodes if node.cores and node.ranks]
+    return min(shares, default=0)
+
+
+def _room_for_workers(observed: Observed, workers: int) -> str:
+    cores = cores_per_rank(observed)
+    if not cores:
+        return "as long as there are cores and disk for them"
+    if workers > cores:
+        return f"there are {count(cores, 'core')} for each rank: more workers only help while they wait for a disk"
+    return f"there are {count(cores, 'core')} for each rank; more workers only help where they wait for a disk"
 
 
 def _workers(observed: Observed, settings: Settings) -> Remedy:
@@ -129,7 +159,7 @@ def _workers(observed: Observed, settings: Settings) -> Remedy:
         memory=f"{count(settings.workers or 0, 'process', 'processes')} per rank, plus the batches that they prefetch",
         do=f"DataLoader(..., num_workers={settings.workers}, persistent_workers=True)",
         location=_site(observed, -1 if loader is None else loader.site),
-        note="as long as there are cores and disk for them",
+        note=_room_for_workers(observed, settings.workers or 0),
     )
 
 
@@ -158,7 +188,7 @@ def _accumulation(observed: Observed, settings: Settings) -> Remedy:
         ),
         do="`with model.no_sync():` around forward and backward of all micro-batches but the last",
         location=_site(observed, next((f.site for f in forwards if f.gradients and f.training), -1)),
-        note="explicit collectives and code between the phases are taken to run for each micro-batch",
+        note="explicit collectives and the rest of the loop are taken to run for each micro-batch",
     )
 
 
@@ -363,7 +393,7 @@ def _serial(model: Model) -> str:
     share = fixed / (fixed + shrinking) if fixed + shrinking else 0.0
     if share < 0.001:
         return "nothing of a rank's own step stays when its batch shrinks, as far as the run shows"
-    stays = f"{share:.1%} of a rank's own step (optimizer and code between the phases) stays when its batch shrinks"
+    stays = f"{share:.1%} of a rank's own step (optimizer and the rest of the loop) stays when its batch shrinks"
     if share > 0.95:
         return f"{stays}: more ranks hardly make one batch faster"
     most = f"{1 / share:,.0f}" if share < 0.1 else f"{1 / share:.1f}"
@@ -438,12 +468,19 @@ def _table(model: Model, left_out: list[str]) -> list[Change]:
         # Rounded, so that of two that do the same the first one, which costs less, is taken.
         best = max(changes, key=lambda change: round(change.speedup.value, 2))
         if "workers" in best.settings:
-            best = next(change for change in changes if change.speedup.value >= best.speedup.value * AS_GOOD)
+            best = _fewest_workers(changes, cores_per_rank(model.observed))
         others = [(_value(change), change.speedup.value) for change in changes if change is not best]
         if "bucket_cap_mb" in best.settings:
             others += _as_default(model)
         found.append(msgspec.structs.replace(best, others=tuple(others)))
     return sorted(found, key=lambda change: -change.speedup.value)
+
+
+def _fewest_workers(changes: Sequence[Change], cores: int) -> Change:
+    """Return the smallest number that is as good as any, of those that there are cores for."""
+    fitting = [change for change in changes if not cores or change.settings["workers"] <= cores] or changes[:1]
+    best = max(change.speedup.value for change in fitting)
+    return next(change for change in fitting if change.speedup.value >= best * AS_GOOD)
 
 
 def _value(change: Change) -> str:
@@ -541,3 +578,54 @@ def _notes(observed: Observed, model: Model) -> list[str]:
 
 def _per_s(samples: float, step_ns: float) -> float | None:
     return samples / step_ns * 1e9 if samples else None
+
+
+# What mending each finding of a run alone is predicted to bring.
+
+AGAIN = 2.0
+"""A gain is worked out again once the run has so many times as many steps: it costs some tens of milliseconds."""
+
+MOST_RANKS = 128
+"""Of more ranks a gain takes seconds, in which the monitor looks at nothing; ``ddpdoctor what-if`` takes its time."""
+
+
+class Gains:
+    """The gains of one run's findings, each remembered for a while."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[int, Gain | None]] = {}
+
+    def added_to(self, findings: Sequence[Finding], record: RunRecord) -> tuple[Finding, ...]:
+        """Return the findings, each with its gain where the run tells it; only a run has times that stand for the
+        job's.
+        """
+        if record.job.kind != "run" or len(record.step_tracks) > MOST_RANKS:
+            return tuple(findings)
+        steps = max((track.step[-1] for track in record.step_tracks if len(track)), default=0)
+        model: list[Model] = []
+
+        def gain_of(finding: Finding) -> Gain | None:
+            known = self._known.get(finding.fingerprint)
+            if known is not None and steps < AGAIN * known[0]:
+                return known[1]
+            gain = None
+            # Whatever is wrong with the figures: the finding itself is reported.
+            with suppress(Exception):
+                if not model:
+                    model.append(Model(observe(record)))
+                gain = _gain(model[0], finding)
+            self._known[finding.fingerprint] = steps, gain
+            return gain
+
+        return tuple(
+            msgspec.structs.replace(finding, gain=gain_of(finding)) if finding.what_if else finding
+            for finding in findings
+        )
+
+
+def _gain(model: Model, finding: Finding) -> Gain | None:
+    """None where mending it brings no more than noise."""
+    speedup = model.outcome(parse(finding.what_if)).speedup
+    if speedup.value < 1.005:
+        return None
+    return Gain(speedup=speedup.value, low=speedup.low, high=speedup.high)

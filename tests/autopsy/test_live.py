@@ -16,14 +16,13 @@ import pytest
 from ddpdoctor.autopsy.dead_job import AutopsyRequest
 from ddpdoctor.autopsy.live_job import Seen, Worker, live_autopsy, record_of
 from ddpdoctor.cli.main import main
-from ddpdoctor.diagnosis.live.stacks import parted_stacks
-from ddpdoctor.diagnosis.live.waits import WAITS, is_at_work, wait_of
+from ddpdoctor.diagnosis.live.stacks import WAITS, is_at_work, parted_stacks, wait_of
 from ddpdoctor.errors import ExitCode, UsageError
 from ddpdoctor.examination import Examination
 from ddpdoctor.finding import Finding, Frame
-from ddpdoctor.launch.running_ranks import RunningRank, running_ranks
-from ddpdoctor.monitor.processes import py_spy
-from ddpdoctor.monitor.processes.py_spy import Look
+from ddpdoctor.launch.processes import RunningRank, running_ranks
+from ddpdoctor.monitor.processes import stacks
+from ddpdoctor.monitor.processes.stacks import Look
 from tests.autopsy.hanging import PATIENCE_S, hanging
 from tests.autopsy.live_benchmark import is_right
 from tests.autopsy.live_cases import HANGS, Hang
@@ -101,7 +100,7 @@ def test_without_py_spy_the_user_is_told_what_to_install(monkeypatch: pytest.Mon
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError) as raised:
-        py_spy.look_at([os.getpid()], ["/"])
+        stacks.look_at([os.getpid()], ["/"])
     assert "ddpdoctor[live]" in raised.value.hint
 
 
@@ -109,9 +108,9 @@ def test_where_the_kernel_refuses_the_way_out_is_named(tmp_path: Path, monkeypat
     refusing = tmp_path / "py-spy"
     refusing.write_text("#!/bin/sh\necho 'Error: Permission denied (os error 13)' >&2\nexit 1\n")
     refusing.chmod(refusing.stat().st_mode | stat.S_IEXEC)
-    monkeypatch.setattr(py_spy, "find_py_spy", lambda: str(refusing))
-    monkeypatch.setattr(py_spy, "BETWEEN_S", 0.0)
-    (look,) = py_spy.look_at([os.getpid()], ["/"])
+    monkeypatch.setattr(stacks, "find_py_spy", lambda: str(refusing))
+    monkeypatch.setattr(stacks, "BETWEEN_S", 0.0)
+    (look,) = stacks.look_at([os.getpid()], ["/"])
     assert "SYS_PTRACE" in look.problem
 
 

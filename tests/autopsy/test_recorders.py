@@ -21,10 +21,10 @@ from ddpdoctor.autopsy.dead_job import AutopsyRequest
 from ddpdoctor.autopsy.live_job import Seen, live_autopsy, look, record_of, with_recordings
 from ddpdoctor.diagnosis.live.stacks import native_stacks
 from ddpdoctor.errors import UsageError
-from ddpdoctor.launch.running_ranks import RunningRank
-from ddpdoctor.monitor.processes import flight_recorders, py_spy
+from ddpdoctor.launch.processes import RunningRank
+from ddpdoctor.monitor.processes import flight_recorders, stacks
 from ddpdoctor.monitor.processes.flight_recorders import Recording, recordings
-from ddpdoctor.monitor.processes.py_spy import Look
+from ddpdoctor.monitor.processes.stacks import Look
 from tests.autopsy.hanging import hanging
 from tests.autopsy.live_cases import Hang
 from tests.autopsy.test_live import BARRIER
@@ -176,9 +176,9 @@ def test_where_cpp_stacks_cannot_be_read_a_note_says_so(tmp_path: Path, monkeypa
         f"echo '{stack}'\n"
     )
     partial.chmod(0o755)
-    monkeypatch.setattr(py_spy, "find_py_spy", lambda: str(partial))
-    monkeypatch.setattr(py_spy, "BETWEEN_S", 0.0)
-    (found,) = py_spy.look_at([os.getpid()], ["/"], native=True)
+    monkeypatch.setattr(stacks, "find_py_spy", lambda: str(partial))
+    monkeypatch.setattr(stacks, "BETWEEN_S", 0.0)
+    (found,) = stacks.look_at([os.getpid()], ["/"], native=True)
     assert (found.frames[0].line, found.problem) == (5, "")
     assert "not supported" in found.native_problem
 
@@ -193,20 +193,20 @@ def test_a_rank_on_python_3_14_is_read_without_py_spy(tmp_path: Path, monkeypatc
     script.write_text(
         "import threading\ndef evaluate():\n    print(1, flush=True)\n    threading.Event().wait()\nevaluate()\n"
     )
-    monkeypatch.setattr(py_spy, "find_py_spy", lambda: None)
+    monkeypatch.setattr(stacks, "find_py_spy", lambda: None)
     with subprocess.Popen((_python_3_14() or "", str(script)), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "1\n"
         time.sleep(0.5)
-        (found,) = py_spy.look_at([process.pid], [str(tmp_path)])
+        (found,) = stacks.look_at([process.pid], [str(tmp_path)])
         process.send_signal(signal.SIGKILL)
     assert not found.problem
     assert [frame.line for frame in found.frames if frame.file == str(script)] == [4, 5]
 
 
 def test_older_ranks_without_py_spy_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(py_spy, "find_py_spy", lambda: None)
-    monkeypatch.setattr(py_spy, "PROGRAM", "import sys; sys.exit(4)")
+    monkeypatch.setattr(stacks, "find_py_spy", lambda: None)
+    monkeypatch.setattr(stacks, "PROGRAM", "import sys; sys.exit(4)")
     with pytest.raises(UsageError) as raised:
-        py_spy.look_at([os.getpid()], ["/"])
+        stacks.look_at([os.getpid()], ["/"])
     assert "not installed" in str(raised.value)
     assert "ddpdoctor[live]" in raised.value.hint

@@ -13,7 +13,7 @@ import pytest
 from ddpdoctor.autopsy.dead_job import AutopsyRequest, autopsy
 from ddpdoctor.examination import Examination
 from ddpdoctor.finding import Finding
-from ddpdoctor.source.queries.parameter_names import parameter_names
+from ddpdoctor.source.queries.parameters import parameter_names
 from ddpdoctor.source.script.script import script_at
 from tests.autopsy.jobs.record import free_port
 

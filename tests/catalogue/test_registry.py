@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from ddpdoctor import checks
-from ddpdoctor.catalogue import entry_points
+from ddpdoctor.catalogue import registry
 from ddpdoctor.catalogue.registry import Catalogue, CatalogueEntry, choose, find, load, read_catalogue
 from ddpdoctor.errors import ConfigurationError, UsageError
 
@@ -35,7 +35,7 @@ def test_the_built_in_checks_are_listed_without_importing_them() -> None:
 
 
 def test_no_built_in_check_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "BUILT_IN", {})
+    monkeypatch.setattr(checks, "INDEX", {})
     with pytest.raises(ConfigurationError, match="no built-in check was found"):
         read_catalogue()
 
@@ -134,18 +134,18 @@ def test_a_broken_check_of_another_package_is_noted_and_skipped(site: Path, text
 
 
 def test_metadata_is_only_read_when_a_package_names_the_group(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not entry_points.may_offer(str(site))
+    assert not registry.may_offer(str(site))
     _offer(site, "good_check", "")
-    assert entry_points.may_offer(str(site))
-    assert not entry_points.may_offer(str(site / "nowhere"))
+    assert registry.may_offer(str(site))
+    assert not registry.may_offer(str(site / "nowhere"))
     monkeypatch.chdir(site)
-    assert entry_points.may_offer("")
+    assert registry.may_offer("")
 
 
 def test_a_zip_file_on_the_path_may_offer_anything(tmp_path: Path) -> None:
     archive = tmp_path / "library.zip"
     archive.write_bytes(b"")
-    assert entry_points.may_offer(str(archive))
+    assert registry.may_offer(str(archive))
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ddpdoctor.record.model import Forward, RunRecord, TensorInfo, Wrap
-from ddpdoctor.record.streams.data import Loader, Pass
-from ddpdoctor.record.streams.training import Backward, OptimizerStep, StepDigest, Unreduced
+from ddpdoctor.record.streams.training import Backward, Loader, OptimizerStep, Pass, StepDigest, Unreduced
 from tests.diagnosis.jobs import JobBuilder
 
 WRAP_LINE, FORWARD_LINE, BACKWARD_LINE, STEP_LINE, LOADER_LINE = 30, 40, 50, 60, 20

@@ -10,7 +10,7 @@ from ddpdoctor.checks.collectives import silent_desync
 from ddpdoctor.checks.collectives.silent_desync_run import LASTING_STEPS
 from ddpdoctor.finding import Finding, Frame, Severity
 from ddpdoctor.record.model import Forward, Site, Wrap
-from ddpdoctor.record.streams.data import Loader, Pass
+from ddpdoctor.record.streams.training import Loader, Pass
 from tests.diagnosis.measured_job import MeasuredJob
 
 SITES = (Site((Frame("/job/train.py", 12, "main"),)),)

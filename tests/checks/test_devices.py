@@ -15,8 +15,8 @@ from ddpdoctor.checks.launch import (
 from ddpdoctor.checks.state import load_without_map_location, module_prefix
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.record.streams.collectives import Wait
-from ddpdoctor.record.streams.data import FileEvent
-from ddpdoctor.record.streams.devices import CheckpointLoad, DeviceChoice, DeviceUse, StateNames
+from ddpdoctor.record.streams.setup import CheckpointLoad, DeviceChoice, DeviceUse, StateNames
+from ddpdoctor.record.streams.training import FileEvent
 from tests.diagnosis.jobs import JobBuilder
 
 

@@ -17,9 +17,8 @@ from ddpdoctor.checks.data import (
 from ddpdoctor.checks.launch import wrong_sampler_rank
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.record.model import Forward
-from ddpdoctor.record.streams.data import Loader, Pass
 from ddpdoctor.record.streams.setup import Holding, Part, RandomState, Seeding
-from ddpdoctor.record.streams.training import Backward
+from ddpdoctor.record.streams.training import Backward, Loader, Pass
 from tests.checks.training import LOADER_LINE, probes, training, training_pass
 from tests.diagnosis.jobs import SCRIPT, JobBuilder
 

@@ -9,8 +9,8 @@ import pytest
 from ddpdoctor.checks.collectives import early_exit, silent_desync
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.record.model import Wrap
-from ddpdoctor.record.streams.data import Loader, Pass
 from ddpdoctor.record.streams.measured import RankHeartbeat
+from ddpdoctor.record.streams.training import Loader, Pass
 from tests.diagnosis.jobs import JobBuilder
 
 

@@ -11,11 +11,9 @@ from ddpdoctor.checks.gradients import model_state_too_large
 from ddpdoctor.checks.launch import cpu_oversubscription
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.record.model import RunRecord, TensorInfo, Wrap
-from ddpdoctor.record.streams.data import Loader, Pass
-from ddpdoctor.record.streams.devices import JobMachine
 from ddpdoctor.record.streams.measured import OptimizerSize
-from ddpdoctor.record.streams.setup import CpuThreads, Setting
-from ddpdoctor.record.streams.training import OptimizerStep
+from ddpdoctor.record.streams.setup import CpuThreads, JobMachine, Setting
+from ddpdoctor.record.streams.training import Loader, OptimizerStep, Pass
 from tests.checks.training import LOADER_LINE, WRAP_LINE, training
 from tests.diagnosis.jobs import JobBuilder
 

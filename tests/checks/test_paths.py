@@ -11,7 +11,7 @@ from ddpdoctor.checks.death import root_exception
 from ddpdoctor.checks.state import save_on_all_ranks, shared_path_race, unsynchronised_load
 from ddpdoctor.finding import Finding, Location, Refuted, Severity
 from ddpdoctor.record.model import Forward
-from ddpdoctor.record.streams.data import Access, FileEvent
+from ddpdoctor.record.streams.training import Access, FileEvent
 from tests.diagnosis.jobs import JobBuilder
 
 FAMILY = (download_race, unsynchronised_load, shared_path_race, save_on_all_ranks)

@@ -21,8 +21,8 @@ from ddpdoctor.checks.speed import (
 )
 from ddpdoctor.finding import Finding, Frame, Severity
 from ddpdoctor.record.model import Site, TensorInfo, Wrap
-from ddpdoctor.record.streams.data import Loader, Pass
 from ddpdoctor.record.streams.measured import Gpu, HostRead, MatmulPrecision
+from ddpdoctor.record.streams.training import Loader, Pass
 from tests.diagnosis.measured_job import MeasuredJob
 
 COMPUTE = {"data_wait": 1.0, "forward": 20.0, "backward": 40.0, "optimizer": 5.0, "other": 2.0}

@@ -6,7 +6,7 @@ import pytest
 
 from ddpdoctor.checks.state.save_on_all_ranks import in_run
 from ddpdoctor.finding import Finding, Refuted, Severity
-from ddpdoctor.record.streams.data import FileEvent
+from ddpdoctor.record.streams.training import FileEvent
 from tests.diagnosis.jobs import JobBuilder, healthy_job
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ddpdoctor.record.model import Forward, TensorInfo, Wrap
-from ddpdoctor.record.streams.data import Loader, Pass, SampleProbe
+from ddpdoctor.record.streams.training import Loader, Pass, SampleProbe
 from tests.diagnosis.jobs import JobBuilder
 
 LOADER_LINE = 20

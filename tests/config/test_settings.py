@@ -8,7 +8,7 @@ from ddpdoctor.cli.main import main
 from ddpdoctor.config.settings import NO_SETTINGS, find_settings
 from ddpdoctor.errors import ConfigurationError, ExitCode
 from ddpdoctor.finding import Severity
-from ddpdoctor.record.streams.devices import JobMachine
+from ddpdoctor.record.streams.setup import JobMachine
 
 Output = pytest.CaptureFixture[str]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor import monitor
-from ddpdoctor.monitor.demo import RECORDING
+from ddpdoctor.monitor.replay import RECORDING
 from tests.demo.findings import CODE
 from tests.demo.job import demo_snapshot
 from tests.demo.story import NS

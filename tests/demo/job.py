@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpdoctor.diagnosis.performance.summary import Phases, StepTimes, Traffic
-from ddpdoctor.monitor.demo import SCRIPT
+from ddpdoctor.monitor.replay import SCRIPT
 from ddpdoctor.monitor.snapshot import BucketView, CallView, History, RankView, Snapshot
 from ddpdoctor.record.streams.measured import Phase
 from tests.demo.findings import BACKWARD_STACK, BARRIER_STACK, findings_at, stall_at, verdict_at

@@ -15,8 +15,7 @@ from ddpdoctor.diagnosis.divergence_kind import classify, skip_behind
 from ddpdoctor.diagnosis.training.pass_lengths import skipped_batches
 from ddpdoctor.record.model import Forward, RunRecord, Wrap
 from ddpdoctor.record.streams.collectives import Group
-from ddpdoctor.record.streams.data import Loader, Pass
-from ddpdoctor.record.streams.training import Backward
+from ddpdoctor.record.streams.training import Backward, Loader, Pass
 from tests.diagnosis.jobs import JobBuilder, healthy_job
 
 LOADER_LINE, LOOP_LINE = 20, 35

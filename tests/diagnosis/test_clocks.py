@@ -13,7 +13,7 @@ from ddpdoctor.diagnosis.performance.summarise import summarise
 from ddpdoctor.finding import Finding
 from ddpdoctor.record.joining import Clock, Joiner, NodePart
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.streams.devices import Node
+from ddpdoctor.record.streams.setup import Node
 from tests.diagnosis.measured_job import MeasuredJob
 
 MS = 1_000_000

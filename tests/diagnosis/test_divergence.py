@@ -9,10 +9,9 @@ from ddpdoctor.diagnosis.divergence.divergence import Divergence, find_divergenc
 from ddpdoctor.diagnosis.divergence_kind import classify
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.model import RunRecord, Wrap
-from ddpdoctor.record.streams.data import Loader, Pass
 from ddpdoctor.record.streams.measured import RankHeartbeat
 from ddpdoctor.record.streams.setup import StackDump
-from ddpdoctor.record.streams.training import MissingGradient
+from ddpdoctor.record.streams.training import Loader, MissingGradient, Pass
 from tests.diagnosis.jobs import SCRIPT, JobBuilder, healthy_job
 
 

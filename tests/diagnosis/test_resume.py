@@ -9,7 +9,7 @@ import msgspec
 
 from ddpdoctor.diagnosis.resume import Comparison, compare
 from ddpdoctor.record.model import Restart, RunRecord
-from ddpdoctor.record.streams.devices import CheckpointLoad
+from ddpdoctor.record.streams.setup import CheckpointLoad
 from ddpdoctor.record.streams.training import ResumeSave, ResumeStep
 from tests.diagnosis.jobs import JobBuilder
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddpdoctor.checks.index import STANDS_FOR
+from ddpdoctor.checks import STANDS_FOR
 from ddpdoctor.diagnosis.performance.summarise import summarise
 from ddpdoctor.diagnosis.performance.summary import RunSummary
 from ddpdoctor.diagnosis.performance.verdict import run_verdict

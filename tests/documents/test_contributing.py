@@ -135,7 +135,7 @@ def test_a_check_is_one_folder_and_its_finding_appears(copied: Copy, tmp_path: P
 def test_a_measure_with_its_check_touches_at_most_six_files_and_its_finding_appears(
     copied: Copy, tmp_path: Path
 ) -> None:
-    touched = [*copied.apply("Add a gauge, and a check of runs that reads it"), "checks/index.py"]
+    touched = [*copied.apply("Add a gauge, and a check of runs that reads it"), "checks/index.json"]
     assert len(touched) <= 6
     copied.run("-m", "pytest", "-q", "tests/house/test_layout.py", "-k", "more_than_14_files")
     (tmp_path / "train.py").write_text(GARBAGE)

@@ -9,8 +9,7 @@ from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.examine.rehearsal_result import could_not_rehearse, judge
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.model import Rank, RankException, StreamState
-from ddpdoctor.record.streams.data import Loader
-from ddpdoctor.record.streams.training import OptimizerStep
+from ddpdoctor.record.streams.training import Loader, OptimizerStep
 from tests.diagnosis.jobs import JobBuilder
 from tests.report.examples import SAMPLE, TRAIN, record
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ddpdoctor.files.directories import python_files
+from ddpdoctor.files.patterns import python_files
 
 
 def test_the_projects_own_files_are_found_in_order(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from ddpdoctor.diagnosis.failures import Lack, install_line, lack_behind
 from ddpdoctor.examine.rehearsal_result import hint_for
 from ddpdoctor.record.model import Job, RankException, RunRecord
-from ddpdoctor.record.streams.data import FileEvent
+from ddpdoctor.record.streams.training import FileEvent
 from tests.check_command import check
 
 SCRIPT = """

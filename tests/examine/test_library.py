@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.source.script import library
-from ddpdoctor.source.script.library import Library
+from ddpdoctor.source.script import entry_point
+from ddpdoctor.source.script.entry_point import Library
 
 
 def test_a_file_is_parsed_once_and_has_the_name_that_each_script_gives_it(tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_held_content_counts_instead_of_the_file(tmp_path: Path) -> None:
 
 
 def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "MAXIMUM_KEPT_BYTES", 10)
+    monkeypatch.setattr(entry_point, "MAXIMUM_KEPT_BYTES", 10)
     read = Library().read
     files = [tmp_path / f"{number}.py" for number in range(4)]
     for file in files:

@@ -15,7 +15,7 @@ from ddpdoctor.errors import ConfigurationError, DdpDoctorError, ExitCode, Usage
 from ddpdoctor.examination import Examination
 from ddpdoctor.examine.static_scan import SurveyRequest, survey
 from ddpdoctor.examine.worker_processes import in_processes
-from ddpdoctor.source.script import library, script
+from ddpdoctor.source.script import entry_point, script
 
 Output = pytest.CaptureFixture[str]
 
@@ -87,7 +87,7 @@ def test_shared_modules_are_parsed_once(project: Path, monkeypatch: pytest.Monke
         parsed.append(path.name)
         return original(raw, path, name, package)
 
-    monkeypatch.setattr(library, "parse_bytes", parse_bytes)
+    monkeypatch.setattr(entry_point, "parse_bytes", parse_bytes)
     _survey(".")
     assert parsed.count("helper.py") == 1
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from ddpdoctor.checks.index import STANDS_FOR
+from ddpdoctor.checks import STANDS_FOR
 from ddpdoctor.finding import Trouble
 from tests.house.test_layout import PACKAGE, python_files
 

@@ -22,7 +22,7 @@ ENTRIES = tuple(entry for entry in read_catalogue().entries if entry.code in BUI
 
 def test_the_index_says_what_the_checks_say() -> None:
     text = index_text(checks_directory())
-    assert (CHECKS / "index.py").read_text(encoding="utf-8") == text, "run python -m ddpdoctor.catalogue.write_index"
+    assert (CHECKS / "index.json").read_text(encoding="utf-8") == text, "run python -m ddpdoctor.catalogue.write_index"
 
 
 def test_codes_and_names_are_unique() -> None:

@@ -17,11 +17,9 @@ PACKAGE = ROOT / "ddpdoctor"
 LINKS = ("checks", "tui")
 IN_THE_RANKS = (
     "probe",
-    "record/clock.py",
-    "record/descriptors.py",
+    "record/writer.py",
     "record/layout.py",
     "record/ring_writer.py",
-    "record/writer.py",
 )
 """What is loaded into the processes of the job."""
 WRITERS = {"ddpdoctor/report/streams.py", "ddpdoctor/testing/rank.py"}

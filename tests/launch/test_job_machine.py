@@ -11,7 +11,7 @@ from ddpdoctor.launch.command.command_line import read_launch_line
 from ddpdoctor.launch.environment import chooses_threads
 from ddpdoctor.launch.request import Launch, RehearsalRequest
 from ddpdoctor.monitor.rehearsal import job_machine, usable_cores
-from ddpdoctor.record.streams.devices import JobMachine
+from ddpdoctor.record.streams.setup import JobMachine
 
 STATED = JobMachine(device_memory_bytes=80 << 30, cores=64, ranks_per_node=8)
 

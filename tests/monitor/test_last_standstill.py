@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ddpdoctor.checks.index import STANDS_FOR
+from ddpdoctor.checks import STANDS_FOR
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
 from ddpdoctor.diagnosis.divergence.next_calls import NextCall
 from ddpdoctor.finding import Finding, Severity

@@ -17,7 +17,7 @@ from ddpdoctor.monitor.live_run import read_crash_dump
 from ddpdoctor.monitor.processes.stacks import parse_faulthandler, users_stacks, with_training_thread
 from ddpdoctor.profile.watch import RunSource
 from ddpdoctor.record import layout
-from ddpdoctor.record.plan import RunPlan
+from ddpdoctor.record.reader import RunPlan
 from ddpdoctor.record.ring_writer import Ring
 
 RANK = """

@@ -16,7 +16,7 @@ from ddpdoctor.monitor.replay import MOST_SLICES
 from ddpdoctor.profile import watch
 from ddpdoctor.profile.recorded_run import recorded
 from ddpdoctor.record import layout
-from ddpdoctor.record.plan import RunPlan
+from ddpdoctor.record.reader import RunPlan
 from tests.benchmarks.simulated_ranks import SimulatedRank
 
 S = 1_000_000_000

@@ -15,7 +15,7 @@ from ddpdoctor.record.assembly.assemble import MOST_STACKS, Assembly
 from ddpdoctor.record.assembly.live import MOST_HELD, FlightTracks
 from ddpdoctor.record.events import Flight
 from ddpdoctor.record.model import Job
-from ddpdoctor.record.plan import RunPlan
+from ddpdoctor.record.reader import RunPlan
 from tests.benchmarks.simulated_ranks import SimulatedRank
 
 S = 1_000_000_000

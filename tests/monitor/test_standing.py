@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpdoctor.checks.index import STANDS_FOR
+from ddpdoctor.checks import STANDS_FOR
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.monitor.finding_hold import APPEARS_AFTER_NS, OVER_AFTER_NS, FindingHold
 
@@ -33,8 +33,8 @@ def test_a_warning_appears_once_it_has_held_for_ten_seconds_with_the_time_at_whi
     for second in range(10):
         standing.take([_finding(f"{second} %")], second * SECOND_NS)
         assert _shown(standing) == []
-    standing.take([_finding("10 %")], APPEARS_AFTER_NS)
-    assert _shown(standing) == [("10 %", 0, None)]
+    standing.take([_finding("10%")], APPEARS_AFTER_NS)
+    assert _shown(standing) == [("10%", 0, None)]
 
 
 def test_a_warning_that_comes_and_goes_never_appears() -> None:

@@ -16,7 +16,7 @@ from ddpdoctor.launch.environment import observed
 from ddpdoctor.monitor.live_run import LiveRun
 from ddpdoctor.record.assembly.assemble import Assembly
 from ddpdoctor.record.model import Job, RunRecord
-from ddpdoctor.record.plan import RunPlan
+from ddpdoctor.record.reader import RunPlan
 
 MOST_S = 200
 

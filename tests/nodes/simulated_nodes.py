@@ -37,8 +37,8 @@ from ddpdoctor.monitor.nodes.messages import (
 from ddpdoctor.record import layout
 from ddpdoctor.record.model import STREAMS, Job, RunRecord, StreamState, Wrap
 from ddpdoctor.record.streams.collectives import Group
-from ddpdoctor.record.streams.devices import Node
 from ddpdoctor.record.streams.measured import Gauge, Gpu, HostUse, RankHeartbeat, StepTrack
+from ddpdoctor.record.streams.setup import Node
 from tests.nodes import simulated_hang
 from tests.nodes.simulated_hang import HANGS, QUIET_AFTER_NS, RANKS_OF_A_NODE, STUCK_AFTER_NS
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from ddpdoctor.probe.live import node_meeting
-from ddpdoctor.probe.live.node_meeting import KEY, NodeMeeting
+from ddpdoctor.probe.live import install
+from ddpdoctor.probe.live.install import KEY, NodeMeeting
 from ddpdoctor.record import layout
 from tests.jobs_of_tests import kill_marked, marked
 
@@ -163,7 +163,7 @@ def test_a_rank_that_is_not_asked_reads_once_who_is_and_counts_as_idle(
         opened.append(path)
         return open(path, *arguments, **more)
 
-    monkeypatch.setattr(node_meeting, "open", noted, raising=False)
+    monkeypatch.setattr(install, "open", noted, raising=False)
     meeting = NodeMeeting(told, Stores(dist.HashStore()))  # type: ignore[arg-type]
     meeting.begin(3, 4)
     (tmp_path / layout.SEEK_FILE).write_text("2\n")

@@ -17,8 +17,8 @@ from ddpdoctor.diagnosis.performance.summary import RunVerdict
 from ddpdoctor.monitor.nodes.attached import LOST_AFTER_NS
 from ddpdoctor.monitor.nodes.nodes import RETRIED_AFTER_NS, SETTLED_AFTER_NS, UNHEARD_AFTER_NS, Nodes
 from ddpdoctor.record import layout
-from ddpdoctor.record.clock import epoch_ns
 from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.writer import epoch_ns
 from tests.diagnosis.measured_job import MeasuredJob
 from tests.nodes.test_head import RECORD, flights, forwarding, until, with_flights
 

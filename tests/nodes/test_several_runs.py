@@ -10,7 +10,7 @@ import pytest
 from ddpdoctor.errors import UsageError
 from ddpdoctor.profile.several_runs import _refuse_others
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.streams.devices import Node
+from ddpdoctor.record.streams.setup import Node
 from tests.diagnosis.measured_job import MeasuredJob
 
 RECORD = MeasuredJob(2).run(5, {"forward": 20.0}).record()

@@ -16,7 +16,7 @@ from ddpdoctor.launch.environment import observed
 from ddpdoctor.monitor.live_run import LiveRun
 from ddpdoctor.monitor.nodes.agent import Agent
 from ddpdoctor.monitor.nodes.head import Head
-from ddpdoctor.record.plan import read_plan
+from ddpdoctor.record.reader import read_plan
 from tests.jobs_of_tests import kill_marked, marked
 from tests.nodes.jobs import SCRIPT
 

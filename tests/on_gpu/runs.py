@@ -17,7 +17,7 @@ from ddpdoctor.monitor.live_run import LiveRun
 from ddpdoctor.monitor.snapshot import Snapshot
 from ddpdoctor.probe.free_port import free_port
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.plan import read_plan
+from ddpdoctor.record.reader import read_plan
 
 JOBS = Path(__file__).with_name("jobs")
 _END = 1_500

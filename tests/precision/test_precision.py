@@ -20,7 +20,7 @@ import pytest
 
 from ddpdoctor.catalogue.registry import read_catalogue
 from ddpdoctor.catalogue.run_checks import run_checks
-from ddpdoctor.source.script.library import Library
+from ddpdoctor.source.script.entry_point import Library
 from ddpdoctor.source.script.script import script_at
 
 if sys.version_info >= (3, 11):

@@ -20,7 +20,7 @@ from ddpdoctor.probe.live.clocks import (
 )
 from ddpdoctor.probe.live.steps import Source, Steps
 from ddpdoctor.record import layout
-from ddpdoctor.record.clock import offset_ns
+from ddpdoctor.record.writer import offset_ns
 
 MS = 1_000_000
 

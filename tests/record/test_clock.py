@@ -17,12 +17,11 @@ from ddpdoctor.launch.runs.kept_runs import write_plan
 from ddpdoctor.monitor.processes.liveness import _is_silent
 from ddpdoctor.monitor.views.build_snapshot import meanwhile, rank_views
 from ddpdoctor.profile.watch import live_source
-from ddpdoctor.record import clock, layout
-from ddpdoctor.record.clock import epoch_ns, from_system, kept_clock, share_clock
+from ddpdoctor.record import layout, writer
 from ddpdoctor.record.model import Job, Rank, RunRecord
 from ddpdoctor.record.ring_reader import Heartbeat
 from ddpdoctor.record.streams.measured import RankHeartbeat
-from ddpdoctor.record.writer import EventWriter
+from ddpdoctor.record.writer import EventWriter, epoch_ns, from_system, kept_clock, share_clock
 
 S = 1_000_000_000
 _SYSTEM_NS = time.time_ns
@@ -86,17 +85,17 @@ def test_a_rank_that_starts_after_the_clock_was_set_counts_as_its_monitor_does(t
     "kept", [None, 7, {}, {"counts_from": "", "offset_ns": 5}, {"counts_from": "another boot", "offset_ns": 5}]
 )
 def test_a_clock_of_another_boot_is_not_shared(kept: object) -> None:
-    before = clock.offset_ns()
+    before = writer.offset_ns()
     share_clock(kept)
-    assert clock.offset_ns() == before
+    assert writer.offset_ns() == before
 
 
 def test_a_run_of_another_machine_is_told_from_one_of_this_machine() -> None:
     away = {"counts_from": "another boot", "host": "node7"}
-    assert clock.kept_elsewhere(away) == "node7"
-    assert clock.kept_elsewhere(kept_clock()) == ""
-    assert clock.kept_elsewhere(away | {"host": os.uname().nodename}) == "", "the same one, started anew"
-    assert [clock.kept_elsewhere(kept) for kept in (None, {}, {"counts_from": "", "host": "node7"}, {"host": 7})] == [
+    assert writer.kept_elsewhere(away) == "node7"
+    assert writer.kept_elsewhere(kept_clock()) == ""
+    assert writer.kept_elsewhere(away | {"host": os.uname().nodename}) == "", "the same one, started anew"
+    assert [writer.kept_elsewhere(kept) for kept in (None, {}, {"counts_from": "", "host": "node7"}, {"host": 7})] == [
         "",
         "",
         "",

@@ -13,7 +13,7 @@ from ddpdoctor.monitor.live_run import LiveRun
 from ddpdoctor.record import events, layout
 from ddpdoctor.record.assembly.completeness import rival_launchers, superseded
 from ddpdoctor.record.assembly.ranks import RankBook
-from ddpdoctor.record.plan import RunPlan
+from ddpdoctor.record.reader import RunPlan
 from ddpdoctor.record.ring_writer import Ring
 
 
@@ -113,7 +113,7 @@ def test_two_runs_in_one_directory_give_each_rank_once_with_the_figures_of_the_n
 REBORN = """
 import os, sys
 from ddpdoctor.record import layout
-from ddpdoctor.record.clock import epoch_ns
+from ddpdoctor.record.writer import epoch_ns
 from ddpdoctor.record.ring_writer import Ring
 from ddpdoctor.record.writer import EventWriter
 

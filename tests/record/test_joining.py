@@ -11,8 +11,8 @@ from ddpdoctor.finding import Frame
 from ddpdoctor.record.joining import SITES, TIMES, Clock, Joiner, NodePart
 from ddpdoctor.record.model import RunRecord, Site, StreamState
 from ddpdoctor.record.streams.collectives import Group
-from ddpdoctor.record.streams.devices import Node
 from ddpdoctor.record.streams.measured import RankHeartbeat
+from ddpdoctor.record.streams.setup import Node
 from tests.diagnosis.measured_job import MeasuredJob
 
 AHEAD_NS = 5_000_000_000

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpdoctor.catalogue.run_checks import CheckResult
-from ddpdoctor.checks.index import STANDS_FOR
+from ddpdoctor.checks import STANDS_FOR
 from ddpdoctor.examination import Examination, RehearsalSection, SourceSection
 from ddpdoctor.examine.one_script import ExamineRequest, conclude
 from ddpdoctor.finding import Basis, Fact, Finding, Frame, Location, Severity

@@ -15,7 +15,7 @@ from ddpdoctor.launch.rehearsal_plan import time_limit_s
 from ddpdoctor.launch.request import RehearsalRequest
 from ddpdoctor.probe.stand_in.devices import Devices
 from ddpdoctor.record.model import Job, Rank, RankException, RunRecord, StopReason
-from ddpdoctor.record.streams.data import Loader, Pass
+from ddpdoctor.record.streams.training import Loader, Pass
 from tests.check_command import check
 
 DEVICES = """

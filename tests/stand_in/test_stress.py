@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpdoctor.catalogue.run_checks import CheckResult
-from ddpdoctor.checks.index import STANDS_FOR
+from ddpdoctor.checks import STANDS_FOR
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.examine.rehearsal_variants import Variant, noted, variants, with_variant
 from ddpdoctor.finding import Finding, Location, Severity

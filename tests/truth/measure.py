@@ -23,7 +23,7 @@ from ddpdoctor.launch.environment import observed
 from ddpdoctor.monitor.live_run import LiveRun
 from ddpdoctor.probe.free_port import free_port
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.plan import read_plan
+from ddpdoctor.record.reader import read_plan
 from tests.jobs_of_tests import kill_marked, marked
 
 SCRIPT = Path(__file__).with_name("training.py")

@@ -18,7 +18,7 @@ from ddpdoctor.launch.environment import observed
 from ddpdoctor.monitor.live_run import LiveRun
 from ddpdoctor.probe.free_port import free_port
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.plan import read_plan
+from ddpdoctor.record.reader import read_plan
 from ddpdoctor.what_if.observed import FEWEST_STEPS, observe
 from ddpdoctor.what_if.predict import Model
 from ddpdoctor.what_if.settings import parse

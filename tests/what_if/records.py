@@ -7,8 +7,8 @@ from typing import Any
 
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.model import RunRecord, Site, TensorInfo, Wrap
-from ddpdoctor.record.streams.data import Loader, Pass
 from ddpdoctor.record.streams.measured import BucketLayout
+from ddpdoctor.record.streams.training import Loader, Pass
 from tests.diagnosis.measured_job import Durations, MeasuredJob
 
 MEGABYTE = 1_000_000

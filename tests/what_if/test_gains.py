@@ -18,7 +18,7 @@ from ddpdoctor.report.formats.json import finding_object
 from ddpdoctor.report.run.run_lines import finding_lines as live_lines
 from ddpdoctor.tui.screens.pages import paint_screen
 from ddpdoctor.tui.view import View
-from ddpdoctor.what_if.gains import Gains
+from ddpdoctor.what_if.answer import Gains
 from tests.tui import runs
 from tests.what_if.conftest import Ddpdoctor
 from tests.what_if.records import EVEN, bucketed, record_of

@@ -12,7 +12,7 @@ from ddpdoctor import __version__
 from ddpdoctor.errors import ConfigurationError
 from ddpdoctor.launch.environment import ObservedCommand, observed
 from ddpdoctor.record import layout
-from ddpdoctor.record.clock import epoch_ns
+from ddpdoctor.record.writer import epoch_ns
 
 if TYPE_CHECKING:
     from ddpdoctor.launch.job import LaunchedJob

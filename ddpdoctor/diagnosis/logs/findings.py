@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from ddpdoctor.check import Check
 from ddpdoctor.diagnosis.divergence.divergence import Divergence, find_divergence
 from ddpdoctor.diagnosis.divergence_kind import classify, divergence_finding
-from ddpdoctor.diagnosis.live.stacks import limits, native_stacks, parted_stacks
-from ddpdoctor.diagnosis.live.waits import worker_stacks
+from ddpdoctor.diagnosis.live.stacks import limits, native_stacks, parted_stacks, worker_stacks
 from ddpdoctor.diagnosis.logs import remedies, wording
 from ddpdoctor.diagnosis.logs.causes import LogCause, causes_of, first_cause
 from ddpdoctor.diagnosis.record_cache import ByIdentity

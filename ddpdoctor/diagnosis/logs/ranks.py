@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ddpdoctor.finding import Trouble
-from ddpdoctor.record.streams.devices import Incident, RankEnding
+from ddpdoctor.record.streams.setup import Incident, RankEnding
 
 _BY_EXCEPTION = frozenset(
     {

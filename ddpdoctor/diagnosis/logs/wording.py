@@ -12,7 +12,7 @@ from ddpdoctor.diagnosis.wording import count, duration_text, location_of, place
 from ddpdoctor.finding import Fact, Location
 from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import RankException
-from ddpdoctor.record.streams.devices import Incident
+from ddpdoctor.record.streams.setup import Incident
 
 MESSAGE_CHARACTERS = 200
 FACTS_OF_RANKS = 16

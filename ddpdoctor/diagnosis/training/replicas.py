@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Set
+from typing import Literal
 
 import msgspec
 
 from ddpdoctor.diagnosis.divergence.divergence import Divergence, find_divergence
 from ddpdoctor.diagnosis.divergence.next_calls import NextCall
-from ddpdoctor.diagnosis.divergence.unused_parameters import waits_in_vain
+from ddpdoctor.diagnosis.divergence.unused_parameters import folded, waits_in_vain
 from ddpdoctor.diagnosis.sync_points import replica_sets
 from ddpdoctor.diagnosis.training.pass_lengths import LoaderOnRanks, loaders_on_all_ranks
 from ddpdoctor.diagnosis.wording import count, rank_list, site_location
-from ddpdoctor.finding import Location
+from ddpdoctor.finding import Basis, Fact, Frame, Location
 from ddpdoctor.record.model import RunRecord, Wrap
-from ddpdoctor.record.streams.data import Pass
-from ddpdoctor.record.streams.training import Backward, OptimizerStep, ReplicaDigest, StepDigest
+from ddpdoctor.record.streams.training import Backward, OptimizerStep, Pass, ReplicaDigest, StepDigest
 
 # Passes and trainings in which the ranks made as much, and averaged gradients different numbers of times.
 
@@ -258,16 +259,44 @@ def averaged_by_hand(record: RunRecord, rank: int, elements: int) -> bool:
 
 
 def trained_by_hand(record: RunRecord) -> bool:
-    """Return whether every rank stepped, wrapped nothing, and reduced as much as it trains by calls of the user's own.
-
-    Scattered reductions are another wrapper's, whose state no rank holds whole.
-    """
-    if record.wraps or any(signature.kind.startswith("reduce_scatter") for signature in record.signatures):
+    """Return whether every rank stepped, wrapped nothing, and reduced as much as it trains by its own calls."""
+    if record.wraps or is_sharded(record):
         return False
     trained = dict.fromkeys(record.rank_numbers(), 0)
     for step in record.optimizer_steps:
         trained[step.rank] = max(trained.get(step.rank, 0), step.elements)
     return bool(trained) and all(averaged_by_hand(record, rank, elements) for rank, elements in trained.items())
+
+
+def is_sharded(record: RunRecord) -> bool:
+    """Return whether ranks train parts of a model of which none holds the whole: what they reduce is scattered."""
+    scattered = any(signature.kind.startswith("reduce_scatter") for signature in record.signatures)
+    return scattered or bool(record.sharded_modules)
+
+
+MOST_NUMBERS = 16
+"""What is reduced with no more elements is a loss or a metric, by which no model is trained in common."""
+
+
+def trained_in_common(record: RunRecord) -> bool:
+    """Return whether every rank stepped, and in half of its steps at least moved more than numbers for the others.
+
+    That is any job whose ranks work on one model, however it is divided among them: by replicas, shards or stages.
+    """
+    return bool(record.ranks) and all(_moves_tensors(record, rank) for rank in record.rank_numbers())
+
+
+def _moves_tensors(record: RunRecord, rank: int) -> bool:
+    track = record.track(rank)
+    times = sorted(step.time_ns for step in record.optimizer_steps if step.rank == rank)
+    if track is None or not times:
+        return False
+    moved = set()
+    for signature, started_ns in zip(track.signature, track.started_ns, strict=True):
+        entry = record.signatures[signature]
+        if entry.kind not in ("barrier", "monitored_barrier") and sum(entry.numels) > MOST_NUMBERS:
+            moved.add(bisect_left(times, started_ns))
+    return 2 * len(moved - {len(times)}) >= len(times)
 
 
 def may_be_averaged_later(record: RunRecord) -> bool:
@@ -303,6 +332,144 @@ def _compared(
             compared=len(common),
             unequal=tuple(name for name in common if len({values[name] for values in by_rank.values()}) > 1),
         )
+
+
+# Steps on gradients that DDP did not average, proved by the gradients themselves, and why it did not.
+
+Why = Literal["no-sync", "bypass", "again", "twice", "autograd-grad", "unlisted", "unknown"]
+"""The forward ran under ``no_sync``; no forward through DDP led to the backward; the backward was a further one after
+the reduction; gradients came again in the same backward; they are values of ``torch.autograd.grad``; DDP did not list
+these parameters; or none of these."""
+
+
+class Unaveraged(msgspec.Struct, frozen=True, kw_only=True):
+    """The first step of an optimizer on gradients that differ between the ranks for one reason."""
+
+    why: Why
+    wrap: int
+    model: str
+    """Class of the wrapped module."""
+    ranks: tuple[int, ...]
+    step: int
+    """n-th step of the optimizer."""
+    steps_affected: int
+    steps_compared: int
+    unequal: int
+    """Parameters whose gradients differ."""
+    compared: int
+    names: tuple[str, ...]
+    """Folded names of them."""
+    site: int
+    """Call chain of what made the gradients: a backward, or a call of ``torch.autograd.grad``; else the step's."""
+    location: Location | None
+    frames: tuple[Frame, ...]
+    step_location: Location | None
+    wrap_location: Location | None
+    ever_synchronised: bool
+    """At least one training forward of the wrap let DDP reduce."""
+
+    def facts(self, basis: Basis) -> tuple[Fact, ...]:
+        """Return the numbers that prove it, the step that uses the gradients, and the wrap."""
+        numbers = {
+            "parameters": self.unequal,
+            "compared": self.compared,
+            "step": self.step,
+            "steps_affected": self.steps_affected,
+            "steps_compared": self.steps_compared,
+        }
+        differ = (
+            f"in {self.steps_affected} of {self.steps_compared} steps the gradients differ between "
+            f"{rank_list(self.ranks)}, first in step {self.step}: {self.unequal:,} of {self.compared:,} parameters "
+            f"of {self.model} ({', '.join(self.names)})"
+        )
+        return (
+            Fact(text=differ, basis=basis, numbers=numbers, location=self.location, stack=self.frames),
+            Fact(text="this step uses them", basis=basis, location=self.step_location),
+            Fact(text="the model is wrapped here", basis=basis, location=self.wrap_location),
+        )
+
+
+def unaveraged(record: RunRecord) -> Iterator[Unaveraged]:
+    """Yield, for each wrap and reason, the first step whose gradients differ between the ranks.
+
+    What a hook of the user reduces is left to the hook, what a step uses because the rehearsal cut a pass before it is
+    no evidence, and where gradients were averaged by hand they do not differ. Models that never synchronise may be
+    averaged at intervals: not judged while a call that could do so was not reached.
+    """
+    for wraps in judged_wraps(record):
+        number, ranks = wraps[min(wraps)].wrap, tuple(wraps)
+        steps = list(gradients_around_steps(record, number, ranks))
+        by_reason: dict[tuple[Why, int], list[ReplicaStep]] = {}
+        for step in steps:
+            for why, site, unequal in _reasons(record, step, wraps):
+                by_reason.setdefault((why, site), []).append(msgspec.structs.replace(step, unequal=unequal))
+        for (why, site), affected in by_reason.items():
+            found = _described(record, wraps, why, site, affected, len(steps))
+            if why != "no-sync" or found.ever_synchronised or not may_be_averaged_later(record):
+                yield found
+
+
+def _reasons(
+    record: RunRecord, step: ReplicaStep, wraps: Mapping[int, Wrap]
+) -> Iterator[tuple[Why, int, tuple[str, ...]]]:
+    wrap = wraps[min(wraps)]
+    unlisted = {name for change in record.wrap_changes if change.wrap == step.wrap for name in change.added}
+    late = tuple(name for name in step.unequal if name in unlisted)
+    rest = tuple(name for name in step.unequal if name not in unlisted and name not in wrap.ignored)
+    if late:
+        yield "unlisted", step.steps[min(wraps)].site, late
+    if rest:
+        reason = next(filter(None, (_reason(record, step, rank) for rank in sorted(wraps))), None)
+        if reason is not None:
+            yield (*reason, rest)
+
+
+def _reason(record: RunRecord, step: ReplicaStep, rank: int) -> tuple[Why, int] | None:
+    """Why a rank's gradients were not averaged; None where the rehearsal is the reason."""
+    own = step.steps[rank]
+    used = contributions(record, own, step.wrap)
+    if used and follows_a_cut(record, own, used[-1].time_ns):
+        return None
+    late: list[Backward] = []
+    for backward in used:
+        late = [] if step.wrap in backward.synchronised else [*late, backward]
+    if late:
+        why = next(entry.why for entry in late[-1].unreduced if entry.wrap == step.wrap)
+        local = why == "no-sync" and averaged_by_hand(record, rank, own.elements)
+        return None if local else (why, late[-1].site)
+    before_ns = max((entry.time_ns for entry in record.optimizer_steps if _earlier(entry, own, rank)), default=0)
+    for taken in record.gradients_taken:
+        if taken.rank == rank and step.wrap in taken.wraps and before_ns < taken.time_ns < own.time_ns:
+            return "autograd-grad", taken.site
+    return "unknown", own.site
+
+
+def _earlier(entry: OptimizerStep, own: OptimizerStep, rank: int) -> bool:
+    return entry.rank == rank and entry.optimizer == own.optimizer and entry.ordinal < own.ordinal
+
+
+def _described(
+    record: RunRecord, wraps: Mapping[int, Wrap], why: Why, site: int, affected: list[ReplicaStep], compared: int
+) -> Unaveraged:
+    first, rank = affected[0], min(wraps)
+    return Unaveraged(
+        why=why,
+        wrap=first.wrap,
+        model=wraps[rank].module_class or "the model",
+        ranks=tuple(wraps),
+        step=first.ordinal,
+        steps_affected=len(affected),
+        steps_compared=compared,
+        unequal=len(first.unequal),
+        compared=first.compared,
+        names=folded(first.unequal),
+        site=site,
+        location=site_location(record.site(site)),
+        frames=record.site(site).frames,
+        step_location=site_location(record.site(first.steps[rank].site)),
+        wrap_location=site_location(record.site(wraps[rank].site)),
+        ever_synchronised=any(entry.wrap == first.wrap and entry.synchronised for entry in record.forwards),
+    )
 
 
 # Replicas of a live run that are no longer the same: a flipped bit, or code that changes some of them.

@@ -13,8 +13,7 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.errors import UsageError
-from ddpdoctor.launch.command.fabric_run import parse_fabric
-from ddpdoctor.launch.command.launcher_options import Parsed, Syntax, names, parse_options
+from ddpdoctor.launch.command.launcher_options import Parsed, Syntax, names, parse_fabric, parse_options
 from ddpdoctor.launch.command.wrappers import refuse, without_wrappers
 from ddpdoctor.launch.request import Launch, LaunchLine, Starter
 

@@ -19,9 +19,9 @@ from ddpdoctor.errors import ConfigurationError, RecordError, UsageError
 from ddpdoctor.launch.pid_namespaces import OuterPids, is_alive, is_of_run
 from ddpdoctor.launch.runs.run_directory import state_directory
 from ddpdoctor.record import layout
-from ddpdoctor.record.clock import epoch_ns, kept_clock, kept_elsewhere, share_clock
-from ddpdoctor.record.plan import read_plan
+from ddpdoctor.record.reader import read_plan
 from ddpdoctor.record.ring_reader import RingTail
+from ddpdoctor.record.writer import epoch_ns, kept_clock, kept_elsewhere, share_clock
 
 # Finds the watched jobs that run on this machine: by the environment of this user's processes.
 

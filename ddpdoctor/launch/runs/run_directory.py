@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.errors import ConfigurationError
-from ddpdoctor.files.directories import home_directory
+from ddpdoctor.files.patterns import home_directory
 from ddpdoctor.files.untrusted import read_untrusted
 from ddpdoctor.launch.box.start import remove_layers
 

@@ -37,10 +37,10 @@ from ddpdoctor.monitor.nodes.messages import (
     unpack_answer,
     without_signals,
 )
-from ddpdoctor.record.clock import epoch_ns
 from ddpdoctor.record.joining import Clock
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.collectives import CollectiveTrack
+from ddpdoctor.record.writer import epoch_ns
 
 EVERY_S = 1.0
 """Updates are so far apart, however often this node is looked at; what may prove a hang is sent at once."""

@@ -39,7 +39,7 @@ from ddpdoctor.monitor.nodes.messages import (
 )
 from ddpdoctor.monitor.nodes.screens import MOST_SCREENS, Screens
 from ddpdoctor.record import layout
-from ddpdoctor.record.clock import epoch_ns
+from ddpdoctor.record.writer import epoch_ns
 
 WHOLE_ROWS = 400_000
 """Steps of all ranks together that are kept."""

@@ -25,9 +25,9 @@ from ddpdoctor.errors import ConfigurationError, UsageError
 from ddpdoctor.monitor.snapshot import Snapshot
 from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.ranks import RankBook
-from ddpdoctor.record.clock import epoch_ns
 from ddpdoctor.record.joining import Clock, Joiner, NodePart
 from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.writer import epoch_ns
 
 if TYPE_CHECKING:
     from ddpdoctor.monitor.nodes.agent import Agent

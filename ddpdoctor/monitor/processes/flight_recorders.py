@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from ddpdoctor.files.untrusted import read_start
-from ddpdoctor.launch.running_ranks import RunningRank
+from ddpdoctor.launch.processes import RunningRank
 
 PATIENCE_S = 2.0
 PIPE_PATIENCE_S = 4.0

@@ -11,8 +11,8 @@ import msgspec
 
 from ddpdoctor.diagnosis.live.liveness import ProcessSample, Standing, at_rest, judge_liveness, stands_on
 from ddpdoctor.probe.live.clocks import clock_of
-from ddpdoctor.record.clock import epoch_ns
 from ddpdoctor.record.ring_reader import Beating, Heartbeat
+from ddpdoctor.record.writer import epoch_ns
 
 SAMPLE_EVERY_S = 0.5
 LONGEST_SLEEP_NS = 1_800_000_000_000

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 
+from ddpdoctor.errors import UsageError
 from ddpdoctor.files.untrusted import read_start
 from ddpdoctor.finding import Frame
 from ddpdoctor.launch.pid_namespaces import OuterPids
 from ddpdoctor.launch.processes import handles
 from ddpdoctor.record import layout
-from ddpdoctor.record.clock import epoch_ns
 from ddpdoctor.record.ring_reader import Beating
 from ddpdoctor.record.streams.setup import StackDump
+from ddpdoctor.record.writer import epoch_ns
 
 _OURS = str(Path(__file__).resolve().parents[2]) + os.sep
 _ANSWER_WITHIN_S = 0.6
@@ -171,3 +176,206 @@ def users_stacks(stacks: Iterable[StackDump]) -> tuple[StackDump, ...]:
             frames = tuple(frame for frame in stack.frames if not frame.file.startswith(_OURS))
             kept.append(msgspec.structs.replace(stack, frames=frames))
     return tuple(kept)
+
+
+# Takes the stacks of running processes with py-spy, an optional dependency, which reads their memory only.
+
+# Takes the stack of a rank on Python 3.14 or newer with what its own interpreter brings, where py-spy is not there.
+
+UNWINDER_PATIENCE_S = 10.0
+NO_UNWINDER = 4
+"""Exit code of an interpreter that has none: before 3.14, or built without it."""
+PROGRAM = """
+import json, sys
+try:
+    from _remote_debugging import RemoteUnwinder
+except ImportError:
+    sys.exit(4)
+seen = RemoteUnwinder(int(sys.argv[1]), all_threads=True).get_stack_trace()
+threads = [thread for one in seen for thread in getattr(one, "threads", [one])]
+def line_of(frame):
+    line = getattr(frame, "lineno", None)
+    return line if line is not None else getattr(getattr(frame, "location", None), "lineno", 0)
+print(json.dumps([{
+    "os_thread_id": thread.thread_id,
+    "frames": [{"name": f.funcname, "filename": f.filename, "line": line_of(f)} for f in thread.frame_info],
+} for thread in threads]))
+"""
+
+
+def read_stack(pid: int) -> tuple[bytes, str]:
+    """Return the stacks of a process in py-spy's JSON; where there are none, an empty one and why, as a clause."""
+    try:
+        interpreter = os.readlink(f"/proc/{pid}/exe")
+        done = subprocess.run(
+            (interpreter, "-I", "-S", "-c", PROGRAM, str(pid)),
+            capture_output=True,
+            timeout=UNWINDER_PATIENCE_S,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        return b"", "its interpreter did not answer"
+    except OSError as error:
+        return b"", f"its interpreter cannot be started: {error.strerror or error}"
+    if done.returncode == NO_UNWINDER:
+        return b"", "py-spy is not installed, and only Python 3.14 or newer works without it"
+    if done.returncode:
+        last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
+        return b"", last[0][:160] if last else "its interpreter could not read it"
+    return done.stdout, ""
+
+
+PATIENCE_S = 10.0
+"""One stack takes 0.1 to 0.5 s."""
+BETWEEN_S = 1.0
+"""Between the two looks that tell a process that stands from one that moves."""
+IDLE_SHARE = 0.05
+"""A process that waits in gloo used 0.0 to 0.7% of a core; one that computes, 50% and more."""
+
+
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """What one process did."""
+
+    frames: tuple[Frame, ...] = ()
+    """Of its main thread, innermost first; empty where it could not be read."""
+    moved: bool = False
+    """Its stack changed between two looks, or it used more of a core than one that waits."""
+    cpu_share: float = 0.0
+    """Of one core."""
+    native: tuple[str, ...] = ()
+    """C++ functions that its main thread is in, innermost first; empty where no one asked for them."""
+    problem: str = ""
+    """Why it could not be read, as a clause."""
+    native_problem: str = ""
+    """Why its C++ functions could not be read, where someone asked."""
+
+
+class _Frame(msgspec.Struct):
+    name: str = ""
+    filename: str = ""
+    line: int = 0
+    module: str | None = None
+
+    @property
+    def is_native(self) -> bool:
+        """It stands in a library or an executable, not in Python code."""
+        return self.module is not None and self.module == self.filename and not self.filename.endswith(".py")
+
+
+class _Thread(msgspec.Struct):
+    pid: int = 0
+    os_thread_id: int | None = None
+    thread_name: str | None = None
+    frames: list[_Frame] = []
+
+
+def find_py_spy() -> str | None:
+    """Return the program; None where it is not installed."""
+    beside = Path(sys.executable).with_name("py-spy")
+    return str(beside) if beside.exists() else shutil.which("py-spy")
+
+
+_MISSING = "stacks of running processes are taken with py-spy, which is not installed"
+_INSTALL = "`pip install 'ddpdoctor[live]'`, or `pip install py-spy`; ranks on Python 3.14 or newer do not need it."
+
+
+def look_at(pids: Sequence[int], directories: Sequence[str], *, native: bool = False) -> list[Look]:
+    """Look twice at each process, all of them at once; ``directories`` are their working directories.
+
+    ``native`` takes C++ functions as well, of one process of each set of equal stacks: py-spy stops a process for that,
+    0.4 to 0.6 s of its own CPU time each. Raises UsageError where py-spy is needed and not installed.
+    """
+    program = find_py_spy()
+    if program is None and native:
+        raise UsageError(_MISSING, _INSTALL)
+    with ThreadPoolExecutor(max_workers=min(32, 4 * (os.cpu_count() or 1))) as pool:
+        before = [_cpu_s(pid) for pid in pids]
+        started = time.monotonic()
+        first = list(pool.map(lambda pid: _stack(program, pid), pids))
+        time.sleep(max(0.0, BETWEEN_S - (time.monotonic() - started)))
+        second = list(pool.map(lambda pid: _stack(program, pid), pids))
+        after, elapsed = [_cpu_s(pid) for pid in pids], time.monotonic() - started
+    looks = []
+    for number, directory in enumerate(directories):
+        (frames, problem), (again, _) = second[number], first[number]
+        share = max(0.0, after[number] - before[number]) / elapsed
+        looks.append(
+            Look(
+                frames=tuple(_absolute(frame, directory) for frame in frames),
+                moved=bool(again) and bool(frames) and (again != frames or share > IDLE_SHARE),
+                cpu_share=share,
+                problem=problem,
+            )
+        )
+    if program is None and looks and all(look.problem for look in looks):
+        raise UsageError(_MISSING, _INSTALL)
+    return _with_native(program, pids, looks) if native and program is not None else looks
+
+
+def _with_native(program: str, pids: Sequence[int], looks: list[Look]) -> list[Look]:
+    """Add the C++ functions to the first look of each set of equal stacks: the others would say the same."""
+    asked = {look.frames: number for number, look in reversed(list(enumerate(looks))) if look.frames}
+    for number in sorted(asked.values()):
+        main, problem = _main_thread(program, pids[number], "--native")
+        names = []
+        for frame in main.frames:
+            if not frame.is_native:
+                break
+            names.append(frame.name)
+        looks[number] = msgspec.structs.replace(looks[number], native=tuple(names), native_problem=problem)
+    return looks
+
+
+def _stack(program: str | None, pid: int) -> tuple[tuple[Frame, ...], str]:
+    """Return the main thread's frames, and why there are none."""
+    main, problem = _main_thread(program, pid, "--nonblocking")
+    return tuple(Frame(frame.filename, frame.line, frame.name) for frame in main.frames), problem
+
+
+def _main_thread(program: str | None, pid: int, option: str) -> tuple[_Thread, str]:
+    said, problem = read_stack(pid) if program is None else _ask(program, pid, option)
+    if problem:
+        return _Thread(), problem
+    try:
+        threads = msgspec.json.decode(said, type=list[_Thread])
+    except msgspec.DecodeError as error:
+        return _Thread(), f"what was read is not a stack: {error}"
+    return next((one for one in threads if one.os_thread_id == pid), threads[0] if threads else _Thread()), ""
+
+
+def _ask(program: str, pid: int, option: str) -> tuple[bytes, str]:
+    """Return what py-spy says of a process, and why it says nothing."""
+    command = (program, "dump", "--pid", str(pid), "--json", option)
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired:
+        return b"", "py-spy did not answer"
+    except OSError as error:
+        return b"", f"py-spy cannot be started: {error.strerror or error}"
+    return (b"", _refusal(done.stderr.decode("utf-8", "replace"))) if done.returncode else (done.stdout, "")
+
+
+def _refusal(text: str) -> str:
+    if "ermission denied" in text or "not permitted" in text or "EPERM" in text:
+        return (
+            "the kernel refuses: run this as root, with --cap-add SYS_PTRACE in a container, or after "
+            "`sysctl kernel.yama.ptrace_scope=0`"
+        )
+    return text.strip().splitlines()[-1][:160] if text.strip() else "py-spy failed"
+
+
+def _absolute(frame: Frame, directory: str) -> Frame:
+    """A script that was named by a relative path is in the working directory of its process."""
+    if frame.file.startswith(("/", "<")) or not directory:
+        return frame
+    return msgspec.structs.replace(frame, file=os.path.normpath(os.path.join(directory, frame.file)))
+
+
+def _cpu_s(pid: int) -> float:
+    import psutil
+
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system)

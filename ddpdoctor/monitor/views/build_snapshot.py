@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
@@ -13,12 +14,12 @@ import msgspec
 from ddpdoctor.diagnosis.divergence import describe
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
 from ddpdoctor.diagnosis.divergence.waiting import LEFT
-from ddpdoctor.diagnosis.live.hangs import may_go_on
-from ddpdoctor.diagnosis.live.verdict import LastingWait, wait_text
+from ddpdoctor.diagnosis.live.verdict import LastingWait, may_go_on, wait_text
 from ddpdoctor.diagnosis.performance.gpus import mean_utilisation
 from ddpdoctor.diagnosis.performance.run_comparison import scaling_efficiency
 from ddpdoctor.diagnosis.performance.summary import JobFigures, RunSummary, RunVerdict, StepTimes, threshold
-from ddpdoctor.diagnosis.wording import duration_text, place, rank_list
+from ddpdoctor.diagnosis.wording import count, duration_text, place, rank_list
+from ddpdoctor.examination import Examination
 from ddpdoctor.finding import Fact, Finding, Frame, Severity
 from ddpdoctor.monitor.replay import Series
 from ddpdoctor.monitor.snapshot import (
@@ -32,7 +33,7 @@ from ddpdoctor.monitor.snapshot import (
     StallView,
     WaitView,
 )
-from ddpdoctor.record.model import Rank, RunRecord, Wrap, shared_fields
+from ddpdoctor.record.model import Job, Rank, RunRecord, Wrap, shared_fields
 from ddpdoctor.record.streams.measured import BucketLayout, CallTrack, Gauge, Phase, RankHeartbeat
 from ddpdoctor.record.streams.setup import StackDump
 
@@ -173,6 +174,8 @@ def rank_views(
     now_ns: int,
     culprits: Collection[int] = (),
     lateness_ns: Callable[[int], tuple[float | None, ...]] = lambda rank: (),
+    *,
+    told_to_end: bool = False,
 ) -> tuple[RankView, ...]:
     """Return one view for each rank that is known, ascending; ``lateness_ns`` gives the course of a rank's lateness."""
     beats = {beat.rank: beat for beat in record.heartbeats}
@@ -197,7 +200,7 @@ def rank_views(
             host=rank.host,
             pid=rank.pid or None,
             gpu_index=gpus.get(number),
-            state=state_of(rank, beat, now_ns),
+            state=state_of(rank, beat, now_ns, told_to_end=told_to_end),
             phase=beat.phase if beat is not None else "starting",
             state_since_ns=_since_ns(beat, stepped_at_ns, now_ns),
             where=record.site(site).innermost if site < len(record.sites) else None,
@@ -220,10 +223,11 @@ def rank_views(
     return tuple(views)
 
 
-def state_of(rank: Rank, beat: RankHeartbeat | None, now_ns: int) -> str:
-    """Return what a rank does, as a predicate."""
+def state_of(rank: Rank, beat: RankHeartbeat | None, now_ns: int, *, told_to_end: bool = False) -> str:
+    """Return what a rank does, as a predicate; ``told_to_end``: the job was ended from here."""
     if rank.end != "running":
-        return _end_of(rank)
+        own = rank.main_finished or rank.end in ("finished", "left-by-exit", "raised")
+        return "ended by ddpdoctor" if told_to_end and not own else _end_of(rank)
     if rank.stopped:
         return "stopped by a signal"
     if beat is None:
@@ -397,6 +401,8 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     launched: bool = False
     launcher_pid: int = 0
+    told_to_end: bool = False
+    """The job was told to end by whoever watches it."""
     exit_code: int | None = None
     source: Literal["live", "replay", "demo"] = "live"
 
@@ -409,7 +415,7 @@ def build_snapshot(look: Look, series: Series, name: str, run_directory: str) ->
     holding = [view.finding for view in look.findings if view.until_ns is None]
     accused = [finding.ranks for finding in holding if finding.severity is not Severity.ADVICE]
     culprits = {look.culprit} if look.culprit is not None else _late(summary, accused)
-    ranks = rank_views(record, summary, look.now_ns, culprits, series.lateness_ns)
+    ranks = rank_views(record, summary, look.now_ns, culprits, series.lateness_ns, told_to_end=look.told_to_end)
     overdue = overdue_ns(ranks, summary.step_times, look.now_ns) if look.state in ("running", "stalled") else None
     return Snapshot(
         now_ns=look.now_ns,
@@ -453,11 +459,23 @@ def build_snapshot(look: Look, series: Series, name: str, run_directory: str) ->
 
 def _with_meanwhile(look: Look, ranks: tuple[RankView, ...], overdue: int | None) -> RunVerdict:
     """Return the verdict, and what the ranks do while no steps are made; of a standstill it says that anyway."""
+    if look.state == "waiting" and look.verdict.state == "unknown":
+        return msgspec.structs.replace(look.verdict, text=_awaited(look.record.job, len(ranks)))
     if overdue is None or look.state != "running":
         return look.verdict
     told = f"no step for {duration_text(overdue)}: {meanwhile(ranks, look.now_ns)}"
     waits = (look.wait.text,) if look.wait is not None else ()
     return msgspec.structs.replace(look.verdict, why=(*waits, told, *look.verdict.why))
+
+
+def _awaited(job: Job, joined: int) -> str:
+    """Return what a job that has not trained yet is on its way to."""
+    expected = job.ranks_expected or job.world_size
+    if not joined:
+        return "no rank has joined a process group yet: they start Python and import torch"
+    if joined < expected:
+        return f"{joined} of {count(expected, 'rank')} joined the process group; it is complete when all have"
+    return f"{count(joined, 'rank')} joined the process group, and none has made a training step yet"
 
 
 def steps_made(record: RunRecord) -> int | None:
@@ -475,3 +493,111 @@ def _ended_ns(look: Look) -> int:
     """When the last rank ended, where that is known."""
     times = [rank.ended_ns for rank in look.record.ranks if rank.ended_ns]
     return max(times, default=look.now_ns)
+
+
+# An autopsy as a source of snapshots: the screen shows it as it shows a run that stands, without durations.
+
+
+class AutopsySource:
+    """Fulfils ``SnapshotSource``; there is one snapshot, and nothing can be asked of the job."""
+
+    def __init__(self, examination: Examination) -> None:
+        self._snapshot = snapshot_of(examination, time.time_ns())
+
+    def snapshot(self) -> Snapshot:
+        """Return the one that there is."""
+        return self._snapshot
+
+    def ask_for_stacks(self, rank: int) -> None:
+        """Do nothing."""
+
+    def end_job(self) -> None:
+        """Do nothing: the job was not started by this program."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def snapshot_of(examination: Examination, now_ns: int) -> Snapshot:
+    """Return what the screen shows: the first cause as the standstill, the echoes among the findings."""
+    cause = next((finding for finding in examination.findings if finding.role == "cause"), None)
+    section = examination.autopsy
+    ranks = () if section is None else section.ranks
+    return Snapshot(
+        now_ns=now_ns,
+        source="autopsy",
+        name=examination.target,
+        state=_state(cause, alive=section is not None and section.processes > 0),
+        started_at_ns=now_ns,
+        world_size=len(ranks) or None,
+        verdict=_verdict(cause),
+        ranks=tuple(
+            RankView(
+                rank=rank,
+                state=_said_of(rank, examination),
+                culprit=cause is not None and rank in cause.ranks,
+                stack=_stack_of(rank, examination),
+            )
+            for rank in ranks
+        ),
+        findings=tuple(FindingView(finding=finding, since_ns=now_ns) for finding in examination.findings),
+        stall=None if cause is None else _stall(cause, examination, now_ns),
+        notes=(*examination.notes, *(section.missing if section is not None else ())),
+    )
+
+
+def _state(cause: Finding | None, *, alive: bool) -> RunState:
+    if not alive:
+        return "ended"
+    return "running" if cause is None else "stalled"
+
+
+def _verdict(cause: Finding | None) -> RunVerdict:
+    if cause is None:
+        return RunVerdict(state="unknown", text="nothing in the input shows how the job died")
+    why = tuple(fact.text for fact in cause.evidence[:3])
+    return RunVerdict(state="broken", code=cause.code, text=cause.title, why=why, next=cause.remedy)
+
+
+def _stall(cause: Finding, examination: Examination, now_ns: int) -> StallView:
+    sides = [
+        StallSide(
+            ranks=(fact.rank,),
+            text=fact.text.removeprefix(f"rank {fact.rank} "),
+            stack=fact.stack,
+            culprit=fact.rank in cause.ranks,
+        )
+        for fact in cause.evidence
+        if fact.rank is not None and fact.stack
+    ]
+    sides += [
+        StallSide(ranks=finding.ranks, text=finding.title, stack=fact.stack)
+        for finding in examination.findings
+        if finding.role == "echo" and finding.ranks
+        for fact in finding.evidence[:1]
+    ]
+    sides.sort(key=lambda side: not side.culprit)
+    left_s = min((fact.numbers["left_s"] for fact in cause.evidence if "left_s" in fact.numbers), default=None)
+    return StallView(
+        title=cause.title,
+        since_ns=now_ns,
+        sides=tuple(sides),
+        remedy=cause.remedy,
+        timeout_at_ns=None if left_s is None else now_ns + int(left_s * 1e9),
+    )
+
+
+def _said_of(rank: int, examination: Examination) -> str:
+    """Return what the first finding that speaks of a rank says of it."""
+    for finding in examination.findings:
+        told = next((fact.text for fact in finding.evidence if fact.rank == rank), "")
+        if told:
+            return told.partition(f"rank {rank}: ")[2] or told
+        if rank in finding.ranks:
+            return finding.title
+    return "no details are known"
+
+
+def _stack_of(rank: int, examination: Examination) -> tuple[Frame, ...]:
+    facts = (fact for finding in examination.findings for fact in finding.evidence)
+    return next((fact.stack for fact in facts if fact.rank == rank and fact.stack), ())

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from ddpdoctor.finding import Trouble
-from ddpdoctor.record.streams.devices import IncidentKind
+from ddpdoctor.record.streams.setup import IncidentKind
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import msgspec
 
 from ddpdoctor.postmortem.dumps.dumps import Dump, DumpError, Entry, GroupConfig
-from ddpdoctor.record.streams.devices import Incident
+from ddpdoctor.record.streams.setup import Incident
 
 REPORT = re.compile(rb'^\s*\{\s*"(?:nccl_version|header)"\s*:')
 """How both begin: a report of RAS, a line of the Inspector."""

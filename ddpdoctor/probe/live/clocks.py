@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any, Callable, NamedTuple, Optional
 
 from ...record import layout
-from ...record.clock import epoch_ns, from_system, offset_ns
+from ...record.writer import epoch_ns, from_system, offset_ns
 from ..call_listeners import on_call
 from ..journal import Journal
 

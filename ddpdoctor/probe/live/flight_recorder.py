@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from ...record.clock import from_system
+from ...record.writer import from_system
 from .. import user_code
 from ..groups import GroupBook
 from ..journal import Journal

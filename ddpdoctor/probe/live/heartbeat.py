@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Optional
 
 from ...record import layout
-from ...record.clock import offset_ns
+from ...record.writer import offset_ns
 from ..heartbeat import ThreadWatch, give_back_the_signal, register_for_stacks, write_crash_dumps, write_stacks
 from ..user_code import UserCode
 from . import clocks

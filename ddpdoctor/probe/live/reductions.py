@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any, Callable, Optional
 from weakref import WeakKeyDictionary
 
-from ...record.clock import from_system, offset_ns
+from ...record.writer import from_system, offset_ns
 from ..call_listeners import on_call
 from ..torch_compat import RATE_SETTER, Capabilities
 from .clocks import DeviceTimes, GraphCaptures

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Optional
 
 from ...record import layout
-from ...record.clock import offset_ns
+from ...record.writer import offset_ns
 from .clocks import (
     BACKWARD,
     BATCHES,

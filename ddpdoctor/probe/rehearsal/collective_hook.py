@@ -16,7 +16,7 @@ from ..call_listeners import on_call
 from ..groups import GroupBook
 from ..journal import Journal
 from ..process import is_echo, text_of
-from ..user_code import described, origin_of
+from ..user_code import described, origin_of, sharded_module
 from .loop_subjects import KINDS as NAMED_KINDS
 from .loop_subjects import Subjects, covering, tree_around
 from .training.reduction import ReducedLosses
@@ -174,8 +174,15 @@ class CollectiveHook:
     """The library of the overrides, with registrations that must stay alive."""
 
     def __init__(
-        self, journal: Journal, torch: Any, reduced: ReducedLosses, subjects: Subjects, groups: GroupBook
+        self,
+        journal: Journal,
+        torch: Any,
+        reduced: ReducedLosses,
+        subjects: Subjects,
+        groups: GroupBook,
+        forward_of: Callable[[], tuple[int, bool]] = lambda: (-1, False),
     ) -> None:
+        """``forward_of`` gives the call chain of a sharded module's newest forward, and whether it has no gradients."""
         self._journal = journal
         self._torch = torch
         self._reduced = reduced
@@ -185,6 +192,7 @@ class CollectiveHook:
         self._nameless: set[int] = set()
         """Call chains of collectives that neither a loop nor a dictionary names."""
         self._groups = groups
+        self._forward_of = forward_of
         self._group_at: dict[str, int] = {}
         """Position of the process group among each operator's arguments."""
         self._unbox_group: Callable[[Any], Any] = torch.distributed.ProcessGroup.unbox
@@ -267,11 +275,16 @@ class CollectiveHook:
             root = None
             if root_at is not None and int(arguments[root_at]) < len(ranks):
                 root = ranks[int(arguments[root_at])]
-            origin = origin_of(_frames(frame))
+            origin, module, site = origin_of(_frames(frame)), "", journal.site(frame)
+            if origin.startswith("fsdp"):
+                module = journal.guarded(sharded_module, frame, harms=()) or ""
+            if origin == "fsdp-forward":
+                # The line that runs the model, and not the one inside of it, which all who run it share.
+                called, evaluates = self._forward_of()
+                origin, site = "fsdp-eval" if evaluates else origin, called if called >= 0 else site
             dtype = tensors[0].dtype if tensors else None
             list_at = _LISTS.get(operator)
             uneven = None if list_at is None else len({part.numel() for part in _flat(arguments[list_at])}) > 1
-            site = journal.site(frame)
             handled = sys.exc_info()[1]
             if handled is not None:
                 journal.guarded(self._note_handled, handled, site, harms=())
@@ -280,9 +293,10 @@ class CollectiveHook:
                 self._reduced.note(kind, tensors, site)
                 if kind in NAMED_KINDS and site not in self._nameless:
                     about = journal.guarded(self._about, site, frame, tensors, harms=()) or _NOTHING
-            key = (kind, tuple([tensor.shape for tensor in tensors]), dtype, reduce_op, root, origin, about, uneven)
+            shapes = tuple([tensor.shape for tensor in tensors])
+            key = (kind, shapes, dtype, reduce_op, root, origin, about, uneven, module)
             signature = journal.signature(
-                key, lambda: _described(tensors, kind, reduce_op, root, origin, about, uneven)
+                key, lambda: _described(tensors, kind, reduce_op, root, origin, about, uneven, module)
             )
             sequence = self._sequences.get(group, 0)
             self._sequences[group] = sequence + 1
@@ -338,6 +352,7 @@ def _described(
     origin: str,
     about: tuple[str, str],
     uneven: Optional[bool],
+    module: str,
 ) -> dict[str, Any]:
     shapes = [tuple(tensor.shape) for tensor in tensors]
     dtype = str(tensors[0].dtype).replace("torch.", "") if tensors else ""
@@ -347,6 +362,7 @@ def _described(
         **described(kind, shapes, dtype, size_bytes, origin, reduce_op=named_op, root=root),
         **{name: value for name, value in zip(("subject", "entries_of"), about) if value},
         **({} if uneven is None else {"uneven": uneven}),
+        **({"module": module} if module else {}),
     }
 
 

@@ -11,7 +11,7 @@ from time import monotonic, sleep  # As they are before a rehearsal follows what
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple, Optional
 
-from ...record.clock import epoch_ns
+from ...record.writer import epoch_ns
 from ..call_listeners import on_call
 from ..journal import Journal
 from ..torch_compat import after_import

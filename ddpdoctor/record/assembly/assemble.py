@@ -28,11 +28,13 @@ from ddpdoctor.record.model import (
 )
 from ddpdoctor.record.reader import RunFiles
 from ddpdoctor.record.streams.collectives import CollectiveTrack, Group, Signature, Wait
-from ddpdoctor.record.streams.data import FileAction, FileEvent, Pass
 from ddpdoctor.record.streams.measured import Gauge
 from ddpdoctor.record.streams.setup import LinesExecuted, StackDump
 from ddpdoctor.record.streams.training import (
+    FileAction,
+    FileEvent,
     MissingGradient,
+    Pass,
     TrainingState,
     WrapChange,
 )
@@ -231,6 +233,7 @@ _ROWS = {
     "cut_graph": "cut_graphs",
     "outsider_call": "outsider_calls",
     "handled": "handled",
+    "sharded_module": "sharded_modules",
     "nonfinite": "nonfinites",
     "resume_save": "resume_saves",
 }
@@ -491,7 +494,7 @@ class Assembly:
     def _on_group(self, pid: int, event: events.Group) -> None:
         ordinal = self._group_counts.get((pid, event.ranks), 0)
         self._group_counts[pid, event.ranks] = ordinal + 1
-        group = Group(ranks=event.ranks, ordinal=ordinal, backend=event.backend, timeout_ns=event.timeout_ns)
+        group = Group(ordinal=ordinal, **shared_fields(event, Group))
         self._local[pid, "group", event.number] = self._groups.setdefault(group, len(self._groups))
 
     def _on_wrap(self, pid: int, event: Row) -> None:

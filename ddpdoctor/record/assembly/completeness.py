@@ -16,7 +16,7 @@ from ddpdoctor.record.assembly.ranks import RankBook
 from ddpdoctor.record.events import Row
 from ddpdoctor.record.model import STREAMS, RunKind, StreamState, shared_fields
 from ddpdoctor.record.reader import RunFiles
-from ddpdoctor.record.streams.data import Loader, Pass, SampleProbe
+from ddpdoctor.record.streams.training import Loader, Pass, SampleProbe
 
 # Tells which of several processes that say to be one rank is it: ranks are started again, directories used twice.
 

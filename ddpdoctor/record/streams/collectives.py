@@ -93,6 +93,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     backend: str = ""
     timeout_ns: int = 0
     """How long a collective of it may wait; 0 when not known."""
+    name: str = ""
+    """That of its dimension in a device mesh; empty for other groups."""
 
 
 class Signature(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,8 +110,12 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
     root: int | None = None
     """Global rank of the root, or of the peer that a point-to-point call names."""
     size_bytes: int = 0
-    origin: Literal["user", "ddp-construct", "ddp-forward", "ddp-backward", "join"] = "user"
-    """Who issued it."""
+    origin: Literal[
+        "user", "ddp-construct", "ddp-forward", "ddp-backward", "join", "fsdp-forward", "fsdp-backward", "fsdp-eval"
+    ] = "user"
+    """Who issued it; ``fsdp-eval`` is a forward of a sharded module without gradients."""
+    module: str = ""
+    """The sharded module whose parameters or gradients it moves; empty for others, and where it is not known."""
     uneven: bool | None = None
     """The tensors of its list, one for each rank, differ in size; None where it has no list or that was not seen."""
     subject: str = ""

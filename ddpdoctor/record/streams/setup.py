@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
 
-from ddpdoctor.finding import Frame
+from ddpdoctor.finding import Frame, Trouble
 
 # Groups of streams that several checks need.
 
@@ -156,3 +157,215 @@ class CpuThreads(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     chosen: bool = False
     """The script or the command asked for so many; otherwise the rehearsal did."""
+
+
+# Devices that the ranks chose and used, their machines, and the incidents that the logs of a dead job report.
+
+# What the logs of a dead job tell: failures and ends of its ranks, each once, in the order in which they were
+# written.
+
+IncidentKind = Literal[
+    "raised",
+    "timed-out",
+    "mismatch",
+    "lost-peer",
+    "signalled",
+    "left",
+    "no-rendezvous",
+    "nccl",
+    "gpu",
+    "cuda",
+    "stuck",
+    "killed-by-kernel",
+    "killed-by-scheduler",
+    "worker-lost",
+    "ended-from-outside",
+    "interrupted",
+    "said",
+]
+"""``cuda`` is an error of a kernel that a later call reports; ``stuck``, a watchdog that makes no progress; ``said``, a
+line that looks like an exception, without a traceback: it counts where its rank failed, or where nothing else is known.
+"""
+
+
+class Incident(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that went wrong, as the log has it."""
+
+    kind: IncidentKind
+    trouble: Trouble
+    rank: int | None = None
+    position: int = 0
+    """Where among the incidents of all logs it stands in the order of reading."""
+    attempt: int = 0
+    """How often the launcher had started the ranks anew before."""
+    time_ns: int = 0
+    file: str = ""
+    """The log, as the user named it."""
+    line: int = 0
+    """Of the log, counted from 1; 0 where it was not counted."""
+    host: str = ""
+    pid: int = 0
+    type: str = ""
+    """Class of an exception, or what the log calls the event."""
+    message: str = ""
+    frames: tuple[Frame, ...] = ()
+    """Of a traceback, innermost first, libraries included."""
+    mixed: bool = False
+    """Lines of several ranks stand mixed without a mark, so that frames may be another rank's."""
+    collective: str = ""
+    """The one that it happened in, as users spell it; empty where that is not known."""
+    sequence: int | None = None
+    """Number of that collective in its group, as torch counts."""
+    group: str = ""
+    """The process group, as torch names it."""
+    last_enqueued: int | None = None
+    timeout_ns: int = 0
+    absent: tuple[int, ...] = ()
+    """Ranks that did not come, where the message names them."""
+    others: tuple[int, ...] = ()
+    """Further ranks that the message speaks of."""
+    signal: int | None = None
+    exit_code: int | None = None
+    unused: tuple[str, ...] = ()
+    """Names, or indices, of the parameters that it is about."""
+    peer: str = ""
+    """The host, or the address, of the other end of a connection."""
+    process: str = ""
+    """Name of the process that it is about, where the system tells it."""
+    went_on: int = 0
+    """How many lines that look like the job's progress its process wrote afterwards."""
+    implies: str = ""
+    """What to do about it, where its message says more than its kind."""
+    passed_on: bool = False
+    """Another part of NCCL had the error first."""
+    loose: bool = False
+    """It stands in the line of a logger, or without its traceback."""
+
+
+class RankEnding(msgspec.Struct, frozen=True, kw_only=True):
+    """How a launcher says that a rank's process ended."""
+
+    rank: int | None = None
+    local_rank: int | None = None
+    pid: int = 0
+    host: str = ""
+    attempt: int = 0
+    time_ns: int = 0
+    exit_code: int = 0
+    """Negative for a signal; 0 where it is not known."""
+    was_ended: bool = False
+    """The launcher had told it to end."""
+    first: bool = False
+    """The launcher noticed it first."""
+    by_agent: bool = False
+    """torchrun's agent reports it, which starts the ranks of its node and ends those that are left."""
+    file: str = ""
+    position: int = 0
+
+
+class LogEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """All that was read in logs."""
+
+    incidents: tuple[Incident, ...] = ()
+    endings: tuple[RankEnding, ...] = ()
+    ranks: tuple[int, ...] = ()
+    """Ranks that wrote at least one line that was looked at."""
+    world_size: int = 0
+    """0 where it is not known."""
+    attempts: int = 1
+    finished: bool = False
+    """The logs say that the job came to its end, or it went on after everything that they report."""
+    endpoint: str = ""
+    """Where the ranks meet, as the launcher prints it: ``host:port``."""
+    of_training: bool = True
+    """Something in them speaks of a training: where nothing does, they may be those of any program."""
+    dumps_doubt: str = ""
+    """Why what the dumps show is not certain, where no flight recorder wrote them."""
+    ordered: bool = False
+    """All incidents stand in one log, so that their positions are their order in time."""
+
+
+# What is known of the machines that a job runs on, or is to run on, which need not be the one that looks.
+
+
+class JobMachine(msgspec.Struct, frozen=True, kw_only=True):
+    """One node of the job, and what the ranks are on it; 0 where nothing says."""
+
+    device_memory_bytes: int = 0
+    """Memory of one of its GPUs."""
+    cores: int = 0
+    """Cores that all its ranks together may use."""
+    ranks_per_node: int = 0
+    may_use_gpus: bool = False
+    """The ranks train on GPUs, or speak of them and may where there are some."""
+    spreads_threads: bool = False
+    """Where no one chooses, torch computes on a thread for each core in every rank: no launcher changes that."""
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine of a live job, as the ranks on it say."""
+
+    host: str
+    ranks: tuple[int, ...] = ()
+    interfaces: tuple[str, ...] = ()
+    """Names of its network interfaces; empty when they are not known."""
+    environment: Mapping[str, str] = {}
+    """Variables that bear on the job, of the lowest of its ranks, when the process group was made."""
+    cores: int = 0
+    """Cores that these ranks together may use; 0 when not known."""
+    clock_error_ns: int | None = None
+    """By no more its times are wrong beside those of the first node; None where clocks were not compared."""
+
+
+class DeviceUse(msgspec.Struct, frozen=True, kw_only=True):
+    """The first time that a process put something on a GPU in one of two ways."""
+
+    rank: int
+    index: int
+    how: Literal["explicit", "current"]
+    """The user's line named the index, or left it to the current device."""
+    was_set: bool = False
+    """The process had chosen its current device before."""
+    forked: bool = False
+    """A process that the rank had forked, after the rank itself had used a GPU."""
+    site: int = -1
+    time_ns: int = 0
+
+
+class DeviceChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of ``set_device``, or a barrier that a process came to before its first one."""
+
+    rank: int
+    chosen: bool
+    """False: the barrier, which named no device."""
+    site: int = -1
+    time_ns: int = 0
+
+
+class CheckpointLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of ``torch.load`` with a path, whether it succeeded or not."""
+
+    rank: int
+    path: str
+    mapped: bool = False
+    """It was given ``map_location``."""
+    saved_on: tuple[str, ...] = ()
+    """Devices that the storages were saved from; empty when it is not known."""
+    site: int = -1
+    time_ns: int = 0
+
+
+class StateNames(msgspec.Struct, frozen=True, kw_only=True):
+    """How the names of a state dict fit the module that it was loaded into."""
+
+    rank: int
+    module_class: str = ""
+    names: int = 0
+    """0 when they fitted."""
+    too_long: int = 0
+    """Names that fit once the prefix ``module.`` is taken away: they were saved from the wrapper."""
+    too_short: int = 0
+    """Names that fit once the prefix is put before them."""
+    raised: bool = False
+    site: int = -1
+    time_ns: int = 0

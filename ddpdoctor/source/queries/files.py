@@ -24,6 +24,7 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.queries.divergence import is_in_turns
 from ddpdoctor.source.queries.job_kind import (
     hints_at_ranks,
     is_distributed,
@@ -32,7 +33,6 @@ from ddpdoctor.source.queries.job_kind import (
     noted,
     on_every_rank,
 )
-from ddpdoctor.source.queries.sync_points import is_in_turns
 from ddpdoctor.source.ranks.ranks import LOCAL_RANK, numbers_in
 from ddpdoctor.source.script.syntax_index import descend, last_name, made_from
 from ddpdoctor.source.vocabulary import text_hints_at_ranks

@@ -17,7 +17,7 @@ from ddpdoctor.source.script.launch_facts import reads_launcher_rank
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.script.syntax_index import descend, last_name
-from ddpdoctor.source.torch_model.recorded_names import SET_VARIABLE
+from ddpdoctor.source.torch_model.recorded_calls import SET_VARIABLE
 from ddpdoctor.source.vocabulary import (
     GLOBAL_RANK_VARIABLES,
     LOCAL_RANK_VARIABLES,

@@ -29,7 +29,7 @@ from ddpdoctor.source.queries.training_loops import division, feedings
 from ddpdoctor.source.ranks.ranks import FIRST_RANKS
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.syntax_index import descend
-from ddpdoctor.source.torch_model.recorded_names import PRINT_REPLACED
+from ddpdoctor.source.torch_model.recorded_calls import PRINT_REPLACED
 
 _BARS = ("tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.trange", "tqdm.auto.trange")
 _TRACKERS = re.compile(

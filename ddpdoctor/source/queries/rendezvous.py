@@ -20,7 +20,7 @@ from ddpdoctor.source.script.launch_facts import declared_options, launcher_rank
 from ddpdoctor.source.script.launch_files import asks_for_old_torch, exports, is_started_by_old_launcher
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.torch_model.recorded_names import SET_VARIABLE
+from ddpdoctor.source.torch_model.recorded_calls import SET_VARIABLE
 from ddpdoctor.source.vocabulary import LAUNCHER_VARIABLES, LOCAL_RANK_VARIABLES
 
 LOCAL_RANK_OPTIONS = frozenset({"--local_rank", "--local-rank"})

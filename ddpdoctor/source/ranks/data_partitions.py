@@ -24,7 +24,7 @@ from ddpdoctor.source.interpreter.values import (
     tagged,
     tags_of,
 )
-from ddpdoctor.source.ranks.rank_names import rank_names
+from ddpdoctor.source.ranks.ranks import rank_names
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.syntax_index import descend, last_name
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ddpdoctor.source.interpreter.scopes import Store
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import OPAQUE, RANKS, TASK_COUNT, UNIFORM, Const, PerRank, Unknown, Value
 from ddpdoctor.source.vocabulary import (
@@ -10,6 +11,7 @@ from ddpdoctor.source.vocabulary import (
     LOCAL_RANK_VARIABLES,
     LOCAL_WORLD_SIZE_VARIABLES,
     NODE_RANK_VARIABLES,
+    RANK_NAMES,
     TASK_COUNT_VARIABLES,
     WORLD_SIZE_VARIABLES,
 )
@@ -90,3 +92,20 @@ def is_set(machine: Machine, name: object) -> Value:
 
 def _text(numbers: tuple[int, ...]) -> PerRank:
     return exact_per_rank(tuple(str(number) for number in numbers))
+
+
+# The names under which a script keeps its ranks and their number, by the values that the walk found in them.
+
+_ASKING_SIZE = frozenset({"get_world_size", "world_size", "WORLD_SIZE", "device_count", "num_processes"})
+"""Names of torch, of launchers and of Accelerate for the number of ranks."""
+_ASKING_RANK = RANK_NAMES | {"get_rank", "RANK"}
+
+
+def size_names(store: Store) -> frozenset[str]:
+    """Return the names that hold a number of ranks, or ask for it."""
+    return _ASKING_SIZE | store.size_names
+
+
+def rank_names(store: Store) -> frozenset[str]:
+    """Return the names that hold a rank, or ask for it."""
+    return _ASKING_RANK | store.rank_names

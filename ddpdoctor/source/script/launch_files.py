@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
 
-from ddpdoctor.files.directories import home_directory
+from ddpdoctor.files.patterns import home_directory
 from ddpdoctor.source.script.script import Script
 
 LEVELS_DOWN = 2

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.errors import UsageError
-from ddpdoctor.files.directories import home_directory
+from ddpdoctor.files.patterns import home_directory
 
 PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
 INSTALLED = frozenset({"site-packages", "dist-packages"})

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from ddpdoctor.source.events import EventKind
+from ddpdoctor.source.interpreter.attributes import base_names
 from ddpdoctor.source.interpreter.state import Machine
-from ddpdoctor.source.interpreter.values import External, Value, constant, tags_of
-from ddpdoctor.source.torch_model.recorded_names import (
-    ENVIRONMENT,
-    GROUP_SETTINGS,
-    KEPT_METHODS,
-    READING_FUNCTIONS,
-    READING_METHODS,
-    RECORDED_BUILTINS,
-    SEEDING,
-    SET_DEFAULT,
-    SET_PARAM_GROUP,
-    SET_VARIABLE,
-    TRAINING_METHODS,
+from ddpdoctor.source.interpreter.values import (
+    External,
+    ExternalObject,
+    Function,
+    Instance,
+    Value,
+    constant,
+    tagged,
+    tags_of,
 )
+from ddpdoctor.source.torch_model.buffers import parts_of_module
+from ddpdoctor.source.vocabulary import DDP, ENGINE, MODULE
 
 
 def note_call(
@@ -74,3 +74,138 @@ def _kinds_of_method(name: str) -> tuple[EventKind, ...]:
     if name in TRAINING_METHODS or SEEDING.search(name):
         kinds.append("training")
     return tuple(kinds)
+
+
+# Names of the calls that are recorded for checks.
+
+ENVIRONMENT = "os.environ"
+SET_VARIABLE = "set environment variable"
+"""Name of the event of an assignment to ``os.environ``; its arguments are the variable and its value."""
+SET_PARAM_GROUP = "set a setting of a parameter group"
+"""Name of the event of ``optimizer.param_groups[0]["lr"] = rate``; its arguments are the setting and its value."""
+GROUP_SETTINGS = frozenset({"lr", "weight_decay", "momentum", "betas", "eps"})
+"""Settings of the optimizers of torch that a step of theirs depends on."""
+SET_DEFAULT = "set default of environment variable"
+FILE_CALLS = frozenset(
+    {"os.mkdir", "os.makedirs", "os.symlink", "os.remove", "os.unlink", "os.rmdir", "os.rename", "os.replace"}
+    | {"shutil.rmtree"}
+)
+CONTENT_METHODS = frozenset(
+    {"write_text", "write_bytes", "read_text", "read_bytes", "to_csv", "to_parquet"}
+    | {"save_pretrained", "save", "savefig"}
+)
+RECORDED_BUILTINS = frozenset({"builtins.open", "builtins.print"})
+"""Of Python's own functions those whose calls are recorded; of all other libraries every call is."""
+FILE_METHODS = frozenset({"mkdir", "symlink_to", "unlink", "rmdir"})
+READING_METHODS = frozenset({"item", "cpu", "tolist", "numpy"})
+"""Methods of a tensor that wait for the GPU."""
+READING_FUNCTIONS = frozenset({"builtins.float", "builtins.int"})
+"""Functions that do so with a tensor."""
+STATE_METHODS = frozenset({"state_dict", "load_state_dict"})
+TRACKING_METHODS = frozenset({"add_scalar", "add_scalars", "log_metric", "log_metrics", "log", "info", "pprint"})
+"""Methods of trackers, loggers and printers."""
+LOGGER_METHODS = frozenset({"setLevel", "addHandler", "setFormatter"})
+"""Methods that decide which of a process's log lines are shown."""
+PRINT_REPLACED = "replace print"
+"""Name of the event of ``builtins.print = something_else``."""
+DATA_METHODS = frozenset({"shuffle", "train_test_split"})
+"""Methods of the data sets of Hugging Face that draw random numbers."""
+KEPT_METHODS = STATE_METHODS | FILE_METHODS | TRACKING_METHODS | CONTENT_METHODS | DATA_METHODS | LOGGER_METHODS
+"""Methods whose calls are always recorded."""
+
+TRAINING_METHODS = frozenset(
+    {
+        "parameters",
+        "named_parameters",
+        "children",
+        "step",
+        "zero_grad",
+        "requires_grad_",
+        "register_parameter",
+        "add_module",
+        "add_param_group",
+        "manual_seed",
+        "extractall",
+        "no_sync",
+    }
+)
+"""Names of the methods whose calls are recorded as events of the kind ``training``."""
+SEEDING = re.compile(r"seed|(?<!use_)determinis|reproduc|(set|fix|init|same)_(all_)?rand", re.IGNORECASE)
+"""Names of functions that may fix random numbers."""
+
+
+# What a script does to the modules inside and outside of DDP objects, recorded for the checks of gradients.
+
+UNWRAPPED_FORWARD = "forward outside of DDP"
+"""Name of the event of a forward without gradients, of a module that no DDP object holds, or of an engine."""
+
+
+SET_REQUIRES_GRAD = "set requires_grad"
+"""Name of the event of ``parameter.requires_grad = False``."""
+
+
+def note_attribute(machine: Machine, node: ast.AST, name: str, value: Value) -> None:
+    """Record that an attribute is read from a DDP object, outside of a ``try`` that may catch its absence."""
+    if not isinstance(value, ExternalObject) or value.name != DDP or machine.trying:
+        return
+    if value.number not in machine.handing_on or name == "module":
+        machine.note("training", f"ddp.{name}", node, receiver=value)
+
+
+def note_attribute_set(machine: Machine, node: ast.Attribute, owner: Value, value: Value) -> None:
+    """Record that a module is given a new attribute outside of its constructor, or that DDP is not to synchronise."""
+    if isinstance(owner, ExternalObject) and owner.name == DDP and node.attr == "require_backward_grad_sync":
+        machine.note("training", f"set {node.attr}", node, (value,), receiver=owner)
+    if node.attr == "requires_grad":
+        machine.note("training", SET_REQUIRES_GRAD, node, (value,), receiver=owner)
+    if not isinstance(owner, Instance) or not isinstance(value, (Instance, ExternalObject)):
+        return
+    if any(frame.owner is not None and frame.owner.receiver == owner for frame in machine.frames):
+        return
+    machine.note("training", "set attribute", node, (value,), receiver=owner)
+
+
+def note_own_step(
+    machine: Machine, node: ast.AST, function: Function, positional: Sequence[Value], named: Mapping[str, Value]
+) -> None:
+    """Record a step of an optimizer whose class the project derives from one of torch."""
+    owner, name = function.receiver, getattr(function.node, "name", "")
+    if name not in ("step", "zero_grad") or not isinstance(owner, Instance):
+        return
+    if any(base.startswith("torch.optim.") for base in base_names(machine, owner.cls)):
+        machine.note("training", name, node, positional, named, receiver=owner)
+
+
+def note_wrap(machine: Machine, module: Value | None, wrap: int) -> None:
+    """Remember the modules inside a DDP object, so that a forward past it is recognised."""
+    if module is None:
+        return
+    for part in parts_of_module(machine, module):
+        if isinstance(part, (Instance, ExternalObject)):
+            machine.wrapped.setdefault(part.number, wrap)
+
+
+def _is_model(machine: Machine, module: Instance | ExternalObject) -> bool:
+    if isinstance(module, ExternalObject):
+        return module.name == ENGINE or MODULE.search(module.name) is not None
+    return machine.store.get(module.cls.scope, "forward") is not None
+
+
+def bare_forward(
+    machine: Machine,
+    node: ast.AST,
+    module: Value,
+    positional: Sequence[Value],
+    named: Mapping[str, Value],
+    result: Value,
+) -> Value:
+    """Return the result of a forward (or other method) of a module in a DDP object that was not called through it."""
+    if not isinstance(module, (Instance, ExternalObject)) or machine.inside_ddp:
+        return result
+    wrap = machine.wrapped.get(module.number)
+    if wrap is None:
+        if not machine.gradients and _is_model(machine, module):
+            machine.note("training", UNWRAPPED_FORWARD, node, positional, named, receiver=module)
+        return result
+    machine.note("training", "bare forward", node, positional, named, receiver=module)
+    return tagged(result, frozenset({("bare", wrap)})) if machine.gradients else result

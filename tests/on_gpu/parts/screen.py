@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import msgspec
 
 from ddpdoctor.metrics.server import FAMILIES
-from ddpdoctor.record.clock import epoch_ns
 from ddpdoctor.record.streams.measured import Gpu, GpuSample
+from ddpdoctor.record.writer import epoch_ns
 from ddpdoctor.tui.draw.figures import UNKNOWN, degrees, three, watts
 from tests.gpu.machine import HEALTHY, build_library, machine
 from tests.on_gpu.claims import Bench, Claim
