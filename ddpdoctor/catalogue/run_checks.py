@@ -25,7 +25,7 @@ from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.script.script import take_gap
 
 if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
+    from ddpdoctor.record.model import Restart, RunRecord
     from ddpdoctor.source.script.script import Script
 
 Evidence = TypeVar("Evidence")
@@ -91,16 +91,28 @@ def run_live_checks(entries: Sequence[CatalogueEntry], record: RunRecord) -> tup
 
 
 def run_log_checks(entries: Sequence[CatalogueEntry], record: RunRecord) -> tuple[CheckResult, ...]:
-    """Run every check that looks at what a dead job left, or at its second start where the record has one.
+    """Run every check that looks at what a dead job left.
 
     Raises ConfigurationError when a built-in check cannot be loaded.
     """
+    return _asked(entries, record, lambda check: check.in_log)
+
+
+def run_restart_checks(entries: Sequence[CatalogueEntry], restart: Restart) -> tuple[CheckResult, ...]:
+    """Run every check that looks at a second start, likewise."""
+    return _asked(entries, restart, lambda check: check.in_restart)
+
+
+def _asked(
+    entries: Sequence[CatalogueEntry],
+    evidence: Evidence,
+    half_of: Callable[[LoadedCheck], Callable[[Evidence], Iterator[FoundInRun]] | None],
+) -> tuple[CheckResult, ...]:
     results = []
     for entry in entries:
-        check = load(entry)
-        half = check.in_log if record.restart is None else check.in_restart
+        half = half_of(load(entry))
         if half is not None:
-            heard = _ask(half, record)
+            heard = _ask(half, evidence)
             results.append(
                 CheckResult(
                     code=entry.code,
