@@ -58,7 +58,7 @@ SITES = frozenset({"site", "sampler_site", "forward_site", "backward_site"})
 """Fields that hold a number of ``RunRecord.sites``."""
 TIMES = frozenset({"time_ns", "started_ns", "ended_ns", "completed_ns", "sleeps_until_ns", "phase_since_ns"})
 """Fields that hold a moment, beside all whose name ends with ``_at_ns``; other times are durations."""
-_TABLES = frozenset({"job", "sites", "signatures", "groups", "streams", "nodes", "logs", "other_starts"})
+_TABLES = frozenset({"job", "sites", "signatures", "groups", "streams", "nodes", "logs", "restart", "other_starts"})
 """What is joined in a way of its own."""
 
 

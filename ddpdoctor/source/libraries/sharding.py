@@ -31,6 +31,7 @@ from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, WORLD_SIZE, exact_per_rank
 from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.torch_model.ddp import SHARDED_TAGS
 from ddpdoctor.source.torch_model.library_calls import Handler, Named
+from ddpdoctor.source.torch_model.recorded_calls import SHARDED
 from ddpdoctor.source.vocabulary import MESH, SHARDED_WRAPPER
 
 FORWARD = "forward of the sharded model"
@@ -44,17 +45,17 @@ _GATHERING_OPTIONS = ("full_state_dict", "broadcast_from_rank0")
 
 def shard(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
     """Shard a module in place, or several as one unit."""
-    return _in_place(machine, positional, named, gathers=True, with_data=True)
+    return _in_place(machine, node, positional, named, gathers=True, with_data=True)
 
 
 def replicate(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
     """Let a module average its gradients, in place."""
-    return _in_place(machine, positional, named, gathers=False, with_data=True)
+    return _in_place(machine, node, positional, named, gathers=False, with_data=True)
 
 
 def parallelize(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
     """Divide the computation of a module, in place: its ranks share their data."""
-    return _in_place(machine, positional, named, gathers=True, with_data=False)
+    return _in_place(machine, node, positional, named, gathers=True, with_data=False)
 
 
 def wrapper(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
@@ -64,6 +65,8 @@ def wrapper(machine: Machine, node: ast.AST, positional: list[Value], named: Nam
     group = named.get("process_group", named.get("device_mesh", NONE))
     whole = complete and constant(group) is None and len(positional) < 2
     machine.sharded[number] = Sharded(whole, True, True, with_data=True)
+    if positional:
+        machine.note("training", SHARDED, node, positional, named, receiver=positional[0])
     return ExternalObject(number, SHARDED_WRAPPER)
 
 
@@ -161,13 +164,17 @@ def forward(
     return tagged(kept, frozenset({(SHARDED_TAGS[not how.with_data], module.number)}))
 
 
-def _in_place(machine: Machine, positional: list[Value], named: Named, *, gathers: bool, with_data: bool) -> Value:
+def _in_place(
+    machine: Machine, node: ast.AST, positional: list[Value], named: Named, *, gathers: bool, with_data: bool
+) -> Value:
     module = positional[0] if positional else named.get("module", NONE)
     mesh = named.get("mesh", named.get("device_mesh", NONE))
     if not with_data and len(positional) > 1:
         mesh = positional[1]
     whole = constant(mesh) is None or (isinstance(mesh, ExternalObject) and mesh.name == MESH)
     whole = whole and (with_data or machine.meshes_are_flat)
+    if gathers:
+        machine.note("training", SHARDED, node, positional, named, receiver=module)
     parts = module.values if isinstance(module, SequenceValue) else (module,)
     for option in (option for part in parts for option in options_of(part)):
         if isinstance(option, (Instance, ExternalObject)) and not machine.quiet:
