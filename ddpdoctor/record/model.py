@@ -21,6 +21,7 @@ from ddpdoctor.record.streams.collectives import (
     Handled,
     OutsiderCall,
     ReducedLoss,
+    SharedGroup,
     Signature,
     Wait,
 )
@@ -366,6 +367,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     wraps: tuple[Wrap, ...] = ()
     wrap_changes: tuple[WrapChange, ...] = ()
     sharded_modules: tuple[ShardedModule, ...] = ()
+    shared_groups: tuple[SharedGroup, ...] = ()
     loaders: tuple[Loader, ...] = ()
     passes: tuple[Pass, ...] = ()
     collectives: tuple[CollectiveTrack, ...] = ()

@@ -37,6 +37,10 @@ from ddpdoctor.source.vocabulary import MESH, SHARDED_WRAPPER
 FORWARD = "forward of the sharded model"
 _ITS_OWN = frozenset({"state_dict", "clip_grad_norm_"})
 """Methods of the older wrapper in which it gathers or reduces."""
+SHARDS = "shards"
+"""Kind of the tags of a rank's own part of a sharded model's state."""
+CLIPPED = "clip shards"
+"""Name of the event of a norm of a rank's own shards that its gradients are clipped by; the receiver is the wrapper."""
 OF_TENSORS = frozenset({"full_tensor", "redistribute"})
 """Methods of a distributed tensor that are collectives; nothing else that is met beside torch has them."""
 _PLAIN = (ast.Name, ast.Attribute)
@@ -120,7 +124,19 @@ def state_dict(
     asks = made is not None and any(constant(made.named.get(option, NONE)) is True for option in _GATHERING_OPTIONS)
     if asks and machine.sharded and all(one.certain for one in machine.sharded.values()):
         machine.emit("collective", name, node, positional, named, in_tree=_all_everywhere(machine))
+    elif name == "get_model_state_dict" and options == NONE and positional:
+        return own_part(machine, positional[0]) or derived(positional)
     return derived([*positional, *named.values()])
+
+
+def own_part(machine: Machine, module: Value) -> Value | None:
+    """Return the state of a module that is certainly sharded in place, a part on each rank; None for others."""
+    options = list(options_of(module))
+    how = machine.sharded.get(getattr(options[0], "number", 0)) if len(options) == 1 else None
+    wrapped = isinstance(module, ExternalObject) and module.name == SHARDED_WRAPPER
+    if how is None or wrapped or not (how.certain and how.gathers and how.with_data):
+        return None
+    return derived([], frozenset({(SHARDS, 0)}))
 
 
 def clip_gradients(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
@@ -133,6 +149,8 @@ def clip_gradients(machine: Machine, node: ast.AST, positional: list[Value], nam
         kinds = [machine.sharded.get(getattr(one, "number", 0)) for one in options_of(owner)]
         wrapped = any(isinstance(one, ExternalObject) and one.name == SHARDED_WRAPPER for one in options_of(owner))
         how = kinds[0] if len(kinds) == 1 and not wrapped else None
+        if wrapped and len(kinds) == 1:
+            machine.note("training", CLIPPED, node, positional, named, receiver=owner)
     if how is not None and how.gathers and how.certain:
         machine.emit("collective", "clip_grad_norm_ of the sharded model", node, in_tree=how.everywhere)
     return derived(positional)
