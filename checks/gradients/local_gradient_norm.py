@@ -36,7 +36,7 @@ from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.script.script import Script
 
 CHECK = Check(
-    code="DDP223",
+    code="DDP225",
     name="local-gradient-norm",
     severity={"source": Severity.ERROR},
     subjects=("training",),
