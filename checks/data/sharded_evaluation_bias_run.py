@@ -6,7 +6,12 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from ddpdoctor.diagnosis.training.pass_lengths import LoaderOnRanks, compare_samples, loaders_on_all_ranks
+from ddpdoctor.diagnosis.training.pass_lengths import (
+    LoaderOnRanks,
+    compare_samples,
+    loaders_on_all_ranks,
+    trains_on_own_data,
+)
 from ddpdoctor.diagnosis.wording import rank_list, site_location
 from ddpdoctor.finding import Location
 from ddpdoctor.record.model import RunRecord
@@ -32,7 +37,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
 def judge_evaluations(record: RunRecord) -> Iterator[Evaluation]:
     """Yield a verdict for each loader that every rank of a DDP job evaluates on and none trains on."""
-    if not record.wraps or not record.backwards:
+    if not trains_on_own_data(record) or not record.backwards:
         return
     for loader in loaders_on_all_ranks(record):
         entries = next(loader.pass_places(), None)

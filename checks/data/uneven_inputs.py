@@ -49,9 +49,9 @@ CHECK = Check(
     name="uneven-inputs",
     stands_for="uneven-passes",
     severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
-    needs=frozenset({"loaders", "passes", "wraps"}),
+    needs=frozenset({"loaders", "passes"}),
     subjects=("training-loader",),
-    triggers=("DistributedDataParallel", "ccelerat", "Fabric", "auto_model", "reduce"),
+    triggers=("DataParallel", "fully_shard", "ccelerat", "Fabric", "auto_model", "reduce"),
 )
 _EVEN = (
     "Give every rank the same number of batches: DistributedSampler pads the parts, or with drop_last=True cuts them"
@@ -70,14 +70,15 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             "the data of this training loop is divided by rank in parts that may differ in length: a rank with one "
             "batch more waits for the others in its last step",
-            remedy=f"{_EVEN}." if feed.by_hand else _REMEDY,
+            remedy=f"{_EVEN}." if feed.by_hand or feed.sharded else _REMEDY,
             locations=(divided if loader is None else loader.module.location(loader.node),),
             evidence=(
                 Fact(text=feed.division, basis="source", location=divided),
                 Fact(
                     text="the gradients of this backward are averaged over all ranks, once for each batch"
                     if feed.by_hand
-                    else "this backward of a DDP model waits for all ranks, once for each batch",
+                    else f"this backward of a {'sharded' if feed.sharded else 'DDP'} model waits for all ranks, once "
+                    "for each batch",
                     basis="source",
                     location=feed.backward.module.location(feed.backward.node),
                 ),
@@ -110,7 +111,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         yield CHECK.finding(
             basis,
             uneven.sentence + consequence,
-            remedy=_REMEDY,
+            remedy=_REMEDY if record.wraps else f"{_EVEN}.",
             locations=() if uneven.location is None else (uneven.location,),
             ranks=tuple(rank for rank, _ in uneven.lengths),
             evidence=lengths + hang,

@@ -22,7 +22,7 @@ from ddpdoctor.source.interpreter.values import (
     options_of,
 )
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.queries.training_loops import feedings, through_ddp
+from ddpdoctor.source.queries.training_loops import by_shards, feedings, through_ddp
 from ddpdoctor.source.queries.wrapped_models import averages_by_hand
 from ddpdoctor.source.ranks.data_partitions import as_written, may_even_out, part_tags
 from ddpdoctor.source.script.module import Module
@@ -37,7 +37,7 @@ _ENDLESS = frozenset({"cycle", "repeat", "infinite", "RandomSampler"})
 
 
 class UnevenFeed(msgspec.Struct, frozen=True, eq=False):
-    """A loop that trains a DDP model on parts of the data that need not be equal."""
+    """A loop that trains a model with the other ranks on parts of the data that need not be equal."""
 
     part: Part
     loader: Event | None
@@ -47,6 +47,8 @@ class UnevenFeed(msgspec.Struct, frozen=True, eq=False):
     """For a known number of items: a number of ranks, and the batches of its first and of its last rank."""
     by_hand: bool = False
     """The script averages the gradients itself: there is no DDP model to join."""
+    sharded: bool = False
+    """So it is with a sharded model, whose backward averages them."""
 
     @property
     def division(self) -> str:
@@ -74,9 +76,9 @@ def uneven_feeds(projection: Projection) -> Iterator[UnevenFeed]:
         batches = _batches(part, loader)
         if (part.items is None or batches is not None) and not _evened_out(machine, part, loader.module, loop.module):
             seen.add(loader.node)
-            yield UnevenFeed(part, loader, feeding.backward, batches, by_hand)
+            yield UnevenFeed(part, loader, feeding.backward, batches, by_hand, by_shards(feeding.backward))
     for backward in projection.in_course("backward"):
-        if not machine.parts or not (through_ddp(projection, backward) or by_hand):
+        if not machine.parts or not (through_ddp(projection, backward) or by_shards(backward) or by_hand):
             continue
         for loop in backward.loops:
             part = _part_of(machine, loop.iterable)
@@ -84,7 +86,7 @@ def uneven_feeds(projection: Projection) -> Iterator[UnevenFeed]:
                 continue
             if _runs_to_its_end(backward, loop) and not _evened_out(machine, part, loop.module):
                 seen.add(part.node)
-                yield UnevenFeed(part, None, backward, by_hand=by_hand)
+                yield UnevenFeed(part, None, backward, None, by_hand, by_shards(backward))
 
 
 def _part_of_loader(machine: Machine, loader: Event) -> Part | None:

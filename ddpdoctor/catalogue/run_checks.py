@@ -25,7 +25,7 @@ from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.script.script import take_gap
 
 if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
+    from ddpdoctor.record.model import Restart, RunRecord
     from ddpdoctor.source.script.script import Script
 
 Evidence = TypeVar("Evidence")
@@ -51,7 +51,7 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     by_nature: bool = False
     """The gap is that only a run can show it: nothing that was asked of the source is missing."""
     nothing: bool = False
-    """The source has nothing of what the check looks at."""
+    """The source, and the run if there was one, have nothing of what the check looks at."""
     unfollowed: bool = False
     """The gap is code that was not followed; a run that shows all of it closes it."""
     unstated: bool = False
@@ -91,16 +91,28 @@ def run_live_checks(entries: Sequence[CatalogueEntry], record: RunRecord) -> tup
 
 
 def run_log_checks(entries: Sequence[CatalogueEntry], record: RunRecord) -> tuple[CheckResult, ...]:
-    """Run every check that looks at what a dead job left, or at its second start where the record has one.
+    """Run every check that looks at what a dead job left.
 
     Raises ConfigurationError when a built-in check cannot be loaded.
     """
+    return _asked(entries, record, lambda check: check.in_log)
+
+
+def run_restart_checks(entries: Sequence[CatalogueEntry], restart: Restart) -> tuple[CheckResult, ...]:
+    """Run every check that looks at a second start, likewise."""
+    return _asked(entries, restart, lambda check: check.in_restart)
+
+
+def _asked(
+    entries: Sequence[CatalogueEntry],
+    evidence: Evidence,
+    half_of: Callable[[LoadedCheck], Callable[[Evidence], Iterator[FoundInRun]] | None],
+) -> tuple[CheckResult, ...]:
     results = []
     for entry in entries:
-        check = load(entry)
-        half = check.in_log if record.restart is None else check.in_restart
+        half = half_of(load(entry))
         if half is not None:
-            heard = _ask(half, record)
+            heard = _ask(half, evidence)
             results.append(
                 CheckResult(
                     code=entry.code,
@@ -130,7 +142,7 @@ def outcome_of(result: CheckResult, *, stands: bool, cut_short: str) -> Outcome:
         state = OutcomeState.BOUND_HIT
     elif gap:
         state = OutcomeState.NOT_EVALUATED
-    elif result.nothing and not result.looked_at_run:
+    elif result.nothing:
         state = OutcomeState.NOTHING_TO_LOOK_AT
     else:
         state = OutcomeState.PASSED
@@ -213,6 +225,7 @@ def _look_at_run(
         refuted=tuple(item for item in heard.yielded if isinstance(item, Refuted)),
         confirmed=tuple(item for item in yielded if isinstance(item, Confirmed)),
         looked_at_run=True,
+        nothing=(result.nothing or check.in_source is None) and not _has_subject(check, record),
         source_severity=None if check.check.advice_in_run else check.check.severity.get("source"),
         gap=result.gap or heard.gap or missing,
         bound_hit=result.bound_hit or heard.bound_hit,
@@ -270,6 +283,13 @@ def _missing_evidence(check: LoadedCheck, record: RunRecord) -> str:
             told = f"no {what} were recorded" if stream.state == "absent" else f"only some {what} were recorded"
             return told + because
     return ""
+
+
+def _has_subject(check: LoadedCheck, record: RunRecord) -> bool:
+    """Return whether the run has what the check looks at: a model wrapped in DDP, where it cannot do without."""
+    if "wraps" not in check.check.needs_of(record.job.kind):
+        return True
+    return any(one.wraps for one in (record, *record.other_starts))
 
 
 def _nodes(record: RunRecord) -> int:

@@ -245,8 +245,10 @@ def examine_and_record(
         known, results = results, with_variant(results, more, variant)
         stressed = further is not None and further.job.stressed
         rehearsal = noted(rehearsal, variant, again_section, stressed=stressed, found=results != known)
-    if request.resume and record is not None:
-        results, rehearsal = _with_restart(request, script, root, on_progress, results, rehearsal)
+    if request.resume and rehearsed is not None:
+        from ddpdoctor.examine.resume import with_restart
+
+        results, rehearsal = with_restart(rehearsed, script, request.resume_with, on_progress, results, rehearsal)
     reading = reading_of(
         script,
         results,
@@ -382,43 +384,6 @@ def _script(request: ExamineRequest) -> Script:
     from ddpdoctor.launch.rehearsal_plan import module_places
 
     return read_module(request.target, module_places(request.launch, request.python, static=request.static))
-
-
-def _with_restart(
-    request: ExamineRequest,
-    script: Script,
-    root: Path,
-    on_progress: OnProgress,
-    results: Sequence[CheckResult],
-    rehearsal: RehearsalSection,
-) -> tuple[tuple[CheckResult, ...], RehearsalSection]:
-    """Return the results with what a restart shows, and the section with what was done for it."""
-    from ddpdoctor.examine.another_try import rehearse_until_shown
-    from ddpdoctor.examine.rehearsal_result import judge
-    from ddpdoctor.examine.resume import CODE, prove_resume
-    from ddpdoctor.monitor.rehearsal import rehearse
-
-    def once(one: RehearsalRequest) -> tuple[RunRecord, RehearsalSection]:
-        record = rehearse(one, on_progress)
-        return record, judge(record, str(root))
-
-    def until_shown(one: RehearsalRequest) -> tuple[RunRecord, RehearsalSection]:
-        shown = rehearse_until_shown(one, once)
-        return shown.record, shown.section
-
-    try:
-        wanted = _rehearsal_request(request, script, root, "")
-        entries = [entry for entry in read_catalogue().entries if entry.code == CODE]
-        proved, note = prove_resume(wanted, script, request.resume_with, until_shown, entries)
-    except (UsageError, ConfigurationError):
-        raise
-    except DdpDoctorError as error:
-        return tuple(results), msgspec.structs.replace(rehearsal, status="stopped", reason=error.message)
-    rehearsal = msgspec.structs.replace(rehearsal, notes=(*rehearsal.notes, note))
-    others = tuple(result for result in results if result.code != proved.code)
-    own = next((result for result in results if result.code == proved.code), proved)
-    merged = msgspec.structs.replace(own, from_run=proved.from_run, gap=proved.gap or own.gap, looked_at_run=True)
-    return (*others, merged), rehearsal
 
 
 def _rehearsal_request(request: ExamineRequest, script: Script, root: Path, stress: Stress) -> RehearsalRequest:

@@ -22,6 +22,7 @@ from ddpdoctor.record.streams.collectives import (
     Handled,
     OutsiderCall,
     ReducedLoss,
+    SharedGroup,
     Signature,
     Wait,
 )
@@ -288,11 +289,33 @@ class Wrap(msgspec.Struct, frozen=True, kw_only=True):
     """A hook of the user takes the place of DDP's own reduction."""
 
 
+class ShardedModule(msgspec.Struct, frozen=True, kw_only=True):
+    """A module whose parameters are sharded over ranks, the outermost one, as its first forward found it."""
+
+    rank: int
+    module: int
+    """The number that stands for it where modules are known by their wraps: -2 for the first, -3 for the next."""
+    site: int = -1
+    """Of that forward."""
+    module_class: str = ""
+    by: str = ""
+    """``fully_shard`` or ``FullyShardedDataParallel``."""
+    units: tuple[str, ...] = ()
+    """The parts that are gathered each by itself, by the names of their modules; empty for the outermost."""
+    elements: tuple[int, ...] = ()
+    """Of the whole parameters of each unit."""
+    ranks: tuple[int, ...] = ()
+    """Those that hold its shards and replicas."""
+    dimensions: tuple[str, ...] = ()
+    """Of the device mesh, by name."""
+
+
 class Forward(msgspec.Struct, frozen=True, kw_only=True):
-    """A forward through a DDP module, or through the module inside it."""
+    """A forward through a DDP module, through the module inside it, or through a sharded module."""
 
     rank: int
     wrap: int
+    """Or the number of a sharded module."""
     site: int = -1
     step: int = 0
     """n-th training forward with this call chain on this rank, from 1; 0 for other forwards."""
@@ -319,18 +342,6 @@ class Forward(msgspec.Struct, frozen=True, kw_only=True):
     time_ns: int = 0
 
 
-class Restart(msgspec.Struct, frozen=True, kw_only=True):
-    """The second start of a job, from a checkpoint of the first."""
-
-    record: RunRecord
-    step: int
-    """Steps of the first start before the checkpoint."""
-    files: tuple[str, ...] = ()
-    """What the second start found of the first one's."""
-    how: str = ""
-    """How it was started, in words."""
-
-
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Everything that is known of one run."""
 
@@ -344,6 +355,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     waits: tuple[Wait, ...] = ()
     wraps: tuple[Wrap, ...] = ()
     wrap_changes: tuple[WrapChange, ...] = ()
+    sharded_modules: tuple[ShardedModule, ...] = ()
+    shared_groups: tuple[SharedGroup, ...] = ()
     loaders: tuple[Loader, ...] = ()
     passes: tuple[Pass, ...] = ()
     collectives: tuple[CollectiveTrack, ...] = ()
@@ -407,8 +420,6 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The machines of a live run, as far as ranks on them have written."""
     logs: LogEvidence = LogEvidence()
     """What the logs of a dead job tell."""
-    restart: Restart | None = None
-    """Only of a rehearsal of it."""
     other_starts: tuple[RunRecord, ...] = ()
     """Of the other sets of ranks, where a script has started several one after the other (``mp.spawn`` twice)."""
 
@@ -463,6 +474,19 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return max(counts.values(), default=0)
 
 
-_BESIDE_STREAMS = ("job", "sites", "signatures", "streams", "heartbeats", "logs", "nodes", "restart", "other_starts")
+class Restart(msgspec.Struct, frozen=True, kw_only=True):
+    """Two rehearsals: of a job that goes on past a checkpoint, and of its second start from there."""
+
+    first: RunRecord
+    second: RunRecord
+    step: int
+    """Steps of the first start before the checkpoint."""
+    files: tuple[str, ...] = ()
+    """What the second start found of the first one's."""
+    how: str = ""
+    """How it was started, in words."""
+
+
+_BESIDE_STREAMS = ("job", "sites", "signatures", "streams", "heartbeats", "logs", "nodes", "other_starts")
 STREAMS = tuple(name for name in RunRecord.__struct_fields__ if name not in _BESIDE_STREAMS)
 """The names of the streams of a record, which are what a check's ``needs`` is compared with."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Set
 from typing import Literal
 
@@ -258,16 +259,44 @@ def averaged_by_hand(record: RunRecord, rank: int, elements: int) -> bool:
 
 
 def trained_by_hand(record: RunRecord) -> bool:
-    """Return whether every rank stepped, wrapped nothing, and reduced as much as it trains by calls of the user's own.
-
-    Scattered reductions are another wrapper's, whose state no rank holds whole.
-    """
-    if record.wraps or any(signature.kind.startswith("reduce_scatter") for signature in record.signatures):
+    """Return whether every rank stepped, wrapped nothing, and reduced as much as it trains by its own calls."""
+    if record.wraps or is_sharded(record):
         return False
     trained = dict.fromkeys(record.rank_numbers(), 0)
     for step in record.optimizer_steps:
         trained[step.rank] = max(trained.get(step.rank, 0), step.elements)
     return bool(trained) and all(averaged_by_hand(record, rank, elements) for rank, elements in trained.items())
+
+
+def is_sharded(record: RunRecord) -> bool:
+    """Return whether ranks train parts of a model of which none holds the whole: what they reduce is scattered."""
+    scattered = any(signature.kind.startswith("reduce_scatter") for signature in record.signatures)
+    return scattered or bool(record.sharded_modules)
+
+
+MOST_NUMBERS = 16
+"""What is reduced with no more elements is a loss or a metric, by which no model is trained in common."""
+
+
+def trained_in_common(record: RunRecord) -> bool:
+    """Return whether every rank stepped, and in half of its steps at least moved more than numbers for the others.
+
+    That is any job whose ranks work on one model, however it is divided among them: by replicas, shards or stages.
+    """
+    return bool(record.ranks) and all(_moves_tensors(record, rank) for rank in record.rank_numbers())
+
+
+def _moves_tensors(record: RunRecord, rank: int) -> bool:
+    track = record.track(rank)
+    times = sorted(step.time_ns for step in record.optimizer_steps if step.rank == rank)
+    if track is None or not times:
+        return False
+    moved = set()
+    for signature, started_ns in zip(track.signature, track.started_ns, strict=True):
+        entry = record.signatures[signature]
+        if entry.kind not in ("barrier", "monitored_barrier") and sum(entry.numels) > MOST_NUMBERS:
+            moved.add(bisect_left(times, started_ns))
+    return 2 * len(moved - {len(times)}) >= len(times)
 
 
 def may_be_averaged_later(record: RunRecord) -> bool:

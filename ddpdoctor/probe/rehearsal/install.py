@@ -32,6 +32,7 @@ from .stress import Stress
 from .surroundings import DeviceChoices, Failure, LightningTrainers, hook_sleep
 from .training.ddp_modules import HostReads, Modules
 from .training.reduction import ReducedLosses
+from .training.sharded_modules import ShardedModules
 from .training.steps import Steps
 
 
@@ -111,8 +112,16 @@ class Rehearsal:
             FirstSteps(journal, torch, self._ending, modules).install()
         reduced = ReducedLosses(journal)
         self._groups = GroupBook(journal, torch)
+        sharded = ShardedModules(journal, self._ending, torch, loaders.newest_batch, pace)
+        sharded.install()
+        modules.beside = sharded.parameters
         self._collective_hook = CollectiveHook(
-            journal, torch, reduced, Subjects(journal, torch, modules.tensor_name), self._groups
+            journal,
+            torch,
+            reduced,
+            Subjects(journal, torch, modules.tensor_name),
+            self._groups,
+            lambda: sharded.newest,
         )
         loaders.training_begins = modules.training_begins = lambda: journal.guarded(
             self._lines.training_begins, harms=("lines",)

@@ -16,7 +16,9 @@ from ddpdoctor.source.script.syntax_index import descend, made_from
 from ddpdoctor.source.vocabulary import DDP
 
 _AVERAGERS = ("all_reduce", "allreduce", "average_grad", "sync_grad", "reduce_grad", "average_param", "sync_param")
-_COLLECTIVE_NAMES = frozenset({"all_reduce", "all_reduce_coalesced", "reduce", "all_gather", "allreduce"})
+_REDUCING_IN_PARTS = frozenset({"reduce", "reduce_scatter", "reduce_scatter_tensor"})
+"""They leave each gradient with the rank that steps its parameter, as optimizers do that divide their state."""
+_COLLECTIVE_NAMES = frozenset({"all_reduce", "all_reduce_coalesced", "all_gather", "allreduce"}) | _REDUCING_IN_PARTS
 _BRINGING_TOGETHER = frozenset({"gather", "scatter", "send", "isend", "batch_isend_irecv"})
 """They average gradients in two halves: one rank collects them, and gives the mean back."""
 _GRADIENT_WORDS = (".grad", "grad", "parameters()")
@@ -92,7 +94,8 @@ def averages_by_hand(script: Script) -> bool:
 
     A function that nothing calls or passes on, as in a file of helpers, averages nothing.
     """
-    if not (uses_part(script, (*_AVERAGERS, "all_gather")) or calls_any(script, _BRINGING_TOGETHER)):
+    by_call = _BRINGING_TOGETHER | _REDUCING_IN_PARTS
+    if not (uses_part(script, (*_AVERAGERS, "all_gather")) or calls_any(script, by_call)):
         return False
     for module in script.modules:
         if "_averages" not in module.__dict__:
