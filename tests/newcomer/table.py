@@ -41,16 +41,24 @@ if __name__ == "__main__":
     main()
 """
 TEST = """\
-import pytest
+import os
+
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
 
 
-@pytest.mark.ddp(nproc=2)
-def test_sums(ddp_rank):
+def on_rank(rank):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29617")
+    dist.init_process_group("gloo", rank=rank, world_size=2)
     ones = torch.ones(1)
     dist.all_reduce(ones)
-    assert ones.item() == ddp_rank.world_size
+    assert ones.item() == 2
+    dist.destroy_process_group()
+
+
+def test_sums():
+    mp.spawn(on_rank, nprocs=2)
 """
 LOG = """\
 [rank1]: Traceback (most recent call last):
