@@ -77,7 +77,7 @@ def _remedy(meeting: str) -> str:
 def in_source(script: Script) -> Iterator[Finding]:
     """Report barriers, and reductions for the log, in every training step."""
     for found in every_step(whole_projection(script)):
-        event, beside = found.event, found.backward.module.location(found.backward.node)
+        event, beside = found.event, found.backward.location
         yield CHECK.finding(
             "source",
             f"every training step waits in {event.name}, though {found.meeting} synchronises the ranks already"
@@ -86,8 +86,8 @@ def in_source(script: Script) -> Iterator[Finding]:
             remedy=_remedy(found.meeting)
             if found.is_barrier
             else "Reduce it only in steps that log it, or once per epoch.",
-            locations=(event.module.location(event.node),),
-            evidence=(Fact(text="this backward runs in the same iteration", basis="source", location=beside),),
+            locations=event.location,
+            because=(("this backward runs in the same iteration", beside),),
             severity=None if found.is_barrier else Severity.ADVICE,
         )
 
@@ -128,7 +128,7 @@ def _finding(record: RunRecord, kind: str, site: Site, told: str, numbers: Mappi
         record.job.kind,
         f"every training step waits in {kind}{told}, although backward already synchronises the ranks",
         remedy=_REMEDY,
-        locations=() if location is None else (location,),
+        locations=location,
         evidence=(
             Fact(
                 text=f"each rank called it {numbers['calls']:,} times",

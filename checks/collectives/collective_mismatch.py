@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnosis.divergence.divergence import Divergence
@@ -65,9 +65,9 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             remedy=(
                 "Build the same model on every rank: layers, sizes and frozen parameters must not depend on the rank."
             ),
-            locations=() if models.location is None else (models.location,),
+            locations=models.location,
             ranks=models.ranks,
-            evidence=(Fact(text=f"message of DDP's constructor: {models.message}", basis=record.job.kind),),
+            because=((f"message of DDP's constructor: {models.message}", None),),
         )
 
 

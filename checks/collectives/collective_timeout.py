@@ -69,7 +69,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         "that covers it."
         if struck.absent
         else "Compare the ranks' last lines and stacks; if all of them wait in this collective, look at the network.",
-        locations=() if location is None else (location,),
+        locations=location,
         ranks=struck.absent,
         evidence=tuple(facts),
     )

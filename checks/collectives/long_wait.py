@@ -86,9 +86,9 @@ def _suspected(wait: LongWait, how: str, remedy: str, test: str, severity: Sever
         f"{wait.what} here while the others wait in {collective} at line {place.line}{how}",
         remedy=remedy,
         locations=(wait.location, place, wait.condition_location),
-        evidence=(
-            Fact(text=f"`{wait.condition}` {test}", basis="source", location=wait.condition_location),
-            Fact(text=f"the others wait in this {collective}", basis="source", location=place),
+        because=(
+            (f"`{wait.condition}` {test}", wait.condition_location),
+            (f"the others wait in this {collective}", place),
         ),
         severity=severity,
     )
@@ -163,9 +163,9 @@ def lone_evaluations(projection: Projection) -> Iterator[LongWait]:
                 what=f"rank {ranks[0]} evaluates alone",
                 location=place,
                 condition=guard.module.excerpt(guard.node),
-                condition_location=guard.module.location(guard.node),
+                condition_location=guard.location,
                 collective=meeting.name,
-                collective_location=meeting.module.location(meeting.node),
+                collective_location=meeting.location,
             )
 
 

@@ -58,7 +58,7 @@ def long_waits(projection: Projection) -> Iterator[LongWait]:
                         condition=module.excerpt(node.test),
                         condition_location=module.location(node.test),
                         collective=waiting.name,
-                        collective_location=waiting.module.location(waiting.node),
+                        collective_location=waiting.location,
                     )
 
 

@@ -158,7 +158,7 @@ def _ahead(record: RunRecord) -> Iterator[Finding]:
             f"{ahead.sentence}: from there on it trains on different batches than the others, and it will be a step "
             "short at the end unless they skip as many",
             remedy=_SKIP_TOGETHER,
-            locations=() if ahead.location is None else (ahead.location,),
+            locations=ahead.location,
             ranks=(ahead.rank,),
             evidence=(
                 Fact(

@@ -56,7 +56,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             "run",
             f"{wait_text(wait)}, and {name} would have timed out after {duration_text(group.timeout_ns)}",
             remedy=f"Give {name} a timeout well above {duration_text(wait.waited_ns)}.",
-            locations=() if place is None else (place,),
+            locations=place,
             ranks=wait.late,
             evidence=(
                 Fact(

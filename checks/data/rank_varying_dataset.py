@@ -85,13 +85,9 @@ def in_source(script: Script) -> Iterator[Finding]:
             else "Give the sampler the whole data set: it divides it in parts of one length."
             if found.draw is None
             else "Seed every rank with the same number before the data set is built.",
-            locations=(sampler.module.location(sampler.node),),
-            evidence=(
-                Fact(
-                    text="this depends on the rank" if found.draw is None else "no common seed fixes this",
-                    basis="source",
-                    location=cause.module.location(cause.node),
-                ),
+            locations=sampler.location,
+            because=(
+                ("this depends on the rank" if found.draw is None else "no common seed fixes this", cause.location),
             ),
         )
 

@@ -65,21 +65,20 @@ def in_source(script: Script) -> Iterator[Finding]:
 
     for feed in uneven_feeds(whole_projection(script)):
         part, loader = feed.part, feed.loader
-        divided = part.module.location(part.node)
+        divided = part.location
         yield CHECK.finding(
             "source",
             "the data of this training loop is divided by rank in parts that may differ in length: a rank with one "
             "batch more waits for the others in its last step",
             remedy=f"{_EVEN}." if feed.by_hand else _REMEDY,
-            locations=(divided if loader is None else loader.module.location(loader.node),),
-            evidence=(
-                Fact(text=feed.division, basis="source", location=divided),
-                Fact(
-                    text="the gradients of this backward are averaged over all ranks, once for each batch"
+            locations=divided if loader is None else loader.location,
+            because=(
+                (feed.division, divided),
+                (
+                    "the gradients of this backward are averaged over all ranks, once for each batch"
                     if feed.by_hand
                     else "this backward of a DDP model waits for all ranks, once for each batch",
-                    basis="source",
-                    location=feed.backward.module.location(feed.backward.node),
+                    feed.backward.location,
                 ),
             ),
         )
@@ -111,7 +110,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             basis,
             uneven.sentence + consequence,
             remedy=_REMEDY,
-            locations=() if uneven.location is None else (uneven.location,),
+            locations=uneven.location,
             ranks=tuple(rank for rank, _ in uneven.lengths),
             evidence=lengths + hang,
         )

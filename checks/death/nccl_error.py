@@ -56,7 +56,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             if error.kind[0] in "aeiou"
             else f"NCCL failed on rank {error.rank} first with a {error.kind}: {error.cause}",
             remedy=error.remedy,
-            locations=() if error.location is None else (error.location,),
+            locations=error.location,
             ranks=error.ranks,
             evidence=(
                 Fact(

@@ -65,7 +65,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             record.job.kind,
             f"{rank_list(ranks)} raised {raised.type} at {place(frame)}: {message}",
             remedy="Fix this exception: it ended the job.",
-            locations=() if location is None else (location,),
+            locations=location,
             ranks=ranks,
             evidence=(
                 Fact(text=f"{raised.type}: {message}", basis=record.job.kind, location=location, stack=raised.frames),

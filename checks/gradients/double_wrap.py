@@ -55,10 +55,8 @@ def in_source(script: Script) -> Iterator[Finding]:
             if again
             else "this model is a DDP object already: every gradient is all-reduced twice",
             remedy="Wrap the model once" + (", before the loop." if again else "."),
-            locations=(wrap.module.location(wrap.node),),
-            evidence=()
-            if again
-            else (Fact(text="the first wrap", basis="source", location=first.module.location(first.node)),),
+            locations=wrap.location,
+            evidence=() if again else (Fact(text="the first wrap", basis="source", location=first.location),),
         )
 
 
@@ -73,7 +71,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             "this model holds a DDP object already: "
             f"{bytes_text(found.bytes_twice)} of gradients are all-reduced twice in every step",
             remedy="Wrap the model once.",
-            locations=() if found.location is None else (found.location,),
+            locations=found.location,
             evidence=(
                 Fact(
                     text="the first wrap",

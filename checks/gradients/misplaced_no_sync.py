@@ -86,7 +86,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             TITLES[found.mistake],
             remedy=REMEDY,
-            locations=(found.context.module.location(found.context.node),),
+            locations=found.context.module.location(found.context.node),
             evidence=tuple(_facts(found)),
             severity=Severity.WARNING if found.mistake == "backward-only" else None,
         )
@@ -94,11 +94,9 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def _facts(found: MisplacedNoSync) -> Iterator[Fact]:
     backward = found.backward
-    yield Fact(text="this is the backward", basis="source", location=backward.module.location(backward.node))
+    yield Fact(text="this is the backward", basis="source", location=backward.location)
     if found.step is not None:
-        yield Fact(
-            text="this step uses its gradients", basis="source", location=found.step.module.location(found.step.node)
-        )
+        yield Fact(text="this step uses its gradients", basis="source", location=found.step.location)
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
@@ -116,7 +114,7 @@ def _unaveraged(record: RunRecord, found: Unaveraged) -> Finding:
         TITLES["last-unsynchronised" if found.ever_synchronised else "never-synchronised"]
         + f": they differ between ranks in {found.steps_affected} of {found.steps_compared} steps",
         remedy=REMEDY,
-        locations=() if found.location is None else (found.location,),
+        locations=found.location,
         evidence=found.facts(record.job.kind),
     )
 
@@ -126,7 +124,7 @@ def _late(record: RunRecord, late: LateNoSync) -> Finding:
         record.job.kind,
         TITLES["backward-only"],
         remedy=REMEDY,
-        locations=() if late.location is None else (late.location,),
+        locations=late.location,
         evidence=(
             Fact(
                 text=f"{late.backwards} backwards of {late.model} under no_sync() were synchronised nevertheless",
@@ -341,11 +339,7 @@ def _excludes(one: ast.expr, other: ast.expr) -> bool:
 
 
 Mistake = Literal["never-synchronised", "last-unsynchronised", "backward-only"]
-_OTHER_AVERAGING = (
-    "PostLocalSGD",
-    "PeriodicModelAverager",
-    "average_parameters",
-)
+_OTHER_AVERAGING = ("PostLocalSGD", "PeriodicModelAverager", "average_parameters")
 
 
 class MisplacedNoSync(msgspec.Struct, frozen=True, eq=False):

@@ -64,14 +64,8 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             "every micro-step of this gradient accumulation synchronises all gradients",
             remedy="Run forward and backward of all micro-steps but the last under model.no_sync().",
-            locations=(backward.module.location(backward.node),),
-            evidence=(
-                Fact(
-                    text="the optimizer steps once for several of these backward passes",
-                    basis="source",
-                    location=step.module.location(step.node),
-                ),
-            ),
+            locations=backward.location,
+            because=(("the optimizer steps once for several of these backward passes", step.location),),
         )
 
 
@@ -79,7 +73,7 @@ def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
     """Offer to run all micro-steps but the last under no_sync."""
     projection = whole_projection(script)
     for found in wasteful_accumulations(projection):
-        if found.backward.module.location(found.backward.node) == finding.location:
+        if found.backward.location == finding.location:
             yield from synchronise_once(projection, found, finding)
 
 

@@ -77,7 +77,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         if worst.shared
         else "Shard the state with FSDP or ZeroRedundancyOptimizer.",
         ranks=() if ranks == record.rank_numbers() else ranks,
-        locations=() if location is None else (location,),
+        locations=location,
         evidence=(
             *(
                 Fact(text=f"{name}: {_size(size)} of {whole}", basis=record.job.kind, numbers={"bytes": size})

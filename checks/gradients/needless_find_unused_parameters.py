@@ -64,7 +64,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             f"DDP searches for unused parameters in every step, and forward uses {used} with parameters",
             remedy="Omit find_unused_parameters and run once: an unused parameter would raise an error.",
-            locations=(wrap.module.location(wrap.node),),
+            locations=wrap.location,
         )
 
 
@@ -85,7 +85,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 what_if=("find_unused_parameters=false",),
                 remedy=REMEDY if search.by_user else FRAMEWORK_REMEDY,
                 severity=None if search.by_user else Severity.ADVICE,
-                locations=() if search.location is None else (search.location,),
+                locations=search.location,
                 evidence=(
                     Fact(
                         text=f"on each rank {search.backwards} {steps} were seen, and each of the "

@@ -63,12 +63,12 @@ def in_source(script: Script) -> Iterator[Finding]:
         size_bytes = known_parameters(projection.machine, module) * BYTES_PER_PARAMETER
         if size_bytes < WORTH_REPORTING_BYTES:
             continue
-        place = wrap.module.location(wrap.node)
+        place = wrap.location
         yield CHECK.finding(
             "source",
             f"gradients are stored twice: at least {size_bytes / 1e6:,.0f} MB more than with gradient_as_bucket_view",
             remedy="Pass gradient_as_bucket_view=True to DistributedDataParallel.",
-            locations=(place,),
+            locations=place,
             evidence=(
                 Fact(
                     text=f"the layers with sizes in the source hold {size_bytes:,} bytes of float32 gradients",
@@ -90,7 +90,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 record.job.kind,
                 f"gradients are stored twice: {copies.size_bytes / 1e6:,.0f} MB more than with gradient_as_bucket_view",
                 remedy="Pass gradient_as_bucket_view=True to DistributedDataParallel.",
-                locations=() if copies.location is None else (copies.location,),
+                locations=copies.location,
                 evidence=(
                     Fact(
                         text=f"DDP's buckets hold a copy of {copies.size_bytes:,} bytes of gradients",

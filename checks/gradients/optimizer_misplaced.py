@@ -63,13 +63,9 @@ def in_source(script: Script) -> Iterator[Finding]:
             if misplaced.replaced
             else f"a new {name} is created for every step, so its state is lost each time",
             remedy=_AFTER_CHANGE if misplaced.replaced else "Build the optimizer once, before the loop.",
-            locations=(optimizer.module.location(optimizer.node),),
-            evidence=(
-                Fact(
-                    text="the new layer, which it does not hold" if misplaced.replaced else "its only step",
-                    basis="source",
-                    location=cause.module.location(cause.node),
-                ),
+            locations=optimizer.location,
+            because=(
+                ("the new layer, which it does not hold" if misplaced.replaced else "its only step", cause.location),
             ),
         )
 

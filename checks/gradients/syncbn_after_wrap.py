@@ -53,10 +53,8 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             "SyncBatchNorm is converted inside a model that DDP has already wrapped",
             remedy="Call convert_sync_batchnorm first, and wrap its result.",
-            locations=(conversion.module.location(conversion.node),),
-            evidence=(
-                Fact(text="the model is wrapped here", basis="source", location=wrap.module.location(wrap.node)),
-            ),
+            locations=conversion.location,
+            because=(("the model is wrapped here", wrap.location),),
         )
 
 
@@ -70,7 +68,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             f"{late.layers} SyncBatchNorm layer{'s' if late.layers > 1 else ''} came into {late.model} after DDP had "
             "wrapped it",
             remedy="Call convert_sync_batchnorm first, and wrap its result.",
-            locations=() if late.wrap_location is None else (late.wrap_location,),
+            locations=late.wrap_location,
             evidence=(
                 Fact(
                     text="they are present in this forward",

@@ -66,13 +66,13 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             _title(small.layers, small.batch_size),
             remedy="Call SyncBatchNorm.convert_sync_batchnorm(model) before the wrap, or use GroupNorm.",
-            locations=(wrap.module.location(wrap.node),),
+            locations=wrap.location,
             evidence=(
                 Fact(
                     text=f"this loader gives each rank {small.batch_size} samples at a time",
                     basis="source",
                     numbers={"samples_per_rank": small.batch_size, "layers": small.layers},
-                    location=loader.module.location(loader.node),
+                    location=loader.location,
                 ),
             ),
         )
@@ -88,7 +88,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 record.job.kind,
                 _title(fed.layers, fed.batch_size),
                 remedy="Call SyncBatchNorm.convert_sync_batchnorm(model) before the wrap, or use GroupNorm.",
-                locations=() if fed.location is None else (fed.location,),
+                locations=fed.location,
                 evidence=(
                     Fact(
                         text=f"this loader gives each rank {fed.batch_size} samples at a time",

@@ -54,10 +54,8 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             f"the DDP object has no attribute {access.name}: it is {access.model}'s, which is .module",
             remedy=f"Write .module.{access.name}.",
-            locations=(event.module.location(event.node),),
-            evidence=(
-                Fact(text="the model is wrapped here", basis="source", location=wrap.module.location(wrap.node)),
-            ),
+            locations=event.location,
+            because=(("the model is wrapped here", wrap.location),),
         )
 
 
@@ -72,7 +70,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             record.job.kind,
             f"the DDP object has no attribute {found.attribute}: it is {found.model}'s, which is .module",
             remedy=f"Write .module.{found.attribute}.",
-            locations=() if found.location is None else (found.location,),
+            locations=found.location,
             ranks=found.ranks,
             evidence=(
                 Fact(

@@ -70,12 +70,12 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             f"{forked.within} runs in forked worker processes of a DataLoader and uses CUDA there",
             remedy=REMEDY,
-            locations=(forked.module.location(forked.use),),
+            locations=forked.module.location(forked.use),
             evidence=(
                 Fact(
                     text="this loader starts the worker processes",
                     basis="source",
-                    location=loader.module.location(loader.node),
+                    location=loader.location,
                     stack=loader.chain,
                 ),
             ),
@@ -86,12 +86,12 @@ def in_source(script: Script) -> Iterator[Finding]:
             "this rank is forked from a process that has initialised CUDA, and uses CUDA itself",
             remedy='Start the ranks by spawn: torch.multiprocessing.spawn, or set_start_method("spawn"); or do not '
             "use CUDA before they are started.",
-            locations=(rank.use.module.location(rank.use.node),),
+            locations=rank.use.location,
             evidence=(
                 Fact(
                     text="the parent initialises CUDA here",
                     basis="source",
-                    location=rank.parent.module.location(rank.parent.node),
+                    location=rank.parent.location,
                     stack=rank.parent.chain,
                 ),
             ),
@@ -107,9 +107,9 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             record.job.kind,
             fork.sentence,
             remedy=REMEDY if fork.uses_cuda else "Call collectives in the ranks' own processes only.",
-            locations=() if fork.location is None else (fork.location,),
+            locations=fork.location,
             ranks=fork.ranks,
-            evidence=(Fact(text=fork.fact, basis=record.job.kind, location=fork.location),),
+            because=((fork.fact, fork.location),),
         )
 
 

@@ -59,7 +59,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             f"{guard.text} is a function that is not called here, so the condition is {outcome}",
             remedy=f"Call it: {guard.text}().",
-            locations=(guard.location,),
+            locations=guard.location,
             evidence=facts,
             severity=None if guard.of_ranks else Severity.ADVICE,
         )

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 
 if TYPE_CHECKING:
     from ddpdoctor.checks.launch.unsafe_environment_run import UnsafeVariable
@@ -55,14 +55,8 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             remedy=f"Remove {variable.name} from the environment of the job."
             if place is None
             else "Remove the line that sets it.",
-            locations=() if place is None else (place,),
-            evidence=(
-                Fact(
-                    text=_how(variable),
-                    basis=record.job.kind,
-                    location=place,
-                ),
-            ),
+            locations=place,
+            because=((_how(variable), place),),
         )
 
 

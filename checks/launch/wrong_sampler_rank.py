@@ -71,15 +71,8 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             f"the sampler is given {wrong.given}",
             remedy=wrong.remedy,
-            locations=(sampler.module.location(sampler.node),),
-            evidence=(
-                Fact(
-                    text=wrong.effect,
-                    basis="source",
-                    location=sampler.module.location(sampler.node),
-                    stack=sampler.chain,
-                ),
-            ),
+            locations=sampler.location,
+            evidence=(Fact(text=wrong.effect, basis="source", location=sampler.location, stack=sampler.chain),),
             severity=Severity.ADVICE if wrong.on_two_nodes and one_node else severity,
         )
 

@@ -57,7 +57,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             "this model trains in full float32: the GPU's tensor cores are not used",
             remedy=_REMEDY,
-            locations=(wrap.module.location(wrap.node),),
+            locations=wrap.location,
         )
 
 
@@ -70,7 +70,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             "run",
             f"{model.module} is multiplied in full float32: the GPU's tensor cores are not used",
             remedy=_REMEDY,
-            locations=() if model.location is None else (model.location,),
+            locations=model.location,
             ranks=model.ranks,
             evidence=(
                 Fact(

@@ -66,7 +66,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             title if len(events) == 1 else f"{title} (one of {len(events)} places)",
             remedy=_REMEDY,
-            locations=tuple(event.module.location(event.node) for event in events),
+            locations=tuple(event.location for event in events),
         )
 
 

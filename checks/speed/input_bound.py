@@ -65,7 +65,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         else:
             title = "this DataLoader does not pin its batches: each is copied twice on its way to the GPU"
             remedy = "Give it pin_memory=True, and move batches with non_blocking=True."
-        yield CHECK.finding("source", title, remedy=remedy, locations=(loader.module.location(loader.node),))
+        yield CHECK.finding("source", title, remedy=remedy, locations=loader.location)
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
@@ -83,7 +83,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         f"{milliseconds_text(wait.step_ns)})",
         remedy=_remedy(wait),
         what_if=("data=ready",),
-        locations=() if location is None else (location,),
+        locations=location,
         evidence=(
             Fact(
                 text=f"rank {wait.worst_rank} waits longest, {milliseconds_text(wait.worst_wait_ns)} a step",

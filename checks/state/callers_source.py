@@ -13,7 +13,7 @@ MAXIMUM_CALLERS = 3
 def callers(events: Sequence[Event], text: str) -> tuple[Fact, ...]:
     """Return a fact for each of the first events that is in a called function, with the chain of calls to it."""
     return tuple(
-        Fact(text=text, basis="source", location=event.module.location(event.node), stack=event.chain)
+        Fact(text=text, basis="source", location=event.location, stack=event.chain)
         for event in events[:MAXIMUM_CALLERS]
         if len({frame.function for frame in event.chain}) > 1
     )

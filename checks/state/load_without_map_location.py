@@ -56,12 +56,12 @@ REMEDY = 'Give it map_location="cpu", or the rank\'s own device.'
 def in_source(script: Script) -> Iterator[Finding]:
     """Report loads of a checkpoint on all ranks that name no device."""
     for load in unmapped_loads(whole_projection(script)):
-        location = load.module.location(load.node)
+        location = load.location
         yield CHECK.finding(
             "source",
             "every rank loads this checkpoint onto the GPU from which it was saved",
             remedy=REMEDY,
-            locations=(location,),
+            locations=location,
             severity=Severity.ADVICE if is_published(load) else None,
             evidence=(
                 Fact(

@@ -215,15 +215,15 @@ def fixed_rendezvous(projection: Projection) -> Iterator[FixedRendezvous]:
         if name in _FIXED and isinstance(value, str) and not _is_tested(event.module, event.node):
             seen.add(event.node)
             if not other or (name == "MASTER_ADDR" and not _NAMES_THIS_MACHINE.match(value)):
-                yield FixedRendezvous(event.module.location(event.node), str(name), value, other, event.chain)
+                yield FixedRendezvous(event.location, str(name), value, other, event.chain)
     for event in joined:
         size = event.argument("world_size", 3)
         fixed = constant(size) if size is not None else None
         if type(fixed) is int and fixed > 1 and event.ranks == ALL_RANKS and not event.conditions:
-            yield FixedRendezvous(event.module.location(event.node), "world_size", str(fixed), True, event.chain)
+            yield FixedRendezvous(event.location, "world_size", str(fixed), True, event.chain)
         address = constant(event.named["init_method"]) if "init_method" in event.named else None
         if isinstance(address, str) and address.startswith("tcp://") and not event.conditions and not other:
-            yield FixedRendezvous(event.module.location(event.node), "init_method", address, False, event.chain)
+            yield FixedRendezvous(event.location, "init_method", address, False, event.chain)
 
 
 def _takes_rank_of_launcher(script: Script, initialisation: Event) -> bool:
