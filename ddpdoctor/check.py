@@ -104,6 +104,16 @@ class LoadedCheck(msgspec.Struct, frozen=True, kw_only=True):
     """Of a record that was read from what a dead job left."""
 
 
+class Gone(msgspec.Struct, frozen=True, kw_only=True):
+    """A check that there was; its code is given to no other."""
+
+    name: str
+    since: str
+    """The version without it."""
+    into: str = ""
+    """The code of the check that reports it now; empty where none does."""
+
+
 CUT_SHORT = "the rehearsal was cut short"
 """Begins the reason of a check that needs more of the run than there was."""
 

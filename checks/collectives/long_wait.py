@@ -4,7 +4,8 @@ What it finds
     Preprocessing of a data set (`dataset.map`) or generation in a loop (`model.generate`) that only the first rank
     does, while the others proceed to their next collective, in a script that keeps the default timeout. As advice, a
     loop over a loader without gradients that one rank runs alone. In a run: a wait of half the group's timeout or more;
-    in a rehearsal an error when the timeout was reached (in a live run that is DDP308).
+    in a rehearsal an error when the timeout was reached (in a live run that is DDP308). As advice, in a live run: a
+    wait that ended well and that was longer than the timeout of another group which the busy rank is in.
 
 Why it is bad
     The others wait in that collective until the first rank arrives: all GPUs but one are idle. Once the work takes
@@ -105,6 +106,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             title = f"{live_waits_run.wait_text(lived)}; the timeout is {duration_text(timeout_ns)}"
             places = (site_location(lived.site), site_location(lived.late_site))
             yield _finding(record, title, places, lived.late, lived.waited_ns, timeout_ns)
+        yield from _unfit_timeouts(record)
         return
     wait = long_waits.longest_wait(record)
     if wait is not None:
@@ -112,6 +114,33 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         places = (location_of(wait.turn.line), busy)
         found = _finding(record, long_waits.wait_text(wait), places, wait.late, wait.waited_ns, wait.timeout_ns)
         yield msgspec.structs.replace(found, severity=Severity.ERROR) if wait.timed_out else found
+
+
+def _unfit_timeouts(record: RunRecord) -> Iterator[Finding]:
+    """Report waits that another group would not have survived."""
+    from ddpdoctor.checks.collectives.live_waits_run import unfit_timeouts, wait_text
+    from ddpdoctor.diagnosis.wording import duration_text, group_name, site_location
+
+    for wait, number in unfit_timeouts(record):
+        group = record.groups[number]
+        place = site_location(wait.site)
+        name = group_name(group, record.job.world_size)
+        yield CHECK.finding(
+            "run",
+            f"{wait_text(wait)}, and {name} would have timed out after {duration_text(group.timeout_ns)}",
+            remedy=f"Give {name} a timeout well above {duration_text(wait.waited_ns)}.",
+            severity=Severity.ADVICE,
+            locations=place,
+            ranks=wait.late,
+            evidence=(
+                Fact(
+                    text=f"the longest wait was {duration_text(wait.waited_ns)}",
+                    basis="run",
+                    numbers={"waited_s": wait.waited_ns / 1e9, "timeout_s": group.timeout_ns / 1e9},
+                    location=place,
+                ),
+            ),
+        )
 
 
 def _finding(

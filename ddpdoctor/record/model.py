@@ -31,7 +31,6 @@ from ddpdoctor.record.streams.measured import (
     Gpu,
     HostRead,
     HostUse,
-    MatmulPrecision,
     OptimizerSize,
     RankHeartbeat,
     StepTrack,
@@ -373,7 +372,6 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     bucket_layouts: tuple[BucketLayout, ...] = ()
     gauges: tuple[Gauge, ...] = ()
     """The newest of each rank and name, of a live run."""
-    matmul_precisions: tuple[MatmulPrecision, ...] = ()
     host_reads: tuple[HostRead, ...] = ()
     tensor_reads: tuple[TensorRead, ...] = ()
     unused_searches: tuple[UnusedSearch, ...] = ()

@@ -251,7 +251,6 @@ _OF_CHILDREN = {
     "optimizer_size": "optimizer_sizes",
     "bucket_layout": "bucket_layouts",
     "gauge": "gauges",
-    "matmul_precision": "matmul_precisions",
     "host_read": "host_reads",
     "tensor_read": "tensor_reads",
     "unused_search": "unused_searches",

@@ -240,7 +240,6 @@ _MEASURED = (
     "call_tracks",
     "bucket_layouts",
     "gauges",
-    "matmul_precisions",
     "host_reads",
     "unused_searches",
     "unfollowed_forwards",
