@@ -97,7 +97,7 @@ def in_run(record: RunRecord) -> Iterator[FoundInRun]:
     if record.job.kind == "run":
         yield from _in_live_run(record)
         return
-    from ddpdoctor.checks.collectives.barrier_in_hot_loop_run import counted_reductions, hot_barriers
+    from ddpdoctor.checks.collectives.waits_run import counted_reductions, hot_barriers
     from ddpdoctor.diagnosis.wording import count, place
 
     for hot in hot_barriers(record):
@@ -109,7 +109,7 @@ def in_run(record: RunRecord) -> Iterator[FoundInRun]:
 
 
 def _in_live_run(record: RunRecord) -> Iterator[Finding]:
-    from ddpdoctor.checks.collectives.barrier_in_hot_loop_run import live_barriers
+    from ddpdoctor.checks.collectives.waits_run import live_barriers
     from ddpdoctor.diagnosis.wording import milliseconds_text, place
 
     for hot in live_barriers(record):

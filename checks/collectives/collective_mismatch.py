@@ -51,7 +51,7 @@ _HOW = {
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the divergence of the run when one line gives different collectives, and models that differ."""
-    from ddpdoctor.checks.collectives.collective_mismatch_run import find_model_mismatch
+    from ddpdoctor.checks.collectives.divergences_run import find_model_mismatch
     from ddpdoctor.diagnosis.divergence_kind import divergence_finding, divergence_of
 
     divergence = divergence_of(record, CHECK.stands_for)

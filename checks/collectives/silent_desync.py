@@ -148,7 +148,7 @@ def _desync(
 
 def _ahead(record: RunRecord) -> Iterator[Finding]:
     """Report the ranks that have passed over batches while the job continues."""
-    from ddpdoctor.checks.collectives.silent_desync_run import batches_ahead
+    from ddpdoctor.checks.collectives.divergences_run import batches_ahead
     from ddpdoctor.diagnosis.wording import count
 
     basis = record.job.kind

@@ -85,7 +85,7 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report generators that are alike on all ranks when training begins; refute where they differ."""
-    from ddpdoctor.checks.data.identical_random_seed_run import judge_randomness
+    from ddpdoctor.checks.data.samples_run import judge_randomness
 
     for verdict in judge_randomness(record):
         if not verdict.shared:

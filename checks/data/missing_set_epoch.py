@@ -191,7 +191,7 @@ def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report training loaders that were shuffled alike twice; refute where `set_epoch` changed the order."""
-    from ddpdoctor.checks.data.missing_set_epoch_run import judge_epochs
+    from ddpdoctor.checks.data.sharding_run import judge_epochs
 
     for epochs in judge_epochs(record):
         if epochs.location is None:

@@ -94,7 +94,7 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report samplers over data sets that were seen to differ; refute where their samples are the same."""
-    from ddpdoctor.checks.data.rank_varying_dataset_run import judge_rank_data
+    from ddpdoctor.checks.data.samples_run import judge_rank_data
 
     for data in judge_rank_data(record):
         if not data.varies:

@@ -78,7 +78,7 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report evaluation that is repeated or biased; refute where the ranks draw different samples."""
-    from ddpdoctor.checks.data.sharded_evaluation_bias_run import judge_evaluations
+    from ddpdoctor.checks.data.samples_run import judge_evaluations
 
     for evaluation in judge_evaluations(record):
         if evaluation.location is None:

@@ -96,7 +96,7 @@ def _why_it_differs(draw: Draw) -> Fact:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report splits whose parts differ between ranks; refute those that are the same, or of different data."""
-    from ddpdoctor.checks.data.splits_run import judge_splits
+    from ddpdoctor.checks.data.samples_run import judge_splits
 
     for split in judge_splits(record):
         if not split.differs:

@@ -45,7 +45,7 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the first error of NCCL."""
-    from ddpdoctor.checks.death.nccl_error_run import nccl_errors
+    from ddpdoctor.checks.death.failures_run import nccl_errors
     from ddpdoctor.diagnosis.wording import rank_list
 
     for error in nccl_errors(record):

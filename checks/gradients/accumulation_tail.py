@@ -68,7 +68,7 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the end of the first whole pass that left gradients without a step."""
-    from ddpdoctor.checks.gradients.accumulation_run import tails
+    from ddpdoctor.checks.gradients.steps_run import tails
 
     for tail in tails(record):
         fate = "added to the first step of the next pass" if tail.leaks else "discarded"

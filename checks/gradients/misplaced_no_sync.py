@@ -55,7 +55,7 @@ from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.script.syntax_index import descend
 
 if TYPE_CHECKING:
-    from ddpdoctor.checks.gradients.accumulation_run import LateNoSync
+    from ddpdoctor.checks.gradients.steps_run import LateNoSync
     from ddpdoctor.diagnosis.training.replicas import Unaveraged
     from ddpdoctor.record.model import RunRecord
 
@@ -101,7 +101,7 @@ def _facts(found: MisplacedNoSync) -> Iterator[Fact]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report steps on gradients that no_sync kept from being averaged, and contexts that come too late."""
-    from ddpdoctor.checks.gradients.accumulation_run import late_no_syncs
+    from ddpdoctor.checks.gradients.steps_run import late_no_syncs
     from ddpdoctor.diagnosis.training.replicas import unaveraged
 
     yield from (_unaveraged(record, found) for found in unaveraged(record) if found.why == "no-sync")

@@ -82,7 +82,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
     A `no_sync()` that comes too late to have an effect is reported by misplaced-no-sync alone.
     """
-    from ddpdoctor.checks.gradients.accumulation_run import late_no_syncs, reductions
+    from ddpdoctor.checks.gradients.steps_run import late_no_syncs, reductions
     from ddpdoctor.diagnosis.wording import bytes_text, site_location
 
     misplaced = {late.wrap for late in late_no_syncs(record)}

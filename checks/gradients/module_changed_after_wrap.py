@@ -116,8 +116,8 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report what came into a wrapped model and is not averaged, and what DDP waits for for nothing."""
-    from ddpdoctor.checks.gradients.changes_run import frozen_after_wrap, late_batch_norms
-    from ddpdoctor.checks.gradients.ddp_failures_run import double_wraps as wraps_of_wraps
+    from ddpdoctor.checks.gradients.wraps_run import double_wraps as wraps_of_wraps
+    from ddpdoctor.checks.gradients.wraps_run import frozen_after_wrap, late_batch_norms
     from ddpdoctor.diagnosis.training.replicas import unaveraged
     from ddpdoctor.diagnosis.wording import bytes_text
 

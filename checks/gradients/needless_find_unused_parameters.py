@@ -70,7 +70,7 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the searches that found nothing on any rank, and refute the suspicion where they found something."""
-    from ddpdoctor.checks.gradients.ddp_failures_run import searches
+    from ddpdoctor.checks.gradients.wraps_run import searches
 
     for search in searches(record):
         if search.unused and search.location is not None:

@@ -44,7 +44,7 @@ WORTH_REPORTING_BYTES = 100_000_000
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the wraps whose buckets hold a second copy of large gradients."""
-    from ddpdoctor.checks.gradients.ddp_failures_run import gradient_copies
+    from ddpdoctor.checks.gradients.wraps_run import gradient_copies
 
     for copies in gradient_copies(record):
         if copies.size_bytes >= WORTH_REPORTING_BYTES:

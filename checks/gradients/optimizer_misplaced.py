@@ -38,7 +38,7 @@ from ddpdoctor.source.queries.optimizers import misplaced_optimizers
 from ddpdoctor.source.script.script import Script
 
 if TYPE_CHECKING:
-    from ddpdoctor.checks.gradients.optimizer_misplaced_run import Unheld
+    from ddpdoctor.checks.gradients.wraps_run import Unheld
     from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
@@ -72,7 +72,7 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report what has gradients, came after the optimizer of its model, and is never stepped."""
-    from ddpdoctor.checks.gradients.optimizer_misplaced_run import unheld_parameters
+    from ddpdoctor.checks.gradients.wraps_run import unheld_parameters
 
     basis = record.job.kind
     for found in unheld_parameters(record):

@@ -51,7 +51,7 @@ _CHECKPOINTS = "Pass use_reentrant=False to torch.utils.checkpoint, or static_gr
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the exception with the parameter and the remedy that fits, and what went wrong without one."""
-    from ddpdoctor.checks.gradients.ddp_failures_run import ready_twice
+    from ddpdoctor.checks.gradients.wraps_run import ready_twice
     from ddpdoctor.diagnosis.training.replicas import unaveraged
     from ddpdoctor.diagnosis.wording import rank_list
 

@@ -80,7 +80,7 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the BatchNorm layers that train on small batches; refute it where they do not train, or on large ones."""
-    from ddpdoctor.checks.gradients.ddp_failures_run import fed_batch_norms
+    from ddpdoctor.checks.gradients.wraps_run import fed_batch_norms
 
     for fed in fed_batch_norms(record):
         if fed.layers and fed.batch_size < SMALL_BATCH:

@@ -61,7 +61,7 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the exception that ended a rank because it asked the wrapper."""
-    from ddpdoctor.checks.gradients.ddp_failures_run import wrapper_attribute
+    from ddpdoctor.checks.gradients.wraps_run import wrapper_attribute
     from ddpdoctor.diagnosis.wording import rank_list
 
     found = wrapper_attribute(record)

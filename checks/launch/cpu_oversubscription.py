@@ -71,7 +71,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
 
 def _in_rehearsal(record: RunRecord) -> Iterator[Finding]:
-    from ddpdoctor.checks.launch.cpu_oversubscription_run import crowded_node
+    from ddpdoctor.checks.launch.environment_run import crowded_node
     from ddpdoctor.diagnosis.wording import count, site_location
 
     node = crowded_node(record)

@@ -100,7 +100,7 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report forked processes that used what their parent had initialised."""
-    from ddpdoctor.checks.launch.fork_after_cuda_run import broken_forks
+    from ddpdoctor.checks.launch.devices_run import broken_forks
 
     for fork in broken_forks(record):
         yield CHECK.finding(

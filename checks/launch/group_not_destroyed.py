@@ -56,7 +56,7 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report ranks that ended without destroying the group that they made; refute where all did."""
-    from ddpdoctor.checks.launch.group_not_destroyed_run import judge_ends
+    from ddpdoctor.checks.launch.environment_run import judge_ends
     from ddpdoctor.diagnosis.wording import rank_list
 
     for end in judge_ends(record):

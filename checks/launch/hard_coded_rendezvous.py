@@ -75,7 +75,7 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report what led the ranks away from their launcher, and ports that were taken."""
-    from ddpdoctor.checks.launch.hard_coded_rendezvous_run import misled_ranks
+    from ddpdoctor.checks.launch.environment_run import misled_ranks
 
     for misled in misled_ranks(record):
         yield CHECK.finding(

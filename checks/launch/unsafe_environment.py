@@ -32,7 +32,7 @@ from ddpdoctor.check import Check
 from ddpdoctor.finding import Finding, Refuted, Severity
 
 if TYPE_CHECKING:
-    from ddpdoctor.checks.launch.unsafe_environment_run import UnsafeVariable
+    from ddpdoctor.checks.launch.environment_run import UnsafeVariable
     from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
@@ -45,7 +45,7 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the variables of the job's environment that harm it."""
-    from ddpdoctor.checks.launch.unsafe_environment_run import unsafe_variables
+    from ddpdoctor.checks.launch.environment_run import unsafe_variables
 
     for variable in unsafe_variables(record):
         place = variable.location

@@ -79,8 +79,8 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report samplers that leave the shards of some ranks to no one, and shards that overlap."""
-    from ddpdoctor.checks.data.sampler_ranks_run import overlapping_shards
-    from ddpdoctor.checks.data.sampler_ranks_run import wrong_sampler_ranks as wrong_ranks_in_run
+    from ddpdoctor.checks.data.sharding_run import overlapping_shards
+    from ddpdoctor.checks.data.sharding_run import wrong_sampler_ranks as wrong_ranks_in_run
 
     for shards in overlapping_shards(record):
         yield CHECK.finding(

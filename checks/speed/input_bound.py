@@ -39,7 +39,7 @@ from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
 
 if TYPE_CHECKING:
-    from ddpdoctor.checks.speed.input_bound_run import DataWait
+    from ddpdoctor.checks.speed.steps_run import DataWait
     from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
@@ -70,7 +70,7 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report steps that wait for data, with the loader that feeds them."""
-    from ddpdoctor.checks.speed.input_bound_run import data_wait
+    from ddpdoctor.checks.speed.steps_run import data_wait
     from ddpdoctor.diagnosis.wording import milliseconds_text, site_location
 
     wait = data_wait(record)

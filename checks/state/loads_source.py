@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from ddpdoctor.finding import Fact
 from ddpdoctor.source.events import LONGEST_CONDITION, Event
 from ddpdoctor.source.interpreter.values import NONE, UNIFORM, Value, constant, only_of_files, options_of
 from ddpdoctor.source.projection import Projection
@@ -193,4 +194,18 @@ def _is_loaded_later(module: Module, call: ast.AST, name: str) -> bool:
         and node.func.attr == "load_state_dict"
         and any(isinstance(inner, ast.Name) and inner.id == name for entry in node.args for inner in descend(entry))
         for node in descend(function)
+    )
+
+
+# The callers by which a line in a function is come to, as evidence of what is said of the line.
+
+MAXIMUM_CALLERS = 3
+
+
+def callers(events: Sequence[Event], text: str) -> tuple[Fact, ...]:
+    """Return a fact for each of the first events that is in a called function, with the chain of calls to it."""
+    return tuple(
+        Fact(text=text, basis="source", location=event.location, stack=event.chain)
+        for event in events[:MAXIMUM_CALLERS]
+        if len({frame.function for frame in event.chain}) > 1
     )
