@@ -1,4 +1,4 @@
-"""How long ranks of a live run waited for others: in collectives, in backward, and in calls that still last."""
+"""How long ranks of a live run waited for others: in collectives, backward, barriers, and calls that still last."""
 
 from __future__ import annotations
 

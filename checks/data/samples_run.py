@@ -1,4 +1,4 @@
-"""Whether the data sets that samplers divide between the ranks are the same on all of them."""
+"""Whether data sets, splits and random numbers agree between ranks, and samples that evaluations count twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the ranks train on different samples: whole index lists, the data behind them, or the inputs themselves."""
+"""Whether the ranks train on different samples, and in every epoch in another order."""
 
 from __future__ import annotations
 

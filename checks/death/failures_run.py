@@ -1,4 +1,4 @@
-"""What NCCL says when it fails, and what mostly is behind it."""
+"""What NCCL, the driver and the first exception say when a job dies, and what mostly is behind it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exceptions that say what is wrong with the use of DDP, in torch's words."""
+"""What is wrong with the use of DDP: by torch's exceptions, by the wraps, and by later changes of the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether each rank works on its own GPU, and chose it in time."""
+"""Whether each rank works on its own GPU and chose it in time, and what forked processes use of their parent."""
 
 from __future__ import annotations
 

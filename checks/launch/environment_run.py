@@ -1,4 +1,4 @@
-"""Variables of the environment that do a job harm."""
+"""Variables, threads and addresses that do a job harm, and groups that are never destroyed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPUs that run slower than they could while they are at work: too hot, short of power, or below their peers."""
+"""GPUs that run slower than they could while they are at work, and those that mostly stand still."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that wait for their batches."""
+"""What the steps of a live run wait for: batches, results that are read back, and slow links."""
 
 from __future__ import annotations
 
