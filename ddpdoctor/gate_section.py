@@ -50,9 +50,9 @@ class TimeComparison(msgspec.Struct, frozen=True, kw_only=True):
     """Median of a step."""
     now_ms: float
     change: float
-    """0.05 is 5 % slower."""
+    """0.05 is 5% slower."""
     low: float
-    """The 95 % interval of ``change`` …"""
+    """The 95% interval of ``change`` …"""
     high: float
     allowed: float
     slower: bool
@@ -79,4 +79,8 @@ class GateSection(msgspec.Struct, frozen=True, kw_only=True):
     """Why it could not be compared, as a clause; the verdict is inconclusive then."""
     figures: tuple[Figure, ...] = ()
     times: TimeComparison | None = None
+    reproduce: str = ""
+    """The command, to be pasted, that gates this target again."""
+    accept: str = ""
+    """The one that writes the baseline anew; empty where there is none."""
     notes: tuple[str, ...] = ()

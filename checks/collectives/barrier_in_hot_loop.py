@@ -41,12 +41,11 @@ from ddpdoctor.finding import Fact, Finding, FoundInRun, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
-from ddpdoctor.source.queries.divergence import BARRIERS, function_around, mentions, nodes_of
+from ddpdoctor.source.queries.divergence import BARRIERS
 from ddpdoctor.source.queries.job_kind import framework
-from ddpdoctor.source.queries.numbers import SHOWS, followers
+from ddpdoctor.source.queries.shown_numbers import is_only_shown, unsettled
 from ddpdoctor.source.queries.wrapped_models import innermost_loop
 from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.script.syntax_index import last_name
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord, Site
@@ -60,7 +59,7 @@ CHECK = Check(
     needs_live=frozenset({"step_tracks", "call_tracks"}),
     advice_in_run=True,
     subjects=("collectives", "training"),
-    triggers=("barrier", "wait_for_everyone", "reduce"),
+    triggers=("barrier", "wait_for_everyone", "reduce", "gather"),
 )
 _REMEDY = "Remove it: DDP's backward synchronises the ranks in every step."
 
@@ -143,9 +142,7 @@ def _finding(record: RunRecord, kind: str, site: Site, told: str, numbers: Mappi
 
 # Collectives in every step of training that the step does not need.
 
-_REDUCTIONS = frozenset({"all_reduce", "reduce"})
-_KEEPING = frozenset({"update", "append", "add", "float", "int", "str", "round", "format", "len", "range"})
-"""Last names of functions that keep a number for later, or give it another form."""
+_REDUCTIONS = frozenset({"all_reduce", "reduce", "gather"})
 
 
 class EveryStep(msgspec.Struct, frozen=True, eq=False):
@@ -163,15 +160,18 @@ def every_step(projection: Projection) -> Iterator[EveryStep]:
     """Barriers, and reductions of a loss or metric that nothing is decided by, which run as often as a backward."""
     backwards = [event for event in projection.of_kind("backward") if event.loops]
     seen: set[ast.AST] = set()
+    script = projection.machine.script
     for event in projection.of_kind("collective"):
         if event.node in seen or not event.loops or event.guards or event.ranks != ALL_RANKS:
             continue
         is_barrier = event.name in BARRIERS
-        if not is_barrier and not (event.name in _REDUCTIONS and _for_logging(event)):
+        if not is_barrier and not (event.name in _REDUCTIONS and _is_of_the_batch(event)):
             continue
         for backward in backwards:
             meeting = _meeting_beside(projection, event, backward)
-            if _as_often(event, backward) and meeting is not None:
+            if meeting is not None and _as_often(script, event, backward, is_barrier):
+                if not is_barrier and not is_only_shown(script, event):
+                    break
                 seen.add(event.node)
                 yield EveryStep(event, backward, meeting, is_barrier)
                 break
@@ -193,45 +193,20 @@ def _meeting_beside(projection: Projection, event: Event, backward: Event) -> st
     return next((one.name for one in beside), None)
 
 
-def _as_often(event: Event, backward: Event) -> bool:
+def _as_often(script: Script, event: Event, backward: Event, is_barrier: bool) -> bool:
     """Return whether a collective runs in every turn of the innermost loop around a backward, whatever the step's
     number; a loop over a single micro-step is none.
     """
     loop = event.loops[-1]
     if loop.once or loop.node is not innermost_loop(backward):
         return False
-    return event.conditions == backward.conditions[: len(event.conditions)]
+    # A barrier under a setting may be there for a measurement, which is off; a job of several ranks is what it is for.
+    around, beside = (
+        unsettled(script, one.undecided, loop.node, any_setting=not is_barrier) for one in (event, backward)
+    )
+    return around == beside[: len(around)]
 
 
-def _for_logging(event: Event) -> bool:
-    """Return whether what is reduced is a number of the batch that is only shown or kept in meters.
-
-    No condition, backward, attribute, result or other call uses it, nor what is computed from it.
-    """
-    arguments = getattr(event.node, "args", [])
-    if not arguments or not isinstance(arguments[0], ast.Name) or not event.positional:
-        return False
-    if not any(kind in ("ddp", "batch") for kind, _ in tags_of(event.positional[0])):
-        return False
-    nodes = list(nodes_of(function_around(event.module, event.node)))
-    names = followers(nodes, arguments[0].id)
-    return not any(_uses(event, node, names) for node in nodes)
-
-
-def _uses(event: Event, node: ast.AST, names: set[str]) -> bool:
-    """Return whether a node does something else with one of some numbers than to show it or to compute with it."""
-    if isinstance(node, (ast.If, ast.While, ast.IfExp)):
-        return mentions(node.test, names)
-    if isinstance(node, (ast.Return, ast.Yield)):
-        return node.value is not None and mentions(node.value, names)
-    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-        return ast.unparse(node) in names
-    if not isinstance(node, ast.Call) or node is event.node or node.lineno < getattr(event.node, "lineno", 0):
-        return False
-    method = node.func if isinstance(node.func, ast.Attribute) else None
-    if method is not None and mentions(method.value, names):
-        return method.attr == "backward"
-    name = last_name(node.func)
-    if name in SHOWS | _KEEPING or event.module.resolve(node.func).startswith(("torch.", "numpy.")):
-        return False
-    return any(mentions(part, names) for part in (*node.args, *(entry.value for entry in node.keywords)))
+def _is_of_the_batch(event: Event) -> bool:
+    """Return whether a number that the model or a batch has given is reduced."""
+    return bool(event.positional) and any(kind in ("ddp", "batch") for kind, _ in tags_of(event.positional[0]))

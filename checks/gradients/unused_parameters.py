@@ -70,7 +70,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         yield CHECK.finding(
             "source",
             f"{'training_step' if unused.wrap.name == 'Trainer.fit' else 'forward'} of {unused.owner} "
-            f"{reaches.format(names)}, {follows or f'so DDP waits in vain for {whose}'}",
+            f"{reaches.format(names)}, {follows or f'so DDP waits for {whose} for ever'}",
             remedy=f"Let the loss depend on it through operations that carry gradients, or {freeze}{omit}."
             if unused.is_run
             else f"Remove it, or {freeze}.",

@@ -4,40 +4,38 @@ from __future__ import annotations
 
 import click
 
-from ddpdoctor.cli.options.command import help_option
+from ddpdoctor.cli.options.command import Share, help_option
 from ddpdoctor.cli.options.command import runs as complete_runs
 from ddpdoctor.cli.options.recorded_run import finished_run, run_directory
+from ddpdoctor.cli.options.run_output import RunOutput, of_text, run_output_options
 from ddpdoctor.errors import DdpDoctorError, ExitCode
-from ddpdoctor.report import streams
 
 
 @click.command(add_help_option=False)
 @click.argument("before", shell_complete=complete_runs)
 @click.argument("after", shell_complete=complete_runs)
 @click.option(
-    "--allow",
-    type=click.FloatRange(min=0.0, max=10.0),
-    default=0.05,
+    "--allowed-growth",
+    type=Share(),
+    default="5%",
     show_default=True,
     metavar="SHARE",
-    help="Share by which the step may become longer.",
+    help="The share by which the step may become longer, such as 5%.",
 )
-@click.option(
-    "--output-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Text or JSON."
-)
-@click.option("--no-color", is_flag=True, help="No colours; NO_COLOR in the environment does the same.")
+@run_output_options()
 @help_option()
 @click.pass_context
-def compare(ctx: click.Context, before: str, after: str, allow: float, output_format: str, no_color: bool) -> None:
+def compare(ctx: click.Context, before: str, after: str, allowed_growth: float, wanted: RunOutput) -> None:
     """Compare two recorded runs of a job, BEFORE and AFTER: run directories, or names of kept runs.
 
     Step time and phases come with a bootstrap interval, which separates change from noise; then bytes, new and resolved
     findings, and different settings: versions, environment, DDP's options, the script's git commit. Exits with 1 when
-    the step is longer by more than --allow beyond noise, and with 3 when too little was measured.
+    the step is longer by more than --allowed-growth beyond noise, and with 3 when too little was measured.
     """
     from ddpdoctor.diagnosis.performance import run_comparison
     from ddpdoctor.report.run import compare_text
 
+    wanted.refuse_what_cannot_be_written()
     opened = [finished_run(run_directory(run)) for run in (before, after)]
     (first, one), (second, other) = opened
     try:
@@ -56,10 +54,12 @@ def compare(ctx: click.Context, before: str, after: str, allow: float, output_fo
     ]
     gone = [finding for mark, finding in findings[0].items() if mark not in findings[1]]
     come = [finding for mark, finding in findings[1].items() if mark not in findings[0]]
-    if output_format == "json":
-        streams.write_result(compare_text.as_json(compared, gone, come, allow))
-    else:
-        colour = streams.colours_wanted(no_color)
-        text = compare_text.render(compared, gone, come, allow, streams.result_width(), colour=colour)
-        streams.write_result(text)
-    ctx.exit(ExitCode.FINDINGS if compared.is_regression(allow) else ExitCode.CLEAN)
+
+    def render(kind: str, width: int, colour: bool) -> str:
+        if kind == "json":
+            return compare_text.as_json(compared, gone, come, allowed_growth)
+        text = compare_text.render(compared, gone, come, allowed_growth, width, colour=colour)
+        return of_text(kind, f"{first.name} and {second.name}", text)
+
+    wanted.write_rendered(render)
+    ctx.exit(ExitCode.FINDINGS if compared.is_regression(allowed_growth) else ExitCode.CLEAN)

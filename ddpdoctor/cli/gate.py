@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,11 +12,14 @@ import click
 
 from ddpdoctor.cli.examination_output import ExaminationOutput, output_options
 from ddpdoctor.cli.options.command import (
+    OWN_WORDS,
     SCRIPT_ARGUMENTS,
     ScriptCommand,
     Seconds,
+    Share,
     help_option,
     launch_line,
+    options_of,
     paths_argument,
     script_path,
 )
@@ -33,17 +35,19 @@ from ddpdoctor.launch.request import Launch, LaunchLine
 from ddpdoctor.report import streams
 
 _OWN_CHECKS = {"DDP901": "budget-growth", "DDP902": "lost-reach", "DDP903": "step-time-growth"}
-_SHARE = re.compile(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*(%?)\s*")
-
-
-def share(value: str | None) -> float | None:
-    """Read ``5%`` or ``0.05``; raises BadParameter."""
-    if value is None:
-        return None
-    match = _SHARE.fullmatch(value)
-    if match is None:
-        raise click.BadParameter(f"{value} is not a share: write it as 5% or 0.05")
-    return float(match[1]) / (100 if match[2] else 1)
+_SAID_ELSEWHERE = (
+    "-m",
+    "--module",
+    "--update",
+    "--prune",
+    "-o",
+    "--output",
+    "--output-format",
+    "--report",
+    "--force",
+    "--no-color",
+)
+"""Options that a command to be pasted says itself, or that are about where this report goes."""
 
 
 @click.command(cls=ScriptCommand, add_help_option=False)
@@ -59,9 +63,9 @@ def share(value: str | None) -> float | None:
 @click.option("--prune", is_flag=True, help="Remove from the baseline what is no longer found or needed; add nothing.")
 @click.option("--against", metavar="REV", help="Compare with another git revision instead of a baseline.")
 @click.option(
-    "--time-budget",
+    "--allowed-time-growth",
     metavar="SHARE",
-    callback=lambda ctx, parameter, value: share(value),
+    type=Share(),
     help="With --against: the share by which a step may become slower, such as 5%; timed in pairs of rehearsals.",
 )
 @click.option(
@@ -70,12 +74,12 @@ def share(value: str | None) -> float | None:
     default=5,
     show_default=True,
     metavar="N",
-    help="Pairs of rehearsals for --time-budget.",
+    help="Pairs of rehearsals for --allowed-time-growth.",
 )
 @click.option(
     "--allowed-growth",
     metavar="SHARE",
-    callback=lambda ctx, parameter, value: share(value),
+    type=Share(),
     help="The share by which each figure of the budget may grow.  [default: 0]",
 )
 @click.option(
@@ -98,7 +102,7 @@ def gate(
     update: bool,
     prune: bool,
     against: str | None,
-    time_budget: float | None,
+    allowed_time_growth: float | None,
     pairs: int,
     allowed_growth: float | None,
     time_limit: float | None,
@@ -124,8 +128,8 @@ def gate(
     Exit code: 0 as agreed on, 1 red, 2 wrong usage, 3 inconclusive, 130 interrupted.
     """
     _refuse_contradictions({"--watch": watch, "--update": update, "--prune": prune, "--against": against is not None})
-    if time_budget is not None and against is None:
-        raise UsageError("`--time-budget` goes with `--against`", "Times of other machines cannot be compared.")
+    if allowed_time_growth is not None and against is None:
+        raise UsageError("`--allowed-time-growth` goes with `--against`", "Times of other machines cannot be compared.")
     if watch:
         ctx.exit(
             _watched(
@@ -156,11 +160,11 @@ def gate(
         ),
         baseline=directory / file,
         shown_baseline=file,
-        named_baseline=baseline or "",
+        options=_given(ctx),
         mode=mode,
         against=against or "",
         allowed_growth=_first(allowed_growth, settings.gate.allowed_growth, 0.0),
-        time_budget=time_budget,
+        allowed_time_growth=allowed_time_growth,
         pairs=pairs,
         time_limit_s=_first(time_limit, settings.gate.time_limit_s, 600.0),
         ignored=frozenset(code for code in _OWN_CHECKS if _is_named(code, words(ignore) or settings.ignore)),
@@ -170,6 +174,21 @@ def gate(
     examination = together(examinations)
     wanted.write(examination)
     ctx.exit(examination.exit_code)
+
+
+def _given(ctx: click.Context) -> tuple[str, ...]:
+    """Return the options of the command line that say how to examine and to compare, as they were written."""
+    takes_value = {name: not option.is_flag for option in options_of(ctx.command) for name in option.opts}
+    words = list(ctx.meta[OWN_WORDS])
+    given: list[str] = []
+    while words:
+        name, joined, _ = words[0].partition("=") if words[0].startswith("--") else (words[0][:2], words[0][2:], "")
+        option = [words.pop(0)]
+        if takes_value.get(name) and not joined and words:
+            option.append(words.pop(0))
+        if name.startswith("-") and name not in _SAID_ELSEWHERE:
+            given += option
+    return tuple(given)
 
 
 def _watched(

@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from ddpdoctor.cli.options.command import MOST_PROCESSES, SCRIPT, SCRIPT_ARGUMENTS, JobCommand, help_option
-from ddpdoctor.cli.options.run_output import RunFormat, RunOutput, run_output_options
+from ddpdoctor.cli.options.run_output import TRACE, RunOutput
 from ddpdoctor.errors import UsageError
 from ddpdoctor.launch.environment import RANKS_WITHOUT_GPU, ObservedCommand, launch_command, observed
 from ddpdoctor.record import layout
@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     metavar="COMMAND",
     help="Run this command once when the job is proved to hang, with the finding as JSON on stdin.",
 )
-@run_output_options
+@TRACE
 @help_option()
 @click.pass_context
 def profile(
@@ -98,12 +98,7 @@ def profile(
     key_file: str | None,
     metrics: str | None,
     on_hang: str | None,
-    output_format: RunFormat,
-    output: str | None,
-    reports: tuple[str, ...],
-    export: str | None,
-    force: bool,
-    no_color: bool,
+    wanted: RunOutput,
 ) -> None:
     """Run a job under observation, or attach to a running one.
 
@@ -150,9 +145,6 @@ def profile(
             "--nproc does not apply to the command after `--`",
             "Pass the number of ranks to the launcher in the command.",
         )
-    wanted = RunOutput(
-        format=output_format, file=output, reports=reports, export=export, force=force, no_color=no_color
-    )
     wanted.refuse_what_cannot_be_written(ctx.meta.get(SCRIPT))
     command = _command(ctx, module, nproc, python)
     on_screen = not no_tui and streams.screen_possible()
@@ -161,7 +153,7 @@ def profile(
 
         if run_dir is not None and ctx.get_parameter_source("run_dir") is ParameterSource.COMMANDLINE:
             raise UsageError("--attach writes no record", "Omit --run-dir.")
-        if export is not None:
+        if wanted.export is not None:
             raise UsageError("--attach has no record to export", "Omit --export.")
         ctx.exit(look_on(attached, key_file, wanted, on_screen=on_screen))
     alone = _one_rank_samples_per_s(one_rank)

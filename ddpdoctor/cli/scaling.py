@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from ddpdoctor.cli.options.command import MOST_PROCESSES, SCRIPT, SCRIPT_ARGUMENTS, JobCommand, help_option
+from ddpdoctor.cli.options.run_output import RunOutput, of_text, run_output_options
 from ddpdoctor.errors import DdpDoctorError, ExitCode, UsageError
 from ddpdoctor.report import streams
 
@@ -24,12 +25,7 @@ from ddpdoctor.report import streams
 )
 @click.option("--python", metavar="PATH", help="Python interpreter of the ranks; by default, one that has torch.")
 @click.option("--no-links", is_flag=True, help="Do not measure the links.")
-@click.option("--export", metavar="FILE", help="Write the plot as SVG.")
-@click.option("--force", is_flag=True, help="Let --export overwrite a file that is not of ddpdoctor.")
-@click.option(
-    "--output-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Text or JSON."
-)
-@click.option("--no-color", is_flag=True, help="No colours; NO_COLOR in the environment does the same.")
+@run_output_options("svg", help="Write the plot: svg=FILE.")
 @help_option()
 @click.pass_context
 def scaling(
@@ -38,10 +34,7 @@ def scaling(
     steps: int | None,
     python: str | None,
     no_links: bool,
-    export: str | None,
-    force: bool,
-    output_format: str,
-    no_color: bool,
+    wanted: RunOutput,
 ) -> None:
     """Run SCRIPT on several numbers of ranks on this machine, and report how it scales.
 
@@ -62,12 +55,11 @@ def scaling(
         raise UsageError("give a script", "`ddpdoctor scaling train.py --ranks 1,2,4` starts it by torch's launcher.")
     if not Path(script).is_file():
         raise UsageError(f"{script} is a directory" if Path(script).is_dir() else f"{script} does not exist")
-    wanted = _numbers(numbers, visible_gpus(os.environ))
-    if export is not None:
-        OutputFile(export, force=force, sources=(Path(script),)).refuse()
+    ranks_wanted = _numbers(numbers, visible_gpus(os.environ))
+    wanted.refuse_what_cannot_be_written(script)
     interpreter = find_interpreter(python).path
     runs = []
-    for ranks in wanted:
+    for ranks in ranks_wanted:
         streams.say(f"ddpdoctor: {script} on {ranks} {'rank' if ranks == 1 else 'ranks'}")
         command = script_command(
             interpreter, script, ctx.meta[SCRIPT_ARGUMENTS], ranks, module=False, spawns_ranks=False
@@ -75,23 +67,25 @@ def scaling(
         runs.append(run_on(command, ranks, steps))
     sweeps: list[LinkSweep] = []
     notes: list[str] = []
-    for ranks in () if no_links else [number for number in wanted if number > 1]:
+    for ranks in () if no_links else [number for number in ranks_wanted if number > 1]:
         streams.say(f"ddpdoctor: the links of {ranks} ranks")
         try:
             sweeps.append(sweep(interpreter, ranks))
         except DdpDoctorError as error:
             notes.append(error.message)
     cores = len(os.sched_getaffinity(0))
-    if not visible_gpus(os.environ) and max(wanted) > cores:
-        notes.append(f"{max(wanted)} ranks share {cores} cores: the figures include what they lose to each other")
+    if not visible_gpus(os.environ) and max(ranks_wanted) > cores:
+        notes.append(f"{max(ranks_wanted)} ranks share {cores} cores: the figures include what they lose to each other")
     result = MeasuredScaling(name=Path(script).name, points=points_of(runs), sweeps=tuple(sweeps), notes=tuple(notes))
-    if export is not None:
-        OutputFile(export, force=force).write_text(scaling_text.as_svg(result), "html")
-    if output_format == "json":
-        streams.write_result(scaling_text.as_json(result))
-    else:
-        colour = streams.colours_wanted(no_color)
-        streams.write_result(scaling_text.render(result, streams.result_width(), colour=colour))
+    if wanted.exported is not None:
+        OutputFile(wanted.exported, force=wanted.force).write_text(scaling_text.as_svg(result), "html")
+
+    def render(kind: str, width: int, colour: bool) -> str:
+        if kind == "json":
+            return scaling_text.as_json(result)
+        return of_text(kind, result.name, scaling_text.render(result, width, colour=colour))
+
+    wanted.write_rendered(render)
     ctx.exit(ExitCode.INCONCLUSIVE if any(run.failed for run in runs) else ExitCode.CLEAN)
 
 

@@ -9,7 +9,7 @@ import click
 from ddpdoctor.cli.options.command import help_option
 from ddpdoctor.cli.options.command import runs as complete_runs
 from ddpdoctor.cli.options.recorded_run import finished_run, run_directory
-from ddpdoctor.report import streams
+from ddpdoctor.cli.options.run_output import RunOutput, of_text, run_output_options
 
 
 @click.command(name="what-if", add_help_option=False)
@@ -22,12 +22,9 @@ from ddpdoctor.report import streams
     help="Predict only this change, such as bucket_cap_mb=100, workers=4, accumulation=4, hook=bf16_compress, "
     "link_speed=2, ranks=64; repeat the option to combine changes.",
 )
-@click.option(
-    "--output-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Text or JSON."
-)
-@click.option("--no-color", is_flag=True, help="No colours; NO_COLOR in the environment does the same.")
+@run_output_options()
 @help_option()
-def what_if(run: str | None, settings: tuple[str, ...], output_format: str, no_color: bool) -> None:
+def what_if(run: str | None, settings: tuple[str, ...], wanted: RunOutput) -> None:
     """Predict the gain of changes to RUN: a run directory, or the name of a kept run; by default the newest.
 
     The steps of the run are simulated: every rank's computation, its buckets on one stream, its waits. Each change
@@ -36,14 +33,16 @@ def what_if(run: str | None, settings: tuple[str, ...], output_format: str, no_c
     from ddpdoctor.what_if.answer import what_if as predict
     from ddpdoctor.what_if.settings import parse
 
+    wanted.refuse_what_cannot_be_written()
     asked = parse(settings) if settings else None
     directory = run_directory(run)
     snapshot, record = finished_run(directory)
     answer = predict(record, asked, name=snapshot.name, directory=str(directory))
     from ddpdoctor.report.run import what_if_text
 
-    if output_format == "json":
-        streams.write_result(what_if_text.as_json(answer))
-        return
-    colour = streams.colours_wanted(no_color)
-    streams.write_result(what_if_text.render(answer, str(Path.cwd()), streams.result_width(), colour=colour))
+    def render(kind: str, width: int, colour: bool) -> str:
+        if kind == "json":
+            return what_if_text.as_json(answer)
+        return of_text(kind, answer.name, what_if_text.render(answer, str(Path.cwd()), width, colour=colour))
+
+    wanted.write_rendered(render)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 FEWEST_PAIRS = 3
 _T_95 = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16, 2.145, 2.131)
-"""Student's t of the two-sided 95 % interval, by degrees of freedom from 1; later ones are taken for 1.96 and more."""
+"""Student's t of the two-sided 95% interval, by degrees of freedom from 1; later ones are taken for 1.96 and more."""
 
 
 def step_times_ms(record: RunRecord) -> tuple[float, ...]:
@@ -104,10 +104,9 @@ class GateTarget(msgspec.Struct, frozen=True, kw_only=True):
     """What it is called in the baseline: its command line."""
     line: LaunchLine
 
-    def update_command(self, baseline: str = "") -> str:
-        """Return the command, to be pasted, that writes its entry of the baseline, of the usual one by default."""
+    def command(self, options: Sequence[str]) -> str:
+        """Return the command, to be pasted, that gates this target alone with some options."""
         line = self.line
-        options = ["--update", *(("--baseline", baseline) if baseline else ())]
         if line.launch.starter:
             return plain(shlex.join(["ddpdoctor", "gate", *options, "--"])) + f" {self.name}"
         script = [*(("-m",) if line.launch.module else ()), line.target]
@@ -123,17 +122,25 @@ class GateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """How each target is examined; its own target and arguments do not count."""
     baseline: Path
     shown_baseline: str
-    named_baseline: str = ""
-    """What the command line says of it; empty where it says nothing."""
+    options: tuple[str, ...] = ()
+    """What the command line says of all this but ``mode``, to be said again in commands that are to be pasted."""
     mode: Mode = "compare"
     against: str = ""
     """A git revision to compare with, instead of the baseline."""
     allowed_growth: float = 0.0
-    time_budget: float | None = None
+    allowed_time_growth: float | None = None
     """With ``against``: by what share a step may become slower."""
     pairs: int = 5
     time_limit_s: float = 600.0
     ignored: frozenset[str] = frozenset()
+
+    def again(self, target: GateTarget) -> str:
+        """Return the command that gates one target as this does."""
+        return target.command(self.options)
+
+    def accepting(self, target: GateTarget) -> str:
+        """Return the command that writes the baseline's entry of a target; empty where a revision is compared."""
+        return "" if self.against else target.command(("--update", *self.options))
 
 
 class TimeIsUp(BaseException):
@@ -218,7 +225,7 @@ class _OtherRevision:
 
     def times(self, request: GateRequest, target: GateTarget, clock: _Clock, on_progress: OnProgress) -> TimeComparison:
         """Time pairs of rehearsals, that revision and this one by turns first, as many as the time allows."""
-        assert request.time_budget is not None
+        assert request.allowed_time_growth is not None
         pairs: list[tuple[tuple[float, ...], tuple[float, ...]]] = []
         longest_s = 0.0
         for number in range(request.pairs):
@@ -232,7 +239,7 @@ class _OtherRevision:
                 sides[here] = step_times_ms(record) if record is not None else ()
             pairs.append((sides[False], sides[True]))
             longest_s = max(longest_s, time.monotonic() - began_s)
-        return compare_times(pairs, request.time_budget)
+        return compare_times(pairs, request.allowed_time_growth)
 
 
 @contextmanager
@@ -313,14 +320,14 @@ def _baseline(request: GateRequest) -> dict[str, Entry]:
     if entries is None:
         raise UsageError(
             f"there is no baseline {shown}",
-            f"`{request.targets[0].update_command(request.named_baseline)}` writes it; commit it with the script.",
+            f"`{request.accepting(request.targets[0])}` writes it; commit it with the script.",
         )
     for target in request.targets:
         if target.name not in entries:
             known = ", ".join(f"`{name}`" for name in entries) or "none"
             raise UsageError(
                 f"{shown} has no entry for `{target.name}`, only for {known}",
-                f"`{target.update_command(request.named_baseline)}` adds one; a target is identified by its command"
+                f"`{request.accepting(target)}` adds one; a target is identified by its command"
                 " line, including arguments.",
             )
     return entries
@@ -348,14 +355,19 @@ def _one(
         before=baseline.get(target.name),
         allowed_growth=request.allowed_growth,
         ignored=request.ignored,
-        update="" if request.against else target.update_command(request.named_baseline),
+        update=request.accepting(target),
+        again=request.again(target),
     )
     try:
         if other is not None:
             wanted = _against(request, target, other, wanted, clock, rehearsals, on_progress)
             rehearsals -= 1
         examination, record = _examined(request, target, clock.share_s(rehearsals), on_progress)
-        if other is not None and request.time_budget is not None and examination.rehearsal.status == "completed":
+        if (
+            other is not None
+            and request.allowed_time_growth is not None
+            and examination.rehearsal.status == "completed"
+        ):
             times = other.times(request, target, clock, on_progress)
             wanted = msgspec.structs.replace(wanted, times=times)
     except UnreadableScript as error:
@@ -415,5 +427,5 @@ def _not_examined(request: GateRequest, target: GateTarget, reason: str, code: E
         rehearsal=RehearsalSection(status="failed", reason=reason, hint=hint) if reason else not_rehearsed(),
         findings=(),
         outcomes=(),
-        gate=GateSection(against=request.against or request.shown_baseline),
+        gate=GateSection(against=request.against or request.shown_baseline, reproduce=request.again(target)),
     )

@@ -35,12 +35,17 @@ def amount(figure: Figure, value: float) -> str:
 
 
 def share(figure: Figure) -> str:
-    """Return the change in percent, such as ``+50 %``; empty where there is none to tell."""
+    """Return the change in percent, such as ``+50%``; empty where there is none to tell."""
     if figure.before is None or figure.change == "same":
         return ""
     if not figure.before:
         return "new"
-    return f"{100 * (figure.now - figure.before) / figure.before:+.1f} %"
+    return percent((figure.now - figure.before) / figure.before, signed=True)
+
+
+def percent(share: float, *, signed: bool = False) -> str:
+    """Return a share as ``63%``, below 10% with one digit."""
+    return format(100 * share, f"{'+' if signed else ''}.{0 if abs(share) >= 0.0995 else 1}f").removesuffix(".0") + "%"
 
 
 Metric = Literal[

@@ -44,7 +44,7 @@ Key = tuple[str, tuple[str, str, str]]
 def compared(before: Budget | None, now: Budget, root: str, allowed_growth: float) -> tuple[Figure, ...]:
     """Compare every metric; one that neither budget has is left out.
 
-    ``allowed_growth`` is a share of the value before: 0.05 lets a figure grow by 5 %. Only steps that both budgets
+    ``allowed_growth`` is a share of the value before: 0.05 lets a figure grow by 5%. Only steps that both budgets
     have are compared.
     """
     figures = [_figure(metric, before, now, root, allowed_growth) for metric in METRICS]
@@ -211,6 +211,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """Codes of this gate's own findings that the user does not want."""
     update: str = ""
     """The command that agrees on what is found now; empty where a revision is compared, and there is none."""
+    again: str = ""
+    """The command that examines and compares again."""
     times: TimeComparison | None = None
     notes: tuple[str, ...] = ()
 
@@ -274,6 +276,8 @@ def judged(examination: Examination, now: Entry | None, wanted: Wanted) -> Exami
         steps=sum(now.budget.windows) if now is not None else 0,
         times=wanted.times,
         doubt=doubt,
+        reproduce=wanted.again,
+        accept=wanted.update if findings and may_be_agreed_on(examination) else "",
         notes=(*wanted.notes, *_notes(before, now, figures, gone, wanted.update)),
     )
     return with_verdict(msgspec.structs.replace(examination, findings=findings, gate=section), doubt)

@@ -1,8 +1,8 @@
 """A step takes longer than in the revision that it is compared with.
 
 What it finds
-    With `--against REV --time-budget 5%`: in pairs of rehearsals, one of each revision and by turns first, a step of
-    this one takes longer by more than the budget, with the whole 95 % interval of the pairs above it.
+    With `--against REV --allowed-time-growth 5%`: in pairs of rehearsals, one of each revision and by turns first, a
+    step of this one takes longer by more than is allowed, with the whole 95% interval of the pairs above it.
 
 Why it is bad
     Every step of the job will take longer.
@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from ddpdoctor.check import Check, LoadedCheck
 from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.gate.budget import percent
 from ddpdoctor.gate_section import TimeComparison
 
 CHECK = Check(code="DDP903", name="step-time-growth", severity={"rehearsal": Severity.ERROR})
@@ -35,13 +36,13 @@ def finding(times: TimeComparison, against: str) -> Finding:
     """Return the finding for steps that became slower."""
     fact = Fact(
         text=f"{times.pairs} pairs of rehearsals: {times.before_ms:.1f} ms a step before, {times.now_ms:.1f} ms now;"
-        f" 95 % interval {100 * times.low:+.1f} to {100 * times.high:+.1f} %, allowed {100 * times.allowed:.1f} %",
+        f" 95% interval {times.low:+.1%} to {times.high:+.1%}, allowed {percent(times.allowed)}",
         basis="rehearsal",
         numbers={"before_ms": times.before_ms, "now_ms": times.now_ms, "low": times.low, "high": times.high},
     )
     return CHECK.finding(
         "rehearsal",
-        f"a step takes {100 * times.change:.1f} % longer than in {against}",
+        f"a step takes {percent(times.change)} longer than in {against}",
         remedy="Look at what changed in the step; `ddpdoctor profile` shows where its time goes.",
         evidence=(fact,),
     )

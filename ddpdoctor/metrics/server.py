@@ -247,7 +247,7 @@ FAMILIES = (
     ),
     _family(
         "step_p95_seconds",
-        "95 % of the newest steps were shorter",
+        "95% of the newest steps were shorter",
         _job(lambda snapshot: None if snapshot.step_times is None else snapshot.step_times.p95_ns, 1 / _SECOND_NS),
         unit="seconds",
     ),

@@ -89,6 +89,9 @@ def _named(
         return "interrupted", "killed", {}
     if models := _MODELS.search(text):
         return _other_models(models)
+    if any(frame.function == "_exit_barrier" for frame in frames):
+        # Launchers wait here for those of other nodes, when their ranks have ended.
+        return "lost-peer", "early-exit", {}
     found = statement_in(text, anywhere=anywhere)
     own = found is not None and found.row.event not in ("no-rendezvous", "lost-peer", "raised")
     if is_of_rendezvous(frames) and not own and _is_of_sockets(kind, text):

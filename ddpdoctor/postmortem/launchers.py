@@ -225,11 +225,12 @@ def incidents_in(text: str) -> Iterator[Incident]:
             kind="killed-by-scheduler", trouble="killed", host=match["host"], type="node failure", message=text.strip()
         )
     elif match := _DEEPSPEED.search(text):
-        # The command in front of it is that of the last rank, whichever failed.
+        # The command in front of it is that of the last rank, whichever failed; one whose last rank is 0 has no other.
         left = int(match["code"])
         yield Incident(
             kind="left" if left > 0 else "signalled", trouble="early-exit" if left > 0 else "killed", type="deepspeed",
             exit_code=left if left > 0 else None, signal=-left if left < 0 else None, message=text.strip(),
+            rank=0 if "'--local_rank=0'" in text else None,
         )  # fmt: skip
     elif match := _PYTHON_FAULT.search(text):
         yield Incident(
@@ -249,17 +250,20 @@ def incidents_in(text: str) -> Iterator[Incident]:
         )  # fmt: skip
 
 
-def of_command(text: str) -> Incident | None:
-    """Return how a launcher ended that another program had started, by what ``subprocess`` says; None for others."""
+def of_command(text: str, *, of_rank: bool = False) -> Incident | None:
+    """Return how a launcher ended that another program had started, by what ``subprocess`` says; None for others.
+
+    ``of_rank``: a launcher says it of one of its ranks.
+    """
     match = _COMMAND.search(text)
     launcher = _LAUNCHES.search(match["command"]) if match else None
-    if match is None or launcher is None:
+    if match is None or not (launcher or of_rank):
         return None
     code, number = match["code"], match["signal"]
     return Incident(
         kind="left" if code else "signalled", trouble="early-exit" if code else "killed", type="command",
         exit_code=int(code) if code else None, signal=int(number) if number else None,
-        message=f"{launcher[0]} {match['end']}",
+        message=f"{launcher[0] if launcher and not of_rank else 'a rank'} {match['end']}",
     )  # fmt: skip
 
 

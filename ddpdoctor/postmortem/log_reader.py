@@ -19,7 +19,7 @@ from ddpdoctor.postmortem.failures import details_of, is_of_rendezvous, own_rank
 from ddpdoctor.postmortem.prefixes import Habit, Prefixed, last_time, nanoseconds, split
 from ddpdoctor.postmortem.progress import Later, Progress, went_on
 from ddpdoctor.postmortem.scan import Heed, Scanner
-from ddpdoctor.postmortem.tracebacks import HEADER, Raised, Tracebacks, parse
+from ddpdoctor.postmortem.tracebacks import HEADER, Raised, Tracebacks, hint_of, parse
 from ddpdoctor.record.streams.setup import Incident, RankEnding
 
 # Takes the text out of lines that a logger or a collector wrote as one JSON object each.
@@ -169,6 +169,11 @@ _WORLD = re.compile(r"(?:\d+/(?P<joined>\d+) clients joined|world_size[=:] ?(?P<
 _LAUNCHER = re.compile(
     r"/torch/distributed/(?:run|launch|launcher/api|elastic/agent/server/api)\.py$|/multiprocessing/spawn\.py$"
 )
+_STARTER = re.compile(r"/deepspeed/launcher/\w+\.py$|/accelerate/commands/launch\.py$")
+"""Launchers that raise what ``subprocess`` says of the ranks."""
+_ESCAPED = re.compile(r"(?P<quote>[\"']?)Traceback \(most recent call last\):(?=\\n)")
+_PLAIN = re.compile(r"([^\\]*)(?:\\(.))?")
+_ESCAPES = {"n": "\n", "t": "\t"}
 _FROM_OUTSIDE = frozenset({"SignalException"})
 _GROUPS = frozenset({"ExceptionGroup", "BaseExceptionGroup"})
 """Their parts follow, each with a traceback of its own."""
@@ -204,6 +209,9 @@ class LogRead(msgspec.Struct, kw_only=True):
     """The last one that reports something."""
     endpoint: str = ""
     """Where the ranks meet, as the launcher prints it."""
+    began_ns: int = 0
+    ended_ns: int = 0
+    """By its first and its last time stamp."""
     problem: str = ""
     """A clause where it could not be read to its end."""
     of_training: bool = True
@@ -275,6 +283,7 @@ class LogReader:
         self._shift_local_ranks()
         read.last_line = max([read.last_line, *(one.line for one in read.incidents)])
         read.later = self._progress.at_the_end(*scanner.tail)
+        read.ended_ns = last_time(scanner.tail[0].decode("utf-8", "replace"), self._year) or self._time_ns
         read.incidents = [
             replace(one, went_on=went_on(read.later, one.line, one.rank)) if one.line else one for one in read.incidents
         ]
@@ -373,6 +382,8 @@ class LogReader:
         """Return the line without its prefixes; several where it is an object that holds several."""
         outer = lines_of(line) if line.startswith("{") else []
         if not outer:
+            if "(most recent call last):\\n" in line and (match := _ESCAPED.search(line)):
+                return self._escaped(line, match)
             return (split(line, self._habit, self._year),)
         inner = [split(one.text, self._habit, self._year) for one in outer]
         for one, of_object in zip(inner, outer, strict=True):
@@ -380,6 +391,19 @@ class LogReader:
             one.host, one.marked = one.host or of_object.host, one.marked or of_object.marked
             one.time_ns = of_object.time_ns or one.time_ns
         return inner
+
+    def _escaped(self, line: str, match: re.Match[str]) -> Sequence[Prefixed]:
+        """Return the lines of a traceback that stands in a string of its line, as records and error files have it."""
+        pieces: list[str] = []
+        for plain, escape in _PLAIN.findall(line, match.end()):
+            before, quote, _ = plain.partition(match["quote"]) if match["quote"] else (plain, "", "")
+            pieces.append(before)
+            if quote:
+                break
+            pieces.append(_ESCAPES.get(escape, escape))
+        lines = "".join(pieces).splitlines()[1:]
+        first = split(line[: match.end()], self._habit, self._year)
+        return [first, *(replace(first, text=one) for one in lines[:_MOST_LINES])]
 
     def _take_text(self, prefixed: Prefixed, text: str, number: int) -> None:
         if not self._table.open and self._table.begins_within(text):
@@ -394,12 +418,13 @@ class LogReader:
                 Raised(
                     marked=prefixed.marked, line=number, host=prefixed.host, pid=prefixed.pid, time_ns=self._time_ns,
                     rank=self._spawned if prefixed.rank is None else prefixed.rank, position=next(self._positions),
-                    width=self._boxes.width, headless=not begins,
+                    width=self._boxes.width, headless=not begins, hint=hint_of(text),
                 )
             )  # fmt: skip
             self._spawned = None
             if begins:
                 self._of_launcher(prefixed, text.partition(HEADER)[0])
+            if begins or hint_of(text):
                 return
         belongs, done = self._tracebacks.take(prefixed.marked, text)
         self._add_raised(done)
@@ -446,7 +471,9 @@ class LogReader:
             self._add_ending(ending, prefixed, of_task="srun:" in text)
         incidents = tuple(launchers.incidents_in(text))
         for incident in incidents:
-            self._add(incident, prefixed, number)
+            # Of each node with a single process that one is the first.
+            elsewhere = incident.type == "deepspeed" and bool(prefixed.host)
+            self._add(replace(incident, rank=None) if elsewhere else incident, prefixed, number)
         if endings or incidents or launchers.OF_NCCL in text:
             return
         grave = _GRAVE.search(text[:HEAD_OF_A_LINE]) is not None
@@ -554,10 +581,13 @@ class LogReader:
             frames = tuple(reversed(root.frames)) + (() if root is raised else tuple(reversed(raised.frames)))
             by_launcher = any(_LAUNCHER.search(frame.file) for frame in frames)
             endings = tuple(launchers.endings_in(root.text)) if by_launcher else ()
+            by_starter = bool(frames) and _STARTER.search(frames[0].file) is not None
             if root.type in _FROM_OUTSIDE:
                 incident = _signalled_from_outside(root.type, root.text)
-            elif root.type == "CalledProcessError" and (ended := launchers.of_command(root.text)) is not None:
+            elif root.type == "CalledProcessError" and (ended := launchers.of_command(root.text, of_rank=by_starter)):
                 incident = ended
+            elif by_starter and frames[0].function.endswith("handler"):
+                incident = _from_outside(None, root.type, root.text)
             elif endings or (by_launcher and root.type in _ANNOUNCES):
                 for ending in endings:
                     self._add_ending(ending, Prefixed("", host=raised.host))
@@ -566,7 +596,7 @@ class LogReader:
             elif not root.type:
                 if _LAUNCHER.search(frames[0].file):
                     continue
-                incident = _cut_off(frames)
+                incident = replace(_cut_off(frames), type=root.hint)
             else:
                 kind, trouble, more = details_of(root.type, root.text, frames)
                 incident = Incident(

@@ -153,6 +153,14 @@ def last_time(text: str, year: int = 0) -> int:
     return _without_year(stamps[-1], year) if stamps else 0
 
 
+def first_time(text: str, year: int = 0) -> int:
+    """Return the first time stamp in a piece of a log; 0 where there is none."""
+    if match := _ISO.search(text):
+        return nanoseconds(match[0])
+    stamp = _STAMP.search(text)
+    return _without_year(stamp, year) if stamp else 0
+
+
 @lru_cache(maxsize=4096)
 def nanoseconds(text: str) -> int:
     """Nanoseconds since the epoch of a time with a date; UTC where it says no zone; 0 where it is none."""

@@ -20,7 +20,7 @@ from ddpdoctor.postmortem.dumps.nccl_reports import REPORT, NcclReports
 from ddpdoctor.postmortem.failures import details_of, own_rank
 from ddpdoctor.postmortem.inputs import LARGEST_ERROR_FILE, Found, find_inputs, opened
 from ddpdoctor.postmortem.log_reader import MARKS, LogRead, LogReader
-from ddpdoctor.postmortem.prefixes import habit_of
+from ddpdoctor.postmortem.prefixes import first_time, habit_of
 from ddpdoctor.postmortem.tracebacks import parse
 from ddpdoctor.record.model import Job, Rank, RankEnd, RankException, RunRecord
 from ddpdoctor.record.streams.setup import Incident, LogEvidence
@@ -201,6 +201,8 @@ def read_postmortem(
         told_by.append((found, told))
     told_by, of_others = _of_the_newest_script(told_by, frozenset(paths))
     notes += of_others
+    told_by, of_others = _of_the_newest_run(told_by, frozenset(paths))
+    notes += of_others
     read = [told for _, told in told_by]
     runs = [found for found in inputs.found if found.kind == "run"]
     if read_run is not None:
@@ -238,6 +240,7 @@ def _read(found: Found, positions: count[int], stdin: BinaryIO | None) -> LogRea
             year=_year_of(found),
         )
         reader.note_ranks(sample)
+        reader.read_so_far.began_ns = first_time(sample.decode("utf-8", "replace"), _year_of(found))
         return reader.read(stream)
 
 
@@ -294,12 +297,45 @@ def _of_the_newest_script(
         return told_by, []
     newest = max((found for found, _ in told_by if _family(found) in jobs), key=_written_ns)
     script = jobs[_family(newest)]
-    left_out = [found.name for found, _ in told_by if jobs.get(_family(found), script) != script]
+    return _without(told_by, newest, [found for found, _ in told_by if jobs.get(_family(found), script) != script])
+
+
+def _of_the_newest_run(
+    told_by: list[tuple[Found, LogRead]], named: frozenset[str]
+) -> tuple[list[tuple[Found, LogRead]], list[str]]:
+    """Leave out the logs of earlier runs of the same script: the same rank had died before the newest log began."""
+    died = {
+        found.name: told.ended_ns if told.incidents or told.endings else 0
+        for found, told in told_by
+        if found.name not in named and not found.attempt and told.began_ns
+    }
+    last = max((one for one in told_by if died.get(one[0].name)), key=lambda one: one[1].began_ns, default=None)
+    if last is None:
+        return told_by, []
+    began_ns = last[1].began_ns
+    # Others of the newest run may have begun earlier.
+    ended_ns = max((ended for ended in died.values() if ended < began_ns), default=0)
+    earlier = [found for found, told in told_by if found.name in died and told.began_ns <= ended_ns]
+    again = {who for found, told in told_by if found not in earlier for who in _failed(found, told)}
+    if not any(not again.isdisjoint(_failed(found, told)) for found, told in told_by if found in earlier):
+        return told_by, []
+    return _without(told_by, last[0], earlier)
+
+
+def _failed(found: Found, told: LogRead) -> set[object]:
+    """Return the ranks to which something happened; where nobody says whose lines they are, those of such logs."""
+    ranks = {one.rank for one in told.incidents} | {one.rank for one in told.endings}
+    return {_family(found) if rank is None else rank for rank in ranks}
+
+
+def _without(
+    told_by: list[tuple[Found, LogRead]], newest: Found, others: Sequence[Found]
+) -> tuple[list[tuple[Found, LogRead]], list[str]]:
     note = (
         f"of the jobs in these logs the one with the newest, {newest.name}, was read; to see others, name their files: "
-        f"{', '.join(left_out[:_JOBS_SHOWN])}"
+        f"{', '.join(found.name for found in others[:_JOBS_SHOWN])}"
     )
-    return [(found, told) for found, told in told_by if found.name not in left_out], [note]
+    return [(found, told) for found, told in told_by if found not in others], [note]
 
 
 def _written_ns(found: Found) -> int:

@@ -61,6 +61,7 @@ NEEDLES = (
     b"remainder of ranks",
     b"orker died",
     b"device handle",
+    b"] Assertion `",
 )
 """Every line that reports a failure holds one of them, or follows one that does."""
 

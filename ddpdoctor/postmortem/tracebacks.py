@@ -14,6 +14,7 @@ _FRAME = re.compile(r'\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<f
 _RAISED = re.compile(r"(?P<type>[A-Za-z_][\w.]*?(?:<locals>\.\w+)?)(?:: (?P<message>.*)|:?)$")
 _EXCEPTION = re.compile(r"(?:\w+\.)+[A-Z]\w*$|[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout|Failure|Abort\w*)$")
 """Names of exceptions, where no head of a traceback says that one comes."""
+_OF_TASK = re.compile(r"ray\.exceptions\.RayTaskError\((?P<type>[A-Za-z_]\w*)\): ray::")
 _MARKERS = re.compile(r"\s*[\^~ ]*[\^~][\^~ ]*$")
 _REPEATED = re.compile(r"\s*\[Previous line repeated \d+ more times?\]$")
 _CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
@@ -54,6 +55,8 @@ class Raised(msgspec.Struct, kw_only=True):
     frames: list[Frame] = []
     """Outermost first."""
     mixed: bool = False
+    hint: str = ""
+    """Its class, where the line above it names that."""
     headless: bool = False
     """The log, or what someone kept of it, begins in the traceback."""
     strays: int = 0
@@ -112,7 +115,7 @@ class Tracebacks:
     def begins_within(self, marked: str, text: str) -> bool:
         """Return whether a line is a frame of a traceback whose head is not in the log."""
         frame = _FRAME.match(text)
-        if frame is None or not frame["function"]:
+        if (frame is None or not frame["function"]) and not hint_of(text):
             return False
         return not any(one.marked == marked for one in self._open) and not any(
             one.nested and one.marked == marked for one in self._closed
@@ -232,6 +235,12 @@ class Tracebacks:
         self._closed = [one for one in self._closed if one not in done]
         self._open = [one for one in self._open if one not in given_up]
         return done + [one for one in given_up if one.frames and not one.headless]
+
+
+def hint_of(text: str) -> str:
+    """Return the class of an exception that Ray names above the frames of its task."""
+    match = _OF_TASK.search(text) if "RayTaskError(" in text else None
+    return match["type"] if match else ""
 
 
 def parse(text: str) -> Raised | None:

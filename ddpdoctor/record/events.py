@@ -67,6 +67,8 @@ class Host(Event, frozen=True, kw_only=True):
     name: str
     interfaces: tuple[str, ...]
     environment: Mapping[str, str]
+    cores: tuple[int, ...] = ()
+    """Those that it may use, by their numbers."""
 
 
 class Head(Event, frozen=True, kw_only=True):

@@ -250,7 +250,7 @@ class RunFiles:
 
 _LARGEST_BYTES = 8 << 20
 """Of a plan: a command line and the environment of a job have at most 2 MiB."""
-_RECORDED = "`ddpdoctor profile` prints at its end where a run is recorded."
+_RECORDED = "`ddpdoctor runs` lists the kept runs by their names."
 _ANEW = "Copy the run directory anew, or record the run again with `ddpdoctor profile`."
 
 

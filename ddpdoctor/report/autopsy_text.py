@@ -8,7 +8,7 @@ from ddpdoctor.examination import AutopsySection, Examination
 from ddpdoctor.finding import Finding
 from ddpdoctor.findings.locations import shown_path
 from ddpdoctor.report.escape import one_line
-from ddpdoctor.report.finding_text import finding_lines, label
+from ddpdoctor.report.finding_text import explanation_lines, finding_lines, label
 from ddpdoctor.report.layout import paragraph, to_string
 
 ECHOES = 6
@@ -24,6 +24,8 @@ def render(examination: Examination, section: AutopsySection, width: int, *, col
         lines += [Text(), *finding_lines(finding, examination.root, width)]
         if finding.doubt:
             lines += label("not certain:", Text(one_line(finding.doubt)), width)
+    if causes:
+        lines += [Text(), *explanation_lines(causes, width)]
     if echoes:
         lines += [Text(), Text("what followed", "bold")]
         for finding in echoes[:ECHOES]:

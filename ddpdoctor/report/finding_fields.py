@@ -1,13 +1,42 @@
-"""Fields of a finding as several formats have them: one sentence, and a region of a file with all four numbers."""
+"""What several formats say alike: a heading and its counts, a finding in one sentence, its region of a file."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
+from ddpdoctor.examination import Examination
 from ddpdoctor.files.source_text import line_of
-from ddpdoctor.finding import Finding, Location
+from ddpdoctor.finding import Finding, Location, Severity
 from ddpdoctor.findings.locations import shown_path
 from ddpdoctor.report.escape import one_line
+
+_PLURALS = {Severity.ERROR: "errors", Severity.WARNING: "warnings", Severity.ADVICE: "advice"}
+_OF_A_GATE = {"clean": "passed", "findings": "failed", "inconclusive": "inconclusive"}
+
+
+def counted(findings: Iterable[Finding]) -> str:
+    """Return how many there are of each severity, such as ``1 error and 2 warnings``; empty for none."""
+    severities = [finding.severity for finding in findings]
+    numbers = {severity: severities.count(severity) for severity in Severity if severity in severities}
+    counts = [
+        f"{number} {severity.value if number == 1 else _PLURALS[severity]}" for severity, number in numbers.items()
+    ]
+    return " and ".join(filter(None, [", ".join(counts[:-1]), *counts[-1:]]))
+
+
+def headline(examination: Examination) -> str:
+    """Return the verdict in a few words, a gate's as one."""
+    found = counted(examination.findings)
+    gates = [part.gate for part in examination.parts or (examination,) if part.gate is not None]
+    if gates:
+        written = examination.verdict == "clean" and all(gate.written for gate in gates)
+        word = "baseline written" if written else f"gate {_OF_A_GATE[examination.verdict]}"
+        return f"{word}: {found}" if found else word
+    if examination.verdict == "inconclusive":
+        return f"inconclusive: {found}" if found else "inconclusive"
+    return found or "nothing found"
 
 
 def stated(finding: Finding) -> str:

@@ -62,6 +62,13 @@ def folded_advice_lines(findings: Sequence[Finding], root: str, width: int) -> l
     return lines
 
 
+def explanation_lines(findings: Sequence[Finding], width: int) -> list[Text]:
+    """Name the command that tells more of the checks that found something, the first of them written out."""
+    first, *others = dict.fromkeys(finding.code for finding in findings) or [""]
+    beside = f" (or {', '.join(others)})" if others else ""
+    return paragraph(Text(f"ddpdoctor explain {first}{beside} tells more.", "dim"), width, indent=0) if first else []
+
+
 def label(word: str, text: Text, width: int) -> list[Text]:
     """Return a paragraph behind a label."""
     return paragraph(text, width, Text.assemble("  ", (word, "bold")), indent=len(word) + 4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from ddpdoctor.gate.budget import amount, share
+from ddpdoctor.gate.budget import amount, percent, share
 from ddpdoctor.gate_section import Difference, Figure, GateSection
 from ddpdoctor.report.escape import one_line
 from ddpdoctor.report.layout import paragraph
@@ -37,10 +37,16 @@ def times_sentence(section: GateSection) -> str:
     if times.note:
         return f"time of a step: {times.note}"
     return (
-        f"time of a step: {times.before_ms:.1f} ms before, {times.now_ms:.1f} ms now, {100 * times.change:+.1f} %"
-        f" (95 % interval of {times.pairs} pairs: {100 * times.low:+.1f} to {100 * times.high:+.1f} %,"
-        f" allowed {100 * times.allowed:.1f} %)"
+        f"time of a step: {times.before_ms:.1f} ms before, {times.now_ms:.1f} ms now, {times.change:+.1%}"
+        f" (95% interval of {times.pairs} pairs: {times.low:+.1%} to {times.high:+.1%},"
+        f" allowed {percent(times.allowed)})"
     )
+
+
+def commands_of(section: GateSection) -> list[tuple[str, str]]:
+    """Return what a reader may do with the result, with the command that does it."""
+    told = (("To run it again", section.reproduce), ("To accept it", section.accept))
+    return [(what, one_line(command)) for what, command in told if command]
 
 
 def notes_of(section: GateSection) -> list[str]:
@@ -56,7 +62,7 @@ def notes_of(section: GateSection) -> list[str]:
 
 def _heading(section: GateSection, width: int) -> list[Text]:
     steps = f"{section.steps} steps compared" if section.steps else "no step compared"
-    allowed = f", {100 * section.allowed_growth:g} % growth allowed" if section.allowed_growth else ""
+    allowed = f", {percent(section.allowed_growth)} growth allowed" if section.allowed_growth else ""
     beside = "" if section.written else f" against {one_line(section.against)}"
     return paragraph(Text(f"budget{beside} ({steps}{allowed})", "bold"), width, indent=0)
 

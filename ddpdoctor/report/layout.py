@@ -40,7 +40,7 @@ def in_milliseconds(ns: float | None) -> str:
 
 def percent(share: float | None) -> str:
     """Write a share as a whole percentage."""
-    return UNKNOWN if share is None else f"{100 * share:.0f} %"
+    return UNKNOWN if share is None else f"{share:.0%}"
 
 
 def rate(value: float | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from statistics import fmean
+from statistics import fmean, median
 
 import msgspec
 
@@ -90,7 +90,7 @@ def remedy(observed: Observed, settings: Settings) -> Remedy:
 
 
 def late_ranks(observed: Observed) -> tuple[int, ...]:
-    """Ranks that a prediction without stragglers makes faster, by 2 % of the step or more."""
+    """Ranks that a prediction without stragglers makes faster, by 2% of the step or more."""
     return tuple(
         times.rank
         for times, evened in zip(observed.ranks, without_straggler(observed.ranks), strict=True)
@@ -117,9 +117,38 @@ def _straggler(observed: Observed, settings: Settings) -> Remedy:
     return Remedy(
         settings=settings,
         title=f"{rank_list(late)} no slower than the others" if late else "no straggler",
-        do="find what makes it late: `ddpdoctor report` shows the phase",
+        do=_what_is_late(observed, late) if late else "",
         note="the median rank represents all",
     )
+
+
+def _what_is_late(observed: Observed, late: Sequence[int]) -> str:
+    """Return in which phase late ranks lose most, with both times."""
+    phases = ("data_wait", "forward", "backward", "optimizer", "other")
+
+    def mean_ns(phase: str, *, of_late: bool) -> float:
+        return median(fmean(getattr(times, phase)) for times in observed.ranks if (times.rank in late) is of_late)
+
+    own, elsewhere = ({phase: mean_ns(phase, of_late=side) for phase in phases} for side in (True, False))
+    phase = max(phases, key=lambda name: own[name] - elsewhere[name])
+    name = {"data_wait": "the wait for data", "other": "the rest of the loop"}.get(phase, f"the {phase}")
+    took, usual = milliseconds_text(own[phase]), milliseconds_text(elsewhere[phase])
+    return f"look into {name}: it takes {took} of a step there, and {usual} on the other ranks"
+
+
+def cores_per_rank(observed: Observed) -> int:
+    """Return how many cores each rank has, where it has the fewest; 0 when not known."""
+    shares = [max(1, node.cores // len(node.ranks)) for node in observed.record.nodes if node.cores and node.ranks]
+    return min(shares, default=0)
+
+
+def _room_for_workers(observed: Observed, workers: int) -> str:
+    cores = cores_per_rank(observed)
+    if not cores:
+        return "as long as there are cores and disk for them"
+    if workers > cores:
+        return f"there are {count(cores, 'core')} for each rank: more workers only help while they wait for a disk"
+    return f"there are {count(cores, 'core')} for each rank; more workers only help where they wait for a disk"
 
 
 def _workers(observed: Observed, settings: Settings) -> Remedy:
@@ -130,7 +159,7 @@ def _workers(observed: Observed, settings: Settings) -> Remedy:
         memory=f"{count(settings.workers or 0, 'process', 'processes')} per rank, plus the batches that they prefetch",
         do=f"DataLoader(..., num_workers={settings.workers}, persistent_workers=True)",
         location=_site(observed, -1 if loader is None else loader.site),
-        note="as long as there are cores and disk for them",
+        note=_room_for_workers(observed, settings.workers or 0),
     )
 
 
@@ -159,7 +188,7 @@ def _accumulation(observed: Observed, settings: Settings) -> Remedy:
         ),
         do="`with model.no_sync():` around forward and backward of all micro-batches but the last",
         location=_site(observed, next((f.site for f in forwards if f.gradients and f.training), -1)),
-        note="explicit collectives and code between the phases are taken to run for each micro-batch",
+        note="explicit collectives and the rest of the loop are taken to run for each micro-batch",
     )
 
 
@@ -364,7 +393,7 @@ def _serial(model: Model) -> str:
     share = fixed / (fixed + shrinking) if fixed + shrinking else 0.0
     if share < 0.001:
         return "nothing of a rank's own step stays when its batch shrinks, as far as the run shows"
-    stays = f"{share:.1%} of a rank's own step (optimizer and code between the phases) stays when its batch shrinks"
+    stays = f"{share:.1%} of a rank's own step (optimizer and the rest of the loop) stays when its batch shrinks"
     if share > 0.95:
         return f"{stays}: more ranks hardly make one batch faster"
     most = f"{1 / share:,.0f}" if share < 0.1 else f"{1 / share:.1f}"
@@ -439,12 +468,19 @@ def _table(model: Model, left_out: list[str]) -> list[Change]:
         # Rounded, so that of two that do the same the first one, which costs less, is taken.
         best = max(changes, key=lambda change: round(change.speedup.value, 2))
         if "workers" in best.settings:
-            best = next(change for change in changes if change.speedup.value >= best.speedup.value * AS_GOOD)
+            best = _fewest_workers(changes, cores_per_rank(model.observed))
         others = [(_value(change), change.speedup.value) for change in changes if change is not best]
         if "bucket_cap_mb" in best.settings:
             others += _as_default(model)
         found.append(msgspec.structs.replace(best, others=tuple(others)))
     return sorted(found, key=lambda change: -change.speedup.value)
+
+
+def _fewest_workers(changes: Sequence[Change], cores: int) -> Change:
+    """Return the smallest number that is as good as any, of those that there are cores for."""
+    fitting = [change for change in changes if not cores or change.settings["workers"] <= cores] or changes[:1]
+    best = max(change.speedup.value for change in fitting)
+    return next(change for change in fitting if change.speedup.value >= best * AS_GOOD)
 
 
 def _value(change: Change) -> str:

@@ -69,6 +69,41 @@ def test_each_attempt_has_its_own_first_cause(tmp_path: Path) -> None:
     assert later.title.startswith("in attempt 2 of the launcher, rank 0 raised KeyError")
 
 
+STAMPED = """2025-03-{day:02} 10:{began:02}:00,001 INFO fit: step 1 loss 0.3
+{mark}Traceback (most recent call last):
+{mark}  File "/jobs/fit.py", line {line}, in <module>
+{mark}    main()
+{mark}KeyError: 'y'
+2025-03-{day:02} 10:{ended:02}:00,001 ERROR fit: gave up
+"""
+
+
+def stamped(path: Path, *, day: int, line: int, began: int = 0, ended: int = 30, rank: int | None = 0) -> None:
+    mark = "" if rank is None else f"[rank{rank}]: "
+    path.write_text(STAMPED.format(day=day, line=line, began=began, ended=ended, mark=mark))
+
+
+@pytest.mark.parametrize("rank", [0, None])
+def test_of_two_runs_of_one_script_the_later_is_read(tmp_path: Path, rank: int | None) -> None:
+    stamped(tmp_path / "fit_1.log", day=2, line=3, rank=rank)
+    stamped(tmp_path / "fit_2.log", day=1, line=7, rank=rank)
+    examination = autopsy_of(tmp_path)
+    assert [finding.locations[0].line for finding in examination.findings] == [3]
+    assert "fit_2.log" in examination.notes[0]
+    assert len(autopsy_of(tmp_path / "fit_1.log", tmp_path / "fit_2.log").findings) == 2
+
+
+@pytest.mark.parametrize(
+    ("second", "ended"),
+    [({"began": 20, "rank": 0}, 30), ({"began": 40, "rank": 1}, 30), ({"began": 5, "rank": None}, 6)],
+)
+def test_logs_of_one_run_are_read_together(tmp_path: Path, second: dict[str, int], ended: int) -> None:
+    """They were written at one time, or other ranks wrote them."""
+    stamped(tmp_path / "a.log", day=1, line=3, ended=ended)
+    stamped(tmp_path / "b.log", day=1, line=7, ended=50, **second)
+    assert not any("name their files" in note for note in autopsy_of(tmp_path).notes)
+
+
 @pytest.mark.parametrize("log", tuple(quiet_logs()), ids=lambda log: log.name)
 def test_no_one_died_in_a_quiet_log(log: Quiet, tmp_path: Path) -> None:
     assert errors_in(log, tmp_path) == []

@@ -330,7 +330,7 @@ def _run(random: Random, folder: Path) -> Case:
         [
             ("report", name),
             ("report", name, "--output-format", "json"),
-            ("report", name, "--export", "trace.json"),
+            ("report", name, "--export", "trace=trace.json"),
             ("profile", "--run-dir", name),
             ("profile", "--replay", name),
             ("profile", "--one-rank", name, "train.py"),

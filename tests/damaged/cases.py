@@ -88,7 +88,7 @@ def _of_run(random: Random, originals: Path, work: Path) -> Case:
             ("report", "run"),
             ("report", "run", "--output-format", "json"),
             ("report", "run", "--output-format", "html"),
-            ("report", "run", "--export", "../trace.json"),
+            ("report", "run", "--export", "trace=../trace.json"),
             ("report", "run", "good"),
             ("what-if", "run"),
             ("compare", "run", "good"),

@@ -86,8 +86,8 @@ _INPUT_BOUND = Finding(
     locations=_place(61, "train_epoch"),
     basis=_BASIS,
     evidence=(
-        Fact(text="data wait is 35 % of the step on all 8 ranks, after the workers' start", basis="run"),
-        Fact(text="2 workers a rank; 16 workers share 64 cores, which are 9 % busy", basis="run"),
+        Fact(text="data wait is 35% of the step on all 8 ranks, after the workers' start", basis="run"),
+        Fact(text="2 workers a rank; 16 workers share 64 cores, which are 9% busy", basis="run"),
     ),
     remedy="Raise num_workers from 2 to 8, with persistent_workers=True and prefetch_factor=4.",
 )
@@ -167,7 +167,7 @@ def verdict_at(elapsed_s: float, started_at_ns: int) -> RunVerdict:
             )
     return RunVerdict(
         state="healthy",
-        text="training runs well: 95 % of each step is work on the model",
+        text="training runs well: 95% of each step is work on the model",
         why=("communication hides behind the backward, nobody waits for data, all ranks arrive within 3 ms",),
     )
 

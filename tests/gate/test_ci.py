@@ -109,17 +109,53 @@ def test_the_step_that_installs_does_nothing_where_nothing_is_named(tmp_path: Pa
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(
+    ("targets", "words"),
+    [
+        ("", []),
+        (
+            "train.py -- --name 'two words' --at \"it's\" a\\ b",
+            ["train.py", "--", "--name", "two words", "--at", "it's", "a b"],
+        ),
+        (
+            "$(touch owned) `touch owned` ; touch owned",
+            ["$(touch", "owned)", "`touch", "owned`", ";", "touch", "owned"],
+        ),
+        ("train.py\n--\n*.py", ["train.py", "--", "*.py"]),
+    ],
+)
+def test_the_action_passes_words_with_blanks_and_quotes_as_they_are(
+    targets: str, words: list[str], tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exec {sys.executable} "$@"\nprintf "%s\\n" "$@"\n')
+    python.chmod(0o755)
+    done = shell(steps()["Gate"], tmp_path, PYTHON=str(python), TARGETS=targets, OPTIONS="", REPORTS="reports")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-len(words) :] == words if words else "html=" in done.stdout.splitlines()[-1]
+    assert not (tmp_path / "owned").exists()
+
+
+def test_the_action_is_red_for_a_quote_that_is_not_closed(tmp_path: Path) -> None:
+    around = {"PYTHON": sys.executable, "OPTIONS": "", "REPORTS": "reports"}
+    done = shell(steps()["Gate"], tmp_path, TARGETS="train.py -- 'open", **around)
+    assert done.returncode != 0
+    assert "No closing quotation" in done.stderr
+
+
 def test_the_action_is_green_on_the_healthy_commit_and_red_on_a_broken_one(repository: Path) -> None:
     git("checkout", "-q", "main", cwd=repository)
     done, summary = acted(repository)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "nothing found" in summary
+    assert "gate passed" in summary
     git("checkout", "-q", "collective", cwd=repository)
     done, summary = acted(repository)
     assert done.returncode == 1
     line = BROKEN["collective"][0].splitlines().index("            dist.all_reduce(torch.zeros(3))") + 1
     assert f"::error title=ddpdoctor (DDP901),file=train.py,line={line}," in done.stdout
-    assert "budget-growth" in summary
+    assert "gate failed: 2 errors" in summary
+    assert "| collectives a step | 1 | 2 | **grown +100%** |" in summary
+    assert "To accept it: `ddpdoctor gate train.py --update" in summary
     log = json.loads((repository / "reports" / "ddpdoctor.sarif").read_text())
     assert "DDP901" in [result["ruleId"] for result in log["runs"][0]["results"]]
     assert "<failure" in (repository / "reports" / "ddpdoctor.xml").read_text()

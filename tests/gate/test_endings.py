@@ -129,7 +129,7 @@ def test_targets_that_the_time_did_not_suffice_for_are_inconclusive(project: Pat
         (("other.py",), "other.py does not exist"),
         (("train.py", "--", "--lr", "1"), "has no entry for `train.py --lr 1`"),
         (("train.py", "--update", "--against", "HEAD"), "either --update or --against, not both"),
-        (("train.py", "--time-budget", "5%"), "goes with `--against`"),
+        (("train.py", "--allowed-time-growth", "5%"), "goes with `--against`"),
         (("train.py", "--allowed-growth", "much"), "is not a share"),
         (("--watch", "train.py"), "takes the whole command after `--`"),
         ((), "give a script"),

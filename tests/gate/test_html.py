@@ -9,12 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ddpdoctor.examination import Examination
+from ddpdoctor.catalogue.registry import find, load, read_catalogue
+from ddpdoctor.examination import Examination, Verdict
 from ddpdoctor.finding import Fact, Finding, Frame, Severity
 from ddpdoctor.gate.judge import compared
 from ddpdoctor.gate.windows import together
 from ddpdoctor.gate_section import GateSection
-from ddpdoctor.report.formats import html
+from ddpdoctor.report.finding_fields import headline
+from ddpdoctor.report.formats import html, markdown
 from ddpdoctor.report.own_reports import encoded, is_own_report, sealed
 from tests.demo.job import demo_snapshot
 from tests.gate.browser import browser, looked_at
@@ -130,6 +132,46 @@ def test_a_page_says_what_the_text_says() -> None:
         assert found.remedy in text
     assert "collectives a step" in text
     assert "train.py:10, all_reduce: 1 → 2" in text
+
+
+def test_a_comment_has_the_budget_and_the_commands_to_go_on_with() -> None:
+    update = "ddpdoctor gate train.py --update -- --out 'a|b'"
+    shown = gated()
+    section = shown.parts[0].gate
+    assert section is not None
+    section = msgspec.structs.replace(section, reproduce="ddpdoctor gate train.py", accept=update)
+    text = markdown.render(msgspec.structs.replace(shown.parts[0], gate=section))
+    assert text.startswith("## ddpdoctor: gate failed: 1 error\n")
+    assert "| collectives a step | 1 | 2 | **grown +100%** | train.py:10, all\\_reduce: 1 → 2 |" in text
+    assert "- To run it again: `ddpdoctor gate train.py`" in text
+    assert "To accept it: " in text
+    assert "a\\|b" in text, "a bar ends no cell"
+    assert "`ddpdoctor explain DDP301`" in text
+
+
+def test_each_check_is_explained_in_the_page() -> None:
+    check = load(find(read_catalogue(), "DDP301"))
+    page = Reader(html.render(gated(), [check]))
+    assert "#about-DDP301" in page.links
+    assert "about-DDP301" in page.ids
+    assert "When it is wrong" in page.text
+
+
+@pytest.mark.parametrize(
+    ("verdict", "gate", "wanted"),
+    [
+        ("clean", GateSection(against="b"), "gate passed"),
+        ("findings", GateSection(against="b"), "gate failed: 1 warning"),
+        ("clean", GateSection(against="b", written=True), "baseline written"),
+        ("inconclusive", GateSection(against="b"), "gate inconclusive"),
+        ("clean", None, "nothing found"),
+        ("findings", None, "1 warning"),
+        ("inconclusive", None, "inconclusive"),
+    ],
+)
+def test_the_headline_of_a_gate_is_its_verdict(verdict: Verdict, gate: GateSection | None, wanted: str) -> None:
+    found = (finding(),) if verdict == "findings" else ()
+    assert headline(msgspec.structs.replace(examination(), verdict=verdict, findings=found, gate=gate)) == wanted
 
 
 def test_markup_in_names_is_text() -> None:

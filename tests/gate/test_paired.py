@@ -70,10 +70,10 @@ def test_too_few_pairs_say_nothing() -> None:
 
 def test_the_finding_names_both_times_the_interval_and_the_budget() -> None:
     found = step_time_growth.finding(compare_times(pairs(1.2), ALLOWED), "main")
-    assert (found.code, found.title) == ("DDP903", "a step takes 20.0 % longer than in main")
+    assert (found.code, found.title) == ("DDP903", "a step takes 20% longer than in main")
     assert "10.0 ms" not in found.title
     (fact,) = found.evidence
-    assert "14.0 ms a step before, 16.8 ms now; 95 % interval +20.0 to +20.0 %, allowed 5.0 %" in fact.text
+    assert "14.0 ms a step before, 16.8 ms now; 95% interval +20.0% to +20.0%, allowed 5%" in fact.text
 
 
 @pytest.mark.full
@@ -94,7 +94,7 @@ def test_a_slower_step_is_red_on_real_ranks_and_an_equal_one_is_not(
     git("add", "train.py")
     git("commit", "-q", "-m", "as it was")
     (tmp_path / "train.py").write_text(script.replace("time.sleep(0.05)", f"time.sleep({0.05 + pause})"))
-    code, found = report("train.py", "--against", "HEAD", "--time-budget", "30%", cwd=tmp_path)
+    code, found = report("train.py", "--against", "HEAD", "--allowed-time-growth", "30%", cwd=tmp_path)
     assert [one["code"] for one in found["findings"]] == codes, found
     assert code == int(bool(codes))
     assert found["gate"]["times"]["slower"] is bool(codes)

@@ -17,6 +17,7 @@ _FUNCTIONS = frozenset(
      "gzip.GzipFile", "sqlite3.connect", "pickle.load", "pickle.loads", "numpy.load", "shelve.open", "codecs.open"}
 )  # fmt: skip
 ALLOWED = {
+    "checks/__init__.py module": "of this package",
     "catalogue/registry.py _names_group": "of an installed package",
     "cli/live/hang_command.py _output": "written",
     "examine/worker_processes.py _portable": "what this process has pickled",

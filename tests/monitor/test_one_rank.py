@@ -62,5 +62,5 @@ def test_the_run_that_was_named_is_kept_with_the_job_that_is_compared_with_it(tm
 def test_a_report_says_how_much_of_so_many_times_one_rank_a_job_reaches() -> None:
     snapshot = _snapshot(MeasuredJob(4, one_rank_samples_per_s=1_600.0).run(60, {"forward": 8, "backward": 17}))
     said = run_text.render(snapshot, "/job", 200, colour=False)
-    assert "5,120 samples/s (80 % of 4 times the 1,600 of one rank)" in said
+    assert "5,120 samples/s (80% of 4 times the 1,600 of one rank)" in said
     assert json.loads(run_json.render(snapshot, "/job"))["scaling_efficiency"] == pytest.approx(0.8)

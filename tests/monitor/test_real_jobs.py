@@ -152,7 +152,7 @@ def test_the_report_on_an_example_begins_with_its_verdict(
     name: str, epochs: int, first_line: str, tmp_path: Path, started: Started
 ) -> None:
     script = EXAMPLES / f"{name}.py"
-    options = ("--no-tui", "-o", "report.txt", "--export", "trace.json.gz")
+    options = ("--no-tui", "-o", "report.txt", "--export", "trace=trace.json.gz")
     process = _start(started, tmp_path, *MAIN, "profile", str(script), "--epochs", str(epochs), *options)
     out, err = process.communicate(timeout=200)
     assert out.startswith(b"epoch 0: "), err.decode()

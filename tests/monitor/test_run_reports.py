@@ -206,7 +206,7 @@ def test_a_progress_line_tells_waiting_from_transfer_and_the_phase_in_words() ->
     record = MeasuredJob().run(40, {"forward": 10, "backward": 20}, {1: {"data_wait": 8}}, transfer=5).record()
     now_ns = record.step_tracks[0].ended_at_ns[-1]
     line = progress(_snapshot(record, now_ns, findings=(FindingView(finding=FINDING, since_ns=1),)))
-    assert line.endswith("exposed 21 % (9 % waiting for ranks), rank 1 late by 8.00 ms (data wait)")
+    assert line.endswith("exposed 21% (9% waiting for ranks), rank 1 late by 8.00 ms (data wait)")
 
 
 def test_a_rank_that_only_advice_speaks_of_is_no_culprit() -> None:

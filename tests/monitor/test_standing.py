@@ -33,8 +33,8 @@ def test_a_warning_appears_once_it_has_held_for_ten_seconds_with_the_time_at_whi
     for second in range(10):
         standing.take([_finding(f"{second} %")], second * SECOND_NS)
         assert _shown(standing) == []
-    standing.take([_finding("10 %")], APPEARS_AFTER_NS)
-    assert _shown(standing) == [("10 %", 0, None)]
+    standing.take([_finding("10%")], APPEARS_AFTER_NS)
+    assert _shown(standing) == [("10%", 0, None)]
 
 
 def test_a_warning_that_comes_and_goes_never_appears() -> None:

@@ -64,6 +64,7 @@ _RULE = _object(
     shortDescription=_DESCRIPTION,
     fullDescription=_DESCRIPTION,
     help=_MESSAGE,
+    helpUri={"type": "string", "pattern": "^https://"},
     defaultConfiguration=_object(("level",), level=_LEVEL),
     properties={
         "type": "object",

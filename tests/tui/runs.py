@@ -210,8 +210,8 @@ def snapshot(**changed: object) -> Snapshot:
         torch_version="2.13.0",
         verdict=RunVerdict(
             state="healthy",
-            text="training runs well: 95 % of each step is work on the model",
-            why=("5.0 % of the step is exposed communication",),
+            text="training runs well: 95% of each step is work on the model",
+            why=("5.0% of the step is exposed communication",),
         ),
         steps=1_234,
         steps_per_s=5.0,
@@ -302,11 +302,11 @@ def input_bound() -> Snapshot:
         Severity.WARNING,
         "every rank waits 97 ms for data in a step of 294 ms: the loaders cannot keep up",
         "Raise num_workers from 2 to 8.",
-        "data wait is 33 % of the step on all 8 ranks",
+        "data wait is 33% of the step on all 8 ranks",
     )
     return slow(
         found,
-        ("data wait is 33 % of the step on all 8 ranks",),
+        ("data wait is 33% of the step on all 8 ranks",),
         phases=step,
         step_times=StepTimes(p50_ns=step.step_ns, p95_ns=step.step_ns * 1.1),
         ranks=tuple(rank(number, step=step, state="waiting for data", phase="data_wait") for number in range(8)),
@@ -323,7 +323,7 @@ def exposed() -> Snapshot:
         "DDP401",
         "exposed-communication",
         Severity.WARNING,
-        "32 % of each step is communication that nothing hides",
+        "32% of each step is communication that nothing hides",
         "Use bucket_cap_mb=100, and see to the link.",
         "88 ms of 280 ms are transfer",
     )

@@ -54,7 +54,7 @@ def test_sizes_shares_and_lists() -> None:
     assert figures.memory(61 * 2**30) == "61.0 GiB"
     assert figures.bandwidth(None) == "—"
     assert figures.bandwidth(21.4e9) == "21.4 GB/s"
-    assert (figures.share(0.0432), figures.share(0.324), figures.share(0.0)) == ("4.3 %", "32 %", "0 %")
+    assert (figures.share(0.0432), figures.share(0.324), figures.share(0.0)) == ("4.3%", "32%", "0%")
     assert figures.clock(187 * S) == "3:07"
     assert figures.clock(3_729 * S) == "1:02:09"
     assert figures.rank_list((3,)) == "rank 3"

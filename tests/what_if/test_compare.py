@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.diagnosis.performance.run_comparison import TooShort, compare
+from ddpdoctor.record.streams.training import Loader
+from ddpdoctor.report.run import compare_text
 from tests.diagnosis.measured_job import MeasuredJob
 from tests.what_if.conftest import Ddpdoctor
 from tests.what_if.records import EVEN, bucketed, record_of
@@ -43,6 +45,46 @@ def test_what_was_set_differently_is_told() -> None:
     assert compare(one, other).settings == (("DDP bucket_cap_mb", "25", "50"), ("loader workers", "0", "4"))
 
 
+@pytest.mark.parametrize(
+    ("before_ms", "after_ms", "said"),
+    [(10.0, 20.0, "SLOWER: a step is 13.9% longer ("), (30.0, 10.0, "FASTER: a step is 21.7% shorter (")],
+)
+def test_the_verdict_says_longer_or_shorter(before_ms: float, after_ms: float, said: str) -> None:
+    compared = compare(record_of(noisy(before_ms)), record_of(noisy(after_ms)))
+    assert compare_text.render(compared, [], [], 0.05, 80, colour=False).startswith(said)
+    assert compared.other_work == ()
+
+
+def test_steps_of_other_work_are_said_to_be_no_comparison() -> None:
+    one = record_of(noisy(10.0), loaders=(Loader(rank=0, loader=0, site=0, batch_size=32),))
+    other = record_of(noisy(20.0), loaders=(Loader(rank=0, loader=0, site=0, batch_size=64),))
+    compared = compare(one, other)
+    assert compared.other_work == ("batch size",)
+    assert "not the same work: the runs differ in batch size" in compare_text.render(
+        compared, [], [], 0.05, 100, colour=False
+    )
+
+
+@pytest.mark.parametrize("command", ["compare", "what-if"])
+def test_a_comparison_and_a_prediction_are_written_as_every_report(
+    command: str, ddpdoctor: Ddpdoctor, late_run: Path, even_run: Path, tmp_path: Path
+) -> None:
+    runs = (str(late_run), str(even_run))[: 2 if command == "compare" else 1]
+    text, page, machine = tmp_path / "a.txt", tmp_path / "a.html", tmp_path / "a.json"
+    written = ("-o", str(text), "--report", f"html={page}", "--report", f"json={machine}")
+    told = ddpdoctor(command, *runs, *written)
+    assert told.returncode == 0, told.stderr
+    assert told.stdout == ""
+    assert "step" in text.read_text()
+    assert "<pre" in page.read_text() and "<script" not in page.read_text()
+    assert json.loads(machine.read_text())["tool"]["name"] == "ddpdoctor"
+    assert ddpdoctor(command, *runs, *written).returncode == 0, "a report of ours is replaced"
+    text.write_text("mine")
+    refused = ddpdoctor(command, *runs, *written)
+    assert refused.returncode == 2 and "--force" in refused.stderr
+    assert ddpdoctor(command, *runs, *written, "--force").returncode == 0
+
+
 def test_a_run_that_is_too_short_is_named() -> None:
     with pytest.raises(TooShort) as told:
         compare(record_of(bucketed(2, 60)), record_of(bucketed(2, 10)))
@@ -61,7 +103,7 @@ def test_the_command_exits_with_1_on_a_regression(ddpdoctor: Ddpdoctor, very_lat
     assert told["step"]["high"] < 1
     assert "DDP403" in [finding["code"] for finding in told["findings_gone"]]
     assert "arguments" in [entry["name"] for entry in told["settings"]]
-    assert ddpdoctor("compare", str(even_run), str(very_late_run), "--allow", "9").returncode == 0
+    assert ddpdoctor("compare", str(even_run), str(very_late_run), "--allowed-growth", "900%").returncode == 0
 
 
 def test_a_run_compared_with_itself_has_not_changed(ddpdoctor: Ddpdoctor, late_run: Path) -> None:

@@ -6,6 +6,7 @@ from statistics import fmean
 import pytest
 
 from ddpdoctor.errors import ExitCode, UsageError
+from ddpdoctor.record.streams.setup import Node
 from ddpdoctor.what_if.answer import what_if
 from ddpdoctor.what_if.links import Link, on_other_ranks
 from ddpdoctor.what_if.observed import NoGround, observe
@@ -251,6 +252,29 @@ def test_the_table_is_ordered_and_each_change_has_its_line_and_price() -> None:
         later.speedup.value > sooner.speedup.value
         for sooner, later in zip(answer.combination, answer.combination[1:], strict=False)
     )
+
+
+@pytest.mark.parametrize(
+    ("cores", "wanted"),
+    [(0, 8), (2, 1), (4, 2), (16, 8), (200, 8)],
+    ids=["not known", "one for each rank", "two for each rank", "as many as it takes", "more than it takes"],
+)
+def test_no_more_workers_are_recommended_than_there_are_cores(cores: int, wanted: int) -> None:
+    slow = bucketed(2, 60, durations={**EVEN, "data_wait": 400.0})
+    answer = what_if(record_of(slow, nodes=(Node(host="a", ranks=(0, 1), cores=cores),)))
+    (change,) = (change for change in answer.changes if "workers" in change.settings)
+    assert change.settings == {"workers": wanted}
+    assert {name for name, _ in change.others} == {"1", "2", "4", "8"} - {str(wanted)}
+    assert ("for each rank" in change.note) is bool(cores)
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward", "other"])
+def test_the_remedy_of_a_straggler_names_the_phase_and_both_times(phase: str) -> None:
+    slower = {1: {**EVEN, phase: EVEN[phase] + 60.0}}
+    answer = what_if(record_of(bucketed(4, 60, slower=slower)))
+    (change,) = (change for change in answer.changes if "straggler" in change.settings)
+    assert f"look into the {phase if phase != 'other' else 'rest of the loop'}: it takes" in change.do
+    assert "on the other ranks" in change.do
 
 
 @pytest.mark.parametrize(

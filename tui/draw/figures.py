@@ -85,18 +85,18 @@ def bandwidth(bytes_per_s: float | None) -> str:
 
 
 def share(ratio: float | None) -> str:
-    """Return a ratio as percent: whole, below 10 % with one digit."""
+    """Return a ratio as percent: whole, below 10% with one digit."""
     if ratio is None or not math.isfinite(ratio):
         return UNKNOWN
     percent = 100 * ratio
     if 0 < percent < 9.95:
-        return f"{percent:.1f} %"
-    return f"{percent:.0f} %"
+        return f"{percent:.1f}%"
+    return f"{percent:.0f}%"
 
 
 def percent(value: float | None) -> str:
     """Return a figure that is percent already."""
-    return UNKNOWN if value is None or not math.isfinite(value) else f"{value:.0f} %"
+    return UNKNOWN if value is None or not math.isfinite(value) else f"{value:.0f}%"
 
 
 def count(value: int | None) -> str:

@@ -80,7 +80,7 @@ def _figures(view: View, width: int) -> list[Line]:
             *gauge(
                 None if exposed is None else exposed / EXPOSED_SCALE, bar, glyphs, role, min(1.0, limit / EXPOSED_SCALE)
             ),
-            Cell(f"  {verdict} {limit:.0%}".replace("%", " %") if verdict else "", role),
+            Cell(f"  {verdict} {limit:.0%}" if verdict else "", role),
         ),
         _pair("overlap", share(snapshot.overlap_ratio), "hidden", share(snapshot.efficiency), "efficiency"),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -61,11 +62,15 @@ def script_path(line: LaunchLine) -> Path:
 
 SCRIPT_ARGUMENTS = "ddpdoctor.script_arguments"
 """Key in ``Context.meta`` of what stood behind ``--``."""
+OWN_WORDS = "ddpdoctor.own_words"
+"""Key in ``Context.meta`` of what stood before it."""
 
 MOST_PROCESSES = 1024
 """Ranks to start, or processes that read."""
 LONGEST_S = 604_800.0
 """A week; waiting for more than 292 years is beyond what the clock can hold."""
+
+_SHARE = re.compile(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*(%?)\s*")
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -127,6 +132,19 @@ def help_option() -> Callable[[Decorated], Decorated]:
     return result_option("--help", "-h", help="Show this message and exit.", text=lambda ctx: ctx.get_help())
 
 
+class Share(click.types.FloatParamType):
+    """A share of something, as ``5%`` or ``0.05``."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Read the share; raises BadParameter."""
+        match = _SHARE.fullmatch(str(value))
+        if match is None:
+            self.fail(f"{value} is not a share: write it as 5% or 0.05", param, ctx)
+        return float(match[1]) / (100 if match[2] else 1)
+
+
 class Seconds(click.FloatRange):
     """A number of seconds from ``least`` on, ``nan`` and what no rehearsal takes left out."""
 
@@ -141,6 +159,11 @@ class Seconds(click.FloatRange):
         return seconds
 
 
+def options_of(command: click.Command) -> list[click.Option]:
+    """Return the options of a command, without its arguments."""
+    return [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+
+
 class ScriptCommand(click.Command):
     """A command that runs a script: everything behind ``--`` is the script's, or a launch command, unparsed."""
 
@@ -151,6 +174,7 @@ class ScriptCommand(click.Command):
             divide = args.index("--")
             own, script_arguments = args[:divide], args[divide + 1 :]
         ctx.meta[SCRIPT_ARGUMENTS] = tuple(script_arguments)
+        ctx.meta[OWN_WORDS] = tuple(own)
         return super().parse_args(ctx, own)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
@@ -214,6 +238,6 @@ class JobCommand(click.Command):
 
     def _names(self) -> tuple[set[str], set[str]]:
         """Return the options that take a value, and those that take none."""
-        options = [parameter for parameter in self.params if isinstance(parameter, click.Option)]
+        options = options_of(self)
         valued = {name for option in options if not option.is_flag for name in option.opts}
         return valued, {name for option in options if option.is_flag for name in option.opts}

@@ -1,11 +1,12 @@
-"""Where the report of a watched run goes, and in which form: options that ``profile`` and ``report`` have in common."""
+"""Where what is said of watched runs goes, and in which form: options of the commands that read or make such runs."""
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args
 
 import click
 import msgspec
@@ -32,7 +33,7 @@ def report_option(kinds: Sequence[str]) -> Callable[[Decorated], Decorated]:
     )
 
 
-def kind_and_file(word: str, kinds: Sequence[str]) -> tuple[str, str]:
+def kind_and_file(word: str, kinds: Sequence[str], option: str = "--report") -> tuple[str, str]:
     """Divide what was given; raises UsageError for a kind that there is not, and without a file."""
     kind, _, path = word.partition("=")
     if kind not in kinds:
@@ -40,9 +41,10 @@ def kind_and_file(word: str, kinds: Sequence[str]) -> tuple[str, str]:
 
         close = get_close_matches(kind, kinds, n=1)
         meant = f"Did you mean {close[0]}? " if close else ""
-        raise UsageError(f"there is no report kind {kind!r}", f"{meant}There are {', '.join(kinds)}.")
+        there_are = f"There are {', '.join(kinds)}." if len(kinds) > 1 else f"Write `{option} {kinds[0]}=FILE`."
+        raise UsageError(f"there is no {option[2:]} kind {kind!r}", f"{meant}{there_are}")
     if not path:
-        raise UsageError(f"`--report {word}` has no file name", f"Write `--report {kind}=FILE`.")
+        raise UsageError(f"`{option} {word}` has no file name", f"Write `{option} {kind}=FILE`.")
     return kind, path
 
 
@@ -70,7 +72,9 @@ class RunOutput(msgspec.Struct, frozen=True, kw_only=True):
     file: str | None = None
     """For the report, instead of a stream."""
     export: str | None = None
-    """For the trace."""
+    """For the trace or the plot: ``KIND=FILE``."""
+    exports: tuple[str, ...] = ("trace",)
+    """The kinds there are of it."""
     force: bool = False
     """Overwrite what is no report of ours."""
     no_color: bool = False
@@ -78,23 +82,38 @@ class RunOutput(msgspec.Struct, frozen=True, kw_only=True):
     def refuse_what_cannot_be_written(self, source: str | None = None) -> None:
         """Raise UsageError now for what would fail when the run is over, or overwrite ``source``, the script."""
         files = [path for _, path in self._further()]
-        for name in (self.file, self.export, *files):
+        for name in (self.file, self.exported, *files):
             if name is not None:
                 OutputFile(name, force=self.force, sources=(Path(source),) if source else ()).refuse()
-        refuse_twice((*files, *filter(None, (self.file, self.export))))
+        refuse_twice((*files, *filter(None, (self.file, self.exported))))
+
+    @property
+    def exported(self) -> str | None:
+        """The file of the trace or the plot; raises UsageError where the kind is none."""
+        return None if self.export is None else kind_and_file(self.export, self.exports, "--export")[1]
 
     def write(self, snapshot: Snapshot, *, beside_a_job: bool = False) -> None:
-        """Write the report: to its file, or to stdout; as text beside a job, whose stdout that is, to stderr."""
+        """Write the report of a run: see ``write_rendered``."""
+
+        def render(kind: str, width: int, colour: bool) -> str:
+            return _rendered(snapshot, kind, width, colour=colour)
+
+        self.write_rendered(render, beside_a_job=beside_a_job)
+
+    def write_rendered(self, render: Callable[[str, int, bool], str], *, beside_a_job: bool = False) -> None:
+        """Write a report, which ``render`` makes from kind, columns and whether in colour.
+
+        It goes to its file, or to stdout; as text beside a job, whose stdout that is, to stderr.
+        """
         failures: list[UsageError] = []
         for kind, path in self._further():
-            rendered = _rendered(snapshot, kind, streams.PLAIN_WIDTH, colour=False)
             try:
-                OutputFile(path, force=self.force).write_text(rendered, kind)
+                OutputFile(path, force=self.force).write_text(render(kind, streams.PLAIN_WIDTH, False), kind)
             except UsageError as error:
                 failures.append(error)  # What else there is to write is written first.
         colour = self.file is None and not beside_a_job and streams.colours_wanted(self.no_color)
         width = streams.PLAIN_WIDTH if self.file is not None or beside_a_job else streams.result_width()
-        text = _rendered(snapshot, self.format, width, colour=colour)
+        text = render(self.format, width, colour)
         if self.file is not None:
             try:
                 OutputFile(self.file, force=self.force).write_text(text, self.format)
@@ -113,15 +132,16 @@ class RunOutput(msgspec.Struct, frozen=True, kw_only=True):
 
     def write_trace(self, record: RunRecord) -> None:
         """Write the trace where one is wanted; raises UsageError when that is not possible."""
-        if self.export is None:
+        file = self.exported
+        if file is None:
             return
         import gzip
 
         from ddpdoctor.report.run.chrome_trace import encode
 
         content = encode(record)
-        packed = self.export.endswith(".gz")
-        OutputFile(self.export, force=self.force).write(content if packed else gzip.decompress(content))
+        packed = file.endswith(".gz")
+        OutputFile(file, force=self.force).write(content if packed else gzip.decompress(content))
 
 
 def _rendered(snapshot: Snapshot, kind: str, width: int, *, colour: bool) -> str:
@@ -139,25 +159,55 @@ def _rendered(snapshot: Snapshot, kind: str, width: int, *, colour: bool) -> str
     return run_text.render(snapshot, root, width, colour=colour)
 
 
-def run_output_options(function: Decorated) -> Decorated:
-    """Return the options that make a ``RunOutput``, by whose fields their parameters are called, but for
-    ``output_format``.
+def run_output_options(*exports: str, help: str = "") -> Callable[[Decorated], Decorated]:
+    """Return the options that make a ``RunOutput``, which the command takes as ``wanted``.
+
+    ``exports`` are the kinds of what ``--export KIND=FILE`` writes, of which ``help`` tells.
     """
-    for option in (
-        click.option("--no-color", is_flag=True, help="No colours; NO_COLOR in the environment does the same."),
-        click.option(
-            "--force", is_flag=True, help="Let -o and --export overwrite a file that ddpdoctor did not write."
-        ),
-        click.option("--export", metavar="FILE", help="Write a trace for Perfetto, such as trace.json.gz."),
-        report_option(RUN_FORMATS),
-        click.option("-o", "--output", metavar="FILE", help="Write the report to a file."),
-        click.option(
-            "--output-format",
-            type=click.Choice(RUN_FORMATS),
-            default="text",
-            show_default=True,
-            help="Format of the report.",
-        ),
-    ):
-        function = option(function)
-    return function
+
+    def decorate(function: Decorated) -> Decorated:
+        @functools.wraps(function)
+        def gathered(*arguments: Any, **given: Any) -> Any:
+            wanted = RunOutput(
+                format=given.pop("output_format"),
+                file=given.pop("output"),
+                reports=given.pop("reports"),
+                export=given.pop("export", None),
+                exports=exports,
+                force=given.pop("force"),
+                no_color=given.pop("no_color"),
+            )
+            return function(*arguments, wanted=wanted, **given)
+
+        export = click.option("--export", metavar="KIND=FILE", help=help)
+        for option in (
+            click.option("--no-color", is_flag=True, help="No colours; NO_COLOR in the environment does the same."),
+            click.option("--force", is_flag=True, help="Overwrite files even if they are not ddpdoctor reports."),
+            *((export,) if exports else ()),
+            report_option(RUN_FORMATS),
+            click.option("-o", "--output", metavar="FILE", help="Write the report to a file instead of stdout."),
+            click.option(
+                "--output-format",
+                type=click.Choice(RUN_FORMATS),
+                default="text",
+                show_default=True,
+                help="Format of the report.",
+            ),
+        ):
+            option(gathered)
+        return cast("Decorated", gathered)
+
+    return decorate
+
+
+def of_text(kind: str, title: str, text: str) -> str:
+    """Return a text, or the page that shows it where ``kind`` is ``html``."""
+    if kind != "html":
+        return text
+    from ddpdoctor.report.formats import html
+
+    return html.render_text(title, text)
+
+
+TRACE = run_output_options("trace", help="Write a trace for Perfetto: trace=FILE; packed where its name ends with .gz.")
+"""The options of ``profile`` and ``report``."""

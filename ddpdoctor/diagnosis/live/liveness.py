@@ -98,7 +98,7 @@ def _worked(first: ProcessSample, last: ProcessSample, cpu_share: float) -> bool
 def judge_liveness(samples: Sequence[ProcessSample], stall_after_s: float) -> Literal["busy", "stuck"]:
     """Judge the last ``stall_after_s`` seconds of samples, oldest first.
 
-    Stuck needs all of it: samples that reach back that far, under 1 % of a core, no input or output, nothing that would
+    Stuck needs all of it: samples that reach back that far, under 1% of a core, no input or output, nothing that would
     wake it, a training thread and children that no one wakes either, and one stack that was taken at least twice and
     never changed. Anything else is busy.
     """

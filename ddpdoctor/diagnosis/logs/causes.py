@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from ddpdoctor.diagnosis.logs.ranks import SIGKILL, SIGTERM, Ending, endings_of, unexplained, with_ranks
 from ddpdoctor.diagnosis.record_cache import ByIdentity
-from ddpdoctor.diagnosis.wording import rank_list
+from ddpdoctor.diagnosis.wording import rank_list, verb
 from ddpdoctor.finding import Frame, Trouble
 from ddpdoctor.findings.locations import in_user_code
 from ddpdoctor.record.model import RunRecord
@@ -132,6 +132,9 @@ _OWN_RENDEZVOUS = re.compile(
     r"EADDRINUSE|address already in use|failed to (?:listen|bind)|environment variable|name resolution|Name or service",
     re.IGNORECASE,
 )
+_OF_ALL = re.compile(r"0?(?:\(default_pg\))?$|default_pg$")
+"""How torch names the group of all ranks; nothing where it names none."""
+_FIRST_NUMBERS = 32
 _CUDA_ERROR = re.compile(r"CUDA error|cuda error|CUDNN_STATUS|CUBLAS_STATUS|ncclUnhandledCudaError")
 
 
@@ -218,7 +221,7 @@ def _of_attempt(evidence: LogEvidence, attempt: int) -> tuple[LogCause, ...]:
     everything = with_ranks(here, endings)
     gone_on = _gone_on(everything, endings, evidence)
     told = tuple(one for one in everything if one not in gone_on)
-    raised = [one for one in told if one.kind != "said"]
+    raised = [_with_what_it_said(one, told) for one in told if one.kind != "said"]
     left = [] if evidence.finished else [_with_what_it_said(one, told) for one in unexplained(endings, raised)]
     incidents = _without_shadows((*raised, *left)) or _promoted(told)
     incidents = tuple(one for one in incidents if not _says_nothing(one, incidents, evidence))
@@ -303,7 +306,10 @@ def _with_what_bears_on_it(cause: LogCause, told: Sequence[Incident], evidence: 
 
 def _with_what_it_said(ending: Incident, told: Sequence[Incident]) -> Incident:
     """Of a rank that left with an exit code the last line that looks like its exception, if there is one."""
-    said = [one for one in told if one.kind == "said" and one.rank == ending.rank is not None]
+    ranks = (ending.rank, None) if ending.type in _REPEATING else (ending.rank,)
+    said = [one for one in told if one.kind == "said" and one.trouble == "exception" and one.rank in ranks]
+    if any(one.rank is None for one in said) and len({(one.type, one.message) for one in said}) > 1:
+        said = []  # Whose words which are is not known.
     return replace(said[-1], kind="raised", exit_code=ending.exit_code) if ending.kind == "left" and said else ending
 
 
@@ -362,6 +368,8 @@ def _likeness(one: Incident) -> object:
     own = user_frames(one.frames)
     if one.kind == "gpu":
         return one.kind, one.type
+    if one.kind == "cuda" and not own and "ssert" in one.message:
+        return one.kind, "assertion"
     if one.trouble not in ("out-of-memory", "exception"):
         return one.kind, one.trouble
     return one.trouble, one.type, one.message if one.mixed or not own else own[:1]
@@ -465,7 +473,11 @@ def _of_timeout(
     waiting = [one for one in cause.incidents if not one.absent] or list(cause.incidents)
     calls = {(user_frames(one.frames)[:1], one.collective) for one in waiting if one.frames}
     operations = {one.collective for one in waiting if one.collective and not one.frames}
+    if len({one.collective for one in _of_one_number(waiting)}) > 1:
+        return replace(cause, trouble="mismatch", absent=cause.absent)
     absent = set(cause.absent) or set(everyone) - set(cause.ranks)
+    if not cause.absent and any(not _OF_ALL.match(one.group) for one in waiting):
+        absent = set()  # Nobody says who belongs to a group of some ranks.
     unnamed = sum(one.rank is None for one in waiting)
     if not cause.absent and unnamed >= len(absent):
         absent = set()  # As many report it without saying who they are.
@@ -477,7 +489,7 @@ def _of_timeout(
         behind = {rank for rank, value in enqueued.items() if value == least and rank is not None}
         if len(behind) < len(enqueued):
             return replace(cause, absent=tuple(sorted(behind)))
-    nobody_missing = not absent and len(waiting) > 1
+    nobody_missing = not absent and len(waiting) > 1 and len({one.group for one in waiting}) == 1
     if nobody_missing and len(calls) > 1:
         lines = {frames for frames, _ in calls}
         return replace(cause, trouble="rank-branch" if len(lines) > 1 else "mismatch")
@@ -491,9 +503,28 @@ def _of_timeout(
     return replace(cause, absent=() if unsure else tuple(sorted(absent)))
 
 
+def _of_one_number(waiting: Sequence[Incident]) -> list[Incident]:
+    """Return those of different ranks that wait at the same number of one group, where there are such.
+
+    Of groups that no one names the first calls have the same numbers.
+    """
+    at: dict[tuple[str, int], dict[int, Incident]] = {}
+    for one in waiting:
+        if one.collective and one.rank is not None and one.sequence and (one.group or one.sequence > _FIRST_NUMBERS):
+            at.setdefault((one.group, one.sequence), {})[one.rank] = one
+    return next(
+        (list(ranks.values()) for ranks in at.values() if len({one.collective for one in ranks.values()}) > 1), []
+    )
+
+
 def _with_unheard(cause: LogCause, evidence: LogEvidence, endings: Sequence[Ending]) -> LogCause:
     """Doubt that ranks did not come which are known by the job's size only: what they wrote may be elsewhere."""
     named = {rank for one in cause.incidents for rank in one.absent}
+    ended = {ending.rank for ending in endings if ending.was_ended}
+    if silent := [rank for rank in cause.absent if rank in ended - named - set(evidence.ranks)]:
+        # Its launcher may have ended it before its own time-out.
+        them = verb(silent, "it", "them")
+        return replace(cause, doubt=f"{rank_list(silent)} wrote nothing before the launcher ended {them}")
     heard = {*evidence.ranks, *cause.ranks, *(ending.rank for ending in endings)}
     highest = max((rank for rank in heard if rank is not None), default=-1)
     unheard = [rank for rank in cause.absent if rank not in named and rank > highest]

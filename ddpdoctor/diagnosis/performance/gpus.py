@@ -1,7 +1,7 @@
 """How busy the GPUs are with the training itself.
 
 NVML's utilisation is the share of time in which some kernel ran. A GPU that waits in a kernel of NCCL for other ranks
-reads as busy, so that a job which mostly waits shows 100 %; here the exposed and explicit communication is taken off.
+reads as busy, so that a job which mostly waits shows 100%; here the exposed and explicit communication is taken off.
 """
 
 from __future__ import annotations

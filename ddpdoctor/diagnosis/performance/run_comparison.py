@@ -75,7 +75,7 @@ NINETY_FIVE = (0.025, 0.975)
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """A time of the step in both runs, and the ratio of the second to the first with its 95 % interval."""
+    """A time of the step in both runs, and the ratio of the second to the first with its 95% interval."""
 
     name: str
     before_ns: float
@@ -104,15 +104,25 @@ class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
     step: Difference
     """Mean time of a step, over the ranks."""
     phases: tuple[Difference, ...]
-    """Those that take 1 % of a step or more in either run."""
+    """Those that take 1% of a step or more in either run."""
     amounts: tuple[Amount, ...]
     settings: tuple[tuple[str, str, str], ...]
     """What of the environment, versions and options differs: name, before, after; empty where it is not set."""
     steps: tuple[int, int]
 
+    @property
+    def other_work(self) -> tuple[str, ...]:
+        """What differs so that the steps are not of the same work: ``script``, ``batch size`` and the like."""
+        names = [name for name, before, after in self.settings if name in _OF_THE_WORK and before and after]
+        one, other = next(((a.before, a.after) for a in self.amounts if a.name == "ranks"), (None, None))
+        return (*names, *(("number of ranks",) if one != other else ()))
+
     def is_regression(self, allowed: float) -> bool:
         """Return whether the step became longer by more than a share ``allowed``, beyond what is noise."""
         return self.step.low > 1.0 + allowed
+
+
+_OF_THE_WORK = ("script", "batch size")
 
 
 class TooShort(Exception):

@@ -186,7 +186,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: Literal["NVLink", "PCIe"]
     bytes_per_s: float
-    """In one direction, by its standard; a well-tuned ring reaches 70 to 90 % of it."""
+    """In one direction, by its standard; a well-tuned ring reaches 70 to 90% of it."""
 
 
 def link_of(record: RunRecord, ranks: Collection[int]) -> Link | None:

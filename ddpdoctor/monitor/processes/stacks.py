@@ -230,7 +230,7 @@ PATIENCE_S = 10.0
 BETWEEN_S = 1.0
 """Between the two looks that tell a process that stands from one that moves."""
 IDLE_SHARE = 0.05
-"""A process that waits in gloo used 0.0 to 0.7 % of a core; one that computes, 50 % and more."""
+"""A process that waits in gloo used 0.0 to 0.7% of a core; one that computes, 50% and more."""
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):

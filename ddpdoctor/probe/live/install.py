@@ -184,6 +184,7 @@ class NodeMeeting:
             name=os.uname().nodename,
             interfaces=_interfaces(),
             environment={name: value for name, value in sorted(os.environ.items()) if name.startswith(KEPT)},
+            cores=sorted(os.sched_getaffinity(0)),
         )
         self.end()
         self._over = threading.Event()

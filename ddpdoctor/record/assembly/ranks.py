@@ -46,6 +46,7 @@ class ProcessEntry:
         self.host = ""
         self.interfaces: tuple[str, ...] = ()
         self.environment: Mapping[str, str] = {}
+        self.cores: tuple[int, ...] = ()
 
 
 class LastSign(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +97,7 @@ class RankBook:
                 self.worlds[pid] = event.world_size, event.backend
             case events.Host():
                 entry.host, entry.interfaces, entry.environment = event.name, event.interfaces, event.environment
+                entry.cores = event.cores
             case events.Head():
                 self.head = event.told
             case events.HeartbeatBegun():
@@ -162,6 +164,7 @@ class RankBook:
                     ranks=tuple(dict.fromkeys(map(_rank_of_entry, here))),
                     interfaces=here[0].interfaces,
                     environment=here[0].environment,
+                    cores=len({core for entry in here for core in entry.cores}),
                 )
             )
         return tuple(found)

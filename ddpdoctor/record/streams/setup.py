@@ -311,6 +311,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """Names of its network interfaces; empty when they are not known."""
     environment: Mapping[str, str] = {}
     """Variables that bear on the job, of the lowest of its ranks, when the process group was made."""
+    cores: int = 0
+    """Cores that these ranks together may use; 0 when not known."""
     clock_error_ns: int | None = None
     """By no more its times are wrong beside those of the first node; None where clocks were not compared."""
 

@@ -8,6 +8,8 @@ from ddpdoctor.check import LoadedCheck
 from ddpdoctor.examination import Examination
 
 FORMATS = ("full", "concise", "json", "github", "gitlab", "html", "junit", "markdown", "sarif")
+_EXPLAINING = ("html", "sarif")
+"""The formats that hold the documentation of the checks that have findings."""
 FOR_PEOPLE = ("full", "concise")
 """The formats beside which an error is told on stderr; the others print a whole document even
 where the target is no script."""
@@ -29,11 +31,7 @@ def rendered(
         from ddpdoctor.report.formats import full
 
         return full.render(examination, width, colour=colour)
-    if output_format == "sarif":
-        from ddpdoctor.report.formats import sarif
-
-        return sarif.render(examination, checks_of(examination))
     from importlib import import_module
 
-    render: Callable[[Examination], str] = import_module(f"ddpdoctor.report.formats.{output_format}").render
-    return render(examination)
+    render: Callable[..., str] = import_module(f"ddpdoctor.report.formats.{output_format}").render
+    return render(examination, checks_of(examination)) if output_format in _EXPLAINING else render(examination)

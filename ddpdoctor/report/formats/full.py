@@ -11,14 +11,14 @@ from ddpdoctor.examination import Examination, RehearsalSection, Unreached
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.findings.locations import shown_path
 from ddpdoctor.report.escape import one_line, visible
-from ddpdoctor.report.finding_text import finding_lines, folded_advice_lines, label
+from ddpdoctor.report.finding_fields import counted
+from ddpdoctor.report.finding_text import explanation_lines, finding_lines, folded_advice_lines, label
 from ddpdoctor.report.layout import paragraph, to_string
 
 PLACES_SHOWN = 4
 """How many places that the rehearsal did not reach are named."""
 _DEVICES = {"cpu": "CPU", "cuda": "GPU", "stand-in": "CPU instead of GPU"}
-_PLURALS = {Severity.ERROR: "errors", Severity.WARNING: "warnings", Severity.ADVICE: "pieces of advice"}
-_SINGULARS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.ADVICE: "piece of advice"}
+_GATE_VERDICTS = {"clean": "Gate passed: ", "findings": "Gate failed: ", "inconclusive": ""}
 _VERDICT_STYLES = {"clean": "bold green", "findings": "bold red", "inconclusive": "bold yellow"}
 
 
@@ -32,7 +32,8 @@ def render(examination: Examination, width: int, *, colour: bool) -> str:
         return autopsy_text.render(examination, examination.autopsy, width, colour=colour)
     lines = paragraph(Text(what_was_done(examination)), width, indent=0)
     notes = [*_notes(examination, width), *_unreached(examination, width)]
-    blocks = [*_finding_blocks(examination, width), _rehearsal_block(examination, width), notes]
+    found = [*_finding_blocks(examination, width), explanation_lines(examination.findings, width)]
+    blocks = [*found, _rehearsal_block(examination, width), notes]
     if examination.gate is not None:
         from ddpdoctor.report import gate_text
 
@@ -137,12 +138,15 @@ def _place(place: Unreached, root: str) -> str:
 
 
 def _summary(examination: Examination, width: int) -> list[Text]:
-    found = _found(examination.findings)
+    counts = counted(examination.findings)
+    found = f"Found {counts}" if counts else "No finding"
     checks = _what_became_of_the_checks(examination)
     if examination.refuted:
         checks += f"; the rehearsal refuted {_count(len(examination.refuted), 'suspicion')} of the source"
     if examination.gate is not None:
-        found = f"{found} beyond {one_line(examination.gate.against)}" if examination.findings else "Nothing new"
+        verdict = _GATE_VERDICTS[examination.verdict]
+        beyond = f"{counts} beyond {one_line(examination.gate.against)}" if counts else "nothing new"
+        found = f"{verdict}{beyond[0].upper() if not verdict else beyond[0]}{beyond[1:]}"
     if not examination.recognised:
         sentence = f"Inconclusive: no distributed training was recognised in {one_line(examination.target)}."
     elif examination.verdict == "inconclusive":
@@ -178,18 +182,6 @@ def _what_became_of_the_checks(examination: Examination) -> str:
         parts.append(f"{len(rest)} not evaluated: {one_line(rest[0].reason)}")
     text = ", ".join(parts)
     return text if passed or not blind else f"{_count(len(outcomes), 'check')}: {text}"
-
-
-def _found(findings: Iterable[Finding]) -> str:
-    severities = [finding.severity for finding in findings]
-    counts = [
-        f"{severities.count(severity)} {(_SINGULARS if severities.count(severity) == 1 else _PLURALS)[severity]}"
-        for severity in Severity
-        if severity in severities
-    ]
-    if not counts:
-        return "No finding"
-    return "Found " + (counts[0] if len(counts) == 1 else f"{', '.join(counts[:-1])} and {counts[-1]}")
 
 
 def _count(number: int, noun: str) -> str:

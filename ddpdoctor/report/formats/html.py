@@ -6,7 +6,7 @@ All text is escaped by the template library; the page's own policy forbids scrip
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ddpdoctor import __version__
-from ddpdoctor.check import OutcomeState
+from ddpdoctor.check import LoadedCheck, OutcomeState
 from ddpdoctor.examination import Examination
 from ddpdoctor.files.source_text import line_of
 from ddpdoctor.finding import Basis, Fact, Finding, Frame, Location
 from ddpdoctor.findings.locations import in_user_code, named_ranks, shown_path
 from ddpdoctor.gate.budget import amount, share
 from ddpdoctor.gate_section import Figure, GateSection
+from ddpdoctor.report import explanation
 from ddpdoctor.report.escape import one_line, visible
-from ddpdoctor.report.finding_fields import doubt_of, place_of
+from ddpdoctor.report.finding_fields import doubt_of, headline, place_of
 from ddpdoctor.report.formats.concise import leaves_doubt, why_incomplete
 from ddpdoctor.report.layout import in_milliseconds
 
@@ -277,19 +278,33 @@ def _budget_row(figure: Figure) -> BudgetRow:
     )
 
 
+_ABOUT = ("Why it is bad", "When it is wrong", "References")
+"""Sections of a check's documentation that a finding does not say itself."""
+_NOTHING: Mapping[str, Any] = {
+    **dict.fromkeys(("heading", "done", "doubt", "hint", "output", "text", "against", "times"), ""),
+    **dict.fromkeys(("why", "findings", "budget", "commands", "bars", "checks", "notes"), ()),
+    "anchor": "run",
+}
+"""A section of the page before anything is in it."""
 _PAGES = Path(__file__).with_name("page")
-_WORDS = {"clean": "nothing found", "findings": "findings", "inconclusive": "inconclusive"}
 
 
-def render(examination: Examination) -> str:
-    """Render an examination, or each part of one of several targets."""
+def render(examination: Examination, checks: Sequence[LoadedCheck] = ()) -> str:
+    """Render an examination, or each part of one of several targets; ``checks`` are those that have findings."""
     parts = examination.parts or (examination,)
     return _filled(
         title=one_line(examination.target),
-        verdict=_WORDS[examination.verdict],
+        verdict=headline(examination),
         tone={"clean": "good", "findings": "bad", "inconclusive": "doubt"}[examination.verdict],
         sections=[_section(part, number, several=len(parts) > 1) for number, part in enumerate(parts)],
+        about={check.check.code: _about(check) for check in checks},
     )
+
+
+def _about(check: LoadedCheck) -> dict[str, Any]:
+    parts = explanation.sections(check.documentation)
+    shown = [(heading, parts[heading], heading in explanation.VERBATIM) for heading in _ABOUT if heading in parts]
+    return {"name": check.check.name, "summary": explanation.summary(check.documentation), "sections": shown}
 
 
 def render_run(snapshot: Snapshot, root: str) -> str:
@@ -304,19 +319,12 @@ def render_run(snapshot: Snapshot, root: str) -> str:
         if view.until_ns
     ]
     section = {
-        "heading": "",
-        "anchor": "run",
+        **_NOTHING,
         "done": what_was_seen(snapshot),
-        "doubt": "",
         "hint": one_line(verdict.next),
-        "output": "",
         "why": [one_line(why) for why in verdict.why],
         "findings": pages_of(standing, root),
-        "budget": (),
-        "against": "",
-        "times": "",
         "bars": phase_bars(snapshot),
-        "checks": (),
         "notes": [one_line(note) for note in (*over, *snapshot.notes)],
     }
     return _filled(
@@ -324,29 +332,38 @@ def render_run(snapshot: Snapshot, root: str) -> str:
         verdict=f"{verdict.state}: {one_line(verdict.text)}",
         tone={"healthy": "good", "slow": "doubt", "broken": "bad"}.get(verdict.state, "doubt"),
         sections=[section],
+        about={},
+    )
+
+
+def render_text(title: str, text: str) -> str:
+    """Render what a command prints as text, its first line as the verdict."""
+    section = {**_NOTHING, "text": visible(text)}
+    return _filled(
+        title=one_line(title), verdict=one_line(text.partition("\n")[0]), tone="plain", sections=[section], about={}
     )
 
 
 def _section(examination: Examination, number: int, *, several: bool) -> dict[str, Any]:
     from ddpdoctor.report.formats.full import what_was_done
-    from ddpdoctor.report.gate_text import notes_of, times_sentence
+    from ddpdoctor.report.gate_text import commands_of, notes_of, times_sentence
 
     rehearsal, gate = examination.rehearsal, examination.gate
     done = what_was_done(examination)
     notes = [*examination.source.notes, *rehearsal.notes, *examination.notes]
     return {
+        **_NOTHING,
         "heading": one_line(examination.target) if several else "",
         "anchor": f"target-{number + 1}",
         "done": done,
         "doubt": one_line(why_incomplete(examination)) if leaves_doubt(examination) else "",
         "hint": one_line(rehearsal.hint) if leaves_doubt(examination) else "",
         "output": visible(rehearsal.output) if leaves_doubt(examination) else "",
-        "why": [],
         "findings": pages_of(examination.findings, examination.root),
         "budget": budget_rows(gate) if gate is not None else (),
         "against": one_line(gate.against) if gate is not None else "",
         "times": times_sentence(gate) if gate is not None else "",
-        "bars": (),
+        "commands": commands_of(gate) if gate is not None else (),
         "checks": _checks(examination),
         "notes": [one_line(note) for note in (*(notes_of(gate) if gate is not None else ()), *notes)],
     }

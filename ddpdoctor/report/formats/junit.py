@@ -63,7 +63,16 @@ def _add_finding(suite: ElementTree.Element, finding: Finding, examination: Exam
     if finding.location is not None:
         case.set("line", str(finding.location.line))
     facts = [f"- {fact.text} ({fact.basis})" for fact in finding.evidence]
-    text = visible("\n".join([f"{file}{line}: {stated(finding)}", *facts, f"do: {finding.remedy}"]))
+    text = visible(
+        "\n".join(
+            [
+                f"{file}{line}: {stated(finding)}",
+                *facts,
+                f"do: {finding.remedy}",
+                f"more: ddpdoctor explain {finding.code}",
+            ]
+        )
+    )
     if finding.severity.at_least(examination.fail_on):
         failure = ElementTree.SubElement(
             case, "failure", type=finding.severity.value, message=f"{stated(finding)} ({file}{line})"

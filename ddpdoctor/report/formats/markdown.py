@@ -5,31 +5,58 @@ from __future__ import annotations
 import re
 
 from ddpdoctor.examination import Examination
-from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.finding import Finding
 from ddpdoctor.findings.locations import named_ranks, shown_path
+from ddpdoctor.gate.budget import percent
 from ddpdoctor.report.escape import one_line, without_commands
-from ddpdoctor.report.finding_fields import stated
+from ddpdoctor.report.finding_fields import headline, stated
 from ddpdoctor.report.formats.concise import leaves_doubt, why_incomplete
+from ddpdoctor.report.formats.html import budget_rows
+from ddpdoctor.report.gate_text import commands_of, notes_of, times_sentence
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!$@&])")
-_HEADS = {"clean": "nothing found", "findings": "findings", "inconclusive": "inconclusive"}
+_CODE = re.compile(r"(?<!`)`([^`|]+)`(?!`)")
+"""A span; not one with a bar, which ends a cell of a table even there."""
 
 
 def render(examination: Examination) -> str:
-    """Render a heading, one row a finding, and what else has to be known."""
-    lines = [f"## ddpdoctor: {_HEADS[examination.verdict]}", ""]
+    """Render a heading, one row a finding, what else has to be known, and of a gate its budget and commands."""
+    lines = [f"## ddpdoctor: {headline(examination)}", ""]
     if examination.findings:
         lines += ["| severity | check | where | what | what to do |", "| --- | --- | --- | --- | --- |"]
         lines += [_row(finding, examination) for finding in examination.findings]
+        codes = dict.fromkeys(finding.code for finding in examination.findings)
+        lines += ["", f"More on a check: {', '.join(f'`ddpdoctor explain {code}`' for code in codes)}."]
     elif not leaves_doubt(examination):
         lines.append(f"No finding in {_text(examination.target)}.")
-    if examination.findings:
-        lines += ["", _counted(examination)]
     if leaves_doubt(examination):
         lines += ["", f"Not everything could be examined: {_text(why_incomplete(examination))}."]
+    for part in examination.parts or (examination,):
+        lines += _gate(part)
     notes = (*examination.source.notes, *examination.rehearsal.all_notes, *examination.notes)
     lines += ["", *(f"- {_text(note)}" for note in notes)] if notes else []
     return without_commands("\n".join(lines).rstrip("\n") + "\n")
+
+
+def _gate(examination: Examination) -> list[str]:
+    """Return the budget of a gate as a table, and the commands to go on with."""
+    if examination.gate is None:
+        return []
+    rows = budget_rows(examination.gate)
+    lines = ["", f"### {_text(examination.target)}"]
+    if rows:
+        allowed = examination.gate.allowed_growth
+        limit = f"the limit is {percent(allowed)} more" if allowed else "no figure may grow"
+        lines += ["", f"Budget against {_text(examination.gate.against)}; {limit}:", ""]
+        lines += ["| figure | before | now | change | lines |", "| --- | --- | --- | --- | --- |"]
+        for row in rows:
+            change = " ".join(filter(None, (row.change, row.share)))
+            cells = (row.label, row.before, row.now, f"**{change}**" if row.change == "grown" else change)
+            lines.append(f"| {' | '.join(cells)} | {'<br>'.join(map(_text, row.lines))} |")
+    sentences = [*filter(None, [times_sentence(examination.gate)]), *notes_of(examination.gate)]
+    lines += ["", *(f"- {_text(sentence)}" for sentence in sentences)] if sentences else []
+    commands = commands_of(examination.gate)
+    return lines + (["", *(f"- {what}: {_text(f'`{command}`')}" for what, command in commands)] if commands else [])
 
 
 def _row(finding: Finding, examination: Examination) -> str:
@@ -47,12 +74,7 @@ def _row(finding: Finding, examination: Examination) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _counted(examination: Examination) -> str:
-    severities = [finding.severity for finding in examination.findings]
-    counts = [f"{severities.count(severity)} {severity.value}" for severity in Severity if severity in severities]
-    return f"{', '.join(counts)} in {_text(examination.target)}."
-
-
 def _text(text: str) -> str:
-    """Text that Markdown shows as it is, on one line."""
-    return _SPECIAL.sub(r"\\\1", one_line(text))
+    """Text that Markdown shows as it is, on one line; what stands between backticks is code."""
+    pieces = _CODE.split(one_line(text))
+    return "".join(f"`{piece}`" if number % 2 else _SPECIAL.sub(r"\\\1", piece) for number, piece in enumerate(pieces))

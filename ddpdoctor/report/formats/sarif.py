@@ -9,6 +9,7 @@ https://docs.github.com/en/code-security/code-scanning/integrating-with-code-sca
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
@@ -29,6 +30,7 @@ SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 LONGEST_DESCRIPTION = 1024
 """Characters that GitHub takes of a rule's description."""
 
+_URL = re.compile(r"https://[!-~]+")
 _LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.ADVICE: "note"}
 _PROBLEMS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.ADVICE: "recommendation"}
 
@@ -59,11 +61,13 @@ def _rule(check: LoadedCheck) -> dict[str, Any]:
     worst = min(constants.severity.values(), key=list(Severity).index)
     parts = sections(documentation)
     why = " ".join(parts.get("Why it is bad", "").split())
+    reference = next(filter(_URL.match, parts.get("References", "").split()), None)
     return {
         "id": constants.code,
         "name": "".join(word.capitalize() for word in constants.name.split("-")),
         "shortDescription": {"text": _cut(summary(documentation))},
         "fullDescription": {"text": _cut(f"{summary(documentation)}. {why}".strip())},
+        **({"helpUri": reference} if reference else {}),
         "help": {"text": visible(documentation.strip()) + "\n"},
         "defaultConfiguration": {"level": _LEVELS[worst]},
         "properties": {

@@ -68,19 +68,19 @@ def as_json(compared: RunComparison, gone: list[Finding], come: list[Finding], a
 def _verdict(compared: RunComparison, allowed: float, width: int) -> list[Text]:
     step = compared.step
     interval = f"{step.low - 1:+.1%} to {step.high - 1:+.1%}"
+    change = f"{abs(step.ratio - 1):.1%} {'longer' if step.ratio > 1 else 'shorter'}"
     if compared.is_regression(allowed):
-        head, style = (
-            f"SLOWER: a step takes {step.ratio - 1:+.1%} ({interval}), beyond the {allowed:.0%} allowed",
-            "red",
-        )
+        head, style = f"SLOWER: a step is {change} ({interval}), beyond the {allowed:.0%} allowed", "red"
     elif not step.is_change:
-        head, style = f"NO CHANGE: a step takes {step.ratio - 1:+.1%}, and {interval} is within the noise", ""
+        head, style = f"NO CHANGE: a step is {change}, and {interval} is within the noise", ""
     elif step.ratio > 1:
-        head = f"A LITTLE SLOWER: a step takes {step.ratio - 1:+.1%} ({interval}), which {allowed:.0%} allowed covers"
-        style = "yellow"
+        head, style = f"A LITTLE SLOWER: a step is {change} ({interval}), which {allowed:.0%} allowed covers", "yellow"
     else:
-        head, style = f"FASTER: a step takes {step.ratio - 1:+.1%} ({interval})", "green"
-    return paragraph(Text(head, f"bold {style}".strip()), width, indent=0)
+        head, style = f"FASTER: a step is {change} ({interval})", "green"
+    differ = " and ".join(compared.other_work)
+    note = f"not the same work: the runs differ in {differ}, so compare samples/s" if differ else ""
+    beside = paragraph(Text(note), width, Text("note", "bold"), 6) if note else []
+    return paragraph(Text(head, f"bold {style}".strip()), width, indent=0) + beside
 
 
 def _row(entry: Difference) -> Text:

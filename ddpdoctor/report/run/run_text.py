@@ -168,8 +168,8 @@ def _gpus(snapshot: Snapshot, width: int) -> list[Text]:
     lines = [line for gpu in snapshot.gpus for line in paragraph(Text(_gpu(gpu)), width, indent=0)]
     computing = snapshot.gpu_utilisation_corrected_percent
     if snapshot.gpu_utilisation_percent is not None and computing is not None:
-        busy = f"GPUs: {snapshot.gpu_utilisation_percent:.0f} % busy"
-        lines.append(Text(f"{busy}, {computing:.0f} % excluding waits in communication kernels"))
+        busy = f"GPUs: {snapshot.gpu_utilisation_percent:.0f}% busy"
+        lines.append(Text(f"{busy}, {computing:.0f}% excluding waits in communication kernels"))
     return lines
 
 
@@ -178,7 +178,7 @@ def _gpu(gpu: Gpu) -> str:
     if gpu.samples:
         newest = gpu.samples[-1]
         if newest.utilisation_percent is not None:
-            parts.append(f"{newest.utilisation_percent:.0f} % busy")
+            parts.append(f"{newest.utilisation_percent:.0f}% busy")
         if newest.memory_used_bytes is not None:
             parts.append(f"{size(newest.memory_used_bytes)} of {size(gpu.memory_total_bytes)}")
         if newest.power_w is not None:

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from ddpdoctor.what_if.predict import Change, Curve, Interval, WhatIf
 
 _INDENT = 10
-_GAINS = 19
+_GAINS = 20
 _LEAST = 0.015
 """Changes that bring less are named in one line."""
 _LEGEND = (
-    "First column: the speed-up in samples per second, with its 90 % prediction interval in brackets; each change on "
+    "First column: the speed-up in samples per second, with its 90% prediction interval in brackets; each change on "
     "its own."
 )
 

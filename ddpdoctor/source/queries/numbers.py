@@ -19,7 +19,13 @@ _SUMS = frozenset({"sum", "numel", "size", "len", "count_nonzero", "nansum"})
 _MEANS = frozenset({"mean", "nanmean"})
 _LOSSES = ("loss", "entropy", "kl_div")
 """In the names of the functions of torch.nn.functional, and of the classes of torch.nn, that give a mean by default."""
-SHOWS = frozenset({"print", "info", "log", "add_scalar", "write", "debug", "set_postfix", "log_metric", "log_metrics"})
+SHOWS = frozenset(
+    {
+        *("print", "info", "log", "add_scalar", "add_scalars", "write", "debug", "set_postfix", "log_metric"),
+        # Of tqdm's bar, beside set_postfix: StyleSDF and GANgealing show their losses by it.
+        *("log_metrics", "set_description"),
+    }
+)
 """Last names of functions that show a number."""
 DEEPEST = 6
 """Assignments that are followed back: further ones were never needed, and cycles end."""

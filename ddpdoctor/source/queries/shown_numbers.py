@@ -1,0 +1,326 @@
+"""Whether a number that the ranks reduce is only displayed or kept, followed through helpers, returns and calls.
+
+The other question about such a reduction is how often it runs: a condition that no turn of a loop can change does not
+make it rarer.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ddpdoctor.source.events import Condition, Event
+from ddpdoctor.source.queries.divergence import function_around, mentions, nodes_of
+from ddpdoctor.source.queries.numbers import SHOWS
+from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.syntax_index import descend, last_name
+
+_KEEPS = frozenset({"update", "append", "add", "extend", "setdefault"})
+"""Methods by which a list, a dictionary or a meter takes a number in."""
+_TURNS = frozenset(
+    {
+        *("bool", "dict", "float", "format", "int", "len", "list", "max", "min", "range", "round", "sorted", "str"),
+        *("sum", "tuple", "zip", "enumerate", "items", "keys", "values", "join", "dumps"),
+    }
+)
+"""Builtins and methods of builtin types that give a number another form."""
+_LIBRARIES = ("torch.", "numpy.", "math.", "json.")
+# A number that is logged passes a helper, its caller and a function that shows it; cycles end here.
+_DEEPEST = 5
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class _Place(NamedTuple):
+    """An expression that holds the number, and the call chain around it, innermost first."""
+
+    module: Module
+    node: ast.AST
+
+
+def is_only_shown(script: Script, event: Event) -> bool:
+    """Return whether no condition, backward, attribute, state or unknown call gets what a collective has reduced."""
+    places = list(_call_chain(script, event))
+    if event.name == "gather":
+        # Of torch it fills a list; what a framework's returns is the number.
+        of_torch = event.module.resolve(getattr(event.node, "func", event.node)).startswith("torch.")
+        return not of_torch and _follow(script, places, set(), 0)
+    arguments = getattr(event.node, "args", [])
+    if not arguments or not isinstance(arguments[0], ast.Name):
+        return False
+    return _follow(script, places, {arguments[0].id}, 0)
+
+
+def _call_chain(script: Script, event: Event) -> Iterator[_Place]:
+    """Yield the collective's call, then the call that leads to it in each caller, as far as each is the only one."""
+    yield _Place(event.module, event.node)
+    by_file = {str(module.path): module for module in script.modules}
+    for inner, frame in zip(event.chain, event.chain[1:], strict=False):
+        module, name = by_file.get(frame.file), inner.function.rpartition(".")[2]
+        calls = [] if module is None else module.calls_by_name.get(name, ())
+        on_line = [call for call in calls if call.lineno <= frame.line <= (call.end_lineno or call.lineno)]
+        if module is None or len(on_line) != 1:
+            return
+        yield _Place(module, on_line[0])
+
+
+def _follow(script: Script, places: Sequence[_Place], names: set[str], depth: int) -> bool:
+    """Follow the number through the function around the first place; ``names`` hold it there beside the node."""
+    if not places or depth > _DEEPEST:
+        return False
+    module, node = places[0]
+    function = function_around(module, node)
+    found = _Uses(script, module, function, node, set(names), depth)
+    if not found.harmless():
+        return False
+    given = _given_by_reference(function, node, names) if depth == 0 and names else None
+    if given is not None and len(places) > 1:
+        outer = _argument(function, places[1].node, given)
+        if outer is None:
+            return False
+        return _follow(script, places[1:], outer, depth + 1)
+    return not found.returned or _follow(script, places[1:], set(), depth + 1)
+
+
+def _given_by_reference(function: ast.AST, node: ast.AST, names: set[str]) -> str | None:
+    """Return the parameter that an in-place collective writes to, which is the caller's own tensor."""
+    if not isinstance(function, _Function):
+        return None
+    parameters = {one.arg for one in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)}
+    before = [one for one in nodes_of(function) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)]
+    made_here = {one.id for one in before if one.lineno <= getattr(node, "lineno", 0)}
+    return next((name for name in names if name in parameters and name not in made_here), None)
+
+
+def _argument(function: ast.AST, call: ast.AST, parameter: str) -> set[str] | None:
+    """Return the variables of the caller behind a parameter: none for a new tensor, None where it is not known."""
+    if not isinstance(function, _Function) or not isinstance(call, ast.Call):
+        return None
+    names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+    given = next((entry.value for entry in call.keywords if entry.arg == parameter), None)
+    if given is None and parameter in names:
+        place = names.index(parameter) - (names[0] in ("self", "cls"))
+        given = call.args[place] if place < len(call.args) else None
+    while isinstance(given, ast.Attribute) and given.attr == "data":
+        given = given.value
+    if given is None or isinstance(given, ast.Starred):
+        return None
+    if isinstance(given, ast.Call):
+        return set()
+    return {ast.unparse(given)} if isinstance(given, (ast.Name, ast.Attribute)) else None
+
+
+class _Uses:
+    """What one function does with a number that an expression or some variables of it hold."""
+
+    def __init__(
+        self, script: Script, module: Module, function: ast.AST, node: ast.AST | None, names: set[str], depth: int
+    ) -> None:
+        self._script, self._module, self._function = script, module, function
+        self._node, self._names, self._depth = node, names, depth
+        self._nodes = list(nodes_of(function))
+        self._line = getattr(node, "lineno", 0)
+        # The call holds its result only where that is what was reduced; what a comprehension goes over, its variables.
+        self._held: set[ast.AST] = set() if node is None or names else {node}
+        self.returned = False
+        """The function returns the number, or something that holds it."""
+
+    def harmless(self) -> bool:
+        """Return whether every use shows or keeps the number."""
+        self._spread()
+        for node in self._nodes:
+            if isinstance(node, (ast.Return, ast.Yield, ast.YieldFrom)):
+                self.returned |= node.value is not None and self._holds(node.value)
+        return not any(map(self._is_use, self._nodes))
+
+    def _holds(self, node: ast.AST) -> bool:
+        if mentions(node, self._names):
+            return True
+        return any(one in self._held for one in descend(node))
+
+    def _spread(self) -> None:
+        """Take in the variables and containers that get the number."""
+        known = -1
+        # What stands before the reduction holds its number in the next turn at most, and names are used again.
+        later = [node for node in self._nodes if getattr(node, "lineno", self._line) >= self._line]
+        while known != len(self._names) + len(self._held):
+            known = len(self._names) + len(self._held)
+            for node in later:
+                self._names.update(self._receivers(node))
+                if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
+                    self._held.update(self._comprehended(node))
+
+    def _receivers(self, node: ast.AST) -> Iterator[str]:
+        if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)):
+            if node.value is not None and self._holds(node.value):
+                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                    yield from _targets(target)
+        elif isinstance(node, ast.For):
+            if self._holds(node.iter):
+                yield from _targets(node.target)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _KEEPS:
+            given = (*node.args, *(entry.value for entry in node.keywords))
+            if isinstance(node.func.value, ast.Name) and any(map(self._holds, given)):
+                yield node.func.value.id
+
+    def _comprehended(self, node: ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp) -> Iterator[ast.AST]:
+        for part in node.generators:
+            if self._holds(part.iter):
+                bound = set(_targets(part.target))
+                yield from (one for one in descend(node) if isinstance(one, ast.Name) and one.id in bound)
+
+    def _is_use(self, node: ast.AST) -> bool:
+        if isinstance(node, (ast.If, ast.While, ast.IfExp, ast.Assert)):
+            return self._holds(node.test)
+        if isinstance(node, ast.Raise):
+            return node.exc is not None and self._holds(node.exc)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            return ast.unparse(node) in self._names
+        if not isinstance(node, ast.Call) or node is self._node or node.lineno < self._line:
+            return False
+        given = (*node.args, *(entry.value for entry in node.keywords))
+        if isinstance(node.func, ast.Attribute) and self._holds(node.func.value):
+            return node.func.attr == "backward"
+        if not any(map(self._holds, given)):
+            return False
+        name = last_name(node.func)
+        if name in SHOWS | _KEEPS | _TURNS or self._module.resolve(node.func).startswith(_LIBRARIES):
+            return False
+        return not self._is_harmless_inside(node, name)
+
+    def _is_harmless_inside(self, call: ast.Call, name: str) -> bool:
+        """Return whether the only function of this name in the project does nothing else with what it is given."""
+        homes = [
+            (module, function)
+            for module in self._script.modules
+            for function in module.index.of(ast.FunctionDef)
+            if function.name == name
+        ]
+        if len(homes) != 1 or self._depth >= _DEEPEST:
+            return False
+        module, function = homes[0]
+        parameters = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+        if isinstance(call.func, ast.Attribute) and parameters and parameters[0] in ("self", "cls"):
+            parameters = parameters[1:]
+        places = dict(enumerate(parameters))
+        taken = [places.get(place, "") for place, given in enumerate(call.args) if self._holds(given)]
+        taken += [entry.arg or "" for entry in call.keywords if self._holds(entry.value)]
+        if not all(taken):
+            return False
+        inside = _Uses(self._script, module, function, None, set(taken), self._depth + 1)
+        return inside.harmless() and not inside.returned
+
+
+def _targets(target: ast.expr) -> Iterator[str]:
+    if isinstance(target, (ast.Tuple, ast.List)):
+        for one in target.elts:
+            yield from _targets(one)
+    elif isinstance(target, (ast.Starred, ast.Subscript)):
+        yield from _targets(target.value)
+    elif isinstance(target, (ast.Name, ast.Attribute)):
+        yield ast.unparse(target)
+
+
+# Conditions that no turn of a loop changes.
+
+_OF_THE_JOB = ("torch.distributed.is_", "torch.distributed.get_world_size")
+"""Whether there is a process group, and of how many ranks: the same in every turn."""
+
+
+def unsettled(script: Script, conditions: Sequence[Condition], loop: ast.AST, *, any_setting: bool) -> list[str]:
+    """Return those of some conditions that a turn of a loop may change.
+
+    The number of ranks and whether there is a process group do not change; with ``any_setting``, neither does what is
+    set before the loop.
+    """
+    return [
+        module.excerpt(test, 1_000)
+        for module, test in conditions
+        if not _Settled(script, loop, any_setting).is_settled(module, test, 0)
+    ]
+
+
+class _Settled:
+    def __init__(self, script: Script, loop: ast.AST, any_setting: bool) -> None:
+        self._script, self._any_setting = script, any_setting
+        inside = descend(loop)
+        self._stored = {
+            last_name(node)
+            for node in inside
+            if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store)
+        }
+        self._inside = set(map(id, inside))
+
+    def is_settled(self, module: Module, node: ast.AST, depth: int) -> bool:
+        if depth > _DEEPEST:
+            return False
+        if isinstance(node, ast.Constant):
+            return True
+        if isinstance(node, (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.IfExp)):
+            return all(self.is_settled(module, part, depth) for part in ast.iter_child_nodes(node) if _is_value(part))
+        if isinstance(node, ast.Call):
+            return self._call(module, node, depth)
+        if isinstance(node, ast.Name):
+            return self._name(module, node, depth)
+        return isinstance(node, ast.Attribute) and self._attribute(module, node)
+
+    def _call(self, module: Module, node: ast.Call, depth: int) -> bool:
+        if module.resolve(node.func).startswith(_OF_THE_JOB):
+            return True
+        name = last_name(node.func)
+        homes = [
+            (one, function)
+            for one in self._script.modules
+            for function in one.index.of(ast.FunctionDef)
+            if function.name == name
+        ]
+        if node.args or node.keywords or len(homes) != 1:
+            return False
+        one, function = homes[0]
+        parts = [
+            part
+            for inner in nodes_of(function)
+            for part in ([inner.test] if isinstance(inner, (ast.If, ast.IfExp)) else [getattr(inner, "value", None)])
+            if isinstance(inner, (ast.If, ast.Return)) and part is not None
+        ]
+        return bool(parts) and all(self.is_settled(one, part, depth + 1) for part in parts)
+
+    def _name(self, module: Module, node: ast.Name, depth: int) -> bool:
+        function = function_around(module, node)
+        stores = [
+            one
+            for one in module.index.within(function, ast.Name)
+            if one.id == node.id and isinstance(one.ctx, ast.Store)
+        ]
+        if len(stores) == 1:
+            statement = module.parents[stores[0]]
+            return isinstance(statement, ast.Assign) and self.is_settled(module, statement.value, depth + 1)
+        if not self._any_setting or any(id(one) in self._inside for one in stores):
+            return False
+        # A parameter of a helper may be given another value in each turn; one of the loop's own function may not.
+        holds_loop = any(id(inner) in self._inside for inner in nodes_of(function))
+        return holds_loop and node.id not in self._stored
+
+    def _attribute(self, module: Module, node: ast.Attribute) -> bool:
+        """Return whether a setting such as ``args.distributed`` keeps its value: nothing but a start stores it."""
+        if not self._any_setting or not isinstance(node.value, (ast.Name, ast.Attribute)):
+            return False
+        stores = [
+            (one, inner)
+            for one in self._script.modules
+            for inner in one.index.of(ast.Attribute)
+            if inner.attr == node.attr and isinstance(inner.ctx, ast.Store)
+        ]
+        return not any(id(inner) in self._inside or _is_counted(one, inner) for one, inner in stores)
+
+
+def _is_counted(module: Module, node: ast.Attribute) -> bool:
+    """Return whether an attribute is stored in a loop, or computed from itself."""
+    around = list(module.ancestors(node))
+    return isinstance(around[0], ast.AugAssign) or any(isinstance(one, (ast.For, ast.While)) for one in around)
+
+
+def _is_value(node: ast.AST) -> bool:
+    return isinstance(node, ast.expr)
