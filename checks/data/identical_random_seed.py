@@ -50,11 +50,11 @@ from ddpdoctor.source.interpreter.values import (
     is_varying,
     parts_of,
 )
-from ddpdoctor.source.neighbours import SEEDS_EVERYTHING
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.training_loops import division, feedings
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.script.syntax_index import descend
+from ddpdoctor.source.vocabulary import SEEDS_EVERYTHING
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord

@@ -55,9 +55,18 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.job_kind import is_distributed
-from ddpdoctor.source.queries.optimizers import has_no_tensors, holders, is_optimizer, stepped, steps
 from ddpdoctor.source.queries.rank_logging import communicates, is_local, is_of_whole_set
-from ddpdoctor.source.queries.wrapped_models import is_ddp, numbers_of, training_events, value_of_root
+from ddpdoctor.source.queries.wrapped_models import (
+    has_no_tensors,
+    holders,
+    is_ddp,
+    is_optimizer,
+    numbers_of,
+    stepped,
+    steps,
+    training_events,
+    value_of_root,
+)
 from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.script.syntax_index import descend, last_name

@@ -40,11 +40,11 @@ from ddpdoctor.source.events import ContextAround, Event
 from ddpdoctor.source.interpreter.values import NO_SYNC, options_of
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.job_kind import framework
-from ddpdoctor.source.queries.optimizers import steps
 from ddpdoctor.source.queries.wrapped_models import (
     averages_by_hand,
     ddp_objects,
     innermost_loop,
+    steps,
     training_events,
     training_forwards,
     wrap_numbers,

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.source.projection import whole_projection
-from ddpdoctor.source.queries.optimizers import misplaced_optimizers
+from ddpdoctor.source.queries.wrapped_models import misplaced_optimizers
 from ddpdoctor.source.script.script import Script
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from ddpdoctor.source.events import Event, Guard
 from ddpdoctor.source.interpreter.values import ALL_RANKS, ExternalObject, options_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import is_distributed
-from ddpdoctor.source.queries.optimizers import is_training_state
 from ddpdoctor.source.queries.wrapped_models import (
     averages_by_hand,
     innermost_loop,
+    is_training_state,
     loop_nodes,
     training_events,
     training_forwards,

@@ -10,12 +10,14 @@ import msgspec
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, ExternalObject, Instance, Unknown, Value, options_of, tags_of
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.queries.optimizers import holders, optimizers, steps
 from ddpdoctor.source.queries.training_loops import division
 from ddpdoctor.source.queries.wrapped_models import (
     averages_by_hand,
+    holders,
     innermost_loop,
     loop_nodes,
+    optimizers,
+    steps,
     training_events,
     wrap_numbers,
 )

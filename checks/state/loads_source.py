@@ -12,7 +12,7 @@ from ddpdoctor.source.interpreter.values import NONE, UNIFORM, Value, constant, 
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.files import is_one_path
 from ddpdoctor.source.queries.job_kind import hints_at_ranks, is_distributed, may_use_cuda, noted
-from ddpdoctor.source.queries.optimizers import has_no_tensors
+from ddpdoctor.source.queries.wrapped_models import has_no_tensors
 from ddpdoctor.source.ranks.ranks import FIRST_RANKS
 from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.script.module import Module

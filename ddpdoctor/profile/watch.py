@@ -31,13 +31,13 @@ from ddpdoctor.diagnosis.divergence import describe
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
 from ddpdoctor.diagnosis.divergence_kind import classify
 from ddpdoctor.diagnosis.failures import may_yet_be_known
-from ddpdoctor.diagnosis.hosts import only_lost_their_peers, placed
 from ddpdoctor.diagnosis.live.verdict import LastingWait, with_last_steps
 from ddpdoctor.diagnosis.performance.stragglers import FEWEST_STEPS
 from ddpdoctor.diagnosis.performance.summarise import summarise
 from ddpdoctor.diagnosis.performance.summary import RunSummary, RunVerdict
 from ddpdoctor.diagnosis.performance.verdict import SEE_ALL, run_verdict
 from ddpdoctor.diagnosis.steps import WARM_UP_STEPS, recent
+from ddpdoctor.diagnosis.wording import only_lost_their_peers, placed
 from ddpdoctor.files.source_text import source_of
 from ddpdoctor.finding import Fact, Finding, Severity, Trouble
 from ddpdoctor.findings.locations import with_fingerprints

@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 
 from ddpdoctor.finding import MOST_TIMES, Location
-from ddpdoctor.what_if.observed import Observed
-from ddpdoctor.what_if.replay import Replay, Scenario, replay
+from ddpdoctor.what_if.observed import Observed, Replay, Scenario, replay
 from ddpdoctor.what_if.scenario import assumptions, scenario
 from ddpdoctor.what_if.settings import Settings
 

@@ -10,8 +10,7 @@ import msgspec
 from ddpdoctor.diagnosis.sync_points import BUFFERS
 from ddpdoctor.errors import UsageError
 from ddpdoctor.what_if import links
-from ddpdoctor.what_if.observed import NoGround, Observed
-from ddpdoctor.what_if.replay import RankTimes, Scenario, own_ns
+from ddpdoctor.what_if.observed import NoGround, Observed, RankTimes, Scenario, own_ns
 from ddpdoctor.what_if.settings import (
     DEFAULT_CAP_MB,
     FIRST_BUCKET_BYTES,

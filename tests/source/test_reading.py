@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.errors import UsageError
-from ddpdoctor.source.interpreter.budget import MAXIMUM_STEPS
+from ddpdoctor.source.interpreter.memory import MAXIMUM_STEPS
 from ddpdoctor.source.projection import project, whole_projection
 from ddpdoctor.source.queries.start_up import starts_own_ranks, wants_cuda
 from ddpdoctor.source.recursion import deep_recursion

@@ -10,7 +10,6 @@ from ddpdoctor.source.events import LONGEST_CONDITION, Condition, Event, Guard
 from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, Value, constant, tags_of
 from ddpdoctor.source.libraries.lightning import has_several
 from ddpdoctor.source.libraries.rank_attributes import TRAINERS
-from ddpdoctor.source.neighbours import HUGGING_FACE_TRAINERS
 from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.script.code_words import calls_any, uses_part
 from ddpdoctor.source.script.launch_facts import reads_launcher_rank
@@ -20,6 +19,7 @@ from ddpdoctor.source.script.syntax_index import descend, last_name
 from ddpdoctor.source.torch_model.recorded_calls import SET_VARIABLE
 from ddpdoctor.source.vocabulary import (
     GLOBAL_RANK_VARIABLES,
+    HUGGING_FACE_TRAINERS,
     LOCAL_RANK_VARIABLES,
     SPAWNERS,
     WORLD_SIZE_VARIABLES,
