@@ -40,7 +40,7 @@ from ddpdoctor.check import BoundHit, Check
 from ddpdoctor.checks.data.epochs_source import OF_TORCH, batches_remedy, loop_of_epochs
 from ddpdoctor.checks.data.missing_set_epoch import set_epoch_through
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.fix.edits import Edit, Fix, imported, with_keyword
+from ddpdoctor.fix import Edit, Fix, imported, with_keyword
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.attributes import base_names, class_attribute
 from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, ExternalObject, Instance, constant, tags_of

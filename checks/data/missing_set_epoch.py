@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.check import Check, TooLittleEvidence
 from ddpdoctor.checks.data.epochs_source import ForgottenEpoch, forgotten_epochs
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.fix.edits import Edit, Fix, first_in_body
+from ddpdoctor.fix import Edit, Fix, first_in_body
 from ddpdoctor.source.events import LoopAround
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.module import Module, Scope

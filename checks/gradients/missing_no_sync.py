@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.check import Check
 from ddpdoctor.checks.gradients.accumulation_source import Accumulation, wasteful_accumulations
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.fix.edits import Fix, imported, indented
+from ddpdoctor.fix import Fix, imported, indented
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.wrapped_models import training_forwards, wrap_numbers
 from ddpdoctor.source.script.module import Module

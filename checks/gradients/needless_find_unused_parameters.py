@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.fix.edits import Fix, without_keyword
+from ddpdoctor.fix import Fix, without_keyword
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.parameters import needless_searches
 from ddpdoctor.source.script.script import Script

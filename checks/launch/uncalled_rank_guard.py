@@ -33,7 +33,7 @@ import msgspec
 
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Location, Severity
-from ddpdoctor.fix.edits import Fix, after
+from ddpdoctor.fix import Fix, after
 from ddpdoctor.source.script.call_graph import mentions_of
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script

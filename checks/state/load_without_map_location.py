@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.check import Check
 from ddpdoctor.checks.state.loads_source import is_published, unmapped_loads
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.fix.edits import Fix, with_keyword
+from ddpdoctor.fix import Fix, with_keyword
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.module import Module, Scope
 from ddpdoctor.source.script.script import Script

@@ -29,7 +29,7 @@ from ddpdoctor.source.queries.subjects import is_recognised
 if TYPE_CHECKING:
     from ddpdoctor.catalogue.registry import Catalogue, CatalogueEntry
     from ddpdoctor.config.settings import Settings
-    from ddpdoctor.fix.edits import Fix
+    from ddpdoctor.fix import Fix
     from ddpdoctor.source.script.script import Script
 
 

@@ -17,7 +17,7 @@ from ddpdoctor.diagnosis.wording import count
 from ddpdoctor.files.untrusted import read_start
 from ddpdoctor.launch.environment import network_interfaces, recorded_environment
 from ddpdoctor.launch.pid_namespaces import OuterPids
-from ddpdoctor.monitor.gpus.node_gpus import NodeGpus, environment_of
+from ddpdoctor.monitor.gpus import NodeGpus, environment_of
 from ddpdoctor.monitor.nodes.nodes import Nodes
 from ddpdoctor.monitor.processes.hosts import Hosts, UnseenRanks
 from ddpdoctor.monitor.processes.liveness import LONGEST_SLEEP_NS, SILENT_AFTER_NS, LivenessSampler, probe_logs

@@ -43,13 +43,13 @@ from ddpdoctor.finding import Fact, Finding, Severity, Trouble
 from ddpdoctor.findings.locations import with_fingerprints
 from ddpdoctor.findings.merge import merge
 from ddpdoctor.launch.job import LaunchedJob
+from ddpdoctor.monitor.build_snapshot import LastWait, Look, accused, build_snapshot, stall_view, steps_made
 from ddpdoctor.monitor.finding_hold import OF_THE_MOMENT, FindingHold
 from ddpdoctor.monitor.history import HistoryWriter
 from ddpdoctor.monitor.last_standstill import LastStandstill, is_of_the_end, is_suspicion, ran_to_their_ends
 from ddpdoctor.monitor.live_run import LiveRun
 from ddpdoctor.monitor.replay import Series
 from ddpdoctor.monitor.snapshot import FindingView, Listener, RunState, Snapshot, StallView
-from ddpdoctor.monitor.views.build_snapshot import LastWait, Look, accused, build_snapshot, stall_view, steps_made
 from ddpdoctor.record.joining import NodePart
 from ddpdoctor.record.model import RunRecord, StreamState
 from ddpdoctor.record.reader import RunPlan, read_plan
