@@ -22,7 +22,7 @@ from ddpdoctor.source.queries.wrapped_models import (
     wrap_numbers,
 )
 from ddpdoctor.source.ranks.ranks import FIRST_RANKS
-from ddpdoctor.source.script.code_words import uses_part
+from ddpdoctor.source.script.script import uses_part
 from ddpdoctor.source.script.syntax_index import descend
 from ddpdoctor.source.vocabulary import OPTIMIZER
 

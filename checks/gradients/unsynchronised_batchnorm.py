@@ -39,8 +39,7 @@ from ddpdoctor.source.interpreter.values import Const, ExternalObject, constant
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.training_loops import feedings
 from ddpdoctor.source.queries.wrapped_models import wrap_numbers
-from ddpdoctor.source.script.code_words import uses_part
-from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.script import Script, uses_part
 from ddpdoctor.source.torch_model.buffers import parts_of_module
 
 if TYPE_CHECKING:

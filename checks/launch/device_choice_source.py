@@ -12,9 +12,7 @@ from ddpdoctor.source.interpreter.values import Const, PerRank, constant, option
 from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import depends_on_mode, framework, initialisations, is_nccl_only, on_every_rank
-from ddpdoctor.source.script.code_words import uses_part
-from ddpdoctor.source.script.launch_files import gives_each_rank_a_machine
-from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.script import Script, gives_each_rank_a_machine, uses_part
 from ddpdoctor.source.torch_model.recorded_calls import SET_VARIABLE
 from ddpdoctor.source.vocabulary import ACCELERATE_STATES
 

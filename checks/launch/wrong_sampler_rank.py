@@ -41,8 +41,7 @@ from ddpdoctor.source.interpreter.values import ALL_RANKS, Const, PerRank, Value
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.job_kind import initialisations, is_single_node, may_spawn
 from ddpdoctor.source.ranks.ranks import LOCAL_RANK
-from ddpdoctor.source.script.code_words import uses_any
-from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.script import Script, uses_any
 from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from ddpdoctor.catalogue.registry import CatalogueEntry, load
 from ddpdoctor.check import BoundHit, LoadedCheck, NotStated, Outcome, OutcomeState, TooLittleEvidence
 from ddpdoctor.finding import Confirmed, Finding, FoundInRun, Refuted, Severity
 from ddpdoctor.source.recursion import deep_recursion
-from ddpdoctor.source.script.code_words import uses_part
-from ddpdoctor.source.script.script import take_gap
+from ddpdoctor.source.script.script import take_gap, uses_part
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord

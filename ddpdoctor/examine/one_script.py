@@ -37,8 +37,8 @@ from ddpdoctor.findings.merge import SUSPECTED, Confirmation, Refutation, confir
 from ddpdoctor.launch.devices import Layout
 from ddpdoctor.launch.request import Progress, RehearsalOptions, RehearsalRequest, Stress
 from ddpdoctor.record.model import shared_fields
-from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.script.entry_point import is_entry
+from ddpdoctor.source.script.script import uses_part
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -360,8 +360,8 @@ def _rehearsed(
     from ddpdoctor.examine.rehearsal_result import could_not_rehearse, judge
     from ddpdoctor.launch.rehearsal_plan import ranks_to_start, refuse_layout
     from ddpdoctor.monitor.rehearsal import rehearse
+    from ddpdoctor.source.queries.job_kind import rank_options, wants_cuda
     from ddpdoctor.source.queries.rendezvous import required_local_rank, unknown_to_the_launcher
-    from ddpdoctor.source.queries.start_up import rank_options, wants_cuda
 
     layout = request.layout or Layout(1, ranks_to_start(request.launch, request.nproc))
     spawns_ranks = _spawns_ranks(request, script)
@@ -400,7 +400,7 @@ def _rehearsed(
 
 def _spawns_ranks(request: ExamineRequest, script: Script) -> bool:
     """Return whether the script has to start its ranks itself, as it is launched here."""
-    from ddpdoctor.source.queries.start_up import starts_own_ranks
+    from ddpdoctor.source.queries.job_kind import starts_own_ranks
 
     by_python = request.launch.starter == "python"
     return not request.launch.has_launcher and starts_own_ranks(script, request.arguments, by_python=by_python)

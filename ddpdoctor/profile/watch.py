@@ -44,9 +44,15 @@ from ddpdoctor.findings.locations import with_fingerprints
 from ddpdoctor.findings.merge import merge
 from ddpdoctor.launch.job import LaunchedJob
 from ddpdoctor.monitor.build_snapshot import LastWait, Look, accused, build_snapshot, stall_view, steps_made
-from ddpdoctor.monitor.finding_hold import OF_THE_MOMENT, FindingHold
+from ddpdoctor.monitor.finding_hold import (
+    OF_THE_MOMENT,
+    FindingHold,
+    LastStandstill,
+    is_of_the_end,
+    is_suspicion,
+    ran_to_their_ends,
+)
 from ddpdoctor.monitor.history import HistoryWriter
-from ddpdoctor.monitor.last_standstill import LastStandstill, is_of_the_end, is_suspicion, ran_to_their_ends
 from ddpdoctor.monitor.live_run import LiveRun
 from ddpdoctor.monitor.replay import Series
 from ddpdoctor.monitor.snapshot import FindingView, Listener, RunState, Snapshot, StallView

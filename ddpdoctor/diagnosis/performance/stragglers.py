@@ -11,8 +11,7 @@ from statistics import fmean, median, stdev
 import msgspec
 
 from ddpdoctor.check import TooLittleEvidence
-from ddpdoctor.diagnosis.performance.arrival_skew import MOST
-from ddpdoctor.diagnosis.performance.summarise import summarise
+from ddpdoctor.diagnosis.performance.summarise import MOST, summarise
 from ddpdoctor.diagnosis.performance.summary import RankSummary, RunSummary, threshold
 from ddpdoctor.diagnosis.record_cache import ByIdentity
 from ddpdoctor.diagnosis.steps import between, measured_steps
