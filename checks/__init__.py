@@ -42,12 +42,8 @@ READ_IN_SOURCE = {code: row.triggers for code, row in INDEX.items() if row.trigg
 """Trigger words of the checks that have ``in_source``."""
 STANDS_FOR = {code: row.stands_for for code, row in INDEX.items() if row.stands_for is not None}
 GONE = {
-    "DDP218": Gone(name="double-wrap", since="0.1.0", into="DDP213"),
-    "DDP219": Gone(name="syncbn-after-wrap", since="0.1.0", into="DDP213"),
     "DDP310": Gone(name="timeout-unfit", since="0.1.0", into="DDP307"),
     "DDP402": Gone(name="poor-overlap", since="0.1.0", into="DDP401"),
     "DDP407": Gone(name="full-precision-matmul", since="0.1.0"),
-    "DDP512": Gone(name="late-cuda-visible-devices", since="0.1.0", into="DDP502"),
-    "DDP514": Gone(name="collective-before-set-device", since="0.1.0", into="DDP502"),
 }
 """By their codes the checks that there were."""

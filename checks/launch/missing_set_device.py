@@ -1,18 +1,13 @@
-"""A process uses the current GPU, and selects its own too late or never.
+"""Tensors go to the current GPU, and no process ever selects its own.
 
 What it finds
     `.cuda()` without an index, or `.to("cuda")`, on all ranks of a job that joins a process group and in which nothing
     selects a GPU for the process: no set_device, no CUDA_VISIBLE_DEVICES, no framework that does it. In Accelerate
-    scripts, code before the Accelerator is created. An assignment to os.environ["CUDA_VISIBLE_DEVICES"] after something
-    that initialises CUDA in the same process. As advice, a barrier or a collective of Python objects in an NCCL job
-    before torch.cuda.set_device, with neither device_ids nor a device_id at the initialisation.
+    scripts, code before the Accelerator is created.
 
 Why it is bad
     The current GPU of a new process is GPU 0. All ranks of a node put their model and their batches there: it runs out
     of memory while the others idle, and NCCL refuses two ranks on one GPU ("Duplicate GPU detected") or hangs.
-    CUDA reads CUDA_VISIBLE_DEVICES once, when it is initialised: set later it has no effect and no error either.
-    Barriers and collectives of objects have no tensor that determines their device, so NCCL uses the current GPU or
-    guesses one from the rank, and holds memory there.
 
 Example
     dist.init_process_group("nccl")
@@ -20,11 +15,10 @@ Example
 
 Remedy
     Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before anything touches the GPU, or name the device of
-    each tensor. Set CUDA_VISIBLE_DEVICES before the first use of CUDA, best in the shell.
+    each tensor.
 
 When it is wrong
-    Where the launcher shows each process one GPU only (Slurm with --gpus-per-task, one process a node), or
-    the variable is meant for child processes that are started later.
+    Where the launcher shows each process one GPU only (Slurm with --gpus-per-task, one process a node).
 
 References
     https://docs.pytorch.org/docs/stable/generated/torch.cuda.set_device.html
@@ -38,8 +32,6 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
 from ddpdoctor.checks.launch.device_choice_source import (
-    early_collectives,
-    late_visibilities,
     moves_before_accelerator,
     unchosen_devices,
     unchosen_devices_of_collectives,
@@ -55,38 +47,16 @@ CHECK = Check(
     code="DDP502",
     name="missing-set-device",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
-    needs=frozenset({"ranks", "device_uses", "settings", "waits", "device_choices"}),
+    needs=frozenset({"ranks", "device_uses", "settings"}),
     subjects=("job",),
-    triggers=("cuda", "nccl", "CUDA_VISIBLE_DEVICES", "set_device"),
+    triggers=("cuda", "nccl"),
 )
 MAXIMUM_PLACES = 5
 REMEDY = 'Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before the first use of the GPU.'
-_BEFORE_IT = "Call torch.cuda.set_device before it, or give device_id= to init_process_group."
 
 
 def in_source(script: Script) -> Iterator[Finding]:
-    """Report the moves to the current GPU of a job that never chooses one, and choices that come too late."""
-    for late in late_visibilities(whole_projection(script)):
-        earlier = late.initialised
-        yield CHECK.finding(
-            "source",
-            "CUDA_VISIBLE_DEVICES is set after this process initialised CUDA, and no longer has an effect",
-            remedy="Move the assignment before the first use of CUDA, or choose the GPU with torch.cuda.set_device.",
-            locations=late.setting.location,
-            evidence=(
-                Fact(text="CUDA is initialised here", basis="source", location=earlier.location, stack=earlier.chain),
-            ),
-        )
-    for early in early_collectives(whole_projection(script)):
-        event, choice = early.collective, early.choice
-        yield CHECK.finding(
-            "source",
-            f"{event.name} runs on the current GPU, and the process selects its GPU only afterwards",
-            remedy=_BEFORE_IT,
-            severity=Severity.ADVICE,
-            locations=event.location,
-            because=(("the GPU is chosen here", choice.location),),
-        )
+    """Report the moves to the current GPU of a job that never chooses one, as one finding."""
     moves = unchosen_devices(whole_projection(script))
     if not moves:
         yield from _before_accelerator(script)
@@ -135,17 +105,8 @@ def _left_to_torch(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report ranks of one node that all use GPU 0; refute where each had its own."""
-    from ddpdoctor.checks.launch.devices_run import barriers_before_choice, shared_first_gpu
+    from ddpdoctor.checks.launch.devices_run import shared_first_gpu
 
-    for verdict in barriers_before_choice(record):
-        yield CHECK.finding(
-            record.job.kind,
-            verdict.sentence,
-            remedy=_BEFORE_IT,
-            severity=Severity.ADVICE,
-            locations=verdict.location,
-            ranks=verdict.ranks,
-        )
     for verdict in shared_first_gpu(record):
         if verdict.location is None:
             continue

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from ddpdoctor.checks.death import root_exception
 from ddpdoctor.checks.gradients import (
     accumulation_tail,
+    double_wrap,
     misplaced_no_sync,
     missing_no_sync,
-    module_changed_after_wrap,
     needless_find_unused_parameters,
+    no_gradient_bucket_view,
     parameter_ready_twice,
+    syncbn_after_wrap,
     unsynchronised_batchnorm,
     wrapper_attribute_access,
 )
@@ -156,20 +159,32 @@ def test_small_batches_of_trained_batch_norms_are_advice_and_others_refute_it() 
     assert all(isinstance(found, Refuted) for found in (*batch_norms(0, 4), *batch_norms(3, 32)))
 
 
+def test_a_second_copy_of_large_gradients_is_advice() -> None:
+    job = Replicas()
+    large = tuple(msgspec.structs.replace(t, size_bytes=60_000_000) for t in job.wrapped(0).parameters)
+    for views, kind in ((False, Finding), (True, Refuted)):
+        options = {"gradient_as_bucket_view": views}
+        wraps = tuple(job.wrapped(rank, parameters=large, options=options) for rank in job.ranks)
+        (found,) = no_gradient_bucket_view.in_run(job.seen(wraps=wraps))
+        assert isinstance(found, kind)
+    (small,) = no_gradient_bucket_view.in_run(job.seen())
+    assert isinstance(small, Refuted)
+
+
 def test_a_wrap_inside_a_wrap_counts_when_both_reduce_among_the_same_ranks() -> None:
     job = Replicas()
     inner = tuple(job.wrapped(rank) for rank in job.ranks)
     outer = tuple(job.wrapped(rank, wrap=1, contains=(0,), site=job.site(31)) for rank in job.ranks)
-    finding = one(module_changed_after_wrap.in_run(job.seen(wraps=inner + outer)))
+    finding = one(double_wrap.in_run(job.seen(wraps=inner + outer)))
     assert (finding.locations[0].line, finding.evidence[0].numbers["bytes_twice"]) == (31, 4_000)
     within = tuple(job.wrapped(rank, ranks=(rank,)) for rank in job.ranks)
-    assert list(module_changed_after_wrap.in_run(job.seen(wraps=within + outer))) == []
+    assert list(double_wrap.in_run(job.seen(wraps=within + outer))) == []
 
 
 def test_batch_norms_that_were_converted_late_are_an_error() -> None:
     job = Replicas()
     changes = tuple(WrapChange(rank=rank, wrap=0, site=job.site(40), late_batch_norms=2) for rank in job.ranks)
-    finding = one(module_changed_after_wrap.in_run(job.seen(wrap_changes=changes)))
+    finding = one(syncbn_after_wrap.in_run(job.seen(wrap_changes=changes)))
     assert finding.title == "2 SyncBatchNorm layers came into Net after DDP had wrapped it"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ddpdoctor.checks.launch import (
+    collective_before_set_device,
     fork_after_cuda,
     missing_set_device,
 )
@@ -64,7 +65,7 @@ def choices(job: JobBuilder, *chosen: bool, **fields: Any) -> list[Finding | Ref
     found = tuple(
         DeviceChoice(rank=rank, chosen=choice, site=job.site(30 + choice)) for choice in chosen for rank in job.ranks
     )
-    return said(missing_set_device, job, device_choices=found)
+    return said(collective_before_set_device, job, device_choices=found)
 
 
 def test_a_barrier_before_the_choice_of_a_gpu_is_advice() -> None:

@@ -118,7 +118,7 @@ PARTED = (
     """
     summed = DDP(Net())
     o_summed = sgd(summed)
-    twice = DDP(DDP(Net()))  # DDP213
+    twice = DDP(DDP(Net()))  # DDP218
     o_twice = sgd(twice)
     thawing = Net()
     thawing[0].requires_grad_(False)
@@ -167,7 +167,7 @@ PARTED = (
     freezing = Net()
     frozen = DDP(freezing)  # DDP213
     freezing[0].requires_grad_(False)
-    converted = DDP(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))  # DDP213
+    converted = DDP(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))  # DDP219
     converted = nn.SyncBatchNorm.convert_sync_batchnorm(converted)
     for model in (frozen, frozen, converted):
         with contextlib.suppress(RuntimeError, ValueError):

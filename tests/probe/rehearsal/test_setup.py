@@ -253,4 +253,4 @@ def test_devices_that_are_chosen_have_no_finding_and_an_early_barrier_is_advice(
         "CHOOSE": "torch.cuda.set_device(int(os.environ['LOCAL_RANK']))",
         "PLACE": ", map_location='cpu'",
     }
-    assert list(seen(filled(ON_GPUS, correct), tmp_path, monkeypatch)) == ["DDP502"]
+    assert list(seen(filled(ON_GPUS, correct), tmp_path, monkeypatch)) == ["DDP514"]

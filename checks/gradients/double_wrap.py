@@ -1,0 +1,83 @@
+"""A model is wrapped in DistributedDataParallel twice.
+
+What it finds
+    A DDP object that is given to DistributedDataParallel again, or a wrap that is repeated in a loop on its own result.
+
+Why it is bad
+    Both wrappers hook every parameter: all gradients are all-reduced twice, buffers are broadcast twice, and the memory
+    for buckets is doubled. The names in the state dict get `module.` twice.
+
+Example
+    model = DistributedDataParallel(model)
+    model = DistributedDataParallel(model, device_ids=[local_rank])
+
+Remedy
+    Wrap once.
+
+When it is wrong
+    No case is known.
+
+References
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpdoctor.check import Check
+from ddpdoctor.checks.gradients.after_wrap_source import double_wraps
+from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.script.script import Script
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
+CHECK = Check(
+    code="DDP218",
+    name="double-wrap",
+    severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
+    needs=frozenset({"wraps"}),
+    subjects=("wrap",),
+    triggers=("DistributedDataParallel", "ccelerat", "Fabric", "auto_model"),
+)
+
+
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report wraps of what is wrapped already."""
+    for wrap, first in double_wraps(whole_projection(script)):
+        again = wrap is first
+        yield CHECK.finding(
+            "source",
+            "every iteration of this loop wraps the model again"
+            if again
+            else "this model is a DDP object already: every gradient is all-reduced twice",
+            remedy="Wrap the model once" + (", before the loop." if again else "."),
+            locations=wrap.location,
+            evidence=() if again else (Fact(text="the first wrap", basis="source", location=first.location),),
+        )
+
+
+def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+    """Report wraps around a module with a wrap inside."""
+    from ddpdoctor.checks.gradients.wraps_run import double_wraps as wraps_of_wraps
+    from ddpdoctor.diagnosis.wording import bytes_text
+
+    for found in wraps_of_wraps(record):
+        yield CHECK.finding(
+            record.job.kind,
+            "this model holds a DDP object already: "
+            f"{bytes_text(found.bytes_twice)} of gradients are all-reduced twice in every step",
+            remedy="Wrap the model once.",
+            locations=found.location,
+            evidence=(
+                Fact(
+                    text="the first wrap",
+                    basis=record.job.kind,
+                    numbers={"bytes_twice": found.bytes_twice},
+                    location=found.inner_location,
+                ),
+            ),
+        )
