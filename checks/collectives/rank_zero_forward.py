@@ -2,12 +2,14 @@
 
 What it finds
     A forward through the DDP module of a model with buffers (BatchNorm's statistics, for instance) that only some ranks
-    run. An error when it records gradients, a warning under `no_grad`.
+    run. An error when it records gradients, a warning under `no_grad`. In a run also a forward without gradients of a
+    sharded model (FSDP) that meets another one's training.
 
 Why it is bad
     Such a forward broadcasts the buffers from rank 0, and the other ranks do not take part: it hangs. Under `no_grad`
     it works by luck: DDP broadcasts in the first forward after a training step only, so rank 0's broadcast in
-    validation is paired with the others' next one in training. A collective in between breaks that.
+    validation is paired with the others' next one in training. A collective in between breaks that. The forward of a
+    sharded model gathers its parameters from all ranks, so the others' training gets out of step with it at once.
 
 Example
     if rank == 0:
@@ -16,7 +18,8 @@ Example
             validate(model)             # model is the DDP module
 
 Remedy
-    Validate with model.module on that rank (it holds the same weights and does not communicate), or on all ranks.
+    Validate with model.module on that rank (it holds the same weights and does not communicate), or on all ranks. A
+    sharded model can be validated on all ranks only.
 
 When it is wrong
     Under `no_grad`, if only training steps follow.
@@ -38,6 +41,7 @@ from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Frame, Location, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS
+from ddpdoctor.source.libraries.sharding import FORWARD as SHARDED_FORWARD
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import finding_of, partings_by
 from ddpdoctor.source.ranks.ranks import ranks_text
@@ -55,18 +59,19 @@ CHECK = Check(
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=frozenset({"ranks", "collectives", "forwards"}),
     subjects=("wrap", "model"),
-    triggers=("DataParallel", "ccelerat", "Fabric", "auto_model"),
+    triggers=("DataParallel", "ccelerat", "Fabric", "auto_model", "fully_shard", "parallelize_module"),
 )
+_REMEDY_SHARDED = "Let every rank run the forward of the sharded model: each holds a part of its parameters."
 _REMEDY = (
     "Call model.module instead of the DDP module where only some ranks validate, or let every rank run the forward."
 )
 
 
 def in_source(script: Script) -> Iterator[Finding]:
-    """Report forwards of a DDP model with buffers that a rank test keeps from some ranks."""
+    """Report forwards of a sharded model, or of a DDP model with buffers, that a rank test keeps from some ranks."""
     projection = whole_projection(script)
     for parting in partings_by(projection, "forward"):
-        yield finding_of(CHECK, parting, _REMEDY)
+        yield finding_of(CHECK, parting, _REMEDY_SHARDED if parting.collective == SHARDED_FORWARD else _REMEDY)
     for lone in lone_forwards(projection):
         yield CHECK.finding(
             "source",
@@ -100,7 +105,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         yield CHECK.finding(
             basis,
             describe.lone_forward(divergence, lone),
-            remedy=_REMEDY,
+            remedy=_REMEDY if record.wraps else _REMEDY_SHARDED,
             locations=describe.locations(divergence),
             ranks=tuple(turn.rank for turn in lone),
             evidence=describe.facts(divergence, basis),

@@ -45,7 +45,15 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.attributes import base_names, class_attribute
 from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, ExternalObject, Instance, constant, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
-from ddpdoctor.source.queries.training_loops import Feeding, by_engine, divided_by_rank, division, feedings, is_drawn
+from ddpdoctor.source.queries.training_loops import (
+    Feeding,
+    by_engine,
+    by_shards,
+    divided_by_rank,
+    division,
+    feedings,
+    is_drawn,
+)
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.script.syntax_index import descend, last_name
@@ -63,6 +71,8 @@ CHECK = Check(
     triggers=("DataLoader", "DistributedDataParallel", "ccelerat", "Fabric", "auto_model"),
 )
 _BY_DDP = ("a DDP model", "DistributedDataParallel")
+_BY_ENGINE = ("a model that DeepSpeed trains", "its engine")
+_BY_SHARDS = ("a model that is sharded over the ranks", "it")
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -78,7 +88,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         batches = loader.argument("batch_sampler", 4)
         own_batches = batches is not None and constant(batches) is not None
         made = batches.name if isinstance(batches, ExternalObject) else ""
-        model, through = ("a model that DeepSpeed trains", "its engine") if by_engine(backward) else _BY_DDP
+        model, through = _BY_ENGINE if by_engine(backward) else _BY_SHARDS if by_shards(backward) else _BY_DDP
         yield CHECK.finding(
             "source",
             f"this DataLoader feeds the training of {model}, and no sampler divides its data set between the ranks",

@@ -13,6 +13,7 @@ from ddpdoctor.diagnosis.training.pass_lengths import (
     compare_samples,
     feeds_ddp,
     loaders_on_all_ranks,
+    trains_on_own_data,
     uneven_passes,
 )
 from ddpdoctor.diagnosis.wording import location_of, rank_list, site_location
@@ -369,7 +370,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
 def judge_evaluations(record: RunRecord) -> Iterator[Evaluation]:
     """Yield a verdict for each loader that every rank of a DDP job evaluates on and none trains on."""
-    if not record.wraps or not record.backwards:
+    if not trains_on_own_data(record) or not record.backwards:
         return
     for loader in loaders_on_all_ranks(record):
         entries = next(loader.pass_places(), None)

@@ -37,12 +37,11 @@ from ddpdoctor.source.events import Event, LoopAround
 from ddpdoctor.source.interpreter.values import ALL_RANKS
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.training_loops import (
-    by_engine,
     division,
     evaluating_forwards,
     feedings,
+    is_averaged,
     only_loader,
-    through_ddp,
 )
 from ddpdoctor.source.script.script import Script
 
@@ -117,9 +116,7 @@ class RepeatedEvaluation(msgspec.Struct, frozen=True, eq=False):
 def repeated_evaluations(projection: Projection) -> Iterator[RepeatedEvaluation]:
     """Loops without gradients in which every rank runs the model over the same samples, each once."""
     training = {feeding.loader.ordinal for feeding in feedings(projection)}
-    if not training and not any(
-        through_ddp(projection, one) or by_engine(one) for one in projection.in_course("backward")
-    ):
+    if not training and not any(is_averaged(projection, one) for one in projection.in_course("backward")):
         return
     evaluating = tuple(evaluating_forwards(projection))
     seen = {loop.node for event in evaluating for loop in event.loops if not _is_whole(projection, loop)}

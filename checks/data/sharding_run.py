@@ -7,7 +7,13 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from ddpdoctor.checks.data.epochs_source import batches_remedy
-from ddpdoctor.diagnosis.training.pass_lengths import LoaderOnRanks, compare_samples, feeds_ddp, loaders_on_all_ranks
+from ddpdoctor.diagnosis.training.pass_lengths import (
+    LoaderOnRanks,
+    compare_samples,
+    feeds_ddp,
+    loaders_on_all_ranks,
+    trains_on_own_data,
+)
 from ddpdoctor.diagnosis.wording import rank_list, site_location, verb
 from ddpdoctor.finding import Location, Severity
 from ddpdoctor.record.model import RunRecord
@@ -38,7 +44,7 @@ class Sharding(msgspec.Struct, frozen=True, kw_only=True):
 
 def judge_sharding(record: RunRecord) -> Iterator[Sharding]:
     """Yield a verdict for each loader that feeds a DDP module and about which something can be proved."""
-    if not record.wraps:
+    if not trains_on_own_data(record):
         return
     if (unloaded := _judge_unloaded(record)) is not None:
         yield unloaded

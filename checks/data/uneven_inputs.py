@@ -56,7 +56,7 @@ from ddpdoctor.source.interpreter.values import (
     options_of,
 )
 from ddpdoctor.source.projection import Projection, whole_projection
-from ddpdoctor.source.queries.training_loops import feedings, through_ddp
+from ddpdoctor.source.queries.training_loops import by_shards, feedings, through_ddp
 from ddpdoctor.source.queries.wrapped_models import averages_by_hand
 from ddpdoctor.source.ranks.data_partitions import as_written, may_even_out, part_tags
 from ddpdoctor.source.script.module import Module
@@ -71,9 +71,9 @@ CHECK = Check(
     name="uneven-inputs",
     stands_for="uneven-passes",
     severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
-    needs=frozenset({"loaders", "passes", "wraps"}),
+    needs=frozenset({"loaders", "passes"}),
     subjects=("training-loader",),
-    triggers=("DistributedDataParallel", "ccelerat", "Fabric", "auto_model", "reduce"),
+    triggers=("DataParallel", "fully_shard", "ccelerat", "Fabric", "auto_model", "reduce"),
 )
 _EVEN = (
     "Give every rank the same number of batches: DistributedSampler pads the parts, or with drop_last=True cuts them"
@@ -90,14 +90,15 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             "the data of this training loop is divided by rank in parts that may differ in length: a rank with one "
             "batch more waits for the others in its last step",
-            remedy=f"{_EVEN}." if feed.by_hand else _REMEDY,
+            remedy=f"{_EVEN}." if feed.by_hand or feed.sharded else _REMEDY,
             locations=divided if loader is None else loader.location,
             because=(
                 (feed.division, divided),
                 (
                     "the gradients of this backward are averaged over all ranks, once for each batch"
                     if feed.by_hand
-                    else "this backward of a DDP model waits for all ranks, once for each batch",
+                    else f"this backward of a {'sharded' if feed.sharded else 'DDP'} model waits for all ranks, once "
+                    "for each batch",
                     feed.backward.location,
                 ),
             ),
@@ -129,7 +130,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         yield CHECK.finding(
             basis,
             uneven.sentence + consequence,
-            remedy=_REMEDY,
+            remedy=_REMEDY if record.wraps else f"{_EVEN}.",
             locations=uneven.location,
             ranks=tuple(rank for rank, _ in uneven.lengths),
             evidence=lengths + hang,
@@ -153,7 +154,7 @@ _ENDLESS = frozenset({"cycle", "repeat", "infinite", "RandomSampler"})
 
 
 class UnevenFeed(msgspec.Struct, frozen=True, eq=False):
-    """A loop that trains a DDP model on parts of the data that need not be equal."""
+    """A loop that trains a model with the other ranks on parts of the data that need not be equal."""
 
     part: Part
     loader: Event | None
@@ -163,6 +164,8 @@ class UnevenFeed(msgspec.Struct, frozen=True, eq=False):
     """For a known number of items: a number of ranks, and the batches of its first and of its last rank."""
     by_hand: bool = False
     """The script averages the gradients itself: there is no DDP model to join."""
+    sharded: bool = False
+    """So it is with a sharded model, whose backward averages them."""
 
     @property
     def division(self) -> str:
@@ -190,9 +193,9 @@ def uneven_feeds(projection: Projection) -> Iterator[UnevenFeed]:
         batches = _batches(part, loader)
         if (part.items is None or batches is not None) and not _evened_out(machine, part, loader.module, loop.module):
             seen.add(loader.node)
-            yield UnevenFeed(part, loader, feeding.backward, batches, by_hand)
+            yield UnevenFeed(part, loader, feeding.backward, batches, by_hand, by_shards(feeding.backward))
     for backward in projection.in_course("backward"):
-        if not machine.parts or not (through_ddp(projection, backward) or by_hand):
+        if not machine.parts or not (through_ddp(projection, backward) or by_shards(backward) or by_hand):
             continue
         for loop in backward.loops:
             part = _part_of(machine, loop.iterable)
@@ -200,7 +203,7 @@ def uneven_feeds(projection: Projection) -> Iterator[UnevenFeed]:
                 continue
             if _runs_to_its_end(backward, loop) and not _evened_out(machine, part, loop.module):
                 seen.add(part.node)
-                yield UnevenFeed(part, None, backward, by_hand=by_hand)
+                yield UnevenFeed(part, None, backward, None, by_hand, by_shards(backward))
 
 
 def _part_of_loader(machine: Machine, loader: Event) -> Part | None:

@@ -4,7 +4,8 @@ What it finds
     Parameters that DDP manages and that differ between ranks, although their gradients were averaged: after a
     synchronised optimizer step, or before the first one. The first parameter and step are named. Parameters that DDP
     ignores, wraps with a communication hook, steps under no_sync() and manually averaged models are excluded, and where
-    a more specific check knows the reason, only that one reports. In the source: a ReduceLROnPlateau that every rank
+    a more specific check knows the reason, only that one reports. In a live run digests of all parameters are compared
+    every 100 steps, and of three ranks or more the odd one is named. In the source: a ReduceLROnPlateau that every rank
     steps with its own loss, which leads there in some epoch that a rehearsal does not reach; and a scheduler or an
     optimizer that steps, a learning rate that is set, parameters that are frozen, or weights that are loaded after the
     wrap, on some ranks only.
@@ -37,7 +38,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, TooLittleEvidence
 from ddpdoctor.checks.gradients.unreduced_gradients_source import guard_of
 from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
@@ -80,6 +81,7 @@ CHECK = Check(
     name="diverged-replicas",
     severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
     needs=AVERAGING | {"collectives", "parameter_digests", "training_states"},
+    needs_live=frozenset({"wraps", "replica_digests"}),
     subjects=("training",),
     triggers=("DistributedDataParallel", "ReduceLROnPlateau", "ccelerat", "Fabric", "auto_model"),
 )
@@ -87,6 +89,12 @@ REMEDIES = {
     "after-the-wrap": "Change or load the parameters before the wrap, or in the same way on every rank.",
     "learning-rates": "Give the optimizer the same learning rate on every rank.",
     "gradients": "Change gradients after backward (clipping, noise, skipped values) in the same way on every rank.",
+    "drifted": "Look for code that changes parameters, optimizer state or the learning rate on some ranks only; where "
+    "there is none, suspect the memory of the odd rank's GPU, or a kernel that is not deterministic.",
+    "own-state": (
+        "Average over the ranks what it is changed by, with dist.all_reduce; or make it a buffer, which DDP hands on "
+        "from rank 0 before each forward."
+    ),
     "unknown": "Look for code that sets parameters or optimizer state on some ranks only.",
 }
 
@@ -165,6 +173,9 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the first moment at which replicas differ."""
     from ddpdoctor.checks.gradients.diverged_run import diverged_replicas
 
+    if record.job.kind == "run":
+        yield from _drifted(record)
+        return
     for found in diverged_replicas(record):
         when = f"after step {found.step} of the optimizer" if found.step else "before the first optimizer step"
         differ = Fact(
@@ -178,6 +189,8 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             remedy=REMEDIES[found.cause],
             locations=tuple(dict.fromkeys(p for p in (found.location, found.wrap_location) if p is not None)),
             ranks=found.ranks,
+            # Each rank may be meant to have one of its own, as a memory of its samples.
+            severity=Severity.WARNING if found.cause == "own-state" else None,
             evidence=(
                 differ,
                 *_reasons(record, found),
@@ -186,10 +199,44 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         )
 
 
+def _drifted(record: RunRecord) -> Iterator[Finding]:
+    """Report the replicas of a live run whose parameters are no longer the same, and which of them is the odd one."""
+    from ddpdoctor.diagnosis.training.replicas import drifted_digests
+
+    if not record.replica_digests:
+        raise TooLittleEvidence("parameters are compared every 100 steps of the optimizers, and there were fewer")
+    for found in drifted_digests(record):
+        odd = f"{rank_list(found.odd)} {'has' if len(found.odd) == 1 else 'have'} other ones than the rest"
+        told = odd if found.odd else f"{rank_list(found.ranks)} do not agree"
+        before = (
+            f"they were the same after step {found.same:,}" if found.same else "they were compared for the first time"
+        )
+        yield CHECK.finding(
+            "run",
+            f"the parameters of {found.model} differ between the ranks after step {found.step:,}: {told}, of "
+            f"{found.names[0]} first",
+            remedy=REMEDIES["drifted"],
+            locations=() if found.location is None else (found.location,),
+            ranks=found.odd or found.ranks,
+            evidence=(
+                Fact(
+                    text=f"{found.unequal:,} of {found.compared:,} parameters differ: {', '.join(found.names)}",
+                    basis="run",
+                    numbers={"parameters": found.unequal, "compared": found.compared, "step": found.step},
+                ),
+                Fact(text=before, basis="run"),
+                Fact(text="the model is wrapped here", basis="run", location=found.location),
+            ),
+        )
+
+
 def _reasons(record: RunRecord, found: Diverged) -> Iterator[Fact]:
     if found.cause == "learning-rates":
         rates = (f"rank {rank}: {rates}" for rank, rates in zip(found.ranks, found.learning_rates, strict=True))
         yield Fact(text=f"the learning rates differ ({'; '.join(rates)})", basis=record.job.kind)
+    elif found.cause == "own-state":
+        text = "they want no gradient, and the module changes them itself: DDP averages nothing of them"
+        yield Fact(text=text, basis=record.job.kind)
     elif found.cause == "gradients":
         yield Fact(
             text="DDP averaged the gradients, and before the step they differ again: something changed them since",

@@ -30,6 +30,7 @@ _OTHER_WRAPPERS = (
     "FullyShardedDataParallel",
     "fully_shard",
     "FSDP",
+    "_composable",  # Where torch keeps replicate, which wraps in place.
     "Accelerator",
     "parallelize_module",
     "distribute_tensor",

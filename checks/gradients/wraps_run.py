@@ -13,7 +13,7 @@ from ddpdoctor.diagnosis.failures import trouble_of
 from ddpdoctor.diagnosis.training.replicas import replicated_wraps
 from ddpdoctor.diagnosis.wording import location_of, site_location
 from ddpdoctor.finding import Frame, Location, Trouble
-from ddpdoctor.record.model import RankException, RunRecord, Wrap
+from ddpdoctor.record.model import RankException, RunRecord, ShardedModule, Wrap
 
 # What the options of a wrap, the layers in it and the batches that it is fed say about it.
 
@@ -310,6 +310,8 @@ class Unheld(msgspec.Struct, frozen=True, kw_only=True):
     chain: tuple[Frame, ...]
     """The call chain that built the optimizer, innermost first."""
     wrap_location: Location | None
+    sharded: bool = False
+    """The model is sharded, which makes new parameters; the location is that of its first forward."""
 
 
 def unheld_parameters(record: RunRecord) -> Iterator[Unheld]:
@@ -317,7 +319,9 @@ def unheld_parameters(record: RunRecord) -> Iterator[Unheld]:
     seen: set[tuple[int, Location | None]] = set()
     for entry in sorted(record.unheld_parameters, key=lambda entry: entry.rank):
         place = site_location(record.site(entry.site))
-        wrap = next((wrap for wrap in record.wraps if (wrap.rank, wrap.wrap) == (entry.rank, entry.wrap)), None)
+        wrap: Wrap | ShardedModule | None = next(
+            (wrap for wrap in record.wraps if (wrap.rank, wrap.wrap) == (entry.rank, entry.wrap)), None
+        ) or next((one for one in record.sharded_modules if (one.rank, one.module) == (entry.rank, entry.wrap)), None)
         if wrap is None or (entry.wrap, place) in seen:
             continue
         seen.add((entry.wrap, place))
@@ -334,4 +338,5 @@ def unheld_parameters(record: RunRecord) -> Iterator[Unheld]:
             optimizer_location=place,
             chain=record.site(entry.site).frames,
             wrap_location=site_location(record.site(wrap.site)),
+            sharded=isinstance(wrap, ShardedModule),
         )

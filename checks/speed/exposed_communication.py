@@ -1,10 +1,10 @@
 """Steps wait for communication that nothing hides.
 
 What it finds
-    In a live run: gradients that are in transfer for more than 10 % of the step after backward has finished computing,
+    In a live run: gradients that are in transfer for more than 10% of the step after backward has finished computing,
     and explicit collectives (buffers, SyncBatchNorm, the user's own) that take as much. The time in which the ranks
     wait for a late one is not counted: that is a straggler (DDP403). Ranks that take turns being late are reported if
-    they wait for each other for more than 20 % of the step. As advice: a backward that takes longer than all
+    they wait for each other for more than 20% of the step. As advice: a backward that takes longer than all
     communication of gradients and hides less than half of it.
 
 Why it is bad
@@ -24,7 +24,7 @@ Remedy
     were defined, no find_unused_parameters, and static_graph=True where the graph never changes.
 
 When it is wrong
-    If the job is small on purpose; a toy model shows 30 % and more. Where most of the parameters belong to the layers
+    If the job is small on purpose; a toy model shows 30% and more. Where most of the parameters belong to the layers
     next to the input (large embeddings), their gradients come last; on CPUs, computation and communication share cores.
 
 References

@@ -260,12 +260,20 @@ def read_check(module: ModuleType) -> LoadedCheck:
     in_source = getattr(module, "in_source", None)
     in_run = getattr(module, "in_run", None)
     in_log = getattr(module, "in_log", None)
-    if not any(map(callable, (in_source, in_run, in_log))):
+    in_restart = getattr(module, "in_restart", None)
+    if not any(map(callable, (in_source, in_run, in_log, in_restart))):
         raise TypeError(f"{module.__name__} has neither in_source nor in_run nor in_log")
     documentation = _documentation(module)
     if not documentation.strip():
         raise TypeError(f"{module.__name__} has no documentation")
-    return LoadedCheck(check=check, documentation=documentation, in_source=in_source, in_run=in_run, in_log=in_log)
+    return LoadedCheck(
+        check=check,
+        documentation=documentation,
+        in_source=in_source,
+        in_run=in_run,
+        in_log=in_log,
+        in_restart=in_restart,
+    )
 
 
 def _documentation(module: ModuleType) -> str:

@@ -9,16 +9,24 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from ddpdoctor.catalogue.registry import CatalogueEntry, load
-from ddpdoctor.check import BoundHit, LoadedCheck, NotStated, Outcome, OutcomeState, TooLittleEvidence
+from ddpdoctor.check import (
+    ASKED_FOR,
+    NEEDS_A_RUN,
+    BoundHit,
+    LoadedCheck,
+    NotStated,
+    Outcome,
+    OutcomeState,
+    TooLittleEvidence,
+)
 from ddpdoctor.finding import Confirmed, Finding, FoundInRun, Refuted, Severity
 from ddpdoctor.source.recursion import deep_recursion
 from ddpdoctor.source.script.script import take_gap, uses_part
 
 if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
+    from ddpdoctor.record.model import Restart, RunRecord
     from ddpdoctor.source.script.script import Script
 
-NEEDS_A_RUN = "needs a rehearsal"
 Evidence = TypeVar("Evidence")
 Yield = TypeVar("Yield")
 
@@ -42,7 +50,7 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     by_nature: bool = False
     """The gap is that only a run can show it: nothing that was asked of the source is missing."""
     nothing: bool = False
-    """The source has nothing of what the check looks at."""
+    """The source, and the run if there was one, have nothing of what the check looks at."""
     unfollowed: bool = False
     """The gap is code that was not followed; a run that shows all of it closes it."""
     unstated: bool = False
@@ -86,11 +94,24 @@ def run_log_checks(entries: Sequence[CatalogueEntry], record: RunRecord) -> tupl
 
     Raises ConfigurationError when a built-in check cannot be loaded.
     """
+    return _asked(entries, record, lambda check: check.in_log)
+
+
+def run_restart_checks(entries: Sequence[CatalogueEntry], restart: Restart) -> tuple[CheckResult, ...]:
+    """Run every check that looks at a second start, likewise."""
+    return _asked(entries, restart, lambda check: check.in_restart)
+
+
+def _asked(
+    entries: Sequence[CatalogueEntry],
+    evidence: Evidence,
+    half_of: Callable[[LoadedCheck], Callable[[Evidence], Iterator[FoundInRun]] | None],
+) -> tuple[CheckResult, ...]:
     results = []
     for entry in entries:
-        check = load(entry)
-        if check.in_log is not None:
-            heard = _ask(check.in_log, record)
+        half = half_of(load(entry))
+        if half is not None:
+            heard = _ask(half, evidence)
             results.append(
                 CheckResult(
                     code=entry.code,
@@ -120,7 +141,7 @@ def outcome_of(result: CheckResult, *, stands: bool, cut_short: str) -> Outcome:
         state = OutcomeState.BOUND_HIT
     elif gap:
         state = OutcomeState.NOT_EVALUATED
-    elif result.nothing and not result.looked_at_run:
+    elif result.nothing:
         state = OutcomeState.NOTHING_TO_LOOK_AT
     else:
         state = OutcomeState.PASSED
@@ -191,7 +212,8 @@ def _look_at_run(
 ) -> CheckResult:
     missing = _missing_evidence(check, record)
     if missing and _absent(check, record):
-        return msgspec.structs.replace(result, gap=result.gap or missing)
+        asked_for = not result.gap and not ASKED_FOR.keys().isdisjoint(check.check.needs_of(record.job.kind))
+        return msgspec.structs.replace(result, gap=result.gap or missing, by_nature=asked_for)
     heard = _ask(in_run, record)
     elsewhere = [item for one in record.other_starts for item in _ask(in_run, one).yielded]
     # One start of the ranks says nothing of what another has shown.
@@ -202,6 +224,7 @@ def _look_at_run(
         refuted=tuple(item for item in heard.yielded if isinstance(item, Refuted)),
         confirmed=tuple(item for item in yielded if isinstance(item, Confirmed)),
         looked_at_run=True,
+        nothing=(result.nothing or check.in_source is None) and not _has_subject(check, record),
         source_severity=None if check.check.advice_in_run else check.check.severity.get("source"),
         gap=result.gap or heard.gap or missing,
         bound_hit=result.bound_hit or heard.bound_hit,
@@ -251,10 +274,21 @@ def _ask(function: Callable[[Evidence], Iterator[Yield]], evidence: Evidence) ->
 def _missing_evidence(check: LoadedCheck, record: RunRecord) -> str:
     for name in sorted(check.check.needs_of(record.job.kind)):
         stream = record.stream(name)
+        if name in ASKED_FOR and stream.state == "absent":
+            return stream.reason if name in record.streams else ASKED_FOR[name]
         if stream.state != "complete":
             because = f" ({stream.reason})" if stream.reason else ""
-            return f"the record's {name.replace('_', ' ')} are {stream.state}{because}"
+            what = name.replace("_", " ")
+            told = f"no {what} were recorded" if stream.state == "absent" else f"only some {what} were recorded"
+            return told + because
     return ""
+
+
+def _has_subject(check: LoadedCheck, record: RunRecord) -> bool:
+    """Return whether the run has what the check looks at: a model wrapped in DDP, where it cannot do without."""
+    if "wraps" not in check.check.needs_of(record.job.kind):
+        return True
+    return any(one.wraps for one in (record, *record.other_starts))
 
 
 def _nodes(record: RunRecord) -> int:

@@ -50,7 +50,27 @@ STDIN = "-"
     multiple=True,
     help="After a clean rehearsal, run another in which one rank is put under this stress.",
 )
-@click.option("--thorough", is_flag=True, help="After a clean rehearsal, run one as 2x1 and one for each --stress.")
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Rehearse a restart from the script's own checkpoint, too, and compare it with a run that goes on.",
+)
+@click.option(
+    "--resume-with",
+    metavar="OPTION",
+    help="Tell the script so to resume, as in '--resume-from {checkpoint}'. Implies --resume.",
+)
+@click.option(
+    "--equivalence/--no-equivalence",
+    default=None,
+    help="Compare the gradients of the ranks with those of one process on the same samples.  [default: after a short "
+    "rehearsal that is clean]",
+)
+@click.option(
+    "--thorough",
+    is_flag=True,
+    help="After a clean rehearsal, run one as 2x1 and one for each --stress. Implies --equivalence.",
+)
 @click.option("--full", is_flag=True, help="Do not shorten passes: rehearse the whole script.")
 @click.option(
     "--time-limit",
@@ -97,6 +117,9 @@ def check(
     diff: bool,
     how: Mapping[str, Any],
     stress: tuple[Stress | Literal["all"], ...],
+    resume: bool,
+    resume_with: str | None,
+    equivalence: bool | None,
     thorough: bool,
     full: bool,
     time_limit: float | None,
@@ -173,6 +196,9 @@ def check(
             hint=output_format == "full",
             **how,
             stress=tuple(kind for kind in STRESSES if kind in stress or "all" in stress),
+            resume=resume or resume_with is not None,
+            resume_with=resume_with,
+            equivalence=equivalence,
             thorough=thorough,
             full=full,
             time_limit_s=time_limit,

@@ -17,6 +17,9 @@ _ORIGINS = {
     "ddp-forward": " (DDP forward)",
     "ddp-backward": " (DDP backward)",
     "join": " (join)",
+    "fsdp-forward": " (FSDP forward)",
+    "fsdp-backward": " (FSDP backward)",
+    "fsdp-eval": " (FSDP forward without gradients)",
 }
 
 
@@ -53,13 +56,16 @@ def collective(signature: Signature) -> str:
     """Write a collective with what issued it, ``all_reduce (DDP backward)``, or with its peer, ``recv from rank 1``."""
     if signature.kind in _PEER_WORDS and signature.root is not None:
         return f"{signature.kind} {_PEER_WORDS[signature.kind]} rank {signature.root}"
-    return f"{signature.kind}{_ORIGINS[signature.origin]}"
+    of_module = f" of {signature.module}" if signature.module else ""
+    return f"{signature.kind}{of_module}{_ORIGINS[signature.origin]}"
 
 
 def group_name(group: Group, world_size: int) -> str:
     """Write which group it is: ``the default group``, ``the 2nd group of ranks 0 and 1``."""
     if len(group.ranks) == world_size and group.ordinal == 0:
         return "the default group"
+    if group.name:
+        return f"the {group.name} group of {rank_list(group.ranks)}"
     # The default group counts among the groups of all ranks.
     number = group.ordinal + (len(group.ranks) != world_size)
     return f"the {_ordinal(number)} group made of {rank_list(group.ranks)}"

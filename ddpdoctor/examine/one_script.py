@@ -30,7 +30,17 @@ from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.errors import ConfigurationError, DdpDoctorError, ExitCode, UnreadableScript, UsageError
 from ddpdoctor.examination import Examination, RehearsalSection, SourceSection, Verdict, not_rehearsed
 from ddpdoctor.examine.reading import Reading, choice_of, comments_in, reading_of, source_section, together
-from ddpdoctor.examine.rehearsal_variants import is_clean, noted, variants, with_proof, with_variant
+from ddpdoctor.examine.rehearsal_variants import (
+    is_clean,
+    is_compared,
+    noted,
+    of_comparison,
+    variants,
+    with_comparison,
+    with_proof,
+    with_run_of,
+    with_variant,
+)
 from ddpdoctor.finding import Finding, Location, Severity, Trouble
 from ddpdoctor.findings.locations import same_file, shown_path, with_fingerprints
 from ddpdoctor.findings.merge import SUSPECTED, Confirmation, Refutation, confirmed, merge, unrefuted
@@ -75,6 +85,9 @@ def reached_lines(record: RunRecord | None) -> Reached | None:
             by_chance = frozenset().union(*(one.by_chance for one in of_file))
             ran = {line: tuple(one.rank for one in of_file if line in one.lines) for line in lines[file] - by_chance}
             alone[file] = {line: those for line, those in ran.items() if len(those) < len(ranks)}
+    # What a rank ran just before it was ended is in what it called, and not yet among its lines.
+    for frame in (frame for site in record.sites for frame in site.frames):
+        lines[frame.file] = lines.get(frame.file, frozenset()) | {frame.line}
     return Reached(lines, alone, is_whole=not any(one.late for one in record.lines))
 
 
@@ -173,8 +186,15 @@ class ExamineRequest(RehearsalOptions, frozen=True, kw_only=True):
     """Nodes that the rehearsal pretends, with their ranks; None for one node with ``nproc`` ranks."""
     stress: tuple[Stress, ...] = ()
     """Causes to inject, each in one more rehearsal after a clean one."""
+    resume: bool = False
+    """Rehearse a restart, too."""
+    resume_with: str | None = None
+    """The words by which the script is told to resume; None to look for its option."""
     thorough: bool = False
-    """After a clean rehearsal: one as two nodes, and one for each stress."""
+    """After a clean rehearsal: one as two nodes, one for each stress, and the comparison with one process."""
+    equivalence: bool | None = False
+    """Compare the ranks with one process after a rehearsal that was completed; None: after a clean one, if it was
+    short enough for that or ``thorough`` is set."""
     select: tuple[str, ...] = ()
     """Codes, prefixes of codes, or names; empty for what the settings say, or all checks."""
     ignore: tuple[str, ...] = ()
@@ -200,21 +220,35 @@ def examine_and_record(
     started_s = time.perf_counter()
     script = _script(request)
     seconds = time.perf_counter() - started_s
-    record, rehearsal, proofs = _rehearsed(request, script, root, on_progress)
+    record, rehearsal, proofs, rehearsed = _rehearsed(request, script, root, on_progress)
     results = _results(request, choice.entries, script, record)
     for trouble, earlier in proofs:
         results = with_proof(results, run_live_checks(choice.entries, earlier), trouble)
+    section = None
+    if record is not None and rehearsed is not None and is_compared(request, rehearsal, results, rehearsed):
+        from ddpdoctor.diagnosis.training.equivalence import sentence
+        from ddpdoctor.examine.equivalence import compared
+
+        section = compared(rehearsed, on_progress, rehearsal.seconds if request.equivalence is None else 0.0)
+        record = with_comparison(record, section)
+        if section.status != "differs":
+            rehearsal = msgspec.structs.replace(rehearsal, notes=(*rehearsal.notes, sentence(section)))
+        results = with_run_of(results, run_live_checks(of_comparison(choice.entries), record))
     spawns_ranks = _spawns_ranks(request, script)
     nodes = request.layout.nodes if request.layout is not None else 1
     for variant in variants(request.stress, thorough=request.thorough, spawns_ranks=spawns_ranks, nodes=nodes):
         if not is_clean(rehearsal, results):
             break
         again = msgspec.structs.replace(request, layout=variant.layout or request.layout)
-        further, section, _ = _rehearsed(again, script, root, on_progress, variant.stress)
+        further, again_section, *_ = _rehearsed(again, script, root, on_progress, variant.stress)
         more = _results(request, choice.entries, script, further)
         known, results = results, with_variant(results, more, variant)
         stressed = further is not None and further.job.stressed
-        rehearsal = noted(rehearsal, variant, section, stressed=stressed, found=results != known)
+        rehearsal = noted(rehearsal, variant, again_section, stressed=stressed, found=results != known)
+    if request.resume and rehearsed is not None:
+        from ddpdoctor.examine.resume import with_restart
+
+        results, rehearsal = with_restart(rehearsed, script, request.resume_with, on_progress, results, rehearsal)
     reading = reading_of(
         script,
         results,
@@ -226,7 +260,8 @@ def examine_and_record(
         with_fixes=request.hint,
     )
     reached = reached_lines(record)
-    return conclude_all(request, (reading,), rehearsal, choice.catalogue, seconds, reached=reached), record
+    examination = conclude_all(request, (reading,), rehearsal, choice.catalogue, seconds, reached=reached)
+    return msgspec.structs.replace(examination, equivalence=section), record
 
 
 def conclude_all(
@@ -351,15 +386,8 @@ def _script(request: ExamineRequest) -> Script:
     return read_module(request.target, module_places(request.launch, request.python, static=request.static))
 
 
-def _rehearsed(
-    request: ExamineRequest, script: Script, root: Path, on_progress: OnProgress, stress: Stress = ""
-) -> tuple[RunRecord | None, RehearsalSection, Proofs]:
-    if request.static:
-        return None, not_rehearsed(), ()
-    from ddpdoctor.examine.another_try import rehearse_until_shown
-    from ddpdoctor.examine.rehearsal_result import could_not_rehearse, judge
+def _rehearsal_request(request: ExamineRequest, script: Script, root: Path, stress: Stress) -> RehearsalRequest:
     from ddpdoctor.launch.rehearsal_plan import ranks_to_start, refuse_layout
-    from ddpdoctor.monitor.rehearsal import rehearse
     from ddpdoctor.source.queries.job_kind import rank_options, wants_cuda
     from ddpdoctor.source.queries.rendezvous import required_local_rank, unknown_to_the_launcher
 
@@ -369,7 +397,7 @@ def _rehearsed(
         refuse_layout(layout, request.launch, request.target, spawns_ranks=spawns_ranks)
     by_old_launcher = request.launch.starter == "torch.distributed.launch"
     passed = unknown_to_the_launcher(script) if by_old_launcher else ""
-    rehearsal = RehearsalRequest(
+    return RehearsalRequest(
         **{**shared_fields(request, RehearsalOptions), "nproc": layout.ranks},
         script=script.path if request.launch.module else root / request.target,
         module=request.target if request.launch.module else "",
@@ -384,6 +412,18 @@ def _rehearsed(
         machine=request.settings.job,
     )
 
+
+def _rehearsed(
+    request: ExamineRequest, script: Script, root: Path, on_progress: OnProgress, stress: Stress = ""
+) -> tuple[RunRecord | None, RehearsalSection, Proofs, RehearsalRequest | None]:
+    if request.static:
+        return None, not_rehearsed(), (), None
+    from ddpdoctor.examine.another_try import rehearse_until_shown
+    from ddpdoctor.examine.rehearsal_result import could_not_rehearse, judge
+    from ddpdoctor.monitor.rehearsal import rehearse
+
+    rehearsal = _rehearsal_request(request, script, root, stress)
+
     def once(request: RehearsalRequest) -> tuple[RunRecord, RehearsalSection]:
         record = rehearse(request, on_progress)
         return record, judge(record, str(root))
@@ -393,9 +433,9 @@ def _rehearsed(
     except (UsageError, ConfigurationError):
         raise
     except DdpDoctorError as error:
-        return None, could_not_rehearse(error), ()
+        return None, could_not_rehearse(error), (), None
     job = msgspec.structs.replace(shown.record.job, thresholds=request.settings.thresholds)
-    return msgspec.structs.replace(shown.record, job=job), shown.section, shown.proofs
+    return msgspec.structs.replace(shown.record, job=job), shown.section, shown.proofs, shown.request
 
 
 def _spawns_ranks(request: ExamineRequest, script: Script) -> bool:

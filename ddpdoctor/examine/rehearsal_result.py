@@ -120,7 +120,8 @@ MESSAGE_CHARACTERS = 160
 LONG_MESSAGE = 240
 """How much of an exception's first line is kept, and of one that is all there is: torch's continue for paragraphs."""
 
-_NO_WRAP_HINT = "The checks of a run examine models wrapped in DDP; `--static` reads the source only."
+_ALONE = "without wrapping a model in DistributedDataParallel, and its ranks exchanged no gradients or other tensors"
+_NO_WRAP_HINT = "The checks of a run examine models that ranks train together; `--static` reads the source only."
 _NO_RANK_HINT = (
     "The script starts one rank per GPU, and there are none or too few here: let it start at least two, or give it"
     " more GPUs with `--nproc`. `--static` reads the source only."
@@ -173,7 +174,8 @@ class _Judgement(msgspec.Struct, frozen=True):
 def judge(record: RunRecord, root: str) -> RehearsalSection:
     """Sum up a rehearsal; anything but ``completed`` has shown less than was asked for.
 
-    Completed means: every rank reported, wrapped a model in DDP, made at least one optimizer step, and got to its end.
+    Completed means: every rank reported, trained a model with the others, by DDP or by other collectives, made at least
+    one optimizer step, and got to its end.
     """
     from ddpdoctor.examine.unreached_code import unreached
 
@@ -218,10 +220,15 @@ def _led(record: RunRecord) -> Iterator[str]:
 
 def _unknown_gaps(record: RunRecord) -> Iterator[str]:
     """Say that no model was wrapped, and that the script was ended where what it did not reach cannot be named."""
-    from ddpdoctor.diagnosis.training.replicas import trained_by_hand
+    from ddpdoctor.diagnosis.training.replicas import trained_by_hand, trained_in_common
 
-    if trained_by_hand(record):
-        yield "no model was wrapped in DistributedDataParallel: the script averages with its own collectives"
+    instead = ", ".join({f"{one.module_class} is sharded by {one.by}": None for one in record.sharded_modules})
+    if not instead and trained_by_hand(record):
+        instead = "the script averages with its own collectives"
+    elif not instead and trained_in_common(record):
+        instead = "the ranks train together by other collectives"
+    if instead and not record.wraps:
+        yield f"no model was wrapped in DistributedDataParallel: {instead}"
     lines = record.stream("lines")
     if lines.state == "truncated" and _ended_by_us(record):
         yield f"the rehearsal ended the script, and the lines that it did not reach are unknown: {lines.reason}"
@@ -234,7 +241,7 @@ def could_not_rehearse(error: DdpDoctorError) -> RehearsalSection:
 
 def _judgement(record: RunRecord, root: str) -> _Judgement:
     from ddpdoctor.diagnosis.divergence.describe import whereabouts
-    from ddpdoctor.diagnosis.training.replicas import trained_by_hand
+    from ddpdoctor.diagnosis.training.replicas import trained_by_hand, trained_in_common
 
     job = record.job
     if (lacking := _lacking(record, root)) is not None:
@@ -276,7 +283,7 @@ def _judgement(record: RunRecord, root: str) -> _Judgement:
     if job.world_size == 1:
         reason = "the process group has 1 rank, so there is nothing to compare"
         return _Judgement("failed", reason, _NO_RANK_HINT, _any_output(record))
-    if not record.wraps and not trained_by_hand(record):
+    if not record.wraps and not trained_by_hand(record) and not trained_in_common(record):
         return _no_wrap(record)
     if record.steps() == 0:
         reason = "the script ended before every rank made an optimizer step"
@@ -298,9 +305,9 @@ def _lacking(record: RunRecord, root: str) -> _Judgement | None:
 
 def _no_wrap(record: RunRecord) -> _Judgement:
     if _ended_by_us(record):
-        reason = "until the rehearsal ended it, the script ran without wrapping a model in DistributedDataParallel"
+        reason = f"until the rehearsal ended it, the script ran {_ALONE}"
         return _Judgement("failed", reason, _NO_WRAP_HINT, told_by=_NO_WRAP)
-    reason = "the script ended without wrapping a model in DistributedDataParallel"
+    reason = f"the script ended {_ALONE}"
     return _Judgement("failed", reason, ARGUMENTS_HINT, _any_output(record), _NO_WRAP)
 
 

@@ -119,6 +119,10 @@ class RehearsalRequest(RehearsalOptions, frozen=True, kw_only=True):
     """A cause to inject on one rank."""
     gpus_per_node: int = 0
     """GPUs that a pretended node has; 0 for as many as it has ranks."""
+    snapshot_into: Path | None = None
+    """For ``--resume``: where the files of its second checkpoint are copied to. Steps and checkpoints are noted."""
+    restore_from: Path | None = None
+    """The same of the start that follows: where such files are taken from."""
     tells_slurm: bool = False
     """The ranks find what Slurm would tell them, which they asked for in an earlier try."""
     spawned_ranks: int = 0
@@ -131,6 +135,10 @@ class RehearsalRequest(RehearsalOptions, frozen=True, kw_only=True):
     """Packages that an earlier try did not find, and that torch's own classes stand for in this one."""
     absent_directories: tuple[str, ...] = ()
     """Directories of data that an argument names and an earlier try did not find; empty ones stand for them."""
+    equivalence: Mapping[str, object] | None = None
+    """How this run takes part in a comparison with one process; ``examine.equivalence`` makes it."""
+    first_steps: Path | None = None
+    """An empty directory for what the ranks of such a run keep of their first steps."""
     shares_directories: bool = False
     """An earlier try ended by a race of the ranks for a directory; in this one no rank fails for coming second."""
 

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -18,6 +19,7 @@ import msgspec
 from ddpdoctor import __version__
 from ddpdoctor.errors import ConfigurationError
 from ddpdoctor.findings.locations import named_ranks
+from ddpdoctor.launch.box import restore
 from ddpdoctor.launch.box.start import Box, BoxRefused, mount_points, start_in_box
 from ddpdoctor.launch.devices import HIDE_GPUS, Device, Layout, chosen_device, on_cpu, visible_gpus
 from ddpdoctor.launch.environment import (
@@ -168,6 +170,7 @@ def kernel_kills(vmstat: Path = VMSTAT) -> int:
     return next((int(count[1]) for count in counts if len(count) == 2 and count[1].isdigit()), 0)
 
 
+RESTORE = Path(restore.__file__)
 LOOK_EVERY_S = 0.1
 PROGRESS_EVERY_S = 0.25
 SHOWN_OF_A_PATH = 36
@@ -191,6 +194,8 @@ def rehearse(request: RehearsalRequest, on_progress: Callable[[Progress], None])
         left: tuple[Left, ...] = ()
         try:
             record = rehearsal.run()
+            if request.first_steps is not None and (directory / "equivalence").is_dir():
+                shutil.copytree(directory / "equivalence", request.first_steps, dirs_exist_ok=True)
         finally:
             if not request.keep and not rehearsal.in_overlay:
                 left = remove_created(directory).left
@@ -214,6 +219,8 @@ class _Rehearsal:
         self._on_progress = on_progress
         self._ranks = RehearsedRanks(directory, request.stall_after_s, lambda: liveness.exit_statuses(directory))
         self._command = rehearsal_command(request, interpreter.path, liveness.rank_outputs(directory))
+        if request.restore_from is not None:
+            self._command = [interpreter.path, str(RESTORE), str(request.restore_from), *self._command]
         self._environment = rehearsal_environment(
             directory, os.environ, request.launch, spawns_ranks=request.spawns_ranks
         )
@@ -283,6 +290,9 @@ class _Rehearsal:
         if processes.left:
             left = listed(map(str, processes.left))
             record = _with_notes(record, (f"processes blocked on a disk or a driver could not be killed: {left}",))
+        snapshot = self._directory / "snapshot"
+        if self._request.snapshot_into is not None and snapshot.is_dir():
+            shutil.copytree(snapshot, self._request.snapshot_into, dirs_exist_ok=True)
         if self._box is not None and self._request.keep:
             record = _with_notes(record, (keep_overlay(self._box, self._directory.name),))
         return record
@@ -309,6 +319,8 @@ class _Rehearsal:
                 return self._box
             except BoxRefused as refused:
                 self._refusal = refused.message
+        if self._request.snapshot_into or self._request.restore_from:
+            raise ConfigurationError(f"a restart is rehearsed in an overlay only: {self._refusal or 'none is wanted'}")
         if self._request.network is False:
             reason = f": {self._refusal}" if self._refusal else ""
             hint = "Omit `--no-network`; the report then lists what the script contacted."
@@ -341,6 +353,7 @@ class _Rehearsal:
             "has_launcher": has_launcher(self._request),
             "threads_chosen": chooses_threads(os.environ, self._request.launch),
             "stress": self._request.stress,
+            "resume": "first" if self._request.snapshot_into else "second" if self._request.restore_from else "",
             # In an overlay nothing needs to be refused.
             "allow_writes": self._request.allow_writes or self._job.overlay,
             "mount_points": mount_points() if self._job.overlay else None,
@@ -351,6 +364,7 @@ class _Rehearsal:
             "absent_packages": self._request.absent_packages,
             "absent_directories": self._request.absent_directories,
             "shares_directories": self._request.shares_directories,
+            "equivalence": self._request.equivalence,
             "job": msgspec.to_builtins(self._job),
         }
         path = self._directory / layout.JOB_FILE

@@ -29,6 +29,7 @@ class GroupBook:
         self._journal = journal
         self._torch = torch
         self._known: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self._names: dict[int, str] = {}
         self._world = -1
 
     def note(self, group: Any) -> tuple[int, tuple[int, ...]]:
@@ -44,8 +45,13 @@ class GroupBook:
                 ranks=ranks,
                 backend=distributed.get_backend(group),
                 timeout_ns=_timeout_ns(group, self._torch),
+                name=self._names.setdefault(known[0], _mesh_name(group)),
             )
         return known
+
+    def name_of(self, number: int) -> str:
+        """Return the name that a device mesh has for a group; empty for other groups."""
+        return self._names.get(number, "")
 
     def number_of(self, group: Any) -> int:
         """Return the number of a group; None is the default one."""
@@ -191,6 +197,12 @@ def _plain(ranks: Any) -> list[int]:
         return [int(rank) for rank in ranks] if ranks is not None and len(ranks) else []
     except (TypeError, ValueError):
         return []
+
+
+def _mesh_name(group: Any) -> str:
+    """Return the name of the dimension of a device mesh whose group it is; the same on every rank."""
+    description = str(getattr(group, "group_desc", ""))
+    return description[len("mesh_") :] if description.startswith("mesh_") else ""
 
 
 def _timeout_ns(group: Any, torch: Any) -> int:

@@ -13,17 +13,27 @@ from typing import Any, Optional
 
 # What a collective is, alike in every record: who issued it, and the fields of its signature.
 
-_ENDINGS = (("torch/nn/parallel/distributed.py", "ddp"), ("torch/distributed/algorithms/join.py", "join"))
+_ENDINGS = (
+    ("torch/nn/parallel/distributed.py", "ddp"),
+    ("torch/distributed/algorithms/join.py", "join"),
+    # Of fully_shard, where torch keeps it now and until 2.5, and of FullyShardedDataParallel.
+    ("fsdp/_fully_shard/_fsdp_param_group.py", "fsdp"),
+    ("fsdp/_fully_shard/_fsdp_state.py", "fsdp"),
+    ("_composable/fsdp/_fsdp_param_group.py", "fsdp"),
+    ("_composable/fsdp/_fsdp_state.py", "fsdp"),
+    ("distributed/fsdp/_runtime_utils.py", "fsdp"),
+)
+_BEFORE_FORWARD = frozenset({"pre_forward", "_pre_forward", "_pre_forward_unshard"})
 _parts: dict[str, str] = {}
 
 
 def origin_of(frames: Iterable[tuple[str, str]]) -> str:
     """Return who issued a collective, by file and function of the frames that led to it, innermost first.
 
-    It is the user, ``join()``, or a moment of DDP; one of the module that DDP wraps is the user's. In a backward it is
-    DDP's reducer: nothing of Python's stands between autograd and the collective.
+    It is the user, ``join()``, or a moment of DDP or of sharding; one of the module that DDP wraps is the user's. In a
+    backward it is DDP's reducer: nothing of Python's stands between autograd and the collective.
     """
-    is_innermost, in_ddp = True, False
+    is_innermost, in_ddp, in_forward = True, False, False
     for file, qualified in frames:
         part, function = _part_of(file), qualified.rpartition(".")[2]
         if is_innermost and part == "autograd":
@@ -31,6 +41,12 @@ def origin_of(frames: Iterable[tuple[str, str]]) -> str:
         is_innermost = False
         if in_ddp and part != "ddp":
             return "ddp-forward"
+        if part == "fsdp":
+            if "backward" in function or function == "_reduce_grad":
+                return "fsdp-backward"
+            in_forward = in_forward or function in _BEFORE_FORWARD
+        elif in_forward and part in ("", "autograd"):
+            return "fsdp-forward"
         if part == "":
             return "user"
         if part == "join":
@@ -43,7 +59,21 @@ def origin_of(frames: Iterable[tuple[str, str]]) -> str:
             in_ddp = True
     if is_innermost:
         return "ddp-backward"
-    return "ddp-forward" if in_ddp else "user"
+    return "fsdp-forward" if in_forward else "ddp-forward" if in_ddp else "user"
+
+
+def sharded_module(frame: Optional[FrameType]) -> str:
+    """Return the name of the module whose shards a collective moves, as far as the frames that led to it tell."""
+    while frame is not None:
+        if frame.f_code.co_filename.endswith("_fsdp_param_group.py"):
+            group = frame.f_locals.get("self")
+            name = getattr(group, "_module_fqn", None)
+            modules = getattr(group, "modules", ())
+            if name or not modules:
+                return str(name or "")
+            return type(modules[0]).__name__.partition("FSDP")[2]
+        frame = frame.f_back
+    return ""
 
 
 def described(

@@ -148,6 +148,7 @@ class Group(Event, frozen=True, kw_only=True):
     ranks: tuple[int, ...]
     backend: str = ""
     timeout_ns: int = 0
+    name: str = ""
 
 
 class WaitBegun(Event, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from ddpdoctor.examination import EquivalenceSection
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.streams.collectives import (
     CollectiveTrack,
@@ -21,6 +22,7 @@ from ddpdoctor.record.streams.collectives import (
     Handled,
     OutsiderCall,
     ReducedLoss,
+    SharedGroup,
     Signature,
     Wait,
 )
@@ -61,8 +63,12 @@ from ddpdoctor.record.streams.training import (
     GradientsTaken,
     Loader,
     MissingGradient,
+    NonFinite,
     OptimizerStep,
     Pass,
+    ReplicaDigest,
+    ResumeSave,
+    ResumeStep,
     StepDigest,
     TensorRead,
     TrainingState,
@@ -282,11 +288,33 @@ class Wrap(msgspec.Struct, frozen=True, kw_only=True):
     """A hook of the user takes the place of DDP's own reduction."""
 
 
+class ShardedModule(msgspec.Struct, frozen=True, kw_only=True):
+    """A module whose parameters are sharded over ranks, the outermost one, as its first forward found it."""
+
+    rank: int
+    module: int
+    """The number that stands for it where modules are known by their wraps: -2 for the first, -3 for the next."""
+    site: int = -1
+    """Of that forward."""
+    module_class: str = ""
+    by: str = ""
+    """``fully_shard`` or ``FullyShardedDataParallel``."""
+    units: tuple[str, ...] = ()
+    """The parts that are gathered each by itself, by the names of their modules; empty for the outermost."""
+    elements: tuple[int, ...] = ()
+    """Of the whole parameters of each unit."""
+    ranks: tuple[int, ...] = ()
+    """Those that hold its shards and replicas."""
+    dimensions: tuple[str, ...] = ()
+    """Of the device mesh, by name."""
+
+
 class Forward(msgspec.Struct, frozen=True, kw_only=True):
-    """A forward through a DDP module, or through the module inside it."""
+    """A forward through a DDP module, through the module inside it, or through a sharded module."""
 
     rank: int
     wrap: int
+    """Or the number of a sharded module."""
     site: int = -1
     step: int = 0
     """n-th training forward with this call chain on this rank, from 1; 0 for other forwards."""
@@ -326,6 +354,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     waits: tuple[Wait, ...] = ()
     wraps: tuple[Wrap, ...] = ()
     wrap_changes: tuple[WrapChange, ...] = ()
+    sharded_modules: tuple[ShardedModule, ...] = ()
+    shared_groups: tuple[SharedGroup, ...] = ()
     loaders: tuple[Loader, ...] = ()
     passes: tuple[Pass, ...] = ()
     collectives: tuple[CollectiveTrack, ...] = ()
@@ -377,7 +407,13 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     unused_searches: tuple[UnusedSearch, ...] = ()
     """Later ones of a rank and wrap take the place of earlier ones."""
     unfollowed_forwards: tuple[UnfollowedForward, ...] = ()
+    nonfinites: tuple[NonFinite, ...] = ()
+    replica_digests: tuple[ReplicaDigest, ...] = ()
+    resume_steps: tuple[ResumeStep, ...] = ()
+    resume_saves: tuple[ResumeSave, ...] = ()
 
+    equivalence: tuple[EquivalenceSection, ...] = ()
+    """One of a rehearsal that was compared with one process."""
     nodes: tuple[Node, ...] = ()
     """The machines of a live run, as far as ranks on them have written."""
     logs: LogEvidence = LogEvidence()
@@ -434,6 +470,19 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             if step.rank == rank:
                 counts[step.optimizer] = counts.get(step.optimizer, 0) + 1
         return max(counts.values(), default=0)
+
+
+class Restart(msgspec.Struct, frozen=True, kw_only=True):
+    """Two rehearsals: of a job that goes on past a checkpoint, and of its second start from there."""
+
+    first: RunRecord
+    second: RunRecord
+    step: int
+    """Steps of the first start before the checkpoint."""
+    files: tuple[str, ...] = ()
+    """What the second start found of the first one's."""
+    how: str = ""
+    """How it was started, in words."""
 
 
 _BESIDE_STREAMS = ("job", "sites", "signatures", "streams", "heartbeats", "logs", "nodes", "other_starts")

@@ -130,12 +130,20 @@ _MOVED = (
     ("torch.distributed.checkpoint.state_dict_loader.", "torch.distributed.checkpoint."),
     ("accelerate.accelerator.Accelerator", "accelerate.Accelerator"),
     ("torch.nn.modules.", "torch.nn."),
+    ("torch.nn.utils.clip_grad.", "torch.nn.utils."),
+    ("torch.distributed._composable.fsdp.fully_shard.", "torch.distributed.fsdp."),
+    ("torch.distributed._composable.fsdp.", "torch.distributed.fsdp."),
+    ("torch.distributed._composable.replicate.", "torch.distributed._composable."),
+    ("torch.distributed.fsdp.fully_sharded_data_parallel.", "torch.distributed.fsdp."),
+    ("torch.distributed.device_mesh.", "torch.distributed."),
 )
 
 DDP = "torch.nn.parallel.DistributedDataParallel"
 DATA_PARALLEL = "torch.nn.DataParallel"
 ENGINE = "deepspeed.DeepSpeedEngine"
 """What ``deepspeed.initialize`` returns first: its ``backward`` averages the gradients of all ranks."""
+SHARDED_WRAPPER = "torch.distributed.fsdp.FullyShardedDataParallel"
+MESH = "torch.distributed.DeviceMesh"
 DATA_LOADER = "torch.utils.data.DataLoader"
 DISTRIBUTED_SAMPLER = "torch.utils.data.DistributedSampler"
 SPAWNERS = frozenset(
@@ -202,6 +210,10 @@ COLLECTIVES: Mapping[str, Collective] = {
     "torch.distributed.checkpoint.save": Collective(-1, True, ()),
     "torch.distributed.checkpoint.load": Collective(-1, True, ()),
     "torch.distributed.checkpoint.async_save": Collective(-1, True, ()),
+    **{
+        f"{SHARDED_WRAPPER}.{name}": Collective(-1, True, ())
+        for name in ("summon_full_params", "optim_state_dict", "full_optim_state_dict", "scatter_full_optim_state_dict")
+    },
     **dict.fromkeys(RETURNING, Collective(-1, True, ())),
 }
 COLLECTIVE_METHODS: Mapping[str, frozenset[str]] = {
@@ -210,9 +222,18 @@ COLLECTIVE_METHODS: Mapping[str, frozenset[str]] = {
     ),
     # "This method will hang … if it's called just for the process with rank 0", its documentation says of saving.
     ENGINE: frozenset({"save_checkpoint", "load_checkpoint"}),
+    "torch.distributed.fsdp.FullyShardedDataParallel": frozenset({"state_dict", "clip_grad_norm_"}),
     **METHODS,
 }
 """Methods that every rank must call, by the class of their object."""
+METRICS = "torchmetrics."
+"""Begins the names of classes whose ``compute`` gathers what all ranks have counted."""
+
+
+def collective_methods(name: str) -> frozenset[str]:
+    """Return the methods of a class that every rank must call."""
+    return frozenset({"compute"}) if name.startswith(METRICS) else COLLECTIVE_METHODS.get(name, frozenset())
+
 
 NOT_FALSE = frozenset(
     {

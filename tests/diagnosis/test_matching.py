@@ -21,6 +21,10 @@ def signature(kind: str, numel: int = 8, **fields: Any) -> Signature:
     return Signature(kind=kind, numels=(numel,), **{"dtype": "float32", **fields})
 
 
+def gathered(module: str, **fields: Any) -> Signature:
+    return signature("all_gather_into_tensor", module=module, **{"origin": "fsdp-forward", **fields})
+
+
 @pytest.mark.parametrize(
     ("one", "other", "difference"),
     [
@@ -30,6 +34,9 @@ def signature(kind: str, numel: int = 8, **fields: Any) -> Signature:
         (signature("all_reduce", reduce_op="sum"), signature("all_reduce", reduce_op="max"), "reduce operation"),
         (signature("broadcast", root=0), signature("broadcast", root=1), "root"),
         (signature("all_gather", 8), signature("all_gather", 9), "number of elements"),
+        (gathered("layers.0"), gathered("layers.1"), "sharded module"),
+        (gathered("layers.0"), gathered("layers.0", origin="fsdp-eval"), "phase of the sharded module"),
+        (gathered("layers.0"), gathered("layers.0", origin="fsdp-backward"), "phase of the sharded module"),
     ],
 )
 def test_what_must_agree_is_named(one: Signature, other: Signature, difference: str) -> None:
@@ -45,6 +52,9 @@ def test_what_must_agree_is_named(one: Signature, other: Signature, difference: 
         (signature("all_gather", 8), signature("all_gather_into_tensor", 16)),
         (signature("all_reduce", shapes=((2, 4),)), signature("all_reduce", shapes=((8,),))),
         (signature("all_reduce", origin="join"), signature("all_reduce", origin="ddp-backward")),
+        (gathered("layers.0"), gathered("layers.0")),
+        (gathered("layers.0"), gathered("")),
+        (gathered("", origin="user"), gathered("")),
     ],
 )
 def test_what_may_differ_fits(one: Signature, other: Signature) -> None:

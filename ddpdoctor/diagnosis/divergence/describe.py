@@ -122,12 +122,15 @@ def _standing(turns: list[NextCall]) -> str:
 
 
 def lone_forward(divergence: Divergence, lone: tuple[NextCall, ...]) -> str:
-    """Say which ranks run a forward of the DDP model alone, and what the others do meanwhile."""
+    """Say which ranks run a forward of the model alone, and what the others do meanwhile."""
     numbers = [turn.rank for turn in lone]
     others = [turn for turn in divergence.turns if turn.rank not in numbers]
+    model, does = "DDP model", "broadcasts its buffers"
+    if lone[0].signature is not None and lone[0].signature.origin == "fsdp-eval":
+        model, does = "sharded model", "gathers its parameters"
     return (
-        f"only {rank_list(numbers)} {verb(numbers, 'runs', 'run')} the forward of the DDP model at "
-        f"{place(lone[0].line)}, which broadcasts its buffers; {_waiting(others)}"
+        f"only {rank_list(numbers)} {verb(numbers, 'runs', 'run')} the forward of the {model} at "
+        f"{place(lone[0].line)}, which {does}; {_waiting(others)}"
     )
 
 

@@ -268,8 +268,6 @@ def _entry(record: RunRecord, lanes: Lanes, rank: int, position: int) -> tuple[o
 
 # Which rank may be blamed for a parting: with two ranks, "extra here" and "missing there" are the same trace.
 
-Line = tuple[str, int] | None
-
 
 def line_culprit(lanes: Lanes, turns: tuple[NextCall, ...], common: int) -> tuple[int | None, str]:
     """Name the rank that the majority of three or more ranks, or an earlier step, speaks against.
@@ -282,10 +280,10 @@ def line_culprit(lanes: Lanes, turns: tuple[NextCall, ...], common: int) -> tupl
         return culprit, reason
     one, other = sorted(entries)
     usual = [_usual(lanes, rank, common) for rank in (one, other)]
-    next_lines = [lanes.line(rank, common + 1) for rank in (one, other)]
-    if None in next_lines or next_lines[0] == next_lines[1]:
+    coming = [lanes.place(rank, common + 1) for rank in (one, other)]
+    if None in coming or coming[0] == coming[1]:
         return None, ""
-    habits = [sum(line in seen for seen in usual) for line in next_lines]
+    habits = [sum(place in seen for seen in usual) for place in coming]
     if sorted(habits) != [0, 2]:
         return None, ""
     deviant = one if habits[0] == 0 else other
@@ -343,14 +341,14 @@ def _what(turn: NextCall) -> Hashable:
     return turn.action, None if line is None else (line.file, line.line), what
 
 
-def _usual(lanes: Lanes, rank: int, common: int) -> set[Line]:
-    """Lines that came next on a rank when it had run the line of the last common entry before."""
-    here = lanes.line(rank, common)
+def _usual(lanes: Lanes, rank: int, common: int) -> set[object]:
+    """Places that came next on a rank when it had run that of the last common entry before."""
+    here = lanes.place(rank, common)
     start = max(lanes.lanes[rank].base, common - WALK_BOUND) if rank in lanes.lanes else common
     return {
-        lanes.line(rank, position + 1)
+        lanes.place(rank, position + 1)
         for position in range(start, common)
-        if here is not None and lanes.line(rank, position) == here
+        if here is not None and lanes.place(rank, position) == here
     }
 
 

@@ -43,6 +43,10 @@ def disagreement(one: Signature, other: Signature, backend: str = "") -> str:
         return "kind of collective"
     if one.kind != other.kind:
         return ""
+    if one.module and other.module and one.module != other.module:
+        return "sharded module"
+    if one.origin != other.origin and one.origin.startswith("fsdp") and other.origin.startswith("fsdp"):
+        return "phase of the sharded module"
     if family not in _LEGALLY_UNEQUAL and one.numels != other.numels and not _uneven_list(one, other, backend):
         return "number of elements"
     if one.dtype and other.dtype and one.dtype != other.dtype:

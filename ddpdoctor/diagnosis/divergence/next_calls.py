@@ -93,6 +93,15 @@ class Lanes:
         row = self.row(rank, position)
         return None if row is None else self.line_of(self.tracks[rank].site[row])
 
+    def place(self, rank: int, position: int) -> tuple[tuple[str, int], str, str] | None:
+        """Line of an entry with what torch made it for: one line of a sharded model gathers many modules."""
+        row = self.row(rank, position)
+        line = None if row is None else self.line_of(self.tracks[rank].site[row])
+        if row is None or line is None:
+            return None
+        signature = self.record.signatures[self.tracks[rank].signature[row]]
+        return line, signature.origin, signature.module
+
     def line_of(self, site: int) -> tuple[str, int] | None:
         """File and line of a call chain."""
         if site not in self._lines:

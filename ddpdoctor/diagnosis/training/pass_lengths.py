@@ -66,8 +66,17 @@ def loaders_on_all_ranks(record: RunRecord) -> Iterator[LoaderOnRanks]:
         )
 
 
+def trains_on_own_data(record: RunRecord) -> bool:
+    """Return whether ranks train one model, each on data of its own: by DDP, or one that is sharded over all ranks.
+
+    Where some ranks only share a module, others may be fed as they are, as by tensor parallelism.
+    """
+    everyone = len(record.rank_numbers())
+    return bool(record.wraps) or any(len(one.ranks) == everyone for one in record.sharded_modules)
+
+
 def feeds_ddp(record: RunRecord, loader: Loader) -> bool:
-    """Return whether batches of a loader went into a training forward of a DDP module on its rank."""
+    """Return whether batches of a loader went into a training forward of a DDP or sharded module on its rank."""
     return any(
         forward.rank == loader.rank
         and forward.pass_loader == loader.loader
@@ -238,13 +247,13 @@ class UnevenPass(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def uneven_passes(record: RunRecord, *, one_left: bool = False) -> Iterator[UnevenPass]:
-    """Yield the first uneven training pass of each loader that feeds a DDP module, outside `join()`.
+    """Yield the first uneven training pass of each loader that feeds such a module, outside `join()`.
 
     Passes that the script left by itself, unless by its rank's own length, say nothing, and neither does a loader that
     every rank started anew in the middle of training without harm (a loop over steps, not over the loader);
     ``one_left`` tells that it did harm, as a rank ran to its end before the others.
     """
-    if not record.wraps:
+    if not trains_on_own_data(record):
         return
     for loader in loaders_on_all_ranks(record):
         uneven = next(filter(None, (_uneven(entries, loader) for entries in loader.pass_places())), None)

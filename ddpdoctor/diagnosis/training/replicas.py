@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Set
 from typing import Literal
 
@@ -15,7 +16,7 @@ from ddpdoctor.diagnosis.training.pass_lengths import LoaderOnRanks, loaders_on_
 from ddpdoctor.diagnosis.wording import count, rank_list, site_location
 from ddpdoctor.finding import Basis, Fact, Frame, Location
 from ddpdoctor.record.model import RunRecord, Wrap
-from ddpdoctor.record.streams.training import Backward, OptimizerStep, Pass, StepDigest
+from ddpdoctor.record.streams.training import Backward, OptimizerStep, Pass, ReplicaDigest, StepDigest
 
 # Passes and trainings in which the ranks made as much, and averaged gradients different numbers of times.
 
@@ -258,16 +259,44 @@ def averaged_by_hand(record: RunRecord, rank: int, elements: int) -> bool:
 
 
 def trained_by_hand(record: RunRecord) -> bool:
-    """Return whether every rank stepped, wrapped nothing, and reduced as much as it trains by calls of the user's own.
-
-    Scattered reductions are another wrapper's, whose state no rank holds whole.
-    """
-    if record.wraps or any(signature.kind.startswith("reduce_scatter") for signature in record.signatures):
+    """Return whether every rank stepped, wrapped nothing, and reduced as much as it trains by its own calls."""
+    if record.wraps or is_sharded(record):
         return False
     trained = dict.fromkeys(record.rank_numbers(), 0)
     for step in record.optimizer_steps:
         trained[step.rank] = max(trained.get(step.rank, 0), step.elements)
     return bool(trained) and all(averaged_by_hand(record, rank, elements) for rank, elements in trained.items())
+
+
+def is_sharded(record: RunRecord) -> bool:
+    """Return whether ranks train parts of a model of which none holds the whole: what they reduce is scattered."""
+    scattered = any(signature.kind.startswith("reduce_scatter") for signature in record.signatures)
+    return scattered or bool(record.sharded_modules)
+
+
+MOST_NUMBERS = 16
+"""What is reduced with no more elements is a loss or a metric, by which no model is trained in common."""
+
+
+def trained_in_common(record: RunRecord) -> bool:
+    """Return whether every rank stepped, and in half of its steps at least moved more than numbers for the others.
+
+    That is any job whose ranks work on one model, however it is divided among them: by replicas, shards or stages.
+    """
+    return bool(record.ranks) and all(_moves_tensors(record, rank) for rank in record.rank_numbers())
+
+
+def _moves_tensors(record: RunRecord, rank: int) -> bool:
+    track = record.track(rank)
+    times = sorted(step.time_ns for step in record.optimizer_steps if step.rank == rank)
+    if track is None or not times:
+        return False
+    moved = set()
+    for signature, started_ns in zip(track.signature, track.started_ns, strict=True):
+        entry = record.signatures[signature]
+        if entry.kind not in ("barrier", "monitored_barrier") and sum(entry.numels) > MOST_NUMBERS:
+            moved.add(bisect_left(times, started_ns))
+    return 2 * len(moved - {len(times)}) >= len(times)
 
 
 def may_be_averaged_later(record: RunRecord) -> bool:
@@ -441,3 +470,61 @@ def _described(
         wrap_location=site_location(record.site(wraps[rank].site)),
         ever_synchronised=any(entry.wrap == first.wrap and entry.synchronised for entry in record.forwards),
     )
+
+
+# Replicas of a live run that are no longer the same: a flipped bit, or code that changes some of them.
+
+NAMES_SHOWN = 3
+
+
+class DriftedDigests(msgspec.Struct, frozen=True, kw_only=True):
+    """The first step after which the parameters of a model were not the same on all ranks."""
+
+    model: str
+    step: int
+    same: int
+    """The newest step before it after which they were; 0 for none."""
+    ranks: tuple[int, ...]
+    odd: tuple[int, ...]
+    """Those that differ from the majority in the first parameter; empty where there is no majority."""
+    names: tuple[str, ...]
+    """The first parameters that differ."""
+    unequal: int
+    compared: int
+    location: Location | None
+
+
+def drifted_digests(record: RunRecord) -> Iterator[DriftedDigests]:
+    """Yield the first such step of each model that all its ranks have digested after as many reductions."""
+    for wraps in replicated_wraps(record):
+        first = wraps[min(wraps)]
+        by_step: dict[int, dict[int, ReplicaDigest]] = {}
+        for row in record.replica_digests:
+            if row.wrap == first.wrap and row.rank in wraps:
+                by_step.setdefault(row.step, {})[row.rank] = row
+        same = 0
+        for step, rows in sorted(by_step.items()):
+            if len(rows) < len(wraps) or len({row.iterations for row in rows.values()}) > 1:
+                continue
+            names = [name for name in rows[min(rows)].digests if all(name in row.digests for row in rows.values())]
+            unequal = [name for name in names if len({row.digests[name] for row in rows.values()}) > 1]
+            if not unequal:
+                same = step
+                continue
+            by_value: dict[str, list[int]] = {}
+            for rank in sorted(rows):
+                by_value.setdefault(rows[rank].digests[unequal[0]], []).append(rank)
+            majority = max(by_value.values(), key=len)
+            odd = [rank for rank in sorted(rows) if rank not in majority] if 2 * len(majority) > len(rows) else []
+            yield DriftedDigests(
+                model=first.module_class or "the model",
+                step=step,
+                same=same,
+                ranks=tuple(sorted(rows)),
+                odd=tuple(odd),
+                names=tuple(unequal[:NAMES_SHOWN]),
+                unequal=len(unequal),
+                compared=len(names),
+                location=site_location(record.site(first.site)),
+            )
+            break

@@ -23,6 +23,7 @@ from types import CodeType, FrameType
 from typing import Any, Callable, NamedTuple, Optional
 from weakref import WeakKeyDictionary
 
+from ..nonfinite import NonFinite
 from ..observed import OptimizerSizes, follow_reads, user_reader
 from ..torch_compat import Capabilities
 from ..user_code import leave_no_frame
@@ -31,6 +32,7 @@ from .ddp_events import FORWARDS_NOTED, Evidence
 from .loaders import Pass, Passes
 from .observer import Observer, rows_of
 from .reductions import Reducer, Reductions
+from .replica_digests import ReplicaDigests
 from .steps import ACTIVE, STEPPED, Source
 
 # Training forwards that no backward followed: where no loader counts, they alone show that a rank left a step out.
@@ -196,8 +198,12 @@ class Training:
         reductions: Reductions,
         evidence: Evidence,
         passes: Passes,
+        nonfinite: NonFinite,
+        digests: ReplicaDigests,
     ) -> None:
         self._observer = observer
+        self._nonfinite = nonfinite
+        self._digests = digests
         self._keep = observer.moments.keep
         self._torch = torch
         self._capabilities = capabilities
@@ -227,6 +233,8 @@ class Training:
     def close(self) -> None:
         """Report what was sampled, as no step is made any more, and take back what was replaced for that."""
         self._observer.moments.take_in()
+        self._observer.journal.guarded(self._digests.write, harms=("replica_digests",))
+        self._observer.journal.guarded(self._nonfinite.close, harms=("nonfinites",))
         self._observer.journal.guarded(self._reads.finish, self._observer.steps.current + 1, harms=("host_reads",))
 
     def _hook_loaders(self, data: Any) -> None:
@@ -236,7 +244,7 @@ class Training:
         advance, iterate, training = iterator_class.__next__, data.DataLoader.__iter__, self
         observer, passes, unknown, is_recording = self._observer, self._passes, self._unknown, self._is_recording
         keep, fetch_began, fetch_ended = self._keep, observer.course.fetch_began, observer.course.fetch_ended
-        tensor_class = self._torch.Tensor
+        tensor_class, batch_came = self._torch.Tensor, self._nonfinite.batch_came
 
         @functools.wraps(advance)
         def __next__(iterator: Any) -> Any:
@@ -277,6 +285,7 @@ class Training:
                             passes.look(current, iterator, batch, sys._getframe(1))
                         current.yielded += 1
                         passes.newest = current
+                    batch_came(batch)
                 except Exception as error:
                     observer.fault("fetch", error, harms=("step_tracks",))
             return batch
@@ -308,7 +317,7 @@ class Training:
         forward, training, observer = ddp_class.forward, self, self._observer
         is_compiling, is_recording, keep = self._is_compiling, self._is_recording, self._keep
         reductions, known, phase_ended = self._reductions, self._reductions.known, observer.watch.leave
-        forward_began, getframe = reductions.forward_began, sys._getframe
+        forward_began, getframe, nonfinite = reductions.forward_began, sys._getframe, self._nonfinite
 
         @functools.wraps(forward)
         def forward_timed(ddp: Any, *arguments: Any, **options: Any) -> Any:
@@ -339,6 +348,7 @@ class Training:
                     if forwards >= reducer.next_look:
                         looked = True
                         training._look_at_forward(ddp, reducer, sys._getframe(1))
+                    nonfinite.forward_begins(ddp)
                 else:
                     keep((observer.course.forward_began, False, ddp.training, _now_ns()))
                     observer.moments.make_room()
@@ -356,6 +366,8 @@ class Training:
             finally:
                 try:
                     keep((phase_ended, _now_ns()))
+                    if reducer is not None:
+                        nonfinite.forward_ended()
                     if looked and reducer is not None:
                         training._look_at_forward_end(ddp, reducer, _now_ns())
                 except Exception as error:
@@ -366,7 +378,7 @@ class Training:
     def _hook_backwards(self, autograd: Any) -> None:
         backward, training, observer, passes = autograd.backward, self, self._observer, self._passes
         keep, backward_began, backward_ended = self._keep, observer.course.backward_began, self._take_in_backward
-        reductions, raised = self._reductions, self._reductions.raised
+        reductions, raised, nonfinite = self._reductions, self._reductions.raised, self._nonfinite
 
         @functools.wraps(backward)
         def backward_timed(*arguments: Any, **options: Any) -> Any:
@@ -374,6 +386,7 @@ class Training:
             if watched:
                 observer.backwards += 1
                 try:
+                    nonfinite.backward_begins(arguments[0] if arguments else options.get("tensors", ()))
                     keep((backward_began, _now_ns()))
                     if observer.on_device:
                         training._device_begins(BACKWARD)
@@ -390,6 +403,7 @@ class Training:
                     observer.backwards_over += 1
                     try:
                         keep((backward_ended, passes.newest, _now_ns()))
+                        nonfinite.backward_ended()
                         if raised:
                             reductions.backward_is_over()
                         if observer.on_device:
@@ -400,7 +414,8 @@ class Training:
         autograd.backward = backward_timed
 
     def _hook_optimizers(self, optimizers: Any) -> None:
-        training, observer, sizes = self, self._observer, self._sizes
+        training, observer, sizes, nonfinite = self, self._observer, self._sizes, self._nonfinite
+        digests = self._digests
         keep, step_began, step_ended = self._keep, observer.watch.enter, observer.course.optimizer_stepped
 
         def before_step(optimizer: Any, arguments: Any, options: Any) -> None:
@@ -420,6 +435,9 @@ class Training:
                 ended_ns, identity = _now_ns(), id(optimizer)
                 if observer.on_device:
                     training._device_ends(OPTIMIZER)  # before the step may be over
+                nonfinite.stepped(optimizer)
+                if not nonfinite.is_over:  # The bits of a NaN are no one's.
+                    digests.stepped()
                 keep((step_ended, identity, ended_ns))
                 if identity not in sizes.measured:
                     sizes.stepped(optimizer)

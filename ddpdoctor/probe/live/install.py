@@ -12,6 +12,7 @@ from ...record import layout
 from ..environment import KEPT, Settings
 from ..groups import GroupBook, Groups
 from ..journal import Journal
+from ..nonfinite import NonFinite
 from ..process import ProcessEnd
 from ..torch_compat import Capabilities
 from .collectives import Calls
@@ -23,6 +24,7 @@ from .hooks import Training
 from .loaders import Passes
 from .observer import Observer
 from .reductions import Reductions
+from .replica_digests import ReplicaDigests
 
 
 class Live:
@@ -68,7 +70,10 @@ class Live:
         reductions = Reductions(observer, torch, capabilities, evidence.wrap_number, searches)
         reductions.install()
         observer.look_soon = reductions.look_soon
-        self._training = Training(observer, torch, capabilities, reductions, evidence, passes)
+        nonfinite = NonFinite(journal, torch, evidence.wrap_number, passes.newest_batch, observer.current_step)
+        nonfinite.install()
+        digests = ReplicaDigests(journal, torch, evidence.wrap_number, reductions.followed)
+        self._training = Training(observer, torch, capabilities, reductions, evidence, passes, nonfinite, digests)
         self._training.install()
         Calls(observer, torch, capabilities, self._groups).install()
         self._waits = Groups(

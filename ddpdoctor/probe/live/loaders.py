@@ -9,6 +9,7 @@ from typing import Any, Callable, Optional
 
 from ..call_listeners import on_call
 from ..journal import Journal
+from ..nonfinite import Batch
 from ..observed import Joins, base_indices, digest_of, integers, leaves, length_of, loader_facts, sharding_sampler
 from ..torch_compat import Capabilities
 from ..user_code import GENERATOR, leave_no_frame, loops
@@ -214,6 +215,15 @@ class Passes:
         self._averaged += averages
         if current is not None:
             current.backwards += 1
+
+    def newest_batch(self) -> Batch:
+        """Return where the newest batch came from, and the samples in it, where the pass keeps them."""
+        current = self.newest
+        if current is None:
+            return Batch()
+        size, place = current.batch_size or 0, current.yielded - 1
+        drawn = current.drawn[place * size : (place + 1) * size] if current.drawn is not None else ()
+        return Batch(current.loader, current.ordinal, place, tuple(drawn))
 
     def _loader_made(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         if self._journal.forked_from is not None:

@@ -209,6 +209,11 @@ class Observer:
         """The ring of explicit collectives."""
         return self.course.call_ring
 
+    def current_step(self) -> int:
+        """Return the number of the step that the training thread is in."""
+        self.moments.take_in()
+        return self.steps.current
+
     def start(self) -> None:
         """Measure from now on what the current thread of this process, a rank, does."""
         self.thread = threading.get_ident()

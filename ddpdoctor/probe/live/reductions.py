@@ -233,6 +233,11 @@ class Reductions:
         self._observer.journal.guarded(self._make_own_logger, ddp, reducer, harms=())
         return reducer
 
+    def followed(self) -> list[tuple[Any, Reducer]]:
+        """Return the DDP modules that live, with what is known of their reducers."""
+        known = ((self._references[key](), reducer) for key, reducer in list(self.known.items()))
+        return [(ddp, reducer) for ddp, reducer in known if ddp is not None]
+
     def look_soon(self) -> None:
         """Look at the next forward of each module, instead of only noting it."""
         for reducer in self.known.values():

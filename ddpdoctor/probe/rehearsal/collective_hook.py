@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Optional
@@ -16,7 +17,7 @@ from ..call_listeners import on_call
 from ..groups import GroupBook
 from ..journal import Journal
 from ..process import is_echo, text_of
-from ..user_code import described, origin_of
+from ..user_code import described, origin_of, sharded_module
 from .loop_subjects import KINDS as NAMED_KINDS
 from .loop_subjects import Subjects, covering, tree_around
 from .training.reduction import ReducedLosses
@@ -174,8 +175,15 @@ class CollectiveHook:
     """The library of the overrides, with registrations that must stay alive."""
 
     def __init__(
-        self, journal: Journal, torch: Any, reduced: ReducedLosses, subjects: Subjects, groups: GroupBook
+        self,
+        journal: Journal,
+        torch: Any,
+        reduced: ReducedLosses,
+        subjects: Subjects,
+        groups: GroupBook,
+        forward_of: Callable[[], tuple[int, bool]] = lambda: (-1, False),
     ) -> None:
+        """``forward_of`` gives the call chain of a sharded module's newest forward, and whether it has no gradients."""
         self._journal = journal
         self._torch = torch
         self._reduced = reduced
@@ -185,6 +193,7 @@ class CollectiveHook:
         self._nameless: set[int] = set()
         """Call chains of collectives that neither a loop nor a dictionary names."""
         self._groups = groups
+        self._forward_of = forward_of
         self._group_at: dict[str, int] = {}
         """Position of the process group among each operator's arguments."""
         self._unbox_group: Callable[[Any], Any] = torch.distributed.ProcessGroup.unbox
@@ -193,6 +202,9 @@ class CollectiveHook:
         self._library: Any = None
         self._faults = 0
         self._forked_use_noted = False
+        self._threads: dict[int, dict[int, int]] = {}
+        """By group, the threads that have used it, with the call chain of their newest collective."""
+        self._shared: set[int] = set()
         self._handlers: set[tuple[int, str]] = set()
         """Call chain and type of exception of the collectives in a handler that were reported."""
 
@@ -267,11 +279,16 @@ class CollectiveHook:
             root = None
             if root_at is not None and int(arguments[root_at]) < len(ranks):
                 root = ranks[int(arguments[root_at])]
-            origin = origin_of(_frames(frame))
+            origin, module, site = origin_of(_frames(frame)), "", journal.site(frame)
+            if origin.startswith("fsdp"):
+                module = journal.guarded(sharded_module, frame, harms=()) or ""
+            if origin == "fsdp-forward":
+                # The line that runs the model, and not the one inside of it, which all who run it share.
+                called, evaluates = self._forward_of()
+                origin, site = "fsdp-eval" if evaluates else origin, called if called >= 0 else site
             dtype = tensors[0].dtype if tensors else None
             list_at = _LISTS.get(operator)
             uneven = None if list_at is None else len({part.numel() for part in _flat(arguments[list_at])}) > 1
-            site = journal.site(frame)
             handled = sys.exc_info()[1]
             if handled is not None:
                 journal.guarded(self._note_handled, handled, site, harms=())
@@ -280,9 +297,11 @@ class CollectiveHook:
                 self._reduced.note(kind, tensors, site)
                 if kind in NAMED_KINDS and site not in self._nameless:
                     about = journal.guarded(self._about, site, frame, tensors, harms=()) or _NOTHING
-            key = (kind, tuple([tensor.shape for tensor in tensors]), dtype, reduce_op, root, origin, about, uneven)
+            journal.guarded(self._note_thread, group, ranks, kind, site, harms=("shared_groups",))
+            shapes = tuple([tensor.shape for tensor in tensors])
+            key = (kind, shapes, dtype, reduce_op, root, origin, about, uneven, module)
             signature = journal.signature(
-                key, lambda: _described(tensors, kind, reduce_op, root, origin, about, uneven)
+                key, lambda: _described(tensors, kind, reduce_op, root, origin, about, uneven, module)
             )
             sequence = self._sequences.get(group, 0)
             self._sequences[group] = sequence + 1
@@ -302,6 +321,36 @@ class CollectiveHook:
         self._journal.event(
             "handled", site=site, type=key[1], message=message[:400], file=file, line=line, function=function
         )
+
+    def _note_thread(self, group: int, ranks: tuple[int, ...], kind: str, site: int) -> None:
+        """Note a group that another thread is using meanwhile: which comes first is chance, and differs by rank.
+
+        A thread of the interpreter's own, as autograd's, works while the caller waits for it. One that has used the
+        group and waits for work, as one of a pool, has nothing of the user's on its stack.
+        """
+        here = threading.get_ident()
+        users = self._threads.setdefault(group, {})
+        users[here] = site
+        if len(users) < 2 or group in self._shared:
+            return
+        frames = sys._current_frames()
+        for thread in threading.enumerate():
+            other = thread.ident or 0
+            if other == here or other not in users or thread is threading.main_thread():
+                continue
+            if isinstance(thread, threading._DummyThread) or not self._is_at_work(frames.get(other)):
+                continue
+            self._shared.add(group)
+            fields = {"ranks": ranks, "kind": kind, "site": site, "thread": thread.name, "other_site": users[other]}
+            self._journal.event("shared_group", name=self._groups.name_of(group), **fields)
+            return
+
+    def _is_at_work(self, frame: Optional[FrameType]) -> bool:
+        while frame is not None:
+            if self._journal.user_code.holds(frame.f_code.co_filename):
+                return True
+            frame = frame.f_back
+        return False
 
     def _note_forked_use(self, kind: str, frame: Optional[FrameType]) -> None:
         """Note the first time that a process that a rank forked uses the rank's group, which does not work there."""
@@ -338,6 +387,7 @@ def _described(
     origin: str,
     about: tuple[str, str],
     uneven: Optional[bool],
+    module: str,
 ) -> dict[str, Any]:
     shapes = [tuple(tensor.shape) for tensor in tensors]
     dtype = str(tensors[0].dtype).replace("torch.", "") if tensors else ""
@@ -347,6 +397,7 @@ def _described(
         **described(kind, shapes, dtype, size_bytes, origin, reduce_op=named_op, root=root),
         **{name: value for name, value in zip(("subject", "entries_of"), about) if value},
         **({} if uneven is None else {"uneven": uneven}),
+        **({"module": module} if module else {}),
     }
 
 

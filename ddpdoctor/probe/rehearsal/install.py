@@ -9,6 +9,7 @@ from ..environment import Settings
 from ..groups import GroupBook, Groups
 from ..heartbeat import log_as_rank
 from ..journal import Journal
+from ..nonfinite import NonFinite
 from ..process import ProcessEnd
 from ..stand_in.install import StandIn, install_compiling
 from ..user_code import calling_frame
@@ -25,11 +26,13 @@ from .files.open_files import share_directories
 from .loop_subjects import Subjects
 from .pretend.providers import Pretence
 from .rendezvous import Rendezvous, hook_network
-from .schedule import Ending, Pace, Schedule
+from .resume_trace import ResumeTrace
+from .schedule import RESUMED_PASSES, TRAINING_PASSES, Ending, Pace, Schedule, Trail
 from .stress import Stress
 from .surroundings import DeviceChoices, Failure, LightningTrainers, hook_sleep
 from .training.ddp_modules import HostReads, Modules
 from .training.reduction import ReducedLosses
+from .training.sharded_modules import ShardedModules
 from .training.steps import Steps
 
 
@@ -43,6 +46,7 @@ class Rehearsal:
         self._collective_hook: Optional[CollectiveHook] = None
         self._groups: Optional[GroupBook] = None
         self._modules: Optional[Modules] = None
+        self._nonfinite: Optional[NonFinite] = None
         self._lines = Lines(journal)
         self._stress = Stress(journal)
         self._rendezvous = Rendezvous(journal, self._ending)
@@ -91,7 +95,8 @@ class Rehearsal:
             install_compiling(torch)
         if self._pretence is not None:
             self._pretence.after_torch(torch)
-        schedule = Schedule(self._ending, int(plan.get("batches", 4)), bool(plan.get("full")))
+        passes = RESUMED_PASSES if plan.get("resume") else TRAINING_PASSES
+        schedule = Schedule(self._ending, int(plan.get("batches", 4)), bool(plan.get("full")), passes)
         started_s = int(plan["job"]["started_ns"]) / 1e9
         pace = Pace(self._ending, started_s, float(plan.get("time_limit_s", "inf")))
         schedule.on_pace = pace.stepped
@@ -100,15 +105,43 @@ class Rehearsal:
             cut_batches(torch, int(plan["batch_size"]))
         loaders = Loaders(journal, schedule, self._ending, torch)
         modules = Modules(journal, self._ending, torch, loaders.newest_batch, pace)
+        if plan.get("equivalence"):
+            from .equivalence.first_steps import FirstSteps
+
+            loaders.no_workers = True
+            FirstSteps(journal, torch, self._ending, modules).install()
         reduced = ReducedLosses(journal)
         self._groups = GroupBook(journal, torch)
+        sharded = ShardedModules(journal, self._ending, torch, loaders.newest_batch, pace)
+        sharded.install()
+        modules.beside = sharded.parameters
         self._collective_hook = CollectiveHook(
-            journal, torch, reduced, Subjects(journal, torch, modules.tensor_name), self._groups
+            journal,
+            torch,
+            reduced,
+            Subjects(journal, torch, modules.tensor_name),
+            self._groups,
+            lambda: sharded.newest,
         )
         loaders.training_begins = modules.training_begins = lambda: journal.guarded(
             self._lines.training_begins, harms=("lines",)
         )
-        loaders.hand_out = self._stress.hand_out
+        self._nonfinite = nonfinite = NonFinite(
+            journal,
+            torch,
+            modules.number_of,
+            loaders.newest_samples,
+            lambda: journal.optimizer_steps + 1,
+            every_gradient=True,
+        )
+
+        def hand_out(trail: Trail, batch: Any, inner: Any) -> Any:
+            given = self._stress.hand_out(trail, batch, inner)
+            journal.guarded(loaders.draws_from, inner, harms=())
+            journal.guarded(nonfinite.batch_came, given, harms=("nonfinites",))
+            return given
+
+        loaders.hand_out = hand_out
         loaders.install()
         randomness, division = Randomness(journal, torch), Division(journal, torch)
         randomness.install()
@@ -118,6 +151,10 @@ class Rehearsal:
         loaders.in_workers_place = samples.leave_out
         modules.install()
         self._stress.after_torch(torch)
+        nonfinite.install()
+        nonfinite.listen()
+        if plan.get("resume"):
+            ResumeTrace(journal, torch, modules, loaders.newest_samples).install()
         Steps(journal, modules, loaders, schedule, pace, self._ending, torch, reduced).install()
         Checkpoints(journal, torch).install()
         DeviceChoices(journal, torch).install()
@@ -145,6 +182,8 @@ class Rehearsal:
         """Write what is still open, as the process is about to end."""
         if self._modules is not None:
             self._modules.close_iterations()
+        if self._nonfinite is not None:
+            self._journal.guarded(self._nonfinite.close, harms=("nonfinites",))
         self._journal.guarded(self._lines.close, harms=("lines",))
         self._journal.settle()
 

@@ -77,6 +77,8 @@ class Ending:
 
 TRAINING_PASSES = 2
 """So many training passes of a loader are rehearsed; afterwards passes yield one batch."""
+RESUMED_PASSES = 12
+"""The same where checkpoints are awaited, which a script may write every few epochs."""
 STEPS_PER_PASS = 2
 """A training pass goes on until so many optimizer steps were made in it …"""
 MOST_BATCHES = 64
@@ -145,8 +147,11 @@ class Trail:
 class Schedule:
     """The counts of what the rank has done so far."""
 
-    def __init__(self, ending: Ending, batches: int, full: bool = False) -> None:
+    def __init__(
+        self, ending: Ending, batches: int, full: bool = False, training_passes: int = TRAINING_PASSES
+    ) -> None:
         self._ending = ending
+        self._training_passes = training_passes
         self._batches = batches
         self._full = full
         self._moments = 0
@@ -271,11 +276,11 @@ class Schedule:
 
     def _is_brief(self, place: Place) -> bool:
         if place.training_passes:
-            return place.training_passes >= TRAINING_PASSES
+            return place.training_passes >= self._training_passes
         return place.passes > 0 and self._is_afterwards()
 
     def _is_afterwards(self) -> bool:
-        return any(place.training_passes >= TRAINING_PASSES for place in list(self._places.values()))
+        return any(place.training_passes >= self._training_passes for place in list(self._places.values()))
 
     def _count(self, trail: Trail) -> None:
         """Count a training pass of its place, once, and not beside another one that was open at the same time."""
@@ -287,7 +292,7 @@ class Schedule:
             return
         place.counted_at = self._moments
         place.training_passes += 1
-        if place.training_passes <= TRAINING_PASSES and self._is_afterwards() and not self._full:
+        if place.training_passes <= self._training_passes and self._is_afterwards() and not self._full:
             self.on_enough()
             self._ending.in_seconds(AFTERWARDS_S)
 

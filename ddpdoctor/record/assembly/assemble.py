@@ -233,6 +233,10 @@ _ROWS = {
     "cut_graph": "cut_graphs",
     "outsider_call": "outsider_calls",
     "handled": "handled",
+    "sharded_module": "sharded_modules",
+    "shared_group": "shared_groups",
+    "nonfinite": "nonfinites",
+    "resume_save": "resume_saves",
 }
 """Events that become a row of a stream as they are, and the stream."""
 _OF_CHILDREN = {
@@ -253,13 +257,15 @@ _OF_CHILDREN = {
     "gauge": "gauges",
     "host_read": "host_reads",
     "tensor_read": "tensor_reads",
+    "replica_digest": "replica_digests",
+    "resume_step": "resume_steps",
     "unused_search": "unused_searches",
     "unfollowed_forward": "unfollowed_forwards",
 }
 """The same of what counts in a process that works for a rank, too: its row is the rank's."""
 _LISTED = frozenset({*_ROWS.values(), *_OF_CHILDREN.values(), "missing_gradients", "files", "stacks"})
 """Streams that are lists of rows."""
-_SITES = frozenset({"site", "sampler_site", "backward_site"})
+_SITES = frozenset({"site", "sampler_site", "backward_site", "other_site"})
 """Fields that number a call chain."""
 _OF_A_RANK = frozenset({*_ROWS, *_OF_CHILDREN, "pass_begun", "training_state"})
 """Rows that mean something of a rank only."""
@@ -488,7 +494,7 @@ class Assembly:
     def _on_group(self, pid: int, event: events.Group) -> None:
         ordinal = self._group_counts.get((pid, event.ranks), 0)
         self._group_counts[pid, event.ranks] = ordinal + 1
-        group = Group(ranks=event.ranks, ordinal=ordinal, backend=event.backend, timeout_ns=event.timeout_ns)
+        group = Group(ordinal=ordinal, **shared_fields(event, Group))
         self._local[pid, "group", event.number] = self._groups.setdefault(group, len(self._groups))
 
     def _on_wrap(self, pid: int, event: Row) -> None:

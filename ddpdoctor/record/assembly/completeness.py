@@ -243,9 +243,11 @@ _MEASURED = (
     "host_reads",
     "unused_searches",
     "unfollowed_forwards",
+    "replica_digests",
 )
 _LIVE = (
     *("ranks", "groups", "waits", "wraps", "loaders", "passes", "files", "stacks", "settings", "optimizer_sizes"),
+    "nonfinites",
     *_MEASURED,
 )
 """What a live run records in full …"""

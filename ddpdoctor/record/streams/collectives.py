@@ -77,6 +77,23 @@ class Handled(msgspec.Struct, frozen=True, kw_only=True):
     function: str = ""
 
 
+class SharedGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """A group that a rank used from two threads at once, when it was first seen to be."""
+
+    rank: int
+    ranks: tuple[int, ...] = ()
+    """Of the group."""
+    name: str = ""
+    """Of its dimension in a device mesh."""
+    kind: str = ""
+    """The collective that is called while the other thread is at work."""
+    site: int = -1
+    thread: str = ""
+    """The other thread's name."""
+    other_site: int = -1
+    """Where that called its newest collective of the group."""
+
+
 class OutsiderCall(msgspec.Struct, frozen=True, kw_only=True):
     """A collective that a rank called on a group which it is no member of; torch does nothing then."""
 
@@ -93,6 +110,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     backend: str = ""
     timeout_ns: int = 0
     """How long a collective of it may wait; 0 when not known."""
+    name: str = ""
+    """That of its dimension in a device mesh; empty for other groups."""
 
 
 class Signature(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,8 +127,12 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
     root: int | None = None
     """Global rank of the root, or of the peer that a point-to-point call names."""
     size_bytes: int = 0
-    origin: Literal["user", "ddp-construct", "ddp-forward", "ddp-backward", "join"] = "user"
-    """Who issued it."""
+    origin: Literal[
+        "user", "ddp-construct", "ddp-forward", "ddp-backward", "join", "fsdp-forward", "fsdp-backward", "fsdp-eval"
+    ] = "user"
+    """Who issued it; ``fsdp-eval`` is a forward of a sharded module without gradients."""
+    module: str = ""
+    """The sharded module whose parameters or gradients it moves; empty for others, and where it is not known."""
     uneven: bool | None = None
     """The tensors of its list, one for each rank, differ in size; None where it has no list or that was not seen."""
     subject: str = ""

@@ -12,6 +12,7 @@ import msgspec
 
 UnreducedBecause = Literal["no-sync", "bypass", "again", "twice"]
 StatefulKind = Literal["optimizer", "scheduler", "scaler"]
+NonFiniteKind = Literal["loss", "gradient", "parameter"]
 
 
 class WrapChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +111,19 @@ class StepDigest(msgspec.Struct, frozen=True, kw_only=True):
     """By name; large tensors are sampled, and with many tensors some are left out, alike on every rank."""
 
 
+class ReplicaDigest(msgspec.Struct, frozen=True, kw_only=True):
+    """Digests of the parameters of a DDP module in a live run, after a step."""
+
+    rank: int
+    wrap: int
+    step: int
+    """Steps that the rank's optimizers had made."""
+    iterations: int
+    """Forwards of the module that had synchronised."""
+    digests: Mapping[str, str] = {}
+    """By name, of the whole parameter."""
+
+
 class GradientsTaken(msgspec.Struct, frozen=True, kw_only=True):
     """Gradients of parameters of wrapped modules that ``torch.autograd.grad`` returned."""
 
@@ -189,6 +203,91 @@ class UnfollowedForward(msgspec.Struct, frozen=True, kw_only=True):
     """Call chain of the forward."""
     last: bool = False
     """No more of them are written of this module on this rank."""
+
+
+class NonFinite(msgspec.Struct, frozen=True, kw_only=True):
+    """A loss, a gradient or parameters of a rank that were not finite, where parameters have not been finite since.
+
+    Also one of many backwards in a row of which none was finite. A later row of the same rank, backward and kind knows
+    more than the one before.
+    """
+
+    rank: int
+    kind: NonFiniteKind
+    value: str = ""
+    """``NaN`` or ``inf``; of gradients, of their sum."""
+    wrap: int = -1
+    backward: int = 0
+    """n-th backward of the rank, from 1."""
+    step: int = 0
+    site: int = -1
+    """Call chain of the backward, or of the optimizer's step."""
+    parameters: tuple[str, ...] = ()
+    """Names of the first that are not finite; of gradients in the order in which a backward comes to them."""
+    broken: int = 0
+    """Parameters that are not finite."""
+    after_step: bool = False
+    """They were found so directly after a step of an optimizer."""
+    sampled: bool = False
+    """The parameter that is looked at after each step is among them."""
+    gradients_finite: bool | None = None
+    """Whether the gradients that the step used were, where they were still there."""
+    learning_rates: tuple[str, ...] = ()
+    """Of that step, as numbers or ``inf`` and ``nan``, which JSON has not."""
+    loader: int = -1
+    pass_ordinal: int = -1
+    batch: int = -1
+    batch_finite: bool | None = None
+    """None where nobody held the newest batch any more."""
+    rows: tuple[int, ...] = ()
+    """Rows of it that are not finite …"""
+    samples: tuple[int, ...] = ()
+    """… and their indices in the data set, where these are known."""
+    outside: bool = False
+    """The graph holds such a value that nothing in it has made."""
+    operation: str = ""
+    """The first of the graph whose result is not finite, as autograd calls it."""
+    in_loss: bool = False
+    """It came after the model's forward."""
+    near: str = ""
+    """The parameter that was used last before it."""
+    module: str = ""
+    """Name and class of the module that made it, which the next forward has shown."""
+    module_class: str = ""
+    streak: int = 0
+    """So many backwards in a row were not finite, with parameters that are."""
+
+
+class ResumeStep(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank held before an optimizer step, and the batches of it, in a rehearsal for ``--resume``."""
+
+    rank: int
+    ordinal: int
+    """n-th step, from 1."""
+    batches: tuple[tuple[int, int, int, tuple[int, ...]], ...] = ()
+    """Loader, pass of it, position in that pass, and indices of the samples, which are empty where not known."""
+    weights: Mapping[str, str] = {}
+    """Digests by wrap and name."""
+    optimizer: tuple[str, ...] = ()
+    """Digests of the state of each optimizer."""
+    learning_rates: tuple[str, ...] = ()
+    scales: tuple[str, ...] = ()
+    """Of gradient scalers that are enabled."""
+
+
+class ResumeSave(msgspec.Struct, frozen=True, kw_only=True):
+    """A dictionary that was given to ``torch.save``, likewise."""
+
+    rank: int
+    path: str
+    step: int
+    """Steps that were made by then."""
+    whole: bool = False
+    """More than weights is in it: an optimizer, or a count of epochs or steps."""
+    optimizer: bool = False
+    keys: Mapping[str, str] = {}
+    """By key a whole number as it is, and anything else by kind and digest."""
+    site: int = -1
 
 
 class TensorRead(msgspec.Struct, frozen=True, kw_only=True):

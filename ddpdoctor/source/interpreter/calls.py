@@ -37,6 +37,7 @@ from ddpdoctor.source.interpreter.values import (
     merged_results,
     tags_of,
 )
+from ddpdoctor.source.libraries import sharding
 from ddpdoctor.source.ranks.rank_local_values import chooses_keys, drawn_apart, of_unread
 from ddpdoctor.source.ranks.ranks import FIRST, guessed_per_rank
 from ddpdoctor.source.script.module import Module
@@ -170,7 +171,19 @@ def _call_instance(
         result = call_function(machine, node, bound_to(method, value), positional, named, complete)
     else:
         result = derived([*positional, *named.values()])
-    return bare_forward(machine, node, value, positional, named, result)
+    return _after_forward(machine, node, value, positional, named, result)
+
+
+def _after_forward(
+    machine: Machine,
+    node: ast.AST,
+    value: Instance | ExternalObject,
+    positional: list[Value],
+    named: dict[str, Value],
+    result: Value,
+) -> Value:
+    result = bare_forward(machine, node, value, positional, named, result)
+    return sharding.forward(machine, node, value, positional, named, result) if machine.sharded else result
 
 
 def _worth_calling(machine: Machine, value: Instance) -> bool:
@@ -195,7 +208,7 @@ def _call_built(
         return call_wrapped(machine, node, value, positional, named, complete)
     if value.name == _NAMED_TUPLE and named and complete and not positional:
         return DictValue(tuple(named.items()))  # Its fields are read by their names.
-    return bare_forward(machine, node, value, positional, named, derived([*positional, *named.values()]))
+    return _after_forward(machine, node, value, positional, named, derived([*positional, *named.values()]))
 
 
 def construct(

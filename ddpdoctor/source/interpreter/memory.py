@@ -33,6 +33,7 @@ from ddpdoctor.source.interpreter.values import (
     ExternalObject,
     Function,
     ProjectClass,
+    Sharded,
     Value,
     is_agreed,
 )
@@ -109,12 +110,18 @@ class Memory:
         self.contexts: list[ContextAround] = []
         self.wrapped: dict[int, int] = {}
         """The number of the DDP object that holds a module, by the number of the module."""
+        self.sharded: dict[int, Sharded] = {}
+        """How modules are sharded, by their numbers."""
+        self.meshes_are_flat = True
+        """Every mesh of devices that was made has one dimension."""
         self.loader_classes: dict[int, ProjectClass] = {}
         """The classes of loaders that the project derives from DataLoader, by the numbers of those."""
         self.cycles: dict[int, LoopAround] = {}
         """Loops that begin a loader again, with ``iter`` or in a generator that never ends, by its number."""
         self.prepared: set[int] = set()
-        """Numbers of the loaders that an Accelerator divides between the ranks."""
+        """Numbers of the loaders that an Accelerator divides between the ranks, and of what else it prepares."""
+        self.computed: set[int] = set()
+        """Numbers of the metrics that all ranks have computed."""
         self.handing_on: set[int] = set()
         """Numbers of the DDP objects that have the attributes of their modules, too."""
         self.inside_ddp = 0

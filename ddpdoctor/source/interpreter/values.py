@@ -107,6 +107,19 @@ class BoundMethod(msgspec.Struct, frozen=True, dict=True):
     name: str
 
 
+class Sharded(msgspec.Struct, frozen=True):
+    """How a module is sharded."""
+
+    everywhere: bool
+    """Over all ranks of the job."""
+    gathers: bool
+    """Its forward runs collectives."""
+    certain: bool
+    """It was not made so under an undecided condition."""
+    with_data: bool
+    """Each rank has data of its own."""
+
+
 class Partial(msgspec.Struct, frozen=True, dict=True):
     """``functools.partial``."""
 

@@ -24,7 +24,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.queries.job_kind import frameworks, is_distributed, speaks_of_devices
-from ddpdoctor.source.queries.training_loops import by_engine, feedings, through_ddp, unread_loss
+from ddpdoctor.source.queries.training_loops import feedings, is_averaged, through_ddp, unread_loss
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script, says
 from ddpdoctor.source.script.syntax_index import last_name
@@ -167,7 +167,7 @@ def _models(projection: Projection) -> Iterator[Gap]:
 def _losses(projection: Projection) -> Iterator[Gap]:
     wrapped = any(projection.of_kind("wrap"))
     for backward in projection.in_course("backward"):
-        if not wrapped or through_ddp(projection, backward) or by_engine(backward):
+        if not wrapped or is_averaged(projection, backward):
             continue
         unread = unread_loss(projection, backward)
         if unread is not None:

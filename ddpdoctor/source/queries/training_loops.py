@@ -33,6 +33,7 @@ from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.ranks.rank_local_values import is_found_alike, lists_names
 from ddpdoctor.source.script.script import code_of, uses_part
 from ddpdoctor.source.script.syntax_index import descend, made_from
+from ddpdoctor.source.torch_model.ddp import SHARDED_TAGS
 from ddpdoctor.source.torch_model.recorded_calls import UNWRAPPED_FORWARD
 from ddpdoctor.source.vocabulary import DATA_LOADER, DISTRIBUTED_SAMPLER, MAP_STYLE_DATASETS, text_hints_at_ranks
 
@@ -67,7 +68,7 @@ class Feeding(msgspec.Struct, frozen=True, eq=False):
 
 
 def feedings(projection: Projection) -> Iterator[Feeding]:
-    """Yield every loader whose batches reach a backward of a DDP model, once."""
+    """Yield every loader whose batches reach a backward whose gradients are averaged, once."""
     known: tuple[Feeding, ...] | None = projection.__dict__.get("_feedings")
     if known is None:
         known = projection.__dict__["_feedings"] = tuple(_feedings(projection))
@@ -78,7 +79,7 @@ def _feedings(projection: Projection) -> Iterator[Feeding]:
     seen: set[int] = set()
     wrapped = any(projection.of_kind("wrap"))
     for backward in projection.in_course("backward"):
-        by_ddp = through_ddp(projection, backward) or by_engine(backward)
+        by_ddp = is_averaged(projection, backward)
         if wrapped and not by_ddp and unread_loss(projection, backward) is None:
             continue
         for loop, numbers, certain in _sources(projection.machine, backward, by_loss=by_ddp or not wrapped):
@@ -216,6 +217,16 @@ def through_ddp(projection: Projection, backward: Event) -> bool:
 def by_engine(backward: Event) -> bool:
     """Return whether DeepSpeed's engine runs a backward."""
     return backward.receiver is not None and any(kind == "engine" for kind, _ in tags_of(backward.receiver))
+
+
+def by_shards(backward: Event) -> bool:
+    """Return whether a model that is sharded over all ranks, each with data of its own, runs a backward."""
+    return backward.receiver is not None and any(kind == SHARDED_TAGS[0] for kind, _ in tags_of(backward.receiver))
+
+
+def is_averaged(projection: Projection, backward: Event) -> bool:
+    """Return whether the gradients of a backward are averaged over ranks that train on data of their own."""
+    return through_ddp(projection, backward) or by_engine(backward) or by_shards(backward)
 
 
 def unread_loss(projection: Projection, backward: Event) -> ast.AST | None:

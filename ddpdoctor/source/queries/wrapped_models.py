@@ -15,10 +15,13 @@ from ddpdoctor.source.queries.parameters import HAS_PARAMETERS
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script, calls_any, uses_part
 from ddpdoctor.source.script.syntax_index import descend, made_from
+from ddpdoctor.source.torch_model.recorded_calls import SHARDED
 from ddpdoctor.source.vocabulary import DDP
 
 _AVERAGERS = ("all_reduce", "allreduce", "average_grad", "sync_grad", "reduce_grad", "average_param", "sync_param")
-_COLLECTIVE_NAMES = frozenset({"all_reduce", "all_reduce_coalesced", "reduce", "all_gather", "allreduce"})
+_REDUCING_IN_PARTS = frozenset({"reduce", "reduce_scatter", "reduce_scatter_tensor"})
+"""They leave each gradient with the rank that steps its parameter, as optimizers do that divide their state."""
+_COLLECTIVE_NAMES = frozenset({"all_reduce", "all_reduce_coalesced", "all_gather", "allreduce"}) | _REDUCING_IN_PARTS
 _BRINGING_TOGETHER = frozenset({"gather", "scatter", "send", "isend", "batch_isend_irecv"})
 """They average gradients in two halves: one rank collects them, and gives the mean back."""
 _GRADIENT_WORDS = (".grad", "grad", "parameters()")
@@ -94,7 +97,8 @@ def averages_by_hand(script: Script) -> bool:
 
     A function that nothing calls or passes on, as in a file of helpers, averages nothing.
     """
-    if not (uses_part(script, (*_AVERAGERS, "all_gather")) or calls_any(script, _BRINGING_TOGETHER)):
+    by_call = _BRINGING_TOGETHER | _REDUCING_IN_PARTS
+    if not (uses_part(script, (*_AVERAGERS, "all_gather")) or calls_any(script, by_call)):
         return False
     for module in script.modules:
         if "_averages" not in module.__dict__:
@@ -193,6 +197,8 @@ class Misplaced(msgspec.Struct, frozen=True, eq=False):
     cause: Event
     """Its step in the same loop, or the assignment that replaces what it holds."""
     replaced: bool
+    sharded: bool = False
+    """All of them were, as the model was sharded."""
 
 
 def is_optimizer(value: Value) -> bool:
@@ -266,6 +272,10 @@ def misplaced_optimizers(projection: Projection) -> Iterator[Misplaced]:
         if step is not None and not _made_in(projection, held, loop) and not _once(optimizer):
             yield Misplaced(optimizer, step, replaced=False)
             continue
+        sharding = _sharding(projection, optimizer, held)
+        if sharding is not None:
+            yield Misplaced(optimizer, sharding, replaced=False, sharded=True)
+            continue
         replaced = _replacement(projection, optimizer, held)
         if replaced is not None:
             yield Misplaced(optimizer, replaced, replaced=True)
@@ -298,6 +308,16 @@ def _constructed_in(projection: Projection, instance: Instance, loop: ast.AST | 
         if number == instance.number and isinstance(key[0], ast.AST):
             return loop is not None and any(node is key[0] for node in descend(loop))
     return True
+
+
+def _sharding(projection: Projection, optimizer: Event, held: list[Value]) -> Event | None:
+    """Return where the only model that an optimizer holds is sharded after it was built, under the same conditions."""
+    if len(held) != 1 or any(training_events(projection, "add_param_group")):
+        return None
+    for event in training_events(projection, SHARDED):
+        if event.ordinal > optimizer.ordinal and event.receiver == held[0] and event.conditions == optimizer.conditions:
+            return event
+    return None
 
 
 def _replacement(projection: Projection, optimizer: Event, held: list[Value]) -> Event | None:

@@ -28,6 +28,9 @@ from ddpdoctor.source.torch_model.buffers import has_buffers
 from ddpdoctor.source.torch_model.recorded_calls import note_wrap
 from ddpdoctor.source.vocabulary import DDP, ENGINE
 
+SHARDED_TAGS = ("sharded", "parallel")
+"""Kinds of the tags of what came out of a model that is sharded over all ranks, with data of their own or the same."""
+
 
 def wrap(
     machine: Machine,
@@ -99,19 +102,23 @@ def synchronises_buffers(made: Event) -> bool:
 
 
 def backward(machine: Machine, node: ast.AST, losses: list[Value], receiver: Value) -> None:
-    """Record a call of ``backward``: it synchronises when what it starts from went through DDP."""
+    """Record a call of ``backward``: it synchronises when what it starts from went through DDP, or is sharded."""
     tags = frozenset(tag for loss in (*losses, receiver) for tag in tags_of(loss))
     through_ddp = any(kind == "ddp" for kind, _ in tags)
-    if isinstance(receiver, ExternalObject) and receiver.name == ENGINE:
+    by_engine = isinstance(receiver, ExternalObject) and receiver.name == ENGINE
+    if isinstance(receiver, ExternalObject) and by_engine:
         tags |= {("engine", receiver.number)}
-    unread = not through_ddp and any(isinstance(loss, Unknown) and loss.opaque for loss in (*losses, receiver))
+    sharded = any(kind in SHARDED_TAGS for kind, _ in tags)
+    together = through_ddp or sharded or by_engine
+    whose = "DDP" if through_ddp or not together else "sharded" if sharded else "engine's"
+    unread = not together and any(isinstance(loss, Unknown) and loss.opaque for loss in (*losses, receiver))
     machine.emit(
         "backward",
-        "backward through the DDP model",
+        f"backward through the {whose} model",
         node,
         losses,
         receiver=Unknown(opaque=unread, tags=tags),
-        in_tree=through_ddp and machine.synchronising,
+        in_tree=together and machine.synchronising,
     )
 
 

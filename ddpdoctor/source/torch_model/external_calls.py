@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 
 from ddpdoctor.source.interpreter.assignment import adopts_variables, container_method, overwrite, scope_of
-from ddpdoctor.source.interpreter.attributes import bases_of, bound_to, class_attribute, text_of
+from ddpdoctor.source.interpreter.attributes import base_names, bases_of, bound_to, class_attribute, text_of
 from ddpdoctor.source.interpreter.imports import import_by_name
 from ddpdoctor.source.interpreter.operators import BUILTIN_CALLS
 from ddpdoctor.source.interpreter.state import Machine
@@ -39,7 +39,15 @@ from ddpdoctor.source.interpreter.values import (
     never_none,
     tags_of,
 )
-from ddpdoctor.source.libraries import accelerate, fabric, hugging_face_datasets, ignite, lightning, python_logging
+from ddpdoctor.source.libraries import (
+    accelerate,
+    fabric,
+    hugging_face_datasets,
+    ignite,
+    lightning,
+    python_logging,
+    sharding,
+)
 from ddpdoctor.source.ranks.data_partitions import PART, ranged, strided
 from ddpdoctor.source.ranks.launches import is_process, run_callback, spawn, start_method, start_process
 from ddpdoctor.source.ranks.rank_local_values import (
@@ -81,12 +89,12 @@ from ddpdoctor.source.torch_model.library_calls import (
 )
 from ddpdoctor.source.torch_model.recorded_calls import is_noted_method, note_call, note_method
 from ddpdoctor.source.vocabulary import (
-    COLLECTIVE_METHODS,
     COLLECTIVES,
     COMMAND_LINES,
     DATA_LOADER,
     DDP,
     DISTRIBUTED_SAMPLER,
+    METRICS,
     MODEL_PRESERVING,
     MODULE_SELF_METHODS,
     NOT_FALSE,
@@ -95,6 +103,7 @@ from ddpdoctor.source.vocabulary import (
     RUNNERS,
     SPAWNERS,
     SYNCHRONISES,
+    collective_methods,
 )
 
 _SIZE_METHODS = frozenset({"size", "numel", "nelement", "dim"})
@@ -105,10 +114,12 @@ _MOVES = frozenset({"to", "cuda", "cpu", "float", "half", "long", "detach", "clo
 _MAKE_TEXT = frozenset({"builtins.print", "builtins.str", "builtins.repr", "builtins.format"})
 _EXITS = frozenset({"sys.exit", "os._exit", "builtins.exit", "builtins.quit"})
 _ARGUMENT_PARSERS = frozenset({"parse_args", "parse_known_args"})
+_OF_TRAINERS = frozenset({"train", "evaluate", "predict"})
 _KNOWN_METHODS = (
     MODULE_SELF_METHODS
     | _ARGUMENT_PARSERS
     | {"backward", "register_buffer", "set_epoch", "no_sync", "set_defaults", "cuda", "to"}
+    | sharding.OF_TENSORS
 )
 """Methods with an effect of their own, whatever has them."""
 
@@ -194,6 +205,8 @@ def call_method(
     arguments = [*positional, *named.values()]
     if isinstance(receiver, BoundMethod) and receiver.name == "super()":
         return _call_super(machine, node, receiver.receiver, name, positional, named, complete)
+    if name == "state_dict" and machine.sharded and (part := sharding.own_part(machine, receiver)) is not None:
+        return part
     if receiver.__class__ is ExternalObject or name in lightning.METHODS:
         for of_library in _METHODS_OF_LIBRARIES:
             served = of_library(machine, node, receiver, name, positional, named)
@@ -205,6 +218,9 @@ def call_method(
             return known
     if name == "start" and isinstance(receiver, Instance) and is_process(machine, receiver):
         return start_method(machine, node, receiver)
+    if isinstance(receiver, Instance) and name in _OF_TRAINERS and _is_of_all(machine, receiver, name):
+        machine.emit("collective", f"Trainer.{name}", node, positional, named, in_tree=True)
+        return SYNCHRONISED
     promised = _by_promise(machine, receiver, name)
     if promised is not None:
         return machine.call_function(machine, node, promised, [OPAQUE, *positional], named, complete)
@@ -238,6 +254,8 @@ def _known_method(
     if name == "register_buffer":
         note_buffer(machine, receiver, positional, named)
         return NONE
+    if name in sharding.OF_TENSORS:
+        return sharding.of_tensor(machine, node, name)
     if name == "set_epoch":
         machine.emit("set-epoch", name, node, positional, named, receiver=receiver)
         return NONE
@@ -253,7 +271,9 @@ def _known_method(
         for attribute, functions in machine.commands.items():
             machine.assign(namespace.number, attribute, chosen_command(functions))
         return namespace if name == "parse_args" else SequenceValue((namespace, UNIFORM))
-    if isinstance(receiver, ExternalObject) and name in COLLECTIVE_METHODS.get(receiver.name, ()):
+    if isinstance(receiver, ExternalObject) and name in collective_methods(receiver.name):
+        if receiver.name.startswith(METRICS) and not _gathers(machine, receiver):
+            return SYNCHRONISED
         owner = "" if receiver.name.startswith("accelerate.") else f"{receiver.name.rpartition('.')[2]}."
         machine.emit("collective", owner + name, node, positional, named, in_tree=True)
         return SYNCHRONISED
@@ -265,6 +285,21 @@ def _known_method(
     if name in {"cuda", "to"}:
         note_device(machine, node, name, positional, named)
     return None
+
+
+def _is_of_all(machine: Machine, trainer: Instance, name: str) -> bool:
+    """Return whether a class that the project derives inherits a method that every rank must call."""
+    return any(name in collective_methods(base) for base in base_names(machine, trainer.cls))
+
+
+def _gathers(machine: Machine, metric: ExternalObject) -> bool:
+    """Return whether a metric's ``compute`` gathers: it may not where all ranks have just called it."""
+    made = machine.object(metric)
+    if made is None or not made.complete or "sync_on_compute" in made.named or metric.number in machine.computed:
+        return False
+    if machine.mask == ALL_RANKS & ~machine.gone:
+        machine.computed.add(metric.number)
+    return True
 
 
 def _by_promise(machine: Machine, receiver: Value, name: str) -> Function | None:
@@ -441,10 +476,11 @@ def _no_gradients(machine: Machine, node: ast.AST, positional: list[Value], name
     return NO_GRADIENTS
 
 
-_METHODS_OF_LIBRARIES = (lightning.method, accelerate.method, fabric.method, ignite.method)
+_METHODS_OF_LIBRARIES = (lightning.method, accelerate.method, fabric.method, ignite.method, sharding.method)
 _SPECIAL: dict[str, Handler] = {
     **ignite.CALLS,
     **hugging_face_datasets.CALLS,
+    **sharding.CALLS,
     "torch.distributed.new_group": make_group,
     "torch.distributed.get_rank": _get_rank,
     "torch.distributed.get_node_local_rank": lambda machine, node, positional, named, complete: variable(

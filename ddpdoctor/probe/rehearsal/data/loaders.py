@@ -17,9 +17,11 @@ from array import array
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any, Optional
+from weakref import ref
 
 from ...call_listeners import on_call
 from ...journal import Journal
+from ...nonfinite import Batch
 from ...observed import Joins, base_indices, digest_of, integers, length_of, loader_facts, sharding_sampler
 from ...user_code import GENERATOR, loops
 from ..loop_subjects import covering, covers
@@ -39,16 +41,17 @@ AT_MOST_FORKED = 4
 
 
 @contextlib.contextmanager
-def few_workers(loader: Any, torch: Any, *, seen: bool = False) -> Iterator[int]:
+def few_workers(loader: Any, torch: Any, *, seen: bool = False, none: bool = False) -> Iterator[int]:
     """Make the iterator that is made meanwhile start few workers, and fewer where they are spawned; yield how many.
 
     With ``seen`` a pass of such a loader had workers already: they are not spawned again, and the rank fetches, unless
-    the script prepares them. A data set that divides itself among its workers keeps them all. The script reads its own.
+    the script prepares them. A data set that divides itself among its workers keeps them all, unless it is to have
+    ``none``. The script reads its own.
     """
     asked = loader.num_workers
-    divides = isinstance(loader.dataset, torch.utils.data.IterableDataset)
-    at_most = AT_MOST_FORKED
-    if _spawns(loader):
+    divides = isinstance(loader.dataset, torch.utils.data.IterableDataset) and not none
+    at_most = 0 if none else AT_MOST_FORKED
+    if _spawns(loader) and not none:
         at_most = 0 if seen and _does_without(loader) else AT_MOST_SPAWNED
     if asked <= at_most or divides:
         yield asked
@@ -283,6 +286,8 @@ class Loaders:
         self._just_cut = False
         """A pass was cut and nothing was drawn or trained since."""
         self._joins = Joins(journal)
+        self.no_workers = False
+        """The rank itself fetches, whatever the script asks for."""
         self.training_begins: Callable[[], object] = lambda: None
         """Called when a loader is drawn from."""
         self.hand_out: Callable[[Trail, Any, Any], Any] = lambda trail, batch, inner: batch
@@ -290,7 +295,9 @@ class Loaders:
         self.in_workers_place: Callable[[Any], object] = lambda dataset: None
         """Called with the data set where the rank fetches what a worker would."""
         self._newest: Optional[Trail] = None
-        """Pass that was drawn from last."""
+        """Pass that was drawn from last …"""
+        self._newest_inner: Callable[[], Any] = lambda: None
+        """… and its iterator, for as long as that lives."""
 
     def install(self) -> None:
         """Patch the class; subclasses that override nothing of it follow."""
@@ -322,7 +329,8 @@ class Loaders:
                 return iterate(loader)
             loaders._ending.check()
             site = journal.here()
-            with few_workers(loader, loaders._torch, seen=loaders._had_workers(loader)) as workers:
+            seen = loaders._had_workers(loader)
+            with few_workers(loader, loaders._torch, seen=seen, none=loaders.no_workers) as workers:
                 inner = iterate(loader)
             journal.guarded(loaders._fetches, loader, workers, harms=())
             trail = journal.guarded(loaders.begin, loader, site, sys._getframe(1), harms=("passes",))
@@ -408,6 +416,19 @@ class Loaders:
         if trail is None:
             return -1, -1, -1, False
         return trail.loader, trail.ordinal, trail.yielded - 1, trail.looped
+
+    def draws_from(self, iterator: Any) -> None:
+        """Remember the iterator that the newest batch came from."""
+        self._newest_inner = ref(iterator)
+
+    def newest_samples(self) -> Batch:
+        """Return where the newest batch came from, and the samples in it."""
+        trail, inner = self._newest, self._newest_inner()
+        if trail is None:
+            return Batch()
+        size, place = getattr(getattr(inner, "_index_sampler", None), "batch_size", None) or 0, trail.yielded - 1
+        drawn = getattr(inner, "_ddpdoctor_drawn", ())[place * size : (place + 1) * size]
+        return Batch(trail.loader, trail.ordinal, place, tuple(drawn))
 
     def is_looped(self, frame: FrameType) -> bool:
         """Return whether a ``for`` statement of the user's draws a batch, in the main thread and in no generator."""

@@ -1,0 +1,274 @@
+"""Whether a second start of a job goes on where its checkpoint was written, from what ranks of both starts held."""
+
+from __future__ import annotations
+
+import os.path
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from ddpdoctor.diagnosis.wording import count, rank_list
+from ddpdoctor.record.model import Restart, RunRecord
+from ddpdoctor.record.streams.training import ResumeSave, ResumeStep
+
+What = Literal["weights", "optimizer", "learning-rate", "scale", "data", "counter", "kept"]
+_SHOWN = 3
+_COUNTERS = ("epoch", "step", "iter")
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that is otherwise after the restart."""
+
+    what: What
+    title: str
+    ranks: tuple[int, ...]
+    facts: tuple[str, ...]
+    saved: bool = True
+    """The checkpoint holds it, as far as its keys tell."""
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """Both starts, step by step."""
+
+    differences: tuple[Difference, ...] = ()
+    steps: int = 0
+    """Steps that could be compared."""
+    gap: str = ""
+    """Why nothing, or not everything, could be."""
+    save: ResumeSave | None = None
+    """The checkpoint that the second start went on from."""
+
+
+def checkpoint_of(first: RunRecord, step: int) -> ResumeSave | None:
+    """Return the checkpoint that the first start wrote after so many steps; of several that with the optimizer."""
+    found = [save for save in first.resume_saves if save.whole and save.step == step]
+    return max(found, key=lambda save: (save.optimizer, -save.rank), default=None)
+
+
+def compare(restart: Restart) -> Comparison:
+    """Compare the steps after a checkpoint of the first start with those of the second one."""
+    first, second, step = restart.first, restart.second, restart.step
+    known = {os.path.realpath(path) for path in restart.files}
+    if not any(os.path.realpath(one.path) in known for one in second.checkpoint_loads):
+        return Comparison(
+            gap="it loaded nothing of what it had written; `--resume-with 'OPTION'` gives the script's own option, "
+            "with {checkpoint} for the file"
+        )
+    save = checkpoint_of(first, step)
+    before, after = _by_rank(first, step), _by_rank(second, 0)
+    ranks = [rank for rank in sorted(before) if before[rank] and after.get(rank)]
+    if save is None or not ranks:
+        which = "the first start ended before a step after its checkpoint" if not any(before.values()) else ""
+        return Comparison(gap=which or "the second start made no step", save=save)
+    differences = list(_at_once(before, after, ranks, save))
+    data = list(_data(first, second, before, after, ranks, step))
+    steps = min(min(len(before[rank]), len(after[rank])) for rank in ranks)
+    if not data:
+        differences += _later_rates(before, after, ranks, steps, save, differences)
+    differences += data
+    differences += _kept(first, second, step, differences)
+    return Comparison(differences=tuple(differences), steps=steps, save=save)
+
+
+def _by_rank(record: RunRecord, step: int) -> dict[int, list[ResumeStep]]:
+    found: dict[int, list[ResumeStep]] = {rank: [] for rank in record.rank_numbers()}
+    for row in sorted(record.resume_steps, key=lambda row: row.ordinal):
+        if row.ordinal > step:
+            found.setdefault(row.rank, []).append(row)
+    return found
+
+
+Rows = Mapping[int, Sequence[ResumeStep]]
+
+
+def _at_once(before: Rows, after: Rows, ranks: Sequence[int], save: ResumeSave) -> Iterator[Difference]:
+    """Yield what is otherwise when the first forward begins."""
+    differing = {rank: _names(before[rank][0].weights, after[rank][0].weights) for rank in ranks}
+    if apart := [rank for rank in ranks if differing[rank]]:
+        names = differing[apart[0]]
+        whole = len(before[apart[0]][0].weights)
+        yield Difference(
+            what="weights",
+            title=f"the weights after the restart are not those of the checkpoint on {_who(apart, ranks)}",
+            ranks=tuple(apart),
+            facts=(f"{len(names)} of {count(whole, 'parameter', 'parameters')} differ: {_listed(names)}",),
+        )
+    if apart := [rank for rank in ranks if before[rank][0].optimizer != after[rank][0].optimizer]:
+        yield Difference(
+            what="optimizer",
+            title=f"the optimizer's state after the restart is not that of the checkpoint on {_who(apart, ranks)}",
+            ranks=tuple(apart),
+            facts=("momenta and step counts of the optimizer were compared before the first step",),
+            saved=save.optimizer,
+        )
+    if apart := [rank for rank in ranks if before[rank][0].learning_rates != after[rank][0].learning_rates]:
+        yield _rates(before[apart[0]][0], after[apart[0]][0], apart, ranks, 1, save)
+    if apart := [rank for rank in ranks if before[rank][0].scales != after[rank][0].scales]:
+        was, now = before[apart[0]][0].scales, after[apart[0]][0].scales
+        yield Difference(
+            what="scale",
+            title=f"the gradient scaler starts anew after the restart on {_who(apart, ranks)}",
+            ranks=tuple(apart),
+            facts=(f"its scale is {', '.join(now)} and was {', '.join(was)}",),
+            saved=_has(save, "scal"),
+        )
+
+
+def _later_rates(
+    before: Rows, after: Rows, ranks: Sequence[int], steps: int, save: ResumeSave, known: Sequence[Difference]
+) -> Iterator[Difference]:
+    """Yield the first learning rate that is otherwise in a later step, where the first one was right."""
+    if any(one.what == "learning-rate" for one in known):
+        return
+    for at in range(1, steps):
+        pairs = {rank: (before[rank][at], after[rank][at]) for rank in ranks}
+        if apart := [rank for rank, (was, now) in pairs.items() if was.learning_rates != now.learning_rates]:
+            yield _rates(*pairs[apart[0]], apart, ranks, at + 1, save)
+            return
+
+
+def _rates(
+    was: ResumeStep, now: ResumeStep, apart: Sequence[int], ranks: Sequence[int], at: int, save: ResumeSave
+) -> Difference:
+    return Difference(
+        what="learning-rate",
+        title=f"the learning rate is another one after the restart on {_who(apart, ranks)}, from step {at} on",
+        ranks=tuple(apart),
+        facts=(f"step {at} has {_first(now.learning_rates)}, and without a restart {_first(was.learning_rates)}",),
+        saved=_has(save, "sched") or _has(save, "lr"),
+    )
+
+
+def _data(
+    first: RunRecord, second: RunRecord, before: Rows, after: Rows, ranks: Sequence[int], step: int
+) -> Iterator[Difference]:
+    """Yield where the first pass after the restart draws other samples than it should, as long as both passes last."""
+    found: dict[int, tuple[str, str]] = {}
+    for rank in ranks:
+        wanted, drawn = _pass(before[rank]), _pass(after[rank])
+        length = min(len(wanted), len(drawn))
+        if not length or not all(wanted[:length]) or wanted[:length] == drawn[:length]:
+            continue
+        earlier = _passes(first, rank, step)
+        found[rank] = _kind(first, second, before[rank][0], after[rank][0], earlier, drawn, rank)
+    if not found:
+        return
+    kind, effect = found[min(found)]
+    yield Difference(
+        what="data",
+        title=f"after the restart {_who(list(found), ranks)} {'draws' if len(found) == 1 else 'draw'} {kind}",
+        ranks=tuple(found),
+        facts=(effect,),
+    )
+
+
+def _kind(
+    first: RunRecord,
+    second: RunRecord,
+    was: ResumeStep,
+    now: ResumeStep,
+    earlier: Mapping[int, list[tuple[int, ...]]],
+    drawn: list[tuple[int, ...]],
+    rank: int,
+) -> tuple[str, str]:
+    """Return what the samples are that a rank draws in the place of the right ones, and what comes of it."""
+    epoch, wanted = _epoch(second, now, rank), _epoch(first, was, rank)
+    samples = sum(map(len, drawn))
+    said = f"the epoch of its sampler is {epoch}, and without a restart {wanted}" if epoch != wanted else ""
+    again = [number for number, batches in earlier.items() if batches[: len(drawn)] == drawn[: len(batches)]]
+    if again and again[0] == 0 and max(earlier) > 0:
+        return "the order of epoch 0 again", said or f"its first {samples} samples are those of the first pass"
+    if again and again[-1] == max(earlier):
+        return (
+            "the samples of the epoch that the checkpoint had finished: it is run again",
+            said or f"the {samples} samples that were compared are those of the pass before the checkpoint",
+        )
+    if epoch is not None and wanted is not None and epoch > wanted:
+        return f"the samples of epoch {epoch}: {count(epoch - wanted, 'epoch is', 'epochs are')} left out", said
+    if was.batches[0][2] > 0 and now.batches[0][2] == 0:
+        skipped = was.batches[0][2]
+        return (
+            "the samples from the beginning of the epoch again",
+            f"the checkpoint was written after {count(skipped, 'batch', 'batches')} of it, which are seen twice",
+        )
+    return "its samples in another order", said or f"of the first {samples} samples not the same ones come"
+
+
+def _epoch(record: RunRecord, row: ResumeStep, rank: int) -> int | None:
+    loader, ordinal = row.batches[0][:2]
+    passes = (one for one in record.passes if (one.rank, one.loader, one.ordinal) == (rank, loader, ordinal))
+    found = next(passes, None)
+    return None if found is None else found.set_epoch
+
+
+def _pass(rows: Sequence[ResumeStep]) -> list[tuple[int, ...]]:
+    """Return the batches of the pass that the first of some steps belongs to."""
+    of = rows[0].batches[0][:2] if rows[0].batches else None
+    return [batch[3] for row in rows for batch in row.batches if batch[:2] == of]
+
+
+def _passes(record: RunRecord, rank: int, step: int) -> dict[int, list[tuple[int, ...]]]:
+    """Return the batches of each pass up to a step, by the pass's number among those that were trained on."""
+    found: dict[tuple[int, int], list[tuple[int, ...]]] = {}
+    for row in sorted(record.resume_steps, key=lambda row: row.ordinal):
+        if row.rank == rank and row.ordinal <= step:
+            for batch in row.batches:
+                found.setdefault(batch[:2], []).append(batch[3])
+    return dict(enumerate(found.values()))
+
+
+def _kept(first: RunRecord, second: RunRecord, step: int, known: Sequence[Difference]) -> Iterator[Difference]:
+    """Yield what the next checkpoint holds otherwise, after as many steps from the same state."""
+    later = [save for save in first.resume_saves if save.whole and save.step > step]
+    now = next((save for save in second.resume_saves if save.whole), None)
+    if now is None or not later:
+        return
+    was = next((save for save in later if save.path == now.path or save.keys.keys() == now.keys.keys()), None)
+    if was is None or was.step - step != now.step:
+        return
+    common = [key for key in was.keys if key in now.keys]
+    counters = [
+        key for key in common if was.keys[key].startswith("int ") and any(one in key.lower() for one in _COUNTERS)
+    ]
+    wrong = [key for key in counters if was.keys[key] != now.keys[key]]
+    if any(one.what == "data" for one in known):
+        wrong = [key for key in wrong if "epoch" not in key.lower()]
+    for key in wrong:
+        yield Difference(
+            what="counter",
+            title=f"`{key}` counts from another number after the restart",
+            ranks=(),
+            facts=(f"the next checkpoint holds {now.keys[key][4:]}, and without a restart {was.keys[key][4:]}",),
+        )
+    alike = [key for key in common if was.keys[key].startswith("tensors ") and was.keys[key] == now.keys[key]]
+    if known or not alike:
+        return  # What was trained is another thing, as far as that is known.
+    for key in common:
+        if was.keys[key].startswith("tensors ") and was.keys[key] != now.keys[key]:
+            yield Difference(
+                what="kept",
+                title=f"`{key}` of the next checkpoint is not what it is without a restart",
+                ranks=(),
+                facts=(f"{_listed([f'`{name}`' for name in alike])} of the same checkpoint are the same, bit for bit",),
+            )
+
+
+def _names(was: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    return [name.partition(":")[2] for name, digest in was.items() if digest and now.get(name, digest) != digest]
+
+
+def _has(save: ResumeSave, word: str) -> bool:
+    return any(word in key.lower() for key in save.keys)
+
+
+def _who(apart: Sequence[int], ranks: Sequence[int]) -> str:
+    return "every rank" if len(apart) == len(ranks) else rank_list(tuple(apart))
+
+
+def _first(values: Sequence[str]) -> str:
+    return f"{float(values[0]):.6g}" if values else "none"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

@@ -1,0 +1,163 @@
+"""Proves that a job goes on where it stopped: rehearses it past a checkpoint, and starts it again from there."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shlex
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from ddpdoctor.catalogue.registry import read_catalogue
+from ddpdoctor.catalogue.run_checks import CheckResult, run_restart_checks
+from ddpdoctor.diagnosis.resume import checkpoint_of
+from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.examination import RehearsalSection
+from ddpdoctor.examine.rehearsal_result import judge
+from ddpdoctor.launch.request import Progress, RehearsalRequest
+from ddpdoctor.record.model import Restart
+
+if TYPE_CHECKING:
+    from ddpdoctor.catalogue.registry import CatalogueEntry
+    from ddpdoctor.record.model import RunRecord
+    from ddpdoctor.source.script.script import Script
+
+CODE = "DDP611"
+"""The check that compares the starts."""
+RehearseOnce = Callable[[RehearsalRequest], "tuple[RunRecord, RehearsalSection]"]
+_OPTION = re.compile(
+    r"--?(auto[-_]?)?resume([-_](from|path|ckpt|checkpoint|file|model|training|from[-_](checkpoint|path|ckpt)))*"
+)
+"""As public training scripts call it: torch's ImageNet example has ``--resume``, timm and the Trainer's scripts
+``--resume_from_checkpoint``, detectron2 and nanoGPT's followers ``--resume`` as a flag."""
+_STORES_TRUE = "store_true"
+FILE = "{checkpoint}"
+"""In ``--resume-with`` the place of the file that the first start wrote."""
+
+
+class Resumed(NamedTuple):
+    """What came of it."""
+
+    result: CheckResult
+    note: str
+    """How it was done, or why it could not be, as a sentence of the rehearsal's section."""
+
+
+def with_restart(
+    request: RehearsalRequest,
+    script: Script,
+    given: str | None,
+    on_progress: Callable[[Progress], None],
+    results: Sequence[CheckResult],
+    rehearsal: RehearsalSection,
+) -> tuple[tuple[CheckResult, ...], RehearsalSection]:
+    """Return the results with what a restart shows, and the section of the rehearsal with what was done for it."""
+    from ddpdoctor.monitor.rehearsal import rehearse
+
+    def once(one: RehearsalRequest) -> tuple[RunRecord, RehearsalSection]:
+        record = rehearse(one, on_progress)
+        return record, judge(record, str(Path.cwd()))
+
+    entries = [entry for entry in read_catalogue().entries if entry.code == CODE]
+    try:
+        proved, note = prove_resume(request, script, given, once, entries)
+    except DdpDoctorError as error:
+        proved, note = _gap(error.message)
+    others = tuple(result for result in results if result.code != proved.code)
+    own = next((result for result in results if result.code == proved.code), proved)
+    merged = msgspec.structs.replace(own, from_run=proved.from_run, gap=proved.gap or own.gap, looked_at_run=True)
+    return (*others, merged), msgspec.structs.replace(rehearsal, notes=(*rehearsal.notes, note))
+
+
+def prove_resume(
+    request: RehearsalRequest,
+    script: Script,
+    given: str | None,
+    rehearse_once: RehearseOnce,
+    entries: Sequence[CatalogueEntry],
+) -> Resumed:
+    """Rehearse both starts, and compare them by the check among ``entries``.
+
+    ``given`` is what the user says of the script's own option.
+    """
+    with tempfile.TemporaryDirectory(prefix="ddpdoctor-resume-") as folder:
+        snapshot = Path(folder)
+        first, section = rehearse_once(msgspec.structs.replace(request, snapshot_into=snapshot))
+        places = _places(snapshot)
+        if places is None:
+            return _gap(_why_none(first, section))
+        step, files = places
+        save = checkpoint_of(first, step)
+        if save is None:
+            return _gap(_why_none(first, section))
+        file = _file_of(save.path, files, snapshot)
+        options = _options(script, given, file)
+        second_request = msgspec.structs.replace(
+            request, restore_from=snapshot, arguments=(*request.arguments, *options)
+        )
+        second, again = rehearse_once(second_request)
+    shown = shlex.join(options)
+    how = f"started again{f' with `{shown}`' if shown else ''} from the checkpoint after step {step}"
+    if again.status == "failed" and not second.resume_steps:
+        return _gap(f"{how}, the script failed: {again.reason}")
+    restart = Restart(first=first, second=second, step=step, files=tuple(files), how=how)
+    (result,) = run_restart_checks(entries, restart)
+    return Resumed(result, f"{how}: {result.gap or 'the steps after it were compared'}")
+
+
+def _gap(reason: str) -> Resumed:
+    result = CheckResult(code=CODE, name="wrong-resume", looked_at_run=True, gap=reason)
+    return Resumed(result, f"the restart could not be judged: {reason}")
+
+
+def _places(snapshot: Path) -> tuple[int, Mapping[str, str]] | None:
+    """Return the step of the checkpoint whose files were copied, and where they belong; None where none were."""
+    try:
+        held = json.loads((snapshot / "places.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return int(held["step"]), held["places"]
+
+
+def _why_none(first: RunRecord, section: RehearsalSection) -> str:
+    if section.status in ("failed", "stopped") and not first.resume_steps:
+        return section.reason or "the script did not train"
+    if first.resume_saves and not any(save.whole for save in first.resume_saves):
+        return "no checkpoint of a training was written: what was saved holds weights alone"
+    return (
+        f"no checkpoint was written with torch.save, and followed by a step, in {section.steps} steps; an option of "
+        "the script that saves more often, after `--`, may make one"
+    )
+
+
+def _file_of(saved: str, files: Mapping[str, str], snapshot: Path) -> str:
+    """Return the file of a checkpoint as the script would be given it: what was saved may have been renamed since."""
+    if saved in files:
+        return os.path.relpath(saved)
+    beside = [path for path in files if os.path.dirname(path) == os.path.dirname(saved)]
+    same = [path for path in beside if os.path.splitext(path)[1] in (".pt", ".pth", ".ckpt", ".tar", ".bin", ".pkl")]
+    newest = max(same or beside, key=lambda path: (snapshot / files[path]).stat().st_mtime_ns, default=saved)
+    return os.path.relpath(newest)
+
+
+def _options(script: Script, given: str | None, file: str) -> Sequence[str]:
+    """Return the script's own option to resume: as the user says, or as its parser declares it; none for neither."""
+    if given:
+        return [word.replace(FILE, file) for word in shlex.split(given)]
+    from ddpdoctor.source.script.launch_facts import declared_options
+
+    for module in script.modules:
+        for call in declared_options(module):
+            for argument in call.args:
+                name = argument.value if isinstance(argument, ast.Constant) else None
+                if isinstance(name, str) and _OPTION.fullmatch(name):
+                    action = next((one.value for one in call.keywords if one.arg == "action"), None)
+                    is_flag = isinstance(action, ast.Constant) and action.value == _STORES_TRUE
+                    return [name] if is_flag else [name, file]
+    return []

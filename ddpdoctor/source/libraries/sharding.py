@@ -1,0 +1,227 @@
+"""What sharding does for ranks: modules in place or wrapped, tensors, state dicts and meshes, and who must call them.
+
+What is sharded over every rank of the job is matched by every rank. Where a mesh has several dimensions only the ranks
+along one of them meet, and which those are is not followed: nothing is asked of the others then.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from functools import partial
+
+from ddpdoctor.source.interpreter.state import Machine
+from ddpdoctor.source.interpreter.values import (
+    NONE,
+    SYNCHRONISED,
+    VARYING,
+    Const,
+    ExternalObject,
+    Instance,
+    OneOf,
+    SequenceValue,
+    Sharded,
+    Value,
+    constant,
+    derived,
+    options_of,
+    tagged,
+)
+from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, WORLD_SIZE, exact_per_rank
+from ddpdoctor.source.script.script import uses_part
+from ddpdoctor.source.torch_model.ddp import SHARDED_TAGS
+from ddpdoctor.source.torch_model.library_calls import Handler, Named
+from ddpdoctor.source.torch_model.recorded_calls import SHARDED
+from ddpdoctor.source.vocabulary import MESH, SHARDED_WRAPPER
+
+FORWARD = "forward of the sharded model"
+_ITS_OWN = frozenset({"state_dict", "clip_grad_norm_"})
+"""Methods of the older wrapper in which it gathers or reduces."""
+SHARDS = "shards"
+"""Kind of the tags of a rank's own part of a sharded model's state."""
+CLIPPED = "clip shards"
+"""Name of the event of a norm of a rank's own shards that its gradients are clipped by; the receiver is the wrapper."""
+OF_TENSORS = frozenset({"full_tensor", "redistribute"})
+"""Methods of a distributed tensor that are collectives; nothing else that is met beside torch has them."""
+_PLAIN = (ast.Name, ast.Attribute)
+_GATHERING_OPTIONS = ("full_state_dict", "broadcast_from_rank0")
+
+
+def shard(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    """Shard a module in place, or several as one unit."""
+    return _in_place(machine, node, positional, named, gathers=True, with_data=True)
+
+
+def replicate(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    """Let a module average its gradients, in place."""
+    return _in_place(machine, node, positional, named, gathers=False, with_data=True)
+
+
+def parallelize(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    """Divide the computation of a module, in place: its ranks share their data."""
+    return _in_place(machine, node, positional, named, gathers=True, with_data=False)
+
+
+def wrapper(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    """Make the wrapper whose forward, backward and state dict are collectives."""
+    number = machine.object_number(node)
+    machine.emit("object", SHARDED_WRAPPER, node, positional, named, number=number, complete=complete)
+    group = named.get("process_group", named.get("device_mesh", NONE))
+    whole = complete and constant(group) is None and len(positional) < 2
+    machine.sharded[number] = Sharded(whole, True, True, with_data=True)
+    if positional:
+        machine.note("training", SHARDED, node, positional, named, receiver=positional[0])
+    return ExternalObject(number, SHARDED_WRAPPER)
+
+
+def make_mesh(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    """Make a mesh of the ranks, in which all take part; one of several dimensions has groups that only some share."""
+    machine.emit("collective", "init_device_mesh", node, positional, named, in_tree=True)
+    shape = named.get("mesh_shape", positional[1] if len(positional) > 1 else None)
+    flat = isinstance(shape, SequenceValue) and not shape.open and len(shape.values) == 1
+    machine.meshes_are_flat = machine.meshes_are_flat and flat
+    return ExternalObject(machine.object_number(node), MESH)
+
+
+def method(
+    machine: Machine, node: ast.AST, receiver: Value, name: str, positional: list[Value], named: Mapping[str, Value]
+) -> Value | None:
+    """Do a method of a mesh or of the wrapper, and return its result; None for one like any other."""
+    if not isinstance(receiver, ExternalObject):
+        return None
+    if receiver.name == SHARDED_WRAPPER and name in _ITS_OWN:
+        if name == "state_dict" and uses_part(machine.script, ("SHARDED_STATE_DICT", "LOCAL_STATE_DICT")):
+            return None  # Of the rank's own shards.
+        everywhere = machine.sharded[receiver.number].everywhere
+        machine.emit("collective", f"{name} of the sharded model", node, in_tree=everywhere)
+        return SYNCHRONISED
+    if receiver.name != MESH:
+        return None
+    if name == "get_rank":
+        return exact_per_rank(GLOBAL_RANK)
+    if name in ("get_local_rank", "get_coordinate"):
+        flat = machine.meshes_are_flat and name == "get_local_rank"
+        return exact_per_rank(GLOBAL_RANK) if flat else VARYING
+    if name == "size":
+        return WORLD_SIZE if machine.meshes_are_flat and not positional and not named else derived([])
+    if name == "get_group":
+        return ExternalObject(machine.object_number(node), "ProcessGroup")
+    return None
+
+
+def of_tensor(machine: Machine, node: ast.AST, name: str) -> Value:
+    """Gather or redistribute a distributed tensor, whatever it is held in."""
+    machine.emit("collective", name, node, in_tree=machine.meshes_are_flat and _all_everywhere(machine))
+    return SYNCHRONISED
+
+
+def state_dict(
+    name: str, machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool
+) -> Value:
+    """Gather the state of a sharded model, or spread one, where the options ask for the whole."""
+    options = named.get("options", NONE)
+    made = machine.object(options)
+    asks = made is not None and any(constant(made.named.get(option, NONE)) is True for option in _GATHERING_OPTIONS)
+    if asks and machine.sharded and all(one.certain for one in machine.sharded.values()):
+        machine.emit("collective", name, node, positional, named, in_tree=_all_everywhere(machine))
+    elif name == "get_model_state_dict" and options == NONE and positional:
+        return own_part(machine, positional[0]) or derived(positional)
+    return derived([*positional, *named.values()])
+
+
+def own_part(machine: Machine, module: Value) -> Value | None:
+    """Return the state of a module that is certainly sharded in place, a part on each rank; None for others."""
+    options = list(options_of(module))
+    how = machine.sharded.get(getattr(options[0], "number", 0)) if len(options) == 1 else None
+    wrapped = isinstance(module, ExternalObject) and module.name == SHARDED_WRAPPER
+    if how is None or wrapped or not (how.certain and how.gathers and how.with_data):
+        return None
+    return derived([], frozenset({(SHARDS, 0)}))
+
+
+def clip_gradients(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    """Reduce the norm of gradients that are sharded in place; those of other models are the rank's own."""
+    how = None
+    given = node.args[0] if isinstance(node, ast.Call) and node.args else None
+    method = given.func if isinstance(given, ast.Call) else None
+    if isinstance(method, ast.Attribute) and method.attr == "parameters" and isinstance(method.value, _PLAIN):
+        owner = machine.evaluate(machine, method.value)
+        kinds = [machine.sharded.get(getattr(one, "number", 0)) for one in options_of(owner)]
+        wrapped = any(isinstance(one, ExternalObject) and one.name == SHARDED_WRAPPER for one in options_of(owner))
+        how = kinds[0] if len(kinds) == 1 and not wrapped else None
+        if wrapped and len(kinds) == 1:
+            machine.note("training", CLIPPED, node, positional, named, receiver=owner)
+    if how is not None and how.gathers and how.certain:
+        machine.emit("collective", "clip_grad_norm_ of the sharded model", node, in_tree=how.everywhere)
+    return derived(positional)
+
+
+def forward(
+    machine: Machine,
+    node: ast.AST,
+    module: Instance | ExternalObject,
+    positional: list[Value],
+    named: Mapping[str, Value],
+    result: Value,
+) -> Value:
+    """Run a forward of a module that may be sharded; return what comes out of it, marked as such."""
+    how = machine.sharded.get(module.number)
+    if how is None:
+        return result
+
+    def gather() -> None:
+        machine.emit("forward", FORWARD, node, positional, named, receiver=module, in_tree=how.everywhere)
+
+    if how.gathers and how.certain:
+        gather()
+    elif how.gathers:
+        machine.fork([gather, lambda: None])
+    if not machine.gradients or not how.everywhere or not how.certain:
+        return result
+    kept = result if not isinstance(result, (ExternalObject, Instance, OneOf, Const)) else derived(positional)
+    return tagged(kept, frozenset({(SHARDED_TAGS[not how.with_data], module.number)}))
+
+
+def _in_place(
+    machine: Machine, node: ast.AST, positional: list[Value], named: Named, *, gathers: bool, with_data: bool
+) -> Value:
+    module = positional[0] if positional else named.get("module", NONE)
+    mesh = named.get("mesh", named.get("device_mesh", NONE))
+    if not with_data and len(positional) > 1:
+        mesh = positional[1]
+    whole = constant(mesh) is None or (isinstance(mesh, ExternalObject) and mesh.name == MESH)
+    whole = whole and (with_data or machine.meshes_are_flat)
+    if gathers:
+        machine.note("training", SHARDED, node, positional, named, receiver=module)
+    parts = module.values if isinstance(module, SequenceValue) else (module,)
+    for option in (option for part in parts for option in options_of(part)):
+        if isinstance(option, (Instance, ExternalObject)) and not machine.quiet:
+            known = machine.sharded.get(option.number)
+            machine.sharded[option.number] = Sharded(
+                everywhere=whole and (known is None or known.everywhere),
+                gathers=gathers or (known is not None and known.gathers),
+                certain=not machine.undecided and len(parts) == 1 == len(list(options_of(module))),
+                with_data=with_data and (known is None or known.with_data),
+            )
+    return module
+
+
+def _all_everywhere(machine: Machine) -> bool:
+    return all(one.everywhere for one in machine.sharded.values())
+
+
+CALLS: Mapping[str, Handler] = {
+    "torch.distributed.fsdp.fully_shard": shard,
+    "torch.distributed._composable.replicate": replicate,
+    "torch.distributed.tensor.parallel.parallelize_module": parallelize,
+    SHARDED_WRAPPER: wrapper,
+    "torch.distributed.init_device_mesh": make_mesh,
+    "torch.nn.utils.clip_grad_norm_": clip_gradients,
+    **{
+        f"torch.distributed.checkpoint.state_dict.{name}": partial(state_dict, name)
+        for name in (
+            *("get_model_state_dict", "get_optimizer_state_dict", "get_state_dict"),
+            *("set_model_state_dict", "set_optimizer_state_dict", "set_state_dict"),
+        )
+    },
+}

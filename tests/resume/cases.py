@@ -1,0 +1,254 @@
+"""Training scripts with a fault in how they resume, what must be said of each, and the correct twin of each fault.
+
+A script is built of parts; a fault replaces one of them. Its right line is the one that ends in ``# here``.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+
+import msgspec
+
+_JOB = """
+import argparse, os, random, time
+import torch, torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+parser = argparse.ArgumentParser()
+OPTION
+parser.add_argument("--epochs", type=int, default=6)
+args = parser.parse_args()
+
+class Samples(Dataset):
+    def __init__(self):
+        generator = torch.Generator().manual_seed(1)
+        self.x, self.y = torch.randn(64, 8, generator=generator), torch.randn(64, 3, generator=generator)
+    def __len__(self): return 64
+    def __getitem__(self, index): return self.x[index], self.y[index]
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(3)
+sampler = SAMPLER
+loader = DataLoader(Samples(), 4, sampler=sampler)
+net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+model = DDP(net)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.7**epoch)
+ema = {name: value.detach().clone() for name, value in net.state_dict().items()}
+start_epoch, global_step = 0, 0
+
+def save(epoch):
+    SAVE
+
+def load(path):
+    global start_epoch, global_step
+    state = torch.load(path, map_location="cpu", weights_only=False)  # load
+    MODEL
+    OPTIMIZER
+    SCHEDULER
+    EMA
+    COUNT
+
+RESUME
+for epoch in range(start_epoch, args.epochs):
+    EPOCH
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        global_step += 1
+        for name, value in net.state_dict().items(): ema[name].lerp_(value, 0.1)
+        STEP
+    scheduler.step()
+    if rank == 0: save(epoch)
+    dist.barrier()
+time.sleep(0.2)
+dist.destroy_process_group()
+"""
+_RIGHT = {
+    "OPTION": 'parser.add_argument("--resume", default="")',
+    "SAMPLER": "DistributedSampler(Samples(), shuffle=True, seed=5)",
+    "SAVE": """
+torch.save({
+    "model": net.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(),
+    "ema": ema, "epoch": epoch, "global_step": global_step,
+}, "last.new")
+os.replace("last.new", "last.pt")
+""",
+    "MODEL": 'net.load_state_dict(state["model"])',
+    "OPTIMIZER": 'optimizer.load_state_dict(state["optimizer"])',
+    "SCHEDULER": 'scheduler.load_state_dict(state["scheduler"])',
+    "EMA": '[ema[name].copy_(value) for name, value in state["ema"].items()]',
+    "COUNT": 'start_epoch = state["epoch"] + 1\nglobal_step = state["global_step"]',
+    "RESUME": "if args.resume: load(args.resume)",
+    "EPOCH": "sampler.set_epoch(epoch)",
+    "STEP": "pass",
+}
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """A script and what must be said of its second start."""
+
+    script: str
+    words: tuple[str, ...] = ()
+    """What the findings say, each in one of them; empty for a script that resumes as it should."""
+    line: int = 0
+    """Where the first finding is; 0 for anywhere."""
+    inconclusive: str = ""
+    """Words of the reason, where nothing can be said."""
+    resume_with: str | None = None
+
+
+def _script(**parts: str) -> str:
+    text = _JOB
+    for name, right in _RIGHT.items():
+        at = next(line for line in text.splitlines() if line.strip() == name or f"= {name}" in line)
+        indent = at[: len(at) - len(at.lstrip())]
+        lines = textwrap.indent(parts.get(name, right).strip("\n"), indent) if at.strip() == name else None
+        text = text.replace(at, at.replace(name, parts.get(name, right)) if lines is None else lines)
+    return text
+
+
+def _case(*words: str, at: str = "# load", resume_with: str | None = None, **parts: str) -> Case:
+    script = _script(**parts)
+    line = next((number for number, line in enumerate(script.splitlines(), 1) if at in line), 0) if words else 0
+    return Case(script=script, words=words, line=line, resume_with=resume_with)
+
+
+_WITHOUT = {
+    "optimizer": '"optimizer": optimizer.state_dict(), ',
+    "scheduler": '"scheduler": scheduler.state_dict(),',
+    "ema": '"ema": ema, ',
+}
+
+
+def _saves_without(name: str) -> str:
+    return _RIGHT["SAVE"].replace(_WITHOUT[name], "").replace("torch.save({", "torch.save({  # here")
+
+
+FAULTS: Mapping[str, Case] = {
+    "the sampler starts from epoch 0": _case("order of epoch 0", EPOCH="sampler.set_epoch(epoch - start_epoch)"),
+    "the finished epoch is run again": _case(
+        "is run again", COUNT='start_epoch = state["epoch"]\nglobal_step = state["global_step"]'
+    ),
+    "an epoch is left out": _case(
+        "left out", COUNT='start_epoch = state["epoch"] + 2\nglobal_step = state["global_step"]'
+    ),
+    "epochs from the start": _case("order of epoch 0", COUNT='global_step = state["global_step"]'),
+    "the step counter starts at 0": _case("`global_step`", COUNT='start_epoch = state["epoch"] + 1'),
+    "the step counter is off by one": _case(
+        "`global_step`", COUNT='start_epoch = state["epoch"] + 1\nglobal_step = state["global_step"] + 1'
+    ),
+    "the schedule is not loaded": _case("learning rate", SCHEDULER="pass"),
+    "the schedule is not saved": _case(
+        "learning rate", "not saved", at="# here", SAVE=_saves_without("scheduler"), SCHEDULER="pass"
+    ),
+    "the schedule steps once more": _case(
+        "learning rate", SCHEDULER='scheduler.load_state_dict(state["scheduler"])\nscheduler.step()'
+    ),
+    "the optimizer is not loaded": _case("optimizer", OPTIMIZER="pass"),
+    "the optimizer is not saved": _case(
+        "optimizer", "not saved", at="# here", SAVE=_saves_without("optimizer"), OPTIMIZER="pass"
+    ),
+    "the optimizer is loaded on rank 0 only": _case(
+        "optimizer", "rank 1", OPTIMIZER='if rank == 0: optimizer.load_state_dict(state["optimizer"])'
+    ),
+    "the weights are not loaded": _case("weights", MODEL="pass"),
+    "the weights are loaded under other names": _case(
+        "weights", MODEL='net.load_state_dict({"module." + k: v for k, v in state["model"].items()}, strict=False)'
+    ),
+    "the weights are those of the average": _case("weights", MODEL='net.load_state_dict(state["ema"])'),
+    "half of the weights are loaded": _case(
+        "weights", MODEL='net.load_state_dict({k: v for k, v in state["model"].items() if k[0] == "0"}, strict=False)'
+    ),
+    "the average is not loaded": _case("`ema`", EMA="pass"),
+    "the average starts from the weights": _case("`ema`", EMA='[ema[n].copy_(v) for n, v in state["model"].items()]'),
+    "rank 0 alone knows the epoch": _case(
+        "rank 1",
+        COUNT='global_step = state["global_step"]\nif rank == 0: start_epoch = state["epoch"] + 1',
+        RESUME="if args.resume: load(args.resume)\nargs.epochs += start_epoch",
+    ),
+    "shuffled by the clock": _case(
+        "order", SAMPLER="DistributedSampler(Samples(), shuffle=True, seed=int(bool(args.resume)))"
+    ),
+    "no set_epoch after a restart": _case("order of epoch 0", EPOCH="if not args.resume: sampler.set_epoch(epoch)"),
+    "the momenta are emptied": _case(
+        "optimizer", OPTIMIZER='optimizer.load_state_dict(state["optimizer"])\noptimizer.state.clear()'
+    ),
+    "another learning rate": _case(
+        "learning rate",
+        SCHEDULER='scheduler.load_state_dict(state["scheduler"])\nfor g in optimizer.param_groups: g["lr"] = 0.01',
+    ),
+    "an older file is loaded": _case(
+        "weights",
+        SAVE=_RIGHT["SAVE"] + '\nif epoch == 0: __import__("shutil").copy("last.pt", "first.pt")',
+        STEP="if args.resume == '' and global_step == 1 and rank == 0: "
+        'torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict(), '
+        '"scheduler": scheduler.state_dict(), "ema": ema, "epoch": -1, "global_step": 0}, "zero.pt")',
+        RESUME='if args.resume: load("zero.pt")',
+    ),
+}
+TWINS: Mapping[str, Case] = {
+    "as it should be": _case(),
+    "by itself, where there is a file": _case(OPTION="pass", RESUME='if os.path.exists("last.pt"): load("last.pt")'),
+    "a flag": _case(
+        OPTION='parser.add_argument("--resume", action="store_true")', RESUME='if args.resume: load("last.pt")'
+    ),
+    "another option": _case(
+        OPTION='parser.add_argument("--resume_from", default=None)',
+        RESUME="if args.resume_from: load(args.resume_from)",
+    ),
+    "an option that is given": _case(
+        OPTION='parser.add_argument("--snapshot", default="")',
+        RESUME="if args.snapshot: load(args.snapshot)",
+        resume_with="--snapshot last.pt",
+    ),
+    "no shuffling and no set_epoch": _case(SAMPLER="DistributedSampler(Samples(), shuffle=False)", EPOCH="pass"),
+    "loaded into the wrapper": _case(
+        SAVE=_RIGHT["SAVE"].replace("net.state_dict()", "model.state_dict()"),
+        MODEL='model.load_state_dict(state["model"])',
+    ),
+    "dropout, whose numbers are not restored": _case(
+        STEP="torch.dropout(x, 0.5, True)",
+    ),
+    "epochs counted from the next": _case(
+        SAVE=_RIGHT["SAVE"].replace('"epoch": epoch', '"epoch": epoch + 1'),
+        COUNT='start_epoch = state["epoch"]\nglobal_step = state["global_step"]',
+    ),
+    "a schedule that is made anew": _case(
+        SAVE=_RIGHT["SAVE"].replace(_WITHOUT["scheduler"], ""),
+        SCHEDULER="for g in optimizer.param_groups: g['lr'] = 0.01\nstart = state['epoch'] + 1\n"
+        "global scheduler\nfor g in optimizer.param_groups: g['initial_lr'] = 0.01\n"
+        "scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.7**epoch)\n"
+        "for _ in range(start): scheduler.step()",
+    ),
+    "two files": _case(
+        SAVE=_RIGHT["SAVE"] + '\ntorch.save({"model": net.state_dict()}, "best.pt")',
+    ),
+    "a file for each epoch": _case(
+        SAVE=_RIGHT["SAVE"].replace('os.replace("last.new", "last.pt")', 'os.replace("last.new", f"epoch-{epoch}.pt")'),
+    ),
+    "the time beside it": _case(SAVE=_RIGHT["SAVE"].replace('"ema": ema', '"ema": ema, "time": time.time()')),
+    "losses beside it": _case(
+        SAVE=_RIGHT["SAVE"].replace('"ema": ema', '"ema": ema, "loss": float(loss)'),
+    ),
+    "a checkpoint in each third step": _case(
+        STEP='if global_step % 3 == 0 and rank == 0: torch.save({"model": net.state_dict()}, "weights.pt")',
+    ),
+    "no seed": Case(script=_script().replace("torch.manual_seed(3)", "torch.manual_seed(time.time_ns() % 2**31)")),
+    "random numbers that are saved and loaded": _case(
+        SAVE=_RIGHT["SAVE"].replace('"ema": ema', '"ema": ema, "rng": torch.get_rng_state()'),
+        COUNT=_RIGHT["COUNT"] + '\ntorch.set_rng_state(state["rng"])',
+    ),
+}
+INCONCLUSIVE: Mapping[str, Case] = {
+    "no checkpoint": Case(script=_script(SAVE="pass", RESUME="pass"), inconclusive="no checkpoint"),
+    "nothing is loaded": Case(script=_script(RESUME="pass"), inconclusive="loaded nothing"),
+}
+CASES: Mapping[str, Case] = {**FAULTS, **TWINS, **INCONCLUSIVE}
