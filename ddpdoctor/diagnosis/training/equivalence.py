@@ -57,6 +57,8 @@ class Step(msgspec.Struct, frozen=True):
     """File, line, name, norm before and the most that it may have."""
     losses: tuple[Sequence[Any], ...] = ()
     """File, line, digest of the weights of classes, targets that count."""
+    state: str = ""
+    """A digest of the parameters before the step."""
     unmatched_draws: int = 0
     random: str = ""
     random_moved: bool = False
@@ -99,6 +101,7 @@ def read_step(head: Mapping[str, Any], numbers: array[float]) -> Step:
         gradients=tuple(gradients),
         clips=tuple(head["clips"]),
         losses=tuple(head["losses"]),
+        state=str(head["state"]),
         unmatched_draws=int(head["unmatched_draws"]),
         random=str(head["random"]),
         random_moved=bool(head["random_moved"]),
@@ -165,6 +168,11 @@ def unclear(reason: str, **fields: Any) -> EquivalenceSection:
 
 
 def _other_steps(runs: Runs, count: int) -> str:
+    if any(steps[0].state != runs.ranks[0][0].state for steps in runs.ranks):
+        return "the ranks begin with different parameters"
+    for steps in (runs.one, *runs.alone):
+        if any(mine.state != first.state for mine, first in zip(steps, runs.ranks[0], strict=False)):
+            return "one process could not be given the parameters of the ranks"
     for steps in (*runs.ranks, *runs.again, *runs.alone):
         for mine, one in zip(steps, runs.one[:count], strict=False):
             if (mine.optimizer, mine.ordinal) != (one.optimizer, one.ordinal):
@@ -350,7 +358,9 @@ class _Judge:
             for loss in steps[step].losses:
                 counts[rank] += int(loss[3] or 0)
         whole = sum(counts)
-        fits = whole and all(abs(count / whole - share) < 0.01 for count, share in zip(counts, shares, strict=True))
+        if not whole or len(set(counts)) == 1:
+            return ()
+        fits = all(abs(count / whole - share) < 0.01 for count, share in zip(counts, shares, strict=True))
         return tuple(counts) if fits else ()
 
     def _wrong_ranks(self) -> list[int]:

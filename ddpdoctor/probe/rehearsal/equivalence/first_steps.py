@@ -13,6 +13,7 @@ from typing import Any, Callable, Optional
 
 from ...call_listeners import on_call
 from ...journal import Journal
+from ...observed import tensor_digest
 from ..schedule import Ending
 from ..training.ddp_modules import Modules
 from .draws import Draws
@@ -301,7 +302,7 @@ class FirstSteps:
             "clips": self._clips,
             "losses": self._draws.losses,
             "unmatched_draws": self._draws.unmatched,
-            "fetched": self._feeding.fetched,
+            "state": hash_of([tensor_digest(_sample(parameter, each)) for parameter in parameters]),
             "random": hash_of(random),
             "random_moved": random != self._random,
             "facts": self._facts,
