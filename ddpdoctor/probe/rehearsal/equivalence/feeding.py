@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Callable, Optional
 from ...journal import Journal
 
 MOST_BYTES = 1 << 28
-"""Of the samples that a rank keeps; larger ones are compared by nobody."""
+"""Of the samples that a rank keeps; larger ones are not compared."""
 Place = tuple[int, int]
 """The n-th iterator that fetched anything, and the n-th of its batches."""
 
