@@ -18,8 +18,8 @@ import msgspec
 
 from ddpdoctor.diagnosis.training.equivalence import Runs, Step, compare, needs_controls, read_step, unclear
 from ddpdoctor.diagnosis.wording import site_location
+from ddpdoctor.equivalence_section import EquivalenceSection
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.examination import EquivalenceSection
 from ddpdoctor.files.untrusted import read_untrusted
 from ddpdoctor.launch.rehearsal_plan import time_limit_s
 from ddpdoctor.launch.request import Progress, RehearsalRequest

@@ -12,7 +12,8 @@ import msgspec
 
 from ddpdoctor.catalogue.registry import CatalogueEntry, load
 from ddpdoctor.catalogue.run_checks import CheckResult
-from ddpdoctor.examination import EquivalenceSection, RehearsalSection
+from ddpdoctor.equivalence_section import EquivalenceSection
+from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.finding import Fact, Finding, Severity, Trouble
 from ddpdoctor.findings.merge import DIVERGENCES
 from ddpdoctor.launch.devices import Layout
