@@ -14,9 +14,9 @@ from msgspec import inspect
 
 from ddpdoctor.check import Outcome
 from ddpdoctor.cli.options.command import help_option
+from ddpdoctor.equivalence_section import EquivalenceSection
 from ddpdoctor.examination import (
     AutopsySection,
-    EquivalenceSection,
     RefutedSuspicion,
     RehearsalSection,
     SourceSection,

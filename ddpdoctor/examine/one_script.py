@@ -225,7 +225,11 @@ def examine_and_record(
     for trouble, earlier in proofs:
         results = with_proof(results, run_live_checks(choice.entries, earlier), trouble)
     section = None
-    if record is not None and rehearsed is not None and is_compared(request, rehearsal, results, rehearsed):
+    if (
+        record is not None
+        and rehearsed is not None
+        and is_compared(rehearsed, rehearsal, results, asked=request.equivalence, thorough=request.thorough)
+    ):
         from ddpdoctor.diagnosis.training.equivalence import sentence
         from ddpdoctor.examine.equivalence import compared
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ddpdoctor.examination import EquivalenceSection
+from ddpdoctor.equivalence_section import EquivalenceSection
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.streams.collectives import (
     CollectiveTrack,
