@@ -59,7 +59,7 @@ from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.script.script import Script
 
 CHECK = Check(
-    code="DDP223",
+    code="DDP224",
     name="framework-trap",
     severity={"source": Severity.WARNING},
     subjects=("training",),
