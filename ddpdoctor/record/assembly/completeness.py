@@ -242,6 +242,7 @@ _MEASURED = (
     "gauges",
     "matmul_precisions",
     "host_reads",
+    "looks",
     "unused_searches",
     "unfollowed_forwards",
     "replica_digests",
