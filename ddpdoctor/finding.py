@@ -21,6 +21,7 @@ Trouble = Literal[
     "desync",
     "uneven-passes",
     "subset-group",
+    "shared-group",
     "ddp-on-subset",
     "caught-exception",
     "early-exit",

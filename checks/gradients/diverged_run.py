@@ -26,6 +26,9 @@ from ddpdoctor.finding import Frame, Location
 from ddpdoctor.record.model import RunRecord, Wrap
 from ddpdoctor.record.streams.training import TrainingState
 
+IN_PLACE = "fully_shard"
+"""What shards in place, and leaves what it is not given as it is; other wrappers flatten all."""
+
 # Training state that some ranks load and the others never get.
 
 
@@ -142,8 +145,8 @@ class Independent(msgspec.Struct, frozen=True, kw_only=True):
     compared: int
     names: tuple[str, ...]
     """Of those that differ: their places in the optimizer, and their shapes."""
-    alone: bool
-    """The script wraps nothing in DDP at all; otherwise these parameters are in no wrapped module."""
+    beside: Literal["", "wrapped", "sharded"]
+    """These parameters are in no module that DDP wraps, or that is sharded; empty where the script has none at all."""
     backward_location: Location | None
     step_location: Location | None
     loader_location: Location | None
@@ -174,7 +177,7 @@ def independent_models(record: RunRecord) -> Iterator[Independent]:
     """Yield the optimizers whose parameters are in no wrapped module and whose gradients differ in every step.
 
     Only where every rank draws its own part of the data, every rank makes the steps, no collective of the user moves as
-    much as the model, and no call that could was left unreached. Besides a DDP module only parameters that began equal
+    much as the model, and no call that could was left unreached. Besides such a module only parameters that began equal
     on all ranks count, and those that take the place of a wrapped model: others are meant to differ.
     """
     ranks = record.rank_numbers()
@@ -183,7 +186,8 @@ def independent_models(record: RunRecord) -> Iterator[Independent]:
     ]
     if len(ranks) < 2 or {loader.rank for loader in sharding} != set(ranks) or may_be_averaged_later(record):
         return
-    if is_sharded(record):
+    in_place = bool(record.sharded_modules) and all(one.by == IN_PLACE for one in record.sharded_modules)
+    if is_sharded(record) and not in_place:
         return  # What an optimizer holds are parts of parameters, which differ.
     begun = {step.optimizer: step for step in parameters_around_steps(record, NO_WRAP, ranks) if not step.ordinal}
     after = {(s.optimizer, s.ordinal): s for s in parameters_around_steps(record, NO_WRAP, ranks)}
@@ -193,7 +197,8 @@ def independent_models(record: RunRecord) -> Iterator[Independent]:
     for optimizer, steps in by_optimizer.items():
         first = steps[0]
         began_apart = optimizer not in begun or bool(begun[optimizer].unequal)
-        meant = bool(record.wraps) and began_apart and not _takes_the_place_of_a_wrap(record, first)
+        beside = bool(record.wraps) or in_place
+        meant = beside and began_apart and not _takes_the_place_of_a_wrap(record, first)
         parted = all(s.unequal and (a := after.get((optimizer, s.ordinal))) is not None and a.unequal for s in steps)
         elements = first.steps[min(ranks)].elements
         if not parted or meant or any(averaged_by_hand(record, rank, elements) for rank in ranks):
@@ -207,7 +212,7 @@ def independent_models(record: RunRecord) -> Iterator[Independent]:
             unequal=len(first.unequal),
             compared=first.compared,
             names=folded(first.unequal),
-            alone=not record.wraps,
+            beside="sharded" if in_place else "wrapped" if record.wraps else "",
             backward_location=site_location(record.site(before[-1].site)) if before else None,
             step_location=site_location(record.site(first.steps[ranks[0]].site)),
             loader_location=site_location(record.site(sharding[0].site)),

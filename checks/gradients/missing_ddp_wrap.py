@@ -2,7 +2,8 @@
 
 What it finds
     A script that joins a process group and divides its data with a DistributedSampler, but never wraps the model in
-    DistributedDataParallel and has nothing else that averages gradients.
+    DistributedDataParallel and has nothing else that averages gradients. In a run also parameters of the optimizer that
+    are in no wrapped or sharded module.
 
 Why it is bad
     Every rank trains its own model on its part of the data. The losses fall, the job ends, and rank 0 saves a
@@ -50,6 +51,11 @@ CHECK = Check(
     subjects=("training",),
     triggers=("DistributedSampler",),
 )
+_REMEDIES = {
+    "": "Wrap the model in DistributedDataParallel after it is on its device and before the training loop.",
+    "wrapped": "Wrap the module that holds them as well, or average their gradients by dist.all_reduce in each step.",
+    "sharded": "Call fully_shard on the whole model as well, after its layers: what is in no unit is not reduced.",
+}
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -87,9 +93,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         yield CHECK.finding(
             basis,
             _title(found),
-            remedy="Wrap the model in DistributedDataParallel after it is on its device and before the training loop."
-            if found.alone
-            else "Wrap the module that holds them as well, or average their gradients by dist.all_reduce in each step.",
+            remedy=_REMEDIES[found.beside],
             locations=() if found.backward_location is None else (found.backward_location,),
             evidence=(
                 Fact(
@@ -106,13 +110,14 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 def _title(found: Independent) -> str:
     from ddpdoctor.diagnosis.wording import rank_list
 
-    if found.alone:
+    if not found.beside:
         return (
             "the gradients of this backward stay on their rank: the model is not wrapped in DistributedDataParallel, "
             f"and {rank_list(found.ranks)} train different models"
         )
+    by = "is sharded" if found.beside == "sharded" else "DistributedDataParallel wraps"
     are = "parameter of the optimizer is" if found.unequal == 1 else "parameters of the optimizer are"
     return (
-        f"{found.unequal:,} {are} in no module that DistributedDataParallel wraps: gradients stay on their rank, "
+        f"{found.unequal:,} {are} in no module that {by}: gradients stay on their rank, "
         f"and {rank_list(found.ranks)} train different models"
     )

@@ -1,13 +1,14 @@
 """The optimizer is created in the wrong place.
 
 What it finds
-    An optimizer that is constructed in the loop in which it steps, or one whose model is given a new layer after it was
-    built. In a run: parameters that came into the model after the optimizer was built, which had gradients before its
-    steps, are in no optimizer, and stay as they were.
+    An optimizer that is constructed in the loop in which it steps, or one whose model is given a new layer, or sharded,
+    after it was built. In a run: parameters that came into the model after the optimizer was built, which had gradients
+    before its steps, are in no optimizer, and stay as they were.
 
 Why it is bad
     A new optimizer has no momentum and no step count: Adam becomes a noisy sign descent, and a scheduler bound to the
     first one does nothing. A layer set later is not among the parameters that an optimizer holds: it is never trained.
+    Sharding puts new parameters in the place of all.
 
 Example
     for batch in loader:
@@ -45,11 +46,12 @@ CHECK = Check(
     code="DDP206",
     name="optimizer-misplaced",
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
-    needs=frozenset({"unheld_parameters", "wraps"}),
+    needs=frozenset({"unheld_parameters"}),
     subjects=("training",),
     triggers=("optim",),
 )
 _AFTER_CHANGE = "Build the optimizer after the last change of the model."
+_AFTER_SHARDING = "Build the optimizer after the model is sharded, which replaces its parameters."
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -59,14 +61,24 @@ def in_source(script: Script) -> Iterator[Finding]:
         name = optimizer.name.rpartition(".")[2]
         yield CHECK.finding(
             "source",
-            f"this {name} holds the parameters from before one of the model's layers was replaced"
+            f"this {name} holds the parameters from before the model was sharded, which replaces them"
+            if misplaced.sharded
+            else f"this {name} holds the parameters from before one of the model's layers was replaced"
             if misplaced.replaced
             else f"a new {name} is created for every step, so its state is lost each time",
-            remedy=_AFTER_CHANGE if misplaced.replaced else "Build the optimizer once, before the loop.",
+            remedy=_AFTER_SHARDING
+            if misplaced.sharded
+            else _AFTER_CHANGE
+            if misplaced.replaced
+            else "Build the optimizer once, before the loop.",
             locations=(optimizer.module.location(optimizer.node),),
             evidence=(
                 Fact(
-                    text="the new layer, which it does not hold" if misplaced.replaced else "its only step",
+                    text="it is sharded here"
+                    if misplaced.sharded
+                    else "the new layer, which it does not hold"
+                    if misplaced.replaced
+                    else "its only step",
                     basis="source",
                     location=cause.module.location(cause.node),
                 ),
@@ -85,7 +97,9 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             basis,
             f"{found.count:,} {are.format(found.model)} in no optimizer and never trained: this {found.optimizer_type} "
             f"was built before {'it was' if found.count == 1 else 'they were'} there: {', '.join(found.names)}",
-            remedy=f"{_AFTER_CHANGE} Or add the new parameters with add_param_group.",
+            remedy=_AFTER_SHARDING
+            if found.sharded
+            else f"{_AFTER_CHANGE} Or add the new parameters with add_param_group.",
             locations=tuple(place for place in (found.optimizer_location, found.wrap_location) if place is not None),
             ranks=found.ranks,
             evidence=(
@@ -101,7 +115,11 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                     location=found.optimizer_location,
                     stack=found.chain,
                 ),
-                Fact(text="the model is wrapped here", basis=basis, location=found.wrap_location),
+                Fact(
+                    text="the sharded model runs here" if found.sharded else "the model is wrapped here",
+                    basis=basis,
+                    location=found.wrap_location,
+                ),
             ),
         )
 
@@ -113,4 +131,4 @@ def _unchanged(found: Unheld) -> str:
 
 def _held_in_vain(found: Unheld) -> str:
     parameters = "1 parameter" if found.strangers == 1 else f"{found.strangers:,} parameters"
-    return f"the {found.optimizer_type} holds {parameters} that no wrapped module has and that never get a gradient"
+    return f"the {found.optimizer_type} holds {parameters} that no model has and that never get a gradient"

@@ -9,7 +9,7 @@ import msgspec
 from ddpdoctor.diagnosis.divergence.unused_parameters import folded
 from ddpdoctor.diagnosis.wording import site_location
 from ddpdoctor.finding import Frame, Location
-from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.model import RunRecord, ShardedModule, Wrap
 
 
 class Unheld(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +31,8 @@ class Unheld(msgspec.Struct, frozen=True, kw_only=True):
     chain: tuple[Frame, ...]
     """The call chain that built the optimizer, innermost first."""
     wrap_location: Location | None
+    sharded: bool = False
+    """The model is sharded, which makes new parameters; the location is that of its first forward."""
 
 
 def unheld_parameters(record: RunRecord) -> Iterator[Unheld]:
@@ -38,7 +40,9 @@ def unheld_parameters(record: RunRecord) -> Iterator[Unheld]:
     seen: set[tuple[int, Location | None]] = set()
     for entry in sorted(record.unheld_parameters, key=lambda entry: entry.rank):
         place = site_location(record.site(entry.site))
-        wrap = next((wrap for wrap in record.wraps if (wrap.rank, wrap.wrap) == (entry.rank, entry.wrap)), None)
+        wrap: Wrap | ShardedModule | None = next(
+            (wrap for wrap in record.wraps if (wrap.rank, wrap.wrap) == (entry.rank, entry.wrap)), None
+        ) or next((one for one in record.sharded_modules if (one.rank, one.module) == (entry.rank, entry.wrap)), None)
         if wrap is None or (entry.wrap, place) in seen:
             continue
         seen.add((entry.wrap, place))
@@ -55,4 +59,5 @@ def unheld_parameters(record: RunRecord) -> Iterator[Unheld]:
             optimizer_location=place,
             chain=record.site(entry.site).frames,
             wrap_location=site_location(record.site(wrap.site)),
+            sharded=isinstance(wrap, ShardedModule),
         )

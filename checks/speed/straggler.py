@@ -81,7 +81,9 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     line = standing(record, late.ranks, late.phase)
     where = line.place if line is not None else ""
     others = rank_list(late.waiting) if len(late.waiting) == 1 else "the others"
-    because = f", for {cause.replace('its', 'their') if several else cause}" if cause else ", slower in every phase"
+    because = (
+        f" because of {cause.replace('its', 'their') if several else cause}" if cause else ", slower in every phase"
+    )
     because += f" at {where}" if where else ""
     facts = [
         Fact(
@@ -94,9 +96,8 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     if late.phase:
         facts.append(
             Fact(
-                text=f"{late.phase.replace('_', ' ')} takes {rank_list(late.ranks)} "
-                f"{milliseconds_text(late.phase_ns)} a step, and the others "
-                f"{milliseconds_text(late.phase_elsewhere_ns)}",
+                text=f"{late.phase.replace('_', ' ')} takes {milliseconds_text(late.phase_ns)} of a step on "
+                f"{rank_list(late.ranks)}, and {milliseconds_text(late.phase_elsewhere_ns)} on the others",
                 basis="run",
                 numbers={"phase_ns": late.phase_ns, "phase_ns_elsewhere": late.phase_elsewhere_ns},
                 rank=late.ranks[0],

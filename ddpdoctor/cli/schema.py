@@ -14,7 +14,14 @@ from msgspec import inspect
 
 from ddpdoctor.check import Outcome
 from ddpdoctor.cli.options.command import help_option
-from ddpdoctor.examination import AutopsySection, RefutedSuspicion, RehearsalSection, SourceSection, Verdict
+from ddpdoctor.examination import (
+    AutopsySection,
+    EquivalenceSection,
+    RefutedSuspicion,
+    RehearsalSection,
+    SourceSection,
+    Verdict,
+)
 from ddpdoctor.finding import Finding, Gain, Location
 from ddpdoctor.gate_section import GateSection, TimeComparison
 from ddpdoctor.report import streams
@@ -122,6 +129,7 @@ def _examination() -> Schema:
             "notes": _list(_TEXT),
         },
         {
+            "equivalence": _object(_fields(EquivalenceSection, reported=True)),
             "autopsy": _object(_fields(AutopsySection, reported=True)),
             "gate": _object(_fields(GateSection, reported=True)),
             "targets": _list({"$ref": "#"}),
@@ -223,7 +231,7 @@ def schema_of(command: str) -> Schema:
 
 
 @click.command(add_help_option=False)
-@click.argument("command", type=click.Choice(COMMANDS))
+@click.argument("command", type=click.Choice(COMMANDS), metavar="COMMAND")
 @help_option()
 def schema(command: str) -> None:
     """Print the JSON Schema of the JSON that COMMAND writes."""

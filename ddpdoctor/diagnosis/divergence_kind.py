@@ -17,6 +17,7 @@ from ddpdoctor.diagnosis.training.pass_lengths import SkippedBatch, skipped_batc
 from ddpdoctor.diagnosis.training.replicas import blocked_in_backward, drifts, skipped_backward
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity, Trouble
 from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.streams.collectives import SharedGroup
 
 # Puts what the diagnosis knows of a divergence, a path or a load into the findings of the check that reports it.
 
@@ -85,6 +86,8 @@ def classify(divergence: Divergence, record: RunRecord) -> Trouble:
     """
     if any(turn.handling is not None and turn.rank == divergence.culprit for turn in divergence.turns):
         return "caught-exception"
+    if divergence.group is not None and any(use.ranks == divergence.group.ranks for use in shared_groups(record)):
+        return "shared-group"
     if divergence.form in ("desync", "crossed", "swapped"):
         return "desync"
     if divergence.form == "absentee" and not _ran_to_its_end(divergence):
@@ -122,6 +125,17 @@ def classify(divergence: Divergence, record: RunRecord) -> Trouble:
     # Dumps hold no forwards: that each rank decides by its own data looks like a rank test.
     apart = record.job.kind != "log" and _did_before_what_they_do_apart(divergence, record)
     return "data-branch" if apart else "rank-branch"
+
+
+def shared_groups(record: RunRecord) -> Iterator[SharedGroup]:
+    """Yield the groups that two threads used at once.
+
+    One with several backends has for each kind of device an order of its own: a thread may use the one, and one the
+    other.
+    """
+    several = (wait.kind == "init_process_group" and (not wait.backend or ":" in wait.backend) for wait in record.waits)
+    if not any(several):
+        yield from record.shared_groups
 
 
 def _drifted(divergence: Divergence, record: RunRecord) -> bool:

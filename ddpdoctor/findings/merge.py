@@ -23,6 +23,7 @@ DIVERGENCES: frozenset[Trouble] = frozenset(
         "mismatch",
         "early-exit",
         "subset-group",
+        "shared-group",
         "desync",
         "ddp-on-subset",
         "exception",

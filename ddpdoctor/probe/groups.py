@@ -29,6 +29,7 @@ class GroupBook:
         self._journal = journal
         self._torch = torch
         self._known: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self._names: dict[int, str] = {}
         self._world = -1
 
     def note(self, group: Any) -> tuple[int, tuple[int, ...]]:
@@ -44,9 +45,13 @@ class GroupBook:
                 ranks=ranks,
                 backend=distributed.get_backend(group),
                 timeout_ns=_timeout_ns(group, self._torch),
-                name=_mesh_name(group),
+                name=self._names.setdefault(known[0], _mesh_name(group)),
             )
         return known
+
+    def name_of(self, number: int) -> str:
+        """Return the name that a device mesh has for a group; empty for other groups."""
+        return self._names.get(number, "")
 
     def number_of(self, group: Any) -> int:
         """Return the number of a group; None is the default one."""

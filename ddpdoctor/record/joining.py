@@ -54,11 +54,11 @@ def _origin(message: str) -> str:
     return f"{PurePath(frames[-1]['file']).name}:{frames[-1]['line']} " if frames else ""
 
 
-SITES = frozenset({"site", "sampler_site", "forward_site", "backward_site"})
+SITES = frozenset({"site", "sampler_site", "forward_site", "backward_site", "other_site"})
 """Fields that hold a number of ``RunRecord.sites``."""
 TIMES = frozenset({"time_ns", "started_ns", "ended_ns", "completed_ns", "sleeps_until_ns", "phase_since_ns"})
 """Fields that hold a moment, beside all whose name ends with ``_at_ns``; other times are durations."""
-_TABLES = frozenset({"job", "sites", "signatures", "groups", "streams", "nodes", "logs", "other_starts"})
+_TABLES = frozenset({"job", "sites", "signatures", "groups", "streams", "nodes", "logs", "restart", "other_starts"})
 """What is joined in a way of its own."""
 
 

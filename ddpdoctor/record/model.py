@@ -22,6 +22,7 @@ from ddpdoctor.record.streams.collectives import (
     Handled,
     OutsiderCall,
     ReducedLoss,
+    SharedGroup,
     Signature,
     Wait,
 )
@@ -356,6 +357,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     wraps: tuple[Wrap, ...] = ()
     wrap_changes: tuple[WrapChange, ...] = ()
     sharded_modules: tuple[ShardedModule, ...] = ()
+    shared_groups: tuple[SharedGroup, ...] = ()
     loaders: tuple[Loader, ...] = ()
     passes: tuple[Pass, ...] = ()
     collectives: tuple[CollectiveTrack, ...] = ()

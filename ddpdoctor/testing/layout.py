@@ -57,6 +57,8 @@ class Body:
     root: str
     captures: bool
     debugs: bool
+    debugged_rank: int
+    """The one that stops where it failed, if `--pdb` is given."""
     style: str
     """Of tracebacks."""
     locals: bool

@@ -165,6 +165,7 @@ def _body(item: pytest.Function, mark: DdpMark) -> Body:
         root=str(config.rootpath),
         captures=config.getoption("capture") != "no",
         debugs=debugs,
+        debugged_rank=int(config.getoption("pdb_rank", 0)),
         style=_STYLES.get(config.getoption("tbstyle", "auto"), config.getoption("tbstyle", "auto")),
         locals=bool(config.getoption("showlocals", False)),
         comparisons=settings_of(config),

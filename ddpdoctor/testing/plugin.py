@@ -17,6 +17,17 @@ if TYPE_CHECKING:
     from ddpdoctor.testing.ranks import NotYetKnown
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the rank that `--pdb` is about."""
+    parser.getgroup("debugconfig").addoption(
+        "--pdb-rank",
+        type=int,
+        default=0,
+        metavar="N",
+        help="with --pdb: the rank of a test with the mark ddp that stops",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Make the mark known."""
     config.addinivalue_line(

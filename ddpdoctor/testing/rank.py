@@ -106,7 +106,7 @@ def _run_body(
             result: dict[str, Any] = {"outcome": "passed"}
         except BaseException as error:
             result = _failure(hooks, error, test)
-            if result["outcome"] == "failed" and test["debugs"] and rank == 0:
+            if result["outcome"] == "failed" and test["debugs"] and rank == test["debugged_rank"]:
                 result["quits"] = terminal.post_mortem(error)
     measure.save()
     result["warnings"] = [

@@ -14,7 +14,7 @@ from ddpdoctor.catalogue.registry import load, read_catalogue
 from ddpdoctor.cli.main import main
 from ddpdoctor.cli.schema import COMMANDS, Schema, schema_of
 from ddpdoctor.diagnosis.performance.run_comparison import compare
-from ddpdoctor.examination import AutopsySection, FirstCause
+from ddpdoctor.examination import AutopsySection, EquivalenceSection, Examination, FirstCause
 from ddpdoctor.finding import Gain
 from ddpdoctor.report.explanation import as_json
 from ddpdoctor.report.formats import json as json_report
@@ -46,6 +46,13 @@ def dead() -> str:
     return json_report.render(replace(examination(), findings=(cause,), autopsy=section))
 
 
+def of_equal_gradients() -> str:
+    section = EquivalenceSection(
+        status="differs", kind="scaled", factor=2.0, at=(1,), places=(("mean", "train.py", 3),)
+    )
+    return json_report.render(replace(examination(), equivalence=section))
+
+
 def compared() -> str:
     one = record_of(bucketed(2, 60))
     other = record_of(bucketed(2, 60, durations={**EVEN, "forward": 30.0}), workers=2)
@@ -66,6 +73,7 @@ WRITTEN: dict[str, tuple[str, Callable[[], str]]] = {
     **{build.__name__: ("check", lambda build=build: json_report.render(build())) for build in EXAMINATIONS},  # type: ignore[misc]
     "a gate of two targets": ("gate", lambda: json_report.render(gated())),
     "an autopsy": ("autopsy", dead),
+    "gradients of one process": ("check", of_equal_gradients),
     **{
         f"a run after {second} s": (
             "report",
@@ -92,6 +100,11 @@ def test_a_schema_is_one_and_says_something_of_each_field(command: str, capsys: 
     schema: Schema = json.loads(capsys.readouterr().out)
     jsonschema.Draft202012Validator.check_schema(schema)
     assert ": {}" not in json.dumps(schema)
+
+
+def test_no_section_of_an_examination_is_forgotten() -> None:
+    inside = {"root", "fail_on", "parts"}
+    assert set(Examination.__struct_fields__) - inside <= set(schema_of("check")["properties"])
 
 
 def test_a_report_that_lacks_a_field_is_refused() -> None:

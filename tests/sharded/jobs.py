@@ -102,6 +102,16 @@ WRONG = (
         found="rank-divergent-collective",
     ),
     Job(
+        name="the optimizer is older than the shards",
+        edits=((OPTIMIZER, ""), (SHARDED, OPTIMIZER + SHARDED)),
+        found="optimizer-misplaced",
+    ),
+    Job(
+        name="the head is in no unit",
+        edits=(("    fully_shard(model, mesh=mesh)\n", ""), (CLIPPED, "")),
+        found="missing-ddp-wrap",
+    ),
+    Job(
         name="all ranks draw the same",
         edits=((SAMPLER, ""), (", sampler=sampler)", ", shuffle=True)"), ("        sampler.set_epoch(epoch)\n", "")),
         found="missing-distributed-sampler",

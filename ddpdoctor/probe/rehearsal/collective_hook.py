@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Optional
@@ -201,6 +202,9 @@ class CollectiveHook:
         self._library: Any = None
         self._faults = 0
         self._forked_use_noted = False
+        self._threads: dict[int, dict[int, int]] = {}
+        """By group, the threads that have used it, with the call chain of their newest collective."""
+        self._shared: set[int] = set()
         self._handlers: set[tuple[int, str]] = set()
         """Call chain and type of exception of the collectives in a handler that were reported."""
 
@@ -293,6 +297,7 @@ class CollectiveHook:
                 self._reduced.note(kind, tensors, site)
                 if kind in NAMED_KINDS and site not in self._nameless:
                     about = journal.guarded(self._about, site, frame, tensors, harms=()) or _NOTHING
+            journal.guarded(self._note_thread, group, ranks, kind, site, harms=("shared_groups",))
             shapes = tuple([tensor.shape for tensor in tensors])
             key = (kind, shapes, dtype, reduce_op, root, origin, about, uneven, module)
             signature = journal.signature(
@@ -316,6 +321,36 @@ class CollectiveHook:
         self._journal.event(
             "handled", site=site, type=key[1], message=message[:400], file=file, line=line, function=function
         )
+
+    def _note_thread(self, group: int, ranks: tuple[int, ...], kind: str, site: int) -> None:
+        """Note a group that another thread is using meanwhile: which comes first is chance, and differs by rank.
+
+        A thread of the interpreter's own, as autograd's, works while the caller waits for it. One that has used the
+        group and waits for work, as one of a pool, has nothing of the user's on its stack.
+        """
+        here = threading.get_ident()
+        users = self._threads.setdefault(group, {})
+        users[here] = site
+        if len(users) < 2 or group in self._shared:
+            return
+        frames = sys._current_frames()
+        for thread in threading.enumerate():
+            other = thread.ident or 0
+            if other == here or other not in users or thread is threading.main_thread():
+                continue
+            if isinstance(thread, threading._DummyThread) or not self._is_at_work(frames.get(other)):
+                continue
+            self._shared.add(group)
+            fields = {"ranks": ranks, "kind": kind, "site": site, "thread": thread.name, "other_site": users[other]}
+            self._journal.event("shared_group", name=self._groups.name_of(group), **fields)
+            return
+
+    def _is_at_work(self, frame: Optional[FrameType]) -> bool:
+        while frame is not None:
+            if self._journal.user_code.holds(frame.f_code.co_filename):
+                return True
+            frame = frame.f_back
+        return False
 
     def _note_forked_use(self, kind: str, frame: Optional[FrameType]) -> None:
         """Note the first time that a process that a rank forked uses the rank's group, which does not work there."""

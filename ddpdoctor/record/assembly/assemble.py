@@ -234,6 +234,7 @@ _ROWS = {
     "outsider_call": "outsider_calls",
     "handled": "handled",
     "sharded_module": "sharded_modules",
+    "shared_group": "shared_groups",
     "nonfinite": "nonfinites",
     "resume_save": "resume_saves",
 }
@@ -266,7 +267,7 @@ _OF_CHILDREN = {
 """The same of what counts in a process that works for a rank, too: its row is the rank's."""
 _LISTED = frozenset({*_ROWS.values(), *_OF_CHILDREN.values(), "missing_gradients", "files", "stacks"})
 """Streams that are lists of rows."""
-_SITES = frozenset({"site", "sampler_site", "backward_site"})
+_SITES = frozenset({"site", "sampler_site", "backward_site", "other_site"})
 """Fields that number a call chain."""
 _OF_A_RANK = frozenset({*_ROWS, *_OF_CHILDREN, "pass_begun", "training_state"})
 """Rows that mean something of a rank only."""

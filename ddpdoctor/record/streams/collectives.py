@@ -77,6 +77,23 @@ class Handled(msgspec.Struct, frozen=True, kw_only=True):
     function: str = ""
 
 
+class SharedGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """A group that a rank used from two threads at once, when it was first seen to be."""
+
+    rank: int
+    ranks: tuple[int, ...] = ()
+    """Of the group."""
+    name: str = ""
+    """Of its dimension in a device mesh."""
+    kind: str = ""
+    """The collective that is called while the other thread is at work."""
+    site: int = -1
+    thread: str = ""
+    """The other thread's name."""
+    other_site: int = -1
+    """Where that called its newest collective of the group."""
+
+
 class OutsiderCall(msgspec.Struct, frozen=True, kw_only=True):
     """A collective that a rank called on a group which it is no member of; torch does nothing then."""
 

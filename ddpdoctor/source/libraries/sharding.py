@@ -31,11 +31,16 @@ from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, WORLD_SIZE, exact_per_rank
 from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.torch_model.ddp import SHARDED_TAGS
 from ddpdoctor.source.torch_model.library_calls import Handler, Named
+from ddpdoctor.source.torch_model.recorded_calls import SHARDED
 from ddpdoctor.source.vocabulary import MESH, SHARDED_WRAPPER
 
 FORWARD = "forward of the sharded model"
 _ITS_OWN = frozenset({"state_dict", "clip_grad_norm_"})
 """Methods of the older wrapper in which it gathers or reduces."""
+SHARDS = "shards"
+"""Kind of the tags of a rank's own part of a sharded model's state."""
+CLIPPED = "clip shards"
+"""Name of the event of a norm of a rank's own shards that its gradients are clipped by; the receiver is the wrapper."""
 OF_TENSORS = frozenset({"full_tensor", "redistribute"})
 """Methods of a distributed tensor that are collectives; nothing else that is met beside torch has them."""
 _PLAIN = (ast.Name, ast.Attribute)
@@ -44,17 +49,17 @@ _GATHERING_OPTIONS = ("full_state_dict", "broadcast_from_rank0")
 
 def shard(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
     """Shard a module in place, or several as one unit."""
-    return _in_place(machine, positional, named, gathers=True, with_data=True)
+    return _in_place(machine, node, positional, named, gathers=True, with_data=True)
 
 
 def replicate(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
     """Let a module average its gradients, in place."""
-    return _in_place(machine, positional, named, gathers=False, with_data=True)
+    return _in_place(machine, node, positional, named, gathers=False, with_data=True)
 
 
 def parallelize(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
     """Divide the computation of a module, in place: its ranks share their data."""
-    return _in_place(machine, positional, named, gathers=True, with_data=False)
+    return _in_place(machine, node, positional, named, gathers=True, with_data=False)
 
 
 def wrapper(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
@@ -64,6 +69,8 @@ def wrapper(machine: Machine, node: ast.AST, positional: list[Value], named: Nam
     group = named.get("process_group", named.get("device_mesh", NONE))
     whole = complete and constant(group) is None and len(positional) < 2
     machine.sharded[number] = Sharded(whole, True, True, with_data=True)
+    if positional:
+        machine.note("training", SHARDED, node, positional, named, receiver=positional[0])
     return ExternalObject(number, SHARDED_WRAPPER)
 
 
@@ -117,7 +124,19 @@ def state_dict(
     asks = made is not None and any(constant(made.named.get(option, NONE)) is True for option in _GATHERING_OPTIONS)
     if asks and machine.sharded and all(one.certain for one in machine.sharded.values()):
         machine.emit("collective", name, node, positional, named, in_tree=_all_everywhere(machine))
+    elif name == "get_model_state_dict" and options == NONE and positional:
+        return own_part(machine, positional[0]) or derived(positional)
     return derived([*positional, *named.values()])
+
+
+def own_part(machine: Machine, module: Value) -> Value | None:
+    """Return the state of a module that is certainly sharded in place, a part on each rank; None for others."""
+    options = list(options_of(module))
+    how = machine.sharded.get(getattr(options[0], "number", 0)) if len(options) == 1 else None
+    wrapped = isinstance(module, ExternalObject) and module.name == SHARDED_WRAPPER
+    if how is None or wrapped or not (how.certain and how.gathers and how.with_data):
+        return None
+    return derived([], frozenset({(SHARDS, 0)}))
 
 
 def clip_gradients(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
@@ -130,6 +149,8 @@ def clip_gradients(machine: Machine, node: ast.AST, positional: list[Value], nam
         kinds = [machine.sharded.get(getattr(one, "number", 0)) for one in options_of(owner)]
         wrapped = any(isinstance(one, ExternalObject) and one.name == SHARDED_WRAPPER for one in options_of(owner))
         how = kinds[0] if len(kinds) == 1 and not wrapped else None
+        if wrapped and len(kinds) == 1:
+            machine.note("training", CLIPPED, node, positional, named, receiver=owner)
     if how is not None and how.gathers and how.certain:
         machine.emit("collective", "clip_grad_norm_ of the sharded model", node, in_tree=how.everywhere)
     return derived(positional)
@@ -161,13 +182,17 @@ def forward(
     return tagged(kept, frozenset({(SHARDED_TAGS[not how.with_data], module.number)}))
 
 
-def _in_place(machine: Machine, positional: list[Value], named: Named, *, gathers: bool, with_data: bool) -> Value:
+def _in_place(
+    machine: Machine, node: ast.AST, positional: list[Value], named: Named, *, gathers: bool, with_data: bool
+) -> Value:
     module = positional[0] if positional else named.get("module", NONE)
     mesh = named.get("mesh", named.get("device_mesh", NONE))
     if not with_data and len(positional) > 1:
         mesh = positional[1]
     whole = constant(mesh) is None or (isinstance(mesh, ExternalObject) and mesh.name == MESH)
     whole = whole and (with_data or machine.meshes_are_flat)
+    if gathers:
+        machine.note("training", SHARDED, node, positional, named, receiver=module)
     parts = module.values if isinstance(module, SequenceValue) else (module,)
     for option in (option for part in parts for option in options_of(part)):
         if isinstance(option, (Instance, ExternalObject)) and not machine.quiet:

@@ -13,6 +13,7 @@ from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.parameters import HAS_PARAMETERS
 from ddpdoctor.source.queries.wrapped_models import innermost_loop, loop_nodes, training_events
 from ddpdoctor.source.script.syntax_index import descend, made_from
+from ddpdoctor.source.torch_model.recorded_calls import SHARDED
 
 _NO_OPTIMIZERS = ("lr_scheduler", "swa_utils")
 
@@ -24,6 +25,8 @@ class Misplaced(msgspec.Struct, frozen=True, eq=False):
     cause: Event
     """Its step in the same loop, or the assignment that replaces what it holds."""
     replaced: bool
+    sharded: bool = False
+    """All of them were, as the model was sharded."""
 
 
 def is_optimizer(value: Value) -> bool:
@@ -97,6 +100,10 @@ def misplaced_optimizers(projection: Projection) -> Iterator[Misplaced]:
         if step is not None and not _made_in(projection, held, loop) and not _once(optimizer):
             yield Misplaced(optimizer, step, replaced=False)
             continue
+        sharding = _sharding(projection, optimizer, held)
+        if sharding is not None:
+            yield Misplaced(optimizer, sharding, replaced=False, sharded=True)
+            continue
         replaced = _replacement(projection, optimizer, held)
         if replaced is not None:
             yield Misplaced(optimizer, replaced, replaced=True)
@@ -129,6 +136,16 @@ def _constructed_in(projection: Projection, instance: Instance, loop: ast.AST | 
         if number == instance.number and isinstance(key[0], ast.AST):
             return loop is not None and any(node is key[0] for node in descend(loop))
     return True
+
+
+def _sharding(projection: Projection, optimizer: Event, held: list[Value]) -> Event | None:
+    """Return where the only model that an optimizer holds is sharded after it was built, under the same conditions."""
+    if len(held) != 1 or any(training_events(projection, "add_param_group")):
+        return None
+    for event in training_events(projection, SHARDED):
+        if event.ordinal > optimizer.ordinal and event.receiver == held[0] and event.conditions == optimizer.conditions:
+            return event
+    return None
 
 
 def _replacement(projection: Projection, optimizer: Event, held: list[Value]) -> Event | None:

@@ -205,6 +205,8 @@ def call_method(
     arguments = [*positional, *named.values()]
     if isinstance(receiver, BoundMethod) and receiver.name == "super()":
         return _call_super(machine, node, receiver.receiver, name, positional, named, complete)
+    if name == "state_dict" and machine.sharded and (part := sharding.own_part(machine, receiver)) is not None:
+        return part
     if receiver.__class__ is ExternalObject or name in lightning.METHODS:
         for of_library in _METHODS_OF_LIBRARIES:
             served = of_library(machine, node, receiver, name, positional, named)

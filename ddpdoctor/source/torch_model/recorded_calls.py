@@ -81,6 +81,8 @@ def _kinds_of_method(name: str) -> tuple[EventKind, ...]:
 ENVIRONMENT = "os.environ"
 SET_VARIABLE = "set environment variable"
 """Name of the event of an assignment to ``os.environ``; its arguments are the variable and its value."""
+SHARDED = "shard"
+"""Name of the event of a module whose parameters are replaced by shards; it is the receiver."""
 SET_PARAM_GROUP = "set a setting of a parameter group"
 """Name of the event of ``optimizer.param_groups[0]["lr"] = rate``; its arguments are the setting and its value."""
 GROUP_SETTINGS = frozenset({"lr", "weight_decay", "momentum", "betas", "eps"})

@@ -88,6 +88,8 @@ class Modules:
         """Each parameter of a wrapped module with its wrap and name, by identity, which a later one may have again."""
         self._layouts: dict[int, tuple[tuple[int, bool], ...]] = {}
         """Identity and requires_grad of every parameter of a wrap when it was last looked at."""
+        self.beside: Callable[[], Iterator[tuple[int, str, Any]]] = lambda: iter(())
+        """Yields the parameters of sharded modules in the form of ``parameters``."""
         self._steps: dict[int, int] = {}
         self._noted = 0
         self._changes = 0
@@ -155,10 +157,11 @@ class Modules:
         return known[1:] if known is not None and known[0]() is parameter else None
 
     def parameters(self) -> Iterator[tuple[int, str, Any]]:
-        """Yield every parameter that wrapped modules hold by now: its wrap, its name, and itself."""
+        """Yield every parameter that wrapped or sharded modules hold by now: its wrap, its name, and itself."""
         for ddp, reduction in list(self._wraps.items()):
             for name, parameter in ddp.module.named_parameters():
                 yield reduction.number, name, parameter
+        yield from self.beside()
 
     def tensor_name(self, tensor: Any) -> str:
         """Return the name of a parameter or a buffer in a wrapped module, with the wrap's number; empty for others."""

@@ -69,11 +69,7 @@ class Unheld:
         if ordinal + 1 != STEPS_WATCHED or not (watched := self._watched.pop(optimizer, [])):
             return
         held = self._held()
-        kept = [
-            one
-            for one in watched
-            if id(one.parameter) not in held and tensor_digest(one.parameter, BYTES_OF_A_TENSOR) == one.digest
-        ]
+        kept = [one for one in watched if id(one.parameter) not in held and _digest(one.parameter) == one.digest]
         if not kept or any(calls_written(self._journal, frozenset({"add_param_group"}))):
             return
         for wrap in sorted({one.wrap for one in kept}):
@@ -123,7 +119,7 @@ class Unheld:
                 trained = {name: p for name, p in trained.items() if self._came_after(p, made)}
             elif any(id(p) in held for p in parameters.values()) or not _fits(trained, self._strangers(optimizer)):
                 continue
-            found += [_LeftOut(wrap, name, p, tensor_digest(p, BYTES_OF_A_TENSOR)) for name, p in trained.items()]
+            found += [_LeftOut(wrap, name, p, _digest(p)) for name, p in trained.items()]
         return found
 
     def _came_after(self, parameter: Any, moment: int) -> bool:
@@ -151,7 +147,17 @@ class Unheld:
 
 
 def _has_gradient(parameter: Any) -> bool:
-    return bool(parameter.requires_grad) and parameter.grad is not None and not is_zero(parameter.grad)
+    return bool(parameter.requires_grad) and parameter.grad is not None and not is_zero(_own_part(parameter.grad))
+
+
+def _digest(parameter: Any) -> str:
+    return tensor_digest(_own_part(parameter), BYTES_OF_A_TENSOR)
+
+
+def _own_part(tensor: Any) -> Any:
+    """Return what a rank holds of a tensor that may be distributed; the whole would take a collective."""
+    part = getattr(tensor, "_local_tensor", None)
+    return tensor if part is None else part.detach()
 
 
 def _fits(trained: dict[str, Any], strangers: list[Any]) -> bool:
