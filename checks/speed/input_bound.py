@@ -91,9 +91,24 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 numbers={"wait_ns": wait.wait_ns, "worst_wait_ns": wait.worst_wait_ns, "step_ns": wait.step_ns},
                 rank=wait.worst_rank,
             ),
+            *_lines(record, wait),
             *_single_waits(wait),
         ),
     )
+
+
+def _lines(record: RunRecord, wait: DataWait) -> Iterator[Fact]:
+    """Yield the line that makes the samples, where the ranks make them themselves."""
+    from ddpdoctor.diagnosis.performance.stragglers import standing
+
+    line = None if wait.loader is None or wait.loader.workers else standing(record, record.rank_numbers(), "data_wait")
+    if line is not None:
+        yield Fact(
+            text=f"the ranks stood at {line.place} in {line.looks} of {line.of} looks during that time",
+            basis="run",
+            numbers={"looks": line.looks, "looks_in_phase": line.of},
+            location=line.location,
+        )
 
 
 def _single_waits(wait: DataWait) -> tuple[Fact, ...]:

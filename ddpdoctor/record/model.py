@@ -33,6 +33,7 @@ from ddpdoctor.record.streams.measured import (
     Gpu,
     HostRead,
     HostUse,
+    Look,
     OptimizerSize,
     RankHeartbeat,
     StepTrack,
@@ -403,6 +404,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     gauges: tuple[Gauge, ...] = ()
     """The newest of each rank and name, of a live run."""
     host_reads: tuple[HostRead, ...] = ()
+    looks: tuple[Look, ...] = ()
+    """Of a live run; those of one rank, phase and line add up."""
     tensor_reads: tuple[TensorRead, ...] = ()
     unused_searches: tuple[UnusedSearch, ...] = ()
     """Later ones of a rank and wrap take the place of earlier ones."""

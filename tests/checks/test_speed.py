@@ -19,7 +19,7 @@ from ddpdoctor.checks.speed import (
 )
 from ddpdoctor.finding import Finding, Frame, Severity
 from ddpdoctor.record.model import Site, TensorInfo, Wrap
-from ddpdoctor.record.streams.measured import Gpu, HostRead
+from ddpdoctor.record.streams.measured import Gpu, HostRead, Look
 from ddpdoctor.record.streams.training import Loader, Pass
 from tests.diagnosis.measured_job import MeasuredJob
 
@@ -91,6 +91,34 @@ def test_one_slow_transfer_does_not_make_the_figures_of_the_gradients_nor_one_de
     delayed = MeasuredJob(2).run(80, COMPUTE, late).run(1, COMPUTE, {1: {"forward": 120.0}}).run(80, COMPUTE, late)
     (finding,) = said(straggler, delayed)
     assert finding.title == "rank 1 keeps rank 0 waiting for 13% of the step (10.0 ms) because of its forward"
+
+
+def looks(rank: int, phase: str, *at: tuple[int, int]) -> dict[str, Any]:
+    """Lines, each with how often the rank was met there."""
+    sites = tuple(Site(frames=(Frame("/job/train.py", line, "step"),)) for line, _ in at)
+    rows = (Look(rank=rank, site=number, phase=phase, looks=count) for number, (_, count) in enumerate(at))
+    return {"sites": sites, "looks": tuple(rows)}
+
+
+def test_a_straggler_is_named_with_the_line_at_which_it_mostly_stood() -> None:
+    job = MeasuredJob(2).run(60, COMPUTE, {1: {"other": 40.0}})
+    (finding,) = said(straggler, job, **looks(1, "other", (32, 12), (40, 5)))
+    assert finding.location is not None and finding.location.line == 32
+    assert finding.title.endswith(" at train.py:32 (step)")
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        looks(1, "other", (32, 4)),
+        looks(0, "other", (32, 40)),
+        looks(1, "optimizer", (32, 40)),
+        looks(1, "other", (32, 9), (33, 9), (34, 9)),
+    ],
+)
+def test_a_line_that_was_hardly_met_or_by_others_or_elsewhere_is_not_named(seen: dict[str, Any]) -> None:
+    (finding,) = said(straggler, MeasuredJob(2).run(60, COMPUTE, {1: {"other": 40.0}}), **seen)
+    assert finding.location is None
 
 
 def test_a_straggler_is_named_with_its_phase_and_nothing_is_laid_to_the_link() -> None:

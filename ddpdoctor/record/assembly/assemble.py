@@ -256,6 +256,7 @@ _OF_CHILDREN = {
     "bucket_layout": "bucket_layouts",
     "gauge": "gauges",
     "host_read": "host_reads",
+    "looked": "looks",
     "tensor_read": "tensor_reads",
     "replica_digest": "replica_digests",
     "resume_step": "resume_steps",

@@ -241,6 +241,7 @@ _MEASURED = (
     "bucket_layouts",
     "gauges",
     "host_reads",
+    "looks",
     "unused_searches",
     "unfollowed_forwards",
     "replica_digests",

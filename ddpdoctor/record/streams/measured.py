@@ -241,6 +241,16 @@ class HostRead(msgspec.Struct, frozen=True, kw_only=True):
     """Time inside of the calls, in all of the steps."""
 
 
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """How often the training thread of a rank was met at a line of the user's, of late."""
+
+    rank: int
+    site: int = -1
+    phase: str
+    """What the rank did meanwhile, as in ``Phase``."""
+    looks: int
+
+
 class Gauge(msgspec.Struct, frozen=True, kw_only=True):
     """A figure that a hook of the probe adds up over the steps of one rank, by its name."""
 
