@@ -11,7 +11,7 @@ import msgspec
 from ddpdoctor.finding import Basis, Fact, Finding, FoundInRun, Location, Severity, Trouble
 
 if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
+    from ddpdoctor.record.model import Restart, RunRecord
     from ddpdoctor.source.script.script import Script
 
 
@@ -99,10 +99,14 @@ class LoadedCheck(msgspec.Struct, frozen=True, kw_only=True):
     in_run: Callable[[RunRecord], Iterator[FoundInRun]] | None = None
     in_log: Callable[[RunRecord], Iterator[FoundInRun]] | None = None
     """Of a record that was read from what a dead job left."""
-    in_restart: Callable[[RunRecord], Iterator[FoundInRun]] | None = None
-    """Of a rehearsal with the one of the job's second start."""
+    in_restart: Callable[[Restart], Iterator[FoundInRun]] | None = None
+    """Of a rehearsal and that of the job's second start."""
 
 
+NEEDS_A_RUN = "needs a rehearsal"
+"""The reason of a check of runs alone where only the source was asked for."""
+ASKED_FOR: Mapping[str, str] = {"equivalence": "the ranks were not compared with one process"}
+"""Streams that a record has only where someone asks, and where it can be told: without them nothing is missing."""
 CUT_SHORT = "the rehearsal was cut short"
 """Begins the reason of a check that needs more of the run than there was."""
 

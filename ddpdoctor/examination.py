@@ -81,6 +81,44 @@ class RehearsalSection(msgspec.Struct, frozen=True, kw_only=True):
         return (*(f"not isolated: the script {done}" for done in self.not_held_back), *pretended, *self.notes)
 
 
+class EquivalenceSection(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the ranks train what one process would on the same samples."""
+
+    status: Literal["equal", "differs", "inconclusive"]
+    kind: str = ""
+    """How the gradients differ: ``scaled``, ``part``, ``weighted``, ``one-rank``, ``rank-constant``, ``cut``,
+    ``clipped``, ``unsynchronised``."""
+    reason: str = ""
+    """Why it could not be told, as a clause."""
+    ranks: int = 0
+    steps: int = 0
+    """Optimizer steps that were compared."""
+    parameters: int = 0
+    equal: int = 0
+    """Parameters with the same gradient."""
+    within: float = 0.0
+    """The largest difference of a parameter's gradient, as a share of its norm."""
+    factor: float | None = None
+    """The ranks' gradient as a multiple of the one process's."""
+    modules: tuple[str, ...] = ()
+    """Those that differ; empty for all."""
+    at: tuple[int, ...] = ()
+    """Ranks whose loss is another one."""
+    weights: tuple[float, ...] = ()
+    """The shares that the ranks' samples have in the gradient, by rank, …"""
+    due: tuple[float, ...] = ()
+    """… and those that they have in one process."""
+    counts: tuple[int, ...] = ()
+    """Targets that each rank counts, where its share in one process is theirs."""
+    places: tuple[tuple[str, str, int], ...] = ()
+    """What is called where: name, file and line."""
+    statistics_by_rank: bool = False
+    """Batch norms take the statistics of each rank's samples, and did so in one process as well."""
+    in_turn: bool = False
+    """One process was given the batches of the ranks one after the other, as it asked for more of them."""
+    seconds: float = 0.0
+
+
 class Culprit(msgspec.Struct, frozen=True, kw_only=True):
     """Who the first cause of a death is about, as far as it is known."""
 
@@ -154,6 +192,8 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...]
     """Worst first."""
     outcomes: tuple[Outcome, ...]
+    equivalence: EquivalenceSection | None = None
+    """Of a rehearsal that was compared with one process."""
     refuted: tuple[RefutedSuspicion, ...] = ()
     """Suspicions of the source that are no findings because the run proved that they are not so."""
     notes: tuple[str, ...] = ()

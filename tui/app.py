@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -154,19 +155,22 @@ KEYS: Mapping[str, Callable[[_Screen], None]] = {
 # Writes what is on the screen to files.
 
 
-def export_snapshot(snapshot: Snapshot, directory: Path) -> Path:
-    """Write a snapshot as JSON into ``directory``; nothing that is there is overwritten. Raises OSError."""
-    encoded = msgspec.json.format(msgspec.json.encode(snapshot), indent=2)
-    return _written(directory, f"ddpdoctor-{_stem(snapshot)}", ".json", encoded + b"\n")
+Exports = Mapping[str, tuple[str, str, Callable[[Snapshot], bytes]]]
+"""By the key that chooses it: what it is, how its file's name ends, and what makes its content."""
 
 
-def dump_stacks(snapshot: Snapshot, directory: Path) -> Path:
-    """Write the standstill and the stack of every rank that is known. Raises OSError."""
+def as_data(snapshot: Snapshot) -> bytes:
+    """Return a snapshot as JSON."""
+    return msgspec.json.format(msgspec.json.encode(snapshot), indent=2) + b"\n"
+
+
+def stacks_text(snapshot: Snapshot) -> str:
+    """Return the standstill and the stack of every rank that is known."""
     lines = [stall_text(snapshot), ""]
     for rank in snapshot.ranks:
         lines.append(f"rank {rank.rank}: {shown(rank.state)}")
         lines += [f"  {shown(frame.file)}:{frame.line} in {shown(frame.function)}" for frame in rank.stack]
-    return _written(directory, f"ddpdoctor-stacks-{_stem(snapshot)}", ".txt", "\n".join(lines).encode() + b"\n")
+    return "\n".join(lines) + "\n"
 
 
 def stall_text(snapshot: Snapshot) -> str:
@@ -226,6 +230,7 @@ class DoctorApp(App[ScreenEnd]):
         *,
         playback: Playback | None = None,
         explain: Callable[[str], str] = lambda code: "",
+        exports: Exports | None = None,
         export_directory: Path | None = None,
         environment: Mapping[str, str] | None = None,
         refresh_s: float = REFRESH_S,
@@ -237,6 +242,7 @@ class DoctorApp(App[ScreenEnd]):
         self._source = source
         self._player = playback
         self._explain = explain
+        self._exports: Exports = {"j": ("data (JSON)", ".json", as_data), **(exports or {})}
         self._export_directory = export_directory
         self._root = os.getcwd()
         self._glyphs = chosen_glyphs(given)
@@ -458,20 +464,47 @@ class DoctorApp(App[ScreenEnd]):
             self.say(f"requested the stack of rank {rank}")
 
     def export(self) -> None:
-        """Write what is shown to a file."""
-        self._write(export_snapshot)
+        """Ask as what, and write what is shown to a file."""
+        choices = [(key, what) for key, (what, _, _) in self._exports.items()]
+        directory = self._export_directory or Path.cwd()
+        question = Question(
+            f"Write to {directory}:", (*choices, ("s", "picture of this screen (SVG)"), ("Esc", "nothing"))
+        )
+        self._question = (
+            question,
+            {**{key: partial(self._export_as, key) for key, _ in choices}, "s": self._draw_picture},
+        )
 
-    def dump(self) -> None:
-        """Write all stacks to a file."""
-        if self.where.page == "stall":
-            self._write(dump_stacks)
-
-    def _write(self, write: Callable[[Snapshot, Path], Path]) -> None:
+    def _export_as(self, key: str) -> None:
+        """Have it written by the thread that alone asks the source, of which a trace needs the record."""
         snapshot = self._timeline.shown
         if snapshot is None:
             return
+        _, suffix, content_of = self._exports[key]
+
+        def write() -> None:
+            content = content_of(snapshot)
+            self.call_from_thread(self._write, suffix, lambda: content)
+
+        self._watcher.request(write)
+
+    def _draw_picture(self) -> None:
+        self.call_after_refresh(self._write, ".svg", lambda: self.export_screenshot().encode())
+
+    def dump(self) -> None:
+        """Write all stacks to a file."""
+        snapshot = self._timeline.shown
+        if self.where.page == "stall" and snapshot is not None:
+            self._write(".txt", lambda: stacks_text(snapshot).encode(), "stacks-")
+
+    def _write(self, suffix: str, content_of: Callable[[], bytes], kind: str = "") -> None:
+        """Write a new file; nothing that is there is overwritten."""
+        snapshot = self._timeline.shown
+        if snapshot is None:
+            return
+        directory = self._export_directory or Path.cwd()
         try:
-            path = write(snapshot, self._export_directory or Path.cwd())
+            path = _written(directory, f"ddpdoctor-{kind}{_stem(snapshot)}", suffix, content_of())
         except OSError as error:
             self.say(f"not written: {error.strerror or error}")
         else:
@@ -556,7 +589,7 @@ class DoctorApp(App[ScreenEnd]):
         """Yield what the command palette offers."""
         for tab in TABS:
             yield SystemCommand(tab.title, f"Show the page (key {tab.key})", lambda page=tab.page: self._show(page))
-        yield SystemCommand("Export", "Write what is shown to a JSON file (key e)", self.export)
+        yield SystemCommand("Export", "Write what is shown to a file (key e)", lambda: self.do(self.export))
         yield SystemCommand(
             "Pause the display", "Pause the display or resume it (key space)", lambda: self.do(self.hold)
         )
@@ -578,7 +611,11 @@ def _chosen_tone(environment: Mapping[str, str]) -> Tone:
 
 
 def run_screen(
-    source: SnapshotSource, *, playback: Playback | None = None, explain: Callable[[str], str] = lambda code: ""
+    source: SnapshotSource,
+    *,
+    playback: Playback | None = None,
+    explain: Callable[[str], str] = lambda code: "",
+    exports: Exports | None = None,
 ) -> ScreenEnd:
     """Show a run until the user leaves; the caller ends the job where that is asked for, and closes the source."""
-    return DoctorApp(source, playback=playback, explain=explain).run() or "quit"
+    return DoctorApp(source, playback=playback, explain=explain, exports=exports).run() or "quit"

@@ -9,6 +9,8 @@ from ddpdoctor.tui.draw.table import Cursor
 from ddpdoctor.tui.screens.pages import PAGES, Page
 
 FILTER_CHARACTERS = 60
+MOST_PLACES = 30
+"""That Esc goes back to, one after the other."""
 
 
 class Navigation:
@@ -25,6 +27,8 @@ class Navigation:
         self.cursors: dict[str, Cursor] = {}
         self.filters: dict[str, str] = {}
         self._rows: tuple[str, ...] = ()
+        self._been: list[tuple[str, str, int]] = []
+        """Where the user has come from, the last place last: page, what was opened on it, how far it was scrolled."""
         self._page_before_stall = ""
         self._stall_seen_ns = 0
 
@@ -42,21 +46,22 @@ class Navigation:
         self._rows = painting.rows
         if painting.rows:
             self.cursors[self.page] = replace(self.cursor, top=painting.top)
-        elif self._here.back:
+        elif self._here.scrolls:
             self.scroll = painting.top
 
     def go(self, page: str) -> None:
         """Show another page."""
+        if page != self.page:
+            self._been = [*self._been, (self.page, self.opened, self.scroll)][-MOST_PLACES:]
         self.page = page
         self.scroll = 0
         self._page_before_stall = ""
 
     def back(self) -> None:
-        """Go back from a page that was opened; on a list, clear its filter."""
-        if self._here.back:
-            self.go(self._here.back)
-        else:
-            self.filters.pop(self.page, None)
+        """Clear the filter of a list; otherwise go back to where the user was before."""
+        if self.filters.pop(self.page, None) is None and self._been:
+            self.page, self.opened, self.scroll = self._been.pop()
+            self._page_before_stall = ""
 
     def move(self, rows: int) -> None:
         """Move the cursor, or scroll a page of text."""
@@ -77,8 +82,9 @@ class Navigation:
     def open_row(self) -> None:
         """Open the selected row on a page of its own."""
         if self._here.opens and self._rows:
-            self.opened = self.cursor.selected if self.cursor.selected in self._rows else self._rows[0]
+            opened = self.cursor.selected if self.cursor.selected in self._rows else self._rows[0]
             self.go(self._here.opens)
+            self.opened = opened
 
     def sort(self) -> None:
         """Sort by the next column."""
@@ -119,7 +125,7 @@ class Navigation:
         """Bring up a standstill, once, and leave its page when it is over; true when it is new but would disturb."""
         if since_ns is None:
             if self.page == "stall" and self._page_before_stall:
-                self.go(self._page_before_stall)
+                self.back()
             self._page_before_stall = ""
             self._stall_seen_ns = 0
             return False

@@ -7,7 +7,7 @@ What it finds
 
 Why it is bad
     The number grows with the number of ranks: the loss of 8 ranks looks eight times as bad as that of one, an accuracy
-    goes above 100 %, and runs of different sizes cannot be compared. Sums of the ranks' class numbers are not classes:
+    goes above 100%, and runs of different sizes cannot be compared. Sums of the ranks' class numbers are not classes:
     whether they are equal says nothing about any sample.
 
 Example

@@ -31,7 +31,13 @@ from ddpdoctor.source.queries.wrapped_models import (
     training_forwards,
 )
 from ddpdoctor.source.script.syntax_index import descend
+from ddpdoctor.source.torch_model.recorded_calls import SET_REQUIRES_GRAD
 
+_AFTER_WRAP = frozenset(
+    {"on_train_start", "on_train_epoch_start", "on_train_batch_start", "training_step", "on_train_batch_end"}
+    | {"on_train_epoch_end", "on_validation_epoch_end", "on_validation_end"}
+)
+"""Hooks of Lightning that run when the strategy has wrapped the module."""
 # fmt: off
 WRAPPER_ATTRIBUTES = frozenset(
     {
@@ -95,15 +101,71 @@ def unfreezing_callbacks(projection: Projection) -> Iterator[tuple[Event, Event]
     They freeze in ``setup``, before the strategy wraps the module, so that DDP never lists what they unfreeze later.
     """
     machine = projection.machine
-    for fit in projection.in_course("collective"):
+    for fit in _fits_on_several(projection):
         trainer = machine.object(fit.receiver) if fit.receiver is not None else None
-        if fit.name != "Trainer.fit" or trainer is None or not has_several(trainer):
+        if trainer is None:
             continue
         given = trainer.named.get("callbacks")
         for value in given.values if isinstance(given, SequenceValue) else (given,):
             made = machine.object(value) if value is not None else None
             if made is not None and made.name.rpartition(".")[2] == "BackboneFinetuning" and not made.conditions:
                 yield made, fit
+
+
+def unfrozen_in_hooks(projection: Projection) -> Iterator[tuple[Event, Event]]:
+    """Yield where hooks of a Trainer with several ranks unfreeze what was frozen before it wrapped the module.
+
+    With its ``fit``.
+    """
+    fit = next(_fits_on_several(projection), None)
+    if fit is None:
+        return
+    frozen: set[str] = set()
+    seen: set[ast.AST] = set()
+    for event in projection.in_course("training"):
+        value, text = _switched(event), _switched_text(event)
+        if value is None or not text or event.node in seen:
+            continue
+        if not _AFTER_WRAP.isdisjoint(frame.function.rpartition(".")[2] for frame in event.chain):
+            if value and text in frozen:
+                seen.add(event.node)
+                yield event, fit
+        elif value:
+            frozen.discard(text)
+        else:
+            frozen.add(text)
+
+
+def _fits_on_several(projection: Projection) -> Iterator[Event]:
+    """Yield the calls of ``fit`` of Trainers with several ranks."""
+    for event in projection.in_course("collective"):
+        trainer = projection.machine.object(event.receiver) if event.receiver is not None else None
+        if event.name == "Trainer.fit" and trainer is not None and has_several(trainer):
+            yield event
+
+
+def _switched(event: Event) -> bool | None:
+    """Return whether an event lets parameters want gradients; None where it does neither."""
+    if event.name == SET_REQUIRES_GRAD:
+        value = constant(event.positional[0])
+        return value if isinstance(value, bool) else None
+    if event.name == "requires_grad_":
+        argument = event.argument("requires_grad", 0)
+        value = constant(argument) if argument is not None else True
+        return value if isinstance(value, bool) else None
+    return None
+
+
+def _switched_text(event: Event) -> str:
+    """Return whose parameters an event switches, as the script writes it: ``self.backbone``."""
+    owner: ast.AST = event.node
+    loop = event.loops[-1].node if event.loops else None
+    if event.name == SET_REQUIRES_GRAD and isinstance(loop, ast.For):
+        owner = loop.iter
+    elif isinstance(owner, ast.Call) and isinstance(owner.func, ast.Attribute):
+        owner = owner.func.value
+    text = ast.unparse(owner)
+    return text.removesuffix(".parameters()").removesuffix(".named_parameters()") if text.startswith("self.") else ""
 
 
 def wrapper_attributes(projection: Projection) -> Iterator[WrapperAttribute]:

@@ -83,6 +83,10 @@ REMEDIES = {
     "gradients": "Change gradients after backward (clipping, noise, skipped values) in the same way on every rank.",
     "drifted": "Look for code that changes parameters, optimizer state or the learning rate on some ranks only; where "
     "there is none, suspect the memory of the odd rank's GPU, or a kernel that is not deterministic.",
+    "own-state": (
+        "Average over the ranks what it is changed by, with dist.all_reduce; or make it a buffer, which DDP hands on "
+        "from rank 0 before each forward."
+    ),
     "unknown": "Look for code that sets parameters or optimizer state on some ranks only.",
 }
 
@@ -180,6 +184,8 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             remedy=REMEDIES[found.cause],
             locations=tuple(dict.fromkeys(p for p in (found.location, found.wrap_location) if p is not None)),
             ranks=found.ranks,
+            # Each rank may be meant to have one of its own, as a memory of its samples.
+            severity=Severity.WARNING if found.cause == "own-state" else None,
             evidence=(
                 differ,
                 *_reasons(record, found),
@@ -223,6 +229,9 @@ def _reasons(record: RunRecord, found: Diverged) -> Iterator[Fact]:
     if found.cause == "learning-rates":
         rates = (f"rank {rank}: {rates}" for rank, rates in zip(found.ranks, found.learning_rates, strict=True))
         yield Fact(text=f"the learning rates differ ({'; '.join(rates)})", basis=record.job.kind)
+    elif found.cause == "own-state":
+        text = "they want no gradient, and the module changes them itself: DDP averages nothing of them"
+        yield Fact(text=text, basis=record.job.kind)
     elif found.cause == "gradients":
         yield Fact(
             text="DDP averaged the gradients, and before the step they differ again: something changed them since",

@@ -110,9 +110,9 @@ def _parted_later(record: RunRecord, wraps: tuple[int, ...]) -> bool:
     return False
 
 
-Cause = Literal["after-the-wrap", "learning-rates", "gradients", "unknown"]
-"""They differed before the first step; the learning rates differ; the gradients of a synchronised backward differ; or
-none of these."""
+Cause = Literal["after-the-wrap", "own-state", "learning-rates", "gradients", "unknown"]
+"""They differed before the first step; they want no gradient; the learning rates differ; the gradients of a
+synchronised backward differ; or none of these."""
 
 
 class Diverged(msgspec.Struct, frozen=True, kw_only=True):
@@ -246,8 +246,10 @@ def _moments(record: RunRecord, wrap: int, ranks: tuple[int, ...]) -> Iterator[R
 def _of_interest(record: RunRecord, moment: ReplicaStep, wraps: Mapping[int, Wrap]) -> ReplicaStep | None:
     """Return the moment with what must not differ in it; None when nothing does or when it need not be equal."""
     wrap = wraps[min(wraps)]
-    listed = {tensor.name for tensor in wrap.parameters if tensor.requires_grad} - set(wrap.ignored)
-    unequal = tuple(name for name in moment.unequal if name in listed)
+    trained = {tensor.name for tensor in wrap.parameters if tensor.requires_grad}
+    differ = [name for name in moment.unequal if name not in wrap.ignored]
+    # What DDP averages comes first: what the module changes itself may follow from it.
+    unequal = tuple(name for name in differ if name in trained) or tuple(differ if moment.ordinal else ())
     for rank, step in moment.steps.items():
         used = contributions(record, step, moment.wrap)
         if not any(moment.wrap in backward.synchronised for backward in used):
@@ -281,6 +283,9 @@ def _cause(
 ) -> Cause:
     if not moment.ordinal:
         return "after-the-wrap"
+    wrap = wraps[min(wraps)]
+    if not any(tensor.requires_grad for tensor in wrap.parameters if tensor.name in moment.unequal):
+        return "own-state"
     for step in gradients_around_steps(record, moment.wrap, tuple(wraps)):
         if (step.optimizer, step.ordinal) == (moment.optimizer, moment.ordinal) and step.unequal:
             return "gradients"

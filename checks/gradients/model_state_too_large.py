@@ -1,7 +1,7 @@
 """The state of the model takes most of the GPU's memory.
 
 What it finds
-    Weights, gradients, DDP's buckets and the optimizer's state that take more than 60 % of the GPU's memory (for 80 %,
+    Weights, gradients, DDP's buckets and the optimizer's state that take more than 60% of the GPU's memory (for 80%,
     `model-state-too-large = 0.8` under `[tool.ddpdoctor.thresholds]`): in a live run as they lie on it, in a rehearsal
     as they are after a step. A rehearsal without the job's GPUs knows their memory from the settings
     (`device-memory-gib` in `[tool.ddpdoctor.job]`) and judges nothing without.

@@ -32,7 +32,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.checks.gradients.after_wrap_source import changes_after_wrap, unfreezing_callbacks
+from ddpdoctor.checks.gradients.after_wrap_source import changes_after_wrap, unfreezing_callbacks, unfrozen_in_hooks
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.record.streams.setup import AVERAGING
 from ddpdoctor.source.projection import whole_projection
@@ -77,6 +77,21 @@ def in_source(script: Script) -> Iterator[Finding]:
             ),
         )
 
+    for event, fit in unfrozen_in_hooks(whole_projection(script)):
+        yield CHECK.finding(
+            "source",
+            "parameters are unfrozen after the Trainer wrapped the module: DDP never lists them, and their gradients "
+            "are not averaged",
+            remedy=_OF_FRAMEWORK,
+            locations=(event.module.location(event.node),),
+            evidence=(
+                Fact(
+                    text="the module is wrapped here, while they are frozen",
+                    basis="source",
+                    location=fit.module.location(fit.node),
+                ),
+            ),
+        )
     for made, fit in unfreezing_callbacks(whole_projection(script)):
         place = made.module.location(made.node)
         yield CHECK.finding(

@@ -1,8 +1,8 @@
 """Parameters are NaN or inf, and on which rank, in which step and where that began.
 
 What it finds
-    Parameters of a DDP model that are no longer finite, in a live run and in a rehearsal, or forty backwards in a row
-    without a finite loss. Each rank looks at its loss before each backward, at a gradient before its reduction (in a
+    Parameters of a DDP model that are no longer finite, in a live run and in a rehearsal, or 64 backwards in a row of
+    which none was finite. Each rank looks at its loss before each backward, at a gradient before its reduction (in a
     rehearsal at every one) and at a parameter after each step of the optimizer. The finding names the first rank and
     step, and what made the value: the batch (with the samples, where the pass keeps them), an operation of the forward
     (with the module, found in the forward after it), the backward (with the first parameter), the step of the
@@ -126,7 +126,7 @@ def _facts(record: RunRecord, found: Origin) -> Iterator[str]:
     row = found.first
     if row.kind == "loss":
         batch = {True: "its batch was finite, ", False: "", None: ""}[row.batch_finite]
-        yield f"rank {row.rank}: {batch}its parameters were finite, the loss was {row.value} (backward {row.backward})"
+        yield f"rank {row.rank}: {batch}its parameters were finite, the loss was not (backward {row.backward})"
     elif row.kind == "gradient":
         yield (
             f"rank {row.rank}: loss and parameters were finite, and gradients were not before their reduction "

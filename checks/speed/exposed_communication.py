@@ -1,10 +1,10 @@
 """Steps wait for communication that nothing hides.
 
 What it finds
-    In a live run: gradients that are in transfer for more than 10 % of the step after backward has finished computing,
+    In a live run: gradients that are in transfer for more than 10% of the step after backward has finished computing,
     and explicit collectives (buffers, SyncBatchNorm, the user's own) that take as much. The time in which the ranks
     wait for a late one is not counted: that is a straggler (DDP403). Ranks that take turns being late are reported if
-    they wait for each other for more than 20 % of the step.
+    they wait for each other for more than 20% of the step.
 
 Why it is bad
     Every rank is idle for that time, and it grows with more ranks or a slower network.
@@ -19,7 +19,7 @@ Remedy
     (bf16_compress_hook). Where batches differ in length, group them by length, so that ranks have equal work.
 
 When it is wrong
-    If the job is small on purpose; a toy model shows 30 % and more.
+    If the job is small on purpose; a toy model shows 30% and more.
 
 References
     https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design

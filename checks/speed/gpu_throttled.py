@@ -2,8 +2,8 @@
 
 What it finds
     In a live run: a GPU that is slowed down because it is too hot or its power supply is insufficient, in at least a
-    quarter of the samples while it was busy; and one whose clock is more than 15 % below that of the other ranks' GPUs
-    of the same model (for 5 %, `gpu-throttled = 0.95` under `[tool.ddpdoctor.thresholds]`). As advice: GPUs with a
+    quarter of the samples while it was busy; and one whose clock is more than 15% below that of the other ranks' GPUs
+    of the same model (for 5%, `gpu-throttled = 0.95` under `[tool.ddpdoctor.thresholds]`). As advice: GPUs with a
     lowered power limit, if that costs a fifth of the clock rate.
 
 Why it is bad

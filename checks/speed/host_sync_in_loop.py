@@ -3,7 +3,7 @@
 What it finds
     .item(), .cpu(), .tolist() and .numpy() on a result of the DDP model in the loop over the training loader, in every
     step. In a live run: .item(), .cpu(), .tolist(), float(), int() and truth values of tensors on the GPU in nine of
-    ten sampled steps, where they wait for at least 1 % of the step. All places of a file become one finding.
+    ten sampled steps, where they wait for at least 1% of the step. All places of a file become one finding.
 
 Why it is bad
     The read waits until the GPU has finished all queued work. Python can no longer run ahead: the next step is prepared

@@ -1,14 +1,14 @@
 """A GPU computes for less than half of the training.
 
 What it finds
-    In a live run: GPUs whose utilisation, without the time in which only communication kernels ran, is below 50 % over
+    In a live run: GPUs whose utilisation, without the time in which only communication kernels ran, is below 50% over
     at least 20 s of training steps, where neither waiting for data nor exposed communication is the reason. Set a limit
-    other than 50 % with `idle-gpu = 0.3` under `[tool.ddpdoctor.thresholds]`.
+    other than 50% with `idle-gpu = 0.3` under `[tool.ddpdoctor.thresholds]`.
 
 Why it is bad
     The job pays for idle hardware. Usually the GPU waits for Python: many small kernels that are launched
     one by one, results that are read back in every step (.item(), printing), work on the CPU between the phases, or
-    explicit collectives. A GPU that waits for other ranks in a kernel of NCCL still reads as 100 % busy, so that figure
+    explicit collectives. A GPU that waits for other ranks in a kernel of NCCL still reads as 100% busy, so that figure
     alone says nothing.
 
 Example

@@ -3,7 +3,7 @@
 What it finds
     A DataLoader that feeds the training of a DDP model on a GPU from files, or through a transformation, without worker
     processes; and one with workers but without pinned memory. In a live run: steps that wait for their batch for more
-    than 10 % of their time on half of the ranks or more, on the whole and in three of four quarters; the figures are
+    than 10% of their time on half of the ranks or more, on the whole and in three of four quarters; the figures are
     those of the quarter in the middle, so that one long wait does not make them. Where the data of a single rank come
     late, see DDP403.
 

@@ -1,7 +1,7 @@
 """Throughput scales poorly with the number of ranks.
 
 What it finds
-    In a live run that has a run on one rank to compare with: throughput below 90 % of that of one rank times the number
+    In a live run that has a run on one rank to compare with: throughput below 90% of that of one rank times the number
     of ranks. `ddpdoctor profile --nproc 1 train.py` records the run on one rank, and prints where; `ddpdoctor profile
     --one-rank RUN train.py` compares with it.
 
@@ -9,7 +9,7 @@ Why it is bad
     The difference is paid for and lost. It grows with the number of ranks.
 
 Example
-    1 rank: 410 samples/s; 8 ranks: 2,100 samples/s, which is 64 % of 3,280
+    1 rank: 410 samples/s; 8 ranks: 2,100 samples/s, which is 64% of 3,280
 
 Remedy
     The other figures show what takes the time: exposed communication, waiting for a straggler, waiting for data

@@ -1,7 +1,7 @@
 """Backward is long enough to hide the communication, but does not.
 
 What it finds
-    In a live run: gradients whose transfer is exposed for more than 10 % of the step although the computation of
+    In a live run: gradients whose transfer is exposed for more than 10% of the step although the computation of
     backward takes longer than all of their communication, less than half of which it hides.
 
 Why it is bad

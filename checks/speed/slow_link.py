@@ -1,8 +1,8 @@
 """Gradients move far slower than the link between the GPUs should carry them.
 
 What it finds
-    In a live run on the GPUs of one node: gradients of 10 MB a step or more whose bus bandwidth is below 15 % of the
-    nominal bandwidth of NVLink or PCIe, measured where nothing hides the transfer. NCCL reaches 30 to 80 %.
+    In a live run on the GPUs of one node: gradients of 10 MB a step or more whose bus bandwidth is below 15% of the
+    nominal bandwidth of NVLink or PCIe, measured where nothing hides the transfer. NCCL reaches 30 to 80%.
 
 Why it is bad
     A degraded link (PCIe instead of NVLink, half the lanes, traffic through the CPU or a socket) slows down
@@ -42,7 +42,7 @@ CHECK = Check(
 )
 
 EXPECTED_SHARE = 0.5
-"""Of the standard: NCCL reaches 30 to 80 % of it."""
+"""Of the standard: NCCL reaches 30 to 80% of it."""
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:

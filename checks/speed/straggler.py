@@ -1,10 +1,10 @@
 """One rank keeps the others waiting.
 
 What it finds
-    In a live run: ranks for which the others wait 5 % of the step or more, in the reduction of gradients or in an
+    In a live run: ranks for which the others wait 5% of the step or more, in the reduction of gradients or in an
     explicit collective, while they hardly wait themselves; in most of the run, not once. With the phase that makes them
     late; as advice where no phase explains most of it, as on a machine that others share. If less than 10 s were
-    measured, the limit is 15 % of the step.
+    measured, the limit is 15% of the step.
 
 Why it is bad
     Every step takes as long as on its slowest rank: the time of all the others is lost.
@@ -79,7 +79,9 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     )
     several = len(late.ranks) > 1
     others = rank_list(late.waiting) if len(late.waiting) == 1 else "the others"
-    because = f", for {cause.replace('its', 'their') if several else cause}" if cause else ", slower in every phase"
+    because = (
+        f" because of {cause.replace('its', 'their') if several else cause}" if cause else ", slower in every phase"
+    )
     facts = [
         Fact(
             text=f"{rank_list(late.waiting)} {verb(late.waiting, 'waits', 'wait')} "
@@ -91,9 +93,8 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     if late.phase:
         facts.append(
             Fact(
-                text=f"{late.phase.replace('_', ' ')} takes {rank_list(late.ranks)} "
-                f"{milliseconds_text(late.phase_ns)} a step, and the others "
-                f"{milliseconds_text(late.phase_elsewhere_ns)}",
+                text=f"{late.phase.replace('_', ' ')} takes {milliseconds_text(late.phase_ns)} of a step on "
+                f"{rank_list(late.ranks)}, and {milliseconds_text(late.phase_elsewhere_ns)} on the others",
                 basis="run",
                 numbers={"phase_ns": late.phase_ns, "phase_ns_elsewhere": late.phase_elsewhere_ns},
                 rank=late.ranks[0],

@@ -136,7 +136,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         if collectives.state == "complete" or (isinstance(found, Finding) and found.severity is Severity.ERROR):
             yield found
     if collectives.state != "complete":
-        raise TooLittleEvidence(f"the record's collectives are {collectives.state} ({collectives.reason})")
+        raise TooLittleEvidence(f"not all collectives were recorded ({collectives.reason})")
 
 
 # Paths that several ranks create, remove and wait for.

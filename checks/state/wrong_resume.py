@@ -40,7 +40,7 @@ from ddpdoctor.check import Check, TooLittleEvidence
 from ddpdoctor.finding import Fact, Finding, Severity
 
 if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
+    from ddpdoctor.record.model import Restart
     from ddpdoctor.source.script.module import Module
     from ddpdoctor.source.script.script import Script
 
@@ -62,26 +62,26 @@ _REMEDIES = {
 _STATES = {"optimizer": "the optimizer", "learning-rate": "the scheduler", "scale": "the scaler"}
 
 
-def in_restart(record: RunRecord) -> Iterator[Finding]:
+def in_restart(restart: Restart) -> Iterator[Finding]:
     """Report what the second start of a job does otherwise than the first one had gone on."""
     from ddpdoctor.diagnosis.resume import compare
     from ddpdoctor.diagnosis.wording import site_location
 
-    compared = compare(record)
-    if compared.gap or record.restart is None:
+    compared = compare(restart)
+    if compared.gap:
         raise TooLittleEvidence(compared.gap)
-    save, second = compared.save, record.restart.record
-    files = {os.path.realpath(path) for path in record.restart.files}
+    save, second = compared.save, restart.second
+    files = {os.path.realpath(path) for path in restart.files}
     loads = sorted(
         (one for one in second.checkpoint_loads if os.path.realpath(one.path) in files), key=lambda one: one.rank
     )
     load_place = next((place for one in loads if (place := site_location(second.site(one.site)))), None)
-    save_place = None if save is None else site_location(record.site(save.site))
+    save_place = None if save is None else site_location(restart.first.site(save.site))
     for found in compared.differences:
         state = _STATES.get(found.what)
         missing = "" if found.saved or state is None else f"Save the state of {state} in the checkpoint. "
         places = (load_place, save_place) if found.saved else (save_place, load_place)
-        told = [Fact(text=record.restart.how, basis="rehearsal"), *_told(found.facts)]
+        told = [Fact(text=restart.how, basis="rehearsal"), *_told(found.facts)]
         if missing:
             told += _told((f"the state of {state} is not saved: no key of the checkpoint holds it",))
         told.append(Fact(text="the checkpoint is saved here", basis="rehearsal", location=save_place))
@@ -90,7 +90,7 @@ def in_restart(record: RunRecord) -> Iterator[Finding]:
             "rehearsal",
             found.title,
             remedy=_REMEDIES[found.what].format(save=missing),
-            ranks=found.ranks if len(found.ranks) < len(record.ranks) else (),
+            ranks=found.ranks if len(found.ranks) < len(restart.first.ranks) else (),
             locations=tuple(place for place in places if place is not None),
             evidence=tuple(told),
         )

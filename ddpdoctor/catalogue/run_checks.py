@@ -9,17 +9,25 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from ddpdoctor.catalogue.registry import CatalogueEntry, load
-from ddpdoctor.check import BoundHit, LoadedCheck, NotStated, Outcome, OutcomeState, TooLittleEvidence
+from ddpdoctor.check import (
+    ASKED_FOR,
+    NEEDS_A_RUN,
+    BoundHit,
+    LoadedCheck,
+    NotStated,
+    Outcome,
+    OutcomeState,
+    TooLittleEvidence,
+)
 from ddpdoctor.finding import Confirmed, Finding, FoundInRun, Refuted, Severity
 from ddpdoctor.source.recursion import deep_recursion
 from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.script.script import take_gap
 
 if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
+    from ddpdoctor.record.model import Restart, RunRecord
     from ddpdoctor.source.script.script import Script
 
-NEEDS_A_RUN = "needs a rehearsal"
 Evidence = TypeVar("Evidence")
 Yield = TypeVar("Yield")
 
@@ -83,16 +91,28 @@ def run_live_checks(entries: Sequence[CatalogueEntry], record: RunRecord) -> tup
 
 
 def run_log_checks(entries: Sequence[CatalogueEntry], record: RunRecord) -> tuple[CheckResult, ...]:
-    """Run every check that looks at what a dead job left, or at its second start where the record has one.
+    """Run every check that looks at what a dead job left.
 
     Raises ConfigurationError when a built-in check cannot be loaded.
     """
+    return _asked(entries, record, lambda check: check.in_log)
+
+
+def run_restart_checks(entries: Sequence[CatalogueEntry], restart: Restart) -> tuple[CheckResult, ...]:
+    """Run every check that looks at a second start, likewise."""
+    return _asked(entries, restart, lambda check: check.in_restart)
+
+
+def _asked(
+    entries: Sequence[CatalogueEntry],
+    evidence: Evidence,
+    half_of: Callable[[LoadedCheck], Callable[[Evidence], Iterator[FoundInRun]] | None],
+) -> tuple[CheckResult, ...]:
     results = []
     for entry in entries:
-        check = load(entry)
-        half = check.in_log if record.restart is None else check.in_restart
+        half = half_of(load(entry))
         if half is not None:
-            heard = _ask(half, record)
+            heard = _ask(half, evidence)
             results.append(
                 CheckResult(
                     code=entry.code,
@@ -193,7 +213,8 @@ def _look_at_run(
 ) -> CheckResult:
     missing = _missing_evidence(check, record)
     if missing and _absent(check, record):
-        return msgspec.structs.replace(result, gap=result.gap or missing)
+        asked_for = not result.gap and not ASKED_FOR.keys().isdisjoint(check.check.needs_of(record.job.kind))
+        return msgspec.structs.replace(result, gap=result.gap or missing, by_nature=asked_for)
     heard = _ask(in_run, record)
     elsewhere = [item for one in record.other_starts for item in _ask(in_run, one).yielded]
     # One start of the ranks says nothing of what another has shown.
@@ -254,9 +275,13 @@ def _ask(function: Callable[[Evidence], Iterator[Yield]], evidence: Evidence) ->
 def _missing_evidence(check: LoadedCheck, record: RunRecord) -> str:
     for name in sorted(check.check.needs_of(record.job.kind)):
         stream = record.stream(name)
+        if name in ASKED_FOR and stream.state == "absent":
+            return stream.reason if name in record.streams else ASKED_FOR[name]
         if stream.state != "complete":
             because = f" ({stream.reason})" if stream.reason else ""
-            return f"the record's {name.replace('_', ' ')} are {stream.state}{because}"
+            what = name.replace("_", " ")
+            told = f"no {what} were recorded" if stream.state == "absent" else f"only some {what} were recorded"
+            return told + because
     return ""
 
 

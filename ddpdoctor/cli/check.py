@@ -60,7 +60,17 @@ STDIN = "-"
     metavar="OPTION",
     help="Tell the script so to resume, as in '--resume-from {checkpoint}'. Implies --resume.",
 )
-@click.option("--thorough", is_flag=True, help="After a clean rehearsal, run one as 2x1 and one for each --stress.")
+@click.option(
+    "--equivalence/--no-equivalence",
+    default=None,
+    help="Compare the gradients of the ranks with those of one process on the same samples.  [default: after a short "
+    "rehearsal that is clean]",
+)
+@click.option(
+    "--thorough",
+    is_flag=True,
+    help="After a clean rehearsal, run one as 2x1 and one for each --stress. Implies --equivalence.",
+)
 @click.option("--full", is_flag=True, help="Do not shorten passes: rehearse the whole script.")
 @click.option(
     "--time-limit",
@@ -109,6 +119,7 @@ def check(
     stress: tuple[Stress | Literal["all"], ...],
     resume: bool,
     resume_with: str | None,
+    equivalence: bool | None,
     thorough: bool,
     full: bool,
     time_limit: float | None,
@@ -187,6 +198,7 @@ def check(
             stress=tuple(kind for kind in STRESSES if kind in stress or "all" in stress),
             resume=resume or resume_with is not None,
             resume_with=resume_with,
+            equivalence=equivalence,
             thorough=thorough,
             full=full,
             time_limit_s=time_limit,

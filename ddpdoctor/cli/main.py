@@ -31,6 +31,7 @@ COMMANDS = {
     "scaling": "Run SCRIPT on several numbers of ranks on this machine, and report how it scales.",
     "clean": "Show what killed rehearsals left in your directories, and remove it after confirmation.",
     "completion": "Print the script with which bash, zsh or fish completes commands, runs and checks.",
+    "schema": "Print the JSON Schema of the JSON that COMMAND writes.",
     "explain": "Explain CHECK, a code or a name; without one, list all checks.",
 }
 """What each sub-command does, as its own help begins; its module has the same name, but for these."""

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.diagnosis.wording import count, rank_list
-from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.model import Restart, RunRecord
 from ddpdoctor.record.streams.training import ResumeSave, ResumeStep
 
 What = Literal["weights", "optimizer", "learning-rate", "scale", "data", "counter", "kept"]
@@ -46,12 +46,9 @@ def checkpoint_of(first: RunRecord, step: int) -> ResumeSave | None:
     return max(found, key=lambda save: (save.optimizer, -save.rank), default=None)
 
 
-def compare(first: RunRecord) -> Comparison:
-    """Compare the steps after a checkpoint of the first start with those of the second one, which the record has."""
-    restart = first.restart
-    if restart is None:
-        return Comparison(gap="there was no second start")
-    second, step = restart.record, restart.step
+def compare(restart: Restart) -> Comparison:
+    """Compare the steps after a checkpoint of the first start with those of the second one."""
+    first, second, step = restart.first, restart.second, restart.step
     known = {os.path.realpath(path) for path in restart.files}
     if not any(os.path.realpath(one.path) in known for one in second.checkpoint_loads):
         return Comparison(

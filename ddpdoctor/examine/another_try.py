@@ -76,6 +76,8 @@ class Shown(msgspec.Struct, frozen=True):
     record: RunRecord
     """The one that counts."""
     section: RehearsalSection
+    request: RehearsalRequest
+    """How the newest one was made."""
     proofs: tuple[tuple[Trouble, RunRecord], ...] = ()
     """What earlier ones proved."""
 
@@ -115,7 +117,7 @@ def rehearse_until_shown(
         notes = (*notes[:-1], f"{notes[-1]}: {why}" if why else notes[-1])
     if notes:
         section = msgspec.structs.replace(section, notes=(*section.notes, *notes))
-    return Shown(record, section, proofs)
+    return Shown(record, section, request, proofs)
 
 
 def _what_stopped(record: RunRecord, section: RehearsalSection) -> str:

@@ -30,7 +30,17 @@ from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.errors import ConfigurationError, DdpDoctorError, ExitCode, UnreadableScript, UsageError
 from ddpdoctor.examination import Examination, RehearsalSection, SourceSection, Verdict, not_rehearsed
 from ddpdoctor.examine.reading import Reading, choice_of, comments_in, reading_of, source_section, together
-from ddpdoctor.examine.rehearsal_variants import is_clean, noted, variants, with_proof, with_variant
+from ddpdoctor.examine.rehearsal_variants import (
+    is_clean,
+    is_compared,
+    noted,
+    of_comparison,
+    variants,
+    with_comparison,
+    with_proof,
+    with_run_of,
+    with_variant,
+)
 from ddpdoctor.finding import Finding, Location, Severity, Trouble
 from ddpdoctor.findings.locations import same_file, shown_path, with_fingerprints
 from ddpdoctor.findings.merge import SUSPECTED, Confirmation, Refutation, confirmed, merge, unrefuted
@@ -75,6 +85,9 @@ def reached_lines(record: RunRecord | None) -> Reached | None:
             by_chance = frozenset().union(*(one.by_chance for one in of_file))
             ran = {line: tuple(one.rank for one in of_file if line in one.lines) for line in lines[file] - by_chance}
             alone[file] = {line: those for line, those in ran.items() if len(those) < len(ranks)}
+    # What a rank ran just before it was ended is in what it called, and not yet among its lines.
+    for frame in (frame for site in record.sites for frame in site.frames):
+        lines[frame.file] = lines.get(frame.file, frozenset()) | {frame.line}
     return Reached(lines, alone, is_whole=not any(one.late for one in record.lines))
 
 
@@ -178,7 +191,10 @@ class ExamineRequest(RehearsalOptions, frozen=True, kw_only=True):
     resume_with: str | None = None
     """The words by which the script is told to resume; None to look for its option."""
     thorough: bool = False
-    """After a clean rehearsal: one as two nodes, and one for each stress."""
+    """After a clean rehearsal: one as two nodes, one for each stress, and the comparison with one process."""
+    equivalence: bool | None = False
+    """Compare the ranks with one process after a rehearsal that was completed; None: after a clean one, if it was
+    short enough for that or ``thorough`` is set."""
     select: tuple[str, ...] = ()
     """Codes, prefixes of codes, or names; empty for what the settings say, or all checks."""
     ignore: tuple[str, ...] = ()
@@ -204,23 +220,35 @@ def examine_and_record(
     started_s = time.perf_counter()
     script = _script(request)
     seconds = time.perf_counter() - started_s
-    record, rehearsal, proofs = _rehearsed(request, script, root, on_progress)
+    record, rehearsal, proofs, rehearsed = _rehearsed(request, script, root, on_progress)
     results = _results(request, choice.entries, script, record)
     for trouble, earlier in proofs:
         results = with_proof(results, run_live_checks(choice.entries, earlier), trouble)
+    section = None
+    if record is not None and rehearsed is not None and is_compared(request, rehearsal, results, rehearsed):
+        from ddpdoctor.diagnosis.training.equivalence import sentence
+        from ddpdoctor.examine.equivalence import compared
+
+        section = compared(rehearsed, on_progress, rehearsal.seconds if request.equivalence is None else 0.0)
+        record = with_comparison(record, section)
+        if section.status != "differs":
+            rehearsal = msgspec.structs.replace(rehearsal, notes=(*rehearsal.notes, sentence(section)))
+        results = with_run_of(results, run_live_checks(of_comparison(choice.entries), record))
     spawns_ranks = _spawns_ranks(request, script)
     nodes = request.layout.nodes if request.layout is not None else 1
     for variant in variants(request.stress, thorough=request.thorough, spawns_ranks=spawns_ranks, nodes=nodes):
         if not is_clean(rehearsal, results):
             break
         again = msgspec.structs.replace(request, layout=variant.layout or request.layout)
-        further, section, _ = _rehearsed(again, script, root, on_progress, variant.stress)
+        further, again_section, *_ = _rehearsed(again, script, root, on_progress, variant.stress)
         more = _results(request, choice.entries, script, further)
         known, results = results, with_variant(results, more, variant)
         stressed = further is not None and further.job.stressed
-        rehearsal = noted(rehearsal, variant, section, stressed=stressed, found=results != known)
-    if request.resume and record is not None:
-        results, rehearsal = _with_restart(request, script, root, on_progress, results, rehearsal)
+        rehearsal = noted(rehearsal, variant, again_section, stressed=stressed, found=results != known)
+    if request.resume and rehearsed is not None:
+        from ddpdoctor.examine.resume import with_restart
+
+        results, rehearsal = with_restart(rehearsed, script, request.resume_with, on_progress, results, rehearsal)
     reading = reading_of(
         script,
         results,
@@ -232,7 +260,8 @@ def examine_and_record(
         with_fixes=request.hint,
     )
     reached = reached_lines(record)
-    return conclude_all(request, (reading,), rehearsal, choice.catalogue, seconds, reached=reached), record
+    examination = conclude_all(request, (reading,), rehearsal, choice.catalogue, seconds, reached=reached)
+    return msgspec.structs.replace(examination, equivalence=section), record
 
 
 def conclude_all(
@@ -357,43 +386,6 @@ def _script(request: ExamineRequest) -> Script:
     return read_module(request.target, module_places(request.launch, request.python, static=request.static))
 
 
-def _with_restart(
-    request: ExamineRequest,
-    script: Script,
-    root: Path,
-    on_progress: OnProgress,
-    results: Sequence[CheckResult],
-    rehearsal: RehearsalSection,
-) -> tuple[tuple[CheckResult, ...], RehearsalSection]:
-    """Return the results with what a restart shows, and the section with what was done for it."""
-    from ddpdoctor.examine.another_try import rehearse_until_shown
-    from ddpdoctor.examine.rehearsal_result import judge
-    from ddpdoctor.examine.resume import CODE, prove_resume
-    from ddpdoctor.monitor.rehearsal import rehearse
-
-    def once(one: RehearsalRequest) -> tuple[RunRecord, RehearsalSection]:
-        record = rehearse(one, on_progress)
-        return record, judge(record, str(root))
-
-    def until_shown(one: RehearsalRequest) -> tuple[RunRecord, RehearsalSection]:
-        shown = rehearse_until_shown(one, once)
-        return shown.record, shown.section
-
-    try:
-        wanted = _rehearsal_request(request, script, root, "")
-        entries = [entry for entry in read_catalogue().entries if entry.code == CODE]
-        proved, note = prove_resume(wanted, script, request.resume_with, until_shown, entries)
-    except (UsageError, ConfigurationError):
-        raise
-    except DdpDoctorError as error:
-        return tuple(results), msgspec.structs.replace(rehearsal, status="stopped", reason=error.message)
-    rehearsal = msgspec.structs.replace(rehearsal, notes=(*rehearsal.notes, note))
-    others = tuple(result for result in results if result.code != proved.code)
-    own = next((result for result in results if result.code == proved.code), proved)
-    merged = msgspec.structs.replace(own, from_run=proved.from_run, gap=proved.gap or own.gap, looked_at_run=True)
-    return (*others, merged), rehearsal
-
-
 def _rehearsal_request(request: ExamineRequest, script: Script, root: Path, stress: Stress) -> RehearsalRequest:
     from ddpdoctor.launch.rehearsal_plan import ranks_to_start, refuse_layout
     from ddpdoctor.source.queries.rendezvous import required_local_rank, unknown_to_the_launcher
@@ -423,9 +415,9 @@ def _rehearsal_request(request: ExamineRequest, script: Script, root: Path, stre
 
 def _rehearsed(
     request: ExamineRequest, script: Script, root: Path, on_progress: OnProgress, stress: Stress = ""
-) -> tuple[RunRecord | None, RehearsalSection, Proofs]:
+) -> tuple[RunRecord | None, RehearsalSection, Proofs, RehearsalRequest | None]:
     if request.static:
-        return None, not_rehearsed(), ()
+        return None, not_rehearsed(), (), None
     from ddpdoctor.examine.another_try import rehearse_until_shown
     from ddpdoctor.examine.rehearsal_result import could_not_rehearse, judge
     from ddpdoctor.monitor.rehearsal import rehearse
@@ -441,9 +433,9 @@ def _rehearsed(
     except (UsageError, ConfigurationError):
         raise
     except DdpDoctorError as error:
-        return None, could_not_rehearse(error), ()
+        return None, could_not_rehearse(error), (), None
     job = msgspec.structs.replace(shown.record.job, thresholds=request.settings.thresholds)
-    return msgspec.structs.replace(shown.record, job=job), shown.section, shown.proofs
+    return msgspec.structs.replace(shown.record, job=job), shown.section, shown.proofs, shown.request
 
 
 def _spawns_ranks(request: ExamineRequest, script: Script) -> bool:

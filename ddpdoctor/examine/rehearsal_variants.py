@@ -7,15 +7,22 @@ is distinguished from defects that happen by themselves: what breaks under an in
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from ddpdoctor.catalogue.registry import CatalogueEntry, load
 from ddpdoctor.catalogue.run_checks import CheckResult
-from ddpdoctor.examination import RehearsalSection
+from ddpdoctor.examination import EquivalenceSection, RehearsalSection
 from ddpdoctor.finding import Fact, Finding, Severity, Trouble
 from ddpdoctor.findings.merge import DIVERGENCES
 from ddpdoctor.launch.devices import Layout
-from ddpdoctor.launch.request import Stress
+from ddpdoctor.launch.rehearsal_plan import time_limit_s
+from ddpdoctor.launch.request import RehearsalRequest, Stress
+from ddpdoctor.record.model import RunRecord, StreamState
+
+if TYPE_CHECKING:
+    from ddpdoctor.examine.one_script import ExamineRequest
 
 STRESSES: tuple[Stress, ...] = ("nan", "short-batch", "slow-rank0")
 SECOND_NODE = Layout(2, 1)
@@ -60,6 +67,40 @@ def is_clean(rehearsal: RehearsalSection, results: Sequence[CheckResult]) -> boo
     """Return whether a rehearsal got to its end and proved nothing worse than advice, injected causes apart."""
     proved = [finding for result in results for finding in result.from_run if not finding.stress]
     return rehearsal.status == "completed" and not any(one.severity.at_least(Severity.WARNING) for one in proved)
+
+
+SHARE_OF_LIMIT = 0.2
+"""Of the time limit: a rehearsal that took more leaves no time to run the first steps of the script twice, and up to
+three more times where they differ."""
+
+
+def is_compared(
+    request: ExamineRequest, rehearsal: RehearsalSection, results: Sequence[CheckResult], rehearsed: RehearsalRequest
+) -> bool:
+    """Return whether a rehearsal is to be compared with one process."""
+    if request.equivalence is not None:
+        return request.equivalence and rehearsal.status == "completed"
+    is_short = rehearsal.seconds <= SHARE_OF_LIMIT * time_limit_s(rehearsed, rehearsed.nproc)
+    return is_clean(rehearsal, results) and (request.thorough or is_short)
+
+
+def of_comparison(entries: Sequence[CatalogueEntry]) -> list[CatalogueEntry]:
+    """Return the checks that look at the comparison with one process."""
+    return [entry for entry in entries if not entry.in_source and "equivalence" in load(entry).check.needs]
+
+
+def with_comparison(record: RunRecord, section: EquivalenceSection) -> RunRecord:
+    """Return the record with the comparison; one that tells nothing is no evidence."""
+    state = StreamState("complete")
+    if section.status == "inconclusive":
+        state = StreamState("absent", f"whether one process would train the same is not known: {section.reason}")
+    return msgspec.structs.replace(record, equivalence=(section,), streams={**record.streams, "equivalence": state})
+
+
+def with_run_of(base: Sequence[CheckResult], more: Sequence[CheckResult]) -> tuple[CheckResult, ...]:
+    """Return the results with those of checks that were run again."""
+    again = {result.code: result for result in more}
+    return tuple(again.get(result.code, result) for result in base)
 
 
 def with_variant(base: Sequence[CheckResult], more: Sequence[CheckResult], variant: Variant) -> tuple[CheckResult, ...]:

@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from ddpdoctor.catalogue.run_checks import CheckResult, run_log_checks
+from ddpdoctor.catalogue.registry import read_catalogue
+from ddpdoctor.catalogue.run_checks import CheckResult, run_restart_checks
 from ddpdoctor.diagnosis.resume import checkpoint_of
+from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.examination import RehearsalSection
-from ddpdoctor.launch.request import RehearsalRequest
+from ddpdoctor.examine.rehearsal_result import judge
+from ddpdoctor.launch.request import Progress, RehearsalRequest
 from ddpdoctor.record.model import Restart
 
 if TYPE_CHECKING:
@@ -44,6 +47,32 @@ class Resumed(NamedTuple):
     result: CheckResult
     note: str
     """How it was done, or why it could not be, as a sentence of the rehearsal's section."""
+
+
+def with_restart(
+    request: RehearsalRequest,
+    script: Script,
+    given: str | None,
+    on_progress: Callable[[Progress], None],
+    results: Sequence[CheckResult],
+    rehearsal: RehearsalSection,
+) -> tuple[tuple[CheckResult, ...], RehearsalSection]:
+    """Return the results with what a restart shows, and the section of the rehearsal with what was done for it."""
+    from ddpdoctor.monitor.rehearsal import rehearse
+
+    def once(one: RehearsalRequest) -> tuple[RunRecord, RehearsalSection]:
+        record = rehearse(one, on_progress)
+        return record, judge(record, str(Path.cwd()))
+
+    entries = [entry for entry in read_catalogue().entries if entry.code == CODE]
+    try:
+        proved, note = prove_resume(request, script, given, once, entries)
+    except DdpDoctorError as error:
+        proved, note = _gap(error.message)
+    others = tuple(result for result in results if result.code != proved.code)
+    own = next((result for result in results if result.code == proved.code), proved)
+    merged = msgspec.structs.replace(own, from_run=proved.from_run, gap=proved.gap or own.gap, looked_at_run=True)
+    return (*others, merged), msgspec.structs.replace(rehearsal, notes=(*rehearsal.notes, note))
 
 
 def prove_resume(
@@ -77,9 +106,8 @@ def prove_resume(
     how = f"started again{f' with `{shown}`' if shown else ''} from the checkpoint after step {step}"
     if again.status == "failed" and not second.resume_steps:
         return _gap(f"{how}, the script failed: {again.reason}")
-    restart = Restart(record=second, step=step, files=tuple(files), how=how)
-    restarted = msgspec.structs.replace(first, restart=restart)
-    (result,) = run_log_checks(entries, restarted)
+    restart = Restart(first=first, second=second, step=step, files=tuple(files), how=how)
+    (result,) = run_restart_checks(entries, restart)
     return Resumed(result, f"{how}: {result.gap or 'the steps after it were compared'}")
 
 

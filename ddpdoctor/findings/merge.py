@@ -120,6 +120,9 @@ def merge(suspicions: Sequence[Finding], seen: Sequence[Finding]) -> tuple[Findi
             confirmed.setdefault(index, []).append(suspicion)
     for index, causes in confirmed.items():
         lead = _explanation(causes, run[index])
+        if lead is None and run[index].trouble in DIVERGENCES and _are_rivals(causes):
+            left += causes  # Which of them it was is not known, and each can do it again.
+            continue
         if lead is None:
             for cause in causes:
                 if (cause.trouble, run[index].trouble) in _WHY:
@@ -137,6 +140,12 @@ def merge(suspicions: Sequence[Finding], seen: Sequence[Finding]) -> tuple[Findi
         for echo in echoes:
             run[index] = _joined(run[index], echo)
     return tuple(sorted((*run, *left), key=_rank))
+
+
+def _are_rivals(causes: Sequence[Finding]) -> bool:
+    """Return whether several conditions of a rank's own could each have done it."""
+    own = [cause for cause in causes if cause.trouble in ("data-branch", "caught-exception")]
+    return len({cause.location for cause in own}) > 1
 
 
 def _in_one_function(one: Finding, other: Finding) -> bool:

@@ -135,6 +135,10 @@ class RehearsalRequest(RehearsalOptions, frozen=True, kw_only=True):
     """Packages that an earlier try did not find, and that torch's own classes stand for in this one."""
     absent_directories: tuple[str, ...] = ()
     """Directories of data that an argument names and an earlier try did not find; empty ones stand for them."""
+    equivalence: Mapping[str, object] | None = None
+    """How this run takes part in a comparison with one process; ``examine.equivalence`` makes it."""
+    first_steps: Path | None = None
+    """An empty directory for what the ranks of such a run keep of their first steps."""
     shares_directories: bool = False
     """An earlier try ended by a race of the ranks for a directory; in this one no rank fails for coming second."""
 

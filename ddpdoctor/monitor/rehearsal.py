@@ -194,6 +194,8 @@ def rehearse(request: RehearsalRequest, on_progress: Callable[[Progress], None])
         left: tuple[Left, ...] = ()
         try:
             record = rehearsal.run()
+            if request.first_steps is not None and (directory / "equivalence").is_dir():
+                shutil.copytree(directory / "equivalence", request.first_steps, dirs_exist_ok=True)
         finally:
             if not request.keep and not rehearsal.in_overlay:
                 left = remove_created(directory).left
@@ -362,6 +364,7 @@ class _Rehearsal:
             "absent_packages": self._request.absent_packages,
             "absent_directories": self._request.absent_directories,
             "shares_directories": self._request.shares_directories,
+            "equivalence": self._request.equivalence,
             "job": msgspec.to_builtins(self._job),
         }
         path = self._directory / layout.JOB_FILE

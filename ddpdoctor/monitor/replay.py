@@ -195,7 +195,10 @@ class Replay:
 
     def _position_ns(self) -> int:
         moved_ns = int((time.monotonic_ns() - self._set_at_ns) * self._speed)
-        return min(max(0, self._elapsed_ns + moved_ns), self._length_ns)
+        at_ns = max(0, self._elapsed_ns + moved_ns)
+        if self._source == "demo" and moved_ns and at_ns > self._length_ns:
+            return at_ns % (self._length_ns + 1)  # The story begins again.
+        return min(at_ns, self._length_ns)
 
 
 # The demo: a minute of a job of 8 ranks that never was, recorded, to see the screen without a GPU.

@@ -47,6 +47,7 @@ _COMMAND = re.compile(
     r"|died with <Signals\.\w+: (?P<signal>\d+)>)"
 )
 _LAUNCHES = re.compile(r"torch\.distributed\.(?:run|launch)|\btorchrun\b|\baccelerate\b|\bdeepspeed\b|\b[ms]pirun\b")
+_OF_A_RANK = re.compile(r"'--local[-_]rank=\d+'")
 _DEEPSPEED = re.compile(r"sigkill_handler\].* exits with return code = (?P<code>-?\d+)")
 _SLURM_TASK = re.compile(r"srun: error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,\-]+): (?P<what>.+?)\s*$")
 _SLURM_CANCELLED = re.compile(
@@ -253,10 +254,11 @@ def incidents_in(text: str) -> Iterator[Incident]:
 def of_command(text: str, *, of_rank: bool = False) -> Incident | None:
     """Return how a launcher ended that another program had started, by what ``subprocess`` says; None for others.
 
-    ``of_rank``: a launcher says it of one of its ranks.
+    ``of_rank``: a launcher says it of one of its ranks; of which is not known, as the command is that of the last.
     """
     match = _COMMAND.search(text)
     launcher = _LAUNCHES.search(match["command"]) if match else None
+    of_rank = of_rank or (match is not None and _OF_A_RANK.search(match["command"]) is not None)
     if match is None or not (launcher or of_rank):
         return None
     code, number = match["code"], match["signal"]

@@ -174,6 +174,8 @@ _STARTER = re.compile(r"/deepspeed/launcher/\w+\.py$|/accelerate/commands/launch
 _ESCAPED = re.compile(r"(?P<quote>[\"']?)Traceback \(most recent call last\):(?=\\n)")
 _PLAIN = re.compile(r"([^\\]*)(?:\\(.))?")
 _ESCAPES = {"n": "\n", "t": "\t"}
+_DEAD_ACTORS = frozenset({"ActorDiedError", "RayActorError"})
+"""What Ray raises where the process of an actor ended; the second of versions before 2.10."""
 _FROM_OUTSIDE = frozenset({"SignalException"})
 _GROUPS = frozenset({"ExceptionGroup", "BaseExceptionGroup"})
 """Their parts follow, each with a traceback of its own."""
@@ -597,6 +599,9 @@ class LogReader:
                 if _LAUNCHER.search(frames[0].file):
                     continue
                 incident = replace(_cut_off(frames), type=root.hint)
+                if root.hint in _DEAD_ACTORS:
+                    message = "an actor died, and the log ends where its driver says so"
+                    incident = Incident(kind="signalled", trouble="killed", type="Ray", message=message)
             else:
                 kind, trouble, more = details_of(root.type, root.text, frames)
                 incident = Incident(

@@ -62,6 +62,7 @@ NEEDLES = (
     b"orker died",
     b"device handle",
     b"] Assertion `",
+    b"encountered in worker",
 )
 """Every line that reports a failure holds one of them, or follows one that does."""
 

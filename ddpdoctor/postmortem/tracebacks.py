@@ -114,8 +114,10 @@ class Tracebacks:
 
     def begins_within(self, marked: str, text: str) -> bool:
         """Return whether a line is a frame of a traceback whose head is not in the log."""
+        if hint_of(text):
+            return True
         frame = _FRAME.match(text)
-        if (frame is None or not frame["function"]) and not hint_of(text):
+        if frame is None or not frame["function"]:
             return False
         return not any(one.marked == marked for one in self._open) and not any(
             one.nested and one.marked == marked for one in self._closed
@@ -127,12 +129,17 @@ class Tracebacks:
             if other.marked == raised.marked:
                 other.mixed = raised.mixed = True
         raised.earlier = self._chained.pop(raised.marked, None)
+        if raised.hint:
+            # What it was passed on in ends with this line.
+            self._open = [one for one in self._open if one.marked != raised.marked]
         if len(self._open) >= MOST_OPEN:
             del self._open[0]
         self._open.append(raised)
 
     def take(self, marked: str, text: str) -> tuple[bool, list[Raised]]:
         """Take in a line; return whether it belonged to a traceback, and which ones are complete now."""
+        if text.startswith("**") and text.endswith("**"):
+            text = text.strip("*")  # Marked by whoever posted it.
         done = self._aged()
         if self._goes_on(marked, text):
             return True, done

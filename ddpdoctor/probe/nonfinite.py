@@ -17,7 +17,7 @@ from weakref import ref
 from .call_listeners import on_call
 from .journal import Journal
 
-STREAK = 40
+STREAK = 64
 """Backwards without a finite one between them that no scaler explains: from its first 65,536 it halves 16 times."""
 HELD = 16
 """Backwards since the newest step that left the parameters finite; of more, the newest are let go."""
@@ -49,11 +49,12 @@ class Batch(NamedTuple):
 class Followed:
     """One DDP module."""
 
-    __slots__ = ("broken", "buffers", "module", "names", "number", "sample", "since", "total")
+    __slots__ = ("broken", "buffers", "ddp", "module", "names", "number", "sample", "since", "streak", "total")
 
-    def __init__(self, number: int, module: Any) -> None:
+    def __init__(self, number: int, ddp: Any) -> None:
+        module = ddp.module
         self.number = number
-        self.module = ref(module)
+        self.ddp, self.module = ref(ddp), ref(module)
         self.names = {id(parameter): name for name, parameter in module.named_parameters()}
         self.broken = frozenset(name for name, parameter in module.named_parameters() if not is_finite(parameter))
         """Parameters that hold such values from the beginning, as a mask does."""
@@ -62,6 +63,8 @@ class Followed:
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad][:AMONG_FIRST]
         sample = next((one for one in trained if 0 < one.numel() <= SAMPLED_ELEMENTS), None)
         self.sample: Callable[[], Any] = (lambda: None) if sample is None else ref(sample)
+        self.streak = 0
+        """Backwards in a row that were not finite."""
         self.since = 0
         """Autograd's number when the newest forward began …"""
         self.total = -1
@@ -92,7 +95,6 @@ class NonFinite:
         self._newest: Optional[Followed] = None
         self._backwards = 0
         self._held: list[dict[str, Any]] = []
-        self._streak = 0
         self._packs = False
         """Saved tensors pass through hooks of somebody's: to look at them would call these."""
         self._parts: tuple[Any, ...] = ()
@@ -149,7 +151,7 @@ class NonFinite:
     def forward_begins(self, ddp: Any) -> None:
         """Begin a forward that records gradients."""
         followed = self._followed.get(id(ddp))
-        if followed is None or followed.module() is not ddp.module:
+        if followed is None or followed.ddp() is not ddp:
             followed = self._meet(ddp)
         self._newest = followed
         if self._places is not None:  # An exception has ended the forward that they are of.
@@ -188,8 +190,9 @@ class NonFinite:
 
     def backward_ended(self) -> None:
         """End a backward; one that left nothing behind ends a streak."""
-        if self._streak and not (self._held and self._held[-1]["backward"] == self._backwards):
-            self._streak = 0
+        newest = self._newest
+        if newest is not None and newest.streak and not (self._held and self._held[-1]["backward"] == self._backwards):
+            newest.streak = 0
 
     def stepped(self, optimizer: Any) -> None:
         """Look at parameters after the step of an optimizer."""
@@ -201,11 +204,9 @@ class NonFinite:
             if sample is not None and not sample.is_cuda:
                 value = float(sample.detach().sum())
                 dirty = dirty or value - value != 0
-        if dirty:
-            if not self._parameters_broke(optimizer):
-                # Another optimizer may yet step with what this backward has left.
-                self._held = [row for row in self._held if row["backward"] == self._backwards]
-            self._streak = 0
+        if dirty and not self._parameters_broke(optimizer):
+            # Another optimizer may yet step with what this backward has left.
+            self._held = [row for row in self._held if row["backward"] == self._backwards]
 
     def close(self) -> None:
         """Write what is held if the parameters are no longer finite, as the process is about to end."""
@@ -215,7 +216,7 @@ class NonFinite:
 
     def _meet(self, ddp: Any) -> Followed:
         number = self._wrap_number(ddp)
-        followed = Followed(-1 if number is None else number, ddp.module)
+        followed = Followed(-1 if number is None else number, ddp)
         self._followed[id(ddp)] = followed
         trained = [one for one in ddp.module.parameters() if one.requires_grad] if self._every_gradient else []
         is_compiling = getattr(getattr(self._torch, "compiler", None), "is_dynamo_compiling", lambda: False)
@@ -249,7 +250,7 @@ class NonFinite:
         newest = self._newest
         if newest is None or newest.module() is None:
             return
-        self._streak += 1
+        newest.streak += 1
         begun_s = time.monotonic()
         broken = self._broken(newest)
         row = self._row(kind, value, newest)
@@ -267,7 +268,7 @@ class NonFinite:
         self._held = [*self._held[1 - HELD :], row]
         if broken:
             self._write()
-        elif self._streak == STREAK:
+        elif newest.streak == STREAK:
             self._held = [dict(self._held[-1], streak=STREAK)]
             self._write()
         elif row.get("near") and not row["in_loss"] and not self._is_compiled(newest):
@@ -375,13 +376,14 @@ class NonFinite:
         if infinite is not None and infinite < first and first in nodes:
             # What is inf first and NaN then began as inf, if the one was made of the other.
             below = any(_number(node) == infinite for node in _nodes(nodes[first]))
-            first, outside = (infinite, False) if below else (first, outside)
+            first, outside, is_nan = (infinite, False, False) if below else (first, outside, is_nan)
         if outside:
             return {"outside": True}
         number, name, near = next(one for one in self._operations(root, followed) if one[0] == first)
         alike = [one[0] for one in self._operations(root, followed) if one[1:] == (name, near)]
         return {
             "operation": name,
+            "value": "NaN" if is_nan else "inf",
             "near": near,
             "nth": alike.index(number) if number in alike else -1,
             "alike": len(alike),

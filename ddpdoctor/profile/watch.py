@@ -426,6 +426,7 @@ class RunSource:
             notes=self._notes(record),
             launched=self._job is not None,
             launcher_pid=0 if self._job is None else self._job.pid,
+            told_to_end=told_to_end,
             exit_code=exit_code,
         )
         waited = views[0].finding if ended_in is not None else None

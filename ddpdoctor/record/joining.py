@@ -147,7 +147,6 @@ class Joiner:
                 for node in part.record.nodes
             ),
             logs=first.logs,
-            restart=None,
             **{name: tuple(rows) for name, rows in streams.items()},
         )
 

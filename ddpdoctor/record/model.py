@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from ddpdoctor.examination import EquivalenceSection
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.streams.collectives import (
     CollectiveTrack,
@@ -341,18 +342,6 @@ class Forward(msgspec.Struct, frozen=True, kw_only=True):
     time_ns: int = 0
 
 
-class Restart(msgspec.Struct, frozen=True, kw_only=True):
-    """The second start of a job, from a checkpoint of the first."""
-
-    record: RunRecord
-    step: int
-    """Steps of the first start before the checkpoint."""
-    files: tuple[str, ...] = ()
-    """What the second start found of the first one's."""
-    how: str = ""
-    """How it was started, in words."""
-
-
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Everything that is known of one run."""
 
@@ -425,12 +414,12 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     resume_steps: tuple[ResumeStep, ...] = ()
     resume_saves: tuple[ResumeSave, ...] = ()
 
+    equivalence: tuple[EquivalenceSection, ...] = ()
+    """One of a rehearsal that was compared with one process."""
     nodes: tuple[Node, ...] = ()
     """The machines of a live run, as far as ranks on them have written."""
     logs: LogEvidence = LogEvidence()
     """What the logs of a dead job tell."""
-    restart: Restart | None = None
-    """Only of a rehearsal of it."""
     other_starts: tuple[RunRecord, ...] = ()
     """Of the other sets of ranks, where a script has started several one after the other (``mp.spawn`` twice)."""
 
@@ -485,6 +474,19 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return max(counts.values(), default=0)
 
 
-_BESIDE_STREAMS = ("job", "sites", "signatures", "streams", "heartbeats", "logs", "nodes", "restart", "other_starts")
+class Restart(msgspec.Struct, frozen=True, kw_only=True):
+    """Two rehearsals: of a job that goes on past a checkpoint, and of its second start from there."""
+
+    first: RunRecord
+    second: RunRecord
+    step: int
+    """Steps of the first start before the checkpoint."""
+    files: tuple[str, ...] = ()
+    """What the second start found of the first one's."""
+    how: str = ""
+    """How it was started, in words."""
+
+
+_BESIDE_STREAMS = ("job", "sites", "signatures", "streams", "heartbeats", "logs", "nodes", "other_starts")
 STREAMS = tuple(name for name in RunRecord.__struct_fields__ if name not in _BESIDE_STREAMS)
 """The names of the streams of a record, which are what a check's ``needs`` is compared with."""

@@ -124,9 +124,18 @@ COLLECTIVE_METHODS: Mapping[str, frozenset[str]] = {
     ),
     # "This method will hang … if it's called just for the process with rank 0", its documentation says of saving.
     ENGINE: frozenset({"save_checkpoint", "load_checkpoint"}),
+    "torch.distributed.fsdp.FullyShardedDataParallel": frozenset({"state_dict", "clip_grad_norm_"}),
     **METHODS,
 }
 """Methods that every rank must call, by the class of their object."""
+METRICS = "torchmetrics."
+"""Begins the names of classes whose ``compute`` gathers what all ranks have counted."""
+
+
+def collective_methods(name: str) -> frozenset[str]:
+    """Return the methods of a class that every rank must call."""
+    return frozenset({"compute"}) if name.startswith(METRICS) else COLLECTIVE_METHODS.get(name, frozenset())
+
 
 NOT_FALSE = frozenset(
     {

@@ -57,8 +57,12 @@ class Body:
     root: str
     captures: bool
     debugs: bool
+    debugged_rank: int
+    """The one that stops where it failed, if `--pdb` is given."""
     style: str
     """Of tracebacks."""
     locals: bool
+    comparisons: dict[str, Any]
+    """How failed comparisons are explained: see ``comparisons.settings_of``."""
     warnings: list[tuple[str, str, str, str, int]]
     coverage: dict[str, Any] = field(default_factory=dict)

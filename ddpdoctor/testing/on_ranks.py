@@ -18,6 +18,7 @@ import pytest
 from _pytest.outcomes import Failed
 
 from ddpdoctor.testing import layout
+from ddpdoctor.testing.comparisons import settings_of
 from ddpdoctor.testing.hooks import DdpMark, mark_of
 from ddpdoctor.testing.layout import Body
 from ddpdoctor.testing.run_test import RankEnd, TestEnd, run_test
@@ -164,8 +165,10 @@ def _body(item: pytest.Function, mark: DdpMark) -> Body:
         root=str(config.rootpath),
         captures=config.getoption("capture") != "no",
         debugs=debugs,
+        debugged_rank=int(config.getoption("pdb_rank", 0)),
         style=_STYLES.get(config.getoption("tbstyle", "auto"), config.getoption("tbstyle", "auto")),
         locals=bool(config.getoption("showlocals", False)),
+        comparisons=settings_of(config),
         warnings=_warning_filters(),
         coverage=_coverage(),
     )

@@ -7,14 +7,25 @@ standard library, and all else when the first test with the mark is met.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from ddpdoctor.examination import Examination
     from ddpdoctor.testing.ranks import NotYetKnown
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the rank that `--pdb` is about."""
+    parser.getgroup("debugconfig").addoption(
+        "--pdb-rank",
+        type=int,
+        default=0,
+        metavar="N",
+        help="with --pdb: the rank of a test with the mark ddp that stops",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -50,6 +61,15 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
     call(pyfuncitem)
     return True
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
+    """Take the name of our own exception from the summary: what failed is said behind it."""
+    report = (yield).get_result()
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is not None and item.get_closest_marker("ddp") is not None:
+        crash.message = crash.message.removeprefix("RanksFailed: ")
 
 
 @pytest.fixture

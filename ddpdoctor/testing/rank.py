@@ -21,6 +21,7 @@ import pytest
 
 from ddpdoctor.probe.process import is_echo, text_of
 from ddpdoctor.testing import layout
+from ddpdoctor.testing.comparisons import explain_comparisons
 from ddpdoctor.testing.hooks import RankHooks
 from ddpdoctor.testing.ranks import DdpRank, become
 
@@ -94,6 +95,7 @@ def _run_body(
                 _make_group(torch, test, directory, rank)
             _filter_warnings(test["warnings"])
             values = pickle.loads((directory / layout.VALUES_FILE).read_bytes())
+            explain_comparisons(test["comparisons"], [name for name, _ in test["modules"]])
             function = _function_of(module, test, values.pop("self", None))
             measure.start()
             try:
@@ -104,7 +106,7 @@ def _run_body(
             result: dict[str, Any] = {"outcome": "passed"}
         except BaseException as error:
             result = _failure(hooks, error, test)
-            if result["outcome"] == "failed" and test["debugs"] and rank == 0:
+            if result["outcome"] == "failed" and test["debugs"] and rank == test["debugged_rank"]:
                 result["quits"] = terminal.post_mortem(error)
     measure.save()
     result["warnings"] = [
@@ -164,7 +166,7 @@ def _shown(error: BaseException, test: dict[str, Any]) -> tuple[str, str]:
     shown = info.getrepr(
         style="value" if plain else "long" if test["style"] == "auto" else test["style"],
         showlocals=test["locals"],
-        tbfilter=lambda info: _without_own_frames(info.traceback, whole=test["style"] != "auto"),
+        tbfilter=lambda info: _without_own_frames(info.traceback.filter(info), whole=test["style"] != "auto"),
     )
     crash = shown.reprcrash
     return _indented(str(shown)), crash.message if crash is not None else text_of(error)

@@ -146,9 +146,8 @@ def _room_for_workers(observed: Observed, workers: int) -> str:
     cores = cores_per_rank(observed)
     if not cores:
         return "as long as there are cores and disk for them"
-    if workers > cores:
-        return f"there are {count(cores, 'core')} for each rank: more workers only help while they wait for a disk"
-    return f"there are {count(cores, 'core')} for each rank; more workers only help where they wait for a disk"
+    more = "these" if workers > cores else "more"
+    return f"each rank has {count(cores, 'core')}; {more} workers help only where they wait for a disk or a network"
 
 
 def _workers(observed: Observed, settings: Settings) -> Remedy:

@@ -50,6 +50,9 @@ _FORWARD = Said(code="DDP303", line=33, words=("model.module",))
 _REDUCE = Said(code="DDP301", line=34, words=("self.rank == 0", "move it out of the branch"))
 _EPOCH = Said(code="DDP102", line=23)
 
+_NESTED = Said(code="DDP301", line=15, words=("dist.get_rank() == 0", "barrier"))
+_HOOK = Said(code="DDP213", line=19, words=("never lists them", "learning rate of 0"))
+
 CASES = (
     # The barrier that rank 1 waits in is where it stands, not why.
     Case(
@@ -112,6 +115,17 @@ CASES = (
         checked=(msgspec.structs.replace(_VIZ, ranks=(0,)),),
     ),
     Case(script="c15_mended.py"),
+    Case(
+        script="g05_nested_resume.py",
+        source=(_NESTED,),
+        checked=(msgspec.structs.replace(_NESTED, ranks=(0,)),),
+    ),
+    Case(script="g18_unfreeze_later.py", source=(_HOOK,), checked=(_HOOK,)),
+    # No line of the source shows that ranks are in different states: the run sees it.
+    Case(
+        script="g21_local_update.py",
+        checked=(Said(code="DDP208", line=43, ranks=(0, 1), words=("0.lateral", "want no gradient", "all_reduce")),),
+    ),
     Case(
         script="lit_rank0_save.py",
         source=(_RANK0_SAVE, Said(code="DDP201", line=13)),

@@ -92,17 +92,17 @@ def test_one_slow_transfer_does_not_make_the_figures_of_the_gradients_nor_one_de
     late = {1: {"forward": 10.0}}
     delayed = MeasuredJob(2).run(80, COMPUTE, late).run(1, COMPUTE, {1: {"forward": 120.0}}).run(80, COMPUTE, late)
     (finding,) = said(straggler, delayed)
-    assert finding.title == "rank 1 keeps rank 0 waiting for 13% of the step (10.0 ms), for its forward"
+    assert finding.title == "rank 1 keeps rank 0 waiting for 13% of the step (10.0 ms) because of its forward"
 
 
 def test_a_straggler_is_named_with_its_phase_and_nothing_is_laid_to_the_link() -> None:
     job = MeasuredJob(4).run(60, COMPUTE, {2: {"data_wait": 25.0}}, transfer=4.0, hidden=30.0)
     (finding,) = said(straggler, job)
     assert finding.ranks == (2,)
-    assert finding.title == "rank 2 keeps the others waiting for 26% of the step (25.0 ms), for its loader"
+    assert finding.title == "rank 2 keeps the others waiting for 26% of the step (25.0 ms) because of its loader"
     assert [fact.text for fact in finding.evidence] == [
         "ranks 0-1, 3 wait 25.0 ms of each step longer than rank 2",
-        "data wait takes rank 2 26.0 ms a step, and the others 1.0 ms",
+        "data wait takes 26.0 ms of a step on rank 2, and 1.0 ms on the others",
     ]
     assert codes(job) == ["DDP403"]
 
@@ -110,7 +110,7 @@ def test_a_straggler_is_named_with_its_phase_and_nothing_is_laid_to_the_link() -
 @pytest.mark.parametrize("phase", ["forward", "backward", "optimizer", "other"])
 def test_a_straggler_of_two_is_known_in_every_phase(phase: str) -> None:
     (finding,) = said(straggler, MeasuredJob(2).run(60, COMPUTE, {0: {phase: 20.0}}))
-    assert finding.title.startswith("rank 0 keeps rank 1 waiting for 23% of the step (20.0 ms), for ")
+    assert finding.title.startswith("rank 0 keeps rank 1 waiting for 23% of the step (20.0 ms) because of ")
 
 
 def test_a_rank_that_is_slower_in_everything_is_advice() -> None:
@@ -123,9 +123,9 @@ def test_a_rank_that_is_slower_in_everything_is_advice() -> None:
 def test_a_rank_that_computes_more_than_the_others_is_told_from_a_slow_machine() -> None:
     longer_samples = {"data_wait": 3.0, "forward": 10.0, "backward": 10.0, "optimizer": 1.0}
     (finding,) = said(straggler, MeasuredJob(2).run(60, COMPUTE, {1: longer_samples}))
-    assert finding.title.endswith("(24.0 ms), for its forward and backward")
+    assert finding.title.endswith("(24.0 ms) because of its forward and backward")
     assert (finding.severity, finding.evidence[1].text) == (
-        Severity.WARNING, "computation takes rank 1 80.0 ms a step, and the others 60.0 ms",
+        Severity.WARNING, "computation takes 80.0 ms of a step on rank 1, and 60.0 ms on the others",
     )  # fmt: skip
 
 
@@ -139,7 +139,9 @@ def test_what_other_programs_cost_a_rank_for_some_seconds_makes_no_straggler() -
 def test_a_slow_half_of_the_ranks_is_found_together() -> None:
     slow = {rank: {"forward": 30.0} for rank in (2, 3)}
     (finding,) = said(straggler, MeasuredJob(4).run(60, COMPUTE, slow))
-    assert finding.title == "ranks 2 and 3 keep the others waiting for 31% of the step (30.0 ms), for their forward"
+    assert (
+        finding.title == "ranks 2 and 3 keep the others waiting for 31% of the step (30.0 ms) because of their forward"
+    )
 
 
 def test_ranks_that_take_turns_are_no_stragglers() -> None:

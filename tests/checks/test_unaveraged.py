@@ -20,7 +20,7 @@ from ddpdoctor.checks.gradients import (
     unused_parameters,
 )
 from ddpdoctor.finding import Finding, Severity
-from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.model import RunRecord, TensorInfo
 from ddpdoctor.record.streams.training import (
     GradientsTaken,
     MissingGradient,
@@ -186,6 +186,19 @@ def test_the_remedy_of_diverged_replicas_follows_the_cause(
     (finding,) = said(job.seen())
     assert finding.code == "DDP208" and finding.remedy.startswith(remedy)
     assert "after step 1 of the optimizer" in finding.title
+
+
+def test_what_a_module_changes_itself_is_a_warning_of_its_own() -> None:
+    job = Replicas()
+    job.forward()
+    job.backward()
+    job.optimizer_step((), NAMES[:1])
+    frozen = TensorInfo(name=NAMES[0], shape=(500,), dtype="float32", size_bytes=2_000, requires_grad=False)
+    record = job.seen()
+    wraps = tuple(msgspec.structs.replace(one, parameters=(frozen, *one.parameters[1:])) for one in record.wraps)
+    (finding,) = said(job.seen(wraps=wraps))
+    assert (finding.code, finding.severity) == ("DDP208", Severity.WARNING)
+    assert finding.remedy.startswith("Average over the ranks what it is changed by")
 
 
 def ignored(job: Replicas) -> dict[str, Any]:

@@ -45,6 +45,17 @@ def test_the_help_of_all_commands_says_whole_what_their_own_say(capsys: Output) 
         assert summary in " ".join(capsys.readouterr().out.split())
 
 
+def test_the_version_is_told_without_click_and_the_help_without_msgspec() -> None:
+    for option, without in (("--version", "click"), ("--help", "msgspec")):
+        script = (
+            "import sys; sys.argv[1:] = [sys.argv[1]]; from ddpdoctor.__main__ import main; code = main()\n"
+            "print(sorted(sys.modules), code)"
+        )
+        done = subprocess.run((sys.executable, "-c", script, option), capture_output=True, text=True, check=True)
+        assert f"'{without}'" not in done.stdout
+        assert done.stdout.startswith("ddpdoctor 0" if option == "--version" else "Usage: ddpdoctor")
+
+
 def test_the_help_of_all_commands_imports_none() -> None:
     script = "import sys; from ddpdoctor.cli.main import main; main(['--help']); print(sorted(sys.modules))"
     done = subprocess.run((sys.executable, "-c", script), capture_output=True, text=True, check=True)

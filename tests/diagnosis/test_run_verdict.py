@@ -46,7 +46,7 @@ def test_a_step_that_is_mostly_code_between_the_phases_is_not_praised_for_its_co
     mostly_other = {"data_wait": 1.0, "forward": 2.0, "backward": 3.0, "optimizer": 1.0, "other": 90.0}
     verdict = run_verdict(summarise(MeasuredJob(2).run(60, mostly_other, None, transfer=1.0).record()), ())
     assert verdict.state == "healthy"
-    assert verdict.text.endswith("92% of the step is code between the phases")
+    assert verdict.text.endswith("92% of the step is the rest of the loop")
     assert verdict.next.startswith("Check what the loop does outside the model")
 
 

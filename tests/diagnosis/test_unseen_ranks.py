@@ -68,7 +68,7 @@ def test_no_bandwidth_is_made_of_what_may_be_waiting() -> None:
 
 def test_a_straggler_among_those_that_are_seen_is_named() -> None:
     (finding,) = stragglers(part((2, 3), {3: {"forward": 25.0}}, transfer=4.0))
-    assert finding.title == "rank 3 keeps rank 2 waiting for 26% of the step (25.0 ms), for its forward"
+    assert finding.title == "rank 3 keeps rank 2 waiting for 26% of the step (25.0 ms) because of its forward"
 
 
 def test_who_waits_himself_for_a_rank_that_is_not_seen_is_no_straggler() -> None:

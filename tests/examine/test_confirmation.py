@@ -10,8 +10,8 @@ import pytest
 from ddpdoctor.catalogue.run_checks import CheckResult
 from ddpdoctor.examination import Examination, RehearsalSection, Unreached
 from ddpdoctor.examine.one_script import ExamineRequest, Reached, conclude, reached_lines
-from ddpdoctor.finding import Confirmed, Fact, Refuted, Severity
-from ddpdoctor.record.model import Job, RunRecord, StreamState
+from ddpdoctor.finding import Confirmed, Fact, Frame, Refuted, Severity
+from ddpdoctor.record.model import Job, RunRecord, Site, StreamState
 from ddpdoctor.record.streams.setup import LinesExecuted
 from ddpdoctor.report.formats import concise, full, github, gitlab, junit, markdown, sarif
 from ddpdoctor.report.formats import json as json_report
@@ -171,6 +171,16 @@ def test_lines_count_when_any_rank_ran_them_and_the_record_holds_all_of_them() -
     assert reached_lines(record) == Reached({TRAIN: frozenset({1, 2, 3})}, {TRAIN: {2: (1,)}})
     assert reached_lines(RunRecord(job=Job(kind="rehearsal"), lines=lines)) is None
     assert reached_lines(None) is None
+
+
+def test_a_line_from_which_a_rank_called_something_was_reached_though_its_lines_came_too_late() -> None:
+    lines = (LinesExecuted(rank=0, file=TRAIN, lines=frozenset({1})),)
+    sites = (Site(frames=(Frame(file=TRAIN, line=14), Frame(file=TRAIN, line=20))),)
+    record = RunRecord(job=Job(kind="rehearsal"), lines=lines, sites=sites, streams={"lines": StreamState("complete")})
+    reached = reached_lines(record)
+    assert reached is not None and reached.lines == {TRAIN: frozenset({1, 14, 20})}
+    (found,) = concluded(SUSPECTED, rehearsal=STOPPED, reached=reached).findings
+    assert found.unconfirmed == "not confirmed: the rehearsal ended before it could occur"
 
 
 def test_lines_before_training_are_not_called_unreached_where_they_are_not_known() -> None:

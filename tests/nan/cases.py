@@ -213,7 +213,7 @@ _HEALTHY_LOOPS = {
     ),
     "gradients whose NaN is replaced": _loop(
         x="if rank == 1 and step == 4: x[0] = float('nan')",
-        step="[p.grad.nan_to_num_(0, 0, 0) for p in model.parameters()]\noptimizer.step()",
+        step="[p.grad.nan_to_num_(0, 0, 0) for p in model.parameters() if p.requires_grad]\noptimizer.step()",
     ),
     "a NaN that is masked before the model": _loop(x="x[0, 0] = float('nan'); x = torch.nan_to_num(x)"),
     "targets that are not known": _loop(loss="loss = F.mse_loss(model(x), torch.where(y > 0, y, y.detach() * 0))"),
@@ -231,7 +231,8 @@ _HEALTHY_LOOPS = {
         loss="loss = loss * 1e30", step="nn.utils.clip_grad_norm_(model.parameters(), 0.1)\noptimizer.step()"
     ),
     "large gradients whose sum is too large": _loop(
-        loss="loss = loss * 1e37", step="[p.grad.clamp_(-1, 1) for p in model.parameters()]\noptimizer.step()"
+        loss="loss = loss * 1e37",
+        step="[p.grad.clamp_(-1, 1) for p in model.parameters() if p.requires_grad]\noptimizer.step()",
     ),
     "weights set in between": _loop(
         step="optimizer.step()\nwith torch.no_grad(): [p.mul_(0.99) for p in model.parameters()]"

@@ -67,7 +67,7 @@ def _judged(name: str, fault: Fault, script: Path, session: Session) -> Judged:
     return Judged(
         name=name,
         wrong=_wrong(name, fault, script, session.outcomes.get(test, "not run"), text),
-        first_line=text.partition("\n")[0].removeprefix("RanksFailed: "),
+        first_line=text.partition("\n")[0],
         seconds=session.seconds.get(test, 0.0),
     )
 

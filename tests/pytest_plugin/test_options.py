@@ -61,7 +61,10 @@ def test_workers_of_xdist_measure_what_the_ranks_run(tmp_path: Path) -> None:
     assert list(tmp_path.glob(".coverage.*")) == []
 
 
-def test_the_debugger_stops_on_rank_0_and_minus_x_after_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("options", "at_the_end"), [((), 4000), (("--pdb-rank", "1"), 4100)])
+def test_the_debugger_stops_on_rank_0_or_the_one_named_and_minus_x_after_it(
+    options: tuple[str, ...], at_the_end: int, tmp_path: Path
+) -> None:
     (tmp_path / "test_debugged.py").write_text(
         """
 import pytest
@@ -79,7 +82,7 @@ def test_is_not_run(): pass
 """
     )
     done = subprocess.run(
-        [*ALONE, "-x", "--pdb", "-p", "no:timeout", f"--rootdir={tmp_path}"],
+        [*ALONE, "-x", "--pdb", *options, "-p", "no:timeout", f"--rootdir={tmp_path}"],
         cwd=tmp_path,
         input="print('at the line', found)\nc\nprint('at the end', found * 100)\nc\n",
         capture_output=True,
@@ -87,7 +90,7 @@ def test_is_not_run(): pass
         timeout=300,
     )
     assert "at the line 41" in done.stdout, done.stdout + done.stderr
-    assert "at the end 4000" in done.stdout
+    assert f"at the end {at_the_end}" in done.stdout
     assert "1 failed" in done.stdout
     assert "test_is_not_run" not in done.stdout
 

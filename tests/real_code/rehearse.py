@@ -220,7 +220,7 @@ def _examined(
 ) -> tuple[dict[str, Any] | None, int, str]:
     home = scratch / "home"
     home.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "ddpdoctor", "check", "--output-format", "json", *options]
+    command = [sys.executable, "-m", "ddpdoctor", "check", "--no-equivalence", "--output-format", "json", *options]
     path = os.pathsep.join((str(Path(options[1]).parent), os.environ.get("PATH", "")))
     environment = with_our_tree(HOME=str(home), XDG_STATE_HOME=str(home / "state"), PATH=path)
     if pinned is not None:

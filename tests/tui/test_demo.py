@@ -71,6 +71,16 @@ def test_the_recording_is_the_story_and_can_be_held_and_moved() -> None:
     assert replay.snapshot().stall is not None
 
 
+def test_the_demo_begins_again_after_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = [10**12]
+    monkeypatch.setattr("ddpdoctor.monitor.replay.time.monotonic_ns", lambda: now_ns[0])
+    replay = demo()
+    replay.play(1.0)
+    for passed_s, wanted_s in ((59, 59), (LENGTH_S, LENGTH_S), (LENGTH_S + 7, 7), (2 * LENGTH_S + 3, 3)):
+        now_ns[0] = 10**12 + passed_s * S
+        assert replay.playback().elapsed_ns == pytest.approx(wanted_s * S, abs=3)
+
+
 def test_every_page_can_be_drawn_at_every_moment_and_size() -> None:
     for second in range(0, 60, 3):
         snapshot = demo_snapshot(second * S, runs.NOW)

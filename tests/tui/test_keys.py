@@ -184,18 +184,75 @@ def test_a_stack_is_asked_of_the_opened_rank() -> None:
 
 def test_what_is_shown_is_exported_without_overwriting(tmp_path: Path) -> None:
     async def deed(app: DoctorApp, pilot: Pilot[ScreenEnd]) -> None:
-        await pilot.press("e", "e")
-        assert "wrote ddpdoctor-train-step-1234-2.json" in text_of(app)
+        for _ in range(2):
+            await pilot.press("e")
+            assert f"Write to {str(tmp_path)[:20]}" in text_of(app) and "picture of this screen (SVG)" in text_of(app)
+            await pilot.press("j")
+        await until(pilot, lambda: "wrote ddpdoctor-train-step-1234-2.json" in text_of(app))
 
     with_app(deed, directory=tmp_path)
     first = json.loads((tmp_path / "ddpdoctor-train-step-1234.json").read_text())
     assert first["verdict"]["code"] == "DDP403"
 
 
+def test_the_screen_is_exported_as_a_picture_and_as_what_the_command_offers(tmp_path: Path) -> None:
+    async def session() -> None:
+        exports = {"h": ("report (HTML)", ".html", lambda snapshot: snapshot.name.encode())}
+        app = DoctorApp(runs.Still(runs.straggler()), exports=exports, export_directory=tmp_path)
+        async with app.run_test(size=(100, 30)) as pilot:
+            await until(pilot, lambda: app.shown_snapshot is not None)
+            await pilot.press("e", "escape")
+            assert list(tmp_path.iterdir()) == []
+            await pilot.press("e", "s")
+            await until(pilot, lambda: "wrote ddpdoctor-train-step-1234.svg" in text_of(app))
+            await pilot.press("e", "h")
+            await until(pilot, lambda: "wrote ddpdoctor-train-step-1234.html" in text_of(app))
+
+    asyncio.run(session())
+    picture = (tmp_path / "ddpdoctor-train-step-1234.svg").read_text()
+    assert "Vital" in picture and "Write" not in picture, "the question is not on it"
+    assert (tmp_path / "ddpdoctor-train-step-1234.html").read_text() == "train.py"
+
+
+@pytest.mark.parametrize(
+    ("keys", "pages"),
+    [
+        ("3 question_mark escape", ["communication"]),
+        ("2 enter question_mark escape escape escape", ["rank", "ranks", "overview"]),
+        ("5 enter 2 escape escape", ["finding", "findings"]),
+        ("escape", ["overview"]),
+    ],
+)
+def test_escape_returns_to_where_one_was(keys: str, pages: list[str]) -> None:
+    async def deed(app: DoctorApp, pilot: Pilot[ScreenEnd]) -> None:
+        pressed = keys.split()
+        await pilot.press(*pressed[: -len(pages)])
+        for page in pages:
+            await pilot.press("escape")
+            assert app.where.page == page
+            assert not (page == "rank" and "Rank 5" not in text_of(app))
+
+    with_app(deed)
+
+
+@pytest.mark.parametrize(
+    ("source", "offered"),
+    [("demo", False), ("replay", False), ("attached", False), ("live", True)],
+)
+def test_keys_that_can_do_nothing_are_not_offered(source: str, offered: bool) -> None:
+    async def deed(app: DoctorApp, pilot: Pilot[ScreenEnd]) -> None:
+        await pilot.press("6")
+        assert ("k kill the job" in text_of(app)) is offered
+        await pilot.press("2", "enter")
+        assert ("t take stack" in text_of(app)) is offered
+
+    with_app(deed, runs.Still(runs.stalled(source=source, launched=source == "live")))
+
+
 def test_an_export_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     async def deed(app: DoctorApp, pilot: Pilot[ScreenEnd]) -> None:
-        await pilot.press("e")
-        assert "not written: No such file" in text_of(app)
+        await pilot.press("e", "j")
+        await until(pilot, lambda: "not written: No such file" in text_of(app))
 
     with_app(deed, directory=tmp_path / "missing")
 

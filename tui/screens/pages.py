@@ -22,13 +22,13 @@ from ddpdoctor.tui.view import View
 
 _EVERYWHERE = (
     ("Enter", "open the selected row"),
-    ("Esc", "back; clear the filter"),
+    ("Esc", "back to where you were; clear the filter"),
     ("up down", "move; Page Up, Page Down, Home, End"),
     ("/", "filter the rows by words"),
     ("s  r", "sort by the next column; reverse"),
     ("space", "pause the display; the run continues"),
     (",  .", "one second back, forward"),
-    ("e", "export what is shown to a file"),
+    ("e", "export: report, picture, trace or data"),
     ("b", "dark, light"),
     ("Ctrl+P", "all commands"),
     ("q", "quit; an attached job continues"),
@@ -102,8 +102,8 @@ class Page:
     keys: Keys = ()
     sorts: tuple[str, ...] = ()
     """Columns that ``s`` goes through."""
-    back: str = ""
-    """The page that Esc goes back to."""
+    scrolls: bool = False
+    """It is a text, which the arrows move."""
     opens: str = ""
     """The page that Enter opens on the selected row."""
 
@@ -113,7 +113,7 @@ PAGES = {
     for page in (
         Page(name="overview", tab="overview", paint=paint_overview, keys=(*_TABS, ("e", "export"))),
         Page(name="ranks", tab="ranks", paint=paint_ranks, keys=_ROWS, sorts=SORTS, opens="rank"),
-        Page(name="rank", tab="ranks", paint=paint_rank, keys=(("Esc", "back"), ("t", "take stack")), back="ranks"),
+        Page(name="rank", tab="ranks", paint=paint_rank, keys=(("Esc", "back"), ("t", "take stack")), scrolls=True),
         Page(name="communication", tab="communication", paint=paint_communication, keys=_TABS),
         Page(name="gpus", tab="gpus", paint=paint_gpus, keys=_TABS),
         Page(
@@ -128,7 +128,7 @@ PAGES = {
             tab="findings",
             paint=paint_finding,
             keys=(("Esc", "back"), ("e", "export")),
-            back="findings",
+            scrolls=True,
         ),
         Page(
             name="stall",
@@ -136,7 +136,7 @@ PAGES = {
             paint=paint_stall,
             keys=(("d", "dump stacks"), ("c", "copy"), ("e", "export"), ("k", "kill the job")),
         ),
-        Page(name="help", tab="", paint=partial(paint_help, TABS), keys=(("Esc", "back"),), back="overview"),
+        Page(name="help", tab="", paint=partial(paint_help, TABS), keys=(("Esc", "back"),), scrolls=True),
     )
 }
 
@@ -145,7 +145,15 @@ def paint_screen(view: View, width: int, height: int) -> Painting:
     """Draw a page with its frame."""
     page = PAGES[view.page]
     body = page.paint(view, width, max(1, height - FRAME_LINES))
-    return framed(view, TABS, (*page.keys, *_ALWAYS), page.tab, body, width)
+    keys = [key for key in page.keys if _may_be_pressed(key[0], view)]
+    return framed(view, TABS, (*keys, *_ALWAYS), page.tab, body, width)
+
+
+def _may_be_pressed(key: str, view: View) -> bool:
+    """Return whether a key can do anything: a recording has no job to end and no stack to take."""
+    snapshot = view.snapshot
+    lives = snapshot.source == "live" and snapshot.state != "ended"
+    return lives and (key == "t" or snapshot.launched) if key in ("k", "t") else True
 
 
 def paint_defect(view: View, width: int, height: int, error: Exception) -> Painting:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.errors import UsageError
@@ -12,7 +14,8 @@ from ddpdoctor.report import streams
 
 if TYPE_CHECKING:
     from ddpdoctor.examination import Examination
-    from ddpdoctor.monitor.snapshot import Playback, SnapshotSource
+    from ddpdoctor.monitor.snapshot import Playback, Snapshot, SnapshotSource
+    from ddpdoctor.record.model import RunRecord
 
 SCREEN = "ddpdoctor.tui.app"
 """The only place where the core names the screen."""
@@ -21,8 +24,35 @@ SCREEN = "ddpdoctor.tui.app"
 def show(source: SnapshotSource, playback: Playback | None = None) -> str:
     """Show a run until the user leaves; how they left, as in ``ddpdoctor.tui.app.ScreenEnd``."""
     with _talk_kept_back():
-        end: str = import_module(SCREEN).run_screen(source, playback=playback, explain=explanation_of)
+        end: str = import_module(SCREEN).run_screen(
+            source, playback=playback, explain=explanation_of, exports=_exports(source)
+        )
     return end
+
+
+_Export = tuple[str, str, "Callable[[Snapshot], bytes]"]
+
+
+def _exports(source: SnapshotSource) -> dict[str, _Export]:
+    """Return what the screen may write beside its data, as its ``Exports``."""
+
+    def page(snapshot: Snapshot) -> bytes:
+        from ddpdoctor.report.formats import html
+        from ddpdoctor.report.own_reports import encoded, sealed
+
+        return encoded(sealed(html.render_run(snapshot, str(Path.cwd())), "html"))
+
+    made: dict[str, _Export] = {"h": ("report (HTML)", ".html", page)}
+    record: Callable[[], RunRecord] | None = getattr(source, "record", None)
+    if record is not None:
+        made["t"] = ("trace for Perfetto", ".trace.json.gz", partial(_trace, record))
+    return made
+
+
+def _trace(record: Callable[[], RunRecord], snapshot: Snapshot) -> bytes:
+    from ddpdoctor.report.run.chrome_trace import encode
+
+    return encode(record())
 
 
 def show_demo() -> None:

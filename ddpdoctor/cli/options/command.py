@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ddpdoctor.errors import UsageError
-from ddpdoctor.launch.request import Launch, LaunchLine
 from ddpdoctor.report import streams
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
+
+    from ddpdoctor.launch.request import LaunchLine
 
 # Which script the command line means, and how it is started: a path, a module, or a launch command behind `--`.
 
@@ -41,6 +42,8 @@ def launch_line(ctx: click.Context, paths: tuple[str, ...], module: str | None) 
             f"both {named} and a launch command are given",
             f"Either `ddpdoctor check -- {' '.join(behind)}`, or put only the script's own arguments after `--`.",
         )
+    from ddpdoctor.launch.request import Launch, LaunchLine
+
     return LaunchLine(target=named, arguments=behind, launch=Launch(module=module is not None))
 
 

@@ -148,9 +148,7 @@ def _without_finding(summary: RunSummary, remarks: Sequence[Finding]) -> RunVerd
     between = phases.other_ns / phases.step_ns
     text, todo = f"{computing:.0%} of the step is computation, and {waits}", ""
     if between > max(computing, _MOSTLY):
-        text = (
-            f"neither data nor communication slows the job down; {between:.0%} of the step is code between the phases"
-        )
+        text = f"neither data nor communication slows the job down; {between:.0%} of the step is the rest of the loop"
         todo = "Check what the loop does outside the model and the optimizer: metrics, printing, preparing batches."
     return RunVerdict(
         state="healthy",

@@ -18,7 +18,7 @@ from ddpdoctor.diagnosis.live.verdict import LastingWait, may_go_on, wait_text
 from ddpdoctor.diagnosis.performance.gpus import mean_utilisation
 from ddpdoctor.diagnosis.performance.run_comparison import scaling_efficiency
 from ddpdoctor.diagnosis.performance.summary import JobFigures, RunSummary, RunVerdict, StepTimes, threshold
-from ddpdoctor.diagnosis.wording import duration_text, place, rank_list
+from ddpdoctor.diagnosis.wording import count, duration_text, place, rank_list
 from ddpdoctor.examination import Examination
 from ddpdoctor.finding import Fact, Finding, Frame, Severity
 from ddpdoctor.monitor.replay import Series
@@ -33,7 +33,7 @@ from ddpdoctor.monitor.snapshot import (
     StallView,
     WaitView,
 )
-from ddpdoctor.record.model import Rank, RunRecord, Wrap, shared_fields
+from ddpdoctor.record.model import Job, Rank, RunRecord, Wrap, shared_fields
 from ddpdoctor.record.streams.measured import BucketLayout, CallTrack, Gauge, Phase, RankHeartbeat
 from ddpdoctor.record.streams.setup import StackDump
 
@@ -174,6 +174,8 @@ def rank_views(
     now_ns: int,
     culprits: Collection[int] = (),
     lateness_ns: Callable[[int], tuple[float | None, ...]] = lambda rank: (),
+    *,
+    told_to_end: bool = False,
 ) -> tuple[RankView, ...]:
     """Return one view for each rank that is known, ascending; ``lateness_ns`` gives the course of a rank's lateness."""
     beats = {beat.rank: beat for beat in record.heartbeats}
@@ -198,7 +200,7 @@ def rank_views(
             host=rank.host,
             pid=rank.pid or None,
             gpu_index=gpus.get(number),
-            state=state_of(rank, beat, now_ns),
+            state=state_of(rank, beat, now_ns, told_to_end=told_to_end),
             phase=beat.phase if beat is not None else "starting",
             state_since_ns=_since_ns(beat, stepped_at_ns, now_ns),
             where=record.site(site).innermost if site < len(record.sites) else None,
@@ -221,10 +223,11 @@ def rank_views(
     return tuple(views)
 
 
-def state_of(rank: Rank, beat: RankHeartbeat | None, now_ns: int) -> str:
-    """Return what a rank does, as a predicate."""
+def state_of(rank: Rank, beat: RankHeartbeat | None, now_ns: int, *, told_to_end: bool = False) -> str:
+    """Return what a rank does, as a predicate; ``told_to_end``: the job was ended from here."""
     if rank.end != "running":
-        return _end_of(rank)
+        own = rank.main_finished or rank.end in ("finished", "left-by-exit", "raised")
+        return "ended by ddpdoctor" if told_to_end and not own else _end_of(rank)
     if rank.stopped:
         return "stopped by a signal"
     if beat is None:
@@ -398,6 +401,8 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     launched: bool = False
     launcher_pid: int = 0
+    told_to_end: bool = False
+    """The job was told to end by whoever watches it."""
     exit_code: int | None = None
     source: Literal["live", "replay", "demo"] = "live"
 
@@ -410,7 +415,7 @@ def build_snapshot(look: Look, series: Series, name: str, run_directory: str) ->
     holding = [view.finding for view in look.findings if view.until_ns is None]
     accused = [finding.ranks for finding in holding if finding.severity is not Severity.ADVICE]
     culprits = {look.culprit} if look.culprit is not None else _late(summary, accused)
-    ranks = rank_views(record, summary, look.now_ns, culprits, series.lateness_ns)
+    ranks = rank_views(record, summary, look.now_ns, culprits, series.lateness_ns, told_to_end=look.told_to_end)
     overdue = overdue_ns(ranks, summary.step_times, look.now_ns) if look.state in ("running", "stalled") else None
     return Snapshot(
         now_ns=look.now_ns,
@@ -454,11 +459,23 @@ def build_snapshot(look: Look, series: Series, name: str, run_directory: str) ->
 
 def _with_meanwhile(look: Look, ranks: tuple[RankView, ...], overdue: int | None) -> RunVerdict:
     """Return the verdict, and what the ranks do while no steps are made; of a standstill it says that anyway."""
+    if look.state == "waiting" and look.verdict.state == "unknown":
+        return msgspec.structs.replace(look.verdict, text=_awaited(look.record.job, len(ranks)))
     if overdue is None or look.state != "running":
         return look.verdict
     told = f"no step for {duration_text(overdue)}: {meanwhile(ranks, look.now_ns)}"
     waits = (look.wait.text,) if look.wait is not None else ()
     return msgspec.structs.replace(look.verdict, why=(*waits, told, *look.verdict.why))
+
+
+def _awaited(job: Job, joined: int) -> str:
+    """Return what a job that has not trained yet is on its way to."""
+    expected = job.ranks_expected or job.world_size
+    if not joined:
+        return "no rank has joined a process group yet: they start Python and import torch"
+    if joined < expected:
+        return f"{joined} of {count(expected, 'rank')} joined the process group; it is complete when all have"
+    return f"{count(joined, 'rank')} joined the process group, and none has made a training step yet"
 
 
 def steps_made(record: RunRecord) -> int | None:

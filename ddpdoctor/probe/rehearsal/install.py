@@ -105,6 +105,11 @@ class Rehearsal:
             cut_batches(torch, int(plan["batch_size"]))
         loaders = Loaders(journal, schedule, self._ending, torch)
         modules = Modules(journal, self._ending, torch, loaders.newest_batch, pace)
+        if plan.get("equivalence"):
+            from .equivalence.first_steps import FirstSteps
+
+            loaders.no_workers = True
+            FirstSteps(journal, torch, self._ending, modules).install()
         reduced = ReducedLosses(journal)
         self._groups = GroupBook(journal, torch)
         sharded = ShardedModules(journal, self._ending, torch, loaders.newest_batch, pace)

@@ -136,7 +136,7 @@ class ResumeTrace:
         self._paths.append(path)
         if new:
             self._saved_at.append(self._steps)
-        self._snapshot_due = whole
+        self._snapshot_due = self._snapshot_due or whole
         if new and len(self._saved_at) == LAST[self._start]:
             # As a scheduler would: no handler and no `finally` of the script's has its turn.
             self._journal.event("ended", reason="resume")

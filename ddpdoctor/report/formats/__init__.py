@@ -8,11 +8,11 @@ from ddpdoctor.check import LoadedCheck
 from ddpdoctor.examination import Examination
 
 FORMATS = ("full", "concise", "json", "github", "gitlab", "html", "junit", "markdown", "sarif")
-_EXPLAINING = ("html", "sarif")
-"""The formats that hold the documentation of the checks that have findings."""
 FOR_PEOPLE = ("full", "concise")
 """The formats beside which an error is told on stderr; the others print a whole document even
 where the target is no script."""
+_EXPLAINING = ("html", "sarif")
+"""The formats that hold the documentation of the checks that have findings."""
 
 
 def rendered(

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from rich.text import Text
 
-from ddpdoctor.check import CUT_SHORT, OutcomeState
+from ddpdoctor.check import CUT_SHORT, NEEDS_A_RUN, OutcomeState
 from ddpdoctor.examination import Examination, RehearsalSection, Unreached
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.findings.locations import shown_path
@@ -166,7 +166,7 @@ def _what_became_of_the_checks(examination: Examination) -> str:
     passed = sum(outcome.state is OutcomeState.PASSED for outcome in outcomes)
     idle = sum(outcome.state is OutcomeState.NOTHING_TO_LOOK_AT for outcome in outcomes)
     blind = [outcome for outcome in outcomes if outcome.state in (OutcomeState.NOT_EVALUATED, OutcomeState.BOUND_HIT)]
-    of_run = sum(outcome.by_nature for outcome in blind)
+    of_run = sum(outcome.by_nature and outcome.reason == NEEDS_A_RUN for outcome in blind)
     unstated = sum(outcome.unstated for outcome in blind)
     others = [outcome for outcome in blind if not outcome.by_nature and not outcome.unstated]
     cut = sum(outcome.reason.startswith(CUT_SHORT) for outcome in others)
@@ -180,7 +180,7 @@ def _what_became_of_the_checks(examination: Examination) -> str:
     rest = [outcome for outcome in others if not outcome.reason.startswith(CUT_SHORT)]
     if rest:
         parts.append(f"{len(rest)} not evaluated: {one_line(rest[0].reason)}")
-    text = ", ".join(parts)
+    text = ", ".join(parts) + (" (the HTML and JSON reports list each)" if others else "")
     return text if passed or not blind else f"{_count(len(outcomes), 'check')}: {text}"
 
 

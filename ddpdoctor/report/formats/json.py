@@ -16,7 +16,7 @@ from ddpdoctor.findings.locations import plain, shown_path
 from ddpdoctor.gate_section import Difference, Figure, TimeComparison
 
 SCHEMA = 1
-_LEFT_OUT: Mapping[type[msgspec.Struct], frozenset[str]] = {
+LEFT_OUT: Mapping[type[msgspec.Struct], frozenset[str]] = {
     Finding: frozenset({"trouble", "what_if", "gain", "role", "doubt"}),
     RehearsalSection: frozenset({"told_by", "passes_cut", "not_held_back", "pretended"}),
     AutopsySection: frozenset({"runs"}),
@@ -25,7 +25,7 @@ _LEFT_OUT: Mapping[type[msgspec.Struct], frozenset[str]] = {
     Outcome: frozenset({"unstated"}),
 }
 """Fields that are for people, for the program itself, or written only where they hold something."""
-_RENAMED = {"figures": "budget", "differences": "lines", "first_line": "line", "last_line": "end_line"}
+RENAMED = {"figures": "budget", "differences": "lines", "first_line": "line", "last_line": "end_line"}
 
 
 def render(examination: Examination) -> str:
@@ -37,7 +37,7 @@ def render(examination: Examination) -> str:
 def as_object(examination: Examination) -> dict[str, Any]:
     """Build the object that is encoded."""
     root, rehearsal = examination.root, examination.rehearsal
-    autopsy, gate = examination.autopsy, examination.gate
+    autopsy, gate, equivalence = examination.autopsy, examination.gate, examination.equivalence
     return {
         "schema": SCHEMA,
         "tool": {"name": "ddpdoctor", "version": __version__},
@@ -50,6 +50,7 @@ def as_object(examination: Examination) -> dict[str, Any]:
         "rehearsal": _object(rehearsal, root)
         | {"ranks_of_job": rehearsal.ranks_of_job or None, "notes": _value(rehearsal.all_notes, root)},
         "findings": [finding_object(finding, root) for finding in examination.findings],
+        **({"equivalence": _object(equivalence, root)} if equivalence is not None else {}),
         "refuted": _value(examination.refuted, root),
         "outcomes": _value(examination.outcomes, root),
         "notes": _value(examination.notes, root),
@@ -71,8 +72,8 @@ def finding_object(finding: Finding, root: str) -> dict[str, Any]:
 
 def _object(of: msgspec.Struct, root: str) -> dict[str, Any]:
     """Return the fields of a struct that are reported, in their order; its files are shown relative to ``root``."""
-    left_out = _LEFT_OUT.get(type(of), frozenset())
-    fields = {_RENAMED.get(name, name): getattr(of, name) for name in of.__struct_fields__ if name not in left_out}
+    left_out = LEFT_OUT.get(type(of), frozenset())
+    fields = {RENAMED.get(name, name): getattr(of, name) for name in of.__struct_fields__ if name not in left_out}
     told = {name: _value(value, root) for name, value in fields.items()}
     if "file" in told:
         told["file"] = plain(shown_path(fields["file"], root))

@@ -117,7 +117,9 @@ class Memory:
         self.cycles: dict[int, LoopAround] = {}
         """Loops that begin a loader again, with ``iter`` or in a generator that never ends, by its number."""
         self.prepared: set[int] = set()
-        """Numbers of the loaders that an Accelerator divides between the ranks."""
+        """Numbers of the loaders that an Accelerator divides between the ranks, and of what else it prepares."""
+        self.computed: set[int] = set()
+        """Numbers of the metrics that all ranks have computed."""
         self.handing_on: set[int] = set()
         """Numbers of the DDP objects that have the attributes of their modules, too."""
         self.inside_ddp = 0

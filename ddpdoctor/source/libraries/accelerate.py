@@ -62,6 +62,7 @@ def _prepared(machine: Machine, node: ast.AST, value: Value, name: str) -> Value
     if _is_model(machine, value, name):
         # One call wraps each of its models: each is an object of its own.
         return wrap(machine, node, [value], {}, True, number=machine.object_number((node, name)))
+    machine.prepared.update(one.number for one in options_of(value) if isinstance(one, ExternalObject))
     return value
 
 

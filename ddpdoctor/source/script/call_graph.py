@@ -10,7 +10,7 @@ import msgspec
 from ddpdoctor.source.neighbours import SAME
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.syntax_index import NodeIndex, descend, last_name
-from ddpdoctor.source.vocabulary import COLLECTIVE_METHODS, COLLECTIVES, canonical
+from ddpdoctor.source.vocabulary import COLLECTIVES, canonical, collective_methods
 
 _SYNCHRONISING = frozenset(name.rpartition(".")[2] for name in COLLECTIVES if ".checkpoint." not in name) | {
     "new_group",
@@ -192,7 +192,8 @@ def _synchronising_places(module: Module) -> set[int]:
 def _methods_of(module: Module) -> set[str]:
     """Return the last names of what a module may call of imported libraries that rename torch's collectives."""
     imported = set(module.aliases.values())
-    found = {name for owner in COLLECTIVE_METHODS.keys() & imported for name in COLLECTIVE_METHODS[owner]}
+    found = {name for owner in imported for name in collective_methods(owner)}
+    found |= {"compute"} if "torchmetrics" in imported else set()
     renamed = (theirs for theirs, ours in SAME.items() if ours in COLLECTIVES and theirs.rpartition(".")[0] in imported)
     return found.union(theirs.rpartition(".")[2] for theirs in renamed)
 

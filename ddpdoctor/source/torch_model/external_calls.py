@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 
 from ddpdoctor.source.interpreter.assignment import adopts_variables, container_method, overwrite, scope_of
-from ddpdoctor.source.interpreter.attributes import bases_of, bound_to, class_attribute, text_of
+from ddpdoctor.source.interpreter.attributes import base_names, bases_of, bound_to, class_attribute, text_of
 from ddpdoctor.source.interpreter.builtin_calls import BUILTIN_CALLS
 from ddpdoctor.source.interpreter.imports import import_by_name
 from ddpdoctor.source.interpreter.state import Machine
@@ -90,12 +90,12 @@ from ddpdoctor.source.torch_model.library_calls import (
 )
 from ddpdoctor.source.torch_model.recorded_calls import is_noted_method, note_call, note_method
 from ddpdoctor.source.vocabulary import (
-    COLLECTIVE_METHODS,
     COLLECTIVES,
     COMMAND_LINES,
     DATA_LOADER,
     DDP,
     DISTRIBUTED_SAMPLER,
+    METRICS,
     MODEL_PRESERVING,
     MODULE_SELF_METHODS,
     NOT_FALSE,
@@ -103,6 +103,7 @@ from ddpdoctor.source.vocabulary import (
     RUNNERS,
     SPAWNERS,
     SYNCHRONISES,
+    collective_methods,
 )
 
 _SIZE_METHODS = frozenset({"size", "numel", "nelement", "dim"})
@@ -113,6 +114,7 @@ _MOVES = frozenset({"to", "cuda", "cpu", "float", "half", "long", "detach", "clo
 _MAKE_TEXT = frozenset({"builtins.print", "builtins.str", "builtins.repr", "builtins.format"})
 _EXITS = frozenset({"sys.exit", "os._exit", "builtins.exit", "builtins.quit"})
 _ARGUMENT_PARSERS = frozenset({"parse_args", "parse_known_args"})
+_OF_TRAINERS = frozenset({"train", "evaluate", "predict"})
 _KNOWN_METHODS = (
     MODULE_SELF_METHODS
     | _ARGUMENT_PARSERS
@@ -216,6 +218,9 @@ def call_method(
             return known
     if name == "start" and isinstance(receiver, Instance) and is_process(machine, receiver):
         return start_method(machine, node, receiver)
+    if isinstance(receiver, Instance) and name in _OF_TRAINERS and _is_of_all(machine, receiver, name):
+        machine.emit("collective", f"Trainer.{name}", node, positional, named, in_tree=True)
+        return SYNCHRONISED
     promised = _by_promise(machine, receiver, name)
     if promised is not None:
         return machine.call_function(machine, node, promised, [OPAQUE, *positional], named, complete)
@@ -266,7 +271,9 @@ def _known_method(
         for attribute, functions in machine.commands.items():
             machine.assign(namespace.number, attribute, chosen_command(functions))
         return namespace if name == "parse_args" else SequenceValue((namespace, UNIFORM))
-    if isinstance(receiver, ExternalObject) and name in COLLECTIVE_METHODS.get(receiver.name, ()):
+    if isinstance(receiver, ExternalObject) and name in collective_methods(receiver.name):
+        if receiver.name.startswith(METRICS) and not _gathers(machine, receiver):
+            return SYNCHRONISED
         owner = "" if receiver.name.startswith("accelerate.") else f"{receiver.name.rpartition('.')[2]}."
         machine.emit("collective", owner + name, node, positional, named, in_tree=True)
         return SYNCHRONISED
@@ -278,6 +285,21 @@ def _known_method(
     if name in {"cuda", "to"}:
         note_device(machine, node, name, positional, named)
     return None
+
+
+def _is_of_all(machine: Machine, trainer: Instance, name: str) -> bool:
+    """Return whether a class that the project derives inherits a method that every rank must call."""
+    return any(name in collective_methods(base) for base in base_names(machine, trainer.cls))
+
+
+def _gathers(machine: Machine, metric: ExternalObject) -> bool:
+    """Return whether a metric's ``compute`` gathers: it may not where all ranks have just called it."""
+    made = machine.object(metric)
+    if made is None or not made.complete or "sync_on_compute" in made.named or metric.number in machine.computed:
+        return False
+    if machine.mask == ALL_RANKS & ~machine.gone:
+        machine.computed.add(metric.number)
+    return True
 
 
 def _by_promise(machine: Machine, receiver: Value, name: str) -> Function | None:

@@ -41,16 +41,17 @@ AT_MOST_FORKED = 4
 
 
 @contextlib.contextmanager
-def few_workers(loader: Any, torch: Any, *, seen: bool = False) -> Iterator[int]:
+def few_workers(loader: Any, torch: Any, *, seen: bool = False, none: bool = False) -> Iterator[int]:
     """Make the iterator that is made meanwhile start few workers, and fewer where they are spawned; yield how many.
 
     With ``seen`` a pass of such a loader had workers already: they are not spawned again, and the rank fetches, unless
-    the script prepares them. A data set that divides itself among its workers keeps them all. The script reads its own.
+    the script prepares them. A data set that divides itself among its workers keeps them all, unless it is to have
+    ``none``. The script reads its own.
     """
     asked = loader.num_workers
-    divides = isinstance(loader.dataset, torch.utils.data.IterableDataset)
-    at_most = AT_MOST_FORKED
-    if _spawns(loader):
+    divides = isinstance(loader.dataset, torch.utils.data.IterableDataset) and not none
+    at_most = 0 if none else AT_MOST_FORKED
+    if _spawns(loader) and not none:
         at_most = 0 if seen and _does_without(loader) else AT_MOST_SPAWNED
     if asked <= at_most or divides:
         yield asked
@@ -285,6 +286,8 @@ class Loaders:
         self._just_cut = False
         """A pass was cut and nothing was drawn or trained since."""
         self._joins = Joins(journal)
+        self.no_workers = False
+        """The rank itself fetches, whatever the script asks for."""
         self.training_begins: Callable[[], object] = lambda: None
         """Called when a loader is drawn from."""
         self.hand_out: Callable[[Trail, Any, Any], Any] = lambda trail, batch, inner: batch
@@ -326,7 +329,8 @@ class Loaders:
                 return iterate(loader)
             loaders._ending.check()
             site = journal.here()
-            with few_workers(loader, loaders._torch, seen=loaders._had_workers(loader)) as workers:
+            seen = loaders._had_workers(loader)
+            with few_workers(loader, loaders._torch, seen=seen, none=loaders.no_workers) as workers:
                 inner = iterate(loader)
             journal.guarded(loaders._fetches, loader, workers, harms=())
             trail = journal.guarded(loaders.begin, loader, site, sys._getframe(1), harms=("passes",))

@@ -28,6 +28,8 @@ class Replicas:
         self._journal = journal
         self._modules = modules
         self._looks = 0
+        self._versions: dict[int, int] = {}
+        """How often parameters that want no gradient had been changed at the first look, by their identity."""
 
     def before_step(self, optimizer: Any, number: int, ordinal: int) -> None:
         """Digest the gradients that the step will use, and the parameters before the first of them."""
@@ -65,8 +67,23 @@ class Replicas:
                 shape = "x".join(map(str, parameter.shape)) or "scalar"
                 owner = self._owner(parameter) or (-1, f"parameter {len(named)} ({shape})")
                 named.append((*owner, parameter))
+        named += self._changed(named)
         stride = -(-len(named) // MOST_TENSORS)
         return named[:: max(1, stride)]
+
+    def _changed(self, named: Named) -> Named:
+        """Return what the same modules hold beside, want no gradient for, and change in place while they train."""
+        held, wraps = {id(parameter) for _, _, parameter in named}, {wrap for wrap, _, _ in named}
+        return [
+            entry
+            for entry in self._modules.parameters()
+            if entry[0] in wraps
+            and not entry[2].requires_grad
+            and id(entry[2]) not in held
+            # ``_version`` counts changes in place; inference tensors have none.
+            and not entry[2].is_inference()
+            and self._versions.setdefault(id(entry[2]), entry[2]._version) != entry[2]._version
+        ]
 
     def _write(self, event: str, number: int, step: int, tensors: Named) -> None:
         total = sum(tensor.numel() * tensor.element_size() for _, _, tensor in tensors)

@@ -1,0 +1,572 @@
+"""Whether several ranks compute the gradient that one process would on the same samples, and how it differs if not.
+
+Of a parameter there are the gradient G that the optimizer of each rank gets, the gradient J of one process on the
+samples of all ranks, the gradient h_r that the backward of rank r leaves before any reduction, and the gradient g_r of
+one process on the samples of rank r alone. DDP is right where G = J. Otherwise the others say why: h_r against g_r is
+the loss, G against the mean of the h_r is the reduction, and J as a combination of the g_r is how the loss weighs
+samples. Whatever these do not explain is no alarm.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from operator import mul
+from typing import Any
+
+import msgspec
+
+from ddpdoctor.diagnosis.wording import count
+from ddpdoctor.examination import EquivalenceSection
+from ddpdoctor.findings.locations import named_ranks
+
+TOLERANCE = 2e-3
+"""Of the norm of a parameter's gradient. Sums of float32 in another order differ by 1e-6 to 1e-5 in public models; a
+weight that is off by the smallest part of a batch that matters (a token in 500) differs by more."""
+REDUCED_TOLERANCE = 3e-2
+"""The same where something is computed, or sent, in 16 bits: 8 bits of mantissa leave 4e-3 in each factor."""
+NEGLIGIBLE = 0.2
+"""Gradients whose mean square is below this share of the tolerance of the whole one's are rounding: those of a bias
+before a norm, or of the keys of an attention, are zero by design."""
+SAME_FACTOR = 0.02
+"""Factors that differ by no more are one."""
+EXPLAINED = 3.0
+"""So many tolerances may be left of a gradient that others are to explain."""
+Vector = Sequence[float]
+
+
+class Gradient(msgspec.Struct, frozen=True):
+    """What a process got for a parameter."""
+
+    wrap: int
+    name: str
+    values: Vector | None
+    """At the optimizer; None where there is none."""
+    local: Vector | None
+    """What backward added to it; None where that was not recorded."""
+
+
+class Step(msgspec.Struct, frozen=True):
+    """What an optimizer got in one step of one process."""
+
+    optimizer: int
+    ordinal: int
+    gradients: tuple[Gradient, ...]
+    clips: tuple[Mapping[str, Any], ...] = ()
+    """File, line, name, norm before and the most that it may have."""
+    losses: tuple[Sequence[Any], ...] = ()
+    """File, line, digest of the weights of classes, targets that count."""
+    unmatched_draws: int = 0
+    random: str = ""
+    random_moved: bool = False
+    facts: Mapping[str, bool] = {}
+    sharded: bool = False
+
+
+class Runs(msgspec.Struct, frozen=True):
+    """The first steps, in each way in which they were made."""
+
+    ranks: tuple[tuple[Step, ...], ...]
+    """By rank, …"""
+    one: tuple[Step, ...]
+    """… in one process on the samples of all of them, …"""
+    again: tuple[tuple[Step, ...], ...] = ()
+    """… by rank once more, …"""
+    alone: tuple[tuple[Step, ...], ...] = ()
+    """… and in one process on the samples of each."""
+    cuts: tuple[tuple[str, str, int], ...] = ()
+    """Kind, file and line of gathers that cut a graph in the ranks."""
+    has_loaders: bool = True
+    in_turn: bool = False
+    """One process got the batches one after the other; then there are no runs on the samples of one rank."""
+
+
+def read_step(head: Mapping[str, Any], numbers: array[float]) -> Step:
+    """Return a step as a process wrote it; raises ValueError and KeyError where it is damaged."""
+    gradients, at = [], 0
+    for row in head["parameters"]:
+        found: list[Vector | None] = []
+        for there in (row["gradient"], row["local"]):
+            found.append(numbers[at : at + row["kept"]] if there else None)
+            at += row["kept"] if there else 0
+        gradients.append(Gradient(int(row["wrap"]), str(row["name"]), *found))
+    if at != len(numbers):
+        raise ValueError("a step has other numbers than its head says")
+    return Step(
+        optimizer=int(head["optimizer"]),
+        ordinal=int(head["ordinal"]),
+        gradients=tuple(gradients),
+        clips=tuple(head["clips"]),
+        losses=tuple(head["losses"]),
+        unmatched_draws=int(head["unmatched_draws"]),
+        random=str(head["random"]),
+        random_moved=bool(head["random_moved"]),
+        facts=head["facts"],
+        sharded=any(row["sharded"] for row in head["parameters"]),
+    )
+
+
+class _Row(msgspec.Struct, frozen=True):
+    """A parameter in a step, in every way in which its gradient is known."""
+
+    step: int
+    wrap: int
+    name: str
+    ranks: tuple[Vector | None, ...]
+    one: Vector | None
+    local: tuple[Vector | None, ...]
+    alone: tuple[Vector | None, ...]
+
+    @property
+    def here(self) -> Vector | None:
+        return self.ranks[0]
+
+
+class _Fit(msgspec.Struct, frozen=True):
+    """Gradients as sums of those of one process on the samples of each rank."""
+
+    weights: list[float]
+    """Of one process on the samples of all, …"""
+    rest: float
+    """… the share of it that is left, …"""
+    of_ranks: list[float]
+    """… and the same of the ranks."""
+    rest_of_ranks: float
+
+
+def compare(runs: Runs) -> EquivalenceSection:
+    """Compare what the ranks' optimizers got with what one process gets; inconclusive where that cannot be told."""
+    steps = min(len(runs.one), *map(len, runs.ranks))
+    if not steps:
+        return unclear("no optimizer step was made in both")
+    if problem := _other_steps(runs, steps):
+        return unclear(problem)
+    rows = [row for number in range(steps) for row in _rows(runs, number)]
+    if not all(math.isfinite(sum(v)) for row in rows for v in (*row.ranks, row.one) if v is not None):
+        return unclear("a gradient holds numbers that are not finite")
+    facts = runs.ranks[0][0].facts
+    tolerance = REDUCED_TOLERANCE if facts.get("reduced_precision") else TOLERANCE
+    scale = _scale(rows)
+    if not scale:
+        return unclear("every gradient is zero")
+    judge = _Judge(runs, rows, tolerance, scale * tolerance * NEGLIGIBLE, steps)
+    return judge.verdict(by_rank=bool(facts.get("plain_norms")) and not facts.get("synced_norms"))
+
+
+def needs_controls(section: EquivalenceSection) -> bool:
+    """Return whether more runs may say why the gradients differ."""
+    return section.kind == "unexplained"
+
+
+def unclear(reason: str, **fields: Any) -> EquivalenceSection:
+    """Return that it cannot be told, and why."""
+    return EquivalenceSection(status="inconclusive", reason=reason, **fields)
+
+
+def _other_steps(runs: Runs, count: int) -> str:
+    for steps in (*runs.ranks, *runs.again, *runs.alone):
+        for mine, one in zip(steps, runs.one[:count], strict=False):
+            if (mine.optimizer, mine.ordinal) != (one.optimizer, one.ordinal):
+                return "one process steps its optimizers in another order"
+            if mine.sharded or one.sharded:
+                return "the gradients are sharded"
+            if len(mine.gradients) != len(one.gradients):
+                return "one process has other parameters"
+            pairs = zip(mine.gradients, one.gradients, strict=True)
+            if any(a.values and b.values and len(a.values) != len(b.values) for a, b in pairs):
+                return "one process has parameters of other shapes"
+    return ""
+
+
+def _rows(runs: Runs, number: int) -> Iterator[_Row]:
+    def of(steps: tuple[Step, ...], index: int) -> Vector | None:
+        return steps[number].gradients[index].values if number < len(steps) else None
+
+    for index, gradient in enumerate(runs.ranks[0][number].gradients):
+        yield _Row(
+            step=number,
+            wrap=gradient.wrap,
+            name=gradient.name,
+            ranks=tuple(of(steps, index) for steps in runs.ranks),
+            one=of(runs.one, index),
+            local=tuple(steps[number].gradients[index].local for steps in runs.ranks),
+            alone=tuple(of(steps, index) for steps in runs.alone),
+        )
+
+
+class _Judge:
+    """The comparison while it is made."""
+
+    def __init__(self, runs: Runs, rows: list[_Row], tolerance: float, floor: float, steps: int) -> None:
+        self._runs = runs
+        self._rows = rows
+        self._tolerance = tolerance
+        self._floor = floor
+        """Root of the mean square below which a gradient is rounding."""
+        self._steps = steps
+        self._world = len(runs.ranks)
+        self._differ = [row for row in rows if self._is_apart(row.here, row.one)]
+
+    def verdict(self, *, by_rank: bool) -> EquivalenceSection:
+        names = {(row.wrap, row.name) for row in self._rows}
+        apart = [row for row in self._rows if any(self._is_apart(row.here, other) for other in row.ranks[1:])]
+        within = max((_distance(row.here, row.one) for row in self._rows if not self._is_rounding(row)), default=0.0)
+        common: dict[str, Any] = {
+            "ranks": self._world,
+            "steps": self._steps,
+            "parameters": len(names),
+            "equal": len(names - {(row.wrap, row.name) for row in (*self._differ, *apart)}),
+            "within": within,
+            "statistics_by_rank": by_rank,
+        }
+        if not self._differ and not apart:
+            return EquivalenceSection(status="equal", **common)
+        found = self._explanation(apart)
+        return EquivalenceSection(**{**common, **found})
+
+    def _explanation(self, apart: list[_Row]) -> dict[str, Any]:
+        """Return the fields that say how the gradients differ, or why that is not told."""
+        if problem := self._random():
+            return {"status": "inconclusive", "reason": problem}
+        if apart:
+            if all(row.wrap < 0 for row in apart):
+                return _open("parameters that no DDP model holds have other gradients on each rank")
+            return self._says("unsynchronised", apart)
+        if (clip := self._clip()) is not None:
+            return self._says("clipped", self._differ, places=(clip,))
+        factors = [self._factor(row) for row in self._rows]
+        if all(factor is not None for factor in factors):
+            return self._scaled([factor for factor in factors if factor is not None])
+        if self._runs.in_turn:
+            return _open("the gradients of passes that one process makes one after the other have another direction")
+        if not self._runs.alone:
+            return _open("the gradients have another direction", kind="unexplained")
+        return self._combined()
+
+    def _says(self, kind: str, rows: list[_Row], **fields: Any) -> dict[str, Any]:
+        return {"status": "differs", "kind": kind, "modules": self._modules(rows), **fields}
+
+    def _scaled(self, factors: list[float]) -> dict[str, Any]:
+        """Gradients that only differ in their lengths."""
+        known = [(row, factor) for row, factor in zip(self._rows, factors, strict=True) if not math.isnan(factor)]
+        off = [factor for _, factor in known if abs(factor - 1) > SAME_FACTOR]
+        if not off:
+            return _open("the gradients differ by little more than rounding")
+        factor = off[len(off) // 2]
+        if any(not self._is_same(one, factor) for one in off):
+            return _open("the gradients differ by several factors")
+        if not self._runs.alone and not self._runs.in_turn:
+            return _open(f"the gradients differ by a factor of {factor:.2f}", kind="unexplained")
+        rows = [row for row, one in known if abs(one - 1) > SAME_FACTOR]
+        whole = len(off) == len(known)
+        if whole and self._runs.alone and self._adds_up():
+            reason = (
+                "the loss adds up its samples, or divides their sum by a fixed number: DDP's mean over the ranks is "
+                f"1/{self._world} of that, and which is meant cannot be told"
+            )
+            return _open(reason)
+        if not factor or any(self._is_same(factor, float(self._world) ** power) for power in (-2, -1, 1, 2)):
+            kind = "scaled" if whole else "cut" if self._runs.cuts and factor < 1 else "part"
+            places = self._runs.cuts if kind == "cut" else ()
+            return self._says(kind, [] if whole else rows, factor=round(factor, 4), places=places)
+        return _open(f"the gradients differ by a factor of {factor:.2f}, which no number of ranks explains")
+
+    def _combined(self) -> dict[str, Any]:
+        """Gradients of another direction."""
+        most = EXPLAINED * self._tolerance
+        constants = self._constants()
+        fits = self._fits()
+        if constants is not None:
+            return self._says("rank-constant", self._differ, places=(constants,))
+        wrong = self._wrong_ranks()
+        if any(fit.rest > most for fit in fits):
+            # What is gathered for a metric leaves the gradient of a rank as it is alone.
+            if self._runs.cuts and len(wrong) == self._world:
+                return self._says("cut", self._differ, places=self._runs.cuts)
+            return _open("the loss compares the samples of a batch with each other, each rank those of its own")
+        if any(min(fit.weights) < 0.05 * max(fit.weights) for fit in fits):
+            return _open("one process was not given the samples of every rank")
+        if all(fit.rest_of_ranks <= most for fit in fits):
+            if len(wrong) == self._world:
+                return _open("on every rank the loss weighs samples otherwise than in one process")
+            for step, fit in enumerate(fits):
+                if not self._weighs_alike(fit):
+                    return self._weighted(step, fit)
+        if 0 < len(wrong) < self._world:
+            return self._says("one-rank", self._differ, at=tuple(wrong))
+        return _open("another direction, which nothing that was recorded explains")
+
+    def _weighs_alike(self, fit: _Fit) -> bool:
+        return all(map(self._is_same, _shares(fit.weights), _shares(fit.of_ranks)))
+
+    def _weighted(self, step: int, fit: _Fit) -> dict[str, Any]:
+        due = tuple(round(share, 4) for share in _shares(fit.weights))
+        weights = tuple(round(share, 4) for share in _shares(fit.of_ranks))
+        return self._says("weighted", [], weights=weights, due=due, counts=self._counts(step, due))
+
+    # Evidence.
+
+    def _random(self) -> str:
+        """Return why chance may be the reason; empty where it is not."""
+        for mine, second in zip(self._runs.ranks, self._runs.again, strict=False):
+            for first, later in zip(mine, second, strict=False):
+                for a, b in zip(first.gradients, later.gradients, strict=True):
+                    if self._is_apart(a.values, b.values):
+                        return "the ranks themselves get other gradients when they are run again"
+        ones = self._runs.one[: self._steps]
+        if any(step.unmatched_draws for step in ones):
+            return "a step draws random numbers that one process cannot be given"
+        if self._runs.has_loaders:
+            if any(a.random != b.random for steps in self._runs.ranks for a, b in zip(steps, ones, strict=False)):
+                return "a step draws random numbers from Python or NumPy for each sample"
+            # The generators were seeded alike with each batch, so what they gave is the same in all processes.
+            return ""
+        if any(step.random_moved for steps in self._runs.ranks for step in steps[: self._steps]):
+            return "a step draws random numbers from Python or NumPy"
+        return ""
+
+    def _clip(self) -> tuple[str, str, int] | None:
+        """Return the call that cut gradients by norms that are the ranks' own."""
+        for steps in zip(*(steps[: self._steps] for steps in self._runs.ranks), strict=False):
+            for calls in zip(*(step.clips for step in steps), strict=False):
+                norms = [float(call["norm"]) for call in calls]
+                if max(norms) - min(norms) > 0.01 * max(norms) and max(norms) > float(calls[0]["most"]):
+                    return str(calls[0]["name"]), str(calls[0]["file"]), int(calls[0]["line"])
+        return None
+
+    def _constants(self) -> tuple[str, str, int] | None:
+        """Return the loss with weights of classes that are the ranks' own."""
+        for steps in zip(*(steps[: self._steps] for steps in self._runs.ranks), strict=False):
+            for losses in zip(*(step.losses for step in steps), strict=False):
+                if len({loss[2] for loss in losses}) > 1:
+                    return "loss", str(losses[0][0]), int(losses[0][1])
+        return None
+
+    def _counts(self, step: int, shares: tuple[float, ...]) -> tuple[int, ...]:
+        """Return how many targets each rank counts, where its share in one process is theirs."""
+        counts = [0] * self._world
+        for rank, steps in enumerate(self._runs.ranks):
+            for loss in steps[step].losses:
+                counts[rank] += int(loss[3] or 0)
+        whole = sum(counts)
+        fits = whole and all(abs(count / whole - share) < 0.01 for count, share in zip(counts, shares, strict=True))
+        return tuple(counts) if fits else ()
+
+    def _wrong_ranks(self) -> list[int]:
+        """Return the ranks whose backward leaves another gradient than one process does on their samples."""
+        wrong = []
+        for rank in range(self._world):
+            pairs = [(row.local[rank], row.alone[rank]) for row in self._rows]
+            if any(self._is_apart(mine, one) for mine, one in pairs if mine is not None or one is not None):
+                wrong.append(rank)
+        return wrong
+
+    def _fits(self) -> list[_Fit]:
+        """Return, for each step, what the gradients of one process on the samples of each rank add up to."""
+        fits = []
+        for step in range(self._steps):
+            rows = [row for row in self._rows if row.step == step]
+            alone = [[row.alone[rank] for row in rows] for rank in range(self._world)]
+            weights, rest = _fit([row.one for row in rows], alone)
+            of_ranks, rest_of_ranks = _fit([row.here for row in rows], alone)
+            fits.append(_Fit(weights, rest, of_ranks, rest_of_ranks))
+        return fits
+
+    def _adds_up(self) -> bool:
+        """Return whether one process adds up what the ranks' processes get, and DDP averages it."""
+        return all(
+            max(fit.rest, fit.rest_of_ranks) <= EXPLAINED * self._tolerance
+            and all(self._is_same(weight, 1.0) for weight in fit.weights)
+            and all(self._is_same(weight, 1.0 / self._world) for weight in fit.of_ranks)
+            for fit in self._fits()
+        )
+
+    def _factor(self, row: _Row) -> float | None:
+        """Return the factor of a row; NaN where both are rounding, None where its direction is another one."""
+        if self._is_small(row.one):
+            return math.nan if self._is_small(row.here) else None
+        factor = _dot(row.here, row.one) / _dot(row.one, row.one)
+        rest = _norm(_minus(row.here, row.one, factor))
+        if rest <= EXPLAINED * self._tolerance * max(_norm(row.here), _norm(row.one)):
+            return factor
+        return None
+
+    def _modules(self, rows: list[_Row]) -> tuple[str, ...]:
+        """Return the modules with these parameters, as coarsely as they are told from the others; none for all."""
+        chosen = {(row.wrap, row.name) for row in rows}
+        everything = {(row.wrap, row.name) for row in self._rows}
+        if chosen == everything:
+            return ()
+        wraps = {wrap for wrap, _ in everything}
+        found = []
+        for wrap in sorted({wrap for wrap, _ in chosen}):
+            names = {name for number, name in everything if number == wrap}
+            mine = {name for number, name in chosen if number == wrap}
+            prefix = f"model {wrap}" if len(wraps) > 1 and wrap >= 0 else ""
+            if mine == names and prefix:
+                found.append(prefix)
+                continue
+            for top in dict.fromkeys(name.partition(".")[0] for name in sorted(mine)):
+                found.append(f"{prefix}: {top}" if prefix else top)
+        return tuple(found)
+
+    # Numbers.
+
+    def _is_small(self, vector: Vector | None) -> bool:
+        return vector is None or _norm(vector) <= self._floor * math.sqrt(len(vector))
+
+    def _is_rounding(self, row: _Row) -> bool:
+        return self._is_small(row.here) and self._is_small(row.one)
+
+    def _is_apart(self, a: Vector | None, b: Vector | None) -> bool:
+        difference = _norm(_minus(a, b))
+        most = max(_norm(a), _norm(b))
+        length = len(a or b or ())
+        return difference > max(self._tolerance * most, self._floor * math.sqrt(length))
+
+    def _is_same(self, a: float, b: float) -> bool:
+        return abs(a - b) <= max(SAME_FACTOR, self._tolerance) * max(abs(a), abs(b))
+
+
+def _open(reason: str, kind: str = "") -> dict[str, Any]:
+    return {"status": "inconclusive", "reason": reason, "kind": kind}
+
+
+def _scale(rows: list[_Row]) -> float:
+    """Return the root of the mean square of all gradients."""
+    vectors = [row.one if row.one is not None else row.here for row in rows]
+    squares = [(_dot(vector, vector), len(vector)) for vector in vectors if vector is not None]
+    elements = sum(length for _, length in squares)
+    return math.sqrt(sum(square for square, _ in squares) / elements) if elements else 0.0
+
+
+def _dot(a: Vector | None, b: Vector | None) -> float:
+    return 0.0 if a is None or b is None else sum(map(mul, a, b))
+
+
+def _norm(a: Vector | None) -> float:
+    return math.sqrt(max(0.0, _dot(a, a)))
+
+
+def _minus(a: Vector | None, b: Vector | None, times: float = 1.0) -> Vector | None:
+    if b is None:
+        return a
+    if a is None:
+        return [-times * value for value in b]
+    return [x - times * y for x, y in zip(a, b, strict=True)]
+
+
+def _distance(a: Vector | None, b: Vector | None) -> float:
+    most = max(_norm(a), _norm(b))
+    return _norm(_minus(a, b)) / most if most else 0.0
+
+
+def _shares(weights: Sequence[float]) -> list[float]:
+    whole = sum(weights)
+    return [weight / whole if whole else 0.0 for weight in weights]
+
+
+def _fit(target: Sequence[Vector | None], parts: Sequence[Sequence[Vector | None]]) -> tuple[list[float], float]:
+    """Return the weights of the parts that come nearest to the target, and the share of its norm that is left."""
+    size = len(parts)
+    products = [[sum(map(_dot, a, b)) for b in parts] for a in parts]
+    onto = [sum(map(_dot, a, target)) for a in parts]
+    whole = sum(map(_dot, target, target))
+    weights = _solved(products, onto)
+    square = whole - 2 * sum(map(mul, weights, onto))
+    square += sum(weights[i] * weights[j] * products[i][j] for i in range(size) for j in range(size))
+    return weights, math.sqrt(max(0.0, square) / whole) if whole else 0.0
+
+
+def _solved(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """Solve a small system of positive definite equations; nearly singular ones get their smallest solution."""
+    size = len(right)
+    ridge = 1e-9 * sum(matrix[i][i] for i in range(size)) / max(1, size)
+    rows = [[*matrix[i], right[i]] for i in range(size)]
+    for i in range(size):
+        rows[i][i] += ridge
+    for i in range(size):
+        pivot = rows[i][i] or 1.0
+        rows[i] = [value / pivot for value in rows[i]]
+        for j in range(size):
+            if j != i:
+                factor = rows[j][i]
+                rows[j] = [a - factor * b for a, b in zip(rows[j], rows[i], strict=True)]
+    return [rows[i][size] for i in range(size)]
+
+
+# What it comes to, in words.
+
+
+def sentence(section: EquivalenceSection) -> str:
+    """Return the one sentence that a report has for the comparison."""
+    ranks = f"{section.ranks} ranks" if section.ranks else "the ranks"
+    if section.status == "inconclusive":
+        return f"whether {ranks} train what one process would is not known: {section.reason}"
+    if section.status == "differs":
+        return difference(section)
+    whole = count(section.parameters, "parameter")
+    told = f"{ranks} compute the gradient that one process would on the same samples: {section.equal} of {whole}"
+    told += f" within {section.within:.0e} in {count(section.steps, 'optimizer step')}"
+    if section.in_turn:
+        told += ", with the ranks' batches one after the other"
+    if section.statistics_by_rank:
+        told += "; the statistics of each batch norm are those of a rank's own samples"
+    return told
+
+
+def difference(section: EquivalenceSection) -> str:
+    """Return how the gradients differ."""
+    ranks, times = section.ranks, f"{section.factor or 0:.2f} × the gradient"  # noqa: RUF001
+    of_modules = f" of {', '.join(section.modules[:4])}" if section.modules else ""
+    of_modules += f" and {len(section.modules) - 4} more" if len(section.modules) > 4 else ""
+    if section.kind == "scaled":
+        return f"{ranks} ranks compute {times} that one process would on the same samples"
+    if section.kind == "part":
+        return f"{ranks} ranks compute {times}{of_modules} that one process would, and the same of the rest"
+    if section.kind == "cut":
+        what = f"{section.places[0][0]} carries no gradient to the samples of other ranks"
+        if section.factor is None:
+            return f"{what}: the gradient{of_modules} is another than in one process"
+        return f"{what}: {ranks} ranks compute {times}{of_modules} that one process would"
+    if section.kind == "weighted":
+        shares = ", ".join(f"{share:.0%}" for share in section.weights)
+        due = ", ".join(f"{share:.0%}" for share in section.due)
+        told = f"the ranks' samples have shares of {shares} in the gradient, and of {due} in one process"
+        counts = ", ".join(map(str, section.counts))
+        return f"{told}, for they have {counts} tokens or samples that count" if counts else told
+    if section.kind == "one-rank":
+        does = "computes" if len(section.at) == 1 else "compute"
+        return f"{named_ranks(section.at)} {does} another loss than one process would on the same samples"
+    if section.kind == "rank-constant":
+        return "the loss has weights of classes that each rank takes from data of its own"
+    if section.kind == "clipped":
+        return f"{section.places[0][0]} clips the gradients of each rank by a norm of its own, before they are averaged"
+    return f"each rank steps with a gradient{of_modules} of its own, which is not averaged"
+
+
+def remedy(section: EquivalenceSection) -> str:
+    """Return what to do about a difference."""
+    if section.kind in ("scaled", "part"):
+        if section.factor == 0:
+            return "Let the loss of every rank depend on these modules, through the forward of the DDP model."
+        much = (section.factor or 0) > 1
+        undone = "multiplies by the world size, or a reduction that sums" if much else "divides by the world size"
+        return f"DDP averages over the ranks: remove what else {undone}; if it is to be so, say so in a comment."
+    return _REMEDIES[section.kind]
+
+
+_REMEDIES = {
+    "cut": "Gather with torch.distributed.nn.functional.all_gather, which carries gradients back to every rank.",
+    "weighted": (
+        "Add up the loss, all-reduce the number of tokens or samples that count, and use"
+        " `loss = total * world_size / count`: DDP's mean over the ranks is then the mean over all."
+    ),
+    "one-rank": "Let every rank compute the whole loss: DDP takes the mean of what each rank has.",
+    "rank-constant": "Compute the weights from the data of all ranks, or all-reduce the counts that they are made of.",
+    "clipped": "Clip once, after the backward that synchronises the gradients and before the optimizer's step.",
+    "unsynchronised": (
+        "Call the DDP object and not what it wraps, and leave no_sync before the forward of the last pass of a step."
+    ),
+}

@@ -1,0 +1,161 @@
+"""Compares the first steps of the ranks with those of one process on the same samples.
+
+The script is run as its ranks, which keep their samples and gradients, and as one process, which is given the samples
+of all of them. Where the gradients are not the same it is run three more times, as the ranks again and as one process
+on the samples of each rank, which show whether chance, the loss or the reduction makes the difference.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from ddpdoctor.diagnosis.training.equivalence import Runs, Step, compare, needs_controls, read_step, unclear
+from ddpdoctor.diagnosis.wording import site_location
+from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.examination import EquivalenceSection
+from ddpdoctor.launch.rehearsal_plan import time_limit_s
+from ddpdoctor.launch.request import Progress, RehearsalRequest
+from ddpdoctor.record.joining import headline
+from ddpdoctor.record.model import RunRecord
+
+LEAST_S = 5.0
+"""Python and torch take so long to start."""
+MOST_BYTES = 1 << 26
+MESSAGE_CHARACTERS = 160
+Rehearse = Callable[[RehearsalRequest], RunRecord]
+
+
+class _TimeIsOver(DdpDoctorError):
+    """There is not enough left for one more run."""
+
+
+def equivalence(request: RehearsalRequest, rehearse: Rehearse, spent_s: float = 0.0) -> EquivalenceSection:
+    """Compare the ranks of a rehearsal that was completed with one process, in the time that is left of its limit."""
+    started_s = time.monotonic()
+    ends_s = started_s + time_limit_s(request, request.nproc) - spent_s
+    request = msgspec.structs.replace(request, keep=False, spent_s=0.0)
+    with tempfile.TemporaryDirectory(prefix="ddpdoctor-equivalence-") as name:
+        try:
+            section = _Comparison(request, rehearse, Path(name), ends_s).made()
+        except DdpDoctorError as error:
+            section = unclear(error.message)
+    if section.kind == "unexplained":
+        section = msgspec.structs.replace(section, kind="")
+    return msgspec.structs.replace(section, seconds=round(time.monotonic() - started_s, 2))
+
+
+def compared(request: RehearsalRequest, on_progress: Callable[[Progress], None], spent_s: float) -> EquivalenceSection:
+    """Compare on the ranks of real rehearsals, of which the first took so much of the time."""
+    from ddpdoctor.monitor.rehearsal import rehearse
+
+    def shown(progress: Progress) -> None:
+        on_progress(msgspec.structs.replace(progress, phase=f"comparing with one process: {progress.phase}"))
+
+    return equivalence(request, lambda one: rehearse(one, shown), spent_s)
+
+
+class _Comparison:
+    def __init__(self, request: RehearsalRequest, rehearse: Rehearse, directory: Path, ends_s: float) -> None:
+        self._request = request
+        self._rehearse = rehearse
+        self._directory = directory
+        self._ends_s = ends_s
+        self._stopped = ""
+        """Why the newest run of one process was ended."""
+        self._lengths: dict[str, int] = {}
+        """Of the loaders of a rank, by their ordinals."""
+
+    def made(self) -> EquivalenceSection:
+        record, ranks = self._run_ranks("ranks")
+        world = len(ranks)
+        if world < 2 or not all(ranks):
+            return unclear("the ranks made no optimizer step when they were run again")
+        self._lengths = {str(one.loader): one.length for one in record.loaders if one.rank == 0 and one.length}
+        one = self._run_one("one", list(range(world)), "joined")
+        loaders = any((self._directory / "ranks").glob("samples-*.pickle"))
+        in_turn = self._stopped == "exhausted" or (not loaders and any(step.unmatched_draws for step in one))
+        if in_turn:
+            one = self._run_one("in-turn", list(range(world)), "in-turn")
+        if not one:
+            return unclear(self._stopped or "started as one process the script makes no optimizer step")
+        runs = Runs(ranks=tuple(ranks), one=one, cuts=tuple(_cuts(record)), has_loaders=loaders, in_turn=in_turn)
+        section = compare(runs)
+        if needs_controls(section):
+            again = tuple(self._run_ranks("again")[1])
+            alone = tuple(self._run_one(f"alone-{rank}", [rank], "joined") for rank in range(world))
+            if not all(alone):
+                return unclear(f"{section.reason}, and one process does not train on the samples of one rank")
+            section = compare(msgspec.structs.replace(runs, again=again, alone=alone))
+        return msgspec.structs.replace(section, in_turn=in_turn)
+
+    def _run_ranks(self, name: str) -> tuple[RunRecord, list[tuple[Step, ...]]]:
+        kept = self._directory / name
+        kept.mkdir()
+        record = self._timed(msgspec.structs.replace(self._request, equivalence={"as": name}, first_steps=kept))
+        return record, [_steps(kept, rank) for rank in range(record.job.world_size)]
+
+    def _timed(self, request: RehearsalRequest) -> RunRecord:
+        left_s = self._ends_s - time.monotonic()
+        if left_s < LEAST_S:
+            raise _TimeIsOver("the time limit leaves no time for one more run")
+        return self._rehearse(msgspec.structs.replace(request, time_limit_s=left_s))
+
+    def _run_one(self, name: str, ranks: list[int], feed: str) -> tuple[Step, ...]:
+        kept = self._directory / name
+        kept.mkdir()
+        plan = {
+            "as": name,
+            "ranks": ranks,
+            "feed": feed,
+            "from": str(self._directory / "ranks"),
+            "lengths": self._lengths if feed == "joined" else {},
+        }
+        request = msgspec.structs.replace(
+            self._request, nproc=1, nodes=1, gpus_per_node=0, spawned_ranks=0, equivalence=plan, first_steps=kept
+        )
+        record = self._timed(request)
+        stopped = kept / "stopped.txt"
+        self._stopped = stopped.read_text(encoding="utf-8") if stopped.exists() else _refusal(record)
+        return () if record.job.world_size > 1 else _steps(kept, 0)
+
+
+def _refusal(record: RunRecord) -> str:
+    """Return why a script makes no step as one process; empty where nothing says so."""
+    ranks = max((record.job.world_size, *(wait.ranks_asked for wait in record.waits)))
+    if ranks > 1:
+        return f"started as one process the script creates a group of {ranks} ranks"
+    exceptions = (*record.job.early_exceptions, *(raised for rank in record.ranks for raised in rank.exceptions))
+    raised = next(iter(exceptions), None)
+    if raised is not None:
+        return f"started as one process the script fails: {raised.type}: {headline(raised)[:MESSAGE_CHARACTERS]}"
+    return record.job.stop_text
+
+
+def _steps(directory: Path, rank: int) -> tuple[Step, ...]:
+    """Return the steps that a process has kept, up to the first that is missing or damaged."""
+    found: list[Step] = []
+    while True:
+        name = directory / f"step-{rank}-{len(found)}"
+        try:
+            head = json.loads(name.with_suffix(".json").read_bytes()[:MOST_BYTES])
+            numbers = array("f", name.with_suffix(".numbers").read_bytes()[:MOST_BYTES])
+            found.append(read_step(head, numbers))
+        except (OSError, ValueError, KeyError, TypeError):
+            return tuple(found)
+
+
+def _cuts(record: RunRecord) -> Iterator[tuple[str, str, int]]:
+    """Yield the gathers that end a graph on rank 0."""
+    places: dict[tuple[str, str, int], None] = {}
+    for cut in record.cut_graphs:
+        place = site_location(record.site(cut.site))
+        if cut.rank == 0 and place is not None:
+            places[cut.kind, place.file, place.line] = None
+    yield from places

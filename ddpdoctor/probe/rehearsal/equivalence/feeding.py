@@ -1,0 +1,211 @@
+"""The batches of several ranks in the hands of one process: the ranks keep their samples, and it collates all of them.
+
+Samples and not batches are joined, by the loader's own collating: padding, nesting and data classes are the script's.
+A collating that draws random numbers cannot be repeated; then whole batches are joined along their first dimension.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import random
+import sys
+from collections.abc import Sequence
+from typing import Any, BinaryIO, Callable, Optional
+
+from ...journal import Journal
+
+MOST_BYTES = 1 << 28
+"""Of the samples that a rank keeps; larger ones are compared by nobody."""
+Place = tuple[int, int]
+"""The n-th iterator that fetched anything, and the n-th of its batches."""
+
+
+class CannotJoin(Exception):
+    """Batches that one process cannot be given together; the text says why."""
+
+
+class Feeding:
+    """Replacement of what the loaders of this process fetch, or the record of it."""
+
+    def __init__(self, journal: Journal, torch: Any, spec: dict[str, Any], directory: str) -> None:
+        self._journal = journal
+        self._torch = torch
+        self._directory = directory
+        self._iterators = 0
+        self._kept: Optional[BinaryIO] = None
+        self._bytes = 0
+        self._ranks: list[int] = spec.get("ranks", [])
+        """Whose samples this process gets, in that order; empty in a rank, which keeps its own."""
+        self._in_turn = spec.get("feed") == "in-turn"
+        """Batch after batch of one rank after the other, in place of one batch of all."""
+        self._fed: list[dict[Place, Any]] = []
+        self.sizes: list[int] = []
+        """Samples of each rank in the newest batch, where it was joined."""
+        self.batch = 0
+        """Number of the newest, the same in all processes; 0 before the first."""
+        self.fetched = 0
+        self.on_fetch: Callable[[], object] = lambda: None
+        self.stop: Callable[[str], object] = lambda why: None
+
+    def install(self) -> None:
+        """Patch the fetchers, under whatever else was put around them."""
+        fetchers = self._torch.utils.data._utils.fetch
+        for fetcher_class in (fetchers._MapDatasetFetcher, fetchers._IterableDatasetFetcher):
+            fetcher_class.fetch = self._around(fetcher_class.fetch)
+        if self._ranks:
+            directory = str(self._journal.plan["equivalence"]["from"])
+            for rank in self._ranks:
+                self._fed.append({entry[0]: entry[1:] for entry in read_all(directory, f"samples-{rank}.pickle")})
+
+    @property
+    def has_batches(self) -> bool:
+        """Whether the ranks drew from loaders."""
+        return any(self._fed)
+
+    def _around(self, fetch: Any) -> Any:
+        feeding = self
+
+        @functools.wraps(fetch)
+        def fetch_in_place(fetcher: Any, index: Any) -> Any:
+            if os.getpid() != feeding._journal.pid:
+                return fetch(fetcher, index)
+            feeding.on_fetch()
+            place, collate = feeding._place(fetcher), fetcher.collate_fn
+            fetcher.collate_fn = functools.partial(feeding._collated, place, fetcher.auto_collation, collate)
+            try:
+                return fetch(fetcher, index)
+            finally:
+                fetcher.collate_fn = collate
+                feeding.batch = 1 + 1000 * place[0] + place[1]
+                seed(feeding._torch, feeding.batch, feeding._journal.rank or 0)
+
+        return fetch_in_place
+
+    def _place(self, fetcher: Any) -> Place:
+        iterator, count = fetcher.__dict__.get("_ddpdoctor_place", (None, 0))
+        if iterator is None:
+            iterator, self._iterators = self._iterators, self._iterators + 1
+        fetcher._ddpdoctor_place = iterator, count + 1
+        return iterator, count
+
+    def _collated(self, place: Place, collates: bool, collate: Any, samples: Any) -> Any:
+        self.fetched += 1
+        if not self._ranks:
+            return self._keep(place, collates, collate, samples)
+        if not any(self._fed):
+            return collate(samples)
+        try:
+            return self._joined(place, collates, collate)
+        except CannotJoin as problem:
+            self.stop(str(problem))
+            return collate(samples)
+
+    def _keep(self, place: Place, collates: bool, collate: Any, samples: Any) -> Any:
+        try:
+            content: Any = pickle.loads(pickle.dumps(samples))
+        except Exception as error:
+            content, collates = CannotJoin(f"a sample cannot be pickled: {error}"), False
+        before = states(self._torch)
+        batch = collate(samples)
+        if states(self._torch) != before and not isinstance(content, CannotJoin):
+            content, collates = batch, False
+        entry = pickle.dumps((place, collates, str(content) if isinstance(content, CannotJoin) else content))
+        if self._bytes + len(entry) > MOST_BYTES:
+            entry = pickle.dumps((place, False, f"the samples of a rank take more than {MOST_BYTES >> 20} MB"))
+        self._bytes += len(entry)
+        if self._kept is None:
+            path = os.path.join(self._directory, f"samples-{self._journal.rank}.pickle")
+            self._kept = open(path, "wb")  # noqa: SIM115
+        self._kept.write(entry)
+        self._kept.flush()
+        return batch
+
+    def _joined(self, place: Place, collates: bool, collate: Any) -> Any:
+        iterator, number = place
+        if self._in_turn:
+            which, place = number % len(self._fed), (iterator, number // len(self._fed))
+            parts: list[Any] = [self._fed[which].get(place)]
+        else:
+            parts = [fed.get(place) for fed in self._fed]
+        if all(part is None for part in parts):
+            raise CannotJoin("exhausted")
+        if any(part is None for part in parts):
+            raise CannotJoin("the ranks drew different numbers of batches")
+        contents = [part[1] for part in parts]
+        for content in contents:
+            if isinstance(content, str):
+                raise CannotJoin(content)
+        if all(part[0] and isinstance(part[1], list) for part in parts) and collates:
+            self.sizes = [len(content) for content in contents]
+            return collate([sample for content in contents for sample in content])
+        self.sizes = [_length(content, self._torch) for content in contents]
+        return joined(contents, self._torch)
+
+
+def joined(parts: Sequence[Any], torch: Any) -> Any:
+    """Join the same structure of several ranks, tensors along their first dimension; raises CannotJoin."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if any(type(part) is not type(first) for part in parts):
+        raise CannotJoin("the ranks' batches are of different types")
+    if isinstance(first, torch.Tensor):
+        if first.dim() == 0 or any(part.shape[1:] != first.shape[1:] for part in parts):
+            raise CannotJoin("the ranks' batches have different shapes, and are collated with random numbers")
+        return torch.cat(list(parts))
+    if isinstance(first, dict):
+        if any(part.keys() != first.keys() for part in parts):
+            raise CannotJoin("the ranks' batches have different keys")
+        made = {key: joined([part[key] for part in parts], torch) for key in first}
+        return made if type(first) is dict else type(first)(made)
+    if isinstance(first, (list, tuple)):
+        texts = [value for part in parts for value in part]
+        if all(isinstance(value, str) for value in texts):
+            return type(first)(texts)
+        if any(len(part) != len(first) for part in parts):
+            raise CannotJoin("the ranks' batches have different lengths")
+        values = [joined([part[number] for part in parts], torch) for number in range(len(first))]
+        return type(first)(*values) if hasattr(first, "_fields") else type(first)(values)
+    if all(part == first for part in parts):
+        return first
+    raise CannotJoin(f"batches with a {type(first).__name__} cannot be joined")
+
+
+def _length(value: Any, torch: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return int(value.shape[0]) if value.dim() else 1
+    if isinstance(value, dict):
+        value = list(value.values())
+    return _length(value[0], torch) if isinstance(value, (list, tuple)) and value else 1
+
+
+def seed(torch: Any, number: int, rank: int = 0) -> None:
+    """Seed the generators: torch's by rank, for samples are to differ, the others alike in all processes, since what
+    they draw, a factor or a choice, cannot be handed to one process.
+    """
+    torch.default_generator.manual_seed(1_000_003 * rank + number)
+    random.seed(number)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and hasattr(numpy, "random"):
+        numpy.random.seed(number)
+
+
+def states(torch: Any) -> tuple[Any, ...]:
+    """Return the states of the generators: torch's, Python's and NumPy's."""
+    numpy = sys.modules.get("numpy")
+    drawn = numpy.random.get_state() if numpy is not None and hasattr(numpy, "random") else ()
+    of_numpy = tuple(getattr(part, "tobytes", lambda part=part: part)() for part in drawn)
+    return bytes(torch.default_generator.get_state().tolist()), random.getstate(), of_numpy
+
+
+def read_all(directory: str, name: str) -> list[Any]:
+    """Return everything that was pickled to a file one after the other; nothing where there is none."""
+    found: list[Any] = []
+    try:
+        with open(os.path.join(directory, name), "rb") as file:
+            while True:
+                found.append(pickle.load(file))
+    except (EOFError, FileNotFoundError):
+        return found

@@ -1,0 +1,368 @@
+"""The first steps of a job: the state that they begin with, and the gradients that the optimizers get."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import pickle
+import sys
+from array import array
+from typing import Any, Callable, Optional
+
+from ...call_listeners import on_call
+from ...journal import Journal
+from ..schedule import Ending
+from ..training.ddp_modules import Modules
+from .draws import Draws
+from .feeding import Feeding, read_all, seed, states
+
+STEPS = 2
+"""Of the optimizer that steps first; with them a first gradient that is zero by design is not the only one."""
+MOST_STEPS = 8
+"""Of all optimizers."""
+MOST_ELEMENTS = 400_000
+"""Elements of the gradients of a step that are kept; of large parameters a part of them, evenly spread …"""
+FEWEST_ELEMENTS = 64
+"""… of each parameter so many at least."""
+MOST_STATE_BYTES = 1 << 31
+_DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+
+
+class FirstSteps:
+    """The hooks of an examination of equivalence in one process."""
+
+    def __init__(self, journal: Journal, torch: Any, ending: Ending, modules: Modules) -> None:
+        spec = journal.plan["equivalence"]
+        self._journal = journal
+        self._torch = torch
+        self._ending = ending
+        self._modules = modules
+        self._alone = bool(spec.get("ranks"))
+        """This process stands for all ranks, or for one of them."""
+        self._from = str(spec.get("from", ""))
+        self._directory = os.path.join(journal.run_directory, "equivalence")
+        self._feeding = Feeding(journal, torch, spec, self._directory)
+        self._draws = Draws(journal, torch, self._feeding, spec.get("ranks", []), self._directory)
+        self._optimizers: list[Any] = []
+        self._prepared = 0
+        self._steps: dict[int, int] = {}
+        self._events = 0
+        self._first: Optional[int] = None
+        self._local: dict[int, Any] = {}
+        """What backwards added to the gradient of each parameter, by identity, before any reduction."""
+        self._passes: dict[int, int] = {}
+        self._clips: list[dict[str, Any]] = []
+        self._known: set[int] = set()
+        """Modules that were called."""
+        self._wraps: list[dict[str, Any]] = read_all(self._from, "modules-0.pickle") if self._alone else []
+        self._facts: dict[str, Any] = {"reduced_precision": False, "plain_norms": False, "synced_norms": False}
+        if self._alone:
+            self._facts.update(json.loads(_text(os.path.join(self._from, "step-0-0.json")) or "{}").get("facts", {}))
+        self._random: Any = None
+
+    def install(self) -> None:
+        """Seed, and hook loaders, random operators, modules, clipping and optimizers."""
+        torch, journal = self._torch, self._journal
+        os.makedirs(self._directory, exist_ok=True)
+        seed(torch, 0)
+        self._feeding.on_fetch = self._prepare
+        self._feeding.stop = self._stop
+        self._feeding.install()
+        self._draws.install()
+        on_call(journal, torch.optim.Optimizer, "__init__", after=self._optimizer_made, harms=())
+        hooks = sys.modules["torch.optim.optimizer"]
+        hooks.register_optimizer_step_pre_hook(self._before_step)
+        hooks.register_optimizer_step_post_hook(self._after_step)
+        torch.nn.modules.module.register_module_forward_pre_hook(self._called)
+        self._no_dropout()
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            self._hook_clipping(name)
+        if self._alone:
+            self._normalise_by_rank()
+            self._measure_alike(journal.plan["equivalence"].get("lengths", {}))
+
+    def _stop(self, why: str) -> None:
+        """End: this process cannot be given what it asks for."""
+        with open(os.path.join(self._directory, "stopped.txt"), "w", encoding="utf-8") as file:
+            file.write(why)
+        self._ending.end("steps")
+
+    def _optimizer_made(self, frame: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self._optimizers.append(arguments[0])
+        if not self._draws.active:
+            self._draws.active = True
+            self._random = states(self._torch)[1:]
+
+    # The state before the first step.
+
+    def _prepare(self) -> None:
+        """Keep, or put back, the parameters of the optimizers that were made by now."""
+        while self._prepared < len(self._optimizers):
+            number, self._prepared = self._prepared, self._prepared + 1
+            self._journal.guarded(self._begin, number, harms=())
+
+    def _begin(self, number: int) -> None:
+        parameters = _parameters(self._optimizers[number])
+        name = f"optimizer-{number}.pickle"
+        if self._alone:
+            self._put(parameters, name)
+            return
+        each = _share(parameters)
+        for parameter in parameters:
+            if parameter.requires_grad:
+                parameter.register_hook(functools.partial(self._add, parameter, each))
+        self._keep(parameters, name)
+
+    def _keep(self, parameters: list[Any], name: str) -> None:
+        if self._journal.rank == 0 and sum(p.numel() * p.element_size() for p in parameters) <= MOST_STATE_BYTES:
+            with open(os.path.join(self._directory, name), "wb") as file:
+                pickle.dump([parameter.detach().cpu().clone() for parameter in parameters], file)
+
+    def _put(self, parameters: list[Any], name: str) -> None:
+        kept = read_all(self._from, name)
+        if not kept or [p.shape for p in kept[0]] != [p.shape for p in parameters]:
+            return
+        with self._torch.no_grad():
+            for parameter, value in zip(parameters, kept[0]):
+                parameter.copy_(value)
+
+    def _add(self, parameter: Any, each: int, gradient: Any) -> None:
+        self._journal.guarded(self._add_sample, parameter, each, gradient, harms=())
+
+    def _add_sample(self, parameter: Any, each: int, gradient: Any) -> None:
+        key, added = id(parameter), _sample(gradient, each).float().clone()
+        before = self._local.get(key)
+        if before is None or parameter.grad is None or not bool(_sample(parameter.grad, 64).any()):
+            self._local[key], self._passes[key] = added, 1  # What was zeroed is no part of the step.
+        else:
+            self._local[key], self._passes[key] = before + added, self._passes[key] + 1
+
+    def _called(self, module: Any, inputs: Any) -> None:
+        if os.getpid() == self._journal.pid and self._torch.is_grad_enabled():
+            self._journal.guarded(self._note_call, module, harms=())
+
+    def _note_call(self, module: Any) -> None:
+        facts = self._facts
+        if not facts["reduced_precision"] and not self._alone:
+            facts["reduced_precision"] = _is_autocast(self._torch)
+        if id(module) in self._known:
+            return
+        self._prepare()
+        self._known.add(id(module))
+        norms = self._torch.nn.modules.batchnorm
+        if isinstance(module, norms._BatchNorm) and module.training and not self._alone:
+            facts["synced_norms" if isinstance(module, norms.SyncBatchNorm) else "plain_norms"] = True
+        if not self._alone and isinstance(module, self._torch.nn.parallel.DistributedDataParallel):
+            self._keep_module(module.module)
+        elif self._wraps:
+            self._put_module(module)
+
+    def _keep_module(self, module: Any) -> None:
+        if self._journal.rank == 0:
+            rest = {name: p.detach().cpu() for name, p in module.named_parameters() if not p.requires_grad}
+            rest.update({name: b.detach().cpu() for name, b in module.named_buffers()})
+            with open(os.path.join(self._directory, "modules-0.pickle"), "ab") as file:
+                pickle.dump({"shape": _shape(module), "rest": rest}, file)
+
+    def _put_module(self, module: Any) -> None:
+        shape = _shape(module)
+        found = next((one for one in self._wraps if one["shape"] == shape), None)
+        if found is None:
+            return
+        self._wraps.remove(found)
+        own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        with self._torch.no_grad():
+            for name, value in found["rest"].items():
+                if name in own and own[name].shape == value.shape:
+                    own[name].copy_(value)
+
+    # What is made alike in all processes.
+
+    def _no_dropout(self) -> None:
+        """Let nothing be dropped: what is dropped of a sample is a matter of chance."""
+        functional = self._torch.nn.functional
+        for name in _DROPOUTS:
+            if hasattr(functional, name):
+                setattr(functional, name, _kept_whole(getattr(functional, name)))
+        attention = functional.scaled_dot_product_attention
+
+        @functools.wraps(attention)
+        def without_dropout(*arguments: Any, **named: Any) -> Any:
+            if len(arguments) > 4:
+                arguments = (*arguments[:4], 0.0, *arguments[5:])
+            else:
+                named["dropout_p"] = 0.0
+            return attention(*arguments, **named)
+
+        functional.scaled_dot_product_attention = without_dropout
+
+    def _normalise_by_rank(self) -> None:
+        """Let batch norms take the statistics of each rank's samples where the ranks do, which is known to differ."""
+        if not self._facts["plain_norms"] or self._facts["synced_norms"]:
+            return
+        norm_class, torch, feeding = self._torch.nn.modules.batchnorm._BatchNorm, self._torch, self._feeding
+        forward = norm_class.forward
+
+        @functools.wraps(forward)
+        def forward_by_rank(module: Any, inputs: Any) -> Any:
+            whole = sum(feeding.sizes)
+            if not module.training or len(feeding.sizes) < 2 or inputs.shape[0] % whole:
+                return forward(module, inputs)
+            times = inputs.shape[0] // whole
+            return torch.cat([forward(module, part) for part in inputs.split([n * times for n in feeding.sizes])])
+
+        norm_class.forward = forward_by_rank
+
+    def _measure_alike(self, lengths: dict[str, int]) -> None:
+        """Let loaders be as long as those of a rank: with the batches of all ranks a pass has no more of them."""
+        loader_class = self._torch.utils.data.DataLoader
+        length = loader_class.__len__
+
+        @functools.wraps(length)
+        def length_of_rank(loader: Any) -> int:
+            known = lengths.get(str(getattr(loader, "_ddpdoctor_number", "")))
+            return int(length(loader)) if known is None else known
+
+        loader_class.__len__ = length_of_rank
+
+    # What the optimizers get.
+
+    def _hook_clipping(self, name: str) -> None:
+        clip, steps = getattr(self._torch.nn.utils, name), self
+
+        @functools.wraps(clip)
+        def noted(parameters: Any, most: Any, *arguments: Any, **options: Any) -> Any:
+            if isinstance(parameters, steps._torch.Tensor):
+                parameters = [parameters]
+            parameters = list(parameters)
+            norm = steps._journal.guarded(_norm, parameters, harms=())
+            frames = steps._journal.user_code.frames_here(sys._getframe(1))
+            file, line = (frames[0][0], frames[0][1]) if frames else ("", 0)
+            if norm is not None and len(steps._clips) < 64:
+                steps._clips.append({"file": file, "line": line, "norm": norm, "most": float(most), "name": name})
+            return clip(parameters, most, *arguments, **options)
+
+        for module in (self._torch.nn.utils, sys.modules["torch.nn.utils.clip_grad"]):
+            setattr(module, name, noted)
+
+    def _before_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
+        if os.getpid() != self._journal.pid or self._journal.rank is None:
+            return
+        number = next((n for n, one in enumerate(self._optimizers) if one is optimizer), None)
+        if number is None:
+            return
+        self._prepare()
+        self._first = number if self._first is None else self._first
+        self._steps[number] = self._steps.get(number, 0) + 1
+        self._journal.guarded(self._write, optimizer, number, harms=())
+        self._events += 1
+        if self._events >= MOST_STEPS or self._steps[self._first] >= STEPS:
+            self._ending.end("steps")
+
+    def _after_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
+        parameters = _parameters(optimizer)
+        self._local = {key: value for key, value in self._local.items() if key not in set(map(id, parameters))}
+        name = f"after-{self._events - 1}.pickle"
+        self._journal.guarded(self._put if self._alone else self._keep, parameters, name, harms=())
+
+    def _write(self, optimizer: Any, number: int) -> None:
+        """Write a step: gradients, and what one has to know to understand how they came about."""
+        parameters = _parameters(optimizer)
+        each = _share(parameters)
+        rows, numbers = [], array("f")
+        for index, parameter in enumerate(parameters):
+            owner = self._modules.name_of(parameter)
+            gradient, local = parameter.grad, self._local.get(id(parameter))
+            sharded = hasattr(gradient, "full_tensor")
+            row: dict[str, Any] = {
+                "wrap": -1 if owner is None else owner[0],
+                "name": f"parameter {index}" if owner is None else owner[1],
+                "shape": list(parameter.shape),
+                "sharded": sharded,
+                "gradient": gradient is not None and not sharded,
+                "local": local is not None and not sharded,
+                "passes": self._passes.get(id(parameter), 0),
+            }
+            kept = [_sample(gradient, each).float()] if row["gradient"] else []
+            kept += [local] if row["local"] else []
+            row["kept"] = len(kept[0]) if kept else 0
+            for tensor in kept:
+                numbers.extend(tensor.tolist())
+            rows.append(row)
+            reduced = gradient is not None and gradient.dtype in (self._torch.float16, self._torch.bfloat16)
+            self._facts["reduced_precision"] = self._facts["reduced_precision"] or reduced
+        random = states(self._torch)[1:]
+        step = {
+            "optimizer": number,
+            "ordinal": self._steps[number],
+            "parameters": rows,
+            "clips": self._clips,
+            "losses": self._draws.losses,
+            "unmatched_draws": self._draws.unmatched,
+            "fetched": self._feeding.fetched,
+            "random": hash_of(random),
+            "random_moved": random != self._random,
+            "facts": self._facts,
+        }
+        self._clips, self._draws.losses = [], []
+        name = os.path.join(self._directory, f"step-{self._journal.rank}-{self._events}")
+        with open(f"{name}.numbers", "wb") as file:
+            file.write(numbers.tobytes())
+        with open(f"{name}.json", "w", encoding="utf-8") as text:
+            json.dump(step, text)
+
+
+def _parameters(optimizer: Any) -> list[Any]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _share(parameters: list[Any]) -> int:
+    """Return how many elements of each parameter's gradient are kept."""
+    return max(FEWEST_ELEMENTS, MOST_ELEMENTS // max(1, len(parameters)))
+
+
+def _sample(tensor: Any, most: int) -> Any:
+    """Return at most so many elements of a tensor, evenly spread."""
+    tensor = tensor.detach()
+    flat = (tensor.to_dense() if tensor.is_sparse else tensor).reshape(-1)
+    return flat[:: max(1, -(-flat.numel() // most))]
+
+
+def _norm(parameters: list[Any]) -> float:
+    return math.sqrt(sum(float(p.grad.detach().float().norm()) ** 2 for p in parameters if p.grad is not None))
+
+
+def _shape(module: Any) -> list[tuple[str, tuple[int, ...]]]:
+    return [(name.replace("_orig_mod.", ""), tuple(p.shape)) for name, p in module.named_parameters()]
+
+
+def _kept_whole(function: Any) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def whole(input: Any, *arguments: Any, **options: Any) -> Any:
+        return input
+
+    return whole
+
+
+def _is_autocast(torch: Any) -> bool:
+    try:
+        return any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
+    except TypeError:  # before torch 2.4
+        return bool(torch.is_autocast_enabled() or torch.is_autocast_cpu_enabled())
+
+
+def hash_of(value: Any) -> str:
+    """Return a short digest of something with a representation."""
+    import hashlib
+
+    return hashlib.blake2b(repr(value).encode(), digest_size=8).hexdigest()
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""

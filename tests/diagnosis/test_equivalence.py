@@ -1,0 +1,113 @@
+"""What the gradients of ranks and of one process come to, by vectors that are made by hand."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from typing import Any
+
+import msgspec
+import pytest
+
+from ddpdoctor.diagnosis.training.equivalence import (
+    Gradient,
+    Runs,
+    Step,
+    compare,
+    difference,
+    read_step,
+    remedy,
+    sentence,
+)
+
+_drawn = random.Random(0)
+A = {name: [_drawn.gauss(0, 1) for _ in range(20)] for name in ("trunk.weight", "head.weight")}
+B = {name: [_drawn.gauss(0, 1) for _ in range(20)] for name in A}
+Vectors = dict[str, list[float]]
+
+
+def mixed(a: float, b: float) -> Vectors:
+    return {name: [a * x + b * y for x, y in zip(A[name], B[name], strict=True)] for name in A}
+
+
+def step(own: Vectors, local: Vectors | None = None, **fields: Any) -> Step:
+    rows = tuple(Gradient(0, name, own[name], local[name] if local else None) for name in own)
+    return Step(optimizer=0, ordinal=1, gradients=rows, **fields)
+
+
+def runs(here: Vectors, one: Vectors, other: Vectors | None = None, **fields: Any) -> Runs:
+    ranks = ((step(here, A),), (step(other or here, B),))
+    known = Runs(ranks=ranks, one=(step(one),), again=ranks, alone=((step(A),), (step(B),)))
+    return msgspec.structs.replace(known, **fields)
+
+
+def test_rounding_is_equality() -> None:
+    section = compare(runs(mixed(0.5, 0.5), mixed(0.5 + 1e-6, 0.5)))
+    assert section.status == "equal" and section.equal == section.parameters == 2
+    assert "2 of 2 parameters" in sentence(section)
+
+
+@pytest.mark.parametrize(
+    ("here", "one", "kind", "words"),
+    [
+        (mixed(1, 1), mixed(0.5, 0.5), "scaled", "2.00"),
+        (mixed(0.25, 0.25), mixed(0.5, 0.5), "scaled", "0.50"),
+        (mixed(0.5, 0.5), mixed(0.75, 0.25), "weighted", "75%, 25%"),
+        ({**mixed(0.5, 0.5), "head.weight": mixed(1, 1)["head.weight"]}, mixed(0.5, 0.5), "part", "head"),
+    ],
+)
+def test_what_differs_is_named(here: Vectors, one: Vectors, kind: str, words: str) -> None:
+    section = compare(runs(here, one))
+    assert (section.status, section.kind) == ("differs", kind)
+    assert words in difference(section) and remedy(section)
+
+
+def test_a_sum_over_samples_is_no_alarm() -> None:
+    section = compare(runs(mixed(0.5, 0.5), mixed(1, 1)))
+    assert section.status == "inconclusive" and "adds up" in section.reason
+
+
+def test_ranks_that_differ_are_told_and_those_outside_of_ddp_are_not() -> None:
+    section = compare(runs(A, mixed(0.5, 0.5), other=B))
+    assert section.kind == "unsynchronised"
+    bare = [msgspec.structs.replace(g, wrap=-1) for g in step(A, A).gradients]
+    ranks = ((msgspec.structs.replace(step(A), gradients=tuple(bare)),), (step(B, B),))
+    assert compare(runs(A, mixed(0.5, 0.5), ranks=ranks)).status == "inconclusive"
+
+
+def test_chance_and_what_is_not_explained_are_no_alarm() -> None:
+    noisy = runs(mixed(1, 1), mixed(0.5, 0.5), again=((step(A),), (step(A),)))
+    assert "run again" in compare(noisy).reason
+    undrawn = msgspec.structs.replace(
+        runs(mixed(1, 1), mixed(0.5, 0.5)), one=(step(mixed(0.5, 0.5), unmatched_draws=1),)
+    )
+    assert "random numbers" in compare(undrawn).reason
+    other = {name: [_drawn.gauss(0, 1) for _ in range(20)] for name in A}
+    assert compare(runs(mixed(0.5, 0.5), other)).status == "inconclusive"
+    assert compare(runs(mixed(0.7, 0.7), mixed(0.5, 0.5))).status == "inconclusive"
+    assert compare(runs(mixed(0.5, 0.5), A)).status == "inconclusive"
+
+
+def test_a_rank_with_another_loss_is_named() -> None:
+    extra = {name: [x + 0.3 for x in B[name]] for name in B}
+    ranks = tuple((step(mixed(0.5, 0.5), local),) for local in (A, extra))
+    here = {name: [x + 0.15 for x in mixed(0.5, 0.5)[name]] for name in A}
+    ranks = tuple((step(here, local),) for local in (A, extra))
+    section = compare(runs(here, mixed(0.5, 0.5), ranks=ranks, again=ranks))
+    assert (section.kind, section.at) == ("one-rank", (1,))
+
+
+def test_a_clip_by_norms_of_the_ranks_is_named() -> None:
+    def clipped(norm: float) -> tuple[Step]:
+        clip = {"file": "train.py", "line": 7, "norm": norm, "most": 1.0, "name": "clip_grad_norm_"}
+        return (step(mixed(0.3, 0.7), A, clips=(clip,)),)
+
+    ranks = (clipped(3.0), clipped(2.0))
+    section = compare(runs(A, mixed(0.5, 0.5), ranks=ranks, again=ranks))
+    assert section.kind == "clipped" and section.places == (("clip_grad_norm_", "train.py", 7),)
+
+
+def test_a_damaged_step_is_refused() -> None:
+    row = {"wrap": 0, "name": "a", "gradient": True, "local": False, "kept": 3, "sharded": False}
+    with pytest.raises(ValueError, match="other numbers"):
+        read_step({"parameters": [row]}, array("f", [1.0]))

@@ -1,0 +1,26 @@
+"""Prints what is said of each fault and of each twin."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from ddpdoctor.diagnosis.training.equivalence import sentence
+from tests.equivalence.cases import CORRECT, FAULTS
+from tests.equivalence.judge import compared, complaint
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("words", nargs="*", help="words that the name of a case has to hold")
+    options = parser.parse_args()
+    wrong = total = unclear = 0
+    for case in (*FAULTS, *CORRECT):
+        if not all(word in case.name for word in options.words):
+            continue
+        section = compared(case)
+        said = complaint(case, section)
+        total, wrong, unclear = total + 1, wrong + bool(said), unclear + (section.status == "inconclusive")
+        sys.stdout.write(f"{'WRONG' if said else 'right'}  {case.name}\n       {said or sentence(section)}\n")
+        sys.stdout.flush()
+    sys.stdout.write(f"{total - wrong} of {total} are right, {unclear} of all inconclusive\n")
+    sys.exit(wrong > 0)

@@ -1,0 +1,654 @@
+"""The cases, each an edit of a script: what differs from one process in the faults; nothing does in their twins."""
+# ruff: noqa: E501, RUF001 -- an edit stands in one line, and the factor of a gradient is written with its sign
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+SCRIPTS = Path(__file__).with_name("scripts")
+Edits = tuple[tuple[str, str], ...]
+
+
+class Case(msgspec.Struct, frozen=True):
+    """A script, what is changed in it, and what has to be said."""
+
+    name: str
+    script: str
+    """Below ``scripts``."""
+    edits: Edits = ()
+    kind: str = ""
+    """How the gradients differ; empty for a script that is correct."""
+    factor: float | None = None
+    modules: tuple[str, ...] = ()
+    """Those that have to be named, and no others; empty for all."""
+    ranks: tuple[int, ...] = ()
+    may_be_unclear: bool = False
+    """Of a correct script: nothing can be said of it by design, and nothing may be."""
+    says: str = ""
+    """Words of the sentence."""
+    quick: bool = False
+    """Part of the default tests."""
+
+    def text(self) -> str:
+        """Return the script as it is run."""
+        text = (SCRIPTS / f"{self.script}.py").read_text(encoding="utf-8")
+        for old, new in self.edits:
+            assert text.count(old) == 1, f"{self.name}: {text.count(old)} times {old!r}"
+            text = text.replace(old, new)
+        return text
+
+
+_BACKWARD = "loss.backward()"
+_TIMES_WORLD: Edits = ((_BACKWARD, "(loss * world).backward()"),)
+_BY_WORLD: Edits = ((_BACKWARD, "(loss / world).backward()"),)
+_STEP = "            optimizer.step()\n"
+_AUX = "            loss = loss + 0.3 * F.cross_entropy(aux, labels)\n"
+_KL = "        loss = loss - 0.05 * (1 + spread - mean.pow(2) - spread.exp()).mean()\n"
+_WRAP = "    model = DDP(Net())\n"
+_ALL_REDUCED = "        dist.all_reduce(tokens)\n"
+_GATHERED = "    return torch.cat(Gather.apply(x))\n"
+_NO_GRADIENT = """    parts = [torch.zeros_like(x) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, x.contiguous())
+"""
+_LOCAL_TARGETS: Edits = (
+    ("image, text, scale = model(a, b)", "image, text, scale = model(a, b)\n        first = rank * len(a)"),
+    ("logits = scale * images @ texts.T", "mine, other = scale * image @ texts.T, scale * text @ images.T"),
+    ("target = torch.arange(len(logits))", "target = torch.arange(first, first + len(a))"),
+    ("F.cross_entropy(logits, target)", "F.cross_entropy(mine, target)"),
+    ("F.cross_entropy(logits.T, target)", "F.cross_entropy(other, target)"),
+)
+_CLIP = "        nn.utils.clip_grad_norm_(model.parameters(), 0.1)\n"
+_REDUCE = """        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= world
+"""
+_CLIP_LAST = "            nn.utils.clip_grad_norm_(model.parameters(), 0.05)\n"
+_ACCUMULATED = "            loss = F.mse_loss(model(x), y) / STEPS\n            loss.backward()\n"
+_FOUR = ("STEPS = 2", "STEPS = 4")
+_OF_CRITIC = "loss.backward()\n        of_critic.step()"
+_OF_GENERATOR = "loss.backward()\n        of_generator.step()"
+_CONVERT = "    net = nn.SyncBatchNorm.convert_sync_batchnorm(net)\n"
+_SUM = """        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+"""
+
+FAULTS = (
+    Case("vision: the loss times the world size", "vision", _TIMES_WORLD, "scaled", 2.0, says="2.00 ×", quick=True),
+    Case("vision: the loss by the world size", "vision", _BY_WORLD, "scaled", 0.5, says="0.50 ×"),
+    Case(
+        "vision: an auxiliary loss on rank 0 only",
+        "vision",
+        (
+            (
+                _AUX,
+                f"            if rank == 0:\n    {_AUX}            else:\n                loss = loss + 0 * aux.sum()\n",
+            ),
+        ),
+        "one-rank",
+        ranks=(1,),
+    ),
+    Case(
+        "vision: weight decay in the loss of rank 0",
+        "vision",
+        (
+            (
+                _AUX,
+                f"{_AUX}            if rank == 0:\n                loss = loss + sum(p.pow(2).sum() for p in model.parameters())\n",
+            ),
+        ),
+        "one-rank",
+        ranks=(1,),
+    ),
+    Case(
+        "vision: gradients of the head multiplied by a hook",
+        "vision",
+        (
+            (
+                _WRAP,
+                f"{_WRAP}    for p in model.module.head.parameters():\n        p.register_hook(lambda g: g * world)\n",
+            ),
+        ),
+        "part",
+        2.0,
+        ("head",),
+    ),
+    Case(
+        "vision: a head that DDP was told to ignore",
+        "vision",
+        (
+            (
+                _WRAP,
+                '    net = Net()\n    DDP._set_params_and_buffers_to_ignore_for_model(net, ["aux.weight", "aux.bias"])\n'
+                "    model = DDP(net)\n",
+            ),
+        ),
+        "unsynchronised",
+        modules=("aux",),
+    ),
+    Case(
+        "vision: no_sync around every pass",
+        "vision",
+        (
+            (
+                "            out, aux = model(images)\n",
+                "            with model.no_sync():\n                out, aux = model(images)\n",
+            ),
+        ),
+        "unsynchronised",
+        quick=True,
+    ),
+    Case("norms: the loss by the world size, on pretended GPUs", "norms", _BY_WORLD, "scaled", 0.5),
+    Case(
+        "norms: without synchronised statistics, and the loss times the world size",
+        "norms",
+        ((_CONVERT, ""), *_TIMES_WORLD),
+        "scaled",
+        2.0,
+    ),
+    Case(
+        "language: the mean over the tokens of each rank",
+        "language",
+        ((_ALL_REDUCED, ""), (" * world / tokens", " / tokens")),
+        "weighted",
+        says="tokens",
+        quick=True,
+    ),
+    Case(
+        "language: torch's own mean",
+        "language",
+        ((', reduction="sum") * world / tokens', ")"),),
+        "weighted",
+        says="tokens",
+    ),
+    Case(
+        "language: all tokens counted, and the mean of DDP forgotten",
+        "language",
+        ((" * world / tokens", " / tokens"),),
+        "scaled",
+        0.5,
+    ),
+    Case(
+        "language: the mean over padded positions",
+        "language",
+        ((" * world / tokens", " / labels.numel()"),),
+        "weighted",
+    ),
+    Case(
+        "language: the loss times the world size twice",
+        "language",
+        ((" * world / tokens", " * world * world / tokens"),),
+        "scaled",
+        2.0,
+    ),
+    Case(
+        "contrastive: gathered without gradient, the own part put back",
+        "contrastive",
+        ((_GATHERED, f"{_NO_GRADIENT}    parts[dist.get_rank()] = x\n    return torch.cat(parts)\n"),),
+        "cut",
+        0.5,
+        ("image", "text"),
+        says="all_gather",
+    ),
+    Case(
+        "contrastive: the negatives of other ranks carry no gradient",
+        "contrastive",
+        ((_GATHERED, f"{_NO_GRADIENT}    parts[dist.get_rank()] = x\n    return torch.cat(parts)\n"), *_LOCAL_TARGETS),
+        "cut",
+        modules=("image", "text"),
+        says="all_gather",
+    ),
+    Case(
+        "contrastive: a gather whose backward adds nothing up",
+        "contrastive",
+        (("        dist.all_reduce(whole)\n", ""),),
+        "part",
+        0.5,
+        ("image", "text"),
+    ),
+    Case("contrastive: the loss times the world size", "contrastive", _TIMES_WORLD, "scaled", 2.0),
+    Case(
+        "gan: the critic's loss times the world size",
+        "gan",
+        ((_OF_CRITIC, f"(world * loss).{_OF_CRITIC[5:]}"),),
+        "part",
+        2.0,
+        ("model 1",),
+    ),
+    Case(
+        "gan: the generator's loss by the world size",
+        "gan",
+        ((_OF_GENERATOR, f"(loss / world).{_OF_GENERATOR[5:]}"),),
+        "part",
+        0.5,
+        ("model 0",),
+    ),
+    Case(
+        "gan: the generator called around DDP",
+        "gan",
+        (("fake = generator(noise)", "fake = generator.module(noise)"),),
+        "unsynchronised",
+        modules=("model 0",),
+    ),
+    Case(
+        "accumulation: the world size in the divisor",
+        "accumulation",
+        (("/ STEPS\n", "/ (STEPS * world)\n"), ("0.05)", "50.0)")),
+        "scaled",
+        0.5,
+    ),
+    Case(
+        "accumulation of 4: a divisor for each rank",
+        "accumulation",
+        (_FOUR, ("/ STEPS\n", "/ (STEPS // world)\n"), ("0.05)", "50.0)")),
+        "scaled",
+        2.0,
+    ),
+    Case(
+        "accumulation: no_sync around the last pass",
+        "accumulation",
+        (
+            (
+                "contextlib.nullcontext() if last else model.no_sync()",
+                "model.no_sync() if last else contextlib.nullcontext()",
+            ),
+        ),
+        "unsynchronised",
+    ),
+    Case(
+        "accumulation of 4: no_sync around every pass",
+        "accumulation",
+        (_FOUR, ("contextlib.nullcontext() if last else model.no_sync()", "model.no_sync()")),
+        "unsynchronised",
+    ),
+    Case(
+        "accumulation: clipped after each pass",
+        "accumulation",
+        ((_ACCUMULATED, f"{_ACCUMULATED}{_CLIP_LAST}"), (f"        if last:\n{_CLIP_LAST}", "        if last:\n")),
+        "clipped",
+        says="clip_grad_norm_",
+    ),
+    Case(
+        "accumulation of 4: clipped before the reduction",
+        "accumulation",
+        (
+            _FOUR,
+            (_ACCUMULATED, f"{_ACCUMULATED}        if not last:\n{_CLIP_LAST}"),
+            (f"        if last:\n{_CLIP_LAST}            optimizer", "        if last:\n            optimizer"),
+        ),
+        "clipped",
+    ),
+    Case(
+        "a global batch: a divisor without the world size",
+        "global_batch",
+        (("/ steps\n", "/ (GLOBAL // BATCH)\n"),),
+        "scaled",
+        0.5,
+    ),
+    Case(
+        "a global batch: the loss times the world size",
+        "global_batch",
+        (("/ steps\n", "/ steps * world\n"),),
+        "scaled",
+        2.0,
+    ),
+    Case("a global batch: reduced with the first pass", "global_batch", (("== steps - 1", "== 0"),), "unsynchronised"),
+    Case("bfloat16: the loss times the world size", "precision", _TIMES_WORLD, "scaled", 2.0),
+    Case("bfloat16: the loss by the world size", "precision", _BY_WORLD, "scaled", 0.5),
+    Case(
+        "bfloat16: a penalty on rank 1 only",
+        "precision",
+        (
+            (
+                "        optimizer.zero_grad()\n",
+                "        if rank == world - 1 and world > 1:\n            loss = loss + 0.1 * sum(p.abs().sum() for p in model.parameters())\n"
+                "        optimizer.zero_grad()\n",
+            ),
+        ),
+        "one-rank",
+        ranks=(1,),
+    ),
+    Case("a hook that sums", "hooks", ((".div_(dist.get_world_size())", ""),), "scaled", 2.0),
+    Case(
+        "a hook that divides twice",
+        "hooks",
+        (("done.value()[0])", "done.value()[0] / dist.get_world_size())"),),
+        "scaled",
+        0.5,
+    ),
+    Case(
+        "a hook that reduces nothing",
+        "hooks",
+        (
+            (
+                "    future = dist.all_reduce(gradient, async_op=True).get_future()\n",
+                "    future = torch.futures.Future()\n    future.set_result([gradient])\n",
+            ),
+        ),
+        "unsynchronised",
+    ),
+    Case(
+        "two models: the decoder's hook sums",
+        "two_models",
+        (
+            (
+                "    optimizer =",
+                "    decoder.register_comm_hook(\n        None,\n        lambda state, bucket: dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda f: f.value()[0]),\n"
+                "    )\n    optimizer =",
+            ),
+        ),
+        "part",
+        2.0,
+        ("model 1",),
+    ),
+    Case(
+        "two models: the encoder called around DDP",
+        "two_models",
+        (("encoder(x).chunk", "encoder.module(x).chunk"),),
+        "unsynchronised",
+        modules=("model 0",),
+    ),
+    Case(
+        "two models: a term on rank 0 only",
+        "two_models",
+        ((_KL, f"        if rank == 0:\n    {_KL}"),),
+        "one-rank",
+        ranks=(1,),
+    ),
+    Case(
+        "by hand: summed",
+        "by_hand",
+        (("            parameter.grad /= world\n", ""), ("0.1)\n        optimizer", "100.0)\n        optimizer")),
+        "scaled",
+        2.0,
+    ),
+    Case(
+        "by hand: clipped before the reduction",
+        "by_hand",
+        ((f"{_REDUCE}{_CLIP}", f"{_CLIP}{_REDUCE}"),),
+        "clipped",
+        says="clip_grad_norm_",
+    ),
+    Case(
+        "by hand: the gradient of rank 0 sent to all",
+        "by_hand",
+        (
+            (_REDUCE, "        for parameter in model.parameters():\n            dist.broadcast(parameter.grad, 0)\n"),
+            ("0.1)\n        optimizer", "100.0)\n        optimizer"),
+        ),
+        "weighted",
+    ),
+    Case("detection: the loss by the world size", "detection", _BY_WORLD, "scaled", 0.5),
+    Case(
+        "detection: the loss of the boxes on rank 0 only",
+        "detection",
+        (("sum(losses.values())", 'losses["kinds"] + losses["boxes"] * (rank == 0)'),),
+        "one-rank",
+        ranks=(1,),
+    ),
+    Case(
+        "weights: of the rank's own part of the data",
+        "weights",
+        (("mine = labels\n", "share = 64 // world\n    mine = labels[rank * share : (rank + 1) * share]\n"),),
+        "rank-constant",
+    ),
+    Case(
+        "weights: of the rank's own batch",
+        "weights",
+        (
+            (
+                "loss = criterion(model(x), y).mean()",
+                "w = len(y) / y.bincount(minlength=3).clamp(min=1)\n        loss = nn.functional.cross_entropy(model(x), y, weight=w)",
+            ),
+        ),
+        "rank-constant",
+    ),
+)
+
+_LOADER = "    loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))\n"
+
+CORRECT = (
+    Case("vision", "vision", quick=True),
+    Case(
+        "vision: the sum over the batch by its length",
+        "vision",
+        (("F.cross_entropy(out, labels)", 'F.cross_entropy(out, labels, reduction="sum") / len(labels)'),),
+    ),
+    Case(
+        "vision: rank 0 prints",
+        "vision",
+        ((_STEP, f"{_STEP}            if rank == 0:\n                print(loss.item())\n"),),
+    ),
+    Case(
+        "vision: weight decay on every rank",
+        "vision",
+        ((_AUX, f"{_AUX}            loss = loss + sum(p.pow(2).sum() for p in model.parameters())\n"),),
+    ),
+    Case(
+        "vision: gradients clamped by a hook that never has to",
+        "vision",
+        ((_WRAP, f"{_WRAP}    for p in model.parameters():\n        p.register_hook(lambda g: g.clamp(-1e3, 1e3))\n"),),
+    ),
+    Case(
+        "vision: gradients as views of the buckets",
+        "vision",
+        ((_WRAP, "    model = DDP(Net(), gradient_as_bucket_view=True, static_graph=True)\n"),),
+    ),
+    Case(
+        "vision: a head that the loss leaves out",
+        "vision",
+        ((_WRAP, "    model = DDP(Net(), find_unused_parameters=True)\n"), (_AUX, "")),
+    ),
+    Case(
+        "vision: evaluated before it is trained",
+        "vision",
+        (
+            (
+                "    for epoch in range(2):\n",
+                "    with torch.no_grad():\n        for images, labels in loader:\n            model(images)\n    for epoch in range(2):\n",
+            ),
+        ),
+    ),
+    Case("vision: seeds by rank", "vision", ((_WRAP, f"    torch.manual_seed(100 + rank)\n{_WRAP}"),)),
+    Case(
+        "vision: mixed pictures",
+        "vision",
+        (
+            (
+                "            out, aux = model(images)\n",
+                "            share, order = torch.rand(()).item(), torch.randperm(len(images))\n            images = share * images + (1 - share) * images[order]\n            out, aux = model(images)\n",
+            ),
+            (
+                "F.cross_entropy(out, labels)",
+                "share * F.cross_entropy(out, labels) + (1 - share) * F.cross_entropy(out, labels[order])",
+            ),
+        ),
+        may_be_unclear=True,
+    ),
+    Case(
+        "vision: pictures with noise of the loader",
+        "vision",
+        (
+            (
+                _LOADER,
+                "    def collate(pairs):\n        x, y = torch.utils.data.default_collate(pairs)\n        return x + 0.1 * torch.randn_like(x), y\n\n    loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data), collate_fn=collate)\n",
+            ),
+        ),
+    ),
+    Case(
+        "vision: noise on the pictures in the step",
+        "vision",
+        (("model(images)", "model(images + 0.1 * torch.randn_like(images))"),),
+    ),
+    Case(
+        "vision: a scale that is taken back",
+        "vision",
+        (
+            (
+                _BACKWARD,
+                "(loss * 128).backward()\n            for p in model.parameters():\n                p.grad /= 128",
+            ),
+        ),
+    ),
+    Case(
+        "vision: a loss that adds up its samples",
+        "vision",
+        (
+            ("F.cross_entropy(out, labels)", 'F.cross_entropy(out, labels, reduction="sum")'),
+            (_AUX, _AUX.replace("labels)", 'labels, reduction="sum")')),
+        ),
+        may_be_unclear=True,
+    ),
+    Case("vision: the last batch is short", "vision", ((_LOADER, _LOADER.replace("batch_size=4", "batch_size=7")),)),
+    Case("vision: several ranks demanded", "vision", ((_WRAP, f"    assert world > 1\n{_WRAP}"),), may_be_unclear=True),
+    Case(
+        "vision: a factor from Python's random",
+        "vision",
+        ((_BACKWARD, "(loss * __import__('random').random()).backward()"),),
+        may_be_unclear=True,
+    ),
+    Case("norms", "norms"),
+    Case(
+        "norms: each rank with the statistics of its own batch",
+        "norms",
+        ((_CONVERT, ""),),
+        says="batch norm",
+        quick=True,
+    ),
+    Case(
+        "norms: frozen",
+        "norms",
+        (
+            (
+                "            loss = criterion",
+                "            for part in model.modules():\n                if isinstance(part, nn.SyncBatchNorm):\n                    part.eval()\n            loss = criterion",
+            ),
+        ),
+    ),
+    Case("norms: in groups", "norms", (("nn.BatchNorm2d(6)", "nn.GroupNorm(2, 6)"),)),
+    Case("language", "language", quick=True),
+    Case(
+        "language: counts gathered",
+        "language",
+        (
+            (
+                _ALL_REDUCED,
+                "        counts = [torch.zeros(()) for _ in range(world)]\n        dist.all_gather(counts, tokens)\n        tokens = torch.stack(counts).sum()\n",
+            ),
+        ),
+    ),
+    Case(
+        "language: sequences of one length",
+        "language",
+        (("torch.randint(3, 17,", "torch.randint(9, 10,"), (', reduction="sum") * world / tokens', ")")),
+    ),
+    Case("language: more dropout", "language", (("dropout=0.1", "dropout=0.5"),)),
+    Case("contrastive", "contrastive"),
+    Case(
+        "contrastive: torch's own gather",
+        "contrastive",
+        (
+            (
+                _GATHERED,
+                "    import torch.distributed.nn.functional as gathers\n\n    return torch.cat(gathers.all_gather(x))\n",
+            ),
+        ),
+    ),
+    Case(
+        "contrastive: negatives of the own rank", "contrastive", ((_GATHERED, "    return x\n"),), may_be_unclear=True
+    ),
+    Case(
+        "contrastive: statistics gathered without gradient",
+        "contrastive",
+        (
+            (
+                "        optimizer.zero_grad()\n",
+                "        parts = [torch.zeros_like(image) for _ in range(world)]\n        dist.all_gather(parts, image.detach().contiguous())\n        optimizer.zero_grad()\n",
+            ),
+        ),
+    ),
+    Case("gan", "gan"),
+    Case(
+        "gan: noise by rank",
+        "gan",
+        (("    for (real,) in loader:\n", "    torch.manual_seed(rank)\n    for (real,) in loader:\n"),),
+    ),
+    Case(
+        "gan: losses of squares",
+        "gan",
+        (("F.binary_cross_entropy_with_logits(judged, truth)", "F.mse_loss(judged, truth)"),),
+    ),
+    Case("accumulation", "accumulation"),
+    Case("accumulation of 4", "accumulation", (_FOUR,)),
+    Case(
+        "accumulation: reduced with every pass",
+        "accumulation",
+        (("contextlib.nullcontext() if last else model.no_sync()", "contextlib.nullcontext()"),),
+    ),
+    Case(
+        "accumulation: by the flag",
+        "accumulation",
+        (
+            (
+                "        with contextlib.nullcontext() if last else model.no_sync():\n",
+                "        model.require_backward_grad_sync = last\n        with contextlib.nullcontext():\n",
+            ),
+        ),
+    ),
+    Case("a global batch", "global_batch"),
+    Case("a global batch of one pass", "global_batch", (("8, 16\n", "8, 4\n"),)),
+    Case("bfloat16", "precision"),
+    Case(
+        "bfloat16: compressed gradients",
+        "precision",
+        (
+            (
+                "    optimizer =",
+                "    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n    model.register_comm_hook(None, default_hooks.fp16_compress_hook)\n    optimizer =",
+            ),
+        ),
+    ),
+    Case("a hook", "hooks"),
+    Case(
+        "a hook of torch's",
+        "hooks",
+        (
+            (
+                "(None, averaged)",
+                "(None, __import__('torch.distributed.algorithms.ddp_comm_hooks.default_hooks', fromlist=['x']).allreduce_hook)",
+            ),
+        ),
+    ),
+    Case("two models", "two_models"),
+    Case(
+        "two models: an optimizer each",
+        "two_models",
+        (
+            (
+                "    optimizer = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()], lr=1e-3)\n",
+                "    optimizer = torch.optim.Adam(encoder.parameters(), lr=1e-3)\n    other = torch.optim.SGD(decoder.parameters(), lr=1e-3)\n",
+            ),
+            ("        optimizer.zero_grad()\n", "        optimizer.zero_grad()\n        other.zero_grad()\n"),
+            ("        optimizer.step()\n", "        optimizer.step()\n        other.step()\n"),
+        ),
+    ),
+    Case("by hand", "by_hand"),
+    Case(
+        "by hand: the loss by the world size, and summed",
+        "by_hand",
+        ((_REDUCE, _SUM), ("F.cross_entropy(model(x), y)", "F.cross_entropy(model(x), y) / world")),
+    ),
+    Case("detection", "detection"),
+    Case("weights", "weights"),
+    Case(
+        "weights: of all parts together",
+        "weights",
+        (
+            (
+                "mine = labels\n",
+                "share = 64 // world\n    counts = labels[rank * share : (rank + 1) * share].bincount(minlength=3)\n    dist.all_reduce(counts)\n    mine = torch.arange(3).repeat_interleave(counts)\n",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,47 @@
+"""Compares the ranks of a case with one process, and says what of the answer is wrong."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from ddpdoctor.diagnosis.training.equivalence import sentence
+from ddpdoctor.examination import EquivalenceSection
+from ddpdoctor.examine.equivalence import equivalence
+from ddpdoctor.launch.devices import Device
+from ddpdoctor.launch.request import Launch, RehearsalRequest
+from tests.equivalence.cases import Case
+from tests.equivalence.forks import rehearse
+
+FACTOR_WITHIN = 0.02
+
+
+def compared(case: Case) -> EquivalenceSection:
+    """Compare on two ranks."""
+    with tempfile.TemporaryDirectory(prefix="equivalence-") as directory:
+        script = Path(directory, "train.py")
+        script.write_text(case.text(), encoding="utf-8")
+        device: Device = "stand-in" if "cuda" in case.text() else "cpu"
+        launch = Launch(starter="torchrun", ranks=2)
+        request = RehearsalRequest(script=script, launch=launch, nproc=2, device=device, time_limit_s=900.0)
+        return equivalence(request, rehearse)
+
+
+def complaint(case: Case, section: EquivalenceSection) -> str:
+    """What is wrong with what was said of a case; empty when it is right."""
+    said = sentence(section)
+    if not case.kind:
+        if section.status == "differs":
+            return f"a false alarm: {said}"
+        if section.status == "inconclusive" and not case.may_be_unclear:
+            return said
+        return "" if case.says in said else f"does not say {case.says!r}: {said}"
+    if section.status != "differs" or section.kind != case.kind:
+        return f"not {case.kind} but {section.kind or section.status}: {said}"
+    if case.factor is not None and abs((section.factor or 0.0) / case.factor - 1) > FACTOR_WITHIN:
+        return f"not {case.factor} times: {said}"
+    if case.modules and section.modules != case.modules:
+        return f"names {section.modules}: {said}"
+    if case.ranks and section.at != case.ranks:
+        return f"names ranks {section.at}: {said}"
+    return "" if case.says in said else f"does not say {case.says!r}: {said}"

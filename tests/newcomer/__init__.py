@@ -1,0 +1,1 @@
+"""What the documents print, done by someone who has never seen the tool."""
