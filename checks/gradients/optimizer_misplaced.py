@@ -130,4 +130,5 @@ def _unchanged(found: Unheld) -> str:
 
 def _held_in_vain(found: Unheld) -> str:
     parameters = "1 parameter" if found.strangers == 1 else f"{found.strangers:,} parameters"
-    return f"the {found.optimizer_type} holds {parameters} that no model has and that never get a gradient"
+    kind = "sharded" if found.sharded else "wrapped"
+    return f"the {found.optimizer_type} holds {parameters} that no {kind} module has and that never get a gradient"

@@ -58,6 +58,10 @@ _REMEDIES = {
     "uneven": "Give the ranks equal work in each step: group samples by length, and pad or pack them alike.",
     "explicit": "Run these collectives less often, or several as one: reduce metrics when they are logged.",
 }
+_OF_SHARDS = (
+    "Call fully_shard on each layer as well as on the model, so that one is gathered while another computes; or send "
+    "less: larger batches, or parameters in bfloat16 by MixedPrecisionPolicy."
+)
 _SMALL_BYTES = 65_536
 """Up to which a call costs latency and not bandwidth: a TCP link of 1 GB/s takes 66 µs for them."""
 _LINES_NAMED = 3
@@ -79,7 +83,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             "run",
             _title(exposure),
             remedy=_remedy(exposure, record),
-            what_if=_MENDED[exposure.kind],
+            what_if=() if _shards(exposure) else _MENDED[exposure.kind],
             locations=_lines(record) if exposure.kind == "explicit" else (),
             evidence=tuple(_fact(entry) for entry in exposure.traffic[:4]),
         )
@@ -125,16 +129,21 @@ def _remedy(exposure: Exposure, record: RunRecord) -> str:
     small = bool(calls) and size / calls < _SMALL_BYTES
     if exposure.kind == "transfer" and small:
         return "Make fewer steps of larger batches: so few bytes cost latency, which no compression shortens."
-    if exposure.kind == "explicit" and small and calls >= 2:
+    if exposure.kind == "explicit" and small and calls >= 2 and not _shards(exposure):
         return (
             f"Make one call of the {calls:.3g} of a step: stack the tensors, reduce them together and take them apart; "
             "or reduce only in steps that use the result."
         )
-    remedy = _REMEDIES[exposure.kind]
+    remedy = _OF_SHARDS if _shards(exposure) else _REMEDIES[exposure.kind]
     sent = any(wrap.buffers and wrap.options.get("broadcast_buffers") for wrap in record.wraps)
     if exposure.kind == "explicit" and sent and any(entry.kind == "broadcast" for entry in exposure.traffic):
         remedy += " Set broadcast_buffers=False where buffers need no sync."
     return remedy
+
+
+def _shards(exposure: Exposure) -> bool:
+    """Return whether these are the collectives of a sharded model: no one else scatters what is reduced."""
+    return exposure.kind == "explicit" and any(entry.kind.startswith("reduce_scatter") for entry in exposure.traffic)
 
 
 def _lines(record: RunRecord) -> tuple[Location, ...]:
@@ -159,6 +168,8 @@ def _title(exposure: Exposure) -> str:
         return f"the ranks wait for each other for {part}, taking turns being late"
     if exposure.kind == "transfer":
         return f"backward waits for gradient transfer for {part}"
+    if _shards(exposure):
+        return f"gathering parameters and scattering gradients takes {part}"
     names = list(dict.fromkeys(entry.kind for entry in exposure.traffic))
     return f"collectives outside of backward ({', '.join(names[:3])}) take {part}"
 
