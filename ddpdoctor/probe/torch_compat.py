@@ -67,6 +67,10 @@ class Capabilities:
         return tuple(function for function in (self._need(c10d, name), getattr(c10d, older, None)) if function)
 
 
+SHARDED_STATES = ("torch.distributed.fsdp._fully_shard._fsdp_state", "torch.distributed._composable.fsdp._fsdp_state")
+"""Where torch keeps the state of ``fully_shard``: now, and until 2.5."""
+
+
 def _is_never_compiling() -> bool:
     return False
 

@@ -255,7 +255,7 @@ def explicit_traffic(record: RunRecord, world_size: int, meetings: Sequence[Meet
     """Yield each kind of explicit collective of each process group."""
     for meeting in meetings:
         assert meeting.group is not None
-        backend = record.groups[meeting.group].backend
+        backend, name = record.groups[meeting.group].backend, record.groups[meeting.group].name
         waiting = meeting.waiting_ns
         for kind in dict.fromkeys(meeting.kinds):
             at = [index for index, own in enumerate(meeting.kinds) if own == kind]
@@ -265,7 +265,7 @@ def explicit_traffic(record: RunRecord, world_size: int, meetings: Sequence[Meet
             fastest_ns = sum(min(column[index] for column in meeting.held_ns) for index in at)
             sent_bytes = sum(meeting.size_bytes[index] for index in at)
             yield Traffic(
-                group=_group_name(meeting.members, world_size),
+                group=_group_name(meeting.members, world_size, name),
                 backend=backend,
                 kind=kind,
                 calls_per_step=len(at) / meeting.steps,
@@ -330,8 +330,10 @@ def _limit(record: RunRecord, ranks: tuple[int, ...]) -> float | None:
     return None if link is None else link.bytes_per_s
 
 
-def _group_name(ranks: tuple[int, ...], world_size: int) -> str:
-    return f"all {world_size} ranks" if len(ranks) == world_size else rank_list(ranks)
+def _group_name(ranks: tuple[int, ...], world_size: int, name: str = "") -> str:
+    """Return who is in a group, behind the name of its dimension in a device mesh if it is one's."""
+    members = f"all {world_size} ranks" if len(ranks) == world_size else rank_list(ranks)
+    return f"{name} of {members}" if name else members
 
 
 def _backend(record: RunRecord, ranks: tuple[int, ...]) -> str:

@@ -30,11 +30,13 @@ _PAYLOAD = {
     "reduce": (0, "tensor"),
     "all_gather": (0, "tensor_list"),
     "all_gather_into_tensor": (0, "output_tensor"),
+    "all_gather_single": (0, "output_tensor"),
     "all_gather_coalesced": (0, "output_tensor_lists"),
     "gather": (0, "tensor"),
     "scatter": (0, "tensor"),
     "reduce_scatter": (1, "input_list"),
     "reduce_scatter_tensor": (1, "input"),
+    "reduce_scatter_single": (1, "input"),
     "all_to_all": (1, "input_tensor_list"),
     "all_to_all_single": (1, "input"),
     "barrier": None,
@@ -52,6 +54,8 @@ _PAYLOAD = {
     "recv_object_list": None,
 }
 """Functions, and where each has the largest of what it moves; None for those whose arguments do not show it."""
+_SAME = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
+"""Names that torch 2.13 gives to functions that keep their older ones as well."""
 _POINT_TO_POINT = frozenset(
     {"send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list"}
 )
@@ -112,7 +116,7 @@ class Calls:
 
     def _timed(self, name: str, function: Callable[..., Any], payload: Optional[tuple[int, str]]) -> Callable[..., Any]:
         calls, observer = self, self._observer
-        kind, has_sequence = layout.CALL_KINDS.index(name), name not in _POINT_TO_POINT
+        kind, has_sequence = layout.CALL_KINDS.index(_SAME.get(name, name)), name not in _POINT_TO_POINT
         is_compiling = self._capabilities.is_compiling
 
         @functools.wraps(function)
@@ -201,7 +205,7 @@ class Calls:
         """Note a call; None when it could not be noted."""
         self._inside = True
         observer = self._observer
-        if observer.backwards:
+        if observer.backwards and not observer.shards:
             return None
         try:
             # What moves comes first and is not looked at: a tensor takes its time to find that it lacks an attribute.

@@ -25,6 +25,7 @@ from .loaders import Passes
 from .observer import Observer
 from .reductions import Reductions
 from .replica_digests import ReplicaDigests
+from .sharded import ShardedForwards
 
 
 class Live:
@@ -75,6 +76,7 @@ class Live:
         digests = ReplicaDigests(journal, torch, evidence.wrap_number, reductions.followed)
         self._training = Training(observer, torch, capabilities, reductions, evidence, passes, nonfinite, digests)
         self._training.install()
+        ShardedForwards(observer, torch, capabilities.is_compiling).install()
         Calls(observer, torch, capabilities, self._groups).install()
         self._waits = Groups(
             journal, torch, self._groups, self.world_made, self._meeting.end, self._heartbeat.let_frames_go

@@ -7,8 +7,7 @@ from collections import deque
 from typing import Any, Callable, Optional
 
 from ...record import layout
-from ...record.ring_writer import Ring
-from ...record.writer import offset_ns
+from ...record.writer import Ring, offset_ns
 from ..journal import Journal
 from .clocks import (
     BACKWARD,
@@ -178,7 +177,7 @@ class Observer:
 
     __slots__ = (
         "_faults", "adopted", "backwards", "backwards_over", "course", "has_new_loader", "journal", "look_soon",
-        "moments", "on_device", "step_ring", "steps", "thread", "watch",
+        "moments", "on_device", "shards", "step_ring", "steps", "thread", "watch",
     )  # fmt: skip
 
     def __init__(self, journal: Journal) -> None:
@@ -192,6 +191,8 @@ class Observer:
         """What the hooks have noted and ``course`` has not taken in."""
         self.backwards = 0
         """Backwards that are running; more than one when checkpointing recomputes inside of one."""
+        self.shards = False
+        """A sharded module trains here: what it calls in backward is a collective like others, and no part of DDP's."""
         self.backwards_over = 0
         """Backwards that have ended, by an exception or not."""
         self.on_device = False

@@ -28,7 +28,7 @@ from ddpdoctor.source.interpreter.values import (
     tagged,
 )
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, WORLD_SIZE, exact_per_rank
-from ddpdoctor.source.script.code_words import uses_part
+from ddpdoctor.source.script.script import uses_part
 from ddpdoctor.source.torch_model.ddp import SHARDED_TAGS
 from ddpdoctor.source.torch_model.library_calls import Handler, Named
 from ddpdoctor.source.torch_model.recorded_calls import SHARDED
@@ -39,8 +39,6 @@ _ITS_OWN = frozenset({"state_dict", "clip_grad_norm_"})
 """Methods of the older wrapper in which it gathers or reduces."""
 SHARDS = "shards"
 """Kind of the tags of a rank's own part of a sharded model's state."""
-CLIPPED = "clip shards"
-"""Name of the event of a norm of a rank's own shards that its gradients are clipped by; the receiver is the wrapper."""
 OF_TENSORS = frozenset({"full_tensor", "redistribute"})
 """Methods of a distributed tensor that are collectives; nothing else that is met beside torch has them."""
 _PLAIN = (ast.Name, ast.Attribute)
@@ -91,7 +89,7 @@ def method(
         return None
     if receiver.name == SHARDED_WRAPPER and name in _ITS_OWN:
         if name == "state_dict" and uses_part(machine.script, ("SHARDED_STATE_DICT", "LOCAL_STATE_DICT")):
-            return None  # Of the rank's own shards.
+            return derived([])  # Of the rank's own shards.
         everywhere = machine.sharded[receiver.number].everywhere
         machine.emit("collective", f"{name} of the sharded model", node, in_tree=everywhere)
         return SYNCHRONISED
@@ -149,8 +147,6 @@ def clip_gradients(machine: Machine, node: ast.AST, positional: list[Value], nam
         kinds = [machine.sharded.get(getattr(one, "number", 0)) for one in options_of(owner)]
         wrapped = any(isinstance(one, ExternalObject) and one.name == SHARDED_WRAPPER for one in options_of(owner))
         how = kinds[0] if len(kinds) == 1 and not wrapped else None
-        if wrapped and len(kinds) == 1:
-            machine.note("training", CLIPPED, node, positional, named, receiver=owner)
     if how is not None and how.gathers and how.certain:
         machine.emit("collective", "clip_grad_norm_ of the sharded model", node, in_tree=how.everywhere)
     return derived(positional)

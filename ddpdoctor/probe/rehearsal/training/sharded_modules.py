@@ -10,13 +10,11 @@ from weakref import WeakKeyDictionary
 
 from ...call_listeners import on_call
 from ...journal import Journal
-from ...torch_compat import after_import
+from ...torch_compat import SHARDED_STATES, after_import
 from ..schedule import Ending, Pace
 
 FORWARDS_NOTED = 4_000
 INPUTS_DIGESTED = 16
-STATES = ("torch.distributed.fsdp._fully_shard._fsdp_state", "torch.distributed._composable.fsdp._fsdp_state")
-"""Where torch keeps the state of ``fully_shard``: now, and until 2.5."""
 FIRST = -2
 """Stands for the first sharded module where others are known by their wraps; those after it count down from there."""
 
@@ -47,7 +45,7 @@ class ShardedModules:
 
     def install(self) -> None:
         """Listen once torch's modules are imported, which few scripts do."""
-        for name in STATES:
+        for name in SHARDED_STATES:
             after_import(name, self._hook_state)
         after_import("torch.distributed.fsdp.fully_sharded_data_parallel", self._hook_wrapper)
 

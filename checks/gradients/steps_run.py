@@ -1,0 +1,337 @@
+"""How many backwards an optimizer step sums up, how many of them synchronised, and what the end of a pass leaves over.
+
+All of it is judged on the first rank that holds a wrap: what ranks do differently is a divergence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import median_low
+
+import msgspec
+
+from ddpdoctor.check import NotStated
+from ddpdoctor.diagnosis.performance.stragglers import FEWEST_STEPS
+from ddpdoctor.diagnosis.performance.summary import threshold
+from ddpdoctor.diagnosis.training.pass_lengths import training_loader
+from ddpdoctor.diagnosis.training.replicas import replicated_wraps
+from ddpdoctor.diagnosis.wording import site_location
+from ddpdoctor.finding import Location
+from ddpdoctor.record.model import Forward, RunRecord, Wrap
+from ddpdoctor.record.streams.measured import OptimizerSize
+from ddpdoctor.record.streams.training import Backward, OptimizerStep, Pass
+
+STEPS_NEEDED = 2
+Event = Forward | Backward | OptimizerStep
+
+
+class Reductions(msgspec.Struct, frozen=True, kw_only=True):
+    """The backwards of one wrap between optimizer steps."""
+
+    wrap: int
+    model: str
+    steps: int
+    """Optimizer steps seen."""
+    several: int
+    """Those of them after more than one reduction."""
+    per_step: int
+    """Reductions before a usual step among ``several``; 1 without any."""
+    gradient_bytes: int
+    """Bytes that one reduction moves."""
+    sites: tuple[int, ...]
+    """Call chains of the backwards that synchronised, the first one first; of a live run that of the wrap."""
+    step_location: Location | None
+
+    @property
+    def wasted_bytes(self) -> int:
+        """Bytes that are reduced for nothing in a usual step."""
+        return (self.per_step - 1) * self.gradient_bytes
+
+
+class LateNoSync(msgspec.Struct, frozen=True, kw_only=True):
+    """Backwards under ``no_sync`` whose forward was not."""
+
+    location: Location | None
+    backwards: int
+    model: str
+    wrap: int
+
+
+class Tail(msgspec.Struct, frozen=True, kw_only=True):
+    """Backwards at the end of a whole pass that no step followed."""
+
+    left: int
+    """Backwards after the last step of the pass."""
+    batches: int
+    """Batches of the pass."""
+    per_step: int
+    leaks: bool
+    """Their gradients went into the first step of the next pass; otherwise they were thrown away."""
+    step_location: Location | None
+    backward_location: Location | None
+
+
+def reductions(record: RunRecord) -> Iterator[Reductions]:
+    """Yield each wrap that was trained for a few steps, with what its backwards reduced before each."""
+    if record.job.kind == "run":
+        yield from _live_reductions(record)
+        return
+    for wraps in replicated_wraps(record):
+        rank = min(wraps)
+        wrap = wraps[rank]
+        counts: list[int] = []
+        sites: dict[int, None] = {}
+        count, armed, last = 0, False, None
+        for event in _events(record, rank, wrap.wrap):
+            if isinstance(event, Forward):
+                armed = armed or event.synchronised
+            elif isinstance(event, Backward):
+                count = count if wrap.wrap in event.accumulated else 0
+                if wrap.wrap in event.synchronised and armed:
+                    count, armed = count + 1, False
+                    sites.setdefault(event.site)
+            else:
+                counts.append(count)
+                count, last = 0, event
+        several = [number for number in counts if number > 1]
+        if len(counts) >= STEPS_NEEDED and last is not None:
+            yield Reductions(
+                wrap=wrap.wrap,
+                model=wrap.module_class or "the model",
+                steps=len(counts),
+                several=len(several),
+                per_step=median_low(several) if several else 1,
+                gradient_bytes=gradient_bytes(wrap),
+                sites=tuple(sites),
+                step_location=site_location(record.site(last.site)),
+            )
+
+
+def _live_reductions(record: RunRecord) -> Iterator[Reductions]:
+    """Yield the same of a job that was measured: of its only wrap, where the samples of a step tell how many batches it
+    took.
+
+    Several backwards of one batch, as of a generator and its critic, are no accumulation.
+    """
+    wraps = list(replicated_wraps(record))
+    loader = training_loader(record)
+    track = min(record.step_tracks, key=lambda track: track.rank, default=None)
+    if len(wraps) != 1 or loader is None or not loader.batch_size or track is None:
+        return
+    wrap = wraps[0][min(wraps[0])]
+    rows = [row for row in range(len(track)) if track.samples[row] and track.synchronised[row]]
+    several = [
+        track.synchronised[row] for row in rows if 1 < track.synchronised[row] <= track.samples[row] / loader.batch_size
+    ]
+    if len(rows) >= FEWEST_STEPS:
+        yield Reductions(
+            wrap=wrap.wrap,
+            model=wrap.module_class or "the model",
+            steps=len(rows),
+            several=len(several),
+            per_step=median_low(several) if several else 1,
+            gradient_bytes=gradient_bytes(wrap),
+            sites=(wrap.site,),
+            step_location=None,
+        )
+
+
+def late_no_syncs(record: RunRecord) -> Iterator[LateNoSync]:
+    """Yield each line with a backward under a ``no_sync`` that comes too late to have an effect."""
+    for wraps in replicated_wraps(record):
+        rank = min(wraps)
+        wrap = wraps[rank]
+        by_line: dict[Location | None, int] = {}
+        for backward in record.backwards:
+            if backward.rank == rank and wrap.wrap in backward.inside_no_sync and wrap.wrap in backward.synchronised:
+                place = site_location(record.site(backward.site))
+                by_line[place] = by_line.get(place, 0) + 1
+        for place, number in by_line.items():
+            model = wrap.module_class or "the model"
+            yield LateNoSync(location=place, backwards=number, model=model, wrap=wrap.wrap)
+
+
+def tails(record: RunRecord) -> Iterator[Tail]:
+    """Yield, for each wrap, the first pass over the whole of a loader that left backwards without a step.
+
+    Passes that the rehearsal cut say nothing of their end, and neither does the last one of a rehearsal that was ended.
+    """
+    for wraps in replicated_wraps(record):
+        rank = min(wraps)
+        events = [event for event in _events(record, rank, wraps[rank].wrap) if not isinstance(event, Forward)]
+        passes = [entry for entry in record.passes if entry.rank == rank and entry.end == "exhausted"]
+        tail = next(filter(None, (_tail(record, wraps[rank], entry, events) for entry in passes)), None)
+        if tail is not None:
+            yield tail
+
+
+def gradient_bytes(wrap: Wrap) -> int:
+    """Bytes of the gradients that a wrap reduces."""
+    return sum(
+        tensor.size_bytes for tensor in wrap.parameters if tensor.requires_grad and tensor.name not in wrap.ignored
+    )
+
+
+def _tail(record: RunRecord, wrap: Wrap, whole: Pass, events: Sequence[Event]) -> Tail | None:
+    if not whole.backwards or whole.true_length not in (None, whole.yielded):
+        return None
+    if record.job.batches and whole.yielded > record.job.batches:
+        # The script was told a shorter length than this pass had, and may have looked for its end there.
+        return None
+    before = [event for event in events if event.time_ns < whole.ended_ns]
+    after = next((event for event in events if event.time_ns >= whole.ended_ns), None)
+    left = _since_last_step(before)
+    last_step = next((event for event in reversed(before) if isinstance(event, OptimizerStep)), None)
+    if not left or last_step is None or isinstance(after, OptimizerStep):
+        return None
+    per_step = len(_since_last_step(before[: before.index(last_step)]))
+    finished = (rank := record.of_rank(whole.rank)) is not None and rank.end == "finished"
+    if per_step < 2 or len(left) >= whole.yielded or (after is None and not finished):
+        return None
+    return Tail(
+        left=len(left),
+        batches=whole.yielded,
+        per_step=per_step,
+        leaks=isinstance(after, Backward) and wrap.wrap in after.accumulated,
+        step_location=site_location(record.site(last_step.site)),
+        backward_location=site_location(record.site(left[-1].site)),
+    )
+
+
+def _since_last_step(events: Sequence[Event]) -> list[Backward]:
+    found: list[Backward] = []
+    for event in reversed(events):
+        if not isinstance(event, Backward):
+            break
+        found.append(event)
+    return found[::-1]
+
+
+def _events(record: RunRecord, rank: int, wrap: int) -> list[Event]:
+    """Forwards, backwards and steps of a wrap on a rank, in order of time."""
+    found: list[Event] = [entry for entry in record.forwards if entry.rank == rank and entry.wrap == wrap]
+    found += [entry for entry in record.backwards if entry.rank == rank and wrap in entry.wraps]
+    found += [entry for entry in record.optimizer_steps if entry.rank == rank and wrap in entry.wraps]
+    return sorted(found, key=lambda entry: entry.time_ns)
+
+
+# How much of a GPU the state of the model takes: weights, gradients, DDP's buckets, and what the optimizer keeps.
+
+SMALLEST_GPU_BYTES = 1 << 30
+"""What leaves room on a GPU of this memory does so on every one that torch runs on."""
+
+
+class ModelState(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of what is trained on one GPU, in bytes."""
+
+    memory_bytes: int
+    """Of the GPU; 0 where it is not known."""
+    stated: bool = False
+    """The project says so; no GPU was asked."""
+    ranks: tuple[int, ...]
+    """Those that use it."""
+    parameter_bytes: int
+    buffer_bytes: int
+    gradient_bytes: int
+    bucket_bytes: int
+    """Gradients that DDP keeps a second time."""
+    optimizer_bytes: int
+    optimizers: tuple[str, ...]
+    shared: bool = False
+    """What the optimizers keep is a share of it: the ranks divide it among them."""
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        own = self.parameter_bytes + self.buffer_bytes + self.gradient_bytes
+        return own + self.bucket_bytes + self.optimizer_bytes
+
+
+def large_states(record: RunRecord) -> Iterator[ModelState]:
+    """Yield the state on each GPU of which it takes most: the rest has to hold the activations of a batch.
+
+    Raises NotStated for a rehearsal elsewhere than on the job's GPUs, where no one has said how large these are and it
+    matters.
+    """
+    states = list(_on_gpus(record) if record.job.kind == "run" else _of_ranks(record))
+    limit = threshold(record, "model-state-too-large")
+    for state in states:
+        if state.total_bytes > limit * (state.memory_bytes or SMALLEST_GPU_BYTES):
+            if not state.memory_bytes:
+                raise NotStated(
+                    "the memory of the job's GPUs is not known: state `device-memory-gib` in [tool.ddpdoctor.job]"
+                )
+            yield state
+
+
+def _on_gpus(record: RunRecord) -> Iterator[ModelState]:
+    for gpu in record.gpus:
+        if not record.optimizer_sizes or not gpu.memory_total_bytes:
+            continue
+        sizes = [size for size in record.optimizer_sizes if size.rank in gpu.ranks]
+        wraps = [wrap for wrap in record.wraps if wrap.rank in gpu.ranks]
+        if sizes:
+            yield _state(gpu.memory_total_bytes, gpu.ranks, sizes, wraps)
+
+
+def _of_ranks(record: RunRecord) -> Iterator[ModelState]:
+    """Yield what each rank of the job holds, which has a GPU for itself; nothing for a job that uses none."""
+    machine = record.job.machine
+    if not machine.may_use_gpus:
+        return
+    for rank in record.rank_numbers():
+        sizes = [size for size in record.optimizer_sizes if size.rank == rank]
+        wraps = _trained(record, rank)
+        if not sizes:
+            continue
+        memory_bytes = machine.device_memory_bytes or max(size.device_memory_bytes for size in sizes)
+        state = _state(memory_bytes, (rank,), sizes, wraps)
+        held = sum(tensor.size_bytes for wrap in wraps for tensor in wrap.parameters)
+        yield msgspec.structs.replace(
+            state,
+            stated=machine.device_memory_bytes > 0,
+            parameter_bytes=max(state.parameter_bytes, held),
+            buffer_bytes=sum(tensor.size_bytes for wrap in wraps for tensor in wrap.buffers),
+            optimizer_bytes=_share_of_job(record, sizes),
+        )
+
+
+def _state(
+    memory_bytes: int, ranks: tuple[int, ...], sizes: Sequence[OptimizerSize], wraps: Sequence[Wrap]
+) -> ModelState:
+    return ModelState(
+        memory_bytes=memory_bytes,
+        ranks=ranks,
+        parameter_bytes=sum(size.parameter_bytes for size in sizes),
+        buffer_bytes=0,
+        gradient_bytes=sum(size.gradient_bytes for size in sizes),
+        bucket_bytes=sum(map(_bucket_bytes, wraps)),
+        optimizer_bytes=sum(size.state_bytes for size in sizes),
+        optimizers=tuple(dict.fromkeys(size.type for size in sizes if size.state_bytes)),
+        shared=any(size.shares_state for size in sizes),
+    )
+
+
+def _trained(record: RunRecord, rank: int) -> list[Wrap]:
+    """Return the wraps of a rank whose parameters some optimizer steps: a module that was wrapped again counts once."""
+    stepped = {wrap for step in record.optimizer_steps if step.rank == rank for wrap in step.wraps}
+    return [wrap for wrap in record.wraps if wrap.rank == rank and wrap.wrap in stepped]
+
+
+def _share_of_job(record: RunRecord, sizes: Sequence[OptimizerSize]) -> int:
+    """Return what the optimizers of a rank of the job keep: where the ranks divide it, less than those of a rehearsal
+    do.
+
+    Nothing where it is divided and no one says by how many.
+    """
+    kept = sum(size.state_bytes for size in sizes)
+    if not any(size.shares_state for size in sizes):
+        return kept
+    ranks = record.job.ranks_of_job or record.job.machine.ranks_per_node
+    return kept * min(record.job.world_size, ranks) // ranks if ranks else 0
+
+
+def _bucket_bytes(wrap: Wrap) -> int:
+    if wrap.options.get("gradient_as_bucket_view") is not False:
+        return 0
+    return sum(parameter.size_bytes for parameter in wrap.parameters if parameter.requires_grad)
