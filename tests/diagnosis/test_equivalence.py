@@ -62,6 +62,11 @@ def test_what_differs_is_named(here: Vectors, one: Vectors, kind: str, words: st
     assert words in difference(section) and remedy(section)
 
 
+def test_a_little_more_than_rounding_is_told_by_how_much() -> None:
+    section = compare(runs(mixed(0.502, 0.502), mixed(0.5, 0.5)))
+    assert section.status == "equal" and section.equal == 2 and "within 4e-03" in sentence(section)
+
+
 def test_a_sum_over_samples_is_no_alarm() -> None:
     section = compare(runs(mixed(0.5, 0.5), mixed(1, 1)))
     assert section.status == "inconclusive" and "adds up" in section.reason

@@ -275,7 +275,10 @@ class _Judge:
         known = [(row, factor) for row, factor in zip(self._rows, factors, strict=True) if not math.isnan(factor)]
         off = [factor for _, factor in known if abs(factor - 1) > SAME_FACTOR]
         if not off:
-            return _open("the gradients differ by little more than rounding", kind=self._kind_if_open)
+            if self._kind_if_open:
+                return _open("the gradients differ by little more than rounding", kind=self._kind_if_open)
+            # The sentence says by how much: the same direction, and less than what a factor or a weight makes.
+            return {"status": "equal", "equal": len({(row.wrap, row.name) for row in self._rows})}
         factor = off[len(off) // 2]
         if any(not self._is_same(one, factor) for one in off):
             return _open("the gradients differ by several factors", kind=self._kind_if_open)
