@@ -157,7 +157,7 @@ def _data(
     kind, effect = found[min(found)]
     yield Difference(
         what="data",
-        title=f"after the restart {_who(list(found), ranks)} {'draws' if len(found) == 1 else 'draw'} {kind}",
+        title=f"after the restart {_who(list(found), ranks)} {'draws' if len(found) in (1, len(ranks)) else 'draw'} {kind}",
         ranks=tuple(found),
         facts=(effect,),
     )
