@@ -155,9 +155,10 @@ def _data(
     if not found:
         return
     kind, effect = found[min(found)]
+    draws = "draws" if len(found) in (1, len(ranks)) else "draw"
     yield Difference(
         what="data",
-        title=f"after the restart {_who(list(found), ranks)} {'draws' if len(found) == 1 else 'draw'} {kind}",
+        title=f"after the restart {_who(list(found), ranks)} {draws} {kind}",
         ranks=tuple(found),
         facts=(effect,),
     )
