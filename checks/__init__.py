@@ -14,7 +14,7 @@ import os
 
 import msgspec
 
-from ddpdoctor.check import Subject
+from ddpdoctor.check import Gone, Subject
 from ddpdoctor.finding import Trouble
 
 INDEX_FILE = os.path.join(os.path.dirname(__file__), "index.json")
@@ -41,3 +41,9 @@ BUILT_IN = {code: f"{__name__}.{row.module}" for code, row in INDEX.items()}
 READ_IN_SOURCE = {code: row.triggers for code, row in INDEX.items() if row.triggers is not None}
 """Trigger words of the checks that have ``in_source``."""
 STANDS_FOR = {code: row.stands_for for code, row in INDEX.items() if row.stands_for is not None}
+GONE = {
+    "DDP310": Gone(name="timeout-unfit", since="0.1.0", into="DDP307"),
+    "DDP402": Gone(name="poor-overlap", since="0.1.0", into="DDP401"),
+    "DDP407": Gone(name="full-precision-matmul", since="0.1.0"),
+}
+"""By their codes the checks that there were."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -60,9 +60,10 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
         title: str,
         *,
         remedy: str,
-        locations: tuple[Location, ...] = (),
+        locations: Location | Iterable[Location | None] | None = None,
         ranks: tuple[int, ...] = (),
-        evidence: tuple[Fact, ...] = (),
+        evidence: Iterable[Fact] = (),
+        because: Iterable[tuple[str, Location | None]] = (),
         severity: Severity | None = None,
         what_if: tuple[str, ...] = (),
         role: Literal["", "cause", "echo"] = "",
@@ -70,8 +71,10 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     ) -> Finding:
         """Build a finding of this check; ``severity`` overrides the one of the basis.
 
-        ``what_if`` says how it is mended on paper, in settings as ``ddpdoctor what-if --set`` takes them.
+        ``because`` holds facts of the same basis, each a sentence and its place; ``what_if`` says how it is mended on
+        paper, in settings as ``ddpdoctor what-if --set`` takes them.
         """
+        places = (locations,) if isinstance(locations, Location) else locations or ()
         return Finding(
             code=self.code,
             name=self.name,
@@ -79,9 +82,9 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
             severity=severity or self.severity[basis],
             title=title,
             ranks=ranks,
-            locations=locations,
+            locations=tuple(place for place in places if place is not None),
             basis=frozenset({basis}),
-            evidence=evidence,
+            evidence=(*(Fact(text=text, basis=basis, location=place) for text, place in because), *evidence),
             remedy=remedy,
             what_if=what_if,
             role=role,
@@ -101,6 +104,16 @@ class LoadedCheck(msgspec.Struct, frozen=True, kw_only=True):
     """Of a record that was read from what a dead job left."""
     in_restart: Callable[[Restart], Iterator[FoundInRun]] | None = None
     """Of a rehearsal and that of the job's second start."""
+
+
+class Gone(msgspec.Struct, frozen=True, kw_only=True):
+    """A check that there was; its code is given to no other."""
+
+    name: str
+    since: str
+    """The version without it."""
+    into: str = ""
+    """The code of the check that reports it now; empty where none does."""
 
 
 NEEDS_A_RUN = "needs a rehearsal"

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.check import Outcome
+from ddpdoctor.equivalence_section import EquivalenceSection
 from ddpdoctor.errors import ExitCode
 from ddpdoctor.finding import Finding, Location, Severity, Trouble
 from ddpdoctor.gate_section import GateSection
@@ -79,44 +80,6 @@ class RehearsalSection(msgspec.Struct, frozen=True, kw_only=True):
         """The notes, with what was not held back as a sentence before them: for reports that have no first line."""
         pretended = (f"pretended: {what}" for what in self.pretended)
         return (*(f"not isolated: the script {done}" for done in self.not_held_back), *pretended, *self.notes)
-
-
-class EquivalenceSection(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the ranks train what one process would on the same samples."""
-
-    status: Literal["equal", "differs", "inconclusive"]
-    kind: str = ""
-    """How the gradients differ: ``scaled``, ``part``, ``weighted``, ``one-rank``, ``rank-constant``, ``cut``,
-    ``clipped``, ``unsynchronised``."""
-    reason: str = ""
-    """Why it could not be told, as a clause."""
-    ranks: int = 0
-    steps: int = 0
-    """Optimizer steps that were compared."""
-    parameters: int = 0
-    equal: int = 0
-    """Parameters with the same gradient."""
-    within: float = 0.0
-    """The largest difference of a parameter's gradient, as a share of its norm."""
-    factor: float | None = None
-    """The ranks' gradient as a multiple of the one process's."""
-    modules: tuple[str, ...] = ()
-    """Those that differ; empty for all."""
-    at: tuple[int, ...] = ()
-    """Ranks whose loss is another one."""
-    weights: tuple[float, ...] = ()
-    """The shares that the ranks' samples have in the gradient, by rank, …"""
-    due: tuple[float, ...] = ()
-    """… and those that they have in one process."""
-    counts: tuple[int, ...] = ()
-    """Targets that each rank counts, where its share in one process is theirs."""
-    places: tuple[tuple[str, str, int], ...] = ()
-    """What is called where: name, file and line."""
-    statistics_by_rank: bool = False
-    """Batch norms take the statistics of each rank's samples, and did so in one process as well."""
-    in_turn: bool = False
-    """One process was given the batches of the ranks one after the other, as it asked for more of them."""
-    seconds: float = 0.0
 
 
 class Culprit(msgspec.Struct, frozen=True, kw_only=True):

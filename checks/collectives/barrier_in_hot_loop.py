@@ -76,7 +76,7 @@ def _remedy(meeting: str) -> str:
 def in_source(script: Script) -> Iterator[Finding]:
     """Report barriers, and reductions for the log, in every training step."""
     for found in every_step(whole_projection(script)):
-        event, beside = found.event, found.backward.module.location(found.backward.node)
+        event, beside = found.event, found.backward.location
         yield CHECK.finding(
             "source",
             f"every training step waits in {event.name}, though {found.meeting} synchronises the ranks already"
@@ -85,8 +85,8 @@ def in_source(script: Script) -> Iterator[Finding]:
             remedy=_remedy(found.meeting)
             if found.is_barrier
             else "Reduce it only in steps that log it, or once per epoch.",
-            locations=(event.module.location(event.node),),
-            evidence=(Fact(text="this backward runs in the same iteration", basis="source", location=beside),),
+            locations=event.location,
+            because=(("this backward runs in the same iteration", beside),),
             severity=None if found.is_barrier else Severity.ADVICE,
         )
 
@@ -96,7 +96,7 @@ def in_run(record: RunRecord) -> Iterator[FoundInRun]:
     if record.job.kind == "run":
         yield from _in_live_run(record)
         return
-    from ddpdoctor.checks.collectives.barrier_in_hot_loop_run import counted_reductions, hot_barriers
+    from ddpdoctor.checks.collectives.waits_run import counted_reductions, hot_barriers
     from ddpdoctor.diagnosis.wording import count, place
 
     for hot in hot_barriers(record):
@@ -108,7 +108,7 @@ def in_run(record: RunRecord) -> Iterator[FoundInRun]:
 
 
 def _in_live_run(record: RunRecord) -> Iterator[Finding]:
-    from ddpdoctor.checks.collectives.barrier_in_hot_loop_run import live_barriers
+    from ddpdoctor.checks.collectives.waits_run import live_barriers
     from ddpdoctor.diagnosis.wording import milliseconds_text, place
 
     for hot in live_barriers(record):
@@ -127,7 +127,7 @@ def _finding(record: RunRecord, kind: str, site: Site, told: str, numbers: Mappi
         record.job.kind,
         f"every training step waits in {kind}{told}, although backward already synchronises the ranks",
         remedy=_REMEDY,
-        locations=() if location is None else (location,),
+        locations=location,
         evidence=(
             Fact(
                 text=f"each rank called it {numbers['calls']:,} times",

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnosis.divergence.divergence import Divergence
@@ -51,7 +51,7 @@ _HOW = {
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the divergence of the run when one line gives different collectives, and models that differ."""
-    from ddpdoctor.checks.collectives.collective_mismatch_run import find_model_mismatch
+    from ddpdoctor.checks.collectives.divergences_run import find_model_mismatch
     from ddpdoctor.diagnosis.divergence_kind import divergence_finding, divergence_of
 
     divergence = divergence_of(record, CHECK.stands_for)
@@ -65,9 +65,9 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             remedy=(
                 "Build the same model on every rank: layers, sizes and frozen parameters must not depend on the rank."
             ),
-            locations=() if models.location is None else (models.location,),
+            locations=models.location,
             ranks=models.ranks,
-            evidence=(Fact(text=f"message of DDP's constructor: {models.message}", basis=record.job.kind),),
+            because=((f"message of DDP's constructor: {models.message}", None),),
         )
 
 

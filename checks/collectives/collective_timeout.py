@@ -34,7 +34,7 @@ from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 
 if TYPE_CHECKING:
-    from ddpdoctor.checks.collectives.collective_timeout_run import TimedOut
+    from ddpdoctor.checks.collectives.divergences_run import TimedOut
     from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
@@ -48,7 +48,7 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the timeout that ended the job."""
-    from ddpdoctor.checks.collectives.collective_timeout_run import timed_out
+    from ddpdoctor.checks.collectives.divergences_run import timed_out
     from ddpdoctor.diagnosis.wording import location_of, rank_list
 
     struck = timed_out(record)
@@ -69,7 +69,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         "that covers it."
         if struck.absent
         else "Compare the ranks' last lines and stacks; if all of them wait in this collective, look at the network.",
-        locations=() if location is None else (location,),
+        locations=location,
         ranks=struck.absent,
         evidence=tuple(facts),
     )

@@ -46,9 +46,8 @@ from ddpdoctor.source.interpreter.values import ALL_RANKS
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import mentions, partings
 from ddpdoctor.source.queries.files import writes
-from ddpdoctor.source.script.code_words import uses_any
 from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.script import Script, uses_any
 from ddpdoctor.source.script.syntax_index import descend, made_from
 from ddpdoctor.source.torch_model.recorded_calls import FILE_CALLS, FILE_METHODS
 
@@ -257,7 +256,7 @@ def own_partings(projection: Projection) -> Iterator[OwnParting]:
             if not walk.uncertain and not walk.raised >> rank & 1 and not any(same(tree, other) for other in trees):
                 trees.append(tree)
         for test, how, event, leaves in (found for tree in trees for found in _in_tree(tree, None, set())):
-            place = event.module.location(event.node)
+            place = event.location
             if test.node not in seen and (place.file, place.line) not in told:
                 seen.add(test.node)
                 found = _described(test, how, event, leaves)
@@ -395,10 +394,10 @@ def _described(test: OwnTest, how: Literal["branch", "loop", "raise"], event: Ev
         how=how,
         kind=test.kind,
         condition=test.module.excerpt(test.node),
-        location=test.module.location(test.node),
+        location=test.location,
         chain=test.chain,
         collective=event.name,
-        collective_location=event.module.location(event.node),
+        collective_location=event.location,
         leaves=leaves,
         asked=frozenset(_words(test.node)),
         loop=_outermost_loop(test),

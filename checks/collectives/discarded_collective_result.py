@@ -32,7 +32,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Location, Severity
+from ddpdoctor.finding import Finding, Location, Severity
 from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.queries.divergence import function_around, nodes_of
 from ddpdoctor.source.script.module import Module
@@ -55,14 +55,8 @@ def in_source(script: Script) -> Iterator[Finding]:
             f"{discarded.collective} returns its result and leaves `{discarded.name}` unchanged; the result is "
             "discarded",
             remedy=f"Assign it: {discarded.name} = {discarded.call}.",
-            locations=(discarded.location,),
-            evidence=(
-                Fact(
-                    text=f"`{discarded.name}` is used here, with this rank's own value",
-                    basis="source",
-                    location=discarded.used,
-                ),
-            ),
+            locations=discarded.location,
+            because=((f"`{discarded.name}` is used here, with this rank's own value", discarded.used),),
         )
 
 

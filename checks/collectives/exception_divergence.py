@@ -162,7 +162,7 @@ def swallowed(projection: Projection) -> Iterator[Swallowed]:
                             location=module.head_location(handler),
                             caught=ast.unparse(handler.type) if handler.type is not None else "everything",
                             collective=missed.name,
-                            collective_location=missed.module.location(missed.node),
+                            collective_location=missed.location,
                             raised=raised,
                             leaving=module.location(last) if isinstance(last, _JUMPS) else None,
                         )

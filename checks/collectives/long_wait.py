@@ -4,7 +4,8 @@ What it finds
     Preprocessing of a data set (`dataset.map`) or generation in a loop (`model.generate`) that only the first rank
     does, while the others proceed to their next collective, in a script that keeps the default timeout. As advice, a
     loop over a loader without gradients that one rank runs alone. In a run: a wait of half the group's timeout or more;
-    in a rehearsal an error when the timeout was reached (in a live run that is DDP308).
+    in a rehearsal an error when the timeout was reached (in a live run that is DDP308). As advice, in a live run: a
+    wait that ended well and that was longer than the timeout of another group which the busy rank is in.
 
 Why it is bad
     The others wait in that collective until the first rank arrives: all GPUs but one are idle. Once the work takes
@@ -30,21 +31,23 @@ References
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from ddpdoctor.check import Check
-from ddpdoctor.checks.collectives.long_wait_source import LongWait, long_waits
 from ddpdoctor.finding import Fact, Finding, Location, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS
 from ddpdoctor.source.projection import Projection, whole_projection
-from ddpdoctor.source.queries.divergence import reported_lines, sync_events
+from ddpdoctor.source.queries.divergence import events_through, function_around, reported_lines, sync_events
 from ddpdoctor.source.queries.training_loops import evaluating_forwards, only_loader
 from ddpdoctor.source.ranks.ranks import numbers_in
+from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.syntax_index import descend, last_name
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -86,9 +89,9 @@ def _suspected(wait: LongWait, how: str, remedy: str, test: str, severity: Sever
         f"{wait.what} here while the others wait in {collective} at line {place.line}{how}",
         remedy=remedy,
         locations=(wait.location, place, wait.condition_location),
-        evidence=(
-            Fact(text=f"`{wait.condition}` {test}", basis="source", location=wait.condition_location),
-            Fact(text=f"the others wait in this {collective}", basis="source", location=place),
+        because=(
+            (f"`{wait.condition}` {test}", wait.condition_location),
+            (f"the others wait in this {collective}", place),
         ),
         severity=severity,
     )
@@ -96,15 +99,16 @@ def _suspected(wait: LongWait, how: str, remedy: str, test: str, severity: Sever
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the wait that came nearest to its timeout, or went beyond it; of a live run the longest of each group."""
-    from ddpdoctor.checks.collectives import live_waits_run
+    from ddpdoctor.checks.collectives import waits_run
     from ddpdoctor.diagnosis.divergence import long_waits
     from ddpdoctor.diagnosis.wording import duration_text, location_of, site_location
 
     if record.job.kind == "run":
-        for lived, timeout_ns in live_waits_run.long_waits(record):
-            title = f"{live_waits_run.wait_text(lived)}; the timeout is {duration_text(timeout_ns)}"
+        for lived, timeout_ns in waits_run.long_waits(record):
+            title = f"{waits_run.wait_text(lived)}; the timeout is {duration_text(timeout_ns)}"
             places = (site_location(lived.site), site_location(lived.late_site))
             yield _finding(record, title, places, lived.late, lived.waited_ns, timeout_ns)
+        yield from _unfit_timeouts(record)
         return
     wait = long_waits.longest_wait(record)
     if wait is not None:
@@ -112,6 +116,33 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         places = (location_of(wait.turn.line), busy)
         found = _finding(record, long_waits.wait_text(wait), places, wait.late, wait.waited_ns, wait.timeout_ns)
         yield msgspec.structs.replace(found, severity=Severity.ERROR) if wait.timed_out else found
+
+
+def _unfit_timeouts(record: RunRecord) -> Iterator[Finding]:
+    """Report waits that another group would not have survived."""
+    from ddpdoctor.checks.collectives.waits_run import unfit_timeouts, wait_text
+    from ddpdoctor.diagnosis.wording import duration_text, group_name, site_location
+
+    for wait, number in unfit_timeouts(record):
+        group = record.groups[number]
+        place = site_location(wait.site)
+        name = group_name(group, record.job.world_size)
+        yield CHECK.finding(
+            "run",
+            f"{wait_text(wait)}, and {name} would have timed out after {duration_text(group.timeout_ns)}",
+            remedy=f"Give {name} a timeout well above {duration_text(wait.waited_ns)}.",
+            severity=Severity.ADVICE,
+            locations=place,
+            ranks=wait.late,
+            evidence=(
+                Fact(
+                    text=f"the longest wait was {duration_text(wait.waited_ns)}",
+                    basis="run",
+                    numbers={"waited_s": wait.waited_ns / 1e9, "timeout_s": group.timeout_ns / 1e9},
+                    location=place,
+                ),
+            ),
+        )
 
 
 def _finding(
@@ -163,9 +194,9 @@ def lone_evaluations(projection: Projection) -> Iterator[LongWait]:
                 what=f"rank {ranks[0]} evaluates alone",
                 location=place,
                 condition=guard.module.excerpt(guard.node),
-                condition_location=guard.module.location(guard.node),
+                condition_location=guard.location,
                 collective=meeting.name,
-                collective_location=meeting.module.location(meeting.node),
+                collective_location=meeting.location,
             )
 
 
@@ -176,3 +207,99 @@ def _next_meeting(forward: Event, meetings: Sequence[Event]) -> Event | None:
         return behind
     around = {loop.node for loop in forward.loops if not loop.once}
     return next((event for event in meetings if any(loop.node in around for loop in event.loops)), None)
+
+
+# Long work of the first rank that the other ranks wait for in their next collective.
+
+_FIRST_RANK = re.compile(
+    r"rank\w*(\(\))? == 0\b|rank\w*\"\]\)? == |not \w*rank\b|is_main|is_master|main_process|master_process"
+    r"|is_rank_?(0|zero)|RANK.* == "
+)
+
+
+_LONG = frozenset({"map", "generate"})
+"""Methods that take as long as there is data."""
+
+
+class LongWait(msgspec.Struct, frozen=True, kw_only=True):
+    """Work under a test of the first rank, with a collective of all ranks behind it."""
+
+    what: str
+    """Who does what, as a clause."""
+    location: Location
+    condition: str
+    condition_location: Location
+    collective: str
+    collective_location: Location
+
+
+def long_waits(projection: Projection) -> Iterator[LongWait]:
+    """Generation and preprocessing on the first rank, in a script that keeps the default timeout."""
+    events = [event for event in sync_events(projection) if event.ranks == ALL_RANKS and not event.in_parent]
+    set_up = (event for event in projection.of_kind("collective") if event.name == "init_process_group")
+    if any("timeout" in event.named for event in set_up):
+        return
+    for module in projection.machine.script.modules if events else ():
+        if not any(last_name(call.func) in _LONG for call in module.index.of(ast.Call)):
+            continue
+        for node in module.index.of(ast.If):
+            if _FIRST_RANK.search(module.excerpt(node.test, 1_000)) and not _negated(node.test):
+                work = _long_work(node.body)
+                waiting = _meeting_behind(module, node, events) if work is not None else None
+                if work is not None and waiting is not None:
+                    yield LongWait(
+                        what=f"the first rank {work[1]}",
+                        location=module.location(work[0]),
+                        condition=module.excerpt(node.test),
+                        condition_location=module.location(node.test),
+                        collective=waiting.name,
+                        collective_location=waiting.location,
+                    )
+
+
+def _negated(test: ast.expr) -> bool:
+    return any(
+        isinstance(inner, ast.NotEq)
+        or (isinstance(inner, ast.UnaryOp) and isinstance(inner.op, ast.Not) and "main" in ast.unparse(inner.operand))
+        for inner in descend(test)
+    )
+
+
+def _long_work(body: Sequence[ast.stmt]) -> tuple[ast.Call, str] | None:
+    """Return a call that takes as long as there is data: ``dataset.map(...)``, or ``model.generate(...)`` in a loop."""
+    for statement in body:
+        for node in descend(statement):
+            receiver = _receiver_of(node, "map")
+            if receiver is not None and isinstance(node, ast.Call) and len(node.args) == 1:
+                return node, "preprocesses a data set"
+            if isinstance(node, (ast.For, ast.While, ast.ListComp)):
+                for inner in descend(node):
+                    if isinstance(inner, ast.Call) and _receiver_of(inner, "generate") is not None:
+                        return inner, "generates for one sample after another"
+    return None
+
+
+def _receiver_of(node: ast.AST, method: str) -> str | None:
+    """Return the source of what a method is called on; None when the node is no call of that method."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == method:
+        return ast.unparse(node.func.value)
+    return None
+
+
+def _meeting_behind(module: Module, node: ast.If, events: Sequence[Event]) -> Event | None:
+    """Return the collective that the others come to meanwhile: further down in the function, or in the next turn of a
+    loop.
+    """
+    if any(events_through(events, module, node.lineno, node.end_lineno or node.lineno)):
+        return None
+    function = function_around(module, node)
+    last = getattr(function, "end_lineno", None) or len(module.lines)
+    behind = next(events_through(events, module, (node.end_lineno or node.lineno) + 1, last), None)
+    if behind is not None:
+        return behind
+    for around in module.ancestors(node):
+        if around is function:
+            break
+        if isinstance(around, (ast.For, ast.While)):
+            return next(events_through(events, module, around.lineno, node.lineno), None)
+    return None

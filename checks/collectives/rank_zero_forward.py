@@ -118,7 +118,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 remedy=_REMEDY,
                 locations=lucky.locations,
                 ranks=lucky.ranks,
-                evidence=(Fact(text=lucky.pairing, basis=basis, location=lucky.locations[0]),),
+                because=((lucky.pairing, lucky.locations[0]),),
                 severity=Severity.WARNING,
             )
 
@@ -157,9 +157,9 @@ def lone_forwards(projection: Projection) -> Iterator[LoneForward]:
             continue
         seen |= {event.node, cause}
         yield LoneForward(
-            location=event.module.location(event.node),
+            location=event.location,
             ranks=event.ranks,
-            condition_location=guard.module.location(guard.node) if guard is not None else None,
+            condition_location=guard.location if guard is not None else None,
             chain=event.chain,
         )
 

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
 from ddpdoctor.checks.collectives.sum_as_mean_source import reduced_losses
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
 
@@ -50,15 +50,15 @@ CHECK = Check(
 def in_source(script: Script) -> Iterator[Finding]:
     """Report losses that are reduced in place and then differentiated."""
     for reduced in reduced_losses(whole_projection(script)):
-        place = reduced.backward.module.location(reduced.backward.node)
+        place = reduced.backward.location
         yield CHECK.finding(
             "source",
             f"{reduced.collective.name} changes `{reduced.name}` in place before its backward at line {place.line}, "
             "which is not aware of it",
             remedy=f"Call backward on the local `{reduced.name}`; DDP averages the gradients. Reduce a detached copy "
             "for the log.",
-            locations=(reduced.collective.module.location(reduced.collective.node), place),
-            evidence=(Fact(text="backward starts from the same tensor here", basis="source", location=place),),
+            locations=(reduced.collective.location, place),
+            because=(("backward starts from the same tensor here", place),),
         )
 
 
@@ -78,11 +78,10 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             f"{place(backward.innermost)}, which is not aware of it",
             remedy="Call backward on the local loss; DDP averages the gradients. Reduce a detached copy for the log.",
             locations=tuple(places),
-            evidence=(
-                Fact(
-                    text=f"{rank_list(ranks)} {verb(ranks, 'starts', 'start')} the backward from the reduced tensor",
-                    basis=record.job.kind,
-                    location=places[-1] if places else None,
+            because=(
+                (
+                    f"{rank_list(ranks)} {verb(ranks, 'starts', 'start')} the backward from the reduced tensor",
+                    places[-1] if places else None,
                 ),
             ),
         )

@@ -148,7 +148,7 @@ def _desync(
 
 def _ahead(record: RunRecord) -> Iterator[Finding]:
     """Report the ranks that have passed over batches while the job continues."""
-    from ddpdoctor.checks.collectives.silent_desync_run import batches_ahead
+    from ddpdoctor.checks.collectives.divergences_run import batches_ahead
     from ddpdoctor.diagnosis.wording import count
 
     basis = record.job.kind
@@ -158,7 +158,7 @@ def _ahead(record: RunRecord) -> Iterator[Finding]:
             f"{ahead.sentence}: from there on it trains on different batches than the others, and it will be a step "
             "short at the end unless they skip as many",
             remedy=_SKIP_TOGETHER,
-            locations=() if ahead.location is None else (ahead.location,),
+            locations=ahead.location,
             ranks=(ahead.rank,),
             evidence=(
                 Fact(

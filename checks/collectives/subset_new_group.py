@@ -64,7 +64,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             "every iteration of this loop creates a new process group of the same ranks, and none is ever destroyed",
             remedy="Make the group once, before the loop.",
-            locations=(made.module.location(made.node),),
+            locations=made.location,
             severity=Severity.WARNING,
         )
 
@@ -88,7 +88,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             f"{rank_list(ranks)} {verb(ranks, 'calls', 'call')} {operation} at {place(site.innermost)} on a group "
             f"without {verb(ranks, 'it', 'them')}, which has no effect there",
             remedy="Call it on members of the group only, or on a group that holds every rank that needs the result.",
-            locations=() if location is None else (location,),
+            locations=location,
             ranks=tuple(sorted(ranks)),
             severity=Severity.WARNING,
         )

@@ -31,7 +31,7 @@ from collections.abc import Iterator
 
 from ddpdoctor.check import Check
 from ddpdoctor.checks.collectives.sum_as_mean_source import compared_sums, shown_sums
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
 
@@ -53,8 +53,8 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             f"`{found.name}` is the sum over all ranks when line {shown.line} shows it, world size times the mean",
             remedy="Divide by dist.get_world_size() after the reduction, or reduce with op=dist.ReduceOp.AVG.",
-            locations=(event.module.location(event.node), shown),
-            evidence=(Fact(text=f"`{found.name}` is shown here, undivided", basis="source", location=shown),),
+            locations=(event.location, shown),
+            because=((f"`{found.name}` is shown here, undivided", shown),),
         )
     for event, compared in compared_sums(whole_projection(script)):
         place = event.module.location(compared)
@@ -62,6 +62,6 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             f"`{event.module.excerpt(compared, 60)}` compares sums over the ranks, which are not labels",
             remedy="Compare on every rank, then all-reduce the number of samples that are right, and that of all.",
-            locations=(event.module.location(event.node), place),
-            evidence=(Fact(text="both sides were summed over the ranks before", basis="source", location=place),),
+            locations=(event.location, place),
+            because=(("both sides were summed over the ranks before", place),),
         )

@@ -71,14 +71,14 @@ def in_source(script: Script) -> Iterator[Finding]:
     """Report downloads that all ranks do at the same time, one finding for a directory."""
     for downloads in by_directory(shared_downloads(whole_projection(script))):
         event = downloads[0].event
-        place = event.module.location(event.node)
+        place = event.location
         yield CHECK.finding(
             "source",
             "the other ranks look for these data while the first one downloads them"
             if downloads[0].what == "looks"
             else f"every rank {downloads[0].what} to the same path at once",
             remedy=REMEDY,
-            locations=tuple(one.event.module.location(one.event.node) for one in downloads),
+            locations=tuple(one.event.location for one in downloads),
             evidence=(
                 Fact(
                     text="no rank test or barrier lets one rank go first",

@@ -36,7 +36,7 @@ import msgspec
 
 from ddpdoctor.check import Check
 from ddpdoctor.checks.data.random_numbers_source import Library, seeds_of
-from ddpdoctor.finding import Fact, Finding, Location, Refuted, Severity
+from ddpdoctor.finding import Finding, Location, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
@@ -50,11 +50,11 @@ from ddpdoctor.source.interpreter.values import (
     is_varying,
     parts_of,
 )
-from ddpdoctor.source.neighbours import SEEDS_EVERYTHING
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.training_loops import division, feedings
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.script.syntax_index import descend
+from ddpdoctor.source.vocabulary import SEEDS_EVERYTHING
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -78,14 +78,14 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             "every rank has this seed, and the data set's items draw from it: all ranks apply the same augmentation",
             remedy=REMEDY,
-            locations=(seed.module.location(seed.node),),
-            evidence=(Fact(text=f"a draw from {shared.library} per item", basis="source", location=shared.draw),),
+            locations=seed.location,
+            because=((f"a draw from {shared.library} per item", shared.draw),),
         )
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report generators that are alike on all ranks when training begins; refute where they differ."""
-    from ddpdoctor.checks.data.identical_random_seed_run import judge_randomness
+    from ddpdoctor.checks.data.samples_run import judge_randomness
 
     for verdict in judge_randomness(record):
         if not verdict.shared:
@@ -99,7 +99,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             remedy=REMEDY,
             locations=(*verdict.locations, *draw),
             ranks=verdict.ranks,
-            evidence=(Fact(text="fetching the batch drew from it here", basis=record.job.kind, location=verdict.draw),),
+            because=(("fetching the batch drew from it here", verdict.draw),),
         )
 
 
@@ -147,7 +147,7 @@ def _draws(projection: Projection, dataset: Value) -> Iterator[tuple[Library, Lo
         if isinstance(held, Instance):
             yield from _draws_of_class(projection, held)
         elif _TRANSFORMS.match(held.name):
-            yield "torch", held.module.location(held.node)
+            yield "torch", held.location
 
 
 def _held(machine: Machine, value: Value, seen: set[int]) -> Iterator[Instance | Event]:

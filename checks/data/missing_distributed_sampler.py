@@ -40,7 +40,7 @@ from ddpdoctor.check import BoundHit, Check
 from ddpdoctor.checks.data.epochs_source import OF_TORCH, batches_remedy, loop_of_epochs
 from ddpdoctor.checks.data.missing_set_epoch import set_epoch_through
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.fix.edits import Edit, Fix, imported, with_keyword
+from ddpdoctor.fix import Edit, Fix, imported, with_keyword
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.attributes import base_names, class_attribute
 from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, ExternalObject, Instance, constant, tags_of
@@ -96,7 +96,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             if own_batches
             else "Give it sampler=DistributedSampler(dataset) instead of shuffle=True, and call "
             "sampler.set_epoch(epoch) before each epoch.",
-            locations=(loader.module.location(loader.node),),
+            locations=loader.location,
             evidence=(_reaches(backward, through),),
         )
     for feeding in alike_streams(projection):
@@ -106,7 +106,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             "every rank trains on the same items: nothing in this IterableDataset depends on the rank",
             remedy="Let __iter__ give each rank its own items, and as many as the others, as "
             "itertools.islice(items, rank, None, world_size) does.",
-            locations=(loader.module.location(loader.node),),
+            locations=loader.location,
             evidence=(_reaches(feeding.backward, "DistributedDataParallel"),),
         )
     for reader in alike_readers(projection):
@@ -115,34 +115,25 @@ def in_source(script: Script) -> Iterator[Finding]:
             f"every rank trains on the same batches: {reader.name} reads on from one position, whatever the rank",
             remedy="Let each rank begin at a position of its own, its rank times the size of a batch, and move on by "
             "the world size times that.",
-            locations=(reader.module.location(reader.made),),
-            evidence=(
-                Fact(
-                    text="this reads at the position and moves it on, and nothing in the class depends on the rank",
-                    basis="source",
-                    location=reader.class_module.head_location(reader.method),
+            locations=reader.module.location(reader.made),
+            because=(
+                (
+                    "this reads at the position and moves it on, and nothing in the class depends on the rank",
+                    reader.class_module.head_location(reader.method),
                 ),
-                Fact(
-                    text="its batches reach this forward of the DDP model",
-                    basis="source",
-                    location=reader.forward.module.location(reader.forward.node),
-                ),
+                ("its batches reach this forward of the DDP model", reader.forward.location),
             ),
         )
 
 
 def _reaches(backward: Event, through: str) -> Fact:
-    return Fact(
-        text=f"its batches reach this backward through {through}",
-        basis="source",
-        location=backward.module.location(backward.node),
-    )
+    return Fact(text=f"its batches reach this backward through {through}", basis="source", location=backward.location)
 
 
 def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
     """Offer a sampler that divides the data set."""
     for feeding in feedings(whole_projection(script)):
-        if feeding.loader.module.location(feeding.loader.node) == finding.location:
+        if feeding.loader.location == finding.location:
             yield from divide(feeding, finding)
 
 
@@ -156,7 +147,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 record.job.kind,
                 sharding.sentence,
                 remedy=sharding.remedy,
-                locations=() if sharding.location is None else (sharding.location,),
+                locations=sharding.location,
                 ranks=sharding.ranks,
                 severity=sharding.severity,
                 evidence=tuple(

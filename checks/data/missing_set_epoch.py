@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.check import Check, TooLittleEvidence
 from ddpdoctor.checks.data.epochs_source import ForgottenEpoch, forgotten_epochs
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.fix.edits import Edit, Fix, first_in_body
+from ddpdoctor.fix import Edit, Fix, first_in_body
 from ddpdoctor.source.events import LoopAround
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.module import Module, Scope
@@ -155,16 +155,15 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             _title(forgotten),
             remedy="Call sampler.set_epoch(epoch) at the start of every epoch, before the loop over the loader.",
-            locations=(loader.module.location(loader.node), sampler.module.location(sampler.node)),
-            evidence=(
-                Fact(
-                    text="this loop makes the sampler anew in every turn, of the same data and with the same seed"
+            locations=(loader.location, sampler.location),
+            because=(
+                (
+                    "this loop makes the sampler anew in every turn, of the same data and with the same seed"
                     if forgotten.anew
                     else "this loop iterates over the loader several times and never sets the sampler's epoch"
                     if forgotten.told != "on some ranks"
                     else "this loop sets the sampler's epoch under a test that not all ranks pass",
-                    basis="source",
-                    location=epochs.module.head_location(epochs.node),
+                    epochs.module.head_location(epochs.node),
                 ),
             ),
         )
@@ -186,13 +185,13 @@ def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
     """Offer to tell the sampler the epoch."""
     for forgotten in forgotten_epochs(whole_projection(script)):
         plain = not (forgotten.unread or forgotten.anew or forgotten.told == "on some ranks")
-        if plain and forgotten.loader.module.location(forgotten.loader.node) == finding.location:
+        if plain and forgotten.loader.location == finding.location:
             yield from set_epoch_fix(forgotten, finding)
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report training loaders that were shuffled alike twice; refute where `set_epoch` changed the order."""
-    from ddpdoctor.checks.data.missing_set_epoch_run import judge_epochs
+    from ddpdoctor.checks.data.sharding_run import judge_epochs
 
     for epochs in judge_epochs(record):
         if epochs.location is None:
@@ -211,6 +210,6 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             record.job.kind,
             epochs.sentence,
             remedy="Call sampler.set_epoch(epoch) at the start of every epoch, before the loop over the loader.",
-            locations=(epochs.location,),
+            locations=epochs.location,
             evidence=(fact,),
         )

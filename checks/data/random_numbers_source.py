@@ -12,8 +12,7 @@ import msgspec
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, ExternalObject, Instance, Value, constant, is_varying
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.queries.job_kind import is_distributed, is_training_by_trainer
-from ddpdoctor.source.queries.start_up import is_run_again
+from ddpdoctor.source.queries.job_kind import is_distributed, is_run_again, is_training_by_trainer
 from ddpdoctor.source.ranks.rank_local_values import is_own_seed
 from ddpdoctor.source.ranks.ranks import rank_names
 from ddpdoctor.source.script.syntax_index import descend, last_name, made_from

@@ -85,20 +85,16 @@ def in_source(script: Script) -> Iterator[Finding]:
             else "Give the sampler the whole data set: it divides it in parts of one length."
             if found.draw is None
             else "Seed every rank with the same number before the data set is built.",
-            locations=(sampler.module.location(sampler.node),),
-            evidence=(
-                Fact(
-                    text="this depends on the rank" if found.draw is None else "no common seed fixes this",
-                    basis="source",
-                    location=cause.module.location(cause.node),
-                ),
+            locations=sampler.location,
+            because=(
+                ("this depends on the rank" if found.draw is None else "no common seed fixes this", cause.location),
             ),
         )
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report samplers over data sets that were seen to differ; refute where their samples are the same."""
-    from ddpdoctor.checks.data.rank_varying_dataset_run import judge_rank_data
+    from ddpdoctor.checks.data.samples_run import judge_rank_data
 
     for data in judge_rank_data(record):
         if not data.varies:

@@ -70,20 +70,14 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             "every rank evaluates the whole data set and gets the same result",
             remedy=REMEDIES["repeated"],
-            locations=(loop.module.head_location(loop.node),),
-            evidence=(
-                Fact(
-                    text="no sampler divides this loader's data set between the ranks",
-                    basis="source",
-                    location=loader.module.location(loader.node),
-                ),
-            ),
+            locations=loop.module.head_location(loop.node),
+            because=(("no sampler divides this loader's data set between the ranks", loader.location),),
         )
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report evaluation that is repeated or biased; refute where the ranks draw different samples."""
-    from ddpdoctor.checks.data.sharded_evaluation_bias_run import judge_evaluations
+    from ddpdoctor.checks.data.samples_run import judge_evaluations
 
     for evaluation in judge_evaluations(record):
         if evaluation.location is None:
@@ -95,7 +89,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             record.job.kind,
             evaluation.sentence,
             remedy=REMEDIES[evaluation.form],
-            locations=(evaluation.location,),
+            locations=evaluation.location,
             ranks=evaluation.ranks,
             evidence=(
                 Fact(

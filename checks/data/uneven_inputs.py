@@ -33,13 +33,35 @@ References
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.events import Event, LoopAround, Part
+from ddpdoctor.source.interpreter.attributes import base_names, class_attribute
+from ddpdoctor.source.interpreter.state import Machine
+from ddpdoctor.source.interpreter.values import (
+    ALL_RANKS,
+    NONE,
+    Const,
+    Function,
+    Instance,
+    SequenceValue,
+    Value,
+    constant,
+    options_of,
+)
+from ddpdoctor.source.projection import Projection, whole_projection
+from ddpdoctor.source.queries.training_loops import by_shards, feedings, through_ddp
+from ddpdoctor.source.queries.wrapped_models import averages_by_hand
+from ddpdoctor.source.ranks.data_partitions import as_written, may_even_out, part_tags
+from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.syntax_index import children_of, descend, last_name
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -61,26 +83,23 @@ _REMEDY = f"{_EVEN}; or run the loop inside `with model.join():`."
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report training loops over parts of the data that need not be equal, at the loader or the division."""
-    from ddpdoctor.checks.data.uneven_inputs_source import uneven_feeds
-
     for feed in uneven_feeds(whole_projection(script)):
         part, loader = feed.part, feed.loader
-        divided = part.module.location(part.node)
+        divided = part.location
         yield CHECK.finding(
             "source",
             "the data of this training loop is divided by rank in parts that may differ in length: a rank with one "
             "batch more waits for the others in its last step",
             remedy=f"{_EVEN}." if feed.by_hand or feed.sharded else _REMEDY,
-            locations=(divided if loader is None else loader.module.location(loader.node),),
-            evidence=(
-                Fact(text=feed.division, basis="source", location=divided),
-                Fact(
-                    text="the gradients of this backward are averaged over all ranks, once for each batch"
+            locations=divided if loader is None else loader.location,
+            because=(
+                (feed.division, divided),
+                (
+                    "the gradients of this backward are averaged over all ranks, once for each batch"
                     if feed.by_hand
                     else f"this backward of a {'sharded' if feed.sharded else 'DDP'} model waits for all ranks, once "
                     "for each batch",
-                    basis="source",
-                    location=feed.backward.module.location(feed.backward.node),
+                    feed.backward.location,
                 ),
             ),
         )
@@ -112,7 +131,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             basis,
             uneven.sentence + consequence,
             remedy=_REMEDY if record.wraps else f"{_EVEN}.",
-            locations=() if uneven.location is None else (uneven.location,),
+            locations=uneven.location,
             ranks=tuple(rank for rank, _ in uneven.lengths),
             evidence=lengths + hang,
         )
@@ -122,3 +141,191 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             reason=f"the ranks' {count(samples, 'sample', 'samples')} divide evenly by 2, 4 and 8 ranks, and every "
             "rank got the same number",
         )
+
+
+# Training loops over data that was divided by rank in parts that need not be equal.
+
+WORLD_SIZES = (2, 4, 8)
+"""Numbers of ranks that a known number of items is divided by, to see whether it matters."""
+_BASES = frozenset({"Dataset", "IterableDataset", "Sampler", "object", "Generic", "Protocol"})
+_HOLDING = {"torch.utils.data.Subset": (1, "indices"), "torch.utils.data.TensorDataset": (0, "")}
+"""Classes of torch whose objects are as long as one of their arguments: its position and name."""
+_ENDLESS = frozenset({"cycle", "repeat", "infinite", "RandomSampler"})
+
+
+class UnevenFeed(msgspec.Struct, frozen=True, eq=False):
+    """A loop that trains a model with the other ranks on parts of the data that need not be equal."""
+
+    part: Part
+    loader: Event | None
+    """The loader in between, if there is one."""
+    backward: Event
+    batches: tuple[int, int, int] | None = None
+    """For a known number of items: a number of ranks, and the batches of its first and of its last rank."""
+    by_hand: bool = False
+    """The script averages the gradients itself: there is no DDP model to join."""
+    sharded: bool = False
+    """So it is with a sharded model, whose backward averages them."""
+
+    @property
+    def division(self) -> str:
+        """What makes the parts differ, in words."""
+        if self.part.with_rest:
+            return "the last rank takes the remainder here: a different number of items than the others"
+        if self.batches is None:
+            return "some ranks get one item more here, unless the number of items is a multiple of the world size"
+        ranks, first, last = self.batches
+        return f"{self.part.items:,} items: of {ranks} ranks the first gets {first:,} batches, the last {last:,}"
+
+
+def uneven_feeds(projection: Projection) -> Iterator[UnevenFeed]:
+    """Every such loop that nothing makes even, by the loader or, without one, by the place of the division."""
+    machine = projection.machine
+    seen: set[ast.AST] = set()
+    by_hand = not any(projection.of_kind("wrap")) and averages_by_hand(machine.script)
+    for feeding in feedings(projection):
+        loader, loop = feeding.loader, feeding.loop
+        if loop is None or not feeding.certain or not _is_bare(loop.iterable):
+            continue
+        part = _part_of_loader(machine, loader)
+        if part is None or loader.node in seen or not _runs_to_its_end(feeding.backward, loop):
+            continue
+        batches = _batches(part, loader)
+        if (part.items is None or batches is not None) and not _evened_out(machine, part, loader.module, loop.module):
+            seen.add(loader.node)
+            yield UnevenFeed(part, loader, feeding.backward, batches, by_hand, by_shards(feeding.backward))
+    for backward in projection.in_course("backward"):
+        if not machine.parts or not (through_ddp(projection, backward) or by_shards(backward) or by_hand):
+            continue
+        for loop in backward.loops:
+            part = _part_of(machine, loop.iterable)
+            if part is None or part.node in seen or not _is_bare(loop.iterable) or part.items is not None:
+                continue
+            if _runs_to_its_end(backward, loop) and not _evened_out(machine, part, loop.module):
+                seen.add(part.node)
+                yield UnevenFeed(part, None, backward, None, by_hand, by_shards(backward))
+
+
+def _part_of_loader(machine: Machine, loader: Event) -> Part | None:
+    if not loader.complete or loader.ranks != ALL_RANKS or loader.guards:
+        return None
+    if constant(loader.argument("batch_sampler", 4) or NONE) is not None:
+        return None
+    sampler = loader.argument("sampler", 3)
+    if sampler is not None and constant(sampler) is not None:
+        return _part_of(machine, sampler) if isinstance(sampler, Instance) else None
+    dataset = loader.argument("dataset", 0)
+    return None if dataset is None else _part_of(machine, dataset)
+
+
+def _part_of(machine: Machine, value: Value) -> Part | None:
+    """Return the part that a data set, a sampler or what a loop goes over is; None when it is none, or may be
+    another.
+    """
+    if isinstance(value, Instance):
+        return _part_of_instance(machine, value)
+    made = machine.object(value)
+    if made is not None:
+        position, name = _HOLDING.get(made.name, (-1, ""))
+        held = made.argument(name, position)
+        return None if held is None or not made.complete else _part_of(machine, held)
+    numbers = part_tags(value)
+    return machine.parts[min(numbers)] if len(numbers) == 1 and len(list(options_of(value))) == 1 else None
+
+
+def _part_of_instance(machine: Machine, value: Instance) -> Part | None:
+    module, cls = machine.script.module(value.cls.module), value.cls.node
+    if module is None or any(name.rpartition(".")[2] not in _BASES for name in base_names(machine, value.cls)):
+        return None
+    turns = class_attribute(machine, value.cls, "__iter__")
+    items = class_attribute(machine, value.cls, "__getitem__")
+    if not isinstance(turns if turns is not None else items, Function) or _may_go_on(module, cls):
+        return None
+    held = [name for name in machine.store.names(value.number) if name in module.words]
+    parts = {
+        name: part
+        for name in held
+        if (stored := machine.store.get(value.number, name)) is not None
+        and (part := _part_of(machine, stored) if not isinstance(stored, Instance) else None) is not None
+    }
+    method = turns if isinstance(turns, Function) else class_attribute(machine, value.cls, "__len__")
+    if isinstance(method, Function):
+        used = {last_name(node) for node in descend(method.node) if isinstance(node, ast.Attribute)}
+        found = next((part for name, part in parts.items() if name in used), None)
+        if found is not None and (turns is not None or _returns_length(method.node)):
+            return found
+    return as_written(machine.store, module, turns.node) if isinstance(turns, Function) else None
+
+
+def _returns_length(method: ast.AST) -> bool:
+    """Return whether ``__len__`` gives the length of what is held, as it is."""
+    body = getattr(method, "body", [])
+    last = body[-1] if isinstance(body, list) and body else None
+    return isinstance(last, ast.Return) and isinstance(last.value, ast.Call) and last_name(last.value.func) == "len"
+
+
+def _may_go_on(module: Module, cls: ast.ClassDef) -> bool:
+    """Return whether a class may begin anew when its data ends, or end before."""
+    index = module.index
+    if any(isinstance(node, (ast.While, ast.Break)) for node in descend(cls)):
+        return True
+    if any(last_name(call.func) in _ENDLESS for call in index.within(cls, ast.Call)):
+        return True
+    return any(
+        isinstance(outer, (ast.For, ast.While))
+        for node in index.within(cls, ast.Return)
+        for outer in module.ancestors(node)
+    )
+
+
+def _is_bare(iterable: Value) -> bool:
+    """Return whether a loop goes over one thing to its end: ``zip`` ends with the shortest."""
+    return not (
+        isinstance(iterable, SequenceValue) and iterable.values and isinstance(iterable.values[0], SequenceValue)
+    )
+
+
+def _runs_to_its_end(backward: Event, loop: LoopAround) -> bool:
+    """Return whether every rank goes through a loop as long as its own data lasts, and waits for the others in each
+    turn.
+    """
+    if backward.ranks != ALL_RANKS or backward.guards or not isinstance(loop.node, (ast.For, ast.AsyncFor)):
+        return False
+    if any(isinstance(around.node, ast.Call) and last_name(around.node.func) in _JOINS for around in backward.contexts):
+        return False
+    if any(isinstance(around.node, ast.While) for around in backward.loops):
+        return False
+    return not any(_leaves(statement, outermost=True) for statement in loop.node.body)
+
+
+_JOINS = frozenset({"join", "Join", "join_uneven_inputs"})
+
+
+def _leaves(node: ast.AST, *, outermost: bool) -> bool:
+    if isinstance(node, (ast.FunctionDef, ast.Lambda, ast.ClassDef)):
+        return False
+    if isinstance(node, ast.Return) or (isinstance(node, ast.Break) and outermost):
+        return True
+    inner = outermost and not isinstance(node, (ast.For, ast.While))
+    return any(_leaves(child, outermost=inner) for child in children_of(node) if not isinstance(child, ast.expr))
+
+
+def _evened_out(machine: Machine, part: Part, *modules: Module) -> bool:
+    asked = {module.path: module for module in (part.module, *modules)}
+    return any(may_even_out(machine.store, module, with_rest=part.with_rest) for module in asked.values())
+
+
+def _batches(part: Part, loader: Event) -> tuple[int, int, int] | None:
+    """Return the first of some numbers of ranks that a known number of items gives different numbers of batches
+    with.
+    """
+    size = loader.argument("batch_size", 1) or Const(1)
+    if part.items is None or not isinstance(size, Const) or not isinstance(size.value, int) or size.value < 1:
+        return None
+    cuts = constant(loader.argument("drop_last", 8) or NONE) is True
+    for ranks in WORLD_SIZES:
+        most, least = -(-part.items // ranks), part.items // ranks
+        first, last = (items // size.value if cuts else -(-items // size.value) for items in (most, least))
+        if first != last:
+            return ranks, first, last
+    return None

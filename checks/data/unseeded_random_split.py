@@ -62,7 +62,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             f"every rank draws its own {_last(draw)}: what one rank holds out, other ranks train on",
             remedy=REMEDY,
-            locations=(draw.event.module.location(draw.event.node),),
+            locations=draw.event.location,
             evidence=(_why_it_differs(draw),),
         )
     for draw in unshared_parts(projection):
@@ -71,7 +71,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             f"every rank makes its own random order ({_last(draw)}) before it takes its part by rank: the parts "
             "overlap, and some samples are in none",
             remedy="Draw the same order on every rank, from a generator with a fixed seed (and the epoch added).",
-            locations=(draw.event.module.location(draw.event.node),),
+            locations=draw.event.location,
             evidence=(_why_it_differs(draw),),
             severity=Severity.WARNING,
         )
@@ -84,19 +84,19 @@ def _last(draw: Draw) -> str:
 def _why_it_differs(draw: Draw) -> Fact:
     event, seed = draw.event, draw.seed
     if seed is not None:
-        location = seed.module.location(seed.node)
+        location = seed.location
         return Fact(text="this seed depends on the rank", basis="source", location=location)
     return Fact(
         text="no earlier call gives the ranks a common seed, and each process starts with its own",
         basis="source",
-        location=event.module.location(event.node),
+        location=event.location,
         stack=event.chain,
     )
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report splits whose parts differ between ranks; refute those that are the same, or of different data."""
-    from ddpdoctor.checks.data.splits_run import judge_splits
+    from ddpdoctor.checks.data.samples_run import judge_splits
 
     for split in judge_splits(record):
         if not split.differs:
@@ -113,10 +113,5 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             for part in split.different_parts[:3]
         )
         yield CHECK.finding(
-            record.job.kind,
-            split.sentence,
-            remedy=REMEDY,
-            locations=split.locations,
-            ranks=split.ranks,
-            evidence=facts,
+            record.job.kind, split.sentence, remedy=REMEDY, locations=split.locations, ranks=split.ranks, evidence=facts
         )

@@ -45,7 +45,7 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the faults of each GPU that ranks use."""
-    from ddpdoctor.checks.death.gpu_fault_run import gpu_faults
+    from ddpdoctor.checks.death.failures_run import gpu_faults
     from ddpdoctor.diagnosis.wording import rank_list
 
     for fault in gpu_faults(record):

@@ -75,7 +75,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         _title(killed)
         + ("" if killed.within is None else f" inside {killed.within.signature.kind} at {place(within)}"),
         remedy=_remedy(killed),
-        locations=() if location is None else (location,),
+        locations=location,
         ranks=(killed.rank,),
         evidence=tuple(facts),
     )

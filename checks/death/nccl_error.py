@@ -45,7 +45,7 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the first error of NCCL."""
-    from ddpdoctor.checks.death.nccl_error_run import nccl_errors
+    from ddpdoctor.checks.death.failures_run import nccl_errors
     from ddpdoctor.diagnosis.wording import rank_list
 
     for error in nccl_errors(record):
@@ -56,7 +56,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             if error.kind[0] in "aeiou"
             else f"NCCL failed on rank {error.rank} first with a {error.kind}: {error.cause}",
             remedy=error.remedy,
-            locations=() if error.location is None else (error.location,),
+            locations=error.location,
             ranks=error.ranks,
             evidence=(
                 Fact(

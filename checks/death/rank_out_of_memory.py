@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -55,11 +55,9 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             if everyone
             else "Look at what this rank alone holds: its longest sample, other processes on its GPU, tensors kept for "
             "logging.",
-            locations=() if failure.location is None else (failure.location,),
+            locations=failure.location,
             ranks=failure.ranks,
-            evidence=(
-                Fact(text=f"{failure.type}: {failure.message}", basis=record.job.kind, location=failure.location),
-            ),
+            because=((f"{failure.type}: {failure.message}", failure.location),),
         )
 
 

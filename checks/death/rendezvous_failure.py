@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -50,9 +50,9 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             record.job.kind,
             failure.sentence,
             remedy=failure.remedy,
-            locations=() if failure.location is None else (failure.location,),
+            locations=failure.location,
             ranks=failure.ranks,
-            evidence=(Fact(text=failure.fact, basis=record.job.kind, location=failure.location),),
+            because=((failure.fact, failure.location),),
         )
 
 

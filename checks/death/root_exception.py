@@ -43,7 +43,7 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the exception of the rank that left first; of a job itself also the one that all ranks raised."""
-    from ddpdoctor.checks.death.root_exception_run import common_exception
+    from ddpdoctor.checks.death.failures_run import common_exception
     from ddpdoctor.diagnosis.divergence_kind import divergence_finding, divergence_of
     from ddpdoctor.diagnosis.wording import location_of, place, rank_list
 
@@ -65,7 +65,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             record.job.kind,
             f"{rank_list(ranks)} raised {raised.type} at {place(frame)}: {message}",
             remedy="Fix this exception: it ended the job.",
-            locations=() if location is None else (location,),
+            locations=location,
             ranks=ranks,
             evidence=(
                 Fact(text=f"{raised.type}: {message}", basis=record.job.kind, location=location, stack=raised.frames),

@@ -19,12 +19,12 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import keyword
-from ddpdoctor.source.queries.optimizers import steps
 from ddpdoctor.source.queries.wrapped_models import (
     ddp_objects,
     innermost_loop,
     is_prefix,
     loop_nodes,
+    steps,
     training_events,
     training_forwards,
     wrap_numbers,

@@ -61,20 +61,14 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             "unless the number of batches is a multiple, the last ones of an epoch are not followed by a step",
             remedy="Step after the last batch as well: add `or i + 1 == len(loader)` to this test.",
-            locations=(step.module.location(found.condition.test),),
-            evidence=(
-                Fact(
-                    text="the gradients of the remaining batches stay until the next epoch's first step",
-                    basis="source",
-                    location=step.module.location(step.node),
-                ),
-            ),
+            locations=step.module.location(found.condition.test),
+            because=(("the gradients of the remaining batches stay until the next epoch's first step", step.location),),
         )
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the end of the first whole pass that left gradients without a step."""
-    from ddpdoctor.checks.gradients.accumulation_run import tails
+    from ddpdoctor.checks.gradients.steps_run import tails
 
     for tail in tails(record):
         fate = "added to the first step of the next pass" if tail.leaks else "discarded"
@@ -83,7 +77,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             record.job.kind,
             f"no optimizer step follows the {last} of a pass: their gradients are {fate}",
             remedy="Step after the last batch as well: `or i + 1 == len(loader)`.",
-            locations=() if tail.step_location is None else (tail.step_location,),
+            locations=tail.step_location,
             evidence=(
                 Fact(
                     text=f"a step sums up {tail.per_step} backwards; {tail.left} came after the last step of the pass",

@@ -63,16 +63,10 @@ def in_source(script: Script) -> Iterator[Finding]:
             remedy="Use loss.backward(), or all-reduce the gradients by hand."
             if first is None
             else "Add the losses and call backward once.",
-            locations=(event.module.location(event.node),),
+            locations=event.location,
             evidence=()
             if first is None
-            else (
-                Fact(
-                    text="the first backward through the same forward",
-                    basis="source",
-                    location=first.module.location(first.node),
-                ),
-            ),
+            else (Fact(text="the first backward through the same forward", basis="source", location=first.location),),
         )
 
 
@@ -92,6 +86,6 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             remedy="Use loss.backward(), or all-reduce the gradients by hand."
             if values
             else "Add the losses and call backward once, or run each forward right before its own backward.",
-            locations=() if found.location is None else (found.location,),
+            locations=found.location,
             evidence=found.facts(record.job.kind),
         )

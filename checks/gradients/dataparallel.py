@@ -55,7 +55,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             "first GPU",
             remedy="Start one process per GPU with torchrun, call init_process_group, and wrap the model in "
             "DistributedDataParallel.",
-            locations=(location,),
+            locations=location,
             severity=None if trains else Severity.ADVICE,
         )
 

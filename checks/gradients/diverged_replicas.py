@@ -56,11 +56,19 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.job_kind import is_distributed
-from ddpdoctor.source.queries.optimizers import has_no_tensors, holders, is_optimizer, stepped, steps
 from ddpdoctor.source.queries.rank_logging import communicates, is_local, is_of_whole_set
-from ddpdoctor.source.queries.wrapped_models import is_ddp, numbers_of, training_events, value_of_root
-from ddpdoctor.source.script.code_words import uses_part
-from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.queries.wrapped_models import (
+    has_no_tensors,
+    holders,
+    is_ddp,
+    is_optimizer,
+    numbers_of,
+    stepped,
+    steps,
+    training_events,
+    value_of_root,
+)
+from ddpdoctor.source.script.script import Script, uses_part
 from ddpdoctor.source.script.syntax_index import descend, last_name
 from ddpdoctor.source.torch_model.recorded_calls import SET_PARAM_GROUP, SET_REQUIRES_GRAD
 
@@ -95,7 +103,7 @@ def in_source(script: Script) -> Iterator[Finding]:
     """Report what ranks change apart: by a plateau that one of them shows alone, or because only some come there."""
     yield from _lone_changes(script)
     for event in own_plateaus(whole_projection(script)):
-        place = event.module.location(event.node)
+        place = event.location
         yield CHECK.finding(
             "source",
             "each rank lowers its learning rate by its own loss: once the rates differ, equal gradients lead to "
@@ -104,7 +112,7 @@ def in_source(script: Script) -> Iterator[Finding]:
                 "Average the value over the ranks with dist.all_reduce, on all ranks, before passing it to the "
                 "scheduler."
             ),
-            locations=(place,),
+            locations=place,
             evidence=(
                 Fact(
                     text="this value comes from the rank's own batches, and was not reduced",
@@ -119,10 +127,7 @@ def in_source(script: Script) -> Iterator[Finding]:
 _LONE = {
     "schedule": ("the learning-rate scheduler steps on {ranks} only, so the ranks train with different rates", "Step"),
     "step": ("the optimizer steps on {ranks} only, so the parameters of the others stay what they were", "Step"),
-    "setting": (
-        "a setting of the optimizer changes on {ranks} only, so equal gradients change models apart",
-        "Set it",
-    ),
+    "setting": ("a setting of the optimizer changes on {ranks} only, so equal gradients change models apart", "Set it"),
     "freeze": (
         "parameters are frozen or unfrozen on {ranks} only: DDP fails when it compares the models, or ranks wait for "
         "gradients that others do not send",
@@ -135,7 +140,7 @@ _LONE = {
 def _lone_changes(script: Script) -> Iterator[Finding]:
     for change in lone_changes(whole_projection(script)):
         event, guard = change.event, change.guard
-        place = event.module.location(event.node)
+        place = event.location
         ranks = tuple(rank for rank in RANKS if event.ranks >> rank & 1)
         title, verb = _LONE[change.what]
         condition = guard.module.excerpt(guard.node, 60)
@@ -143,13 +148,13 @@ def _lone_changes(script: Script) -> Iterator[Finding]:
             "source",
             title.format(ranks=rank_list(ranks)),
             remedy=f"{verb} on every rank: move it out of `if {condition}`.",
-            locations=(place,),
+            locations=place,
             severity=Severity.ERROR,
             evidence=(
                 Fact(
                     text=f"of {len(RANKS)} ranks only {rank_list(ranks)} comes here, by `{condition}`",
                     basis="source",
-                    location=guard.module.location(guard.node),
+                    location=guard.location,
                     stack=event.chain,
                 ),
                 *_steps_of_all(change),
@@ -160,7 +165,7 @@ def _lone_changes(script: Script) -> Iterator[Finding]:
 def _steps_of_all(change: LoneChange) -> Iterator[Fact]:
     """Yield the step of all ranks, the place at which a run shows what the change does."""
     if change.step is not None and change.step.node is not change.event.node:
-        place = change.step.module.location(change.step.node)
+        place = change.step.location
         yield Fact(text="every rank steps the optimizer here", basis="source", location=place)
 
 

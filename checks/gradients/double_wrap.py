@@ -55,16 +55,14 @@ def in_source(script: Script) -> Iterator[Finding]:
             if again
             else "this model is a DDP object already: every gradient is all-reduced twice",
             remedy="Wrap the model once" + (", before the loop." if again else "."),
-            locations=(wrap.module.location(wrap.node),),
-            evidence=()
-            if again
-            else (Fact(text="the first wrap", basis="source", location=first.module.location(first.node)),),
+            locations=wrap.location,
+            evidence=() if again else (Fact(text="the first wrap", basis="source", location=first.location),),
         )
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report wraps around a module with a wrap inside."""
-    from ddpdoctor.checks.gradients.ddp_failures_run import double_wraps as wraps_of_wraps
+    from ddpdoctor.checks.gradients.wraps_run import double_wraps as wraps_of_wraps
     from ddpdoctor.diagnosis.wording import bytes_text
 
     for found in wraps_of_wraps(record):
@@ -73,7 +71,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             "this model holds a DDP object already: "
             f"{bytes_text(found.bytes_twice)} of gradients are all-reduced twice in every step",
             remedy="Wrap the model once.",
-            locations=() if found.location is None else (found.location,),
+            locations=found.location,
             evidence=(
                 Fact(
                     text="the first wrap",

@@ -59,15 +59,15 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             "this training forward bypasses DistributedDataParallel: the gradients of its backward are not averaged",
             remedy="Call the DDP object itself; if another method than forward is needed, call it from forward.",
-            locations=(forward.module.location(forward.node),),
+            locations=forward.location,
             evidence=(
                 Fact(
                     text="no forward through the DDP object leads to this backward",
                     basis="source",
-                    location=backward.module.location(backward.node),
+                    location=backward.location,
                     stack=backward.chain,
                 ),
-                Fact(text="the model is wrapped here", basis="source", location=wrap.module.location(wrap.node)),
+                Fact(text="the model is wrapped here", basis="source", location=wrap.location),
             ),
         )
 
@@ -83,6 +83,6 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 f"the forward of this backward bypasses DistributedDataParallel: the gradients of {found.model} are "
                 f"not averaged, and differ between ranks in {found.steps_affected} of {found.steps_compared} steps",
                 remedy="Call the DDP object itself; if another method than forward is needed, call it from forward.",
-                locations=() if found.location is None else (found.location,),
+                locations=found.location,
                 evidence=found.facts(record.job.kind),
             )

@@ -11,13 +11,12 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import NONE, ExternalObject, Instance, constant, options_of, tags_of
 from ddpdoctor.source.libraries.lightning import LOG, has_several
 from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR, TRAINERS
-from ddpdoctor.source.neighbours import FABRICS
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.rank_logging import is_local
-from ddpdoctor.source.script.code_words import uses_any
 from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.script import uses_any
 from ddpdoctor.source.script.syntax_index import descend, last_name, made_from
-from ddpdoctor.source.vocabulary import DATA_LOADER
+from ddpdoctor.source.vocabulary import DATA_LOADER, FABRICS
 
 Place = tuple[Module, ast.AST]
 _CLIPS = frozenset({"torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_"})

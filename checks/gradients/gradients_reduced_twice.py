@@ -56,17 +56,17 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             "these gradients are reduced by hand, although backward through the DDP model has already averaged them",
             remedy="Remove this: DDP averages gradients during backward.",
-            locations=(event.module.location(event.node),),
+            locations=event.location,
             evidence=(
                 Fact(
                     text="this backward synchronises the gradients of the DDP model",
                     basis="source",
-                    location=backward.module.location(backward.node),
+                    location=backward.location,
                 ),
                 Fact(
                     text="this call chain leads to the reduction by hand",
                     basis="source",
-                    location=event.module.location(event.node),
+                    location=event.location,
                     stack=event.chain,
                 ),
             ),

@@ -40,22 +40,21 @@ from ddpdoctor.source.events import ContextAround, Event
 from ddpdoctor.source.interpreter.values import NO_SYNC, options_of
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.job_kind import framework
-from ddpdoctor.source.queries.optimizers import steps
 from ddpdoctor.source.queries.wrapped_models import (
     averages_by_hand,
     ddp_objects,
     innermost_loop,
+    steps,
     training_events,
     training_forwards,
     wrap_numbers,
 )
-from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.script import Script, uses_part
 from ddpdoctor.source.script.syntax_index import descend
 
 if TYPE_CHECKING:
-    from ddpdoctor.checks.gradients.accumulation_run import LateNoSync
+    from ddpdoctor.checks.gradients.steps_run import LateNoSync
     from ddpdoctor.diagnosis.training.replicas import Unaveraged
     from ddpdoctor.record.model import RunRecord
 
@@ -86,7 +85,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             TITLES[found.mistake],
             remedy=REMEDY,
-            locations=(found.context.module.location(found.context.node),),
+            locations=found.context.module.location(found.context.node),
             evidence=tuple(_facts(found)),
             severity=Severity.WARNING if found.mistake == "backward-only" else None,
         )
@@ -94,16 +93,14 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def _facts(found: MisplacedNoSync) -> Iterator[Fact]:
     backward = found.backward
-    yield Fact(text="this is the backward", basis="source", location=backward.module.location(backward.node))
+    yield Fact(text="this is the backward", basis="source", location=backward.location)
     if found.step is not None:
-        yield Fact(
-            text="this step uses its gradients", basis="source", location=found.step.module.location(found.step.node)
-        )
+        yield Fact(text="this step uses its gradients", basis="source", location=found.step.location)
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report steps on gradients that no_sync kept from being averaged, and contexts that come too late."""
-    from ddpdoctor.checks.gradients.accumulation_run import late_no_syncs
+    from ddpdoctor.checks.gradients.steps_run import late_no_syncs
     from ddpdoctor.diagnosis.training.replicas import unaveraged
 
     yield from (_unaveraged(record, found) for found in unaveraged(record) if found.why == "no-sync")
@@ -116,7 +113,7 @@ def _unaveraged(record: RunRecord, found: Unaveraged) -> Finding:
         TITLES["last-unsynchronised" if found.ever_synchronised else "never-synchronised"]
         + f": they differ between ranks in {found.steps_affected} of {found.steps_compared} steps",
         remedy=REMEDY,
-        locations=() if found.location is None else (found.location,),
+        locations=found.location,
         evidence=found.facts(record.job.kind),
     )
 
@@ -126,7 +123,7 @@ def _late(record: RunRecord, late: LateNoSync) -> Finding:
         record.job.kind,
         TITLES["backward-only"],
         remedy=REMEDY,
-        locations=() if late.location is None else (late.location,),
+        locations=late.location,
         evidence=(
             Fact(
                 text=f"{late.backwards} backwards of {late.model} under no_sync() were synchronised nevertheless",
@@ -341,11 +338,7 @@ def _excludes(one: ast.expr, other: ast.expr) -> bool:
 
 
 Mistake = Literal["never-synchronised", "last-unsynchronised", "backward-only"]
-_OTHER_AVERAGING = (
-    "PostLocalSGD",
-    "PeriodicModelAverager",
-    "average_parameters",
-)
+_OTHER_AVERAGING = ("PostLocalSGD", "PeriodicModelAverager", "average_parameters")
 
 
 class MisplacedNoSync(msgspec.Struct, frozen=True, eq=False):

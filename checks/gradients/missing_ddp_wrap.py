@@ -66,16 +66,10 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             "the gradients of this backward stay on their rank: the model is not wrapped in DistributedDataParallel",
             remedy="Wrap the model in DistributedDataParallel after it is on its device and before the training loop.",
-            locations=(backward.module.location(backward.node),),
-            evidence=(
-                Fact(
-                    text="the ranks join a process group here", basis="source", location=init.module.location(init.node)
-                ),
-                Fact(
-                    text="this loader gives every rank its own part of the data",
-                    basis="source",
-                    location=loader.module.location(loader.node),
-                ),
+            locations=backward.location,
+            because=(
+                ("the ranks join a process group here", init.location),
+                ("this loader gives every rank its own part of the data", loader.location),
             ),
         )
 
@@ -94,7 +88,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             basis,
             _title(found),
             remedy=_REMEDIES[found.beside],
-            locations=() if found.backward_location is None else (found.backward_location,),
+            locations=found.backward_location,
             evidence=(
                 Fact(
                     text=f"before each of {found.steps} steps the gradients of {found.unequal:,} of {found.compared:,} "

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.check import Check
 from ddpdoctor.checks.gradients.accumulation_source import Accumulation, wasteful_accumulations
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.fix.edits import Fix, imported, indented
+from ddpdoctor.fix import Fix, imported, indented
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.wrapped_models import training_forwards, wrap_numbers
 from ddpdoctor.source.script.module import Module
@@ -64,14 +64,8 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             "every micro-step of this gradient accumulation synchronises all gradients",
             remedy="Run forward and backward of all micro-steps but the last under model.no_sync().",
-            locations=(backward.module.location(backward.node),),
-            evidence=(
-                Fact(
-                    text="the optimizer steps once for several of these backward passes",
-                    basis="source",
-                    location=step.module.location(step.node),
-                ),
-            ),
+            locations=backward.location,
+            because=(("the optimizer steps once for several of these backward passes", step.location),),
         )
 
 
@@ -79,7 +73,7 @@ def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
     """Offer to run all micro-steps but the last under no_sync."""
     projection = whole_projection(script)
     for found in wasteful_accumulations(projection):
-        if found.backward.module.location(found.backward.node) == finding.location:
+        if found.backward.location == finding.location:
             yield from synchronise_once(projection, found, finding)
 
 
@@ -88,7 +82,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
     A `no_sync()` that comes too late to have an effect is reported by misplaced-no-sync alone.
     """
-    from ddpdoctor.checks.gradients.accumulation_run import late_no_syncs, reductions
+    from ddpdoctor.checks.gradients.steps_run import late_no_syncs, reductions
     from ddpdoctor.diagnosis.wording import bytes_text, site_location
 
     misplaced = {late.wrap for late in late_no_syncs(record)}

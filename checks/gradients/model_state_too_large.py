@@ -35,7 +35,7 @@ from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 
 if TYPE_CHECKING:
-    from ddpdoctor.checks.gradients.model_state_too_large_run import ModelState
+    from ddpdoctor.checks.gradients.steps_run import ModelState
     from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
@@ -51,7 +51,7 @@ _STATED = "`device-memory-gib` in [tool.ddpdoctor.job] gives a GPU"
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the GPUs that the model's state fills, by the one that is fullest."""
-    from ddpdoctor.checks.gradients.model_state_too_large_run import large_states
+    from ddpdoctor.checks.gradients.steps_run import large_states
     from ddpdoctor.diagnosis.wording import site_location
 
     states = list(large_states(record))
@@ -77,7 +77,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         if worst.shared
         else "Shard the state with FSDP or ZeroRedundancyOptimizer.",
         ranks=() if ranks == record.rank_numbers() else ranks,
-        locations=() if location is None else (location,),
+        locations=location,
         evidence=(
             *(
                 Fact(text=f"{name}: {_size(size)} of {whole}", basis=record.job.kind, numbers={"bytes": size})

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
 from ddpdoctor.checks.gradients.after_wrap_source import changes_after_wrap, unfreezing_callbacks, unfrozen_in_hooks
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.record.streams.setup import AVERAGING
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
@@ -66,15 +66,8 @@ def in_source(script: Script) -> Iterator[Finding]:
             f"{change.what} after the model was wrapped: DDP fixed the list of parameters that it averages when it "
             "was built",
             remedy=REMEDY,
-            locations=(place,),
-            evidence=(
-                Fact(text=f"{change.what} here", basis="source", location=place),
-                Fact(
-                    text="the model is wrapped here",
-                    basis="source",
-                    location=change.wrap.module.location(change.wrap.node),
-                ),
-            ),
+            locations=place,
+            because=((f"{change.what} here", place), ("the model is wrapped here", change.wrap.location)),
         )
 
     for event, fit in unfrozen_in_hooks(whole_projection(script)):
@@ -83,36 +76,24 @@ def in_source(script: Script) -> Iterator[Finding]:
             "parameters are unfrozen after the Trainer wrapped the module: DDP never lists them, and their gradients "
             "are not averaged",
             remedy=_OF_FRAMEWORK,
-            locations=(event.module.location(event.node),),
-            evidence=(
-                Fact(
-                    text="the module is wrapped here, while they are frozen",
-                    basis="source",
-                    location=fit.module.location(fit.node),
-                ),
-            ),
+            locations=event.location,
+            because=(("the module is wrapped here, while they are frozen", fit.location),),
         )
     for made, fit in unfreezing_callbacks(whole_projection(script)):
-        place = made.module.location(made.node)
+        place = made.location
         yield CHECK.finding(
             "source",
             f"{made.name.rpartition('.')[2]} unfreezes parameters after DDP took its list, and their gradients are "
             "never averaged",
             remedy=_OF_FRAMEWORK,
-            locations=(place,),
-            evidence=(
-                Fact(
-                    text="it freezes them before the module is wrapped, which happens here",
-                    basis="source",
-                    location=fit.module.location(fit.node),
-                ),
-            ),
+            locations=place,
+            because=(("it freezes them before the module is wrapped, which happens here", fit.location),),
         )
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report what came into a wrapped model and is not averaged, and what DDP waits for for nothing."""
-    from ddpdoctor.checks.gradients.changes_run import frozen_after_wrap
+    from ddpdoctor.checks.gradients.wraps_run import frozen_after_wrap
     from ddpdoctor.diagnosis.training.replicas import unaveraged
 
     basis = record.job.kind
@@ -123,7 +104,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 f"{found.unequal:,} parameters of {found.model} were added or unfrozen after the wrap, and their "
                 f"gradients are not averaged: {', '.join(found.names)}",
                 remedy=_remedy(record, found.wrap),
-                locations=() if found.wrap_location is None else (found.wrap_location,),
+                locations=found.wrap_location,
                 evidence=found.facts(basis),
             )
     for frozen in frozen_after_wrap(record):
@@ -132,8 +113,8 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             f"{frozen.parameters:,} parameters of {frozen.model} were frozen after the wrap, and DDP waits for their "
             f"gradients: {', '.join(frozen.names)}",
             remedy=REMEDY,
-            locations=() if frozen.wrap_location is None else (frozen.wrap_location,),
-            evidence=(Fact(text="frozen before this forward", basis=basis, location=frozen.forward_location),),
+            locations=frozen.wrap_location,
+            because=(("frozen before this forward", frozen.forward_location),),
         )
 
 

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.fix.edits import Fix, without_keyword
+from ddpdoctor.fix import Fix, without_keyword
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.parameters import needless_searches
 from ddpdoctor.source.script.script import Script
@@ -64,13 +64,13 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             f"DDP searches for unused parameters in every step, and forward uses {used} with parameters",
             remedy="Omit find_unused_parameters and run once: an unused parameter would raise an error.",
-            locations=(wrap.module.location(wrap.node),),
+            locations=wrap.location,
         )
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the searches that found nothing on any rank, and refute the suspicion where they found something."""
-    from ddpdoctor.checks.gradients.ddp_failures_run import searches
+    from ddpdoctor.checks.gradients.wraps_run import searches
 
     for search in searches(record):
         if search.unused and search.location is not None:
@@ -85,7 +85,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 what_if=("find_unused_parameters=false",),
                 remedy=REMEDY if search.by_user else FRAMEWORK_REMEDY,
                 severity=None if search.by_user else Severity.ADVICE,
-                locations=() if search.location is None else (search.location,),
+                locations=search.location,
                 evidence=(
                     Fact(
                         text=f"on each rank {search.backwards} {steps} were seen, and each of the "

@@ -35,11 +35,11 @@ from typing import TYPE_CHECKING
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 from ddpdoctor.source.projection import whole_projection
-from ddpdoctor.source.queries.optimizers import misplaced_optimizers
+from ddpdoctor.source.queries.wrapped_models import misplaced_optimizers
 from ddpdoctor.source.script.script import Script
 
 if TYPE_CHECKING:
-    from ddpdoctor.checks.gradients.optimizer_misplaced_run import Unheld
+    from ddpdoctor.checks.gradients.wraps_run import Unheld
     from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
@@ -71,16 +71,15 @@ def in_source(script: Script) -> Iterator[Finding]:
             else _AFTER_CHANGE
             if misplaced.replaced
             else "Build the optimizer once, before the loop.",
-            locations=(optimizer.module.location(optimizer.node),),
-            evidence=(
-                Fact(
-                    text="it is sharded here"
+            locations=optimizer.location,
+            because=(
+                (
+                    "it is sharded here"
                     if misplaced.sharded
                     else "the new layer, which it does not hold"
                     if misplaced.replaced
                     else "its only step",
-                    basis="source",
-                    location=cause.module.location(cause.node),
+                    cause.location,
                 ),
             ),
         )
@@ -88,7 +87,7 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report what has gradients, came after the optimizer of its model, and is never stepped."""
-    from ddpdoctor.checks.gradients.optimizer_misplaced_run import unheld_parameters
+    from ddpdoctor.checks.gradients.wraps_run import unheld_parameters
 
     basis = record.job.kind
     for found in unheld_parameters(record):

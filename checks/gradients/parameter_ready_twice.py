@@ -51,7 +51,7 @@ _CHECKPOINTS = "Pass use_reentrant=False to torch.utils.checkpoint, or static_gr
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the exception with the parameter and the remedy that fits, and what went wrong without one."""
-    from ddpdoctor.checks.gradients.ddp_failures_run import ready_twice
+    from ddpdoctor.checks.gradients.wraps_run import ready_twice
     from ddpdoctor.diagnosis.training.replicas import unaveraged
     from ddpdoctor.diagnosis.wording import rank_list
 
@@ -62,7 +62,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 f"in this backward gradients of {silent.model} arrived twice, and DDP averaged what arrived first: "
                 f"{', '.join(silent.names)}",
                 remedy=_CHECKPOINTS,
-                locations=() if silent.location is None else (silent.location,),
+                locations=silent.location,
                 ranks=silent.ranks,
                 evidence=silent.facts(record.job.kind),
             )
@@ -96,8 +96,4 @@ def in_log(record: RunRecord) -> Iterator[Finding]:
     """Report DDP's error about a gradient that came twice."""
     from ddpdoctor.diagnosis.logs.findings import from_log
 
-    yield from from_log(
-        CHECK,
-        record,
-        _CHECKPOINTS,
-    )
+    yield from from_log(CHECK, record, _CHECKPOINTS)

@@ -56,15 +56,9 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             f"only {first} loads the state of this {load.what}, and DDP does not broadcast it",
             remedy="Load it on every rank, with map_location set to the rank's own device.",
-            locations=(event.module.location(event.node),),
+            locations=event.location,
             ranks=(0,) if event.ranks == 1 else (),
-            evidence=(
-                Fact(
-                    text="this condition keeps the other ranks out",
-                    basis="source",
-                    location=guard.module.location(guard.node),
-                ),
-            ),
+            because=(("this condition keeps the other ranks out", guard.location),),
         )
 
 
@@ -81,7 +75,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 basis,
                 f"{who} the state of this {load.kind}, and DDP does not broadcast it",
                 remedy="Load it on every rank, with map_location set to the rank's own device.",
-                locations=() if load.location is None else (load.location,),
+                locations=load.location,
                 ranks=load.loaded,
                 evidence=(Fact(text=_proof(load), basis=basis, location=load.location, stack=load.frames),),
             )

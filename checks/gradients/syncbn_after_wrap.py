@@ -53,16 +53,14 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             "SyncBatchNorm is converted inside a model that DDP has already wrapped",
             remedy="Call convert_sync_batchnorm first, and wrap its result.",
-            locations=(conversion.module.location(conversion.node),),
-            evidence=(
-                Fact(text="the model is wrapped here", basis="source", location=wrap.module.location(wrap.node)),
-            ),
+            locations=conversion.location,
+            because=(("the model is wrapped here", wrap.location),),
         )
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report SyncBatchNorm layers that were not there when the model was wrapped."""
-    from ddpdoctor.checks.gradients.changes_run import late_batch_norms
+    from ddpdoctor.checks.gradients.wraps_run import late_batch_norms
 
     for late in late_batch_norms(record):
         yield CHECK.finding(
@@ -70,7 +68,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             f"{late.layers} SyncBatchNorm layer{'s' if late.layers > 1 else ''} came into {late.model} after DDP had "
             "wrapped it",
             remedy="Call convert_sync_batchnorm first, and wrap its result.",
-            locations=() if late.wrap_location is None else (late.wrap_location,),
+            locations=late.wrap_location,
             evidence=(
                 Fact(
                     text="they are present in this forward",

@@ -12,17 +12,17 @@ from ddpdoctor.source.events import Event, Guard
 from ddpdoctor.source.interpreter.values import ALL_RANKS, ExternalObject, options_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import is_distributed
-from ddpdoctor.source.queries.optimizers import is_training_state
 from ddpdoctor.source.queries.wrapped_models import (
     averages_by_hand,
     innermost_loop,
+    is_training_state,
     loop_nodes,
     training_events,
     training_forwards,
     wrap_numbers,
 )
 from ddpdoctor.source.ranks.ranks import FIRST_RANKS
-from ddpdoctor.source.script.code_words import uses_part
+from ddpdoctor.source.script.script import uses_part
 from ddpdoctor.source.script.syntax_index import descend
 from ddpdoctor.source.vocabulary import OPTIMIZER
 

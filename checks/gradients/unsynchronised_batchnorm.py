@@ -39,8 +39,7 @@ from ddpdoctor.source.interpreter.values import Const, ExternalObject, constant
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.training_loops import feedings
 from ddpdoctor.source.queries.wrapped_models import wrap_numbers
-from ddpdoctor.source.script.code_words import uses_part
-from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.script import Script, uses_part
 from ddpdoctor.source.torch_model.buffers import parts_of_module
 
 if TYPE_CHECKING:
@@ -66,13 +65,13 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             _title(small.layers, small.batch_size),
             remedy="Call SyncBatchNorm.convert_sync_batchnorm(model) before the wrap, or use GroupNorm.",
-            locations=(wrap.module.location(wrap.node),),
+            locations=wrap.location,
             evidence=(
                 Fact(
                     text=f"this loader gives each rank {small.batch_size} samples at a time",
                     basis="source",
                     numbers={"samples_per_rank": small.batch_size, "layers": small.layers},
-                    location=loader.module.location(loader.node),
+                    location=loader.location,
                 ),
             ),
         )
@@ -80,7 +79,7 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the BatchNorm layers that train on small batches; refute it where they do not train, or on large ones."""
-    from ddpdoctor.checks.gradients.ddp_failures_run import fed_batch_norms
+    from ddpdoctor.checks.gradients.wraps_run import fed_batch_norms
 
     for fed in fed_batch_norms(record):
         if fed.layers and fed.batch_size < SMALL_BATCH:
@@ -88,7 +87,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 record.job.kind,
                 _title(fed.layers, fed.batch_size),
                 remedy="Call SyncBatchNorm.convert_sync_batchnorm(model) before the wrap, or use GroupNorm.",
-                locations=() if fed.location is None else (fed.location,),
+                locations=fed.location,
                 evidence=(
                     Fact(
                         text=f"this loader gives each rank {fed.batch_size} samples at a time",

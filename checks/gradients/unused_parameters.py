@@ -75,11 +75,10 @@ def in_source(script: Script) -> Iterator[Finding]:
             if unused.is_run
             else f"Remove it, or {freeze}.",
             locations=unused.places,
-            evidence=(
-                Fact(
-                    text=f"DDP {option or 'has neither find_unused_parameters=True nor static_graph=True'}",
-                    basis="source",
-                    location=unused.wrap.module.location(unused.wrap.node),
+            because=(
+                (
+                    f"DDP {option or 'has neither find_unused_parameters=True nor static_graph=True'}",
+                    unused.wrap.location,
                 ),
             ),
         )

@@ -10,18 +10,19 @@ import msgspec
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, ExternalObject, Instance, Unknown, Value, options_of, tags_of
 from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.queries.optimizers import holders, optimizers, steps
 from ddpdoctor.source.queries.training_loops import division
 from ddpdoctor.source.queries.wrapped_models import (
     averages_by_hand,
+    holders,
     innermost_loop,
     loop_nodes,
+    optimizers,
+    steps,
     training_events,
     wrap_numbers,
 )
-from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.script import Script, uses_part
 from ddpdoctor.source.script.syntax_index import descend, made_from
 from ddpdoctor.source.vocabulary import DDP
 

@@ -59,7 +59,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             + ("changes it" if len(idle.names) == 1 else "changes them"),
             remedy="Pass forward_sync_buffers=False (torch 2.13 and later) or broadcast_buffers=False to "
             "DistributedDataParallel.",
-            locations=(idle.location,),
+            locations=idle.location,
             evidence=tuple(
                 Fact(text=f"buffer {name} is registered here", basis="source", location=place)
                 for name, place in zip(idle.names, idle.registered, strict=True)
@@ -92,7 +92,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             waste.sentence,
             remedy=waste.remedy,
             what_if=("broadcast_buffers=false",),
-            locations=() if waste.location is None else (waste.location,),
+            locations=waste.location,
             evidence=(fact,),
             severity=None if waste.wasted_bytes >= WARNING_BYTES else Severity.ADVICE,
         )
@@ -130,7 +130,7 @@ def idle_broadcasts(projection: Projection) -> Iterator[IdleBroadcast]:
         buffers = constant_buffers(projection.machine, module) if module is not None else None
         if buffers is not None:
             yield IdleBroadcast(
-                location=made.module.location(made.node),
+                location=made.location,
                 names=buffers.names,
                 size_bytes=buffers.size_bytes,
                 exact=buffers.exact,

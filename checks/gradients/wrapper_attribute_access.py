@@ -54,16 +54,14 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             f"the DDP object has no attribute {access.name}: it is {access.model}'s, which is .module",
             remedy=f"Write .module.{access.name}.",
-            locations=(event.module.location(event.node),),
-            evidence=(
-                Fact(text="the model is wrapped here", basis="source", location=wrap.module.location(wrap.node)),
-            ),
+            locations=event.location,
+            because=(("the model is wrapped here", wrap.location),),
         )
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the exception that ended a rank because it asked the wrapper."""
-    from ddpdoctor.checks.gradients.ddp_failures_run import wrapper_attribute
+    from ddpdoctor.checks.gradients.wraps_run import wrapper_attribute
     from ddpdoctor.diagnosis.wording import rank_list
 
     found = wrapper_attribute(record)
@@ -72,7 +70,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             record.job.kind,
             f"the DDP object has no attribute {found.attribute}: it is {found.model}'s, which is .module",
             remedy=f"Write .module.{found.attribute}.",
-            locations=() if found.location is None else (found.location,),
+            locations=found.location,
             ranks=found.ranks,
             evidence=(
                 Fact(

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
 from ddpdoctor.checks.launch.backends_source import backend_mismatches
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.ranks.ranks import ranks_text
 from ddpdoctor.source.script.script import Script
@@ -78,7 +78,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             _TITLES[mismatch.form] + (f" ({asked})" if asked else ""),
             remedy=_REMEDIES[mismatch.form],
-            locations=(event.module.location(event.node),),
+            locations=event.location,
             severity=Severity.ERROR if asked else None,
         )
 
@@ -98,8 +98,8 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             if wait.mentions_cuda
             else "NCCL needs GPUs, and the script uses none: init_process_group fails",
             remedy='Use "gloo" where there is no GPU: "nccl" if torch.cuda.is_available() else "gloo".',
-            locations=() if location is None else (location,),
-            evidence=(Fact(text=wait.error[:200], basis=record.job.kind, location=location),),
+            locations=location,
+            because=((wait.error[:200], location),),
             severity=Severity.ADVICE if wait.mentions_cuda else None,
         )
 

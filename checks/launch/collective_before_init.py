@@ -56,13 +56,13 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             f"{what} before init_process_group has created a process group",
             remedy="Call init_process_group first; torchrun gives every rank the address that it needs.",
-            locations=(event.module.location(event.node),),
+            locations=event.location,
             evidence=(
-                Fact(text="the group is made here", basis="source", location=later.module.location(later.node)),
+                Fact(text="the group is made here", basis="source", location=later.location),
                 Fact(
                     text="this call chain leads to it before",
                     basis="source",
-                    location=event.module.location(event.node),
+                    location=event.location,
                     stack=event.chain,
                 ),
             ),

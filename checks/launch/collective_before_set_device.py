@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
 from ddpdoctor.checks.launch.device_choice_source import early_collectives
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
 
@@ -58,10 +58,8 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             f"{event.name} runs on the current GPU, and the process selects its GPU only afterwards",
             remedy=REMEDY,
-            locations=(event.module.location(event.node),),
-            evidence=(
-                Fact(text="the GPU is chosen here", basis="source", location=choice.module.location(choice.node)),
-            ),
+            locations=event.location,
+            because=(("the GPU is chosen here", choice.location),),
         )
 
 
@@ -71,9 +69,5 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
     for verdict in barriers_before_choice(record):
         yield CHECK.finding(
-            record.job.kind,
-            verdict.sentence,
-            remedy=REMEDY,
-            locations=() if verdict.location is None else (verdict.location,),
-            ranks=verdict.ranks,
+            record.job.kind, verdict.sentence, remedy=REMEDY, locations=verdict.location, ranks=verdict.ranks
         )

@@ -66,14 +66,12 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         f"{rank_list(pressure.ranks)} {wait} {100 * pressure.waited_share:.0f}% of the time for a free core",
         remedy="Use fewer workers or threads per rank: cores over ranks, less one.",
         ranks=pressure.ranks,
-        evidence=(
-            Fact(text=f"the job keeps {pressure.busy_threads} threads busy on {pressure.cores} cores", basis="run"),
-        ),
+        because=((f"the job keeps {pressure.busy_threads} threads busy on {pressure.cores} cores", None),),
     )
 
 
 def _in_rehearsal(record: RunRecord) -> Iterator[Finding]:
-    from ddpdoctor.checks.launch.cpu_oversubscription_run import crowded_node
+    from ddpdoctor.checks.launch.environment_run import crowded_node
     from ddpdoctor.diagnosis.wording import count, site_location
 
     node = crowded_node(record)
@@ -87,7 +85,7 @@ def _in_rehearsal(record: RunRecord) -> Iterator[Finding]:
         "rehearsal",
         f"a node with {count(node.ranks, 'rank')} runs {least}{node.total:,} threads on {count(node.cores, 'core')}",
         remedy=f"Use fewer workers or threads per rank: there are {node.cores / node.ranks:.3g} cores for each.",
-        locations=() if location is None else (location,),
+        locations=location,
         evidence=(
             Fact(
                 text=f"each rank has {least}{count(node.threads, 'thread')} for torch's computation{workers}{unset}",

@@ -63,7 +63,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             f"{first.collective.name} gets {first.tensor}, a CPU tensor, and the process group is NCCL's{more}",
             remedy=REMEDY,
-            locations=tuple(one.collective.module.location(one.collective.node) for one in (first, *others)),
+            locations=tuple(one.collective.location for one in (first, *others)),
             evidence=tuple(
                 Fact(
                     text=f"{one.tensor} is made here, without a device",
@@ -87,9 +87,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             record.job.kind,
             f"{rank_list(failure.ranks)} gave a CPU tensor to a process group that has NCCL only",
             remedy=REMEDY,
-            locations=() if failure.location is None else (failure.location,),
+            locations=failure.location,
             ranks=failure.ranks,
-            evidence=(
-                Fact(text=f"{failure.type}: {failure.message}", basis=record.job.kind, location=failure.location),
-            ),
+            because=((f"{failure.type}: {failure.message}", failure.location),),
         )

@@ -30,7 +30,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.queries.rendezvous import legacy_launches
 from ddpdoctor.source.script.script import Script
 
@@ -80,7 +80,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             _TITLES[launch.form],
             remedy=_REMEDIES[launch.form],
-            locations=(launch.location,),
+            locations=launch.location,
             severity=Severity.ADVICE if launch.form == "refused later" else None,
         )
 
@@ -93,11 +93,11 @@ def in_run(record: RunRecord) -> Iterator[Finding]:
             record.job.kind,
             title,
             remedy='Launch with torchrun and read int(os.environ["LOCAL_RANK"]); or let the script take --local-rank.',
-            evidence=(
-                Fact(
-                    text=f"the script takes {record.job.option_passed}, and was rehearsed with it; since torch 2.0 the "
+            because=(
+                (
+                    f"the script takes {record.job.option_passed}, and was rehearsed with it; since torch 2.0 the "
                     "launcher writes the option with a hyphen, which argparse refuses",
-                    basis=record.job.kind,
+                    None,
                 ),
             ),
         )

@@ -10,13 +10,11 @@ import msgspec
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import Const, PerRank, constant, options_of
 from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR
-from ddpdoctor.source.neighbours import ACCELERATE_STATES
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import depends_on_mode, framework, initialisations, is_nccl_only, on_every_rank
-from ddpdoctor.source.script.code_words import uses_part
-from ddpdoctor.source.script.launch_files import gives_each_rank_a_machine
-from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.script import Script, gives_each_rank_a_machine, uses_part
 from ddpdoctor.source.torch_model.recorded_calls import SET_VARIABLE
+from ddpdoctor.source.vocabulary import ACCELERATE_STATES
 
 _CHOOSES = ("set_device", "CUDA_VISIBLE_DEVICES", "set_default_device", "init_distributed_device")
 _GUESSES = frozenset(

@@ -42,9 +42,8 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import Function, Instance, Value, constant, options_of
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.training_loops import feedings
-from ddpdoctor.source.script.code_words import calls_any, uses_part
 from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.script import Script, calls_any, uses_part
 from ddpdoctor.source.script.syntax_index import descend
 
 if TYPE_CHECKING:
@@ -70,12 +69,12 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             f"{forked.within} runs in forked worker processes of a DataLoader and uses CUDA there",
             remedy=REMEDY,
-            locations=(forked.module.location(forked.use),),
+            locations=forked.module.location(forked.use),
             evidence=(
                 Fact(
                     text="this loader starts the worker processes",
                     basis="source",
-                    location=loader.module.location(loader.node),
+                    location=loader.location,
                     stack=loader.chain,
                 ),
             ),
@@ -86,12 +85,12 @@ def in_source(script: Script) -> Iterator[Finding]:
             "this rank is forked from a process that has initialised CUDA, and uses CUDA itself",
             remedy='Start the ranks by spawn: torch.multiprocessing.spawn, or set_start_method("spawn"); or do not '
             "use CUDA before they are started.",
-            locations=(rank.use.module.location(rank.use.node),),
+            locations=rank.use.location,
             evidence=(
                 Fact(
                     text="the parent initialises CUDA here",
                     basis="source",
-                    location=rank.parent.module.location(rank.parent.node),
+                    location=rank.parent.location,
                     stack=rank.parent.chain,
                 ),
             ),
@@ -100,16 +99,16 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report forked processes that used what their parent had initialised."""
-    from ddpdoctor.checks.launch.fork_after_cuda_run import broken_forks
+    from ddpdoctor.checks.launch.devices_run import broken_forks
 
     for fork in broken_forks(record):
         yield CHECK.finding(
             record.job.kind,
             fork.sentence,
             remedy=REMEDY if fork.uses_cuda else "Call collectives in the ranks' own processes only.",
-            locations=() if fork.location is None else (fork.location,),
+            locations=fork.location,
             ranks=fork.ranks,
-            evidence=(Fact(text=fork.fact, basis=record.job.kind, location=fork.location),),
+            because=((fork.fact, fork.location),),
         )
 
 

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
 from ddpdoctor.checks.launch.backends_source import forgotten_groups
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
 
@@ -51,17 +51,12 @@ REMEDY = "Call dist.destroy_process_group() at the end of what each rank runs."
 def in_source(script: Script) -> Iterator[Finding]:
     """Report the initialisation of a process group that nothing destroys."""
     for event in forgotten_groups(whole_projection(script)):
-        yield CHECK.finding(
-            "source",
-            "this process group is never destroyed",
-            remedy=REMEDY,
-            locations=(event.module.location(event.node),),
-        )
+        yield CHECK.finding("source", "this process group is never destroyed", remedy=REMEDY, locations=event.location)
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report ranks that ended without destroying the group that they made; refute where all did."""
-    from ddpdoctor.checks.launch.group_not_destroyed_run import judge_ends
+    from ddpdoctor.checks.launch.environment_run import judge_ends
     from ddpdoctor.diagnosis.wording import rank_list
 
     for end in judge_ends(record):
@@ -72,13 +67,9 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             record.job.kind,
             "this process group is never destroyed",
             remedy=REMEDY,
-            locations=(end.location,),
+            locations=end.location,
             ranks=end.ranks,
-            evidence=(
-                Fact(
-                    text=f"{rank_list(end.ranks)} ran to the end of the script without destroy_process_group",
-                    basis=record.job.kind,
-                    location=end.location,
-                ),
+            because=(
+                (f"{rank_list(end.ranks)} ran to the end of the script without destroy_process_group", end.location),
             ),
         )

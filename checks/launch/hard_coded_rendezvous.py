@@ -67,7 +67,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             title,
             remedy=remedy,
-            locations=(fixed.location,),
+            locations=fixed.location,
             evidence=(way,) if len(fixed.chain) > 1 else (),
             severity=Severity.ADVICE if fixed.mild else None,
         )
@@ -75,14 +75,14 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report what led the ranks away from their launcher, and ports that were taken."""
-    from ddpdoctor.checks.launch.hard_coded_rendezvous_run import misled_ranks
+    from ddpdoctor.checks.launch.environment_run import misled_ranks
 
     for misled in misled_ranks(record):
         yield CHECK.finding(
             record.job.kind,
             misled.sentence,
             remedy=misled.remedy,
-            locations=() if misled.location is None else (misled.location,),
+            locations=misled.location,
             ranks=misled.ranks,
-            evidence=(Fact(text=misled.followed, basis=record.job.kind, location=misled.location),),
+            because=((misled.followed, misled.location),),
         )

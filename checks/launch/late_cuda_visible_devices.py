@@ -49,13 +49,8 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             "CUDA_VISIBLE_DEVICES is set after this process initialised CUDA, and no longer has an effect",
             remedy="Move the assignment before the first use of CUDA, or choose the GPU with torch.cuda.set_device.",
-            locations=(late.setting.module.location(late.setting.node),),
+            locations=late.setting.location,
             evidence=(
-                Fact(
-                    text="CUDA is initialised here",
-                    basis="source",
-                    location=earlier.module.location(earlier.node),
-                    stack=earlier.chain,
-                ),
+                Fact(text="CUDA is initialised here", basis="source", location=earlier.location, stack=earlier.chain),
             ),
         )

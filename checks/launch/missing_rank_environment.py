@@ -67,7 +67,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             f"the ranks are spawned by the script itself, and {names} {are} not set",
             remedy=_remedy(found.missing),
-            locations=(event.module.location(event.node),),
+            locations=event.location,
             evidence=facts,
             severity=None if found.certain else Severity.WARNING,
         )
@@ -87,8 +87,8 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             record.job.kind,
             f"init_process_group fails: {missing[1]} is not set in the ranks' environment",
             remedy=_remedy(_READ[_READ.index(missing[1]) :] if missing[1] in _READ else (missing[1],)),
-            locations=() if location is None else (location,),
-            evidence=(Fact(text=wait.error[:200], basis=record.job.kind, location=location),),
+            locations=location,
+            because=((wait.error[:200], location),),
         )
     if not failed:
         met = {wait.site for wait in record.waits if wait.kind == "init_process_group" and wait.ended_ns}

@@ -66,7 +66,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         "source",
         "every rank moves this to the current GPU, which is GPU 0 in all of them: no process selects its own",
         remedy=REMEDY,
-        locations=tuple(move.module.location(move.node) for move in moves[:MAXIMUM_PLACES]),
+        locations=tuple(move.location for move in moves[:MAXIMUM_PLACES]),
         evidence=(
             Fact(
                 text="neither set_device nor CUDA_VISIBLE_DEVICES occurs in the script and its modules",
@@ -87,7 +87,7 @@ def _before_accelerator(script: Script) -> Iterator[Finding]:
             "source",
             "every rank moves this to GPU 0: the Accelerator selects the GPU of a process, and is not created yet",
             remedy="Create the Accelerator first, and let prepare() move the model and the batches.",
-            locations=tuple(move.module.location(move.node) for move in moves[:MAXIMUM_PLACES]),
+            locations=tuple(move.location for move in moves[:MAXIMUM_PLACES]),
         )
 
 
@@ -98,7 +98,7 @@ def _left_to_torch(script: Script) -> Iterator[Finding]:
             "source",
             "no process selects its GPU: barriers, collectives of objects and pinned memory use GPU 0 from every rank",
             remedy=REMEDY,
-            locations=(joined.module.location(joined.node),),
+            locations=joined.location,
             severity=Severity.ADVICE,
         )
 
@@ -117,7 +117,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             record.job.kind,
             verdict.sentence,
             remedy=REMEDY,
-            locations=(verdict.location,),
+            locations=verdict.location,
             ranks=verdict.ranks,
             evidence=tuple(Fact(text=text, basis=record.job.kind, location=verdict.location) for text in verdict.facts),
         )

@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -52,11 +52,9 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             record.job.kind,
             f"the loader workers of {rank_list(failure.ranks)} ran out of shared memory (/dev/shm)",
             remedy="Start the container with --ipc=host or a larger --shm-size, or use fewer workers.",
-            locations=() if failure.location is None else (failure.location,),
+            locations=failure.location,
             ranks=failure.ranks,
-            evidence=(
-                Fact(text=f"{failure.type}: {failure.message}", basis=record.job.kind, location=failure.location),
-            ),
+            because=((f"{failure.type}: {failure.message}", failure.location),),
         )
     yield from _almost_full(record)
 
@@ -75,7 +73,7 @@ def _almost_full(record: RunRecord) -> Iterator[Finding]:
         f"the shared memory (/dev/shm) of {rank_list(use.rank for use in full)} is almost full",
         remedy="Start the container with --ipc=host or a larger --shm-size, or use fewer workers.",
         ranks=tuple(use.rank for use in full),
-        evidence=(Fact(text=f"{free:,} MiB of {size:,} MiB were free", basis=record.job.kind),),
+        because=((f"{free:,} MiB of {size:,} MiB were free", None),),
     )
 
 
@@ -84,7 +82,5 @@ def in_log(record: RunRecord) -> Iterator[Finding]:
     from ddpdoctor.diagnosis.logs.findings import from_log
 
     yield from from_log(
-        CHECK,
-        record,
-        "Start the container with --ipc=host or a larger --shm-size, or use fewer loader workers.",
+        CHECK, record, "Start the container with --ipc=host or a larger --shm-size, or use fewer loader workers."
     )

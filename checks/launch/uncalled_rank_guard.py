@@ -33,7 +33,7 @@ import msgspec
 
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Location, Severity
-from ddpdoctor.fix.edits import Fix, after
+from ddpdoctor.fix import Fix, after
 from ddpdoctor.source.script.call_graph import mentions_of
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
@@ -59,7 +59,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             f"{guard.text} is a function that is not called here, so the condition is {outcome}",
             remedy=f"Call it: {guard.text}().",
-            locations=(guard.location,),
+            locations=guard.location,
             evidence=facts,
             severity=None if guard.of_ranks else Severity.ADVICE,
         )

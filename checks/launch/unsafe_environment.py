@@ -29,10 +29,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 
 if TYPE_CHECKING:
-    from ddpdoctor.checks.launch.unsafe_environment_run import UnsafeVariable
+    from ddpdoctor.checks.launch.environment_run import UnsafeVariable
     from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
@@ -45,7 +45,7 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the variables of the job's environment that harm it."""
-    from ddpdoctor.checks.launch.unsafe_environment_run import unsafe_variables
+    from ddpdoctor.checks.launch.environment_run import unsafe_variables
 
     for variable in unsafe_variables(record):
         place = variable.location
@@ -55,14 +55,8 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             remedy=f"Remove {variable.name} from the environment of the job."
             if place is None
             else "Remove the line that sets it.",
-            locations=() if place is None else (place,),
-            evidence=(
-                Fact(
-                    text=_how(variable),
-                    basis=record.job.kind,
-                    location=place,
-                ),
-            ),
+            locations=place,
+            because=((_how(variable), place),),
         )
 
 

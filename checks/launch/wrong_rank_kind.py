@@ -87,28 +87,23 @@ def in_source(script: Script) -> Iterator[Finding]:
             f"{first.given} is used as {first.use}: {first.holds}",
             remedy=f"Use {first.meant} here"
             + (' (int(os.environ["LOCAL_RANK"]) under torchrun).' if first.meant == "the local rank" else "."),
-            locations=tuple({one.event.module.location(one.event.node): 0 for one in mix_ups})[:MAXIMUM_PLACES],
+            locations=tuple({one.event.location: 0 for one in mix_ups})[:MAXIMUM_PLACES],
             evidence=(
-                Fact(
-                    text=first.numbers,
-                    basis="source",
-                    location=first.event.module.location(first.event.node),
-                    stack=first.event.chain,
-                ),
+                Fact(text=first.numbers, basis="source", location=first.event.location, stack=first.event.chain),
             ),
             severity=milder if first.is_certain else milder or Severity.WARNING,
         )
     for saves in saves_by_guard(projection):
-        written = tuple(save.event.module.location(save.event.node) for save in saves)
+        written = tuple(save.event.location for save in saves)
         guard, more = saves[0].guard, f" and {len(saves) - 1} more" if len(saves) > 1 else ""
         yield CHECK.finding(
             "source",
             f"the local rank decides which rank saves {saves[0].path}{more}: on two nodes the first rank of each "
             "writes it",
             remedy="Decide by the global rank: `if dist.get_rank() == 0:`.",
-            locations=(guard.module.location(guard.node), *written) if guard is not None else written,
+            locations=(guard.location, *written) if guard is not None else written,
             ranks=(0, 2),
-            evidence=(Fact(text="this call writes the file", basis="source", location=written[0]),),
+            because=(("this call writes the file", written[0]),),
             severity=milder or Severity.WARNING,
         )
 
@@ -124,7 +119,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         record.job.kind,
         "the global rank is used as a GPU index: right on one node, wrong on two",
         remedy='Use the local rank here (int(os.environ["LOCAL_RANK"]) under torchrun).',
-        locations=() if wrong.location is None else (wrong.location,),
+        locations=wrong.location,
         ranks=(wrong.rank,),
         evidence=(
             Fact(
@@ -213,7 +208,7 @@ def rank_mix_ups(projection: Projection) -> Iterator[RankMixUp]:
 def _is_spawned(projection: Projection, event: Event) -> bool:
     """Return whether the chain of calls to an event goes through the start of ranks by the script."""
     starts = [one for one in projection.events if one.kind == "call" and one.name in SPAWNERS]
-    places = {(str(one.module.path), one.module.location(one.node).line) for one in starts}
+    places = {(str(one.module.path), one.location.line) for one in starts}
     return any((frame.file, frame.line) in places for frame in event.chain)
 
 

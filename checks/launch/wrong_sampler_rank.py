@@ -41,8 +41,7 @@ from ddpdoctor.source.interpreter.values import ALL_RANKS, Const, PerRank, Value
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.job_kind import initialisations, is_single_node, may_spawn
 from ddpdoctor.source.ranks.ranks import LOCAL_RANK
-from ddpdoctor.source.script.code_words import uses_any
-from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.script import Script, uses_any
 from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER
 
 if TYPE_CHECKING:
@@ -71,23 +70,16 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             f"the sampler is given {wrong.given}",
             remedy=wrong.remedy,
-            locations=(sampler.module.location(sampler.node),),
-            evidence=(
-                Fact(
-                    text=wrong.effect,
-                    basis="source",
-                    location=sampler.module.location(sampler.node),
-                    stack=sampler.chain,
-                ),
-            ),
+            locations=sampler.location,
+            evidence=(Fact(text=wrong.effect, basis="source", location=sampler.location, stack=sampler.chain),),
             severity=Severity.ADVICE if wrong.on_two_nodes and one_node else severity,
         )
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report samplers that leave the shards of some ranks to no one, and shards that overlap."""
-    from ddpdoctor.checks.data.sampler_ranks_run import overlapping_shards
-    from ddpdoctor.checks.data.sampler_ranks_run import wrong_sampler_ranks as wrong_ranks_in_run
+    from ddpdoctor.checks.data.sharding_run import overlapping_shards
+    from ddpdoctor.checks.data.sharding_run import wrong_sampler_ranks as wrong_ranks_in_run
 
     for shards in overlapping_shards(record):
         yield CHECK.finding(

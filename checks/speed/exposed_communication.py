@@ -4,10 +4,13 @@ What it finds
     In a live run: gradients that are in transfer for more than 10% of the step after backward has finished computing,
     and explicit collectives (buffers, SyncBatchNorm, the user's own) that take as much. The time in which the ranks
     wait for a late one is not counted: that is a straggler (DDP403). Ranks that take turns being late are reported if
-    they wait for each other for more than 20% of the step.
+    they wait for each other for more than 20% of the step. As advice: a backward that takes longer than all
+    communication of gradients and hides less than half of it.
 
 Why it is bad
-    Every rank is idle for that time, and it grows with more ranks or a slower network.
+    Every rank is idle for that time, and it grows with more ranks or a slower network. DDP sends a bucket of gradients
+    as soon as it is full, while backward continues with the layers before it; a bucket that is full only when backward
+    is over (bucket_cap_mb=500) follows the computation instead of overlapping with it.
 
 Example
     model = DDP(Wide())                 # 400 MB of gradients
@@ -16,10 +19,13 @@ Example
 
 Remedy
     Send less or less often: larger batches, accumulation under no_sync(), gradients in bfloat16
-    (bf16_compress_hook). Where batches differ in length, group them by length, so that ranks have equal work.
+    (bf16_compress_hook). Where batches differ in length, group them by length, so that ranks have equal work. Where
+    backward could hide it: with one or two buckets a smaller bucket_cap_mb; else layers used in the order in which they
+    were defined, no find_unused_parameters, and static_graph=True where the graph never changes.
 
 When it is wrong
-    If the job is small on purpose; a toy model shows 30% and more.
+    If the job is small on purpose; a toy model shows 30% and more. Where most of the parameters belong to the layers
+    next to the input (large embeddings), their gradients come last; on CPUs, computation and communication share cores.
 
 References
     https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design
@@ -59,6 +65,7 @@ _OF_SHARDS = (
 _SMALL_BYTES = 65_536
 """Up to which a call costs latency and not bandwidth: a TCP link of 1 GB/s takes 66 µs for them."""
 _LINES_NAMED = 3
+_FEW_BUCKETS = 2
 
 _MENDED: dict[str, tuple[str, ...]] = {
     "transfer": ("communication=hidden",),
@@ -80,6 +87,39 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             locations=_lines(record) if exposure.kind == "explicit" else (),
             evidence=tuple(_fact(entry) for entry in exposure.traffic[:4]),
         )
+    yield from _unhidden(record)
+
+
+def _unhidden(record: RunRecord) -> Iterator[Finding]:
+    """Advise about communication that backward could have hidden, with its buckets."""
+    from ddpdoctor.diagnosis.performance.exposure import unhidden
+    from ddpdoctor.diagnosis.wording import bytes_text, milliseconds_text
+
+    found = unhidden(record)
+    if found is None:
+        return
+    exposure, hidden = found
+    sent = exposure.traffic[0]
+    buckets = max(1.0, sent.calls_per_step)
+    yield CHECK.finding(
+        "run",
+        f"{hidden:.0%} of the communication of gradients is hidden, although backward computes for "
+        f"{milliseconds_text(exposure.backward_compute_ns)} a step and {milliseconds_text(exposure.exposed_ns)} of "
+        "transfer are exposed",
+        severity=Severity.ADVICE,
+        remedy="Pass a smaller bucket_cap_mb to DDP, so that the first bucket is sent while backward computes."
+        if buckets <= _FEW_BUCKETS
+        else "Define layers in the order of their use, omit find_unused_parameters, and try static_graph=True.",
+        what_if=("communication=hidden",),
+        evidence=(
+            Fact(
+                text=f"{bytes_text(round(sent.bytes_per_step))} of gradients in {buckets:.3g} buckets of "
+                f"{bytes_text(round(sent.bytes_per_step / buckets))} a step",
+                basis="run",
+                numbers={"bytes_per_step": sent.bytes_per_step, "buckets_per_step": sent.calls_per_step},
+            ),
+        ),
+    )
 
 
 def _remedy(exposure: Exposure, record: RunRecord) -> str:

@@ -34,7 +34,7 @@ from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
 
 if TYPE_CHECKING:
-    from ddpdoctor.checks.speed.gpu_throttled_run import Throttled
+    from ddpdoctor.checks.speed.gpus_run import Throttled
     from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(code="DDP409", name="gpu-throttled", severity={"run": Severity.WARNING}, needs=frozenset({"gpus"}))
@@ -42,7 +42,7 @@ CHECK = Check(code="DDP409", name="gpu-throttled", severity={"run": Severity.WAR
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the GPUs that are slowed down, those with one cause together."""
-    from ddpdoctor.checks.speed.gpu_throttled_run import throttled_gpus
+    from ddpdoctor.checks.speed.gpus_run import throttled_gpus
     from ddpdoctor.diagnosis.wording import rank_list
 
     causes: dict[tuple[str, bool], list[Throttled]] = {}

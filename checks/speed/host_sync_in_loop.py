@@ -38,7 +38,7 @@ from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
 
 if TYPE_CHECKING:
-    from ddpdoctor.checks.speed.host_sync_in_loop_run import ReadInEveryStep
+    from ddpdoctor.checks.speed.steps_run import ReadInEveryStep
     from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
@@ -66,13 +66,13 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             title if len(events) == 1 else f"{title} (one of {len(events)} places)",
             remedy=_REMEDY,
-            locations=tuple(event.module.location(event.node) for event in events),
+            locations=tuple(event.location for event in events),
         )
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the lines that were seen to read from the GPU in every step, one finding a file."""
-    from ddpdoctor.checks.speed.host_sync_in_loop_run import sampled_reads
+    from ddpdoctor.checks.speed.steps_run import sampled_reads
     from ddpdoctor.diagnosis.wording import milliseconds_text
 
     files: dict[str, list[ReadInEveryStep]] = {}

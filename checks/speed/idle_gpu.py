@@ -45,7 +45,7 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the GPUs that mostly stand still, as one finding."""
-    from ddpdoctor.checks.speed.idle_gpu_run import idle_gpus
+    from ddpdoctor.checks.speed.gpus_run import idle_gpus
     from ddpdoctor.diagnosis.wording import rank_list
 
     idle = sorted(idle_gpus(record), key=lambda use: use.computing_percent)

@@ -39,7 +39,7 @@ from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
 
 if TYPE_CHECKING:
-    from ddpdoctor.checks.speed.input_bound_run import DataWait
+    from ddpdoctor.checks.speed.steps_run import DataWait
     from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
@@ -65,12 +65,12 @@ def in_source(script: Script) -> Iterator[Finding]:
         else:
             title = "this DataLoader does not pin its batches: each is copied twice on its way to the GPU"
             remedy = "Give it pin_memory=True, and move batches with non_blocking=True."
-        yield CHECK.finding("source", title, remedy=remedy, locations=(loader.module.location(loader.node),))
+        yield CHECK.finding("source", title, remedy=remedy, locations=loader.location)
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report steps that wait for data, with the loader that feeds them."""
-    from ddpdoctor.checks.speed.input_bound_run import data_wait
+    from ddpdoctor.checks.speed.steps_run import data_wait
     from ddpdoctor.diagnosis.wording import milliseconds_text, site_location
 
     wait = data_wait(record)
@@ -83,7 +83,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         f"{milliseconds_text(wait.step_ns)})",
         remedy=_remedy(wait),
         what_if=("data=ready",),
-        locations=() if location is None else (location,),
+        locations=location,
         evidence=(
             Fact(
                 text=f"rank {wait.worst_rank} waits longest, {milliseconds_text(wait.worst_wait_ns)} a step",
@@ -91,9 +91,24 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 numbers={"wait_ns": wait.wait_ns, "worst_wait_ns": wait.worst_wait_ns, "step_ns": wait.step_ns},
                 rank=wait.worst_rank,
             ),
+            *_lines(record, wait),
             *_single_waits(wait),
         ),
     )
+
+
+def _lines(record: RunRecord, wait: DataWait) -> Iterator[Fact]:
+    """Yield the line that makes the samples, where the ranks make them themselves."""
+    from ddpdoctor.diagnosis.performance.stragglers import standing
+
+    line = None if wait.loader is None or wait.loader.workers else standing(record, record.rank_numbers(), "data_wait")
+    if line is not None:
+        yield Fact(
+            text=f"the ranks stood at {line.place} in {line.looks} of {line.of} looks during that time",
+            basis="run",
+            numbers={"looks": line.looks, "looks_in_phase": line.of},
+            location=line.location,
+        )
 
 
 def _single_waits(wait: DataWait) -> tuple[Fact, ...]:

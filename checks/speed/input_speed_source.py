@@ -1,4 +1,4 @@
-"""What makes a GPU wait in every step: loading without workers, reads of its results, full precision."""
+"""What makes a GPU wait in every step: loading without workers, and reads of its results."""
 
 from __future__ import annotations
 
@@ -18,19 +18,14 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR
-from ddpdoctor.source.neighbours import FABRICS
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import depends_on_mode, framework, may_use_cuda, noted
 from ddpdoctor.source.queries.training_loops import feedings
-from ddpdoctor.source.script.code_words import calls_any, code_of, uses_any, uses_part
+from ddpdoctor.source.script.script import code_of
 from ddpdoctor.source.script.syntax_index import descend
 from ddpdoctor.source.torch_model.recorded_calls import READING_FUNCTIONS, READING_METHODS
+from ddpdoctor.source.vocabulary import FABRICS
 
-_REDUCED_PRECISION = (
-    *("autocast", "use_amp", "GradScaler", "tf32", "fp32_precision", "matmul_precision", "mixed_precision"),
-    *("float64", "bf16", "bf_16", "float16", "float_16", "fp16", "fp_16", "f16", "f_16"),
-)
-"""Any of these words shows that someone has thought about precision."""
 _LOADING = ("torchvision.datasets.", "torchaudio.datasets.")
 _IN_MEMORY = ("MNIST", "CIFAR10", "CIFAR100", "FakeData", "FashionMNIST", "KMNIST", "QMNIST", "EMNIST", "SVHN")
 
@@ -125,14 +120,3 @@ def reads_in_every_step(projection: Projection) -> Iterator[Event]:
         if in_every_step and any(kind == "ddp" for kind, _ in tags_of(event.receiver)):
             seen.add(event.node)
             yield event
-
-
-def full_precision_wraps(projection: Projection) -> Iterator[Event]:
-    """Yield the DDP wrap of a model that trains on a GPU in a script that never mentions a lower precision."""
-    script = projection.machine.script
-    if framework(script) or not trains_on_cuda(projection):
-        return
-    if uses_part(script, _REDUCED_PRECISION) or uses_any(script, ("amp",)) or calls_any(script, ("half", "double")):
-        return
-    if any(feedings(projection)):
-        yield from list(projection.in_course("wrap"))[:1]

@@ -47,7 +47,7 @@ EXPECTED_SHARE = 0.5
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the groups whose link is far from its speed, with what a ring would take beside it."""
-    from ddpdoctor.checks.speed.slow_link_run import slow_links
+    from ddpdoctor.checks.speed.steps_run import slow_links
     from ddpdoctor.diagnosis.wording import bytes_text, milliseconds_text
 
     for slow in slow_links(record):

@@ -68,7 +68,7 @@ _PHASES = {
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the ranks that the others wait for."""
-    from ddpdoctor.diagnosis.performance.stragglers import straggler
+    from ddpdoctor.diagnosis.performance.stragglers import standing, straggler
     from ddpdoctor.diagnosis.wording import milliseconds_text, rank_list, verb
 
     late = straggler(record)
@@ -78,10 +78,13 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         late.phase, ("", "Check for other programs on its cores or device, and its clock rates.")
     )
     several = len(late.ranks) > 1
+    line = standing(record, late.ranks, late.phase)
+    where = line.place if line is not None else ""
     others = rank_list(late.waiting) if len(late.waiting) == 1 else "the others"
     because = (
         f" because of {cause.replace('its', 'their') if several else cause}" if cause else ", slower in every phase"
     )
+    because += f" at {where}" if where else ""
     facts = [
         Fact(
             text=f"{rank_list(late.waiting)} {verb(late.waiting, 'waits', 'wait')} "
@@ -100,11 +103,21 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 rank=late.ranks[0],
             )
         )
+    if line is not None:
+        facts.append(
+            Fact(
+                text=f"{rank_list(late.ranks)} stood at {where} in {line.looks} of {line.of} looks during that time",
+                basis="run",
+                numbers={"looks": line.looks, "looks_in_phase": line.of},
+                location=line.location,
+            )
+        )
     part = f"{late.share:.0%} of the step ({milliseconds_text(late.waiting_ns)})"
     yield CHECK.finding(
         "run",
         f"{rank_list(late.ranks)} {verb(late.ranks, 'keeps', 'keep')} {others} waiting for {part}{because}",
         remedy=remedy,
+        locations=() if line is None else (line.location,),
         what_if=("straggler=none",),
         ranks=late.ranks,
         evidence=tuple(facts),

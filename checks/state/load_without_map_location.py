@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.check import Check
 from ddpdoctor.checks.state.loads_source import is_published, unmapped_loads
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.fix.edits import Fix, with_keyword
+from ddpdoctor.fix import Fix, with_keyword
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.module import Module, Scope
 from ddpdoctor.source.script.script import Script
@@ -56,12 +56,12 @@ REMEDY = 'Give it map_location="cpu", or the rank\'s own device.'
 def in_source(script: Script) -> Iterator[Finding]:
     """Report loads of a checkpoint on all ranks that name no device."""
     for load in unmapped_loads(whole_projection(script)):
-        location = load.module.location(load.node)
+        location = load.location
         yield CHECK.finding(
             "source",
             "every rank loads this checkpoint onto the GPU from which it was saved",
             remedy=REMEDY,
-            locations=(location,),
+            locations=location,
             severity=Severity.ADVICE if is_published(load) else None,
             evidence=(
                 Fact(

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from ddpdoctor.finding import Fact
 from ddpdoctor.source.events import LONGEST_CONDITION, Event
 from ddpdoctor.source.interpreter.values import NONE, UNIFORM, Value, constant, only_of_files, options_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.files import is_one_path
 from ddpdoctor.source.queries.job_kind import hints_at_ranks, is_distributed, may_use_cuda, noted
-from ddpdoctor.source.queries.optimizers import has_no_tensors
+from ddpdoctor.source.queries.wrapped_models import has_no_tensors
 from ddpdoctor.source.ranks.ranks import FIRST_RANKS
-from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.script import uses_part
 from ddpdoctor.source.script.syntax_index import descend, last_name, made_from
 from ddpdoctor.source.vocabulary import text_hints_at_ranks
 
@@ -193,4 +194,18 @@ def _is_loaded_later(module: Module, call: ast.AST, name: str) -> bool:
         and node.func.attr == "load_state_dict"
         and any(isinstance(inner, ast.Name) and inner.id == name for entry in node.args for inner in descend(entry))
         for node in descend(function)
+    )
+
+
+# The callers by which a line in a function is come to, as evidence of what is said of the line.
+
+MAXIMUM_CALLERS = 3
+
+
+def callers(events: Sequence[Event], text: str) -> tuple[Fact, ...]:
+    """Return a fact for each of the first events that is in a called function, with the chain of calls to it."""
+    return tuple(
+        Fact(text=text, basis="source", location=event.location, stack=event.chain)
+        for event in events[:MAXIMUM_CALLERS]
+        if len({frame.function for frame in event.chain}) > 1
     )

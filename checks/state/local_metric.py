@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.checks.state.callers_source import callers
+from ddpdoctor.checks.state.loads_source import callers
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.projection import whole_projection
@@ -58,7 +58,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             "each rank logs the result of its own part of the evaluation set, and rank 0's represents all"
             + ("" if len(logged) == 1 else f" ({len(logged)} places)"),
             remedy="Give self.log sync_dist=True, or log a torchmetrics metric, which reduces itself.",
-            locations=tuple(event.module.location(event.node) for event in logged),
+            locations=tuple(event.location for event in logged),
         )
     for events in files.values():
         events.sort(key=lambda event: getattr(event.node, "lineno", 0))
@@ -68,6 +68,6 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             title if len(events) == 1 else f"{title} ({len(events)} places)",
             remedy="Average it over the ranks with dist.all_reduce, on all ranks, before it is reported.",
-            locations=tuple(event.module.location(event.node) for event in events),
+            locations=tuple(event.location for event in events),
             evidence=callers(events, "it is reported here for this caller"),
         )

@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.checks.state.callers_source import callers
+from ddpdoctor.checks.state.loads_source import callers
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.projection import whole_projection
@@ -60,6 +60,6 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             title if len(events) == 1 else f"{title}, and so in {len(events)} places of this file",
             remedy="Do it on rank 0 only (`if dist.get_rank() == 0:`), or include the rank in the line.",
-            locations=tuple(event.module.location(event.node) for event in events),
+            locations=tuple(event.location for event in events),
             evidence=callers(events, "every rank comes to it by this caller"),
         )

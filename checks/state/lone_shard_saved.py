@@ -35,8 +35,7 @@ from ddpdoctor.source.interpreter.values import ALL_RANKS, tags_of
 from ddpdoctor.source.libraries.sharding import SHARDS
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.ranks.ranks import ranks_text
-from ddpdoctor.source.script.code_words import uses_part
-from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.script import Script, uses_part
 
 CHECK = Check(
     code="DDP609",

@@ -31,14 +31,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ExternalObject, Instance, Value
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.job_kind import noted
-from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.script import Script, uses_part
 from ddpdoctor.source.vocabulary import DDP
 
 if TYPE_CHECKING:
@@ -67,8 +66,8 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             f'{loaded} loads what was saved from {saved}: the names differ by the prefix "module."',
             remedy=REMEDY,
-            locations=(load.module.location(load.node),),
-            evidence=(Fact(text="it was saved here", basis="source", location=save.module.location(save.node)),),
+            locations=load.location,
+            because=(("it was saved here", save.location),),
         )
 
 

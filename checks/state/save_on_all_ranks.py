@@ -62,24 +62,24 @@ def in_source(script: Script) -> Iterator[Finding]:
             f"every rank writes {save.path}{more}, and the path does not depend on the rank",
             remedy="Save on one rank only (`if dist.get_rank() == 0:`), with a barrier after it where others read the "
             "file; or include the rank in the path.",
-            locations=tuple(one.event.module.location(one.event.node) for one in (save, *others[: MAXIMUM_PLACES - 1])),
+            locations=tuple(one.event.location for one in (save, *others[: MAXIMUM_PLACES - 1])),
             evidence=(
                 Fact(
                     text="there is no rank test around this call or its callers",
                     basis="source",
-                    location=save.event.module.location(save.event.node),
+                    location=save.event.location,
                     stack=save.event.chain,
                 ),
             ),
         )
 
     for use in appended_files(whole_projection(script)):
-        location = use.event.module.location(use.event.node)
+        location = use.event.location
         yield CHECK.finding(
             "source",
             f"every rank adds its lines to {use.source}: each result stands there as often as there are ranks",
             remedy="Write on one rank only (`if dist.get_rank() == 0:`); or include the rank in the path or the lines.",
-            locations=(location,),
+            locations=location,
             evidence=(
                 Fact(
                     text="there is no rank test around this call or its callers",
@@ -102,10 +102,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             continue
         facts = tuple(
             Fact(
-                text=sentence,
-                basis=record.job.kind,
-                location=writing.location,
-                stack=() if position else writing.stack,
+                text=sentence, basis=record.job.kind, location=writing.location, stack=() if position else writing.stack
             )
             for position, sentence in enumerate(writing.evidence)
         )
@@ -114,7 +111,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             writing.sentence,
             remedy="Write on one rank only (`if dist.get_rank() == 0:`), with a barrier after it where others read the "
             "file; or include the rank in the path.",
-            locations=(writing.location,),
+            locations=writing.location,
             ranks=writing.ranks,
             evidence=facts,
         )

@@ -52,9 +52,8 @@ from ddpdoctor.source.queries.job_kind import (
     noted,
     on_every_rank,
 )
-from ddpdoctor.source.script.code_words import calls_any, uses_any
 from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.script import Script, calls_any, uses_any
 from ddpdoctor.source.script.syntax_index import descend, last_name
 from ddpdoctor.source.torch_model.recorded_calls import FILE_CALLS, FILE_METHODS
 
@@ -89,13 +88,13 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             f"every rank {shared.doing} {shared.path}{failing}",
             remedy=remedy,
-            locations=(event.module.location(event.node),),
+            locations=event.location,
             severity=Severity.ADVICE if shared.mild else None,
             evidence=(
                 Fact(
                     text="there is no rank test around this call or its callers",
                     basis="source",
-                    location=event.module.location(event.node),
+                    location=event.location,
                     stack=event.chain,
                 ),
             ),
@@ -105,7 +104,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             f"every rank writes {use.source}, overwriting what the others wrote",
             remedy="Write it on rank 0 only.",
-            locations=(use.event.module.location(use.event.node),),
+            locations=use.event.location,
             severity=Severity.ADVICE,
         )
     for polled in polled_files(whole_projection(script)):
@@ -113,14 +112,8 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             f"ranks wait until {polled.path} exists, which it does from its first byte or since an earlier run",
             remedy="Wait in dist.barrier() on all ranks instead; or write under another name, then os.replace() it.",
-            locations=(polled.module.head_location(polled.loop),),
-            evidence=(
-                Fact(
-                    text="another rank writes it here, in place",
-                    basis="source",
-                    location=polled.write.event.module.location(polled.write.event.node),
-                ),
-            ),
+            locations=polled.module.head_location(polled.loop),
+            because=(("another rank writes it here, in place", polled.write.event.location),),
         )
 
 

@@ -71,12 +71,12 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             f"all ranks read {early.path}, which {writer} {write} just before, and no rank waits for the write",
             remedy=REMEDY,
-            locations=(load.module.location(load.node), save.module.location(save.node)),
+            locations=(load.location, save.location),
             evidence=(
                 Fact(
                     text=f"only {writer} {write} here; there is no collective between this and the read",
                     basis="source",
-                    location=save.module.location(save.node),
+                    location=save.location,
                     stack=save.chain,
                 ),
             ),

@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import ast
 import os.path
-import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -102,8 +101,8 @@ def _told(texts: Iterable[str]) -> list[Fact]:
 
 # What the source alone shows: a state that is saved, and left out by the code that loads the rest.
 
-_STATEFUL = re.compile(r"optim|sched|scaler", re.IGNORECASE)
-_COUNTS = re.compile(r"epoch|step|iter", re.IGNORECASE)
+_STATEFUL = ("optim", "sched", "scaler")
+_COUNTS = ("epoch", "step", "iter")
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -121,7 +120,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             pairs = zip(literal.keys, literal.values, strict=True)
             named = {text: value for key, value in pairs if (text := _text(key))}
             keys.update(id(key) for key in literal.keys)
-            if any(_is_state(value) for value in named.values()) and any(map(_COUNTS.search, named)):
+            if any(_is_state(value) for value in named.values()) and any(_speaks_of(name, _COUNTS) for name in named):
                 saved.append((module, named))
         read |= {
             one.value for one in module.index.of(ast.Constant) if id(one) not in keys and isinstance(one.value, str)
@@ -134,13 +133,15 @@ def in_source(script: Script) -> Iterator[Finding]:
     # A scheduler that is told the epoch in each step has no state of its own.
     told = any(call.args and "sched" in ast.dump(call.func).lower() for call in steps)
     for module, named in saved:
-        weights = [name for name, value in named.items() if _is_state(value) and not _STATEFUL.search(ast.dump(value))]
-        if not read.intersection(weights) or not any(_COUNTS.search(name) and name in read for name in named):
+        weights = [
+            name for name, value in named.items() if _is_state(value) and not _speaks_of(ast.dump(value), _STATEFUL)
+        ]
+        if not read.intersection(weights) or not any(_speaks_of(name, _COUNTS) and name in read for name in named):
             continue  # Nothing goes on from it: it is loaded for an evaluation, or elsewhere.
         for name, value in named.items():
             if told and "sched" in ast.dump(value).lower():
                 continue
-            if _is_state(value) and _STATEFUL.search(ast.dump(value)) and name not in read:
+            if _is_state(value) and _speaks_of(ast.dump(value), _STATEFUL) and name not in read:
                 place = module.location(value)
                 yield CHECK.finding(
                     "source",
@@ -151,6 +152,10 @@ def in_source(script: Script) -> Iterator[Finding]:
                         Fact(text="no other line of the project names this key", basis="source", location=place),
                     ),
                 )
+
+
+def _speaks_of(text: str, words: Iterable[str]) -> bool:
+    return any(word in text.lower() for word in words)
 
 
 def _text(node: ast.expr | None) -> str:

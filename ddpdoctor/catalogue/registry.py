@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 
 import msgspec
 
-from ddpdoctor.check import Check, LoadedCheck, Subject
+from ddpdoctor.check import Check, Gone, LoadedCheck, Subject
 from ddpdoctor.errors import ConfigurationError, UsageError
 from ddpdoctor.finding import Trouble
 
@@ -44,6 +44,21 @@ class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
 
     entries: tuple[CatalogueEntry, ...]
     notes: tuple[str, ...] = ()
+    gone: Mapping[str, Gone] = {}
+    """Checks that there were, by code; settings may still name them."""
+
+    def went(self, word: str) -> tuple[str, Gone] | None:
+        """Return the check that there was whose code or name is ``word``, with its code."""
+        return next((one for one in self.gone.items() if word.upper() == one[0] or word.lower() == one[1].name), None)
+
+
+def gone_notes(catalogue: Catalogue, words: Iterable[str]) -> Iterator[str]:
+    """Yield what became of the checks that are named and that there no longer are."""
+    for code, went in filter(None, map(catalogue.went, words)):
+        if went.into:
+            yield f"{code} ({went.name}) is part of {went.into} since {went.since}, which is taken instead"
+        else:
+            yield f"{code} ({went.name}) is no longer there since {went.since}"
 
 
 def read_catalogue() -> Catalogue:
@@ -78,7 +93,8 @@ def read_catalogue() -> Catalogue:
             subjects=loaded.check.subjects,
             loaded=loaded,
         )
-    return Catalogue(entries=tuple(known[code] for code in sorted(known)), notes=tuple(notes))
+    gone = importlib.import_module(CHECKS_PACKAGE).GONE
+    return Catalogue(entries=tuple(known[code] for code in sorted(known)), notes=tuple(notes), gone=gone)
 
 
 _LOADED: dict[tuple[str, str], tuple[ModuleType, LoadedCheck]] = {}
@@ -139,7 +155,10 @@ def codes_meant(catalogue: Catalogue, words: Sequence[str], option: str, file: s
             for code, name in (*((entry.code, entry.name) for entry in catalogue.entries), *_BESIDE_THE_CATALOGUE)
             if name == lower or (upper and code.startswith(upper))
         }
-        if not found:
+        went = catalogue.went(word)
+        if went is not None:
+            found |= {went[1].into} - {""}
+        elif not found:
             message = f"{option}: there is no check called {word!r}"
             if file:
                 raise ConfigurationError(f"{file}: {message}", suggestion(catalogue, word))
@@ -149,7 +168,12 @@ def codes_meant(catalogue: Catalogue, words: Sequence[str], option: str, file: s
 
 
 def find(catalogue: Catalogue, word: str) -> CatalogueEntry:
-    """Find the one check whose code or name is ``word``; raises UsageError with the nearest one when there is none."""
+    """Find the one check whose code or name is, or was, ``word``; raises UsageError with the nearest one for none."""
+    went = catalogue.went(word)
+    if went is not None and went[1].into:
+        word = went[1].into
+    elif went is not None:
+        raise UsageError(f"there is no check called {word!r} any more", next(gone_notes(catalogue, (word,))))
     for code, name in _BESIDE_THE_CATALOGUE:
         if word.upper() == code or word.lower() == name:
             return _beside_the_catalogue(code, name)

@@ -21,8 +21,7 @@ from ddpdoctor.check import (
 )
 from ddpdoctor.finding import Confirmed, Finding, FoundInRun, Refuted, Severity
 from ddpdoctor.source.recursion import deep_recursion
-from ddpdoctor.source.script.code_words import uses_part
-from ddpdoctor.source.script.script import take_gap
+from ddpdoctor.source.script.script import take_gap, uses_part
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import Restart, RunRecord

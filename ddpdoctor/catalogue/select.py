@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ddpdoctor.catalogue.registry import Catalogue, CatalogueEntry, choose, codes_meant, load, suggestion
+from ddpdoctor.catalogue.registry import Catalogue, CatalogueEntry, choose, codes_meant, gone_notes, load, suggestion
 from ddpdoctor.catalogue.run_checks import CheckResult
 from ddpdoctor.config.settings import Settings
 from ddpdoctor.config.suppressions import Suppression, Used, code_of, suppressions_in
@@ -55,6 +55,12 @@ def chosen_checks(
     if select:
         return choose(catalogue, select, ignore)
     return choose(catalogue, settings.select, ignore or settings.ignore)
+
+
+def words_gone(catalogue: Catalogue, select: Sequence[str], ignore: Sequence[str], settings: Settings) -> Iterator[str]:
+    """Yield what became of checks that the command line or the settings name and that there no longer are."""
+    in_settings = (*settings.select, *settings.ignore, *(word for _, words in _per_file(settings) for word in words))
+    yield from gone_notes(catalogue, dict.fromkeys((*select, *ignore, *in_settings)))
 
 
 def pre_launch(entries: Iterable[CatalogueEntry]) -> tuple[CatalogueEntry, ...]:
@@ -110,6 +116,7 @@ def judging(
         return NO_COMMENTS
     codes = {entry.code: entry.code for entry in catalogue.entries}
     codes |= {entry.name: entry.code for entry in catalogue.entries}
+    codes |= {word: went.into for code, went in catalogue.gone.items() if went.into for word in (code, went.name)}
     words = dict.fromkeys(word for comments in by_file.values() for comment in comments for word in comment.words)
     unknown = (word for word in words if len(word) <= _LONGEST_WORD and not code_of(word, codes))
     hints = {word: _hint(catalogue, word) for word in islice(unknown, _MOST_HINTS)}
@@ -166,6 +173,8 @@ def _unused_in(file: str, comments: Comments, used: frozenset[Used]) -> Iterator
 
 
 def _hint(catalogue: Catalogue, word: str) -> str:
+    if catalogue.went(word) is not None:
+        return "; " + next(gone_notes(catalogue, (word,)))
     question, found, _ = suggestion(catalogue, word).partition("? ")
     return f"; {question[0].lower()}{question[1:]}?" if found else ""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ddpdoctor.catalogue.registry import find, load, read_catalogue
+from ddpdoctor.catalogue.registry import find, gone_notes, load, read_catalogue
 from ddpdoctor.cli.options.command import checks as complete_checks
 from ddpdoctor.cli.options.command import help_option
 from ddpdoctor.errors import UsageError
@@ -26,7 +26,7 @@ def explain(check: str | None, every: bool, output_format: str) -> None:
     catalogue = read_catalogue()
     if check is not None and every:
         raise UsageError(f"either {check} or --all, not both")
-    for note in catalogue.notes:
+    for note in (*catalogue.notes, *gone_notes(catalogue, filter(None, (check,)))):
         streams.say(f"note: {note}")
     if check is not None:
         checks = [load(find(catalogue, check))]

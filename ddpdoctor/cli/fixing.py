@@ -8,13 +8,13 @@ import msgspec
 
 from ddpdoctor.examine.static_scan import STDIN, Survey, SurveyRequest, survey
 from ddpdoctor.findings.locations import shown_path
-from ddpdoctor.fix.edits import Fix
+from ddpdoctor.fix import Fix
 from ddpdoctor.report import streams
 
 
 def fixed(request: SurveyRequest) -> Survey:
     """Make the safe fixes and examine again what is left; raises UsageError when a file cannot be written."""
-    from ddpdoctor.fix.edits import rewrite, write
+    from ddpdoctor.fix import rewrite, write
 
     before = survey(request)
     files, left = rewrite(fix for fix in before.fixes if fix.safe)
@@ -29,7 +29,7 @@ def fixed(request: SurveyRequest) -> Survey:
 
 def shown(request: SurveyRequest) -> tuple[Survey, str]:
     """Return the examination, and a unified diff of what ``--fix`` would do."""
-    from ddpdoctor.fix.edits import difference, rewrite
+    from ddpdoctor.fix import difference, rewrite
 
     found = survey(request)
     root = found.examination.root
@@ -41,7 +41,7 @@ def shown(request: SurveyRequest) -> tuple[Survey, str]:
 
 def _say_not_made(fixes: Sequence[Fix], found: Survey, held: dict[str, bytes] | None = None) -> None:
     """Say on stderr what was not made and why, with what it would change."""
-    from ddpdoctor.fix.edits import difference, rewrite
+    from ddpdoctor.fix import difference, rewrite
 
     for fix in fixes:
         where = f"{shown_path(fix.location.file, found.examination.root)}:{fix.location.line}"

@@ -198,7 +198,7 @@ def _watched(
     time_limit_s: float | None,
     fail_on: Severity | None,
 ) -> int:
-    from ddpdoctor.cli.gate_watch import watch_command
+    from ddpdoctor.cli.live.gate_watch import watch_command
 
     words: tuple[str, ...] = ctx.meta[SCRIPT_ARGUMENTS]
     if named or not words:

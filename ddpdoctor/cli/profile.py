@@ -218,7 +218,7 @@ def _command(ctx: click.Context, module: str | None, nproc: int | None, python: 
 
 def _spawns_ranks(script: Path, arguments: Sequence[str]) -> bool:
     """Return whether a script starts its ranks itself; one that cannot be read is left to Python to complain of."""
-    from ddpdoctor.source.queries.start_up import starts_own_ranks
+    from ddpdoctor.source.queries.job_kind import starts_own_ranks
     from ddpdoctor.source.script.script import read_script
 
     try:

@@ -55,7 +55,7 @@ def report(runs: tuple[str, ...], wanted: RunOutput) -> None:
 
     wanted.refuse_what_cannot_be_written()
     if len(runs) > 1:
-        from ddpdoctor.profile.several_runs import recorded_together
+        from ddpdoctor.profile.recorded_run import recorded_together
 
         snapshot, record = recorded_together([run_directory(run) for run in runs])
     else:

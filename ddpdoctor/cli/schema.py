@@ -14,9 +14,9 @@ from msgspec import inspect
 
 from ddpdoctor.check import Outcome
 from ddpdoctor.cli.options.command import help_option
+from ddpdoctor.equivalence_section import EquivalenceSection
 from ddpdoctor.examination import (
     AutopsySection,
-    EquivalenceSection,
     RefutedSuspicion,
     RehearsalSection,
     SourceSection,
@@ -193,7 +193,7 @@ def _compare() -> Schema:
 
 
 def _what_if() -> Schema:
-    from ddpdoctor.what_if.predict import WhatIf
+    from ddpdoctor.what_if.scenario import WhatIf
 
     return _document(_fields(WhatIf, reported=False))
 

@@ -235,11 +235,14 @@ def _kept(first: RunRecord, second: RunRecord, step: int, known: Sequence[Differ
     if any(one.what == "data" for one in known):
         wrong = [key for key in wrong if "epoch" not in key.lower()]
     for key in wrong:
+        held, right = int(now.keys[key][4:]), int(was.keys[key][4:])
+        less = count(abs(right - held), "epoch", "epochs")
+        effect = f": {less} {'run again' if held < right else 'left out'}" if "epoch" in key.lower() else ""
         yield Difference(
             what="counter",
             title=f"`{key}` counts from another number after the restart",
             ranks=(),
-            facts=(f"the next checkpoint holds {now.keys[key][4:]}, and without a restart {was.keys[key][4:]}",),
+            facts=(f"the next checkpoint holds {held}, and without a restart {right}{effect}",),
         )
     alike = [key for key in common if was.keys[key].startswith("tensors ") and was.keys[key] == now.keys[key]]
     if known or not alike:

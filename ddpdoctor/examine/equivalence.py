@@ -18,8 +18,9 @@ import msgspec
 
 from ddpdoctor.diagnosis.training.equivalence import Runs, Step, compare, needs_controls, read_step, unclear
 from ddpdoctor.diagnosis.wording import site_location
+from ddpdoctor.equivalence_section import EquivalenceSection
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.examination import EquivalenceSection
+from ddpdoctor.files.untrusted import read_untrusted
 from ddpdoctor.launch.rehearsal_plan import time_limit_s
 from ddpdoctor.launch.request import Progress, RehearsalRequest
 from ddpdoctor.record.joining import headline
@@ -121,9 +122,16 @@ class _Comparison:
             self._request, nproc=1, nodes=1, gpus_per_node=0, spawned_ranks=0, equivalence=plan, first_steps=kept
         )
         record = self._timed(request)
-        stopped = kept / "stopped.txt"
-        self._stopped = stopped.read_text(encoding="utf-8") if stopped.exists() else _refusal(record)
+        self._stopped = _stopped(kept) or _refusal(record)
         return () if record.job.world_size > 1 else _steps(kept, 0)
+
+
+def _stopped(directory: Path) -> str:
+    """Return why the probe ended one process; empty where it did not."""
+    try:
+        return read_untrusted(directory / "stopped.txt", MESSAGE_CHARACTERS, directory).decode("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 def _refusal(record: RunRecord) -> str:
@@ -144,8 +152,8 @@ def _steps(directory: Path, rank: int) -> tuple[Step, ...]:
     while True:
         name = directory / f"step-{rank}-{len(found)}"
         try:
-            head = json.loads(name.with_suffix(".json").read_bytes()[:MOST_BYTES])
-            numbers = array("f", name.with_suffix(".numbers").read_bytes()[:MOST_BYTES])
+            head = json.loads(read_untrusted(name.with_suffix(".json"), MOST_BYTES, directory))
+            numbers = array("f", read_untrusted(name.with_suffix(".numbers"), MOST_BYTES, directory))
             found.append(read_step(head, numbers))
         except (OSError, ValueError, KeyError, TypeError):
             return tuple(found)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ddpdoctor.finding import Finding
-from ddpdoctor.fix.edits import Fix
+from ddpdoctor.fix import Fix
 
 if TYPE_CHECKING:
     from ddpdoctor.catalogue.registry import CatalogueEntry

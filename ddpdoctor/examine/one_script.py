@@ -47,8 +47,8 @@ from ddpdoctor.findings.merge import SUSPECTED, Confirmation, Refutation, confir
 from ddpdoctor.launch.devices import Layout
 from ddpdoctor.launch.request import Progress, RehearsalOptions, RehearsalRequest, Stress
 from ddpdoctor.record.model import shared_fields
-from ddpdoctor.source.script.code_words import uses_part
 from ddpdoctor.source.script.entry_point import is_entry
+from ddpdoctor.source.script.script import uses_part
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -225,7 +225,11 @@ def examine_and_record(
     for trouble, earlier in proofs:
         results = with_proof(results, run_live_checks(choice.entries, earlier), trouble)
     section = None
-    if record is not None and rehearsed is not None and is_compared(request, rehearsal, results, rehearsed):
+    if (
+        record is not None
+        and rehearsed is not None
+        and is_compared(rehearsed, rehearsal, results, asked=request.equivalence, thorough=request.thorough)
+    ):
         from ddpdoctor.diagnosis.training.equivalence import sentence
         from ddpdoctor.examine.equivalence import compared
 
@@ -388,8 +392,8 @@ def _script(request: ExamineRequest) -> Script:
 
 def _rehearsal_request(request: ExamineRequest, script: Script, root: Path, stress: Stress) -> RehearsalRequest:
     from ddpdoctor.launch.rehearsal_plan import ranks_to_start, refuse_layout
+    from ddpdoctor.source.queries.job_kind import rank_options, wants_cuda
     from ddpdoctor.source.queries.rendezvous import required_local_rank, unknown_to_the_launcher
-    from ddpdoctor.source.queries.start_up import rank_options, wants_cuda
 
     layout = request.layout or Layout(1, ranks_to_start(request.launch, request.nproc))
     spawns_ranks = _spawns_ranks(request, script)
@@ -440,7 +444,7 @@ def _rehearsed(
 
 def _spawns_ranks(request: ExamineRequest, script: Script) -> bool:
     """Return whether the script has to start its ranks itself, as it is launched here."""
-    from ddpdoctor.source.queries.start_up import starts_own_ranks
+    from ddpdoctor.source.queries.job_kind import starts_own_ranks
 
     by_python = request.launch.starter == "python"
     return not request.launch.has_launcher and starts_own_ranks(script, request.arguments, by_python=by_python)

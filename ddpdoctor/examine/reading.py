@@ -18,6 +18,7 @@ from ddpdoctor.catalogue.select import (
     pre_launch,
     unignored,
     wants_unused_suppressions,
+    words_gone,
 )
 from ddpdoctor.config.suppressions import Suppression
 from ddpdoctor.examination import SourceSection
@@ -28,7 +29,7 @@ from ddpdoctor.source.queries.subjects import is_recognised
 if TYPE_CHECKING:
     from ddpdoctor.catalogue.registry import Catalogue, CatalogueEntry
     from ddpdoctor.config.settings import Settings
-    from ddpdoctor.fix.edits import Fix
+    from ddpdoctor.fix import Fix
     from ddpdoctor.source.script.script import Script
 
 
@@ -46,6 +47,11 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     def judges_comments(self) -> bool:
         """Comments that suppress nothing are findings."""
         return wants_unused_suppressions(self.select, self.ignore, self.settings)
+
+    @property
+    def words_gone(self) -> tuple[str, ...]:
+        """What became of checks that were named and that there no longer are."""
+        return tuple(words_gone(self.catalogue, self.select, self.ignore, self.settings))
 
 
 def choice_of(catalogue: Catalogue, settings: Settings, select: tuple[str, ...], ignore: tuple[str, ...]) -> Choice:
@@ -100,7 +106,7 @@ def reading_of(
         files=tuple(str(module.path) for module in script.modules),
         entry=entry,
         recognised=is_recognised(script),
-        notes=(*script.notes, *bounds_of(results)),
+        notes=(*script.notes, *choice.words_gone, *bounds_of(results)),
         results=unignored(results, choice.settings, choice.catalogue),
         comments=comments,
         judged=judged,

@@ -7,22 +7,19 @@ is distinguished from defects that happen by themselves: what breaks under an in
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from ddpdoctor.catalogue.registry import CatalogueEntry, load
 from ddpdoctor.catalogue.run_checks import CheckResult
-from ddpdoctor.examination import EquivalenceSection, RehearsalSection
+from ddpdoctor.equivalence_section import EquivalenceSection
+from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.finding import Fact, Finding, Severity, Trouble
 from ddpdoctor.findings.merge import DIVERGENCES
 from ddpdoctor.launch.devices import Layout
 from ddpdoctor.launch.rehearsal_plan import time_limit_s
 from ddpdoctor.launch.request import RehearsalRequest, Stress
 from ddpdoctor.record.model import RunRecord, StreamState
-
-if TYPE_CHECKING:
-    from ddpdoctor.examine.one_script import ExamineRequest
 
 STRESSES: tuple[Stress, ...] = ("nan", "short-batch", "slow-rank0")
 SECOND_NODE = Layout(2, 1)
@@ -75,13 +72,18 @@ three more times where they differ."""
 
 
 def is_compared(
-    request: ExamineRequest, rehearsal: RehearsalSection, results: Sequence[CheckResult], rehearsed: RehearsalRequest
+    rehearsed: RehearsalRequest,
+    rehearsal: RehearsalSection,
+    results: Sequence[CheckResult],
+    *,
+    asked: bool | None,
+    thorough: bool,
 ) -> bool:
-    """Return whether a rehearsal is to be compared with one process."""
-    if request.equivalence is not None:
-        return request.equivalence and rehearsal.status == "completed"
+    """Return whether a rehearsal is to be compared with one process; ``asked`` as in ``ExamineRequest``."""
+    if asked is not None:
+        return asked and rehearsal.status == "completed"
     is_short = rehearsal.seconds <= SHARE_OF_LIMIT * time_limit_s(rehearsed, rehearsed.nproc)
-    return is_clean(rehearsal, results) and (request.thorough or is_short)
+    return is_clean(rehearsal, results) and (thorough or is_short)
 
 
 def of_comparison(entries: Sequence[CatalogueEntry]) -> list[CatalogueEntry]:

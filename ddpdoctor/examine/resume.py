@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from ddpdoctor.catalogue.registry import read_catalogue
+from ddpdoctor.catalogue.registry import load, read_catalogue
 from ddpdoctor.catalogue.run_checks import CheckResult, run_restart_checks
 from ddpdoctor.diagnosis.resume import checkpoint_of
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.examine.rehearsal_result import judge
+from ddpdoctor.files.untrusted import read_untrusted
 from ddpdoctor.launch.request import Progress, RehearsalRequest
 from ddpdoctor.record.model import Restart
 
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
     from ddpdoctor.source.script.script import Script
 
-CODE = "DDP611"
-"""The check that compares the starts."""
 RehearseOnce = Callable[[RehearsalRequest], "tuple[RunRecord, RehearsalSection]"]
 _OPTION = re.compile(
     r"--?(auto[-_]?)?resume([-_](from|path|ckpt|checkpoint|file|model|training|from[-_](checkpoint|path|ckpt)))*"
@@ -37,6 +36,7 @@ _OPTION = re.compile(
 """As public training scripts call it: torch's ImageNet example has ``--resume``, timm and the Trainer's scripts
 ``--resume_from_checkpoint``, detectron2 and nanoGPT's followers ``--resume`` as a flag."""
 _STORES_TRUE = "store_true"
+MOST_BYTES = 1 << 20
 FILE = "{checkpoint}"
 """In ``--resume-with`` the place of the file that the first start wrote."""
 
@@ -64,11 +64,11 @@ def with_restart(
         record = rehearse(one, on_progress)
         return record, judge(record, str(Path.cwd()))
 
-    entries = [entry for entry in read_catalogue().entries if entry.code == CODE]
+    judge_of_restarts = next(entry for entry in read_catalogue().entries if load(entry).in_restart is not None)
     try:
-        proved, note = prove_resume(request, script, given, once, entries)
+        proved, note = prove_resume(request, script, given, once, judge_of_restarts)
     except DdpDoctorError as error:
-        proved, note = _gap(error.message)
+        proved, note = _gap(judge_of_restarts, error.message)
     others = tuple(result for result in results if result.code != proved.code)
     own = next((result for result in results if result.code == proved.code), proved)
     merged = msgspec.structs.replace(own, from_run=proved.from_run, gap=proved.gap or own.gap, looked_at_run=True)
@@ -80,9 +80,9 @@ def prove_resume(
     script: Script,
     given: str | None,
     rehearse_once: RehearseOnce,
-    entries: Sequence[CatalogueEntry],
+    check: CatalogueEntry,
 ) -> Resumed:
-    """Rehearse both starts, and compare them by the check among ``entries``.
+    """Rehearse both starts, and have a check compare them.
 
     ``given`` is what the user says of the script's own option.
     """
@@ -91,12 +91,13 @@ def prove_resume(
         first, section = rehearse_once(msgspec.structs.replace(request, snapshot_into=snapshot))
         places = _places(snapshot)
         if places is None:
-            return _gap(_why_none(first, section))
+            return _gap(check, _why_none(first, section))
         step, files = places
         save = checkpoint_of(first, step)
         if save is None:
-            return _gap(_why_none(first, section))
-        file = _file_of(save.path, files, snapshot)
+            return _gap(check, _why_none(first, section))
+        others = {one.path for one in first.resume_saves if one.path != save.path}
+        file = _file_of(save.path, {path: name for path, name in files.items() if path not in others}, snapshot)
         options = _options(script, given, file)
         second_request = msgspec.structs.replace(
             request, restore_from=snapshot, arguments=(*request.arguments, *options)
@@ -105,21 +106,21 @@ def prove_resume(
     shown = shlex.join(options)
     how = f"started again{f' with `{shown}`' if shown else ''} from the checkpoint after step {step}"
     if again.status == "failed" and not second.resume_steps:
-        return _gap(f"{how}, the script failed: {again.reason}")
+        return _gap(check, f"{how}, the script failed: {again.reason}")
     restart = Restart(first=first, second=second, step=step, files=tuple(files), how=how)
-    (result,) = run_restart_checks(entries, restart)
+    (result,) = run_restart_checks((check,), restart)
     return Resumed(result, f"{how}: {result.gap or 'the steps after it were compared'}")
 
 
-def _gap(reason: str) -> Resumed:
-    result = CheckResult(code=CODE, name="wrong-resume", looked_at_run=True, gap=reason)
+def _gap(check: CatalogueEntry, reason: str) -> Resumed:
+    result = CheckResult(code=check.code, name=check.name, looked_at_run=True, gap=reason)
     return Resumed(result, f"the restart could not be judged: {reason}")
 
 
 def _places(snapshot: Path) -> tuple[int, Mapping[str, str]] | None:
     """Return the step of the checkpoint whose files were copied, and where they belong; None where none were."""
     try:
-        held = json.loads((snapshot / "places.json").read_text(encoding="utf-8"))
+        held = json.loads(read_untrusted(snapshot / "places.json", MOST_BYTES))
     except (OSError, ValueError):
         return None
     return int(held["step"]), held["places"]

@@ -27,7 +27,7 @@ from ddpdoctor.examine.reading import Choice, Reading, choice_of, reading_of
 from ddpdoctor.files.patterns import matches_below, python_files
 from ddpdoctor.finding import Severity
 from ddpdoctor.findings.locations import shown_path
-from ddpdoctor.fix.edits import Fix
+from ddpdoctor.fix import Fix
 from ddpdoctor.source.script.entry_point import Library, acts, is_entry, may_be_entry
 from ddpdoctor.source.script.project import Surroundings
 from ddpdoctor.source.script.script import Script, script_at

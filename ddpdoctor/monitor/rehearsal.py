@@ -44,9 +44,9 @@ from ddpdoctor.launch.rehearsal_plan import (
 )
 from ddpdoctor.launch.request import Progress, RehearsalRequest
 from ddpdoctor.launch.runs.created_files import Left, remove_created
-from ddpdoctor.launch.runs.run_directory import keep_for_cleaning, state_directory, temporary_run_directory
-from ddpdoctor.monitor.processes import output
-from ddpdoctor.monitor.processes.output import probe_logs
+from ddpdoctor.launch.runs.kept_runs import keep_for_cleaning, state_directory, temporary_run_directory
+from ddpdoctor.monitor.processes import liveness
+from ddpdoctor.monitor.processes.liveness import probe_logs
 from ddpdoctor.monitor.rehearsed_ranks import RehearsedRanks
 from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.assemble import Assembly
@@ -217,8 +217,8 @@ class _Rehearsal:
         self._request = request
         self._directory = directory
         self._on_progress = on_progress
-        self._ranks = RehearsedRanks(directory, request.stall_after_s, lambda: output.exit_statuses(directory))
-        self._command = rehearsal_command(request, interpreter.path, output.rank_outputs(directory))
+        self._ranks = RehearsedRanks(directory, request.stall_after_s, lambda: liveness.exit_statuses(directory))
+        self._command = rehearsal_command(request, interpreter.path, liveness.rank_outputs(directory))
         if request.restore_from is not None:
             self._command = [interpreter.path, str(RESTORE), str(request.restore_from), *self._command]
         self._environment = rehearsal_environment(
@@ -275,7 +275,7 @@ class _Rehearsal:
     def run(self) -> RunRecord:
         """Start, watch, end, and make the record."""
         with (
-            output.launcher_output(self._directory).open("wb") as sink,
+            liveness.launcher_output(self._directory).open("wb") as sink,
             started(lambda: self._start(sink), self._directory) as processes,
         ):
             self._ranks.outer_pid = processes.outer_pid
@@ -443,7 +443,7 @@ class _Rehearsal:
             not_held_back=self._not_held_back(record),
             pretended=tuple(sorted(self._assembly.pretended)),
             notes=self._notes(record),
-            output_tail=output.script_output(self._directory),
+            output_tail=liveness.script_output(self._directory),
             early_exceptions=self._assembly.early_exceptions(),
         )
         record = msgspec.structs.replace(record, job=job, ranks=ranks)
@@ -451,8 +451,8 @@ class _Rehearsal:
 
     def _output_of(self, rank: Rank) -> str:
         if self._request.spawns_ranks:
-            return output.script_output(self._directory)
-        return output.tail_of_rank(self._directory, rank.rank if self._request.nodes > 1 else rank.local_rank)
+            return liveness.script_output(self._directory)
+        return liveness.tail_of_rank(self._directory, rank.rank if self._request.nodes > 1 else rank.local_rank)
 
     def _not_held_back(self, record: RunRecord) -> tuple[str, ...]:
         """Return what the script did beyond this job, as predicates."""
@@ -491,7 +491,7 @@ class _Rehearsal:
     def _notes(self, record: RunRecord) -> tuple[str, ...]:
         """Sentences on how it was rehearsed and what could not be recorded."""
         notes = [*notes_before(self._request, self._job.device), *notes_after(self._request, record.job.world_size)]
-        outputs = (output.script_output(self._directory), *map(self._output_of, record.ranks))
+        outputs = (liveness.script_output(self._directory), *map(self._output_of, record.ranks))
         notes += overlay_notes(self._box, self._refusal, outputs)
         notes += self._blocked()
         if self._hides_gpus:

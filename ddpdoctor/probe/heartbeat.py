@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any, Optional
 
 from ..record import layout
-from ..record.ring_writer import CollectiveRing
+from ..record.writer import CollectiveRing
 from .journal import Journal
 from .user_code import UserCode, all_frames
 

@@ -9,8 +9,7 @@ from collections import deque
 from types import CodeType, FrameType
 from typing import Any, Callable, Optional, TypeVar
 
-from ..record.ring_writer import CollectiveRing
-from ..record.writer import EventWriter, epoch_ns
+from ..record.writer import CollectiveRing, EventWriter, epoch_ns
 from .user_code import UserCode
 
 Result = TypeVar("Result")

@@ -1,7 +1,7 @@
 """Whose NaN it was: the loss of each backward, one gradient before its reduction and one parameter after each step.
 
 Three numbers are read in a step. Only when one is not finite is there more to do: the graph of that loss, which is
-still whole, tells the operation, and the modules of the next forward, followed for that one alone, tell whose operation
+still whole, shows the operation, and the modules of the next forward, followed for that one alone, tell whose operation
 that was. What is found is held back until parameters are no longer finite, or for many backwards nothing was: a script
 that skips such steps, as a gradient scaler does, is in order.
 """
@@ -96,7 +96,7 @@ class NonFinite:
         self._backwards = 0
         self._held: list[dict[str, Any]] = []
         self._packs = False
-        """Saved tensors pass through hooks of somebody's: to look at them would call these."""
+        """Saved tensors pass through hooks of the script or a library: to look at them would call these."""
         self._parts: tuple[Any, ...] = ()
         self._waiting: Optional[dict[str, Any]] = None
         """What a module is to be found for."""
@@ -142,7 +142,7 @@ class NonFinite:
         )
 
     def batch_came(self, batch: Any) -> None:
-        """Remember the tensors of a batch, for as long as somebody else does."""
+        """Remember the tensors of a batch, for as long as the script holds them."""
         kind = type(batch)
         parts = batch if kind is list or kind is tuple else batch.values() if kind is dict else (batch,)
         tensor = self._torch.Tensor

@@ -31,25 +31,31 @@ from ddpdoctor.diagnosis.divergence import describe
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
 from ddpdoctor.diagnosis.divergence_kind import classify
 from ddpdoctor.diagnosis.failures import may_yet_be_known
-from ddpdoctor.diagnosis.hosts import only_lost_their_peers, placed
 from ddpdoctor.diagnosis.live.verdict import LastingWait, with_last_steps
 from ddpdoctor.diagnosis.performance.stragglers import FEWEST_STEPS
 from ddpdoctor.diagnosis.performance.summarise import summarise
 from ddpdoctor.diagnosis.performance.summary import RunSummary, RunVerdict
 from ddpdoctor.diagnosis.performance.verdict import SEE_ALL, run_verdict
 from ddpdoctor.diagnosis.steps import WARM_UP_STEPS, recent
+from ddpdoctor.diagnosis.wording import only_lost_their_peers, placed
 from ddpdoctor.files.source_text import source_of
 from ddpdoctor.finding import Fact, Finding, Severity, Trouble
 from ddpdoctor.findings.locations import with_fingerprints
 from ddpdoctor.findings.merge import merge
 from ddpdoctor.launch.job import LaunchedJob
-from ddpdoctor.monitor.finding_hold import OF_THE_MOMENT, FindingHold
+from ddpdoctor.monitor.build_snapshot import LastWait, Look, accused, build_snapshot, stall_view, steps_made
+from ddpdoctor.monitor.finding_hold import (
+    OF_THE_MOMENT,
+    FindingHold,
+    LastStandstill,
+    is_of_the_end,
+    is_suspicion,
+    ran_to_their_ends,
+)
 from ddpdoctor.monitor.history import HistoryWriter
-from ddpdoctor.monitor.last_standstill import LastStandstill, is_of_the_end, is_suspicion, ran_to_their_ends
 from ddpdoctor.monitor.live_run import LiveRun
 from ddpdoctor.monitor.replay import Series
 from ddpdoctor.monitor.snapshot import FindingView, Listener, RunState, Snapshot, StallView
-from ddpdoctor.monitor.views.build_snapshot import LastWait, Look, accused, build_snapshot, stall_view, steps_made
 from ddpdoctor.record.joining import NodePart
 from ddpdoctor.record.model import RunRecord, StreamState
 from ddpdoctor.record.reader import RunPlan, read_plan

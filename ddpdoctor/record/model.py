@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ddpdoctor.examination import EquivalenceSection
+from ddpdoctor.equivalence_section import EquivalenceSection
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.streams.collectives import (
     CollectiveTrack,
@@ -33,7 +33,7 @@ from ddpdoctor.record.streams.measured import (
     Gpu,
     HostRead,
     HostUse,
-    MatmulPrecision,
+    Look,
     OptimizerSize,
     RankHeartbeat,
     StepTrack,
@@ -403,8 +403,9 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     bucket_layouts: tuple[BucketLayout, ...] = ()
     gauges: tuple[Gauge, ...] = ()
     """The newest of each rank and name, of a live run."""
-    matmul_precisions: tuple[MatmulPrecision, ...] = ()
     host_reads: tuple[HostRead, ...] = ()
+    looks: tuple[Look, ...] = ()
+    """Of a live run; those of one rank, phase and line add up."""
     tensor_reads: tuple[TensorRead, ...] = ()
     unused_searches: tuple[UnusedSearch, ...] = ()
     """Later ones of a rank and wrap take the place of earlier ones."""

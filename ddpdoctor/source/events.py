@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from ddpdoctor.finding import Frame
+from ddpdoctor.finding import Frame, Location
 from ddpdoctor.source.interpreter.values import Value
 from ddpdoctor.source.script.module import Module
 
@@ -36,12 +36,21 @@ LONGEST_CONDITION = 1_000
 """Characters of a condition that are compared and searched."""
 
 
-class Guard(msgspec.Struct, frozen=True, eq=False):
-    """One arm of a condition that the ranks decide differently."""
+class Placed(msgspec.Struct, frozen=True, eq=False):
+    """Something that a node of a module does."""
 
     node: ast.AST
-    """The condition."""
     module: Module
+
+    @property
+    def location(self) -> Location:
+        """Where the node is."""
+        return self.module.location(self.node)
+
+
+class Guard(Placed, frozen=True, eq=False):
+    """One arm of a condition, its node, that the ranks decide differently."""
+
     arm: int
     """Mask of the ranks that take this arm."""
     guessed: bool
@@ -52,11 +61,9 @@ class Guard(msgspec.Struct, frozen=True, eq=False):
     """How many undecided conditions are around it."""
 
 
-class LoopAround(msgspec.Struct, frozen=True, eq=False):
+class LoopAround(Placed, frozen=True, eq=False):
     """A loop that something happens in."""
 
-    node: ast.AST
-    module: Module
     iterable: Value
     once: bool
     """It makes at most one turn."""
@@ -71,7 +78,7 @@ class ContextAround(msgspec.Struct, frozen=True, eq=False):
     value: Value
 
 
-class Event(msgspec.Struct, frozen=True, eq=False, kw_only=True):
+class Event(Placed, frozen=True, eq=False, kw_only=True):
     """An action of ranks that a check may look at."""
 
     ordinal: int
@@ -79,8 +86,6 @@ class Event(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     kind: EventKind
     name: str
     """Full name of what is called; of a collective its short name."""
-    node: ast.AST
-    module: Module
     function: str
     """Qualified name of the function around the call."""
     chain: tuple[Frame, ...] = ()
@@ -138,22 +143,17 @@ OwnKind = Literal["batch", "clock", "files", "polled", "random", "store", "state
 """What differs by rank in what a condition depends on."""
 
 
-class OwnTest(msgspec.Struct, frozen=True, eq=False):
-    """A condition that every rank decides by something of its own."""
+class OwnTest(Placed, frozen=True, eq=False):
+    """A condition, or what a loop goes over, that every rank decides by something of its own."""
 
-    node: ast.AST
-    """The condition, or what a loop goes over."""
-    module: Module
     kind: OwnKind
     chain: tuple[Frame, ...]
     """Lines of the call chain, innermost first."""
 
 
-class Part(msgspec.Struct, frozen=True, eq=False):
+class Part(Placed, frozen=True, eq=False):
     """A place where each rank takes a part of some data."""
 
-    node: ast.AST
-    module: Module
     with_rest: bool = False
     """The last rank gets another number of items than the others."""
     items: int | None = None

@@ -15,7 +15,7 @@ from typing import Any
 
 from ddpdoctor.diagnosis.training.equivalence import Gradient, Runs, Step, compare, sentence
 from ddpdoctor.probe.free_port import free_port
-from ddpdoctor.testing.modules import imported
+from ddpdoctor.testing.warm_rank import imported
 
 WORST_SHOWN = 5
 LOOK_EVERY_S = 0.05
@@ -64,7 +64,7 @@ def _run(spec: dict[str, str], world: int, timeout_s: float) -> list[Step]:
     for rank in range(world):
         environment = {**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
         environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "ddpdoctor.testing.equivalent", json.dumps(spec)]
+        command = [sys.executable, "-u", "-m", "ddpdoctor.testing.equivalent", json.dumps(spec)]
         with (directory / f"output-{world}-{rank}").open("wb") as output:
             processes.append(subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT))
     ends_s = time.monotonic() + timeout_s
@@ -111,8 +111,6 @@ def _be_rank(spec: dict[str, str]) -> None:
     path.with_suffix(".new").write_text(json.dumps({"gradients": gradients, "reduced": reduced}), encoding="utf-8")
     path.with_suffix(".new").rename(path)
     dist.barrier()
-    sys.stdout.flush()
-    sys.stderr.flush()
     os._exit(0)  # Teardown of a group on gloo ends some healthy processes with SIGABRT.
 
 

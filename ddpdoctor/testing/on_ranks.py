@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from _pytest.outcomes import Failed
 
-from ddpdoctor.testing import layout
+from ddpdoctor.testing import ranks
 from ddpdoctor.testing.comparisons import settings_of
 from ddpdoctor.testing.hooks import DdpMark, mark_of
-from ddpdoctor.testing.layout import Body
+from ddpdoctor.testing.ranks import Body
 from ddpdoctor.testing.run_test import RankEnd, TestEnd, run_test
 from ddpdoctor.testing.warm_ranks import RanksFailedToStart, WarmRanks
 
@@ -243,11 +243,11 @@ def _lend_terminal(config: pytest.Config, talk: socket.socket) -> bool:
     try:
         socket.send_fds(talk, [b"terminal"], [0, 1])
         content = b""
-        while content not in (layout.DEBUGGED, layout.QUIT):
-            content = talk.recv(layout.MESSAGE_BYTES)
+        while content not in (ranks.DEBUGGED, ranks.QUIT):
+            content = talk.recv(ranks.MESSAGE_BYTES)
             if not content:
                 break
-        return content == layout.QUIT
+        return content == ranks.QUIT
     finally:
         if capture is not None:
             capture.resume()

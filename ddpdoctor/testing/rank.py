@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import pytest
 
 from ddpdoctor.probe.process import is_echo, text_of
-from ddpdoctor.testing import layout
+from ddpdoctor.testing import ranks
 from ddpdoctor.testing.comparisons import explain_comparisons
 from ddpdoctor.testing.hooks import RankHooks
 from ddpdoctor.testing.ranks import DdpRank, become
@@ -54,12 +54,12 @@ def run(
         result = _run_body(hooks, torch, module, test, directory, rank, terminal)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        path = directory / layout.result_name(rank)
+        path = directory / ranks.result_name(rank)
         path.with_suffix(".new").write_bytes(pickle.dumps(result))
         path.with_suffix(".new").rename(path)
         teach()
-        talk.send(layout.DONE)
-        talk.recv(layout.MESSAGE_BYTES)
+        talk.send(ranks.DONE)
+        talk.recv(ranks.MESSAGE_BYTES)
     except OSError:
         pass  # No one listens any more.
     finally:
@@ -94,7 +94,7 @@ def _run_body(
             if test["init"]:
                 _make_group(torch, test, directory, rank)
             _filter_warnings(test["warnings"])
-            values = pickle.loads((directory / layout.VALUES_FILE).read_bytes())
+            values = pickle.loads((directory / ranks.VALUES_FILE).read_bytes())
             explain_comparisons(test["comparisons"], [name for name, _ in test["modules"]])
             function = _function_of(module, test, values.pop("self", None))
             measure.start()
@@ -198,7 +198,7 @@ def _redirect(test: dict[str, Any], directory: Path, rank: int) -> None:
     for descriptor, name in ((1, "out"), (2, "err")):
         if test["captures"]:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-            file = os.open(directory / layout.output_name(rank, name), flags, 0o600)
+            file = os.open(directory / ranks.output_name(rank, name), flags, 0o600)
             os.dup2(file, descriptor)
             os.close(file)
     for stream in (sys.stdout, sys.stderr):
@@ -225,7 +225,7 @@ class _Terminal:
             debugger.interaction(None, trace)
         finally:
             quits = bool(debugger.quitting)
-            self._talk.send(layout.QUIT if quits else layout.DEBUGGED)
+            self._talk.send(ranks.QUIT if quits else ranks.DEBUGGED)
         return quits
 
     def breakpoint(self, *arguments: object, **options: object) -> None:
@@ -233,12 +233,12 @@ class _Terminal:
         debugger = self._borrowed()
         if debugger is not None:
             frame: FrameType | None = sys._getframe(1)
-            debugger.gives_back = lambda: self._talk.send(layout.DEBUGGED)
+            debugger.gives_back = lambda: self._talk.send(ranks.DEBUGGED)
             debugger.set_trace(frame)
 
     def _borrowed(self) -> _Debugger | None:
-        self._talk.send(layout.DEBUG)
-        content, descriptors, _, _ = socket.recv_fds(self._talk, layout.MESSAGE_BYTES, 2)
+        self._talk.send(ranks.DEBUG)
+        content, descriptors, _, _ = socket.recv_fds(self._talk, ranks.MESSAGE_BYTES, 2)
         if not content or len(descriptors) < 2:
             return None
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -290,4 +290,4 @@ def _coverage(test: dict[str, Any], directory: Path, rank: int) -> Any:
         return _NoCoverage()
     import coverage
 
-    return coverage.Coverage(data_file=str(directory / layout.coverage_name(rank)), **test["coverage"])
+    return coverage.Coverage(data_file=str(directory / ranks.coverage_name(rank)), **test["coverage"])

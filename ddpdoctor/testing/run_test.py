@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.testing import layout
-from ddpdoctor.testing.layout import Body
+from ddpdoctor.testing import ranks
+from ddpdoctor.testing.ranks import Body
 from ddpdoctor.testing.warm_ranks import WarmRank, WarmRanks, rank_environment
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class _Run:
             self._tell()
         for rank in self._end.ranks:
             for stream in ("out", "err"):
-                path = self._directory / layout.output_name(rank.rank, stream)
+                path = self._directory / ranks.output_name(rank.rank, stream)
                 if path.exists():
                     rank.output[stream] = path.read_text(encoding="utf-8", errors="replace")
             self._take_in_coverage(rank.rank)
@@ -176,8 +176,8 @@ class _Run:
             "path": sys.path,
             "plan": plan,
         }
-        (self._directory / layout.TEST_FILE).write_text(json.dumps(test))
-        (self._directory / layout.VALUES_FILE).write_bytes(body.values)
+        (self._directory / ranks.TEST_FILE).write_text(json.dumps(test))
+        (self._directory / ranks.VALUES_FILE).write_bytes(body.values)
         self._started_s = time.monotonic()
         for rank, process in enumerate(self._processes):
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -221,7 +221,7 @@ class _Run:
     def _hear(self, rank: int, process: WarmRank) -> None:
         """Take in what a warm process says of its rank."""
         end = self._end.ranks[rank]
-        content = process.control.recv(layout.MESSAGE_BYTES)
+        content = process.control.recv(ranks.MESSAGE_BYTES)
         if not content:
             end.is_over = True
             end.status = process.exit_status() or 0
@@ -242,14 +242,14 @@ class _Run:
     def _hear_talk(self, rank: int, talk: socket.socket) -> bool:
         """Take in what a rank says itself; False where it says no more."""
         try:
-            content = talk.recv(layout.MESSAGE_BYTES)
+            content = talk.recv(ranks.MESSAGE_BYTES)
         except OSError:
             content = b""
-        if content == layout.DONE:
+        if content == ranks.DONE:
             end = self._end.ranks[rank]
-            end.result = pickle.loads((self._directory / layout.result_name(rank)).read_bytes())
+            end.result = pickle.loads((self._directory / ranks.result_name(rank)).read_bytes())
             end.is_over = True
-        elif content == layout.DEBUG:
+        elif content == ranks.DEBUG:
             began_s = time.monotonic()
             self._end.debugged = True
             self._end.quits |= self._lend_terminal(talk)
@@ -285,7 +285,7 @@ class _Run:
         return time.time_ns() + int((self._body.timeout_s - spent_s) * 1e9)
 
     def _take_in_coverage(self, rank: int) -> None:
-        path = self._directory / layout.coverage_name(rank)
+        path = self._directory / ranks.coverage_name(rank)
         if not self._body.coverage or not path.exists():
             return
         import coverage

@@ -18,7 +18,7 @@ from ddpdoctor.monitor.rehearsed_ranks import RehearsedRanks
 from ddpdoctor.record.model import Job, RunRecord
 from ddpdoctor.report.finding_text import finding_lines
 from ddpdoctor.report.layout import to_string
-from ddpdoctor.testing.layout import Body
+from ddpdoctor.testing.ranks import Body
 
 STALL_AFTER_S = 5.0
 WIDTH = 100

@@ -8,8 +8,10 @@ Each rank has a process of its own, and so the hashes of its strings, the order 
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import importlib
+import importlib.util
 import json
 import os
 import random
@@ -20,15 +22,14 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ddpdoctor.probe.process import end_with_parent
-from ddpdoctor.testing import layout
+from ddpdoctor.testing import ranks
 from ddpdoctor.testing.hooks import RankHooks
-from ddpdoctor.testing.modules import imported
 
 LOOK_EVERY_S = 0.02
 MOST_TEXT = 30_000
@@ -76,7 +77,7 @@ def _run_one(
 ) -> None:
     # Whoever only waits sees that pytest is gone, and ends what its tests have left before it goes as well.
     _process_control(_SET_PARENT_DEATH_SIGNAL, 0)
-    content, descriptors, _, _ = socket.recv_fds(control, layout.MESSAGE_BYTES, 4)
+    content, descriptors, _, _ = socket.recv_fds(control, ranks.MESSAGE_BYTES, 4)
     if not content:
         raise _Ended
     end_with_parent(int(first["pytest"]))
@@ -85,7 +86,7 @@ def _run_one(
         return
     talk = socket.socket(fileno=descriptors[0])
     directory, rank = Path(message["directory"]), int(message["rank"])
-    test = json.loads((directory / layout.TEST_FILE).read_bytes())
+    test = json.loads((directory / ranks.TEST_FILE).read_bytes())
     try:
         _be_like_pytest(test)
         module = imported(test["modules"], rewrite=first["rewrite"])
@@ -126,7 +127,7 @@ def _learn(taught: int) -> None:
     """Import what a test had to import of torch, so that no other test has to: 1.4 s where DDP wraps a model."""
     os.set_blocking(taught, False)
     try:
-        names = json.loads(os.read(taught, layout.MESSAGE_BYTES) or b"[]")
+        names = json.loads(os.read(taught, ranks.MESSAGE_BYTES) or b"[]")
     except (OSError, ValueError):
         return
     finally:
@@ -145,7 +146,7 @@ def _status_of(control: socket.socket, pid: int) -> int:
         if ended:
             return os.waitstatus_to_exitcode(status)
         if select.select([control], [], [], LOOK_EVERY_S)[0]:
-            content = control.recv(layout.MESSAGE_BYTES)
+            content = control.recv(ranks.MESSAGE_BYTES)
             os.kill(pid, signal.SIGKILL)
             _, status = os.waitpid(pid, 0)
             if not content:
@@ -207,3 +208,62 @@ def _process_control(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
     except (OSError, AttributeError):
         return
+
+
+# Imports the user's test modules into a rank, under the names and with the rewritten assertions that pytest gives.
+
+
+def imported(files: Iterable[tuple[str, str]], *, rewrite: bool) -> ModuleType:
+    """Import modules, each given by name and path, in their order; the last one. Raises whatever they raise."""
+    module = None
+    for name, path in files:
+        module = sys.modules.get(name)
+        if module is None or getattr(module, "__file__", None) != path:
+            module = _import(name, path, rewrite=rewrite)
+    assert module is not None
+    return module
+
+
+def _import(name: str, path: str, *, rewrite: bool) -> ModuleType:
+    parent = _parent(name.rpartition(".")[0], Path(path).parent)
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None:
+        raise ImportError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    source = Path(path).read_bytes()
+    tree = ast.parse(source, filename=path)
+    if rewrite:
+        _rewrite(tree, source, path)
+    sys.modules[name] = module
+    try:
+        exec(compile(tree, path, "exec", dont_inherit=True), module.__dict__)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    if parent is not None:
+        setattr(parent, name.rpartition(".")[2], module)
+    return module
+
+
+def _parent(name: str, directory: Path) -> ModuleType | None:
+    """Return the package above; where it is none that can be imported, an empty one, as pytest's importlib mode makes
+    it.
+    """
+    if not name:
+        return None
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        _parent(name.rpartition(".")[0], directory.parent)
+        package = sys.modules[name] = ModuleType(name)
+        package.__path__ = [str(directory)]
+        return package
+
+
+def _rewrite(tree: ast.Module, source: bytes, path: str) -> None:
+    """Have failing assertions show their values; without it they only say where they are."""
+    try:
+        from _pytest.assertion.rewrite import rewrite_asserts
+    except ImportError:
+        return
+    rewrite_asserts(tree, source, path)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ddpdoctor.testing import layout
+from ddpdoctor.testing import ranks
 
 READY_WITHIN_S = 300.0
 """For importing torch, from a slow disk by many ranks at once."""
@@ -89,7 +89,7 @@ class WarmRank:
             return
         self.control.settimeout(max(0.1, deadline_s - time.monotonic()))
         try:
-            content = self.control.recv(layout.MESSAGE_BYTES)
+            content = self.control.recv(ranks.MESSAGE_BYTES)
         except TimeoutError as error:
             raise RanksFailedToStart(f"torch was not imported within {READY_WITHIN_S:g} s") from error
         except OSError:

@@ -14,8 +14,19 @@ from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.finding import Finding, Gain, Location
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.what_if.observed import NoGround, Observed, observe
-from ddpdoctor.what_if.predict import Change, Curve, Interval, Model, Outcome, Point, WhatIf
-from ddpdoctor.what_if.scenario import default_layout, host_sync_ns, rebuilt, without_straggler
+from ddpdoctor.what_if.scenario import (
+    Change,
+    Curve,
+    Interval,
+    Model,
+    Outcome,
+    Point,
+    WhatIf,
+    default_layout,
+    host_sync_ns,
+    rebuilt,
+    without_straggler,
+)
 from ddpdoctor.what_if.settings import DEFAULT_CAP_MB, Scaling, Settings, parse
 
 # The changes that are worth asking about in a run, what each costs, and the line that it concerns.

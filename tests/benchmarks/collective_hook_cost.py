@@ -40,7 +40,7 @@ def measure() -> tuple[float, float]:
     from ddpdoctor.probe.rehearsal.collective_hook import CollectiveHook
     from ddpdoctor.probe.rehearsal.loop_subjects import Subjects
     from ddpdoctor.probe.rehearsal.training.reduction import ReducedLosses
-    from ddpdoctor.record.ring_writer import CollectiveRing
+    from ddpdoctor.record.writer import CollectiveRing
 
     with scratch_directory() as directory:
         dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=0, world_size=1)

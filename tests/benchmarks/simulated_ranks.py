@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from ddpdoctor.record import layout
-from ddpdoctor.record.ring_writer import Ring
+from ddpdoctor.record.writer import Ring
 
 BEATS_PER_S = 5
 GRADIENT_BYTES = 100_000_000

@@ -8,7 +8,7 @@ import pytest
 
 from ddpdoctor import checks
 from ddpdoctor.catalogue import registry
-from ddpdoctor.catalogue.registry import Catalogue, CatalogueEntry, choose, find, load, read_catalogue
+from ddpdoctor.catalogue.registry import Catalogue, CatalogueEntry, choose, find, gone_notes, load, read_catalogue
 from ddpdoctor.errors import ConfigurationError, UsageError
 
 GOOD = '''"""Ranks are counted from one.
@@ -102,6 +102,26 @@ def test_one_check_is_found_by_code_or_name_in_any_case() -> None:
     assert find(_catalogue(), "ddp301").code == find(_catalogue(), "Rank-Divergent-Collective").code == "DDP301"
     with pytest.raises(UsageError):
         find(_catalogue(), "DDP3")
+
+
+def test_a_check_that_went_is_found_as_the_one_that_reports_it_now() -> None:
+    catalogue = read_catalogue()
+    assert find(catalogue, "DDP310").code == find(catalogue, "Timeout-Unfit").code == "DDP307"
+    assert [entry.code for entry in choose(catalogue, ("ddp310",), ())] == ["DDP307"]
+    left = {entry.code for entry in choose(catalogue, (), ("DDP402", "full-precision-matmul"))}
+    assert {entry.code for entry in catalogue.entries} - left == {"DDP401"}
+    (note,) = gone_notes(catalogue, ("DDP402", "DDP401"))
+    assert note == "DDP402 (poor-overlap) is part of DDP401 since 0.1.0, which is taken instead"
+    with pytest.raises(UsageError, match="there is no check called 'DDP407' any more") as caught:
+        find(catalogue, "DDP407")
+    assert caught.value.hint == "DDP407 (full-precision-matmul) is no longer there since 0.1.0"
+
+
+def test_a_code_that_went_is_given_to_no_other_check_and_its_successor_is_there() -> None:
+    assert not checks.GONE.keys() & checks.BUILT_IN.keys()
+    assert {went.into for went in checks.GONE.values()} - {""} <= checks.BUILT_IN.keys()
+    names = {entry.name for entry in read_catalogue().entries}
+    assert not names & {went.name for went in checks.GONE.values()}
 
 
 def test_a_check_of_another_package_is_found_and_loaded(site: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ddpdoctor.checks.collectives import silent_desync
-from ddpdoctor.checks.collectives.silent_desync_run import LASTING_STEPS
+from ddpdoctor.checks.collectives.divergences_run import LASTING_STEPS
 from ddpdoctor.finding import Finding, Frame, Severity
 from ddpdoctor.record.model import Forward, Site, Wrap
 from ddpdoctor.record.streams.training import Loader, Pass

@@ -15,7 +15,7 @@ from ddpdoctor.checks.collectives import (
     reduce_before_backward,
     subset_new_group,
 )
-from ddpdoctor.checks.collectives.collective_mismatch_run import find_model_mismatch
+from ddpdoctor.checks.collectives.divergences_run import find_model_mismatch
 from ddpdoctor.finding import Confirmed, Finding, FoundInRun, Refuted, Severity
 from ddpdoctor.record.streams.collectives import Group, OutsiderCall, ReducedLoss
 from ddpdoctor.record.streams.training import Backward

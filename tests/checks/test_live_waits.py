@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.checks.collectives import barrier_in_hot_loop, long_wait, timeout_unfit
+from ddpdoctor.checks.collectives import barrier_in_hot_loop, long_wait
 from ddpdoctor.diagnosis.wording import milliseconds_text
 from ddpdoctor.finding import Finding, Frame, Severity
 from ddpdoctor.record.model import Site
@@ -96,13 +96,13 @@ def test_a_group_that_would_have_given_up_has_an_unfit_timeout() -> None:
     job = with_timeout(evaluating_on_rank_zero(50.0), 30 * MINUTE_NS)
     job.groups.append(Group(ranks=(0, 1), backend="gloo", timeout_ns=MINUTE_NS // 2))
     job.groups.append(Group(ranks=(1, 2), backend="gloo", timeout_ns=MINUTE_NS // 2))
-    (finding,) = said(timeout_unfit, job)
+    (finding,) = said(long_wait, job)
     assert finding.title == (
         "ranks 1 and 2 waited 50 s in barrier at train.py:70 for rank 0, and the 1st group made of ranks 0 and 1 "
         "would have timed out after 30 s"
     )
     assert finding.severity is Severity.ADVICE
-    assert said(timeout_unfit, with_timeout(evaluating_on_rank_zero(50.0), 10 * MINUTE_NS)) == []
+    assert said(long_wait, with_timeout(evaluating_on_rank_zero(50.0), 10 * MINUTE_NS)) == []
 
 
 @pytest.mark.parametrize(("cost_ms", "severity"), [(5.0, Severity.WARNING), (0.2, Severity.ADVICE)])

@@ -14,7 +14,8 @@ from ddpdoctor.catalogue.registry import load, read_catalogue
 from ddpdoctor.cli.main import main
 from ddpdoctor.cli.schema import COMMANDS, Schema, schema_of
 from ddpdoctor.diagnosis.performance.run_comparison import compare
-from ddpdoctor.examination import AutopsySection, EquivalenceSection, Examination, FirstCause
+from ddpdoctor.equivalence_section import EquivalenceSection
+from ddpdoctor.examination import AutopsySection, Examination, FirstCause
 from ddpdoctor.finding import Gain
 from ddpdoctor.report.explanation import as_json
 from ddpdoctor.report.formats import json as json_report

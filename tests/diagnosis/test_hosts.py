@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ddpdoctor.diagnosis.hosts import only_lost_their_peers, placed
+from ddpdoctor.diagnosis.wording import only_lost_their_peers, placed
 from ddpdoctor.record.model import Job, Rank, RankException, RunRecord
 
 FOUR = RunRecord(

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from ddpdoctor.check import TooLittleEvidence
-from ddpdoctor.checks.speed import exposed_communication, poor_overlap, slow_link, straggler
+from ddpdoctor.checks.speed import exposed_communication, slow_link, straggler
 from ddpdoctor.diagnosis.performance.summarise import summarise
 from ddpdoctor.diagnosis.performance.verdict import run_verdict
 from ddpdoctor.finding import Finding
@@ -40,7 +40,7 @@ def stragglers(record: RunRecord) -> list[Finding]:
 
 
 @pytest.mark.parametrize("barrier", [False, True])
-@pytest.mark.parametrize("check", [exposed_communication, poor_overlap])
+@pytest.mark.parametrize("check", [exposed_communication])
 def test_waiting_for_ranks_that_are_not_seen_is_not_laid_to_the_network(check: Any, barrier: bool) -> None:
     record = part((0, 1), {3: {"forward": 50.0}}, transfer=1.0, barrier=barrier)
     with pytest.raises(TooLittleEvidence, match=r"^2 of 4 ranks are not visible here and may have been the late ones$"):

@@ -122,9 +122,9 @@ def copied(tmp_path: Path) -> Copy:
     return Copy(tmp_path / "copy")
 
 
-def test_a_check_is_one_folder_and_its_finding_appears(copied: Copy, tmp_path: Path) -> None:
+def test_a_check_is_a_file_with_its_cases_and_its_finding_appears(copied: Copy, tmp_path: Path) -> None:
     touched = copied.apply("Add a check")
-    assert {Path(name).parent.as_posix() for name in touched} == {"checks/speed/empty_cache_in_loop"}
+    assert {Path(name).parent.as_posix() for name in touched} == {"checks/speed"}
     (tmp_path / "train.py").write_text(SCRIPT)
     arguments = ("-m", "ddpdoctor", "check", "--static", "--output-format", "concise", "train.py")
     said = copied.run(*arguments, cwd=tmp_path)

@@ -6,7 +6,8 @@ import argparse
 import sys
 
 from ddpdoctor.diagnosis.training.equivalence import sentence
-from tests.equivalence.cases import CORRECT, FAULTS
+from tests.equivalence.cases import FAULTS
+from tests.equivalence.correct import CORRECT
 from tests.equivalence.judge import compared, complaint
 
 if __name__ == "__main__":

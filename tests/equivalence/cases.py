@@ -1,4 +1,4 @@
-"""The cases, each an edit of a script: what differs from one process in the faults; nothing does in their twins."""
+"""The faults, each an edit of a script, and what differs from one process; their twins are in ``correct``."""
 # ruff: noqa: E501, RUF001 -- an edit stands in one line, and the factor of a gradient is written with its sign
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class Case(msgspec.Struct, frozen=True):
         return text
 
 
-_BACKWARD = "loss.backward()"
-_TIMES_WORLD: Edits = ((_BACKWARD, "(loss * world).backward()"),)
-_BY_WORLD: Edits = ((_BACKWARD, "(loss / world).backward()"),)
-_STEP = "            optimizer.step()\n"
-_AUX = "            loss = loss + 0.3 * F.cross_entropy(aux, labels)\n"
+BACKWARD = "loss.backward()"
+_TIMES_WORLD: Edits = ((BACKWARD, "(loss * world).backward()"),)
+_BY_WORLD: Edits = ((BACKWARD, "(loss / world).backward()"),)
+STEP = "            optimizer.step()\n"
+AUX = "            loss = loss + 0.3 * F.cross_entropy(aux, labels)\n"
 _KL = "        loss = loss - 0.05 * (1 + spread - mean.pow(2) - spread.exp()).mean()\n"
-_WRAP = "    model = DDP(Net())\n"
-_ALL_REDUCED = "        dist.all_reduce(tokens)\n"
-_GATHERED = "    return torch.cat(Gather.apply(x))\n"
+WRAP = "    model = DDP(Net())\n"
+ALL_REDUCED = "        dist.all_reduce(tokens)\n"
+GATHERED = "    return torch.cat(Gather.apply(x))\n"
 _NO_GRADIENT = """    parts = [torch.zeros_like(x) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, x.contiguous())
 """
@@ -60,17 +60,17 @@ _LOCAL_TARGETS: Edits = (
     ("F.cross_entropy(logits.T, target)", "F.cross_entropy(other, target)"),
 )
 _CLIP = "        nn.utils.clip_grad_norm_(model.parameters(), 0.1)\n"
-_REDUCE = """        for parameter in model.parameters():
+REDUCE = """        for parameter in model.parameters():
             dist.all_reduce(parameter.grad)
             parameter.grad /= world
 """
 _CLIP_LAST = "            nn.utils.clip_grad_norm_(model.parameters(), 0.05)\n"
 _ACCUMULATED = "            loss = F.mse_loss(model(x), y) / STEPS\n            loss.backward()\n"
-_FOUR = ("STEPS = 2", "STEPS = 4")
+FOUR = ("STEPS = 2", "STEPS = 4")
 _OF_CRITIC = "loss.backward()\n        of_critic.step()"
 _OF_GENERATOR = "loss.backward()\n        of_generator.step()"
-_CONVERT = "    net = nn.SyncBatchNorm.convert_sync_batchnorm(net)\n"
-_SUM = """        for parameter in model.parameters():
+CONVERT = "    net = nn.SyncBatchNorm.convert_sync_batchnorm(net)\n"
+SUM = """        for parameter in model.parameters():
             dist.all_reduce(parameter.grad)
 """
 
@@ -82,8 +82,8 @@ FAULTS = (
         "vision",
         (
             (
-                _AUX,
-                f"            if rank == 0:\n    {_AUX}            else:\n                loss = loss + 0 * aux.sum()\n",
+                AUX,
+                f"            if rank == 0:\n    {AUX}            else:\n                loss = loss + 0 * aux.sum()\n",
             ),
         ),
         "one-rank",
@@ -94,8 +94,8 @@ FAULTS = (
         "vision",
         (
             (
-                _AUX,
-                f"{_AUX}            if rank == 0:\n                loss = loss + sum(p.pow(2).sum() for p in model.parameters())\n",
+                AUX,
+                f"{AUX}            if rank == 0:\n                loss = loss + sum(p.pow(2).sum() for p in model.parameters())\n",
             ),
         ),
         "one-rank",
@@ -106,8 +106,8 @@ FAULTS = (
         "vision",
         (
             (
-                _WRAP,
-                f"{_WRAP}    for p in model.module.head.parameters():\n        p.register_hook(lambda g: g * world)\n",
+                WRAP,
+                f"{WRAP}    for p in model.module.head.parameters():\n        p.register_hook(lambda g: g * world)\n",
             ),
         ),
         "part",
@@ -119,7 +119,7 @@ FAULTS = (
         "vision",
         (
             (
-                _WRAP,
+                WRAP,
                 '    net = Net()\n    DDP._set_params_and_buffers_to_ignore_for_model(net, ["aux.weight", "aux.bias"])\n'
                 "    model = DDP(net)\n",
             ),
@@ -143,14 +143,14 @@ FAULTS = (
     Case(
         "norms: without synchronised statistics, and the loss times the world size",
         "norms",
-        ((_CONVERT, ""), *_TIMES_WORLD),
+        ((CONVERT, ""), *_TIMES_WORLD),
         "scaled",
         2.0,
     ),
     Case(
         "language: the mean over the tokens of each rank",
         "language",
-        ((_ALL_REDUCED, ""), (" * world / tokens", " / tokens")),
+        ((ALL_REDUCED, ""), (" * world / tokens", " / tokens")),
         "weighted",
         says="tokens",
         quick=True,
@@ -185,7 +185,7 @@ FAULTS = (
     Case(
         "contrastive: gathered without gradient, the own part put back",
         "contrastive",
-        ((_GATHERED, f"{_NO_GRADIENT}    parts[dist.get_rank()] = x\n    return torch.cat(parts)\n"),),
+        ((GATHERED, f"{_NO_GRADIENT}    parts[dist.get_rank()] = x\n    return torch.cat(parts)\n"),),
         "cut",
         0.5,
         ("image", "text"),
@@ -194,7 +194,7 @@ FAULTS = (
     Case(
         "contrastive: the negatives of other ranks carry no gradient",
         "contrastive",
-        ((_GATHERED, f"{_NO_GRADIENT}    parts[dist.get_rank()] = x\n    return torch.cat(parts)\n"), *_LOCAL_TARGETS),
+        ((GATHERED, f"{_NO_GRADIENT}    parts[dist.get_rank()] = x\n    return torch.cat(parts)\n"), *_LOCAL_TARGETS),
         "cut",
         modules=("image", "text"),
         says="all_gather",
@@ -241,7 +241,7 @@ FAULTS = (
     Case(
         "accumulation of 4: a divisor for each rank",
         "accumulation",
-        (_FOUR, ("/ STEPS\n", "/ (STEPS // world)\n"), ("0.05)", "50.0)")),
+        (FOUR, ("/ STEPS\n", "/ (STEPS // world)\n"), ("0.05)", "50.0)")),
         "scaled",
         2.0,
     ),
@@ -259,7 +259,7 @@ FAULTS = (
     Case(
         "accumulation of 4: no_sync around every pass",
         "accumulation",
-        (_FOUR, ("contextlib.nullcontext() if last else model.no_sync()", "model.no_sync()")),
+        (FOUR, ("contextlib.nullcontext() if last else model.no_sync()", "model.no_sync()")),
         "unsynchronised",
     ),
     Case(
@@ -273,7 +273,7 @@ FAULTS = (
         "accumulation of 4: clipped before the reduction",
         "accumulation",
         (
-            _FOUR,
+            FOUR,
             (_ACCUMULATED, f"{_ACCUMULATED}        if not last:\n{_CLIP_LAST}"),
             (f"        if last:\n{_CLIP_LAST}            optimizer", "        if last:\n            optimizer"),
         ),
@@ -366,7 +366,7 @@ FAULTS = (
     Case(
         "by hand: clipped before the reduction",
         "by_hand",
-        ((f"{_REDUCE}{_CLIP}", f"{_CLIP}{_REDUCE}"),),
+        ((f"{REDUCE}{_CLIP}", f"{_CLIP}{REDUCE}"),),
         "clipped",
         says="clip_grad_norm_",
     ),
@@ -374,7 +374,7 @@ FAULTS = (
         "by hand: the gradient of rank 0 sent to all",
         "by_hand",
         (
-            (_REDUCE, "        for parameter in model.parameters():\n            dist.broadcast(parameter.grad, 0)\n"),
+            (REDUCE, "        for parameter in model.parameters():\n            dist.broadcast(parameter.grad, 0)\n"),
             ("0.1)\n        optimizer", "100.0)\n        optimizer"),
         ),
         "weighted",
@@ -403,252 +403,5 @@ FAULTS = (
             ),
         ),
         "rank-constant",
-    ),
-)
-
-_LOADER = "    loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))\n"
-
-CORRECT = (
-    Case("vision", "vision", quick=True),
-    Case(
-        "vision: the sum over the batch by its length",
-        "vision",
-        (("F.cross_entropy(out, labels)", 'F.cross_entropy(out, labels, reduction="sum") / len(labels)'),),
-    ),
-    Case(
-        "vision: rank 0 prints",
-        "vision",
-        ((_STEP, f"{_STEP}            if rank == 0:\n                print(loss.item())\n"),),
-    ),
-    Case(
-        "vision: weight decay on every rank",
-        "vision",
-        ((_AUX, f"{_AUX}            loss = loss + sum(p.pow(2).sum() for p in model.parameters())\n"),),
-    ),
-    Case(
-        "vision: gradients clamped by a hook that never has to",
-        "vision",
-        ((_WRAP, f"{_WRAP}    for p in model.parameters():\n        p.register_hook(lambda g: g.clamp(-1e3, 1e3))\n"),),
-    ),
-    Case(
-        "vision: gradients as views of the buckets",
-        "vision",
-        ((_WRAP, "    model = DDP(Net(), gradient_as_bucket_view=True, static_graph=True)\n"),),
-    ),
-    Case(
-        "vision: a head that the loss leaves out",
-        "vision",
-        ((_WRAP, "    model = DDP(Net(), find_unused_parameters=True)\n"), (_AUX, "")),
-    ),
-    Case(
-        "vision: evaluated before it is trained",
-        "vision",
-        (
-            (
-                "    for epoch in range(2):\n",
-                "    with torch.no_grad():\n        for images, labels in loader:\n            model(images)\n    for epoch in range(2):\n",
-            ),
-        ),
-    ),
-    Case("vision: seeds by rank", "vision", ((_WRAP, f"    torch.manual_seed(100 + rank)\n{_WRAP}"),)),
-    Case(
-        "vision: mixed pictures",
-        "vision",
-        (
-            (
-                "            out, aux = model(images)\n",
-                "            share, order = torch.rand(()).item(), torch.randperm(len(images))\n            images = share * images + (1 - share) * images[order]\n            out, aux = model(images)\n",
-            ),
-            (
-                "F.cross_entropy(out, labels)",
-                "share * F.cross_entropy(out, labels) + (1 - share) * F.cross_entropy(out, labels[order])",
-            ),
-        ),
-        may_be_unclear=True,
-    ),
-    Case(
-        "vision: pictures with noise of the loader",
-        "vision",
-        (
-            (
-                _LOADER,
-                "    def collate(pairs):\n        x, y = torch.utils.data.default_collate(pairs)\n        return x + 0.1 * torch.randn_like(x), y\n\n    loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data), collate_fn=collate)\n",
-            ),
-        ),
-    ),
-    Case(
-        "vision: noise on the pictures in the step",
-        "vision",
-        (("model(images)", "model(images + 0.1 * torch.randn_like(images))"),),
-    ),
-    Case(
-        "vision: a scale that is taken back",
-        "vision",
-        (
-            (
-                _BACKWARD,
-                "(loss * 128).backward()\n            for p in model.parameters():\n                p.grad /= 128",
-            ),
-        ),
-    ),
-    Case(
-        "vision: a loss that adds up its samples",
-        "vision",
-        (
-            ("F.cross_entropy(out, labels)", 'F.cross_entropy(out, labels, reduction="sum")'),
-            (_AUX, _AUX.replace("labels)", 'labels, reduction="sum")')),
-        ),
-        may_be_unclear=True,
-    ),
-    Case("vision: the last batch is short", "vision", ((_LOADER, _LOADER.replace("batch_size=4", "batch_size=7")),)),
-    Case("vision: several ranks demanded", "vision", ((_WRAP, f"    assert world > 1\n{_WRAP}"),), may_be_unclear=True),
-    Case(
-        "vision: a factor from Python's random",
-        "vision",
-        ((_BACKWARD, "(loss * __import__('random').random()).backward()"),),
-        may_be_unclear=True,
-    ),
-    Case("norms", "norms"),
-    Case(
-        "norms: each rank with the statistics of its own batch",
-        "norms",
-        ((_CONVERT, ""),),
-        says="batch norm",
-        quick=True,
-    ),
-    Case(
-        "norms: frozen",
-        "norms",
-        (
-            (
-                "            loss = criterion",
-                "            for part in model.modules():\n                if isinstance(part, nn.SyncBatchNorm):\n                    part.eval()\n            loss = criterion",
-            ),
-        ),
-    ),
-    Case("norms: in groups", "norms", (("nn.BatchNorm2d(6)", "nn.GroupNorm(2, 6)"),)),
-    Case("language", "language", quick=True),
-    Case(
-        "language: counts gathered",
-        "language",
-        (
-            (
-                _ALL_REDUCED,
-                "        counts = [torch.zeros(()) for _ in range(world)]\n        dist.all_gather(counts, tokens)\n        tokens = torch.stack(counts).sum()\n",
-            ),
-        ),
-    ),
-    Case(
-        "language: sequences of one length",
-        "language",
-        (("torch.randint(3, 17,", "torch.randint(9, 10,"), (', reduction="sum") * world / tokens', ")")),
-    ),
-    Case("language: more dropout", "language", (("dropout=0.1", "dropout=0.5"),)),
-    Case("contrastive", "contrastive"),
-    Case(
-        "contrastive: torch's own gather",
-        "contrastive",
-        (
-            (
-                _GATHERED,
-                "    import torch.distributed.nn.functional as gathers\n\n    return torch.cat(gathers.all_gather(x))\n",
-            ),
-        ),
-    ),
-    Case(
-        "contrastive: negatives of the own rank", "contrastive", ((_GATHERED, "    return x\n"),), may_be_unclear=True
-    ),
-    Case(
-        "contrastive: statistics gathered without gradient",
-        "contrastive",
-        (
-            (
-                "        optimizer.zero_grad()\n",
-                "        parts = [torch.zeros_like(image) for _ in range(world)]\n        dist.all_gather(parts, image.detach().contiguous())\n        optimizer.zero_grad()\n",
-            ),
-        ),
-    ),
-    Case("gan", "gan"),
-    Case(
-        "gan: noise by rank",
-        "gan",
-        (("    for (real,) in loader:\n", "    torch.manual_seed(rank)\n    for (real,) in loader:\n"),),
-    ),
-    Case(
-        "gan: losses of squares",
-        "gan",
-        (("F.binary_cross_entropy_with_logits(judged, truth)", "F.mse_loss(judged, truth)"),),
-    ),
-    Case("accumulation", "accumulation"),
-    Case("accumulation of 4", "accumulation", (_FOUR,)),
-    Case(
-        "accumulation: reduced with every pass",
-        "accumulation",
-        (("contextlib.nullcontext() if last else model.no_sync()", "contextlib.nullcontext()"),),
-    ),
-    Case(
-        "accumulation: by the flag",
-        "accumulation",
-        (
-            (
-                "        with contextlib.nullcontext() if last else model.no_sync():\n",
-                "        model.require_backward_grad_sync = last\n        with contextlib.nullcontext():\n",
-            ),
-        ),
-    ),
-    Case("a global batch", "global_batch"),
-    Case("a global batch of one pass", "global_batch", (("8, 16\n", "8, 4\n"),)),
-    Case("bfloat16", "precision"),
-    Case(
-        "bfloat16: compressed gradients",
-        "precision",
-        (
-            (
-                "    optimizer =",
-                "    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n    model.register_comm_hook(None, default_hooks.fp16_compress_hook)\n    optimizer =",
-            ),
-        ),
-    ),
-    Case("a hook", "hooks"),
-    Case(
-        "a hook of torch's",
-        "hooks",
-        (
-            (
-                "(None, averaged)",
-                "(None, __import__('torch.distributed.algorithms.ddp_comm_hooks.default_hooks', fromlist=['x']).allreduce_hook)",
-            ),
-        ),
-    ),
-    Case("two models", "two_models"),
-    Case(
-        "two models: an optimizer each",
-        "two_models",
-        (
-            (
-                "    optimizer = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()], lr=1e-3)\n",
-                "    optimizer = torch.optim.Adam(encoder.parameters(), lr=1e-3)\n    other = torch.optim.SGD(decoder.parameters(), lr=1e-3)\n",
-            ),
-            ("        optimizer.zero_grad()\n", "        optimizer.zero_grad()\n        other.zero_grad()\n"),
-            ("        optimizer.step()\n", "        optimizer.step()\n        other.step()\n"),
-        ),
-    ),
-    Case("by hand", "by_hand"),
-    Case(
-        "by hand: the loss by the world size, and summed",
-        "by_hand",
-        ((_REDUCE, _SUM), ("F.cross_entropy(model(x), y)", "F.cross_entropy(model(x), y) / world")),
-    ),
-    Case("detection", "detection"),
-    Case("weights", "weights"),
-    Case(
-        "weights: of all parts together",
-        "weights",
-        (
-            (
-                "mine = labels\n",
-                "share = 64 // world\n    counts = labels[rank * share : (rank + 1) * share].bincount(minlength=3)\n    dist.all_reduce(counts)\n    mine = torch.arange(3).repeat_interleave(counts)\n",
-            ),
-        ),
     ),
 )

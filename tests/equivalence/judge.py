@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from ddpdoctor.diagnosis.training.equivalence import sentence
-from ddpdoctor.examination import EquivalenceSection
+from ddpdoctor.equivalence_section import EquivalenceSection
 from ddpdoctor.examine.equivalence import equivalence
 from ddpdoctor.launch.devices import Device
 from ddpdoctor.launch.request import Launch, RehearsalRequest

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.check_command import check
-from tests.equivalence.cases import CORRECT, FAULTS, Case
+from tests.equivalence.cases import FAULTS, Case
+from tests.equivalence.correct import CORRECT
 from tests.equivalence.judge import compared, complaint
 
 QUICK = tuple(case for case in (*FAULTS, *CORRECT) if case.quick)

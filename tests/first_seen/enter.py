@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from tests.first_seen.ledger import Came, Expected, Judgement, Row, append, is_right
-from tests.real_code.corpus import Defect, Labelled
+from tests.real_code.corpus import Defect, Labelled, newest
 from tests.real_code.judge import Reading, Said, missed, read_all, tells_of
 
 
@@ -89,7 +89,7 @@ def _expected(defect: Defect, found: bool) -> Expected:
 
 def _judged(said: Said, reading: Reading, verdicts: list[Verdict]) -> tuple[Judgement | None, str]:
     for verdict in verdicts:
-        same = verdict.code == said.code and (verdict.path or reading.script.path) == said.path
+        same = newest(verdict.code) == said.code and (verdict.path or reading.script.path) == said.path
         if same and abs(verdict.line - said.line) <= 1:
             return ("debatable" if verdict.right is None else "right" if verdict.right else "wrong"), verdict.why
     if any(tells_of(said, defect, reading.script.path) for defect in reading.script.defects):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.fix.edits import CannotRewrite, Edit, after, edited, first_in_body, with_keyword, without_keyword
+from ddpdoctor.fix import CannotRewrite, Edit, after, edited, first_in_body, with_keyword, without_keyword
 from ddpdoctor.source.script.module import Module
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from ddpdoctor.errors import UsageError
 from ddpdoctor.finding import Location
-from ddpdoctor.fix.edits import CannotRewrite, Edit, Fix, Rewritten, difference, edited, rewrite, write
+from ddpdoctor.fix import CannotRewrite, Edit, Fix, Rewritten, difference, edited, rewrite, write
 
 
 def at(line: int, column: int, text: str, end_column: int = 0, file: str = "/f.py") -> Edit:

@@ -11,7 +11,7 @@ import time
 
 import msgspec
 
-from ddpdoctor.monitor.gpus.node_gpus import GpuSampler, NodeGpus
+from ddpdoctor.monitor.gpus import GpuSampler, NodeGpus
 from ddpdoctor.record.model import Job, Rank, RunRecord
 from ddpdoctor.record.streams.measured import Gpu
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from ddpdoctor.diagnosis.performance.traffic import Link, link_of
-from ddpdoctor.monitor.gpus.node_gpus import nvlink_bytes_per_s, pcie_bytes_per_s
+from ddpdoctor.monitor.gpus import nvlink_bytes_per_s, pcie_bytes_per_s
 from ddpdoctor.record.streams.collectives import Group
 from ddpdoctor.record.streams.measured import Gpu
 from tests.gpu.jobs import gpu, record

@@ -5,7 +5,7 @@ import os
 import msgspec
 import pytest
 
-from ddpdoctor.monitor.gpus.node_gpus import RankProcess, environment_of, with_ranks
+from ddpdoctor.monitor.gpus import RankProcess, environment_of, with_ranks
 from ddpdoctor.record.streams.measured import Gpu, GpuSample
 
 FOUR = tuple(Gpu(index=index, uuid=f"GPU-{letter}000-{index}", name="A100") for index, letter in enumerate("abcd"))

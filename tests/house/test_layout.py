@@ -19,7 +19,6 @@ IN_THE_RANKS = (
     "probe",
     "record/writer.py",
     "record/layout.py",
-    "record/ring_writer.py",
 )
 """What is loaded into the processes of the job."""
 WRITERS = {"ddpdoctor/report/streams.py", "ddpdoctor/testing/rank.py"}

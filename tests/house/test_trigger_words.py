@@ -7,8 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 from ddpdoctor.checks import BUILT_IN, READ_IN_SOURCE
-from ddpdoctor.source.script.code_words import uses_part
-from ddpdoctor.source.script.script import Script, read_script
+from ddpdoctor.source.script.script import Script, read_script, uses_part
 from tests.checks.case_blocks import cases_of
 
 TESTS = Path(__file__).parents[1]

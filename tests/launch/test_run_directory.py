@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.launch.runs.kept_runs import QUIET_FOR_S, prune
-from ddpdoctor.launch.runs.run_directory import (
+from ddpdoctor.launch.runs.kept_runs import (
+    QUIET_FOR_S,
     keep_for_cleaning,
+    prune,
     rehearsal_directories,
     state_directory,
     temporary_run_directory,

@@ -17,9 +17,9 @@ import pytest
 import yaml
 
 from ddpdoctor.diagnosis.performance.summarise import summarise
-from ddpdoctor.metrics.server import FAMILIES, Address, MetricsServer
+from ddpdoctor.metrics import FAMILIES, Address, MetricsServer
+from ddpdoctor.monitor.build_snapshot import rank_views
 from ddpdoctor.monitor.snapshot import Snapshot, WaitView
-from ddpdoctor.monitor.views.build_snapshot import rank_views
 from ddpdoctor.record.model import Job, Rank, RunRecord
 from ddpdoctor.record.streams.measured import Gpu
 from tests.demo.job import demo_snapshot

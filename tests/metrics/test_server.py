@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor import metrics as metrics_server
 from ddpdoctor.errors import UsageError
-from ddpdoctor.metrics import server as metrics_server
-from ddpdoctor.metrics.server import Address, MetricsServer, read_address
+from ddpdoctor.metrics import Address, MetricsServer, read_address
 from tests.demo.job import demo_snapshot
 
 STARTED_NS = 1_700_000_000_000_000_000

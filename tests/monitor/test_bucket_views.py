@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddpdoctor.monitor.views.build_snapshot import bucket_views
+from ddpdoctor.monitor.build_snapshot import bucket_views
 from ddpdoctor.record.model import Job, RunRecord, TensorInfo, Wrap
 from ddpdoctor.record.streams.measured import BucketLayout
 

@@ -8,9 +8,9 @@ import pytest
 
 from ddpdoctor.diagnosis.performance.summarise import summarise
 from ddpdoctor.diagnosis.performance.summary import RunVerdict
+from ddpdoctor.monitor.build_snapshot import Look, build_snapshot, state_of
 from ddpdoctor.monitor.replay import Series
 from ddpdoctor.monitor.snapshot import RunState
-from ddpdoctor.monitor.views.build_snapshot import Look, build_snapshot, state_of
 from ddpdoctor.record.model import Job, Rank, RunRecord
 
 UNKNOWN = RunVerdict(state="unknown", text="no training step has been measured")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ddpdoctor.checks.speed import full_precision_matmul
-from ddpdoctor.finding import Finding
 from tests.monitor.watched import finished
 
 SCRIPT = """
@@ -40,13 +38,8 @@ os._exit(0)
 """
 
 
-def test_ranks_tell_what_they_multiply_and_which_lines_read_in_every_step(tmp_path: Path) -> None:
+def test_ranks_tell_which_lines_read_in_every_step(tmp_path: Path) -> None:
     record = finished(tmp_path, SCRIPT)
-    weights = 500 * 2000 + 2000
-    told = [(one.wrap, one.weights, one.full_weights) for one in record.matmul_precisions]
-    assert told == [(0, weights, weights)] * 2
-    (finding,) = [item for item in full_precision_matmul.in_run(record) if isinstance(item, Finding)]
-    assert finding.ranks == (0, 1)
     lines = (tmp_path / "train.py").read_text().splitlines()
     reads = {
         (read.rank, read.method, lines[frame.line - 1].strip()): (read.calls, read.steps_with, read.steps)

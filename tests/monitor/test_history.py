@@ -13,10 +13,10 @@ from ddpdoctor.diagnosis.performance.summarise import summarise
 from ddpdoctor.diagnosis.performance.summary import RunSummary, RunVerdict
 from ddpdoctor.errors import RecordError
 from ddpdoctor.monitor import history
+from ddpdoctor.monitor.build_snapshot import Look, build_snapshot
 from ddpdoctor.monitor.history import FILE, HistoryWriter, dropped, recorded_moments
 from ddpdoctor.monitor.replay import MOST_SLICES, Series, final_snapshot, recorded_run
 from ddpdoctor.monitor.snapshot import Snapshot
-from ddpdoctor.monitor.views.build_snapshot import Look, build_snapshot
 from ddpdoctor.record import layout
 from tests.diagnosis.measured_job import MeasuredJob
 

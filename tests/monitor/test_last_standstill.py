@@ -8,7 +8,7 @@ from ddpdoctor.checks import STANDS_FOR
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
 from ddpdoctor.diagnosis.divergence.next_calls import NextCall
 from ddpdoctor.finding import Finding, Severity
-from ddpdoctor.monitor.last_standstill import FORGOTTEN_AFTER_NS, LastStandstill
+from ddpdoctor.monitor.finding_hold import FORGOTTEN_AFTER_NS, LastStandstill
 from ddpdoctor.monitor.snapshot import FindingView, StallView
 from ddpdoctor.record.model import Job, Rank, RankException, RunRecord
 from ddpdoctor.record.streams.measured import RankHeartbeat

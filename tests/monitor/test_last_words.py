@@ -18,7 +18,7 @@ from ddpdoctor.monitor.processes.stacks import parse_faulthandler, users_stacks,
 from ddpdoctor.profile.watch import RunSource
 from ddpdoctor.record import layout
 from ddpdoctor.record.reader import RunPlan
-from ddpdoctor.record.ring_writer import Ring
+from ddpdoctor.record.writer import Ring
 
 RANK = """
 import os, sys, time

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.monitor.views.build_snapshot import bucket_views
+from ddpdoctor.monitor.build_snapshot import bucket_views
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.measured import StepTrack
 from tests.monitor.watched import finished, job, watch

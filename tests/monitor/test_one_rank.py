@@ -12,10 +12,10 @@ import pytest
 from ddpdoctor.diagnosis.performance.summarise import summarise
 from ddpdoctor.diagnosis.performance.summary import RunVerdict
 from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.monitor.build_snapshot import Look, build_snapshot
 from ddpdoctor.monitor.history import HistoryWriter
 from ddpdoctor.monitor.replay import Series
 from ddpdoctor.monitor.snapshot import Snapshot
-from ddpdoctor.monitor.views.build_snapshot import Look, build_snapshot
 from ddpdoctor.profile.recorded_run import one_rank_samples_per_s
 from ddpdoctor.record import layout
 from ddpdoctor.report.run import run_json, run_text

@@ -11,9 +11,9 @@ import msgspec
 from ddpdoctor.diagnosis.performance.summarise import summarise
 from ddpdoctor.diagnosis.performance.summary import RunVerdict
 from ddpdoctor.finding import Finding, Frame, Severity
+from ddpdoctor.monitor.build_snapshot import Look, build_snapshot
 from ddpdoctor.monitor.replay import Series
 from ddpdoctor.monitor.snapshot import FindingView, Snapshot, StallSide, StallView, WaitView
-from ddpdoctor.monitor.views.build_snapshot import Look, build_snapshot
 from ddpdoctor.record.model import RunRecord, Site
 from ddpdoctor.record.streams.measured import Phase, RankHeartbeat
 from ddpdoctor.report.run import run_json, run_text

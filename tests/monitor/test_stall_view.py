@@ -5,7 +5,7 @@ from __future__ import annotations
 from ddpdoctor.diagnosis.divergence import describe
 from ddpdoctor.diagnosis.divergence.divergence import find_divergence
 from ddpdoctor.finding import Finding, Severity
-from ddpdoctor.monitor.views.build_snapshot import stall_view
+from ddpdoctor.monitor.build_snapshot import stall_view
 from ddpdoctor.record.streams.collectives import Group
 from ddpdoctor.record.streams.measured import RankHeartbeat
 from tests.diagnosis.jobs import MILLISECOND_NS, healthy_job

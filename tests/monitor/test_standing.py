@@ -119,7 +119,7 @@ def test_a_run_is_settled_once_it_was_judged_for_as_long_as_a_warning_takes_and_
     standing = FindingHold()
     standing.take([], 0, judged=False)
     standing.take([], 20 * SECOND_NS)
-    standing.take([_finding(), _finding(code="DDP402", severity=Severity.ADVICE)], 29 * SECOND_NS)
+    standing.take([_finding(), _finding(code="DDP405", severity=Severity.ADVICE)], 29 * SECOND_NS)
     assert [finding.severity for finding in standing.pending] == [Severity.WARNING]
     standing.take([_finding()], 30 * SECOND_NS)
     assert not standing.is_settled

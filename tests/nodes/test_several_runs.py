@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from ddpdoctor.errors import UsageError
-from ddpdoctor.profile.several_runs import _refuse_others
+from ddpdoctor.profile.recorded_run import _refuse_others
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.setup import Node
 from tests.diagnosis.measured_job import MeasuredJob

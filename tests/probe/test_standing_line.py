@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import Any, cast
 
-from ddpdoctor.probe.live.heartbeat import StandingLine
+from ddpdoctor.probe.live.clocks import DATA_WAIT, OTHER
+from ddpdoctor.probe.live.heartbeat import LOOKS_WRITTEN, Looks, StandingLine
 from ddpdoctor.probe.user_code import UserCode
 
 MS = 1_000_000
@@ -65,3 +67,26 @@ def test_a_function_that_stands_itself_is_told_rather_than_who_called_it() -> No
 
     wait()
     assert watched.told == ["", "", "", "wait", "wait"]
+
+
+class Events:
+    def __init__(self) -> None:
+        self.written: list[tuple[str, dict[str, Any]]] = []
+
+    def event(self, name: str, **fields: Any) -> None:
+        self.written.append((name, fields))
+
+
+def test_looks_are_written_once_there_are_some_and_each_counts_once() -> None:
+    looks, events = Looks(), Events()
+    for number in range(LOOKS_WRITTEN - 1):
+        looks.note(OTHER, number % 2)
+        looks.write(cast("Any", events), all_of_them=False)
+    assert not events.written
+    looks.note(DATA_WAIT, 7)
+    looks.write(cast("Any", events), all_of_them=False)
+    told = {(fields["phase"], fields["site"]): fields["looks"] for _, fields in events.written}
+    assert told == {("other", 0): 12, ("other", 1): 12, ("data_wait", 7): 1}
+    looks.note(OTHER, 0)
+    looks.write(cast("Any", events), all_of_them=True)
+    assert events.written[-1] == ("looked", {"phase": "other", "site": 0, "looks": 1})

@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from ddpdoctor.checks import GONE
+
 LABELS = Path(__file__).with_name("labels.json")
 LARGEST_BYTES, LARGEST_OF_ALL_BYTES = 2_000_000, 20_000_000
 """Larger files of a repository are no source that a reading needs, or no file that a start needs (lists of samples)."""
@@ -61,6 +63,11 @@ class Labelled(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """Repository and path, as the tables show them."""
         return f"{self.repo}/{self.path}"
+
+
+def newest(code: str) -> str:
+    """The code of the check that reports now what a check that there was reported when it was labelled."""
+    return GONE[code].into or code if code in GONE else code
 
 
 def read_labels() -> tuple[Labelled, ...]:

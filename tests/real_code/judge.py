@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.finding import Finding
-from tests.real_code.corpus import Defect, Labelled, Missing, Verdict, lay_out
+from tests.real_code.corpus import Defect, Labelled, Missing, Verdict, lay_out, newest
 
 NEAR_LINES = 12
 """A finding belongs to a label of its code when their lines are so close: a call and the function around it."""
@@ -72,12 +72,12 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
 def _same_place(verdict: Verdict, said: Said, entry: str) -> bool:
     near = abs(verdict.line - said.line) <= 1
-    return verdict.code == said.code and near and (verdict.path or entry) == said.path
+    return newest(verdict.code) == said.code and near and (verdict.path or entry) == said.path
 
 
 def tells_of(said: Said, defect: Defect, entry: str) -> bool:
     """Return whether a finding speaks of a defect: of its code, and near its lines or at one of its other places."""
-    if said.code not in defect.codes:
+    if said.code not in map(newest, defect.codes):
         return False
     if not defect.lines:
         return True

@@ -14,8 +14,8 @@ import pytest
 from ddpdoctor.diagnosis.performance.summary import RunSummary
 from ddpdoctor.launch.environment import observed
 from ddpdoctor.launch.runs.kept_runs import write_plan
+from ddpdoctor.monitor.build_snapshot import meanwhile, rank_views
 from ddpdoctor.monitor.processes.liveness import _is_silent
-from ddpdoctor.monitor.views.build_snapshot import meanwhile, rank_views
 from ddpdoctor.profile.watch import live_source
 from ddpdoctor.record import layout, writer
 from ddpdoctor.record.model import Job, Rank, RunRecord

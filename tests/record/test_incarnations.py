@@ -14,7 +14,7 @@ from ddpdoctor.record import events, layout
 from ddpdoctor.record.assembly.completeness import rival_launchers, superseded
 from ddpdoctor.record.assembly.ranks import RankBook
 from ddpdoctor.record.reader import RunPlan
-from ddpdoctor.record.ring_writer import Ring
+from ddpdoctor.record.writer import Ring
 
 
 def book(*processes: tuple[int, int | None, int, bool]) -> RankBook:
@@ -114,7 +114,7 @@ REBORN = """
 import os, sys
 from ddpdoctor.record import layout
 from ddpdoctor.record.writer import epoch_ns
-from ddpdoctor.record.ring_writer import Ring
+from ddpdoctor.record.writer import Ring
 from ddpdoctor.record.writer import EventWriter
 
 run, life = sys.argv[1], int(sys.argv[2])

@@ -12,7 +12,7 @@ from ddpdoctor.probe.live.gauges import Gauges
 from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.assemble import MOST_FAULTS, MOST_WAITS, Assembly
 from ddpdoctor.record.model import Job
-from ddpdoctor.record.ring_writer import Ring
+from ddpdoctor.record.writer import Ring
 
 STEPS = 1_000_000
 A_LOOK = 4_000

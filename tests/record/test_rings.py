@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.errors import RecordError
-from ddpdoctor.record import layout, ring_writer
+from ddpdoctor.record import layout
 from ddpdoctor.record.ring_reader import RingTail
-from ddpdoctor.record.ring_writer import Ring
+from ddpdoctor.record.writer import Ring
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_a_full_disk_is_counted(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def full(*arguments: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(ring_writer, "pwrite", full)
+    monkeypatch.setattr(writer, "pwrite", full)
     write(writer, 0, 3)
     assert writer.lost == 3
 

@@ -15,8 +15,7 @@ from ddpdoctor.record.assembly.assemble import Assembly
 from ddpdoctor.record.model import Job
 from ddpdoctor.record.reader import RunFiles
 from ddpdoctor.record.ring_reader import RingTail
-from ddpdoctor.record.ring_writer import CollectiveRing
-from ddpdoctor.record.writer import EventWriter
+from ddpdoctor.record.writer import CollectiveRing, EventWriter
 
 ROW_BYTES = layout.numbers(1 + len(layout.COLLECTIVES.fields)).size + layout.CHECKSUM_BYTES
 
@@ -110,7 +109,7 @@ def test_events_are_read_on_after_a_truncation_and_none_twice(tmp_path: Path) ->
 def test_no_file_that_the_script_opens_gets_the_descriptor_of_ours(tmp_path: Path) -> None:
     code = (
         "import os, sys\n"
-        "from ddpdoctor.record.ring_writer import CollectiveRing\n"
+        "from ddpdoctor.record.writer import CollectiveRing\n"
         "from ddpdoctor.record.writer import EventWriter\n"
         "writer, ring = EventWriter(sys.argv[1]), CollectiveRing(sys.argv[1])\n"
         "os.closerange(3, 10_000)\n"

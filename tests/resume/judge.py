@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ddpdoctor.catalogue.registry import read_catalogue
+from ddpdoctor.catalogue.registry import load, read_catalogue
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.examine.rehearsal_result import judge
-from ddpdoctor.examine.resume import CODE, Resumed, prove_resume
+from ddpdoctor.examine.resume import Resumed, prove_resume
 from ddpdoctor.finding import Finding
 from ddpdoctor.launch.request import RehearsalRequest
 from ddpdoctor.monitor.rehearsal import rehearse
@@ -26,11 +26,11 @@ def proved(case: Case, folder: Path) -> Resumed:
         record = rehearse(request, lambda progress: None)
         return record, judge(record, str(folder))
 
-    entries = [entry for entry in read_catalogue().entries if entry.code == CODE]
+    check = next(entry for entry in read_catalogue().entries if load(entry).in_restart is not None)
     before = Path.cwd()
     os.chdir(folder)
     try:
-        return prove_resume(RehearsalRequest(script=target), read_script(target), case.resume_with, once, entries)
+        return prove_resume(RehearsalRequest(script=target), read_script(target), case.resume_with, once, check)
     finally:
         os.chdir(before)
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.checks.launch import missing_rank_environment, missing_set_device
-from ddpdoctor.source.script.launch_files import LEVELS_DOWN, exports
-from ddpdoctor.source.script.script import Script, read_script
+from ddpdoctor.source.script.script import LEVELS_DOWN, Script, exports, read_script
 
 SPAWNING = """
 import torch

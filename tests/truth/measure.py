@@ -30,7 +30,7 @@ SCRIPT = Path(__file__).with_name("training.py")
 PHASES = ("data_wait", "forward", "backward", "optimizer")
 WARM_UP = 3
 """Steps of a chapter that are left out: a new model, a new loader."""
-SPEED = ("DDP401", "DDP402", "DDP403", "DDP404")
+SPEED = ("DDP401", "DDP403", "DDP404")
 NOISE_MS = 3.0
 """How long ranks wait for each other on a busy machine where none is late."""
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from ddpdoctor.autopsy.dead_job import AutopsyRequest, autopsy, concluded
 from ddpdoctor.autopsy.live_job import Seen, record_of
 from ddpdoctor.launch.processes import RunningRank
+from ddpdoctor.monitor.build_snapshot import AutopsySource, snapshot_of
 from ddpdoctor.monitor.processes.stacks import Look
-from ddpdoctor.monitor.views.build_snapshot import AutopsySource, snapshot_of
 from ddpdoctor.postmortem.read import Postmortem
 from tests.autopsy.test_live import BARRIER, at
 from tests.autopsy.test_logs import LOST, RAISED

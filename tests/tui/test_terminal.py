@@ -200,7 +200,8 @@ def test_a_job_on_the_screen_is_ended_when_that_is_asked_for(tmp_path: Path) -> 
     (tmp_path / "job.py").write_text("import time\nprint('said by the job', flush=True)\ntime.sleep(1000)\n")
     with terminal(tmp_path, "profile", "--run-dir", "run", "--", sys.executable, "job.py") as screen:
         screen.until("job.py")
-        screen.until_true(lambda: b"said by" in (tmp_path / "run" / "launcher.out").read_bytes(), "the job's output")
+        said = tmp_path / "run" / "launcher.out"
+        screen.until_true(lambda: said.exists() and b"said by" in said.read_bytes(), "the job's output")
         assert "said by the job" not in screen.text()
         (job,) = [
             each for each in psutil.Process(screen.process.pid).children(recursive=True) if "job.py" in each.cmdline()

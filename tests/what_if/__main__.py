@@ -10,7 +10,7 @@ import sys
 from statistics import median
 
 from ddpdoctor.what_if.observed import observe
-from ddpdoctor.what_if.predict import Model
+from ddpdoctor.what_if.scenario import Model
 from tests.scratch import scratch_directory
 from tests.what_if.measure import Done, Pair, pairs_of, run_chapters
 

@@ -20,7 +20,7 @@ from ddpdoctor.probe.free_port import free_port
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.reader import read_plan
 from ddpdoctor.what_if.observed import FEWEST_STEPS, observe
-from ddpdoctor.what_if.predict import Model
+from ddpdoctor.what_if.scenario import Model
 from ddpdoctor.what_if.settings import parse
 from tests.jobs_of_tests import kill_marked, marked
 from tests.what_if.training import WARM_UP

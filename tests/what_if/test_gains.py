@@ -37,7 +37,7 @@ def found(code: str, record: RunRecord) -> Finding:
     ("code", "more", "speedup"),
     [
         ("DDP401", {}, 72 / 54),
-        ("DDP402", {"hidden": 6.0}, 72 / 54),
+        ("DDP401", {"hidden": 6.0}, 72 / 54),
         ("DDP403", {"slower": {1: {"forward": 30.0}}}, 102 / 72),
         ("DDP404", {"durations": {**EVEN, "data_wait": 50.0}}, 121 / 71),
     ],

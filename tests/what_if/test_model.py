@@ -9,9 +9,8 @@ from ddpdoctor.errors import ExitCode, UsageError
 from ddpdoctor.record.streams.setup import Node
 from ddpdoctor.what_if.answer import what_if
 from ddpdoctor.what_if.links import Link, on_other_ranks
-from ddpdoctor.what_if.observed import NoGround, observe
-from ddpdoctor.what_if.predict import Model, Outcome
-from ddpdoctor.what_if.replay import RankTimes, Scenario, replay
+from ddpdoctor.what_if.observed import NoGround, RankTimes, Scenario, observe, replay
+from ddpdoctor.what_if.scenario import Model, Outcome
 from ddpdoctor.what_if.settings import Settings, layout_with, parse, ready_shares
 from tests.diagnosis.measured_job import MeasuredJob
 from tests.what_if.records import EVEN, MEGABYTE, bucketed, record_of

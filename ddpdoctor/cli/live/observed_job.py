@@ -60,7 +60,7 @@ class ObservedJob:
         """
         from ddpdoctor.launch.job import LaunchedJob
         from ddpdoctor.launch.runs.kept_runs import write_plan
-        from ddpdoctor.monitor.processes.output import launcher_output
+        from ddpdoctor.monitor.processes.liveness import launcher_output
 
         file = launcher_output(self.directory) if apart else None
         job = LaunchedJob(self._command.words, self._environment, self.directory, output=output, apart=file)

@@ -12,7 +12,7 @@ from ddpdoctor.report import streams
 if TYPE_CHECKING:
     from ddpdoctor.cli.live.hang_command import HangCommand
     from ddpdoctor.launch.job import LaunchedJob
-    from ddpdoctor.metrics.server import MetricsServer
+    from ddpdoctor.metrics import MetricsServer
     from ddpdoctor.profile.watch import RunSource
 
 REPORT_WAITS_S = 3.0
@@ -32,7 +32,7 @@ class Outlets:
 
             self._words = read_command(on_hang)
         if metrics is not None:
-            from ddpdoctor.metrics.server import MetricsServer, read_address
+            from ddpdoctor.metrics import MetricsServer, read_address
 
             self._server = MetricsServer(read_address(metrics))
             streams.say(f"ddpdoctor: serving metrics at http://{self._server.address}/metrics")

@@ -19,7 +19,7 @@ def run_on(command: ObservedCommand, ranks: int, most_steps: int | None) -> Scal
 
     What it prints goes to a file of its run directory.
     """
-    from ddpdoctor.monitor.processes.output import launcher_output, tail
+    from ddpdoctor.monitor.processes.liveness import launcher_output, tail
     from ddpdoctor.profile.watch import live_source
 
     observed = ObservedJob(command)

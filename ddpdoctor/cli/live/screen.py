@@ -81,7 +81,7 @@ def show_replay(run: str) -> None:
 
 def show_autopsy(examination: Examination) -> None:
     """Show an autopsy as a run that stands is shown; raises UsageError without a terminal."""
-    from ddpdoctor.monitor.views.build_snapshot import AutopsySource
+    from ddpdoctor.monitor.build_snapshot import AutopsySource
 
     _demand_terminal("--tui")
     show(AutopsySource(examination))

@@ -183,7 +183,7 @@ def _shown(source: RunSource, relay: signals.Relay) -> str:
 
 def _say_output(directory: Path, *, failed: bool, whole: bool) -> None:
     """Say where the job's output is, and the end of it when the job failed."""
-    from ddpdoctor.monitor.processes.output import launcher_output, tail
+    from ddpdoctor.monitor.processes.liveness import launcher_output, tail
 
     path = launcher_output(directory)
     if failed:

@@ -6,18 +6,57 @@ import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import pairwise
+from pathlib import PurePath
 from statistics import fmean, median, stdev
 
 import msgspec
 
 from ddpdoctor.check import TooLittleEvidence
-from ddpdoctor.diagnosis.performance.arrival_skew import MOST
-from ddpdoctor.diagnosis.performance.summarise import summarise
+from ddpdoctor.diagnosis.performance.summarise import MOST, summarise
 from ddpdoctor.diagnosis.performance.summary import RankSummary, RunSummary, threshold
 from ddpdoctor.diagnosis.record_cache import ByIdentity
 from ddpdoctor.diagnosis.steps import between, measured_steps
 from ddpdoctor.diagnosis.sync_points import explicit_meetings, gradient_meetings
+from ddpdoctor.diagnosis.wording import site_location
+from ddpdoctor.finding import Location
 from ddpdoctor.record.model import RunRecord
+
+# Where a rank was met while it was in a phase.
+
+FEWEST_LOOKS = 8
+SHARE_OF_LOOKS = 0.4
+"""A line is named where so many of the looks met it."""
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """The line at which some ranks were met most often in one phase."""
+
+    location: Location
+    looks: int
+    of: int
+    """Looks in that phase."""
+
+    @property
+    def place(self) -> str:
+        """The line with its function."""
+        function = f" ({self.location.function})" if self.location.function else ""
+        return f"{PurePath(self.location.file).name}:{self.location.line}{function}"
+
+
+def standing(record: RunRecord, ranks: Sequence[int], phase: str) -> Standing | None:
+    """Return the line; None where there were too few looks, or no line stands out."""
+    found: dict[Location, int] = {}
+    total = 0
+    for look in record.looks:
+        if look.rank in ranks and look.phase == phase:
+            total += look.looks
+            if (place := site_location(record.site(look.site))) is not None:
+                found[place] = found.get(place, 0) + look.looks
+    most = max(found, key=lambda place: found[place], default=None)
+    if most is None or found[most] < FEWEST_LOOKS or found[most] < SHARE_OF_LOOKS * total:
+        return None
+    return Standing(most, found[most], total)
+
 
 # Whether what the figures of a run say held all along, or comes from one bad moment.
 

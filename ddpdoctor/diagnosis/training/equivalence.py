@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from ddpdoctor.diagnosis.wording import count
-from ddpdoctor.examination import EquivalenceSection
+from ddpdoctor.equivalence_section import EquivalenceSection
 from ddpdoctor.findings.locations import named_ranks
 
 TOLERANCE = 2e-3
@@ -31,6 +31,11 @@ NEGLIGIBLE = 0.2
 before a norm, or of the keys of an attention, are zero by design."""
 SAME_FACTOR = 0.02
 """Factors that differ by no more are one."""
+NOISE_TIMES = 4.0
+"""So many times what a change in the last place of the parameters makes of a gradient is rounding: the sums of one
+process are other ones in each layer."""
+CHAOTIC = 0.1
+"""Of the norm: where that changes more, nothing can be told of the gradients."""
 EXPLAINED = 3.0
 """So many tolerances may be left of a gradient that others are to explain."""
 Vector = Sequence[float]
@@ -57,6 +62,8 @@ class Step(msgspec.Struct, frozen=True):
     """File, line, name, norm before and the most that it may have."""
     losses: tuple[Sequence[Any], ...] = ()
     """File, line, digest of the weights of classes, targets that count."""
+    state: str = ""
+    """A digest of the parameters before the step."""
     unmatched_draws: int = 0
     random: str = ""
     random_moved: bool = False
@@ -72,7 +79,7 @@ class Runs(msgspec.Struct, frozen=True):
     one: tuple[Step, ...]
     """… in one process on the samples of all of them, …"""
     again: tuple[tuple[Step, ...], ...] = ()
-    """… by rank once more, …"""
+    """… by rank once more, with parameters that differ in their last places, …"""
     alone: tuple[tuple[Step, ...], ...] = ()
     """… and in one process on the samples of each."""
     cuts: tuple[tuple[str, str, int], ...] = ()
@@ -99,6 +106,7 @@ def read_step(head: Mapping[str, Any], numbers: array[float]) -> Step:
         gradients=tuple(gradients),
         clips=tuple(head["clips"]),
         losses=tuple(head["losses"]),
+        state=str(head["state"]),
         unmatched_draws=int(head["unmatched_draws"]),
         random=str(head["random"]),
         random_moved=bool(head["random_moved"]),
@@ -117,6 +125,8 @@ class _Row(msgspec.Struct, frozen=True):
     one: Vector | None
     local: tuple[Vector | None, ...]
     alone: tuple[Vector | None, ...]
+    noise: float
+    """The norm of what rounding makes of it, where that was measured."""
 
     @property
     def here(self) -> Vector | None:
@@ -165,6 +175,11 @@ def unclear(reason: str, **fields: Any) -> EquivalenceSection:
 
 
 def _other_steps(runs: Runs, count: int) -> str:
+    if any(steps[0].state != runs.ranks[0][0].state for steps in runs.ranks):
+        return "the ranks begin with different parameters"
+    for steps in (runs.one, *runs.alone):
+        if any(mine.state != first.state for mine, first in zip(steps, runs.ranks[0], strict=False)):
+            return "one process could not be given the parameters of the ranks"
     for steps in (*runs.ranks, *runs.again, *runs.alone):
         for mine, one in zip(steps, runs.one[:count], strict=False):
             if (mine.optimizer, mine.ordinal) != (one.optimizer, one.ordinal):
@@ -184,7 +199,9 @@ def _rows(runs: Runs, number: int) -> Iterator[_Row]:
         return steps[number].gradients[index].values if number < len(steps) else None
 
     for index, gradient in enumerate(runs.ranks[0][number].gradients):
+        again = of(runs.again[0], index) if runs.again else None
         yield _Row(
+            noise=_norm(_minus(gradient.values, again)) if again is not None else 0.0,
             step=number,
             wrap=gradient.wrap,
             name=gradient.name,
@@ -206,7 +223,7 @@ class _Judge:
         """Root of the mean square below which a gradient is rounding."""
         self._steps = steps
         self._world = len(runs.ranks)
-        self._differ = [row for row in rows if self._is_apart(row.here, row.one)]
+        self._differ = [row for row in rows if self._is_apart(row.here, row.one, row.noise)]
 
     def verdict(self, *, by_rank: bool) -> EquivalenceSection:
         names = {(row.wrap, row.name) for row in self._rows}
@@ -220,6 +237,8 @@ class _Judge:
             "within": within,
             "statistics_by_rank": by_rank,
         }
+        if any(row.noise > CHAOTIC * _norm(row.here) and not self._is_rounding(row) for row in self._rows):
+            return unclear("the ranks themselves get other gradients when they are run again", **common)
         if not self._differ and not apart:
             return EquivalenceSection(status="equal", **common)
         found = self._explanation(apart)
@@ -244,6 +263,10 @@ class _Judge:
             return _open("the gradients have another direction", kind="unexplained")
         return self._combined()
 
+    @property
+    def _kind_if_open(self) -> str:
+        return "" if self._runs.again or self._runs.in_turn else "unexplained"
+
     def _says(self, kind: str, rows: list[_Row], **fields: Any) -> dict[str, Any]:
         return {"status": "differs", "kind": kind, "modules": self._modules(rows), **fields}
 
@@ -252,10 +275,10 @@ class _Judge:
         known = [(row, factor) for row, factor in zip(self._rows, factors, strict=True) if not math.isnan(factor)]
         off = [factor for _, factor in known if abs(factor - 1) > SAME_FACTOR]
         if not off:
-            return _open("the gradients differ by little more than rounding")
+            return _open("the gradients differ by little more than rounding", kind=self._kind_if_open)
         factor = off[len(off) // 2]
         if any(not self._is_same(one, factor) for one in off):
-            return _open("the gradients differ by several factors")
+            return _open("the gradients differ by several factors", kind=self._kind_if_open)
         if not self._runs.alone and not self._runs.in_turn:
             return _open(f"the gradients differ by a factor of {factor:.2f}", kind="unexplained")
         rows = [row for row, one in known if abs(one - 1) > SAME_FACTOR]
@@ -274,7 +297,7 @@ class _Judge:
 
     def _combined(self) -> dict[str, Any]:
         """Gradients of another direction."""
-        most = EXPLAINED * self._tolerance
+        most = max(EXPLAINED * self._tolerance, NOISE_TIMES * self._noise())
         constants = self._constants()
         fits = self._fits()
         if constants is not None:
@@ -297,6 +320,11 @@ class _Judge:
             return self._says("one-rank", self._differ, at=tuple(wrong))
         return _open("another direction, which nothing that was recorded explains")
 
+    def _noise(self) -> float:
+        """Return what rounding makes of all gradients, as a share of their norm."""
+        whole = math.sqrt(sum(_dot(row.here, row.here) for row in self._rows))
+        return math.sqrt(sum(row.noise**2 for row in self._rows)) / whole if whole else 0.0
+
     def _weighs_alike(self, fit: _Fit) -> bool:
         return all(map(self._is_same, _shares(fit.weights), _shares(fit.of_ranks)))
 
@@ -309,11 +337,6 @@ class _Judge:
 
     def _random(self) -> str:
         """Return why chance may be the reason; empty where it is not."""
-        for mine, second in zip(self._runs.ranks, self._runs.again, strict=False):
-            for first, later in zip(mine, second, strict=False):
-                for a, b in zip(first.gradients, later.gradients, strict=True):
-                    if self._is_apart(a.values, b.values):
-                        return "the ranks themselves get other gradients when they are run again"
         ones = self._runs.one[: self._steps]
         if any(step.unmatched_draws for step in ones):
             return "a step draws random numbers that one process cannot be given"
@@ -350,7 +373,9 @@ class _Judge:
             for loss in steps[step].losses:
                 counts[rank] += int(loss[3] or 0)
         whole = sum(counts)
-        fits = whole and all(abs(count / whole - share) < 0.01 for count, share in zip(counts, shares, strict=True))
+        if not whole or len(set(counts)) == 1:
+            return ()
+        fits = all(abs(count / whole - share) < 0.01 for count, share in zip(counts, shares, strict=True))
         return tuple(counts) if fits else ()
 
     def _wrong_ranks(self) -> list[int]:
@@ -358,7 +383,8 @@ class _Judge:
         wrong = []
         for rank in range(self._world):
             pairs = [(row.local[rank], row.alone[rank]) for row in self._rows]
-            if any(self._is_apart(mine, one) for mine, one in pairs if mine is not None or one is not None):
+            noises = [row.noise for row in self._rows]
+            if any(self._is_apart(mine, one, noise) for (mine, one), noise in zip(pairs, noises, strict=True)):
                 wrong.append(rank)
         return wrong
 
@@ -388,7 +414,7 @@ class _Judge:
             return math.nan if self._is_small(row.here) else None
         factor = _dot(row.here, row.one) / _dot(row.one, row.one)
         rest = _norm(_minus(row.here, row.one, factor))
-        if rest <= EXPLAINED * self._tolerance * max(_norm(row.here), _norm(row.one)):
+        if rest <= max(EXPLAINED * self._tolerance * max(_norm(row.here), _norm(row.one)), NOISE_TIMES * row.noise):
             return factor
         return None
 
@@ -419,11 +445,11 @@ class _Judge:
     def _is_rounding(self, row: _Row) -> bool:
         return self._is_small(row.here) and self._is_small(row.one)
 
-    def _is_apart(self, a: Vector | None, b: Vector | None) -> bool:
+    def _is_apart(self, a: Vector | None, b: Vector | None, noise: float = 0.0) -> bool:
         difference = _norm(_minus(a, b))
         most = max(_norm(a), _norm(b))
         length = len(a or b or ())
-        return difference > max(self._tolerance * most, self._floor * math.sqrt(length))
+        return difference > max(self._tolerance * most, self._floor * math.sqrt(length), NOISE_TIMES * noise)
 
     def _is_same(self, a: float, b: float) -> bool:
         return abs(a - b) <= max(SAME_FACTOR, self._tolerance) * max(abs(a), abs(b))

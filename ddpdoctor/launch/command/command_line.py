@@ -13,8 +13,15 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.errors import UsageError
-from ddpdoctor.launch.command.launcher_options import Parsed, Syntax, names, parse_fabric, parse_options
-from ddpdoctor.launch.command.wrappers import refuse, without_wrappers
+from ddpdoctor.launch.command.launcher_options import (
+    Parsed,
+    Syntax,
+    names,
+    parse_fabric,
+    parse_options,
+    refuse,
+    without_wrappers,
+)
 from ddpdoctor.launch.request import Launch, LaunchLine, Starter
 
 # Reads the command lines of torch's own launchers: `torchrun` and the older `torch.distributed.launch`.

@@ -22,8 +22,14 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.files.untrusted import read_untrusted
-from ddpdoctor.launch.runs.kept_runs import live_processes
-from ddpdoctor.launch.runs.run_directory import Owner, owner_of, rehearsal_directories, remove_run_directory, standing
+from ddpdoctor.launch.runs.kept_runs import (
+    Owner,
+    live_processes,
+    owner_of,
+    rehearsal_directories,
+    remove_run_directory,
+    standing,
+)
 from ddpdoctor.probe.rehearsal.files.created_log import (
     CLOCK_SLACK_NS,
     LOG_NAME,

@@ -108,7 +108,7 @@ SENT = tuple(
     if name not in ("job", "logs", "step_tracks", "call_tracks", "collectives", "other_starts")
 )
 """The streams that are sent as they are, whenever they changed."""
-SELDOM = {"gpus": 10, "host_uses": 5, "gauges": 5, "files": 5, "host_reads": 5}
+SELDOM = {"gpus": 10, "host_uses": 5, "gauges": 5, "files": 5, "host_reads": 5, "looks": 25}
 """Streams that change all the time, and are sent again after so many updates at the soonest."""
 Track = StepTrack | CallTrack | CollectiveTrack
 _HINTS = get_type_hints(RunRecord)

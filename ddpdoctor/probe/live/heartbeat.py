@@ -11,9 +11,10 @@ from typing import Optional
 from ...record import layout
 from ...record.writer import offset_ns
 from ..heartbeat import ThreadWatch, give_back_the_signal, register_for_stacks, write_crash_dumps, write_stacks
+from ..journal import Journal
 from ..user_code import UserCode
 from . import clocks
-from .clocks import BACKWARD, EVALUATION, FINISHED, OTHER, STARTING, OwnClocks
+from .clocks import BACKWARD, DATA_WAIT, EVALUATION, FINISHED, OTHER, STARTING, OwnClocks
 from .flight_recorder import Flights
 from .gauges import Gauges
 from .observer import Observer
@@ -52,6 +53,31 @@ class StandingLine:
             if now_ns - since_ns >= STANDS_AFTER_NS:
                 found = own if since_ns >= moved_ns else None
         return found
+
+
+LOOKS_WRITTEN = 25
+"""After so many looks they are written: about every 5 s."""
+_LOOKED_AT = (DATA_WAIT, OTHER)
+"""What a rank does in code of the user's, of the phases that make it late."""
+
+
+class Looks:
+    """How often the training thread was met at a line of the user's while it was in one of some phases."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, int], int] = {}
+
+    def note(self, phase: int, site: int) -> None:
+        """Count a look."""
+        self._found[phase, site] = self._found.get((phase, site), 0) + 1
+
+    def write(self, journal: Journal, *, all_of_them: bool) -> None:
+        """Write what was counted since the last time, once it is enough."""
+        if not all_of_them and sum(self._found.values()) < LOOKS_WRITTEN:
+            return
+        found, self._found = self._found, {}
+        for (phase, site), looks in found.items():
+            journal.event("looked", phase=layout.PHASES[phase], site=site, looks=looks)
 
 
 BEAT_S = 0.2
@@ -103,6 +129,7 @@ class HeartbeatThread:
         self._site = -1
         self._clocks = OwnClocks()
         self._standing = StandingLine(self._observer.journal.user_code)
+        self._looks = Looks()
         self._step = self._stepped_ns = 0
         """The newest step, and when it was first seen."""
         self._progress: tuple[int, ...] = ()
@@ -195,7 +222,9 @@ class HeartbeatThread:
         if step != self._step:
             self._step, self._stepped_ns = step, now_ns
         with self._holding_frames:
-            is_blocked, wakes_at_ns = self._look_at_frames(watch, now_ns)
+            counts = step > 0 and not evaluating and phase in _LOOKED_AT
+            is_blocked, wakes_at_ns = self._look_at_frames(watch, now_ns, phase if counts else None)
+        self._looks.write(journal, all_of_them=self._finished)
         calls_ring.write_head()
         enqueued, completed, under_way = self._flights.counts()
         if dumps:
@@ -241,13 +270,15 @@ class HeartbeatThread:
         )
         steps_ring.write_head(heartbeat)
 
-    def _look_at_frames(self, watch: ThreadWatch, now_ns: int) -> tuple[bool, int]:
+    def _look_at_frames(self, watch: ThreadWatch, now_ns: int, phase: Optional[int]) -> tuple[bool, int]:
         """Find where the training thread is, while its frames are held, which is to say not for long.
 
-        Return whether it does nothing, and when a clock wakes it.
+        It is counted for ``phase``, if there is one. Return whether it does nothing, and when a clock wakes it.
         """
         frame = watch.frame()
         is_blocked = watch.look(frame, now_ns)
+        if phase is not None and frame is not None:
+            self._looks.note(phase, self._observer.journal.site(frame))
         stands = watch.unchanged_ms >= SITE_AFTER_MS
         standing = self._standing.look(frame, self._stepped_ns, now_ns)
         located = frame if stands else standing

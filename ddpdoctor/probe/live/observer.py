@@ -7,8 +7,7 @@ from collections import deque
 from typing import Any, Callable, Optional
 
 from ...record import layout
-from ...record.ring_writer import Ring
-from ...record.writer import offset_ns
+from ...record.writer import Ring, offset_ns
 from ..journal import Journal
 from .clocks import (
     BACKWARD,

@@ -225,17 +225,6 @@ class OptimizerSize(msgspec.Struct, frozen=True, kw_only=True):
     """All the memory of the GPU that it trains on; 0 without one."""
 
 
-class MatmulPrecision(msgspec.Struct, frozen=True, kw_only=True):
-    """What linear and convolution layers multiplied in one training forward, on a GPU that has TF32."""
-
-    rank: int
-    wrap: int
-    weights: int
-    """Elements of their weights."""
-    full_weights: int
-    """Those that were multiplied in full float32: under no autocast, and not as TF32."""
-
-
 class HostRead(msgspec.Struct, frozen=True, kw_only=True):
     """A line of the user's that read a result back from the GPU, in the steps that were sampled for that."""
 
@@ -250,6 +239,16 @@ class HostRead(msgspec.Struct, frozen=True, kw_only=True):
     """Steps that were sampled."""
     wait_ns: int
     """Time inside of the calls, in all of the steps."""
+
+
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """How often the training thread of a rank was met at a line of the user's, of late."""
+
+    rank: int
+    site: int = -1
+    phase: str
+    """What the rank did meanwhile, as in ``Phase``."""
+    looks: int
 
 
 class Gauge(msgspec.Struct, frozen=True, kw_only=True):

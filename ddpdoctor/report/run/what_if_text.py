@@ -14,7 +14,7 @@ from ddpdoctor.report.escape import one_line
 from ddpdoctor.report.layout import in_milliseconds, milliseconds, paragraph, percent, rate, to_string
 
 if TYPE_CHECKING:
-    from ddpdoctor.what_if.predict import Change, Curve, Interval, WhatIf
+    from ddpdoctor.what_if.scenario import Change, Curve, Interval, WhatIf
 
 _INDENT = 10
 _GAINS = 20

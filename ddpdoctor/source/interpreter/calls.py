@@ -10,7 +10,7 @@ from ddpdoctor.finding import Frame
 from ddpdoctor.source.events import Jump, events_in
 from ddpdoctor.source.interpreter.assignment import overwrite, settings_of
 from ddpdoctor.source.interpreter.attributes import base_names, bound_to, class_attribute, promised_by_name
-from ddpdoctor.source.interpreter.budget import MAXIMUM_DEPTH, Walks
+from ddpdoctor.source.interpreter.memory import MAXIMUM_DEPTH, Walks
 from ddpdoctor.source.interpreter.scopes import NEVER, CallFrame, bound, signature_of
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (

@@ -20,8 +20,7 @@ from ddpdoctor.source.interpreter.values import (
     derived,
     options_of,
 )
-from ddpdoctor.source.libraries.loaders import is_loader, prepared_loader
-from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR
+from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR, is_loader, prepared_loader
 from ddpdoctor.source.torch_model.ddp import wrap
 from ddpdoctor.source.vocabulary import DDP, MODULE
 

@@ -17,9 +17,9 @@ from ddpdoctor.source.interpreter.values import (
     constant,
     options_of,
 )
-from ddpdoctor.source.libraries.loaders import prepared_loader
-from ddpdoctor.source.neighbours import FABRICS
+from ddpdoctor.source.libraries.rank_attributes import prepared_loader
 from ddpdoctor.source.torch_model.ddp import wrap
+from ddpdoctor.source.vocabulary import FABRICS
 
 _OTHER_STRATEGIES = ("fsdp", "deepspeed", "dp", "xla", "singledevice", "modelparallel")
 METHODS = frozenset({"launch", "setup", "setup_module", "setup_dataloaders", "setup_optimizers"})

@@ -15,7 +15,7 @@ from ddpdoctor.source.interpreter.values import (
     Unknown,
     Value,
 )
-from ddpdoctor.source.libraries.loaders import prepared_loader
+from ddpdoctor.source.libraries.rank_attributes import prepared_loader
 from ddpdoctor.source.ranks.ranks import LOCAL_RANK, exact_per_rank
 from ddpdoctor.source.torch_model.ddp import wrap
 from ddpdoctor.source.vocabulary import DATA_LOADER

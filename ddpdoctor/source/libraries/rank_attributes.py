@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
 
-from ddpdoctor.source.interpreter.values import Const, ExternalObject, Value
-from ddpdoctor.source.neighbours import ACCELERATE_STATES, FABRICS
+from ddpdoctor.source.interpreter.state import Machine
+from ddpdoctor.source.interpreter.values import Const, ExternalObject, Value, options_of
 from ddpdoctor.source.ranks.ranks import FIRST, GLOBAL_RANK, LOCAL_RANK, NODE_RANK, WORLD_SIZE, exact_per_rank
-from ddpdoctor.source.vocabulary import ENGINE
+from ddpdoctor.source.vocabulary import ACCELERATE_STATES, DATA_LOADER, ENGINE, FABRICS
 
 ACCELERATOR = "accelerate.Accelerator"
 _STATES = ACCELERATE_STATES | {ACCELERATOR}
@@ -36,3 +37,22 @@ def attribute(value: ExternalObject, name: str) -> Value | None:
     """Return an attribute of one of these, as the four ranks have it; None for one that depends on no rank."""
     known = _ATTRIBUTES if value.name in _STATES else _OF_TRAINER if value.name in _WITH_RANKS else None
     return None if known is None else known.get(name)
+
+
+# Loaders that a framework takes and gives back divided between the ranks.
+
+
+def is_loader(value: Value) -> bool:
+    """Return whether a value may be a loader."""
+    return any(isinstance(option, ExternalObject) and option.name == DATA_LOADER for option in options_of(value))
+
+
+def prepared_loader(machine: Machine, node: ast.AST, value: Value, name: str) -> Value:
+    """Return what a framework makes of a loader, an object of its own that is divided; another value as it is."""
+    made = machine.object(next(options_of(value))) if is_loader(value) else None
+    if made is None:
+        return value
+    number = machine.object_number((node, name))
+    machine.prepared.add(number)
+    machine.emit("loader", DATA_LOADER, made.node, made.positional, made.named, number=number)
+    return ExternalObject(number, DATA_LOADER)

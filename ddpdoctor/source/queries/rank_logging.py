@@ -303,7 +303,7 @@ def _is_of_shard(projection: Projection, value: Value, training: set[int]) -> bo
 
 def communicates(projection: Projection, event: Event) -> bool:
     """Return whether ranks communicate for the arguments of a call, which may then hold the part of all ranks."""
-    place = event.module.location(event.node)
+    place = event.location
     return any(
         frame.file == place.file and place.line <= frame.line <= place.end_line
         for collective in projection.in_course("collective")

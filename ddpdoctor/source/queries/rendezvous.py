@@ -15,11 +15,17 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, constant
 from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.queries.job_kind import framework, initialisations, keyword, may_spawn
-from ddpdoctor.source.script.code_words import calls_any, uses_any, uses_part
 from ddpdoctor.source.script.launch_facts import declared_options, launcher_rank_reads, reads_launcher_rank
-from ddpdoctor.source.script.launch_files import asks_for_old_torch, exports, is_started_by_old_launcher
 from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.script import (
+    Script,
+    asks_for_old_torch,
+    calls_any,
+    exports,
+    is_started_by_old_launcher,
+    uses_any,
+    uses_part,
+)
 from ddpdoctor.source.torch_model.recorded_calls import SET_VARIABLE
 from ddpdoctor.source.vocabulary import LAUNCHER_VARIABLES, LOCAL_RANK_VARIABLES
 
@@ -215,15 +221,15 @@ def fixed_rendezvous(projection: Projection) -> Iterator[FixedRendezvous]:
         if name in _FIXED and isinstance(value, str) and not _is_tested(event.module, event.node):
             seen.add(event.node)
             if not other or (name == "MASTER_ADDR" and not _NAMES_THIS_MACHINE.match(value)):
-                yield FixedRendezvous(event.module.location(event.node), str(name), value, other, event.chain)
+                yield FixedRendezvous(event.location, str(name), value, other, event.chain)
     for event in joined:
         size = event.argument("world_size", 3)
         fixed = constant(size) if size is not None else None
         if type(fixed) is int and fixed > 1 and event.ranks == ALL_RANKS and not event.conditions:
-            yield FixedRendezvous(event.module.location(event.node), "world_size", str(fixed), True, event.chain)
+            yield FixedRendezvous(event.location, "world_size", str(fixed), True, event.chain)
         address = constant(event.named["init_method"]) if "init_method" in event.named else None
         if isinstance(address, str) and address.startswith("tcp://") and not event.conditions and not other:
-            yield FixedRendezvous(event.module.location(event.node), "init_method", address, False, event.chain)
+            yield FixedRendezvous(event.location, "init_method", address, False, event.chain)
 
 
 def _takes_rank_of_launcher(script: Script, initialisation: Event) -> bool:

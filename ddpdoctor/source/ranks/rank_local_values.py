@@ -40,7 +40,7 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.script.call_graph import adds_key
-from ddpdoctor.source.script.code_words import uses_part
+from ddpdoctor.source.script.script import uses_part
 from ddpdoctor.source.script.syntax_index import descend
 from ddpdoctor.source.vocabulary import RANK_VARYING_CALLS, text_hints_at_ranks
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.source.script.code_words import imports_any, uses_part
 from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.script import Script, parse_bytes
+from ddpdoctor.source.script.script import Script, imports_any, parse_bytes, uses_part
 from ddpdoctor.source.script.syntax_index import descend
 
 FRAMEWORKS = (b"torch", b"accelerate", b"lightning", b"transformers", b"deepspeed", b"horovod")

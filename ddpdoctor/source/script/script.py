@@ -6,19 +6,21 @@ import ast
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path
 
 import msgspec
 
 from ddpdoctor.errors import UnreadableScript, UsageError
+from ddpdoctor.files.patterns import home_directory
 from ddpdoctor.files.source_text import decoded
 from ddpdoctor.source.recursion import deep_recursion
 from ddpdoctor.source.script.launch_facts import SourceFact, cuda_demand, rank_launch
-from ddpdoctor.source.script.module import Module, dotted
+from ddpdoctor.source.script.module import Module, Scope, dotted
 from ddpdoctor.source.script.project import UNDERSTOOD, Finder, Surroundings, find_main
-from ddpdoctor.source.script.syntax_index import children_of, descend
+from ddpdoctor.source.script.syntax_index import children_of, descend, last_name
 
 # Directories that modules add to `sys.path`: `sys.path.append(os.path.join(os.path.dirname(__file__), "lib"))`.
 
@@ -460,3 +462,200 @@ def take_gap(script: Script) -> str:
     """Return what was noted since the last call; empty when nothing was."""
     gap: str = script.__dict__.pop("_gap", "")
     return gap
+
+
+# The words of the code of a script: what decides whether it uses something at all.
+#
+# A word is a name, an attribute, a keyword argument, a parameter, a part of an import, a function or class that is
+# defined, or a string that is one word (``"nccl"``, ``"cuda:0"``). Comments, docstrings and what is printed or logged
+# run nothing, and are no words.
+
+LONGEST_WORD = 120
+"""Characters of a string that counts as a word: longer ones are data."""
+_SAYING = re.compile(r"(print|debug|info|warn(ing)?|log|error|critical|exception|write|\w*(Error|Exception|Warning))$")
+"""Last names of Python's own functions and classes whose strings are for people to read."""
+_PART = re.compile(r"\w+")
+
+
+def uses_any(script: Script, words: Iterable[str]) -> bool:
+    """Return whether one of the words is a word of the code of a script's modules."""
+    return any(_in_modules(script, word, _whole) for word in words)
+
+
+def uses_part(script: Script, parts: Iterable[str]) -> bool:
+    """Return whether one of the parts occurs in a word of the code; upper and lower case differ."""
+    return any(_in_modules(script, part, _partly) for part in parts)
+
+
+def calls_any(script: Script, names: Iterable[str]) -> bool:
+    """Return whether something is called whose last name is one of these."""
+    return any(name in module.calls_by_name for name in names for module in script.modules)
+
+
+def imports_any(script: Script, packages: Iterable[str]) -> bool:
+    """Return whether something of one of the top-level packages is imported."""
+    wanted = frozenset(packages)
+    return any(entry.module.partition(".")[0] in wanted for module in script.modules for entry in module.imports)
+
+
+def says(call: ast.Call) -> bool:
+    """Return whether a call prints, logs or describes an error: its strings are for people."""
+    return _SAYING.match(last_name(call.func)) is not None
+
+
+def words_of(module: Module) -> frozenset[str]:
+    """Return the words of a module's code; kept with it."""
+    known: frozenset[str] | None = module.__dict__.get("_code_words")
+    if known is None:
+        known = module.__dict__["_code_words"] = frozenset(_words(module))
+    return known
+
+
+def code_of(node: ast.AST) -> str:
+    """Return the words of a part of a module, one a line: its names and strings of one word, and no docstrings."""
+    found: list[str] = []
+    for inner in descend(node):
+        if isinstance(inner, ast.Name):
+            found.append(inner.id)
+        elif isinstance(inner, ast.Attribute):
+            found.append(inner.attr)
+        elif isinstance(inner, (ast.arg, ast.keyword)):
+            found.append(inner.arg or "")
+        elif isinstance(inner, Scope):
+            found.append(inner.name)
+        elif isinstance(inner, ast.Constant) and isinstance(inner.value, str) and len(inner.value.split()) == 1:
+            found.append(inner.value)
+    return "\n".join(found)
+
+
+def _in_modules(script: Script, word: str, test: Callable[[Module, str], bool]) -> bool:
+    known: dict[tuple[str, bool], bool] = script.__dict__.setdefault("_used_words", {})
+    key = word, test is _whole
+    if key not in known:
+        known[key] = any(test(module, word) for module in script.modules)
+    return known[key]
+
+
+def _whole(module: Module, word: str) -> bool:
+    return word in words_of(module)
+
+
+def _partly(module: Module, part: str) -> bool:
+    # An imported module is searched once, however many scripts import it.
+    known: dict[str, bool] = module.__dict__.setdefault("_code_parts", {})
+    found = known.get(part)
+    if found is None:
+        text: str | None = module.__dict__.get("_code_text")
+        if text is None:
+            text = module.__dict__["_code_text"] = "\n".join(words_of(module))
+        found = known[part] = part in module.text and part in text
+    return found
+
+
+def _words(module: Module) -> Iterator[str]:
+    index = module.index
+    yield from (node.id for node in index.of(ast.Name))
+    yield from (node.attr for node in index.of(ast.Attribute))
+    yield from (node.arg for node in index.of(ast.keyword) if node.arg)
+    yield from (node.arg for node in index.of(ast.arg))
+    definitions = index.places(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    yield from (node.name for place in definitions if isinstance(node := index.nodes[place], Scope))
+    for entry in module.imports:
+        yield from (*entry.module.split("."), entry.name, entry.bound_as)
+    if index.places(ast.ExceptHandler):
+        yield "except"
+    for constant in index.of(ast.Constant):
+        text = constant.value
+        if text.__class__ is str and len(text) <= LONGEST_WORD and not _is_prose(module, constant, text):
+            yield text
+            yield from _PART.findall(text)
+
+
+def _is_prose(module: Module, node: ast.Constant, text: str) -> bool:
+    """Return whether a string is for people: of several words, a docstring, or what is printed or logged."""
+    if any(map(str.isspace, text)):
+        return True
+    around = module.parents.get(node)
+    if isinstance(around, ast.JoinedStr):
+        around = module.parents.get(around)
+    if isinstance(around, ast.Call):
+        return says(around)
+    return isinstance(around, ast.Expr)
+
+
+# Files of the project that say how its jobs are started: shell scripts, cluster manifests, and the README.
+
+LEVELS_DOWN = 2
+"""How far below the project's root such files are looked for: ``deploy/kubernetes/job.yaml``."""
+MOST_FILES, MOST_BYTES = 60, 200_000
+_JOB = re.compile(r"^kind:\s*['\"]?PyTorchJob\b", re.MULTILINE)
+_LAUNCH_FILES = re.compile(r"^readme|^requirements.*\.txt$|\.(sh|slurm|sbatch|ya?ml)$", re.IGNORECASE)
+
+
+def exports(script: Script, variable: str) -> bool:
+    """Return whether a file sets a variable of the environment: ``export MASTER_ADDR=localhost``."""
+    setting = re.compile(rf"^\s*(export|ENV)\s+{variable}\b|^\s*(-\s+)?name:\s*['\"]?{variable}\b", re.MULTILINE)
+    return any(setting.search(text) for _, text in _texts(script.root))
+
+
+def asks_for_old_torch(script: Script) -> bool:
+    """Return whether the project's requirements name a release of torch before 2.0."""
+    asked = r"^\W*(py)?torch *(==?|<=?|~=) *1\."  # As pip's and conda's files write it.
+    texts = (text for path, text in _texts(script.root) if path.suffix in (".txt", ".yml", ".yaml"))
+    return any(re.search(asked, text, re.MULTILINE) for text in texts)
+
+
+def is_started_by_old_launcher(script: Script) -> bool:
+    """Return whether a file starts the script with torch.distributed.launch, which passes it the local rank.
+
+    Not under ``--use_env``.
+    """
+    entry = script.entry.path
+    name = re.escape(entry.name)
+    command = rf"torch\.distributed\.launch\b(?:\\\n|[^\n|;&])*?[\s/]{name}(?![\w.])"
+    return any(
+        "--use_env" not in match[0] and "--use-env" not in match[0] and _means(match[0].split()[-1], path, entry)
+        for path, text in _texts(script.root)
+        for match in re.finditer(command, text)
+    )
+
+
+def _means(written: str, file: Path, entry: Path) -> bool:
+    """Return whether a path in a command may be the entry, from a directory above or below that of the command's file.
+
+    ``$HOME/project/train.py`` is taken for what follows the variable.
+    """
+    parts = re.sub(r"^.*\$[^/]*/|^(\.{0,2}/)+", "", written).split("/")
+    if list(entry.parts[-len(parts) :]) != parts:
+        return False
+    base, beside = entry.parents[len(parts) - 1], file.parent
+    return base == beside or base in beside.parents or beside in base.parents
+
+
+def gives_each_rank_a_machine(script: Script) -> bool:
+    """Return whether a manifest of a cluster starts the job as pods of one GPU each."""
+    return any(
+        _JOB.search(text) is not None and set(re.findall(r"nvidia\.com/gpu:\s*['\"]?(\d+)", text)) == {"1"}
+        for _, text in _texts(script.root)
+    )
+
+
+def _texts(root: Path) -> Iterator[tuple[Path, str]]:
+    beside = _files(root.parent, 0) if root.parent != home_directory() else ()  # The README next to ``src``.
+    for path in islice(chain(beside, _files(root, LEVELS_DOWN)), MOST_FILES):
+        try:
+            with path.open(encoding="utf-8", errors="replace") as file:
+                yield path, file.read(MOST_BYTES)
+        except OSError:
+            continue
+
+
+def _files(directory: Path, levels: int) -> Iterator[Path]:
+    try:
+        entries = sorted(directory.iterdir())
+    except OSError:
+        return
+    yield from (entry for entry in entries if _LAUNCH_FILES.search(entry.name) and entry.is_file())
+    for entry in entries if levels else ():
+        if not entry.name.startswith(".") and entry.is_dir() and not entry.is_symlink():
+            yield from _files(entry, levels - 1)

@@ -8,8 +8,8 @@ from functools import lru_cache, partial
 
 from ddpdoctor.source.interpreter.assignment import adopts_variables, container_method, overwrite, scope_of
 from ddpdoctor.source.interpreter.attributes import base_names, bases_of, bound_to, class_attribute, text_of
-from ddpdoctor.source.interpreter.builtin_calls import BUILTIN_CALLS
 from ddpdoctor.source.interpreter.imports import import_by_name
+from ddpdoctor.source.interpreter.operators import BUILTIN_CALLS
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
@@ -48,7 +48,6 @@ from ddpdoctor.source.libraries import (
     python_logging,
     sharding,
 )
-from ddpdoctor.source.neighbours import RANK_AND_SIZE
 from ddpdoctor.source.ranks.data_partitions import PART, ranged, strided
 from ddpdoctor.source.ranks.launches import is_process, run_callback, spawn, start_method, start_process
 from ddpdoctor.source.ranks.rank_local_values import (
@@ -100,6 +99,7 @@ from ddpdoctor.source.vocabulary import (
     MODULE_SELF_METHODS,
     NOT_FALSE,
     PROCESSES,
+    RANK_AND_SIZE,
     RUNNERS,
     SPAWNERS,
     SYNCHRONISES,

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
-from ddpdoctor.monitor.gpus.node_gpus import GpuSampler, pcie_bytes_per_s
+from ddpdoctor.monitor.gpus import GpuSampler, pcie_bytes_per_s
 from ddpdoctor.monitor.snapshot import Snapshot
 from ddpdoctor.record.streams.measured import Gpu, GpuSample, reasons_in_words
 from tests.gpu.machine import HEALTHY, build_library, machine

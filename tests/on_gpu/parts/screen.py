@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from ddpdoctor.metrics.server import FAMILIES
+from ddpdoctor.metrics import FAMILIES
 from ddpdoctor.record.streams.measured import Gpu, GpuSample
 from ddpdoctor.record.writer import epoch_ns
 from ddpdoctor.tui.draw.figures import UNKNOWN, degrees, three, watts

@@ -19,7 +19,7 @@ from ddpdoctor.probe.journal import Journal
 from ddpdoctor.probe.rehearsal import collective_hook
 from ddpdoctor.probe.rehearsal.loop_subjects import Subjects
 from ddpdoctor.probe.rehearsal.training.reduction import ReducedLosses
-from ddpdoctor.record.ring_writer import CollectiveRing
+from ddpdoctor.record.writer import CollectiveRing
 
 directory, broken = sys.argv[1:]
 

@@ -54,7 +54,7 @@ class Draws:
         class Seen(TorchDispatchMode):  # type: ignore[misc]
             def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 result = function(*args, **(kwargs or {}))
-                if draws.active:
+                if draws.active and not draws._feeding.fetches:
                     name = function._schema.name
                     if tag in function.tags:
                         single = isinstance(result, torch.Tensor) and result.numel() == 1 and draws._feeding.batch

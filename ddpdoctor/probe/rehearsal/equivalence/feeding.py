@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Callable, Optional
 from ...journal import Journal
 
 MOST_BYTES = 1 << 28
-"""Of the samples that a rank keeps; larger ones are compared by nobody."""
+"""Of the samples that a rank keeps; larger ones are not compared."""
 Place = tuple[int, int]
 """The n-th iterator that fetched anything, and the n-th of its batches."""
 
@@ -43,9 +43,10 @@ class Feeding:
         self._fed: list[dict[Place, Any]] = []
         self.sizes: list[int] = []
         """Samples of each rank in the newest batch, where it was joined."""
+        self.fetches = False
+        """Samples are made and collated right now."""
         self.batch = 0
         """Number of the newest, the same in all processes; 0 before the first."""
-        self.fetched = 0
         self.on_fetch: Callable[[], object] = lambda: None
         self.stop: Callable[[str], object] = lambda why: None
 
@@ -74,9 +75,11 @@ class Feeding:
             feeding.on_fetch()
             place, collate = feeding._place(fetcher), fetcher.collate_fn
             fetcher.collate_fn = functools.partial(feeding._collated, place, fetcher.auto_collation, collate)
+            feeding.fetches = True
             try:
                 return fetch(fetcher, index)
             finally:
+                feeding.fetches = False
                 fetcher.collate_fn = collate
                 feeding.batch = 1 + 1000 * place[0] + place[1]
                 seed(feeding._torch, feeding.batch, feeding._journal.rank or 0)
@@ -91,7 +94,6 @@ class Feeding:
         return iterator, count
 
     def _collated(self, place: Place, collates: bool, collate: Any, samples: Any) -> Any:
-        self.fetched += 1
         if not self._ranks:
             return self._keep(place, collates, collate, samples)
         if not any(self._fed):

@@ -13,6 +13,7 @@ from typing import Any, Callable, Optional
 
 from ...call_listeners import on_call
 from ...journal import Journal
+from ...observed import tensor_digest
 from ..schedule import Ending
 from ..training.ddp_modules import Modules
 from .draws import Draws
@@ -27,6 +28,8 @@ MOST_ELEMENTS = 400_000
 FEWEST_ELEMENTS = 64
 """… of each parameter so many at least."""
 MOST_STATE_BYTES = 1 << 31
+DISTURBANCE = 2.0**-22
+"""Of a float32; a batch norm over two samples makes a hundredth of the gradient of it."""
 _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 
 
@@ -114,6 +117,17 @@ class FirstSteps:
             if parameter.requires_grad:
                 parameter.register_hook(functools.partial(self._add, parameter, each))
         self._keep(parameters, name)
+        if self._journal.plan["equivalence"].get("as") == "again":
+            self._disturb(parameters)
+
+    def _disturb(self, parameters: list[Any]) -> None:
+        """Change every parameter by two units in its last place, to see what rounding makes of the gradients."""
+        torch = self._torch
+        with torch.no_grad():
+            for parameter in parameters:
+                if parameter.is_floating_point():
+                    signs = torch.arange(parameter.numel(), device=parameter.device).remainder(2).mul(2).sub(1)
+                    parameter.add_(parameter * signs.view(parameter.shape).to(parameter.dtype), alpha=DISTURBANCE)
 
     def _keep(self, parameters: list[Any], name: str) -> None:
         if self._journal.rank == 0 and sum(p.numel() * p.element_size() for p in parameters) <= MOST_STATE_BYTES:
@@ -301,7 +315,7 @@ class FirstSteps:
             "clips": self._clips,
             "losses": self._draws.losses,
             "unmatched_draws": self._draws.unmatched,
-            "fetched": self._feeding.fetched,
+            "state": hash_of([tensor_digest(_sample(parameter, each)) for parameter in parameters]),
             "random": hash_of(random),
             "random_moved": random != self._random,
             "facts": self._facts,

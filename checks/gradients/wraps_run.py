@@ -1,4 +1,4 @@
-"""Exceptions that say what is wrong with the use of DDP, in torch's words."""
+"""What is wrong with the use of DDP: by torch's exceptions, by the wraps, and by later changes of the model."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from ddpdoctor.checks.gradients.accumulation_run import gradient_bytes
+from ddpdoctor.checks.gradients.steps_run import gradient_bytes
+from ddpdoctor.diagnosis.divergence.unused_parameters import folded, frozen_names
 from ddpdoctor.diagnosis.failures import trouble_of
 from ddpdoctor.diagnosis.training.replicas import replicated_wraps
 from ddpdoctor.diagnosis.wording import location_of, site_location
 from ddpdoctor.finding import Frame, Location, Trouble
-from ddpdoctor.record.model import RankException, RunRecord, Wrap
+from ddpdoctor.record.model import RankException, RunRecord, ShardedModule, Wrap
 
 # What the options of a wrap, the layers in it and the batches that it is fed say about it.
 
@@ -220,3 +221,122 @@ def _parameter(message: str, wraps: list[Wrap]) -> str:
         return ""
     listed = [t.name for t in wraps[0].parameters if t.requires_grad and t.name not in wraps[0].ignored]
     return listed[int(index[1])] if int(index[1]) < len(listed) else ""
+
+
+# Wrapped modules that are no longer what DDP took note of.
+
+
+class Frozen(msgspec.Struct, frozen=True, kw_only=True):
+    """Parameters that were frozen after the wrap and that DDP waited for."""
+
+    model: str
+    names: tuple[str, ...]
+    """Folded."""
+    parameters: int
+    wrap_location: Location | None
+    forward_location: Location | None
+
+
+class LateBatchNorms(msgspec.Struct, frozen=True, kw_only=True):
+    """SyncBatchNorm layers that came into a module after it was wrapped."""
+
+    model: str
+    layers: int
+    wrap_location: Location | None
+    forward_location: Location | None
+
+
+def frozen_after_wrap(record: RunRecord) -> Iterator[Frozen]:
+    """Yield the wraps that waited for nothing for gradients of parameters that were frozen after the wrap."""
+    for wraps in replicated_wraps(record):
+        first = wraps[min(wraps)]
+        frozen = frozen_names(record, first.rank, first.wrap)
+        missing: set[str] = set()
+        for entry in record.missing_gradients:
+            if (entry.rank, entry.wrap) == (first.rank, first.wrap):
+                missing.update(entry.parameters)
+        served = first.options.get("find_unused_parameters") or first.options.get("static_graph")
+        if not served and (names := sorted(frozen & missing)):
+            yield Frozen(
+                model=first.module_class or "the model",
+                names=folded(names),
+                parameters=len(names),
+                wrap_location=wrap_location(record, wraps),
+                forward_location=_forward_place(record, first, "frozen"),
+            )
+
+
+def late_batch_norms(record: RunRecord) -> Iterator[LateBatchNorms]:
+    """Yield the wraps whose SyncBatchNorm layers are newer than they."""
+    for wraps in replicated_wraps(record):
+        first = wraps[min(wraps)]
+        for change in record.wrap_changes:
+            if (change.rank, change.wrap) == (first.rank, first.wrap) and change.late_batch_norms:
+                yield LateBatchNorms(
+                    model=first.module_class or "the model",
+                    layers=change.late_batch_norms,
+                    wrap_location=wrap_location(record, wraps),
+                    forward_location=_forward_place(record, first, "late_batch_norms"),
+                )
+                break
+
+
+def _forward_place(record: RunRecord, wrap: Wrap, field: str) -> Location | None:
+    for change in record.wrap_changes:
+        if (change.rank, change.wrap) == (wrap.rank, wrap.wrap) and getattr(change, field):
+            return site_location(record.site(change.site))
+    return None
+
+
+# Parameters that are trained by name only: they have gradients, and no optimizer holds them.
+
+
+class Unheld(msgspec.Struct, frozen=True, kw_only=True):
+    """What one optimizer leaves out of a model that it was built for."""
+
+    model: str
+    """Class of the wrapped module."""
+    optimizer_type: str
+    names: tuple[str, ...]
+    """Folded."""
+    count: int
+    elements: int
+    strangers: int
+    """Parameters of the optimizer that are in no wrapped module and have no gradient."""
+    steps: int
+    ranks: tuple[int, ...]
+    """The ranks on which it is so, where it is not so on all."""
+    optimizer_location: Location | None
+    chain: tuple[Frame, ...]
+    """The call chain that built the optimizer, innermost first."""
+    wrap_location: Location | None
+    sharded: bool = False
+    """The model is sharded, which makes new parameters; the location is that of its first forward."""
+
+
+def unheld_parameters(record: RunRecord) -> Iterator[Unheld]:
+    """Yield each wrap and optimizer once, in the words of the first rank."""
+    seen: set[tuple[int, Location | None]] = set()
+    for entry in sorted(record.unheld_parameters, key=lambda entry: entry.rank):
+        place = site_location(record.site(entry.site))
+        wrap: Wrap | ShardedModule | None = next(
+            (wrap for wrap in record.wraps if (wrap.rank, wrap.wrap) == (entry.rank, entry.wrap)), None
+        ) or next((one for one in record.sharded_modules if (one.rank, one.module) == (entry.rank, entry.wrap)), None)
+        if wrap is None or (entry.wrap, place) in seen:
+            continue
+        seen.add((entry.wrap, place))
+        ranks = {other.rank for other in record.unheld_parameters if other.wrap == entry.wrap}
+        yield Unheld(
+            model=wrap.module_class or "the model",
+            optimizer_type=entry.optimizer_type,
+            names=folded(entry.parameters),
+            count=entry.count,
+            elements=entry.elements,
+            strangers=entry.strangers,
+            steps=entry.steps,
+            ranks=() if ranks == set(record.rank_numbers()) else tuple(sorted(ranks)),
+            optimizer_location=place,
+            chain=record.site(entry.site).frames,
+            wrap_location=site_location(record.site(wrap.site)),
+            sharded=isinstance(wrap, ShardedModule),
+        )

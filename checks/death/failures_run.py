@@ -1,4 +1,4 @@
-"""What NCCL says when it fails, and what mostly is behind it."""
+"""What NCCL, the driver and the first exception say when a job dies, and what mostly is behind it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from ddpdoctor.diagnosis import failures
+from ddpdoctor.diagnosis.divergence.divergence import find_divergence, root_exception, was_interrupted
+from ddpdoctor.diagnosis.divergence.unused_parameters import UNFINISHED, unused_parameters
+from ddpdoctor.diagnosis.failures import failed_rendezvous, trouble_of
 from ddpdoctor.diagnosis.wording import location_of
 from ddpdoctor.finding import Location
 from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import Rank, RankException, RunRecord
+from ddpdoctor.record.streams.measured import Gpu, GpuSample
 
 _ERROR = re.compile(
     r"nccl(UnhandledCudaError|SystemError|InternalError|InvalidArgument|InvalidUsage|RemoteError)"
@@ -123,3 +128,70 @@ def _explains(rank: Rank) -> bool:
     if rank.end == "signalled":
         return not rank.main_finished
     return any(not raised.communication and not is_nccl_error(raised) for raised in rank.exceptions)
+
+
+# The exception that ended a job alike on all of its ranks.
+
+MESSAGE_CHARACTERS = 200
+
+
+def common_exception(record: RunRecord) -> tuple[tuple[int, ...], RankException, str] | None:
+    """Return the ranks, the first exception and its message, where all ranks that failed raised the same at one line.
+
+    None in a rehearsal, whose own section tells it unless a last batch that was cut brought it about, where the ranks
+    part, and for messages that a check of their own speaks for.
+    """
+    raised = [(rank.rank, root_exception(rank)) for rank in record.ranks]
+    known = [(rank, error) for rank, error in raised if error is not None and not error.communication]
+    told_elsewhere = record.job.kind == "rehearsal" and not (record.job.stress == "short-batch" and record.job.stressed)
+    if told_elsewhere or not known or was_interrupted(record) or find_divergence(record) is not None:
+        return None
+    first = min((error for _, error in known), key=lambda error: error.time_ns)
+    alike = [rank for rank, error in known if (error.type, error.frames[:1]) == (first.type, first.frames[:1])]
+    has_check = trouble_of(first) or (UNFINISHED in first.message and any(unused_parameters(record)))
+    if len(alike) < len(known) or has_check or any(failed_rendezvous(record)):
+        return None
+    message = headline(first)
+    shortened = message if len(message) <= MESSAGE_CHARACTERS else f"{message[: MESSAGE_CHARACTERS - 1]}…"
+    return tuple(sorted(alike)), first, shortened
+
+
+# Faults of GPUs that their driver reported while a job ran: lost GPUs, critical events (Xid), uncorrected memory.
+
+_HARMLESS = frozenset({45, 63, 92})
+"""The clearing away after another fault, a row that was replaced, and many corrected errors."""
+
+
+class GpuFault(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU and what is wrong with it."""
+
+    gpu: Gpu
+    what: str
+    """A clause with the verb, for the subject ``the GPU``."""
+    facts: tuple[str, ...]
+    hardware: bool
+    """The GPU or its machine is at fault; otherwise a kernel of the program is."""
+
+
+def gpu_faults(record: RunRecord) -> Iterator[GpuFault]:
+    """Yield the faults of the GPUs that ranks use, one for each GPU."""
+    for gpu in record.gpus:
+        if gpu.ranks and gpu.samples and (fault := _fault(gpu, gpu.samples[0], gpu.samples[-1])) is not None:
+            yield fault
+
+
+def _fault(gpu: Gpu, first: GpuSample, last: GpuSample) -> GpuFault | None:
+    xid = last.xid if last.xid not in _HARMLESS else None
+    meaning = "" if xid is None else failures.xid(xid).meaning
+    facts = [] if xid is None else [f"the driver reported Xid {xid}" + (f": {meaning}" if meaning else "")]
+    new_errors = (last.ecc_errors or 0) - (first.ecc_errors or 0) if first.ecc_errors is not None else 0
+    if new_errors > 0:
+        facts.append(f"{new_errors:,} uncorrected memory {'errors' if new_errors > 1 else 'error'} during the run")
+    if last.lost:
+        return GpuFault(gpu=gpu, what="is lost: the driver can no longer reach it", facts=tuple(facts), hardware=True)
+    if xid is not None:
+        hardware = failures.xid(xid).blame == "machine"
+        return GpuFault(gpu=gpu, what=f"failed with Xid {xid}", facts=tuple(facts), hardware=hardware)
+    if new_errors > 0:
+        return GpuFault(gpu=gpu, what="has uncorrected memory errors", facts=tuple(facts), hardware=True)
+    return None

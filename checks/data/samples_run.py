@@ -1,0 +1,453 @@
+"""Whether data sets, splits and random numbers agree between ranks, and samples that evaluations count twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from ddpdoctor.checks.data.sharding_run import judge_sharding
+from ddpdoctor.diagnosis.training.pass_lengths import (
+    Comparison,
+    LoaderOnRanks,
+    compare_samples,
+    feeds_ddp,
+    loaders_on_all_ranks,
+    trains_on_own_data,
+    uneven_passes,
+)
+from ddpdoctor.diagnosis.wording import location_of, rank_list, site_location
+from ddpdoctor.finding import Location
+from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.streams.setup import Library, Part, RandomState
+from ddpdoctor.record.streams.training import Loader, Pass
+
+
+class RankData(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one data set under a sampler that shards it between all ranks."""
+
+    varies: bool
+    sentence: str
+    locations: tuple[Location, ...]
+    """The sampler's line, where it is known, and the loader's."""
+    ranks: tuple[int, ...]
+    facts: tuple[str, ...] = ()
+    numbers: Mapping[str, int | float] = {}
+    remedy: str = ""
+
+
+def judge_rank_data(record: RunRecord) -> Iterator[RankData]:
+    """Yield a verdict for each loader whose sampler takes all ranks for the parts of one data set.
+
+    Data that merely differ (made up at random on each rank) are left out: only another length, another order of the
+    same rows, and a subset that was divided before are proofs that the sampler's division goes wrong.
+    """
+    uneven = {entry.location for entry in uneven_passes(record)}
+    for loader in loaders_on_all_ranks(record):
+        own = loader.loaders
+        if not all(entry.sampler_shards and entry.sampler_replicas == len(own) for entry in own):
+            continue
+        if loader.location in uneven:
+            continue
+        verdict = _lengths(record, loader) or _divided_before(record, loader) or _order(record, loader)
+        if verdict is not None:
+            yield verdict
+
+
+def _places(record: RunRecord, loader: LoaderOnRanks) -> tuple[Location, ...]:
+    sampler = site_location(record.site(loader.loaders[0].sampler_site))
+    return tuple(dict.fromkeys(place for place in (sampler, loader.location) if place is not None))
+
+
+def _lengths(record: RunRecord, loader: LoaderOnRanks) -> RankData | None:
+    lengths = {entry.rank: entry.dataset_length for entry in loader.loaders}
+    if None in lengths.values() or len(set(lengths.values())) == 1:
+        return None
+    kind = loader.loaders[0].dataset_type
+    return RankData(
+        varies=True,
+        sentence=f"{loader.loaders[0].sampler_type} divides a {kind} whose length differs between ranks",
+        locations=_places(record, loader),
+        ranks=loader.ranks,
+        facts=tuple(f"on rank {rank} it has {length:,} samples" for rank, length in lengths.items()),
+        remedy="Build the same data set on every rank, and leave the division to the sampler.",
+    )
+
+
+def _divided_before(record: RunRecord, loader: LoaderOnRanks) -> RankData | None:
+    parts = [_part(record, entry) for entry in loader.loaders]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts) or len({part.digest for part in known}) == 1:
+        return None
+    if split_parts(record) & {(part.rank, part.part) for part in known}:
+        return None
+    drawn: set[int] = set()
+    for passes in loader.passes:
+        trained = next((entry for entry in passes if entry.indices), None)
+        if trained is None:
+            return None
+        drawn |= set(trained.indices)
+    total = known[0].base_length
+    return RankData(
+        varies=True,
+        sentence=f"{loader.loaders[0].sampler_type} divides a subset that differs between the ranks: together they "
+        f"draw {len(drawn):,} of {total:,} samples",
+        locations=_places(record, loader),
+        ranks=loader.ranks,
+        facts=tuple(
+            f"the subset of rank {part.rank} holds {part.count:,} of {total:,} samples, different ones from those of "
+            f"rank {known[0].rank}"
+            for part in known[1:3]
+            if part.digest != known[0].digest
+        ),
+        numbers={"samples_drawn": len(drawn), "samples": total, "ranks": len(known)},
+        remedy="Divide once: give the sampler the whole data set, which it divides in parts of one length.",
+    )
+
+
+def _order(record: RunRecord, loader: LoaderOnRanks) -> RankData | None:
+    holdings = [_holdings(record, entry) for entry in loader.loaders]
+    names = set.intersection(*(set(found) for found in holdings)) if holdings else set()
+    if compare_samples(loader.loaders) == "same":
+        if not names or any(len({held[name][0] for held in holdings}) > 1 for name in names):
+            return None
+        return RankData(
+            varies=False,
+            sentence="the samples behind equal indices are the same on all ranks",
+            locations=_places(record, loader),
+            ranks=loader.ranks,
+        )
+    for name in sorted(names):
+        found = [held[name] for held in holdings]
+        if len({ordered for ordered, _ in found}) > 1 and len({unordered for _, unordered in found}) == 1:
+            kind = loader.loaders[0].dataset_type
+            return RankData(
+                varies=True,
+                sentence=(
+                    f"{loader.loaders[0].sampler_type} divides a {kind} whose order of samples differs between ranks"
+                ),
+                locations=_places(record, loader),
+                ranks=loader.ranks,
+                facts=(f"`{name}` holds the same rows on {rank_list(loader.ranks)}, in different orders",),
+                remedy="Seed every rank with the same number before the data set is built, or leave the shuffling to "
+                "the sampler.",
+            )
+    return None
+
+
+def _part(record: RunRecord, loader: Loader) -> Part | None:
+    return next((part for part in record.parts if (part.rank, part.part) == (loader.rank, loader.part)), None)
+
+
+def _holdings(record: RunRecord, loader: Loader) -> dict[str, tuple[str, str]]:
+    """Return what the innermost data set of a loader holds: attribute -> ordered and unordered digest."""
+    part = _part(record, loader)
+    kind, length = (loader.dataset_type, loader.dataset_length) if part is None else (part.base_type, part.base_length)
+    return {
+        held.attribute: (held.ordered_digest, held.unordered_digest)
+        for held in record.holdings
+        if (held.rank, held.dataset_type, held.dataset_length) == (loader.rank, kind, length)
+    }
+
+
+# Whether all ranks split a data set in the same way.
+
+
+class Split(msgspec.Struct, frozen=True, kw_only=True):
+    """A data set that every rank cut into parts which together are the whole, each sample in one part."""
+
+    differs: bool
+    """True: the parts hold other samples on another rank. False: the ranks have the same parts or other data."""
+    sentence: str
+    locations: tuple[Location, ...]
+    """The lines that made the parts."""
+    ranks: tuple[int, ...]
+    counts: tuple[int, ...]
+    """Samples of each part."""
+    base_length: int
+    different_parts: tuple[int, ...] = ()
+    """Ordinals of the parts that differ."""
+
+
+def judge_splits(record: RunRecord) -> Iterator[Split]:
+    """Yield a verdict for each split that all ranks made at the same lines with parts of the same sizes.
+
+    Nothing is said where it is not known whether the ranks split the same data.
+    """
+    ranks = record.rank_numbers()
+    if len(ranks) < 2:
+        return
+    splits = [list(_wholes([part for part in record.parts if part.rank == rank])) for rank in ranks]
+    for split in zip(*splits, strict=False):
+        if len({tuple((part.site, part.count, part.base_type, part.base_length) for part in own) for own in split}) > 1:
+            return
+        verdict = _judge(record, ranks, split)
+        if verdict is not None:
+            yield verdict
+
+
+def split_parts(record: RunRecord) -> frozenset[tuple[int, int]]:
+    """Rank and ordinal of each part that belongs to a split of a whole data set."""
+    found = set()
+    for rank in record.rank_numbers():
+        for own in _wholes([part for part in record.parts if part.rank == rank]):
+            found |= {(rank, part.part) for part in own}
+    return frozenset(found)
+
+
+def _wholes(parts: Sequence[Part]) -> Iterator[tuple[Part, ...]]:
+    """Runs of parts, made one after the other, that have each index of their data set once by number and sum."""
+    run: list[Part] = []
+    for part in sorted(parts, key=lambda entry: entry.part):
+        if run and (part.base_type, part.base_length) != (run[0].base_type, run[0].base_length):
+            run = []
+        run.append(part)
+        count, length = sum(entry.count for entry in run), part.base_length
+        if count == length and sum(entry.index_sum for entry in run) == length * (length - 1) // 2:
+            if len(run) > 1:
+                yield tuple(run)
+            run = []
+        elif count >= length:
+            run = []
+
+
+def _judge(record: RunRecord, ranks: tuple[int, ...], split: Sequence[tuple[Part, ...]]) -> Split | None:
+    first = split[0]
+    different = tuple(number for number in range(len(first)) if len({own[number].digest for own in split}) > 1)
+    places = (site_location(record.site(part.site)) for part in first)
+    locations = tuple(dict.fromkeys(place for place in places if place is not None))
+    counts = tuple(part.count for part in first)
+    sizes = " and ".join((", ".join(f"{count:,}" for count in counts[:-1]), f"{counts[-1]:,}"))
+    verdict = Split(
+        differs=False,
+        sentence=f"{rank_list(ranks)} split the {first[0].base_length:,} samples into the same parts of {sizes}",
+        locations=locations,
+        ranks=ranks,
+        counts=counts,
+        base_length=first[0].base_length,
+    )
+    if not different:
+        return verdict
+    data = _data(record, split)
+    if data == "different":
+        reason = "the ranks split different data: the samples behind equal indices differ between them"
+        return msgspec.structs.replace(verdict, sentence=reason)
+    if data != "same":
+        return None
+    return msgspec.structs.replace(
+        verdict,
+        differs=True,
+        sentence=f"{rank_list(ranks)} split the {first[0].base_length:,} samples into parts of {sizes} differently: "
+        "samples that one rank holds out are trained on by another",
+        different_parts=different,
+    )
+
+
+def _data(record: RunRecord, split: Sequence[tuple[Part, ...]]) -> Comparison:
+    """Compare the data beneath the parts, as the first loader showed that every rank made over one of them."""
+    numbers = [{part.part: position for position, part in enumerate(own)} for own in split]
+    for position in range(len(split[0])):
+        loaders: list[Loader] = []
+        for own, known in zip(split, numbers, strict=True):
+            loaders += [
+                loader
+                for loader in record.loaders
+                if loader.rank == own[0].rank and loader.part in known and known[loader.part] == position
+            ][:1]
+        comparison = compare_samples(loaders) if len(loaders) == len(split) else "unknown"
+        if comparison in ("same", "different"):
+            return comparison
+    return "unknown"
+
+
+# Whether all ranks draw the same random numbers for the samples that they train on.
+
+_GENERATORS = {"torch": "torch's", "numpy": "numpy's", "random": "Python's"}
+
+
+class SharedRandomness(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of the generators when the first training batch was fetched."""
+
+    shared: bool
+    sentence: str
+    locations: tuple[Location, ...]
+    """Shared: the common seed, where it was seen. Otherwise every line on the way to a seeding."""
+    draw: Location | None = None
+    """The code that draws, or the line that makes the loader."""
+    ranks: tuple[int, ...] = ()
+
+
+def judge_randomness(record: RunRecord) -> Iterator[SharedRandomness]:
+    """Yield a verdict for each place at which the samples of a divided training data set draw from generators.
+
+    Ranks that draw the same samples are the matter of another check. Workers are compared with the worker of the same
+    number on the other ranks.
+    """
+    ranks = record.rank_numbers()
+    alike = {sharding.location for sharding in judge_sharding(record) if sharding.duplicated}
+    shared: dict[Location | None, dict[Library, None]] = {}
+    for loader in loaders_on_all_ranks(record):
+        if loader.location in alike or not all(feeds_ddp(record, entry) for entry in loader.loaders):
+            continue
+        for library in ("torch", "numpy", "random"):
+            states = _first_states(record, loader, library)
+            if len(states) != len(ranks) or not all(state.drawn_from for state in states):
+                continue
+            if len({state.digest for state in states}) == 1:
+                shared.setdefault(_draw(states[0]) or loader.location, {})[library] = None
+            elif len({state.digest for state in states}) == len(states):
+                yield SharedRandomness(
+                    shared=False,
+                    sentence=f"{_GENERATORS[library]} generator differed between the ranks at the first training batch",
+                    locations=_seed_lines(record, library),
+                )
+    for draw, libraries in shared.items():
+        names = " and ".join(_GENERATORS[library] for library in libraries)
+        yield SharedRandomness(
+            shared=True,
+            sentence=f"{rank_list(ranks)} apply the same augmentation: {names} "
+            f"generator{'s' if len(libraries) > 1 else ''}, which "
+            "the samples draw from, had the same state on all of them at the first training batch",
+            locations=tuple(place for library in libraries for place in _seed_lines(record, library)[:1]),
+            draw=draw,
+            ranks=ranks,
+        )
+
+
+def _first_states(record: RunRecord, loader: LoaderOnRanks, library: Library) -> list[RandomState]:
+    """Return the state of each rank in the lowest worker that all of them fetched with; empty when there is none."""
+    found: dict[int, dict[int, RandomState]] = {}
+    for entry in loader.loaders:
+        for state in record.random_states:
+            if (state.rank, state.library, state.dataset_type, state.dataset_length) == (
+                entry.rank,
+                library,
+                entry.dataset_type,
+                entry.dataset_length,
+            ):
+                found.setdefault(state.worker, {}).setdefault(entry.rank, state)
+    for worker in sorted(found):
+        if len(found[worker]) == len(loader.loaders):
+            return [found[worker][entry.rank] for entry in loader.loaders]
+    return []
+
+
+def _draw(state: RandomState) -> Location | None:
+    return Location(file=state.file, line=state.line, end_line=state.end_line) if state.file else None
+
+
+def _seed_lines(record: RunRecord, library: Library) -> tuple[Location, ...]:
+    """Return the call chains of a library's seedings, the newest first and each from its innermost line."""
+    newest_first = sorted(record.seedings, key=lambda entry: entry.time_ns, reverse=True)
+    places = (
+        location_of(frame)
+        for seeding in newest_first
+        if seeding.library == library
+        for frame in record.site(seeding.site).frames
+    )
+    return tuple(dict.fromkeys(place for place in places if place is not None))
+
+
+# How evaluation is divided between the ranks.
+
+MOST_SHARED = 0.5
+"""Share of its samples that a rank may have in common with others where the evaluation is divided."""
+
+
+class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
+    """A loop of all ranks over one loader without gradients."""
+
+    form: str
+    """``repeated``: the whole data set on every rank. ``padded``: averaged over shards that repeat samples.
+    ``divided``: neither."""
+    sentence: str
+    location: Location | None
+    """The loop."""
+    loader_location: Location | None
+    ranks: tuple[int, ...]
+    numbers: Mapping[str, int | float] = {}
+
+
+def judge_evaluations(record: RunRecord) -> Iterator[Evaluation]:
+    """Yield a verdict for each loader that every rank of a DDP job evaluates on and none trains on."""
+    if not trains_on_own_data(record) or not record.backwards:
+        return
+    for loader in loaders_on_all_ranks(record):
+        entries = next(loader.pass_places(), None)
+        if entries is None or any(entry.backwards for passes in loader.passes for entry in passes):
+            continue
+        if not all(_evaluates(record, entry) for entry in entries) or any(not entry.index_count for entry in entries):
+            continue
+        if min(entry.true_length or 0 for entry in entries) < 2:
+            continue
+        verdict = _judge_evaluations(record, loader, entries)
+        if verdict is not None:
+            yield verdict
+
+
+def _evaluates(record: RunRecord, entry: Pass) -> bool:
+    return any(
+        forward.rank == entry.rank and forward.pass_loader == entry.loader and not forward.gradients
+        for forward in record.forwards
+    )
+
+
+def _judge_evaluations(record: RunRecord, loader: LoaderOnRanks, entries: tuple[Pass, ...]) -> Evaluation | None:
+    counts = [entry.index_count or 0 for entry in entries]
+    total = loader.loaders[0].dataset_length or 0
+    verdict = Evaluation(
+        form="divided",
+        sentence="",
+        location=site_location(record.site(entries[0].site)),
+        loader_location=loader.location,
+        ranks=loader.ranks,
+        numbers={"samples": total, "samples_drawn": sum(counts), "ranks": len(counts)},
+    )
+    if len({entry.index_digest for entry in entries}) == 1:
+        if counts[0] < total or compare_samples(loader.loaders) != "same" or _all_shard(loader):
+            return None
+        return msgspec.structs.replace(
+            verdict,
+            form="repeated",
+            sentence=f"{rank_list(loader.ranks)} each evaluate all {total:,} samples, and get the same result",
+        )
+    repeated = sum(counts) - total
+    if _all_shard(loader) and 0 < repeated < len(counts) and _averages(record, entries):
+        return msgspec.structs.replace(
+            verdict,
+            form="padded",
+            sentence=f"the ranks' results are averaged over shards that count {repeated:,} of {total:,} samples twice",
+        )
+    if all(entry.indices for entry in entries):
+        drawn = [set(entry.indices) for entry in entries]
+        shared = len(set.intersection(*drawn))
+        if shared <= MOST_SHARED * min(map(len, drawn)):
+            reason = f"{rank_list(loader.ranks)} draw {min(counts):,} samples each, {shared:,} of them the same"
+            return msgspec.structs.replace(verdict, sentence=reason)
+    return None
+
+
+def _all_shard(loader: LoaderOnRanks) -> bool:
+    return all(entry.sampler_shards for entry in loader.loaders)
+
+
+def _averages(record: RunRecord, entries: tuple[Pass, ...]) -> bool:
+    """Return whether every rank averages something over the ranks right after it evaluated, before it trains on."""
+    for entry in entries:
+        track = record.track(entry.rank)
+        evaluated = [
+            forward.time_ns
+            for forward in record.forwards
+            if forward.rank == entry.rank and forward.pass_loader == entry.loader and not forward.gradients
+        ]
+        if track is None or not evaluated:
+            return False
+        following = [
+            record.signatures[signature]
+            for signature, started_ns in zip(track.signature, track.started_ns, strict=True)
+            if started_ns > evaluated[-1]
+        ]
+        own = next((signature for signature in following if signature.origin == "user"), None)
+        if own is None or own.reduce_op != "avg" or following[0] is not own:
+            return False
+    return True

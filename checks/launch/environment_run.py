@@ -1,0 +1,356 @@
+"""Variables, threads and addresses that do a job harm, and groups that are never destroyed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from ddpdoctor.check import NotStated
+from ddpdoctor.diagnosis.failures import failed_initialisations, named_failures
+from ddpdoctor.diagnosis.wording import site_location
+from ddpdoctor.finding import Location
+from ddpdoctor.findings.locations import named_ranks
+from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.streams.collectives import Wait
+from ddpdoctor.record.streams.setup import CpuThreads, Setting
+
+_SEGFAULTING_TORCH = ("2.13.",)
+_OFF = frozenset({"0", "false", "off", "no", "n", ""})
+_READ_AT_IMPORT = frozenset({"TORCH_DISTRIBUTED_DEBUG"})
+"""Setting them once torch is imported changes nothing."""
+_LEFTOVERS = {
+    "NCCL_P2P_DISABLE": "it disables direct traffic between the GPUs of a node",
+    "NCCL_SHM_DISABLE": "it disables shared memory between the ranks of a node",
+    "CUDA_LAUNCH_BLOCKING": "it serialises kernels and hides races between streams",
+}
+
+
+class UnsafeVariable(msgspec.Struct, frozen=True, kw_only=True):
+    """A variable and what it does."""
+
+    name: str
+    value: str
+    effect: str
+    """A clause with a subject."""
+    location: Location | None = None
+    """The line that sets it; None when no line of the script is known to."""
+    inherited: bool = True
+    """The job was started with it."""
+
+
+def unsafe_variables(record: RunRecord) -> Iterator[UnsafeVariable]:
+    """Yield the variables, set from outside or by the script, that harm a job with this backend and torch."""
+    values = dict(record.job.environment)
+    places: dict[str, Location | None] = {}
+    for setting in record.settings:
+        if setting.imported and setting.name in _READ_AT_IMPORT:
+            continue
+        if setting.removed:
+            values.pop(setting.name, None)
+            continue
+        values[setting.name] = setting.value
+        places[setting.name] = site_location(record.site(setting.site))
+    backends = " ".join(
+        [record.job.backend, *(group.backend for group in record.groups), *(wait.backend for wait in record.waits)]
+    )
+    for name, effect in _effects(record, values, backends):
+        yield UnsafeVariable(
+            name=name,
+            value=values.get(name) or _elsewhere(record, name),
+            effect=effect,
+            location=places.get(name),
+            inherited=name not in places,
+        )
+
+
+def _elsewhere(record: RunRecord, name: str) -> str:
+    """Return the value of a variable that only other machines of the job have."""
+    return next((node.environment[name] for node in record.nodes if name in node.environment), "")
+
+
+def _machines(record: RunRecord, name: str, value: str) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Yield the machines that ranks run on, the variable's value there, and the network interfaces there."""
+    if not record.nodes:
+        yield "this machine", value, record.job.interfaces
+    for node in record.nodes:
+        outside = node.environment.get(name, value)
+        host = node.host if len(record.nodes) > 1 else "this machine"
+        yield host, value if value != record.job.environment.get(name, "") else outside, node.interfaces
+
+
+def _effects(record: RunRecord, values: Mapping[str, str], backends: str) -> Iterator[tuple[str, str]]:
+    nccl = "nccl" in backends
+    detail = values.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL"
+    if detail and "gloo" in backends and record.job.torch_version.startswith(_SEGFAULTING_TORCH):
+        yield "TORCH_DISTRIBUTED_DEBUG", "with it, constructing DDP on gloo crashes (torch 2.13)"
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        if name[:4].lower() not in backends:
+            continue
+        for host, own, interfaces in _machines(record, name, values.get(name, "")):
+            if not _is_there(own, interfaces):
+                yield name, f"{host} has no such network interface (it has {', '.join(interfaces)})"
+                break
+    if not nccl:
+        return
+    if _is_on(values, "TORCH_NCCL_ENABLE_TIMING"):
+        yield "TORCH_NCCL_ENABLE_TIMING", "it can keep communication from overlapping with backward"
+    for prefix in ("TORCH_NCCL", "NCCL"):
+        handling, blocking = f"{prefix}_ASYNC_ERROR_HANDLING", f"{prefix}_BLOCKING_WAIT"
+        if handling in values and values[handling].lower() in _OFF:
+            yield handling, "with it, a failed collective goes unnoticed: the ranks hang instead of ending"
+        elif _is_on(values, blocking) and values.get(handling, "1").lower() not in _OFF:
+            yield blocking, "it excludes error handling: it blocks the CPU in each collective"
+    for name, effect in _LEFTOVERS.items():
+        if _is_on(values, name):
+            yield name, f"{effect}, which is for debugging"
+
+
+def _is_on(values: Mapping[str, str], name: str) -> bool:
+    return values.get(name, "").lower() not in _OFF
+
+
+def _is_there(wanted: str, interfaces: tuple[str, ...]) -> bool:
+    """Return whether a list of interface names fits this machine; ``=`` asks for whole names, ``^`` excludes."""
+    if not wanted or not interfaces or wanted.startswith("^"):
+        return True
+    names = [name.strip().partition(":")[0] for name in wanted.removeprefix("=").split(",")]
+    exact = wanted.startswith("=")
+    return any(there == name if exact else there.startswith(name) for name in names for there in interfaces)
+
+
+# Whether ranks destroyed the process groups that they made.
+
+
+class GroupEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened to a process group that the script itself made."""
+
+    location: Location
+    """The call that made it."""
+    ranks: tuple[int, ...]
+    """Ranks that ran to their end without destroying it; empty when every rank destroyed it."""
+
+
+def judge_ends(record: RunRecord) -> Iterator[GroupEnd]:
+    """Yield a verdict for each line that initialises the job, where every rank ran to the end of the script by itself.
+
+    A group that a library makes is the library's to destroy.
+    """
+    if not record.ranks or not all(rank.end == "finished" and rank.main_finished for rank in record.ranks):
+        return
+    made = [wait for wait in record.waits if wait.kind == "init_process_group" and wait.direct and not wait.error]
+    destroyed = {wait.rank for wait in record.waits if wait.kind == "destroy_process_group"}
+    for site in sorted({wait.site for wait in made}):
+        ranks = {wait.rank for wait in made if wait.site == site}
+        location = site_location(record.site(site))
+        left = ranks - destroyed
+        if location is not None and (not left or left == ranks):
+            yield GroupEnd(location=location, ranks=tuple(sorted(left)))
+
+
+# How many threads the ranks of one node of the job run, before they run: torch's own, and the loaders' workers.
+
+TOO_MANY_PER_CORE = 2
+THREADS_VARIABLE = "OMP_NUM_THREADS"
+
+
+class NodeThreads(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ranks of a node want of its cores."""
+
+    ranks: int
+    cores: int
+    threads: int
+    """On which torch computes in a rank."""
+    by_default: bool
+    """No one chose so many: there are at least as many without a choice."""
+    workers: int
+    """Of the training loader of a rank."""
+    site: int
+    """Where that loader was made; -1 without workers."""
+
+    @property
+    def total(self) -> int:
+        """Of all ranks of the node."""
+        return self.ranks * (self.threads + self.workers)
+
+
+def crowded_node(record: RunRecord) -> NodeThreads | None:
+    """Return the threads of a node that has far too few cores for them; None where it has enough, or nothing could be
+    less.
+
+    Raises NotStated where no one has said what the node is and it matters.
+    """
+    needs = [_need(record, row) for row in record.cpu_threads]
+    if not needs:
+        return None
+    least = min(needs, key=lambda need: need.threads + need.workers)
+    if least.threads + least.workers <= 1 and not least.by_default:
+        return None
+    unknown = [name for name, number in (("cores", least.cores), ("ranks-per-node", least.ranks)) if not number]
+    if unknown:
+        keys = " and ".join(f"`{name}`" for name in unknown)
+        raise NotStated(f"the nodes of the job are not known: state {keys} in [tool.ddpdoctor.job]")
+    return least if least.total > TOO_MANY_PER_CORE * least.cores else None
+
+
+def _need(record: RunRecord, row: CpuThreads) -> NodeThreads:
+    """Return what one rank wants; one loader at a time is what it surely draws from."""
+    machine = record.job.machine
+    training = {entry.loader for entry in record.passes if entry.rank == row.rank and entry.backwards}
+    loaders = [entry for entry in record.loaders if entry.rank == row.rank and entry.loader in training]
+    largest = max(loaders, key=lambda loader: loader.workers, default=None)
+    workers = 0 if largest is None else largest.workers
+    chosen = row.chosen or any(setting.name == THREADS_VARIABLE for setting in record.settings)
+    # A rank that trains on a GPU hardly uses the threads that no one asked for, and launchers set them to one.
+    by_default = not chosen and machine.spreads_threads and not machine.may_use_gpus
+    return NodeThreads(
+        ranks=machine.ranks_per_node,
+        cores=machine.cores,
+        # torch takes one for each core without its hyper-threads, of which a core has two at most.
+        threads=max(1, machine.cores // 2) if by_default else row.threads,
+        by_default=by_default,
+        workers=workers,
+        site=largest.site if largest is not None and workers else -1,
+    )
+
+
+# Whether the ranks met where their launcher told them to.
+
+_TOLD_BY_LAUNCHER = frozenset({"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"})
+_IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
+_HERE = frozenset({"localhost", "127.0.0.1", "::1"})
+_PORT = re.compile(r"port: ?(\d+)|:(\d{2,5})\b")
+
+
+class Misled(msgspec.Struct, frozen=True, kw_only=True):
+    """A place of meeting that is not the launcher's, or that was taken."""
+
+    sentence: str
+    location: Location | None
+    ranks: tuple[int, ...]
+    followed: str
+    """What came of it, as a sentence without a full stop."""
+    remedy: str
+
+
+def misled_ranks(record: RunRecord) -> Iterator[Misled]:
+    """Yield what leads the ranks away from their launcher's place of meeting, and ports that were in use."""
+    settings: dict[tuple[str, int], list[Setting]] = {}
+    for setting in record.settings:
+        told = setting.name in _TOLD_BY_LAUNCHER and setting.launched and not setting.joined
+        if told and setting.previous and not _same(setting.previous, setting.value):
+            settings.setdefault((setting.name, setting.site), []).append(setting)
+    followed = _what_followed(record)
+    for (name, site), found in settings.items():
+        first = found[0]
+        yield Misled(
+            sentence=f"{name} is set to {first.value!r} over the launcher's {first.previous!r}",
+            location=site_location(record.site(site)),
+            ranks=_ranks(found),
+            followed=followed,
+            remedy=f'Remove the line, or write os.environ.setdefault("{name}", ...), which keeps what is there.',
+        )
+    elsewhere: dict[tuple[str, int], list[Wait]] = {}
+    for wait in record.waits:
+        if wait.meets_elsewhere:
+            elsewhere.setdefault((wait.meets_elsewhere, wait.site), []).append(wait)
+    for (method, site), waits in elsewhere.items():
+        yield Misled(
+            sentence=f"the launcher's ranks have their rendezvous at {method}, an address of the script",
+            location=site_location(record.site(site)),
+            ranks=_ranks(waits),
+            followed=followed,
+            remedy="Omit init_method: the launcher's MASTER_ADDR and MASTER_PORT are then used.",
+        )
+    yield from _taken(record)
+    yield from _too_many(record)
+    yield from _ports_in_use(record)
+
+
+def _same(one: str, other: str) -> bool:
+    """Return whether two values lead to one place: this machine has several names for itself."""
+    return one == other or {one, other} <= _HERE
+
+
+def _taken(record: RunRecord) -> Iterator[Misled]:
+    """Numbers under which several ranks of a launcher join."""
+    places: dict[int, list[Wait]] = {}
+    for wait in record.waits:
+        if wait.rank_taken >= 0:
+            places.setdefault(wait.site, []).append(wait)
+    for site, waits in places.items():
+        numbers = sorted({wait.rank_taken for wait in waits})
+        taken = f"each of {named_ranks(numbers)}" if len(numbers) > 1 else named_ranks(numbers)
+        yield Misled(
+            sentence=f"several ranks join the group as {taken}, whatever rank the launcher gave them",
+            location=site_location(record.site(site)),
+            ranks=_ranks(waits),
+            followed="no other rank joins as the remaining ones: init_process_group waits until its timeout",
+            remedy='Omit rank and world_size, or take them from the environment: int(os.environ["RANK"]).',
+        )
+
+
+def _too_many(record: RunRecord) -> Iterator[Misled]:
+    """Groups for more ranks than a launcher starts, in the job as in its rehearsal."""
+    started = record.job.ranks_of_job or record.job.ranks_expected
+    places: dict[tuple[int, int], list[Wait]] = {}
+    for wait in record.waits:
+        # Without a launcher the script knows its other nodes, and their ranks are started there.
+        if wait.ranks_asked > started and _is_launched(record):
+            places.setdefault((wait.ranks_asked, wait.site), []).append(wait)
+    for (asked, site), waits in places.items():
+        missing = f"rank {started}" if asked == started + 1 else f"ranks {started} to {asked - 1}"
+        yield Misled(
+            sentence=(
+                f"the group is created for {asked} ranks and the launcher starts {started}: {missing} never arrive"
+            ),
+            location=site_location(record.site(site)),
+            ranks=_ranks(waits),
+            followed="init_process_group would wait for them until its timeout; here it was created for those present",
+            remedy="Omit world_size, or take it from the launcher's environment.",
+        )
+
+
+def _is_launched(record: RunRecord) -> bool:
+    return any(part.startswith("--nproc-per-node") for part in record.job.command)
+
+
+def _what_followed(record: RunRecord) -> str:
+    waits = [wait for wait in record.waits if wait.kind == "init_process_group"]
+    if any(wait.led_from for wait in waits):
+        return (
+            "no rank of a launcher opens a store itself: init_process_group would wait there until its timeout; "
+            "the rehearsal redirected the ranks to the launcher's store"
+        )
+    if any(wait.error for wait in waits):
+        return "init_process_group failed"
+    if waits and not any(wait.ended_ns for wait in waits):
+        return "init_process_group never returned: nothing listens there"
+    return "init_process_group returned here; with another launcher, or on another machine, nothing listens there"
+
+
+def _ports_in_use(record: RunRecord) -> Iterator[Misled]:
+    places: dict[Location | None, tuple[str, tuple[int, ...]]] = {}
+    for wait, place in failed_initialisations(record):
+        if _IN_USE.search(wait.error):
+            places.setdefault(place, (wait.error, _ranks([wait])))
+    for failure in named_failures(record, "port-in-use"):
+        places.setdefault(failure.location, (failure.message, failure.ranks))
+    for place, (message, ranks) in places.items():
+        found = _PORT.search(message)
+        port = f"port {found[1] or found[2]}" if found else "the rendezvous port"
+        yield Misled(
+            sentence=f"{port} is in use: the rendezvous fails",
+            location=place,
+            ranks=ranks,
+            followed=f"the initialisation failed: {message[:160]}",
+            remedy=(
+                "Take a free port for each job: leave the choice to torchrun, or bind to port 0 and pass on the "
+                "port that the system assigns."
+            ),
+        )
+
+
+def _ranks(found: list[Setting] | list[Wait]) -> tuple[int, ...]:
+    return tuple(sorted({entry.rank for entry in found if entry.rank >= 0}))

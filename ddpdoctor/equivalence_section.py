@@ -1,0 +1,45 @@
+"""What a comparison of the ranks with one process says: the data that checks read and reports render."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class EquivalenceSection(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the ranks train what one process would on the same samples."""
+
+    status: Literal["equal", "differs", "inconclusive"]
+    kind: str = ""
+    """How the gradients differ: ``scaled``, ``part``, ``weighted``, ``one-rank``, ``rank-constant``, ``cut``,
+    ``clipped``, ``unsynchronised``."""
+    reason: str = ""
+    """Why it could not be told, as a clause."""
+    ranks: int = 0
+    steps: int = 0
+    """Optimizer steps that were compared."""
+    parameters: int = 0
+    equal: int = 0
+    """Parameters with the same gradient."""
+    within: float = 0.0
+    """The largest difference of a parameter's gradient, as a share of its norm."""
+    factor: float | None = None
+    """The ranks' gradient as a multiple of the one process's."""
+    modules: tuple[str, ...] = ()
+    """Those that differ; empty for all."""
+    at: tuple[int, ...] = ()
+    """Ranks whose loss is another one."""
+    weights: tuple[float, ...] = ()
+    """The shares that the ranks' samples have in the gradient, by rank, …"""
+    due: tuple[float, ...] = ()
+    """… and those that they have in one process."""
+    counts: tuple[int, ...] = ()
+    """Targets that each rank counts, where its share in one process is theirs."""
+    places: tuple[tuple[str, str, int], ...] = ()
+    """What is called where: name, file and line."""
+    statistics_by_rank: bool = False
+    """Batch norms take the statistics of each rank's samples, and did so in one process as well."""
+    in_turn: bool = False
+    """One process was given the batches of the ranks one after the other, as it asked for more of them."""
+    seconds: float = 0.0

@@ -1,1 +1,0 @@
-"""The figures of a watched job for Prometheus, their names, and the port where they are fetched."""

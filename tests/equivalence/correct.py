@@ -1,0 +1,263 @@
+"""The correct scripts, which have the shapes of the faults."""
+# ruff: noqa: E501 -- an edit stands in one line
+
+from __future__ import annotations
+
+from tests.equivalence.cases import (
+    ALL_REDUCED,
+    AUX,
+    BACKWARD,
+    CONVERT,
+    FOUR,
+    GATHERED,
+    REDUCE,
+    STEP,
+    SUM,
+    WRAP,
+    Case,
+)
+
+_LOADER = "    loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))\n"
+
+CORRECT = (
+    Case("vision", "vision", quick=True),
+    Case(
+        "vision: the sum over the batch by its length",
+        "vision",
+        (("F.cross_entropy(out, labels)", 'F.cross_entropy(out, labels, reduction="sum") / len(labels)'),),
+    ),
+    Case(
+        "vision: rank 0 prints",
+        "vision",
+        ((STEP, f"{STEP}            if rank == 0:\n                print(loss.item())\n"),),
+    ),
+    Case(
+        "vision: weight decay on every rank",
+        "vision",
+        ((AUX, f"{AUX}            loss = loss + sum(p.pow(2).sum() for p in model.parameters())\n"),),
+    ),
+    Case(
+        "vision: gradients clamped by a hook that never has to",
+        "vision",
+        ((WRAP, f"{WRAP}    for p in model.parameters():\n        p.register_hook(lambda g: g.clamp(-1e3, 1e3))\n"),),
+    ),
+    Case(
+        "vision: gradients as views of the buckets",
+        "vision",
+        ((WRAP, "    model = DDP(Net(), gradient_as_bucket_view=True, static_graph=True)\n"),),
+    ),
+    Case(
+        "vision: a head that the loss leaves out",
+        "vision",
+        ((WRAP, "    model = DDP(Net(), find_unused_parameters=True)\n"), (AUX, "")),
+    ),
+    Case(
+        "vision: evaluated before it is trained",
+        "vision",
+        (
+            (
+                "    for epoch in range(2):\n",
+                "    with torch.no_grad():\n        for images, labels in loader:\n            model(images)\n    for epoch in range(2):\n",
+            ),
+        ),
+    ),
+    Case("vision: seeds by rank", "vision", ((WRAP, f"    torch.manual_seed(100 + rank)\n{WRAP}"),)),
+    Case(
+        "vision: mixed pictures",
+        "vision",
+        (
+            (
+                "            out, aux = model(images)\n",
+                "            share, order = torch.rand(()).item(), torch.randperm(len(images))\n            images = share * images + (1 - share) * images[order]\n            out, aux = model(images)\n",
+            ),
+            (
+                "F.cross_entropy(out, labels)",
+                "share * F.cross_entropy(out, labels) + (1 - share) * F.cross_entropy(out, labels[order])",
+            ),
+        ),
+        may_be_unclear=True,
+    ),
+    Case(
+        "vision: pictures with noise of the loader",
+        "vision",
+        (
+            (
+                _LOADER,
+                "    def collate(pairs):\n        x, y = torch.utils.data.default_collate(pairs)\n        return x + 0.1 * torch.randn_like(x), y\n\n    loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data), collate_fn=collate)\n",
+            ),
+        ),
+    ),
+    Case(
+        "vision: noise on the pictures in the step",
+        "vision",
+        (("model(images)", "model(images + 0.1 * torch.randn_like(images))"),),
+    ),
+    Case(
+        "vision: a scale that is taken back",
+        "vision",
+        (
+            (
+                BACKWARD,
+                "(loss * 128).backward()\n            for p in model.parameters():\n                p.grad /= 128",
+            ),
+        ),
+    ),
+    Case(
+        "vision: a loss that adds up its samples",
+        "vision",
+        (
+            ("F.cross_entropy(out, labels)", 'F.cross_entropy(out, labels, reduction="sum")'),
+            (AUX, AUX.replace("labels)", 'labels, reduction="sum")')),
+        ),
+        may_be_unclear=True,
+    ),
+    Case("vision: the last batch is short", "vision", ((_LOADER, _LOADER.replace("batch_size=4", "batch_size=7")),)),
+    Case("vision: several ranks demanded", "vision", ((WRAP, f"    assert world > 1\n{WRAP}"),), may_be_unclear=True),
+    Case(
+        "vision: a factor from Python's random",
+        "vision",
+        ((BACKWARD, "(loss * __import__('random').random()).backward()"),),
+        may_be_unclear=True,
+    ),
+    Case("norms", "norms"),
+    Case(
+        "norms: each rank with the statistics of its own batch",
+        "norms",
+        ((CONVERT, ""),),
+        says="batch norm",
+        quick=True,
+    ),
+    Case(
+        "norms: frozen",
+        "norms",
+        (
+            (
+                "            loss = criterion",
+                "            for part in model.modules():\n                if isinstance(part, nn.SyncBatchNorm):\n                    part.eval()\n            loss = criterion",
+            ),
+        ),
+    ),
+    Case("norms: in groups", "norms", (("nn.BatchNorm2d(6)", "nn.GroupNorm(2, 6)"),)),
+    Case("language", "language", quick=True),
+    Case(
+        "language: counts gathered",
+        "language",
+        (
+            (
+                ALL_REDUCED,
+                "        counts = [torch.zeros(()) for _ in range(world)]\n        dist.all_gather(counts, tokens)\n        tokens = torch.stack(counts).sum()\n",
+            ),
+        ),
+    ),
+    Case(
+        "language: sequences of one length",
+        "language",
+        (("torch.randint(3, 17,", "torch.randint(9, 10,"), (', reduction="sum") * world / tokens', ")")),
+    ),
+    Case("language: more dropout", "language", (("dropout=0.1", "dropout=0.5"),)),
+    Case("contrastive", "contrastive"),
+    Case(
+        "contrastive: torch's own gather",
+        "contrastive",
+        (
+            (
+                GATHERED,
+                "    import torch.distributed.nn.functional as gathers\n\n    return torch.cat(gathers.all_gather(x))\n",
+            ),
+        ),
+    ),
+    Case("contrastive: negatives of the own rank", "contrastive", ((GATHERED, "    return x\n"),), may_be_unclear=True),
+    Case(
+        "contrastive: statistics gathered without gradient",
+        "contrastive",
+        (
+            (
+                "        optimizer.zero_grad()\n",
+                "        parts = [torch.zeros_like(image) for _ in range(world)]\n        dist.all_gather(parts, image.detach().contiguous())\n        optimizer.zero_grad()\n",
+            ),
+        ),
+    ),
+    Case("gan", "gan"),
+    Case(
+        "gan: noise by rank",
+        "gan",
+        (("    for (real,) in loader:\n", "    torch.manual_seed(rank)\n    for (real,) in loader:\n"),),
+    ),
+    Case(
+        "gan: losses of squares",
+        "gan",
+        (("F.binary_cross_entropy_with_logits(judged, truth)", "F.mse_loss(judged, truth)"),),
+    ),
+    Case("accumulation", "accumulation"),
+    Case("accumulation of 4", "accumulation", (FOUR,)),
+    Case(
+        "accumulation: reduced with every pass",
+        "accumulation",
+        (("contextlib.nullcontext() if last else model.no_sync()", "contextlib.nullcontext()"),),
+    ),
+    Case(
+        "accumulation: by the flag",
+        "accumulation",
+        (
+            (
+                "        with contextlib.nullcontext() if last else model.no_sync():\n",
+                "        model.require_backward_grad_sync = last\n        with contextlib.nullcontext():\n",
+            ),
+        ),
+    ),
+    Case("a global batch", "global_batch"),
+    Case("a global batch of one pass", "global_batch", (("8, 16\n", "8, 4\n"),)),
+    Case("bfloat16", "precision"),
+    Case(
+        "bfloat16: compressed gradients",
+        "precision",
+        (
+            (
+                "    optimizer =",
+                "    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n    model.register_comm_hook(None, default_hooks.fp16_compress_hook)\n    optimizer =",
+            ),
+        ),
+    ),
+    Case("a hook", "hooks"),
+    Case(
+        "a hook of torch's",
+        "hooks",
+        (
+            (
+                "(None, averaged)",
+                "(None, __import__('torch.distributed.algorithms.ddp_comm_hooks.default_hooks', fromlist=['x']).allreduce_hook)",
+            ),
+        ),
+    ),
+    Case("two models", "two_models"),
+    Case(
+        "two models: an optimizer each",
+        "two_models",
+        (
+            (
+                "    optimizer = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()], lr=1e-3)\n",
+                "    optimizer = torch.optim.Adam(encoder.parameters(), lr=1e-3)\n    other = torch.optim.SGD(decoder.parameters(), lr=1e-3)\n",
+            ),
+            ("        optimizer.zero_grad()\n", "        optimizer.zero_grad()\n        other.zero_grad()\n"),
+            ("        optimizer.step()\n", "        optimizer.step()\n        other.step()\n"),
+        ),
+    ),
+    Case("by hand", "by_hand"),
+    Case(
+        "by hand: the loss by the world size, and summed",
+        "by_hand",
+        ((REDUCE, SUM), ("F.cross_entropy(model(x), y)", "F.cross_entropy(model(x), y) / world")),
+    ),
+    Case("detection", "detection"),
+    Case("weights", "weights"),
+    Case(
+        "weights: of all parts together",
+        "weights",
+        (
+            (
+                "mine = labels\n",
+                "share = 64 // world\n    counts = labels[rank * share : (rank + 1) * share].bincount(minlength=3)\n    dist.all_reduce(counts)\n    mine = torch.arange(3).repeat_interleave(counts)\n",
+            ),
+        ),
+    ),
+)
