@@ -90,15 +90,16 @@ class Groups:
         self._waits = 0
 
     def install(self) -> None:
-        """Replace the functions in both modules that users take them from."""
+        """Replace the functions in the modules that users take them from, and in that of meshes, which makes worlds."""
         distributed = self._torch.distributed
         if not distributed.is_available():
             return
         for name in WAITS:
             function = getattr(distributed, name)
             replacement = self._noted(name, function)
-            for module in (distributed, distributed.distributed_c10d):
-                setattr(module, name, replacement)
+            for module in (distributed, distributed.distributed_c10d, sys.modules.get("torch.distributed.device_mesh")):
+                if hasattr(module, name):
+                    setattr(module, name, replacement)
 
     def _noted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         journal = self._journal

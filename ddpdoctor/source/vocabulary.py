@@ -135,6 +135,7 @@ _MOVED = (
     ("torch.distributed._composable.fsdp.", "torch.distributed.fsdp."),
     ("torch.distributed._composable.replicate.", "torch.distributed._composable."),
     ("torch.distributed.fsdp.fully_sharded_data_parallel.", "torch.distributed.fsdp."),
+    ("torch.distributed._tensor.device_mesh.", "torch.distributed."),
     ("torch.distributed.device_mesh.", "torch.distributed."),
 )
 

@@ -76,7 +76,7 @@ WRONG = (
                 "        if dist.get_rank() == 0:\n            model(torch.randn(8, 64))\n        accuracy = 0.0\n",
             ),
         ),
-        found="rank-divergent-collective",
+        found="rank-zero-forward",
     ),
     Job(
         name="rank 0 evaluates alone without gradients",

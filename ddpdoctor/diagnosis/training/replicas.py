@@ -252,7 +252,9 @@ def averaged_by_hand(record: RunRecord, rank: int, elements: int) -> bool:
     moved: dict[int, int] = {}
     for signature, started_ns in zip(track.signature, track.started_ns, strict=True):
         entry = record.signatures[signature]
-        if entry.origin == "user" and entry.kind != "barrier":
+        if (
+            entry.origin == "user" and entry.kind != "barrier" and "int" not in entry.dtype
+        ):  # What is pickled, and counts.
             interval = sum(time_ns <= started_ns for time_ns in times)
             moved[interval] = moved.get(interval, 0) + sum(entry.numels)
     return any(2 * count >= elements for interval, count in moved.items() if interval)

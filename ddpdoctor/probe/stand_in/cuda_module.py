@@ -353,7 +353,7 @@ def _queries(torch: Any, devices: Devices) -> dict[str, Any]:
     return {
         "is_available": lambda: devices.count() > 0,
         "device_count": devices.count,
-        "is_initialized": _always(True),
+        "is_initialized": lambda: devices.in_use,
         "is_bf16_supported": _always(True),
         "is_tf32_supported": _always(True),
         "is_current_stream_capturing": _always(False),

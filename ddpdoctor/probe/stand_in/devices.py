@@ -37,6 +37,11 @@ class Devices:
         self.used_by_parent = bool(self._used) or self.used_by_parent
         self._used.clear()
 
+    @property
+    def in_use(self) -> bool:
+        """A device was selected or used, before which a device mesh selects one by itself."""
+        return self.was_set or bool(self._used)
+
     def count(self) -> int:
         """Return the GPUs that the process sees; ``CUDA_VISIBLE_DEVICES`` is read once, as CUDA does."""
         if self._visible is None:

@@ -93,9 +93,13 @@ def is_distributed(projection: Projection) -> bool:
         return True
     if any(projection.of_kind("data-parallel")) and not any(projection.of_kind("sampler")):
         return False
-    if any(event.name == "init_process_group" and not _is_alone(event) for event in projection.of_kind("collective")):
+    if any(event.name in _MAKE_WORLDS and not _is_alone(event) for event in projection.of_kind("collective")):
         return True
     return joins_by_framework(projection)
+
+
+_MAKE_WORLDS = frozenset({"init_process_group", "init_device_mesh"})
+"""A mesh is made of the default group, which is made with it where there is none."""
 
 
 def _is_alone(init: Event) -> bool:

@@ -15,6 +15,7 @@ from ddpdoctor.source.script.syntax_index import descend
 FRAMEWORKS = (b"torch", b"accelerate", b"lightning", b"transformers", b"deepspeed", b"horovod")
 _JOINS = (
     "init_process_group",
+    "init_device_mesh",
     "DataParallel",
     "Accelerator",
     "init_distributed",
