@@ -61,7 +61,7 @@ class Followed:
         self.buffers = {buffer.data_ptr() for buffer in module.buffers() if type(buffer).__name__ == "Tensor"}
         """Where they lie: a layer may spoil its own in a forward, which then show nothing."""
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad][:AMONG_FIRST]
-        sample = next((one for one in trained if 0 < one.numel() <= SAMPLED_ELEMENTS), None)
+        sample = next((one for one in trained if 0 < one.numel() <= SAMPLED_ELEMENTS and _is_plain(one)), None)
         self.sample: Callable[[], Any] = (lambda: None) if sample is None else ref(sample)
         self.streak = 0
         """Backwards in a row that were not finite."""
@@ -178,9 +178,9 @@ class NonFinite:
         if self.is_over or self._newest is None:
             return
         for root in roots if isinstance(roots, (list, tuple)) else (roots,):
-            if root.numel() != 1 or not root.is_floating_point():
+            if not _is_plain(root) or root.numel() != 1 or not root.is_floating_point():
                 continue
-            if root.is_cuda:
+            if root.device.type != "cpu":
                 self._later(self._on_device.put(root.detach(), self._backwards, self._step))
             else:
                 value = root.item()
@@ -201,7 +201,7 @@ class NonFinite:
         dirty = bool(self._held)
         for followed in self._followed.values():
             sample = followed.sample()
-            if sample is not None and not sample.is_cuda:
+            if sample is not None and sample.device.type == "cpu":
                 value = float(sample.detach().sum())
                 dirty = dirty or value - value != 0
         if dirty and not self._parameters_broke(optimizer):
@@ -218,7 +218,8 @@ class NonFinite:
         number = self._wrap_number(ddp)
         followed = Followed(-1 if number is None else number, ddp)
         self._followed[id(ddp)] = followed
-        trained = [one for one in ddp.module.parameters() if one.requires_grad] if self._every_gradient else []
+        trained = [one for one in ddp.module.parameters() if one.requires_grad and _is_plain(one)]
+        trained = trained if self._every_gradient else []
         is_compiling = getattr(getattr(self._torch, "compiler", None), "is_dynamo_compiling", lambda: False)
 
         def arrived(parameter: Any) -> None:
@@ -233,7 +234,7 @@ class NonFinite:
                 self._journal.event("probe_fault", where="gradient", text=repr(error), harms=list(_HARMS))
 
         for parameter in trained or [one for one in (followed.sample(),) if one is not None]:
-            if not parameter.is_cuda and hasattr(parameter, "register_post_accumulate_grad_hook"):
+            if parameter.device.type == "cpu" and hasattr(parameter, "register_post_accumulate_grad_hook"):
                 parameter.register_post_accumulate_grad_hook(arrived)
         return followed
 
@@ -518,10 +519,15 @@ class Delayed:
 def is_finite(tensor: Any) -> bool:
     """Return whether a tensor holds finite values only; what has none, or is a share of another, is taken to."""
     tensor = tensor.detach()
-    if type(tensor).__name__ not in ("Tensor", "Parameter") or tensor.is_sparse or not tensor.is_floating_point():
+    if not _is_plain(tensor) or tensor.is_sparse or not tensor.is_floating_point():
         return True
     value = float(tensor.sum())
     return value - value == 0 or bool(tensor.isfinite().all())
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Return whether its numbers are here: to read one of a DTensor is a collective, of a meta tensor an error."""
+    return type(tensor).__name__ in ("Tensor", "Parameter") and tensor.device.type in ("cpu", "cuda")
 
 
 def _spoils(tensor: Any, is_nan: bool) -> bool:
