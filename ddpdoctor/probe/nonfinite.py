@@ -29,7 +29,6 @@ AMONG_FIRST = 8
 """The parameter that is sampled is among so many first ones: what goes wrong in a backward goes on to them."""
 EXAMINED_SHARE = 0.005
 """Of the time that has passed may go into looking closer, beyond the first second of it."""
-_HARMS = ("nonfinites",)
 _INPUTS = frozenset(
     {"self", "other", "input", "target", "mat1", "mat2", "tensor1", "tensor2", "weight", "vec", "batch2"}
 )
@@ -111,7 +110,7 @@ class NonFinite:
         """Listen to what changes how one may look."""
         hooks = getattr(self._torch.autograd.graph, "saved_tensors_hooks", None)
         if hooks is not None:
-            on_call(self._journal, hooks, "__init__", before=self._saving_is_hooked, harms=_HARMS)
+            on_call(self._journal, hooks, "__init__", before=self._saving_is_hooked, harms=("nonfinites",))
 
     def listen(self) -> None:
         """Listen to what a live run has replacements of its own for."""
@@ -126,7 +125,12 @@ class NonFinite:
             self.backward_begins(arguments[0] if arguments else options.get("tensors", ()))
 
         on_call(
-            journal, ddp_class, "forward", before=forward_begins, after=lambda *_: self.forward_ended(), harms=_HARMS
+            journal,
+            ddp_class,
+            "forward",
+            before=forward_begins,
+            after=lambda *_: self.forward_ended(),
+            harms=("nonfinites",),
         )
         on_call(
             journal,
@@ -134,11 +138,11 @@ class NonFinite:
             "backward",
             before=backward_begins,
             after=lambda *_: self.backward_ended(),
-            harms=_HARMS,
+            harms=("nonfinites",),
         )
         # The package hides its module of the same name.
         sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(
-            lambda optimizer, *_: journal.guarded(self.stepped, optimizer, harms=_HARMS)
+            lambda optimizer, *_: journal.guarded(self.stepped, optimizer, harms=("nonfinites",))
         )
 
     def batch_came(self, batch: Any) -> None:
@@ -174,7 +178,7 @@ class NonFinite:
         """Look at the loss from which a backward starts."""
         self._backwards += 1
         if self._places is not None:
-            self._journal.guarded(self._place, roots, harms=_HARMS)
+            self._journal.guarded(self._place, roots, harms=("nonfinites",))
         if self.is_over or self._newest is None:
             return
         for root in roots if isinstance(roots, (list, tuple)) else (roots,):
@@ -185,7 +189,7 @@ class NonFinite:
             else:
                 value = root.item()
                 if value - value != 0:
-                    self._journal.guarded(self._found, "loss", value, root, harms=_HARMS)
+                    self._journal.guarded(self._found, "loss", value, root, harms=("nonfinites",))
                     return
 
     def backward_ended(self) -> None:
@@ -228,10 +232,10 @@ class NonFinite:
                 if not self.is_over and not is_compiling():
                     value = float(parameter.grad.sum())
                     if value - value != 0:
-                        self._journal.guarded(self._gradient_came, followed, parameter, value, harms=_HARMS)
+                        self._journal.guarded(self._gradient_came, followed, parameter, value, harms=("nonfinites",))
             except Exception as error:
                 self.is_over = True
-                self._journal.event("probe_fault", where="gradient", text=repr(error), harms=list(_HARMS))
+                self._journal.event("probe_fault", where="gradient", text=repr(error), harms=["nonfinites"])
 
         for parameter in trained or [one for one in (followed.sample(),) if one is not None]:
             if parameter.device.type == "cpu" and hasattr(parameter, "register_post_accumulate_grad_hook"):

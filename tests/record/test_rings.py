@@ -136,7 +136,7 @@ def test_a_full_disk_is_counted(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def full(*arguments: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(writer, "pwrite", full)
+    monkeypatch.setattr("ddpdoctor.record.writer.pwrite", full)
     write(writer, 0, 3)
     assert writer.lost == 3
 

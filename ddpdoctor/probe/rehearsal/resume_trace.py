@@ -32,7 +32,6 @@ MOST_TENSORS = 512
 MOST_KEYS = 200
 MOST_FILES = 2_000
 MOST_BYTES = 1 << 31
-_HARMS = ("resume_steps", "resume_saves")
 _COUNTERS = ("epoch", "step", "iter")
 
 
@@ -59,10 +58,16 @@ class ResumeTrace:
         """Listen to forwards, steps, constructors and saves."""
         torch, journal = self._torch, self._journal
         ddp_class = torch.nn.parallel.DistributedDataParallel
-        on_call(journal, ddp_class, "forward", before=self._forward_begins, harms=_HARMS)
-        on_call(journal, torch, "save", before=self._saves, harms=_HARMS)
+        on_call(journal, ddp_class, "forward", before=self._forward_begins, harms=("resume_steps", "resume_saves"))
+        on_call(journal, torch, "save", before=self._saves, harms=("resume_steps", "resume_saves"))
         scaler = getattr(getattr(torch, "amp", None), "GradScaler", None) or torch.cuda.amp.GradScaler
-        on_call(journal, scaler, "__init__", after=lambda _, given, __: self._scalers.add(given[0]), harms=_HARMS)
+        on_call(
+            journal,
+            scaler,
+            "__init__",
+            after=lambda _, given, __: self._scalers.add(given[0]),
+            harms=("resume_steps", "resume_saves"),
+        )
         # The package hides its module of the same name.
         optimizers = sys.modules["torch.optim.optimizer"]
         on_call(
@@ -70,9 +75,11 @@ class ResumeTrace:
             torch.optim.Optimizer,
             "__init__",
             after=lambda _, given, __: self._optimizers.add(given[0]),
-            harms=_HARMS,
+            harms=("resume_steps", "resume_saves"),
         )
-        optimizers.register_optimizer_step_pre_hook(lambda *_: journal.guarded(self._step_begins, harms=_HARMS))
+        optimizers.register_optimizer_step_pre_hook(
+            lambda *_: journal.guarded(self._step_begins, harms=("resume_steps", "resume_saves"))
+        )
 
     def _forward_begins(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         if not self._torch.is_grad_enabled() or not arguments[0].training or self._steps > STEPS_NOTED:
