@@ -137,7 +137,7 @@ def test_a_measure_with_its_check_touches_at_most_six_files_and_its_finding_appe
 ) -> None:
     touched = [*copied.apply("Add a gauge, and a check of runs that reads it"), "checks/index.json"]
     assert len(touched) <= 6
-    copied.run("-m", "pytest", "-q", "tests/house/test_layout.py", "-k", "more_than_14_files")
+    copied.run("-m", "pytest", "-q", "tests/house/test_layout.py", "-k", "more_than_16_files")
     (tmp_path / "train.py").write_text(GARBAGE)
     said = copied.run("-m", "ddpdoctor", "profile", "--no-tui", "--nproc", "2", "train.py", cwd=tmp_path)
     assert "of its steps in the garbage collector" in said, said

@@ -45,7 +45,7 @@ def test_the_wheel_made_of_the_source_distribution_holds_every_file_of_the_packa
         Path(directory, name).relative_to(ROOT).as_posix()
         for directory, _, names in os.walk(ROOT / "ddpdoctor", followlinks=True)
         for name in names
-        if name.endswith((".py", ".tcss", ".jinja", ".css", ".xz", ".toml"))
+        if name.endswith((".py", ".tcss", ".jinja", ".css", ".xz", ".toml", ".json"))
     }
     assert packed == expected | {"ddpdoctor/py.typed"}
 
