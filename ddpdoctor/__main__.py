@@ -19,8 +19,11 @@ def main() -> int:
         else:
             return 0
     from ddpdoctor.cli.main import main as run
+    from ddpdoctor.report.streams import flush_all
 
-    return run()
+    code = run()
+    flush_all()
+    return code
 
 
 if __name__ == "__main__":

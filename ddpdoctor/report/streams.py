@@ -180,6 +180,16 @@ def _write(stream: TextIO | None, text: str, *, is_result: bool = False) -> None
             raise
 
 
+def flush_all() -> None:
+    """Write what is still held, before the interpreter does: of a terminal that is gone it would make exit code 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            _forget(stream)
+
+
 def _forget(stream: TextIO) -> None:
     """Let the interpreter flush the stream at exit without an error, now that no one reads it."""
     try:
