@@ -24,6 +24,8 @@ class EquivalenceSection(msgspec.Struct, frozen=True, kw_only=True):
     """Parameters with the same gradient."""
     within: float = 0.0
     """The largest difference of a parameter's gradient, as a share of its norm."""
+    zero: bool = False
+    """All gradients are zero, on the ranks and in one process."""
     factor: float | None = None
     """The ranks' gradient as a multiple of the one process's."""
     modules: tuple[str, ...] = ()

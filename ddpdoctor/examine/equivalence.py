@@ -11,7 +11,7 @@ import json
 import tempfile
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -23,6 +23,7 @@ from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.files.untrusted import read_untrusted
 from ddpdoctor.launch.rehearsal_plan import time_limit_s
 from ddpdoctor.launch.request import Progress, RehearsalRequest
+from ddpdoctor.probe.rehearsal.equivalence.named_ranks import PARSED, VALUES_FILE, as_one
 from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import RunRecord
 
@@ -30,6 +31,9 @@ LEAST_S = 5.0
 """Python and torch take so long to start."""
 MOST_BYTES = 1 << 26
 MESSAGE_CHARACTERS = 160
+MOST_VALUES = 4
+"""That are tried for the number of ranks, in a few seconds each."""
+_TOKEN = "token"
 Rehearse = Callable[[RehearsalRequest], RunRecord]
 
 
@@ -72,6 +76,8 @@ class _Comparison:
         """Why the newest run of one process was ended."""
         self._lengths: dict[str, int] = {}
         """Of the loaders of a rank, by their ordinals."""
+        self._named: Mapping[str, object] | None = None
+        """Which value of the script names the number of its ranks; None before the first run of one process."""
 
     def made(self) -> EquivalenceSection:
         record, ranks = self._run_ranks("ranks")
@@ -109,6 +115,26 @@ class _Comparison:
         return self._rehearse(msgspec.structs.replace(request, time_limit_s=left_s))
 
     def _run_one(self, name: str, ranks: list[int], feed: str) -> tuple[Step, ...]:
+        """Run one process on the samples of these ranks; if need be, once for each value that may name their number."""
+        steps, kept, record = self._started_once(name, ranks, feed, self._named or {})
+        first = self._named is None
+        self._named = self._named or {}
+        asked = max((record.job.world_size, *(wait.ranks_asked for wait in record.waits)))
+        if steps or not first or asked < 2:
+            return steps
+        stopped = self._stopped
+        for number, value in enumerate(_values(kept, self._request, asked)):
+            named = {"value": value, "ranks": asked}
+            steps, _, _ = self._started_once(f"{name}-{number}", ranks, feed, named)
+            if steps:
+                self._named = named
+                return steps
+        self._stopped = stopped
+        return ()
+
+    def _started_once(
+        self, name: str, ranks: list[int], feed: str, named: Mapping[str, object]
+    ) -> tuple[tuple[Step, ...], Path, RunRecord]:
         kept = self._directory / name
         kept.mkdir()
         plan = {
@@ -117,13 +143,35 @@ class _Comparison:
             "feed": feed,
             "from": str(self._directory / "ranks"),
             "lengths": self._lengths if feed == "joined" else {},
+            "named": named,
         }
         request = msgspec.structs.replace(
             self._request, nproc=1, nodes=1, gpus_per_node=0, spawned_ranks=0, equivalence=plan, first_steps=kept
         )
+        source, _, position = str(named.get("value", "")).partition(" ")
+        if source == _TOKEN:
+            arguments = list(request.arguments)
+            arguments[int(position)] = as_one(arguments[int(position)], int(str(named["ranks"])))
+            request = msgspec.structs.replace(request, arguments=tuple(arguments))
         record = self._timed(request)
         self._stopped = _stopped(kept) or _refusal(record)
-        return () if record.job.world_size > 1 else _steps(kept, 0)
+        return (() if record.job.world_size > 1 else _steps(kept, 0)), kept, record
+
+
+def _values(directory: Path, request: RehearsalRequest, ranks: int) -> list[str]:
+    """Return the values of a script that may be its number of ranks: what it parsed its arguments to, and spawns with;
+    the arguments as they are written where nothing parsed them.
+    """
+    try:
+        lines = read_untrusted(directory / VALUES_FILE, MOST_BYTES, directory).splitlines()
+        rows = [row for row in map(json.loads, lines) if isinstance(row, list) and len(row) == 3]
+    except (OSError, ValueError):
+        rows = []
+    found = {f"{source} {name}": None for source, name, value in rows if as_one(value, ranks) is not None}
+    if not any(source == PARSED for source, _, _ in rows):
+        tokens = (n for n, text in enumerate(request.arguments) if as_one(text, ranks) is not None)
+        found.update({f"{_TOKEN} {number}": None for number in tokens})
+    return list(found)[:MOST_VALUES]
 
 
 def _stopped(directory: Path) -> str:

@@ -67,6 +67,23 @@ def test_a_little_more_than_rounding_is_told_by_how_much() -> None:
     assert section.status == "equal" and section.equal == 2 and "within 4e-03" in sentence(section)
 
 
+def test_what_rounding_makes_of_gradients_matters_only_where_they_differ() -> None:
+    again = ((step(mixed(0.7, 0.7)),), (step(mixed(0.7, 0.7)),))
+    near = compare(runs(mixed(0.51, 0.51), mixed(0.5, 0.5), again=again))
+    assert near.status == "equal" and "within 2e-02" in sentence(near)
+    assert compare(runs(mixed(0.6, 0.6), mixed(0.5, 0.5), again=again)).status == "inconclusive"
+
+
+def test_gradients_that_are_all_zero_are_told_and_those_that_are_zero_in_one_process_only_are_no_alarm() -> None:
+    section = compare(runs(mixed(0, 0), mixed(0, 0)))
+    assert (section.status, section.zero, section.equal) == ("equal", True, 2)
+    assert "2 parameters of 2 ranks have a gradient of zero" in sentence(section)
+    assert compare(runs(mixed(0.5, 0.5), mixed(0, 0))).status == "inconclusive"
+    assert compare(runs(mixed(0, 0), mixed(0.5, 0.5), other=mixed(0, 0))).kind == "scaled"
+    kept = msgspec.structs.replace(step(mixed(0, 0)), thinned=True)
+    assert compare(msgspec.structs.replace(runs(mixed(0, 0), mixed(0, 0)), one=(kept,))).status == "inconclusive"
+
+
 def test_a_sum_over_samples_is_no_alarm() -> None:
     section = compare(runs(mixed(0.5, 0.5), mixed(1, 1)))
     assert section.status == "inconclusive" and "adds up" in section.reason

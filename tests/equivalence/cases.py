@@ -30,6 +30,7 @@ class Case(msgspec.Struct, frozen=True):
     """Words of the sentence."""
     quick: bool = False
     """Part of the default tests."""
+    arguments: tuple[str, ...] = ()
 
     def text(self) -> str:
         """Return the script as it is run."""
@@ -41,6 +42,23 @@ class Case(msgspec.Struct, frozen=True):
 
 
 BACKWARD = "loss.backward()"
+_STEP_OF_LOSS = "        loss.backward()\n"
+BY_LIST: Edits = (
+    ('"--processes", type=int, default=2', '"--devices"'),
+    ("options.processes", 'len(options.devices.split(","))'),
+)
+BY_POSITION: Edits = (
+    ("parser = argparse.ArgumentParser()\n", ""),
+    ('parser.add_argument("--passes", type=int, default=2)\n', ""),
+    ('parser.add_argument("--processes", type=int, default=2)\n', "import sys\n"),
+    ("options = parser.parse_args()\n", ""),
+    ("options.passes, options.processes", "int(sys.argv[1]), int(sys.argv[2])"),
+)
+IN_A_CONFIGURATION: Edits = (
+    ("def main(rank, passes, world):\n", 'def main(rank, passes, options):\n    world = options["world"]\n'),
+    ("(2, ranks)", '(2, {"epochs": 2, "world": ranks})'),
+)
+READ_BY_ALL: Edits = (("def main(", "WORLD = 2\n\n\ndef main("), ("    ranks = 2\n", "    ranks = WORLD\n"))
 _TIMES_WORLD: Edits = ((BACKWARD, "(loss * world).backward()"),)
 _BY_WORLD: Edits = ((BACKWARD, "(loss / world).backward()"),)
 STEP = "            optimizer.step()\n"
@@ -403,5 +421,42 @@ FAULTS = (
             ),
         ),
         "rank-constant",
+    ),
+    Case(
+        "named: the loss times the number that was given",
+        "named",
+        ((_STEP_OF_LOSS, "        (loss * ranks).backward()\n"),),
+        "scaled",
+        2.0,
+    ),
+    Case(
+        "named by a list: the loss by the number",
+        "named",
+        (*BY_LIST, (_STEP_OF_LOSS, "        (loss / ranks).backward()\n")),
+        "scaled",
+        0.5,
+        arguments=("--passes", "2", "--devices", "0,1"),
+    ),
+    Case(
+        "named by position: the loss times the number",
+        "named",
+        (*BY_POSITION, (_STEP_OF_LOSS, "        (loss * ranks).backward()\n")),
+        "scaled",
+        2.0,
+        arguments=("2", "2"),
+    ),
+    Case(
+        "spawned: the loss times the number of ranks",
+        "spawned",
+        ((_STEP_OF_LOSS, "        (loss * world).backward()\n"),),
+        "scaled",
+        2.0,
+    ),
+    Case(
+        "spawned: the loss by the number in a configuration",
+        "spawned",
+        (*IN_A_CONFIGURATION, (_STEP_OF_LOSS, "        (loss / world).backward()\n")),
+        "scaled",
+        0.5,
     ),
 )

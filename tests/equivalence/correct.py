@@ -7,9 +7,13 @@ from tests.equivalence.cases import (
     ALL_REDUCED,
     AUX,
     BACKWARD,
+    BY_LIST,
+    BY_POSITION,
     CONVERT,
     FOUR,
     GATHERED,
+    IN_A_CONFIGURATION,
+    READ_BY_ALL,
     REDUCE,
     STEP,
     SUM,
@@ -98,6 +102,8 @@ CORRECT = (
         (
             (
                 BACKWARD,
+                BY_LIST,
+                BY_POSITION,
                 "(loss * 128).backward()\n            for p in model.parameters():\n                p.grad /= 128",
             ),
         ),
@@ -162,6 +168,8 @@ CORRECT = (
         (
             (
                 GATHERED,
+                IN_A_CONFIGURATION,
+                READ_BY_ALL,
                 "    import torch.distributed.nn.functional as gathers\n\n    return torch.cat(gathers.all_gather(x))\n",
             ),
         ),
@@ -259,5 +267,45 @@ CORRECT = (
                 "share = 64 // world\n    counts = labels[rank * share : (rank + 1) * share].bincount(minlength=3)\n    dist.all_reduce(counts)\n    mine = torch.arange(3).repeat_interleave(counts)\n",
             ),
         ),
+    ),
+    Case("named: an argument's default, and another with the same value", "named"),
+    Case("named: an argument", "named", arguments=("--processes=2", "--passes", "4")),
+    Case("named: a list of devices", "named", BY_LIST, arguments=("--passes", "2", "--devices", "0,1")),
+    Case("named: the second of two positions", "named", BY_POSITION, arguments=("2", "2")),
+    Case(
+        "named: in the call that makes the group",
+        "named",
+        (("world_size=ranks", "world_size=2"),),
+        may_be_unclear=True,
+        says="creates a group of 2 ranks",
+    ),
+    Case("spawned: a number in the script", "spawned", quick=True),
+    Case("spawned: a number in a configuration", "spawned", IN_A_CONFIGURATION),
+    Case(
+        "spawned: a number that the ranks read for themselves",
+        "spawned",
+        (*READ_BY_ALL, ("        loss.backward()\n", "        (loss * WORLD).backward()\n")),
+        may_be_unclear=True,
+        says="read from a variable of the module",
+    ),
+    Case(
+        "spawned: a number that is written twice",
+        "spawned",
+        (("world_size=world", "world_size=2"),),
+        may_be_unclear=True,
+        says="creates a group of 2 ranks",
+    ),
+    Case(
+        "vision: a loss that nothing changes",
+        "vision",
+        (
+            (
+                "nn.Linear(8, 5)\n        self.aux = nn.Linear(8, 5)",
+                "nn.Linear(8, 1)\n        self.aux = nn.Linear(8, 1)",
+            ),
+            ("randint(0, 5,", "randint(0, 1,"),
+        ),
+        says="a gradient of zero",
+        quick=True,
     ),
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ddpdoctor.diagnosis.training.equivalence import sentence
 from ddpdoctor.equivalence_section import EquivalenceSection
+from ddpdoctor.examine.equivalence import compared as compared_by_runs
 from ddpdoctor.examine.equivalence import equivalence
 from ddpdoctor.launch.devices import Device
 from ddpdoctor.launch.request import Launch, RehearsalRequest
@@ -22,8 +23,18 @@ def compared(case: Case) -> EquivalenceSection:
         script = Path(directory, "train.py")
         script.write_text(case.text(), encoding="utf-8")
         device: Device = "stand-in" if "cuda" in case.text() else "cpu"
-        launch = Launch(starter="torchrun", ranks=2)
-        request = RehearsalRequest(script=script, launch=launch, nproc=2, device=device, time_limit_s=900.0)
+        spawns = "mp.spawn(" in case.text()
+        request = RehearsalRequest(
+            script=script,
+            arguments=case.arguments,
+            launch=Launch(starter="python" if spawns else "torchrun", ranks=2),
+            spawns_ranks=spawns,
+            nproc=2,
+            device=device,
+            time_limit_s=900.0,
+        )
+        if spawns or "world_size=" in case.text():  # Who asks for more ranks than a launcher has started.
+            return compared_by_runs(request, lambda progress: None, 0.0)
         return equivalence(request, rehearse)
 
 

@@ -69,6 +69,8 @@ class Step(msgspec.Struct, frozen=True):
     random_moved: bool = False
     facts: Mapping[str, bool] = {}
     sharded: bool = False
+    thinned: bool = False
+    """Of a parameter not all elements were kept."""
 
 
 class Runs(msgspec.Struct, frozen=True):
@@ -112,6 +114,7 @@ def read_step(head: Mapping[str, Any], numbers: array[float]) -> Step:
         random_moved=bool(head["random_moved"]),
         facts=head["facts"],
         sharded=any(row["sharded"] for row in head["parameters"]),
+        thinned=any(0 < row["kept"] < math.prod(row["shape"]) for row in head["parameters"]),
     )
 
 
@@ -159,7 +162,13 @@ def compare(runs: Runs) -> EquivalenceSection:
     tolerance = REDUCED_TOLERANCE if facts.get("reduced_precision") else TOLERANCE
     scale = _scale(rows)
     if not scale:
-        return unclear("every gradient is zero")
+        if any(any(vector or ()) for row in rows for vector in row.ranks):
+            return unclear("in one process every gradient is zero, and on the ranks it is not")
+        if any(step.thinned for step in (*runs.one[:steps], *runs.ranks[0][:steps])):
+            return unclear("every gradient that was kept is zero")
+        names = {(row.wrap, row.name) for row in rows}
+        of_all: dict[str, Any] = {"ranks": len(runs.ranks), "steps": steps, "parameters": len(names)}
+        return EquivalenceSection(status="equal", equal=len(names), zero=True, **of_all)
     judge = _Judge(runs, rows, tolerance, scale * tolerance * NEGLIGIBLE, steps)
     return judge.verdict(by_rank=bool(facts.get("plain_norms")) and not facts.get("synced_norms"))
 
@@ -237,9 +246,13 @@ class _Judge:
             "within": within,
             "statistics_by_rank": by_rank,
         }
+        alike = not self._differ and not apart
+        if alike and within <= max(EXPLAINED * self._tolerance, REDUCED_TOLERANCE):
+            # What rounding would make of it does not matter where it is nearly the same.
+            return EquivalenceSection(status="equal", **common)
         if any(row.noise > CHAOTIC * _norm(row.here) and not self._is_rounding(row) for row in self._rows):
             return unclear("the ranks themselves get other gradients when they are run again", **common)
-        if not self._differ and not apart:
+        if alike:
             return EquivalenceSection(status="equal", **common)
         found = self._explanation(apart)
         return EquivalenceSection(**{**common, **found})
@@ -536,6 +549,9 @@ def sentence(section: EquivalenceSection) -> str:
     if section.status == "differs":
         return difference(section)
     whole = count(section.parameters, "parameter")
+    if section.zero:
+        steps = count(section.steps, "optimizer step")
+        return f"in {steps} {whole} of {ranks} have a gradient of zero, and so they have in one process: nothing trains"
     told = f"{ranks} compute the gradient that one process would on the same samples: {section.equal} of {whole}"
     told += f" within {section.within:.0e} in {count(section.steps, 'optimizer step')}"
     if section.in_turn:

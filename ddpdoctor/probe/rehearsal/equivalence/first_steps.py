@@ -18,6 +18,7 @@ from ..schedule import Ending
 from ..training.ddp_modules import Modules
 from .draws import Draws
 from .feeding import Feeding, read_all, seed, states
+from .named_ranks import NamedRanks
 
 STEPS = 2
 """Of the optimizer that steps first; with them a first gradient that is zero by design is not the only one."""
@@ -83,6 +84,7 @@ class FirstSteps:
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             self._hook_clipping(name)
         if self._alone:
+            NamedRanks(journal, torch, self._directory, self._stop).install()
             self._normalise_by_rank()
             self._measure_alike(journal.plan["equivalence"].get("lengths", {}))
 
