@@ -1,8 +1,8 @@
 """Compares the first steps of the ranks with those of one process on the same samples.
 
 The script is run as its ranks, which keep their samples and gradients, and as one process, which is given the samples
-of all of them. Where the gradients are not the same it is run three more times, as the ranks again and as one process
-on the samples of each rank, which show whether chance, the loss or the reduction makes the difference.
+of all of them. Where the gradients are not the same it is run as the ranks again; and where rounding does not explain
+it, as one process on the samples of each rank, which show whether the loss or the reduction makes the difference.
 """
 
 from __future__ import annotations
@@ -95,11 +95,13 @@ class _Comparison:
         runs = Runs(ranks=tuple(ranks), one=one, cuts=tuple(_cuts(record)), has_loaders=loaders, in_turn=in_turn)
         section = compare(runs)
         if needs_controls(section):
-            again = tuple(self._run_ranks("again")[1])
+            runs = msgspec.structs.replace(runs, again=tuple(self._run_ranks("again")[1]))
+            section = compare(runs)
+        if needs_controls(section):
             alone = tuple(self._run_one(f"alone-{rank}", [rank], "joined") for rank in range(world))
             if not all(alone):
                 return unclear(f"{section.reason}, and one process does not train on the samples of one rank")
-            section = compare(msgspec.structs.replace(runs, again=again, alone=alone))
+            section = compare(msgspec.structs.replace(runs, alone=alone))
         return msgspec.structs.replace(section, in_turn=in_turn)
 
     def _run_ranks(self, name: str) -> tuple[RunRecord, list[tuple[Step, ...]]]:

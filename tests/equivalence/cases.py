@@ -31,6 +31,8 @@ class Case(msgspec.Struct, frozen=True):
     quick: bool = False
     """Part of the default tests."""
     arguments: tuple[str, ...] = ()
+    line: str = ""
+    """Words of the line that has to be named; a dash for none."""
 
     def text(self) -> str:
         """Return the script as it is run."""
@@ -458,5 +460,36 @@ FAULTS = (
         (*IN_A_CONFIGURATION, (_STEP_OF_LOSS, "        (loss / world).backward()\n")),
         "scaled",
         0.5,
+    ),
+    Case(
+        "vision: the loss times the world size in a line of its own, and one by it for a log",
+        "vision",
+        ((AUX, f"{AUX}            loss = loss * world\n            told = loss.clone()\n            told /= world\n"),),
+        "scaled",
+        2.0,
+        line="loss = loss * world",
+        quick=True,
+    ),
+    Case(
+        "accumulation: the world size in the divisor, which is a line of its own",
+        "accumulation",
+        (
+            ("/ STEPS\n", "\n            loss /= STEPS * dist.get_world_size()\n"),
+            ("0.05)", "50.0)"),
+        ),
+        "scaled",
+        0.5,
+        line="loss /= STEPS",
+    ),
+    Case(
+        "a hook that divides twice, and a log by the world size",
+        "hooks",
+        (
+            ("done.value()[0])", "done.value()[0] / dist.get_world_size())"),
+            (BACKWARD, f"{BACKWARD}\n        told = loss.clone()\n        told /= dist.get_world_size()"),
+        ),
+        "scaled",
+        0.5,
+        line="-",
     ),
 )

@@ -102,8 +102,6 @@ CORRECT = (
         (
             (
                 BACKWARD,
-                BY_LIST,
-                BY_POSITION,
                 "(loss * 128).backward()\n            for p in model.parameters():\n                p.grad /= 128",
             ),
         ),
@@ -168,8 +166,6 @@ CORRECT = (
         (
             (
                 GATHERED,
-                IN_A_CONFIGURATION,
-                READ_BY_ALL,
                 "    import torch.distributed.nn.functional as gathers\n\n    return torch.cat(gathers.all_gather(x))\n",
             ),
         ),

@@ -53,6 +53,9 @@ def complaint(case: Case, section: EquivalenceSection) -> str:
         return f"not {case.factor} times: {said}"
     if case.modules and section.modules != case.modules:
         return f"names {section.modules}: {said}"
+    lines = [case.text().splitlines()[line - 1] for _, _, line in section.places]
+    if case.line and (bool(lines) is (case.line == "-") or any(case.line not in line for line in lines)):
+        return f"names the lines {lines}: {said}"
     if case.ranks and section.at != case.ranks:
         return f"names ranks {section.at}: {said}"
     return "" if case.says in said else f"does not say {case.says!r}: {said}"

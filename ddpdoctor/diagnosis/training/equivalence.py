@@ -62,6 +62,10 @@ class Step(msgspec.Struct, frozen=True):
     """File, line, name, norm before and the most that it may have."""
     losses: tuple[Sequence[Any], ...] = ()
     """File, line, digest of the weights of classes, targets that count."""
+    scalings: Mapping[tuple[str, str, int], float] = {}
+    """By which numbers losses are multiplied or divided: ``mul`` or ``div``, file and line, …"""
+    scaled_back: tuple[tuple[str, float], ...] = ()
+    """… and which of these operations a backward has."""
     state: str = ""
     """A digest of the parameters before the step."""
     unmatched_draws: int = 0
@@ -108,6 +112,8 @@ def read_step(head: Mapping[str, Any], numbers: array[float]) -> Step:
         gradients=tuple(gradients),
         clips=tuple(head["clips"]),
         losses=tuple(head["losses"]),
+        scalings={(str(kind), str(file), int(line)): float(by) for kind, file, line, by in head["scalings"]},
+        scaled_back=tuple((str(kind), float(by)) for kind, by in head["scaled_back"]),
         state=str(head["state"]),
         unmatched_draws=int(head["unmatched_draws"]),
         random=str(head["random"]),
@@ -247,13 +253,12 @@ class _Judge:
             "statistics_by_rank": by_rank,
         }
         alike = not self._differ and not apart
-        if alike and within <= max(EXPLAINED * self._tolerance, REDUCED_TOLERANCE):
-            # What rounding would make of it does not matter where it is nearly the same.
+        noisy = any(row.noise > CHAOTIC * _norm(row.here) and not self._is_rounding(row) for row in self._rows)
+        # What rounding would make of gradients does not matter where they are nearly the same.
+        if alike and within <= (REDUCED_TOLERANCE if noisy else CHAOTIC):
             return EquivalenceSection(status="equal", **common)
-        if any(row.noise > CHAOTIC * _norm(row.here) and not self._is_rounding(row) for row in self._rows):
+        if noisy or alike:
             return unclear("the ranks themselves get other gradients when they are run again", **common)
-        if alike:
-            return EquivalenceSection(status="equal", **common)
         found = self._explanation(apart)
         return EquivalenceSection(**{**common, **found})
 
@@ -307,7 +312,7 @@ class _Judge:
             return _open(reason)
         if not factor or any(self._is_same(factor, float(self._world) ** power) for power in (-2, -1, 1, 2)):
             kind = "scaled" if whole else "cut" if self._runs.cuts and factor < 1 else "part"
-            places = self._runs.cuts if kind == "cut" else ()
+            places = self._runs.cuts if kind == "cut" else self._scaled_at(factor)
             return self._says(kind, [] if whole else rows, factor=round(factor, 4), places=places)
         return _open(f"the gradients differ by a factor of {factor:.2f}, which no number of ranks explains")
 
@@ -381,6 +386,18 @@ class _Judge:
                 if len({loss[2] for loss in losses}) > 1:
                     return "loss", str(losses[0][0]), int(losses[0][1])
         return None
+
+    def _scaled_at(self, factor: float) -> tuple[tuple[str, str, int], ...]:
+        """Return the one line whose number makes this factor: it is another one in one process."""
+        mine, one = self._runs.ranks[0][0], self._runs.one[0]
+        places = set()
+        for (kind, file, line), number in mine.scalings.items():
+            other = one.scalings.get((kind, file, line))
+            if not number or not other or (kind, number) not in mine.scaled_back:
+                continue
+            if self._is_same(number / other if kind == "mul" else other / number, factor):
+                places.add(("loss", file, line))
+        return tuple(places) if len(places) == 1 else ()
 
     def _counts(self, step: int, shares: tuple[float, ...]) -> tuple[int, ...]:
         """Return how many targets each rank counts, where its share in one process is theirs."""

@@ -19,6 +19,7 @@ MOST_BYTES = 1 << 26
 LOSSES_NOTED = 64
 _LOSSES = {"aten::nll_loss_forward": 2, "aten::nll_loss2d_forward": 2, "aten::binary_cross_entropy_with_logits": 3}
 """Losses that take weights of classes, behind each function and module of torch's that does, and the argument."""
+_SCALINGS = {"aten::mul": "mul", "aten::mul_": "mul", "aten::div": "div", "aten::div_": "div"}
 Key = tuple[str, str, int, int]
 """Operator, file and line of the user's, and how often it was met there before."""
 
@@ -42,6 +43,10 @@ class Draws:
         self.active = False
         self.losses: list[list[Any]] = []
         """Since the last step: line, digest of the weights, and how many targets count."""
+        self.scalings: dict[tuple[str, str, int], float] = {}
+        """The numbers by which losses are multiplied or divided: operation, file and line of the user's, …"""
+        self.scaled_back: dict[tuple[str, float], None] = {}
+        """… and by which backward multiplies or divides: what is there, too, is no loss for a log."""
         self.unmatched = 0
         """Draws of one process that no rank made in that way."""
 
@@ -65,6 +70,8 @@ class Draws:
                         return result if drawn is None else drawn
                     if name in _LOSSES:
                         draws._journal.guarded(draws._note_loss, name, args, harms=())
+                    if name in _SCALINGS and isinstance(result, torch.Tensor) and not result.dim():
+                        draws._journal.guarded(draws._note_scaling, _SCALINGS[name], args, harms=())
                 return result
 
         if self._ranks:
@@ -150,6 +157,16 @@ class Draws:
         if "nll" in name:
             counted = int((arguments[1] != arguments[4]).sum())
         self.losses.append([file, line, digest, counted])
+
+    def _note_scaling(self, name: str, arguments: Any) -> None:
+        loss, number = arguments[:2]
+        if type(number) not in (int, float):
+            return
+        in_backward = getattr(self._torch._C, "_current_graph_task_id", lambda: -1)() != -1
+        if in_backward and len(self.scaled_back) < LOSSES_NOTED:
+            self.scaled_back[name, float(number)] = None
+        elif not in_backward and loss.requires_grad and len(self.scalings) < LOSSES_NOTED:
+            self.scalings.setdefault((name, *self._line()), float(number))
 
     def _line(self) -> tuple[str, int]:
         frames = self._journal.user_code.frames_here(sys._getframe(2))

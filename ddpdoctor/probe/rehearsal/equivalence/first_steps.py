@@ -316,6 +316,8 @@ class FirstSteps:
             "parameters": rows,
             "clips": self._clips,
             "losses": self._draws.losses,
+            "scalings": [[*place, number] for place, number in self._draws.scalings.items()],
+            "scaled_back": list(self._draws.scaled_back),
             "unmatched_draws": self._draws.unmatched,
             "state": hash_of([tensor_digest(_sample(parameter, each)) for parameter in parameters]),
             "random": hash_of(random),
