@@ -66,6 +66,7 @@ def is_clean(rehearsal: RehearsalSection, results: Sequence[CheckResult]) -> boo
     return rehearsal.status == "completed" and not any(one.severity.at_least(Severity.WARNING) for one in proved)
 
 
+STEPS_COMPARED = 2
 SHARE_OF_LIMIT = 0.2
 """Of the time limit: a rehearsal that took more leaves no time to run the first steps of the script twice, and up to
 three more times where they differ."""
@@ -81,7 +82,9 @@ def is_compared(
 ) -> bool:
     """Return whether a rehearsal is to be compared with one process; ``asked`` as in ``ExamineRequest``."""
     if asked is not None:
-        return asked and rehearsal.status == "completed"
+        # What ends a script behind its first steps does not keep them from being compared.
+        reached = rehearsal.status == "failed" and rehearsal.steps >= STEPS_COMPARED
+        return asked and (rehearsal.status == "completed" or reached)
     is_short = rehearsal.seconds <= SHARE_OF_LIMIT * time_limit_s(rehearsed, rehearsed.nproc)
     return is_clean(rehearsal, results) and (thorough or is_short)
 
