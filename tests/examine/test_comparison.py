@@ -1,0 +1,32 @@
+"""Which rehearsals are compared with one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ddpdoctor.examination import RehearsalSection
+from ddpdoctor.examine.rehearsal_variants import is_compared
+from ddpdoctor.launch.request import RehearsalRequest
+
+REQUEST = RehearsalRequest(script=Path("/train.py"))
+DONE = RehearsalSection(status="completed", steps=4, seconds=1.0)
+FAILED = msgspec.structs.replace(DONE, status="failed")
+
+
+@pytest.mark.parametrize(
+    ("section", "asked", "is_one"),
+    [
+        (DONE, None, True),
+        (DONE, False, False),
+        (msgspec.structs.replace(DONE, seconds=1e4), None, False),
+        (msgspec.structs.replace(DONE, seconds=1e4), True, True),
+        (FAILED, None, False),
+        (FAILED, True, True),
+        (msgspec.structs.replace(FAILED, steps=1), True, False),
+    ],
+)
+def test_what_is_compared(section: RehearsalSection, asked: bool | None, is_one: bool) -> None:
+    assert is_compared(REQUEST, section, (), asked=asked, thorough=False) is is_one
