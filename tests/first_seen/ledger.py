@@ -11,7 +11,7 @@ import msgspec
 LEDGER = Path(__file__).with_name("ledger.jsonl")
 NEWEST = 60
 """Rows of a kind that the second column is about."""
-Kind = Literal["source", "rehearsal", "live", "autopsy"]
+Kind = Literal["source", "rehearsal", "live", "autopsy", "equivalence"]
 Judgement = Literal["right", "wrong", "debatable"]
 
 
@@ -19,6 +19,7 @@ class Expected(msgspec.Struct, frozen=True):
     """Something that a person found before the tool saw the case."""
 
     codes: tuple[str, ...]
+    """In a row of the kind ``equivalence``: ``equal``, or how the gradients differ."""
     lines: tuple[int, ...] = ()
     certainty: Literal["certain", "likely", "debatable"] = "certain"
     path: str = ""
