@@ -26,7 +26,7 @@ def test_a_value_that_may_be_the_number(value: Any, one: Any) -> None:
     assert as_one(value, 2) == one
 
 
-NO_NUMBERS = (True, 3, "12", "lr=0.2", "a,b", "0,1,2", [0.5, 0.5], [], None, 2.0, "", "--x=", "2e")
+NO_NUMBERS: tuple[Any, ...] = (True, 3, "12", "lr=0.2", "a,b", "0,1,2", [0.5, 0.5], [], None, 2.0, "", "--x=", "2e")
 
 
 @pytest.mark.parametrize("value", NO_NUMBERS)
