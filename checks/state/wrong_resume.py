@@ -5,9 +5,9 @@ What it finds
     started again from that checkpoint, in an overlay. What the ranks hold and draw after the restart is compared with
     what the first start went on with: weights, the optimizer's state, the learning rate and the scaler before the first
     step, the samples of the first pass, the learning rates of the steps after it, and the counters, averages and other
-    states in the next checkpoint. The finding names what differs, its effect, and the lines that save and load. In the
-    source: the state of an optimizer, a scheduler or a scaler that is saved under a key which nothing loads, though
-    weights and epoch of the same checkpoint are loaded.
+    states in the next checkpoint. The finding names what differs, its effect, and the lines that save and load. A save
+    over the only checkpoint that is there is a warning. In the source: the state of an optimizer, a scheduler or a
+    scaler that is saved under a key which nothing loads, though weights and epoch of the same checkpoint are loaded.
 
 Why it is bad
     The loss jumps a little and recovers, and nobody looks. Samples are seen twice or never, the schedule runs from its
@@ -22,7 +22,8 @@ Remedy
     of the epoch for `set_epoch` (the one after the finished one), and counters that decide something.
 
 When it is wrong
-    Where a restart is meant to begin something anew, such as a fine-tuning with a schedule of its own.
+    Where a restart is meant to begin something anew, such as a fine-tuning with a schedule of its own; and where a copy
+    of the checkpoint is kept outside the working directory.
 
 References
     https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html
@@ -76,6 +77,17 @@ def in_restart(restart: Restart) -> Iterator[Finding]:
     )
     load_place = next((place for one in loads if (place := site_location(second.site(one.site)))), None)
     save_place = None if save is None else site_location(restart.first.site(save.site))
+    path = "" if save is None else save.path
+    over = next((one for one in restart.first.resume_saves if one.over_only and one.path == path), None)
+    if over is not None:
+        yield CHECK.finding(
+            "rehearsal",
+            "a checkpoint is written over the only one: a job that is killed while it saves leaves none that is whole",
+            remedy="Save to another name in the same folder, and then os.replace it to this one.",
+            locations=site_location(restart.first.site(over.site)),
+            evidence=_told((f"when it was saved after step {over.step}, no other file of its size was there",)),
+            severity=Severity.WARNING,
+        )
     for found in compared.differences:
         state = _STATES.get(found.what)
         missing = "" if found.saved or state is None else f"Save the state of {state} in the checkpoint. "

@@ -90,6 +90,11 @@ os.replace("last.new", "last.pt")
     "EPOCH": "sampler.set_epoch(epoch)",
     "STEP": "pass",
 }
+_IN_PLACE = (
+    _RIGHT["SAVE"]
+    .replace("torch.save({", "torch.save({  # here")
+    .replace('"last.new")\nos.replace("last.new", "last.pt")', '"last.pt")')
+)
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,6 +198,17 @@ FAULTS: Mapping[str, Case] = {
         '"scheduler": scheduler.state_dict(), "ema": ema, "epoch": -1, "global_step": 0}, "zero.pt")',
         RESUME='if args.resume: load("zero.pt")',
     ),
+    "torn: saved over the only file": _case("over the only", at="# here", SAVE=_IN_PLACE),
+    "torn: a hard link is no copy": _case(
+        "over the only",
+        at="# here",
+        SAVE='if os.path.exists("last.pt") and not os.path.exists("old.pt"): os.link("last.pt", "old.pt")' + _IN_PLACE,
+    ),
+    "torn: into an open file": _case(
+        "over the only",
+        at="# here",
+        SAVE='file = open("last.pt", "wb")' + _IN_PLACE.replace('"last.pt"', "file") + "file.close()",
+    ),
 }
 TWINS: Mapping[str, Case] = {
     "as it should be": _case(),
@@ -245,6 +261,14 @@ TWINS: Mapping[str, Case] = {
     "random numbers that are saved and loaded": _case(
         SAVE=_RIGHT["SAVE"].replace('"ema": ema', '"ema": ema, "rng": torch.get_rng_state()'),
         COUNT=_RIGHT["COUNT"] + '\ntorch.set_rng_state(state["rng"])',
+    ),
+    "torn: two files in turn": _case(SAVE=_IN_PLACE.replace('"last.pt"', 'f"{epoch % 2}.pt"')),
+    "torn: a copy beside it": _case(
+        SAVE='if os.path.exists("last.pt"): __import__("shutil").copy2("last.pt", "old.pt")' + _IN_PLACE
+    ),
+    "torn: a copy in a folder": _case(
+        SAVE='os.makedirs("kept", exist_ok=True)\n'
+        'if os.path.exists("last.pt"): __import__("shutil").copy("last.pt", "kept/old")' + _IN_PLACE
     ),
 }
 INCONCLUSIVE: Mapping[str, Case] = {

@@ -138,6 +138,7 @@ class ResumeTrace:
             whole=whole,
             keys=keys,
             optimizer=_holds_optimizer(held),
+            over_only=whole and path in self._paths and self._is_only(path),
             site=self._journal.site(frame),
         )
         self._paths.append(path)
@@ -150,6 +151,20 @@ class ResumeTrace:
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
             os._exit(0)
+
+    def _is_only(self, path: str) -> bool:
+        """Whether a file is there, and nothing of its size beside it or below the working directory."""
+        began_s = int(self._journal.plan["job"]["started_ns"]) / 1e9
+        folders = {os.getcwd(), *(os.path.dirname(one) for one in self._paths)}
+        try:
+            size = os.path.getsize(path)
+            return not any(
+                2 * os.path.getsize(other) >= size and not os.path.samefile(other, path)
+                for folder in folders
+                for other in _new_files(folder, began_s)
+            )
+        except OSError:  # It is not there, or another rank is replacing files meanwhile.
+            return False
 
     def _shown(self, value: Any) -> str:
         """Return a whole number as it is, and anything else by its kind and digest."""

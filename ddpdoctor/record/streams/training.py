@@ -287,6 +287,8 @@ class ResumeSave(msgspec.Struct, frozen=True, kw_only=True):
     optimizer: bool = False
     keys: Mapping[str, str] = {}
     """By key a whole number as it is, and anything else by kind and digest."""
+    over_only: bool = False
+    """It was written over an earlier one of the job, and no other file of that size was seen."""
     site: int = -1
 
 
