@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import msgspec
 
-from ddpdoctor.finding import Basis, Fact, Finding, FoundInRun, Location, Severity, Trouble
+from ddpdoctor.finding import Basis, Fact, Finding, FoundInRun, Frame, Location, Severity, Trouble
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import Restart, RunRecord
@@ -19,6 +19,23 @@ Subject: TypeAlias = Literal[
     "job", "collectives", "wrap", "model", "training", "loss", "training-loader", "sampler", "data-parallel", "device"
 ]
 """What of a script a check may look at; ``source.queries.subjects`` finds them."""
+
+
+class Reached(Protocol):
+    """A place with the calls that lead to it, such as an event of the source."""
+
+    @property
+    def location(self) -> Location | None:
+        """Where it is."""
+
+    @property
+    def chain(self) -> tuple[Frame, ...]:
+        """The lines of the calls, innermost first."""
+
+
+Place: TypeAlias = Location | Reached | None
+Reason: TypeAlias = tuple[str, Place] | tuple[str, Place, Mapping[str, int | float]]
+"""A sentence, its place, and the numbers in it, as ``Fact`` has them."""
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +80,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
         locations: Location | Iterable[Location | None] | None = None,
         ranks: tuple[int, ...] = (),
         evidence: Iterable[Fact] = (),
-        because: Iterable[tuple[str, Location | None]] = (),
+        because: Iterable[Reason] = (),
         severity: Severity | None = None,
         what_if: tuple[str, ...] = (),
         role: Literal["", "cause", "echo"] = "",
@@ -71,7 +88,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     ) -> Finding:
         """Build a finding of this check; ``severity`` overrides the one of the basis.
 
-        ``because`` holds facts of the same basis, each a sentence and its place; ``what_if`` says how it is mended on
+        ``because`` holds facts of the same basis, before those of ``evidence``; ``what_if`` says how it is mended on
         paper, in settings as ``ddpdoctor what-if --set`` takes them.
         """
         places = (locations,) if isinstance(locations, Location) else locations or ()
@@ -84,12 +101,18 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
             ranks=ranks,
             locations=tuple(place for place in places if place is not None),
             basis=frozenset({basis}),
-            evidence=(*(Fact(text=text, basis=basis, location=place) for text, place in because), *evidence),
+            evidence=(*(_fact(basis, *reason) for reason in because), *evidence),
             remedy=remedy,
             what_if=what_if,
             role=role,
             doubt=doubt,
         )
+
+
+def _fact(basis: Basis, text: str, place: Place, numbers: Mapping[str, int | float] = {}) -> Fact:
+    if place is None or isinstance(place, Location):
+        return Fact(text=text, basis=basis, numbers=numbers, location=place)
+    return Fact(text=text, basis=basis, numbers=numbers, location=place.location, stack=place.chain)
 
 
 class LoadedCheck(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event, LoopAround
 from ddpdoctor.source.interpreter.values import ALL_RANKS
 from ddpdoctor.source.projection import Projection, whole_projection
@@ -91,12 +91,11 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             remedy=REMEDIES[evaluation.form],
             locations=evaluation.location,
             ranks=evaluation.ranks,
-            evidence=(
-                Fact(
-                    text="the whole index lists of the ranks over this loader were compared",
-                    basis=record.job.kind,
-                    numbers=evaluation.numbers,
-                    location=evaluation.loader_location,
+            because=(
+                (
+                    "the whole index lists of the ranks over this loader were compared",
+                    evaluation.loader_location,
+                    evaluation.numbers,
                 ),
             ),
         )

@@ -218,14 +218,14 @@ def _drifted(record: RunRecord) -> Iterator[Finding]:
             remedy=REMEDIES["drifted"],
             locations=() if found.location is None else (found.location,),
             ranks=found.odd or found.ranks,
-            evidence=(
-                Fact(
-                    text=f"{found.unequal:,} of {found.compared:,} parameters differ: {', '.join(found.names)}",
-                    basis="run",
-                    numbers={"parameters": found.unequal, "compared": found.compared, "step": found.step},
+            because=(
+                (
+                    f"{found.unequal:,} of {found.compared:,} parameters differ: {', '.join(found.names)}",
+                    None,
+                    {"parameters": found.unequal, "compared": found.compared, "step": found.step},
                 ),
-                Fact(text=before, basis="run"),
-                Fact(text="the model is wrapped here", basis="run", location=found.location),
+                (before, None),
+                ("the model is wrapped here", found.location),
             ),
         )
 

@@ -72,12 +72,5 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             f"{bytes_text(found.bytes_twice)} of gradients are all-reduced twice in every step",
             remedy="Wrap the model once.",
             locations=found.location,
-            evidence=(
-                Fact(
-                    text="the first wrap",
-                    basis=record.job.kind,
-                    numbers={"bytes_twice": found.bytes_twice},
-                    location=found.inner_location,
-                ),
-            ),
+            because=(("the first wrap", found.inner_location, {"bytes_twice": found.bytes_twice}),),
         )

@@ -124,11 +124,11 @@ def _late(record: RunRecord, late: LateNoSync) -> Finding:
         TITLES["backward-only"],
         remedy=REMEDY,
         locations=late.location,
-        evidence=(
-            Fact(
-                text=f"{late.backwards} backwards of {late.model} under no_sync() were synchronised nevertheless",
-                basis=record.job.kind,
-                numbers={"backwards": late.backwards},
+        because=(
+            (
+                f"{late.backwards} backwards of {late.model} under no_sync() were synchronised nevertheless",
+                None,
+                {"backwards": late.backwards},
             ),
         ),
         severity=Severity.WARNING,

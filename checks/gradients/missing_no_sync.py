@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
 from ddpdoctor.checks.gradients.accumulation_source import Accumulation, wasteful_accumulations
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.fix import Fix, imported, indented
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.wrapped_models import training_forwards, wrap_numbers
@@ -98,16 +98,15 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 f"{found.model}: {bytes_text(found.wasted_bytes)} a step are sent for nothing",
                 remedy="Run forward and backward of all micro-steps but the last under model.no_sync().",
                 locations=places,
-                evidence=(
-                    Fact(
-                        text=f"{found.several} of {found.steps} optimizer steps came after several reductions",
-                        basis=record.job.kind,
-                        numbers={
+                because=(
+                    (
+                        f"{found.several} of {found.steps} optimizer steps came after several reductions",
+                        found.step_location,
+                        {
                             "reductions_per_step": found.per_step,
                             "wasted_bytes_per_step": found.wasted_bytes,
                             "steps": found.steps,
                         },
-                        location=found.step_location,
                     ),
                 ),
             )

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -53,11 +53,11 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 f"gradients are stored twice: {copies.size_bytes / 1e6:,.0f} MB more than with gradient_as_bucket_view",
                 remedy="Pass gradient_as_bucket_view=True to DistributedDataParallel.",
                 locations=copies.location,
-                evidence=(
-                    Fact(
-                        text=f"DDP's buckets hold a copy of {copies.size_bytes:,} bytes of gradients",
-                        basis=record.job.kind,
-                        numbers={"bytes": copies.size_bytes},
+                because=(
+                    (
+                        f"DDP's buckets hold a copy of {copies.size_bytes:,} bytes of gradients",
+                        None,
+                        {"bytes": copies.size_bytes},
                     ),
                 ),
             )

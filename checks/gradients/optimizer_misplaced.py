@@ -101,8 +101,8 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             else f"{_AFTER_CHANGE} Or add the new parameters with add_param_group.",
             locations=tuple(place for place in (found.optimizer_location, found.wrap_location) if place is not None),
             ranks=found.ranks,
+            because=((_unchanged(found), None, {"parameters": found.count, "steps": found.steps}),),
             evidence=(
-                Fact(text=_unchanged(found), basis=basis, numbers={"parameters": found.count, "steps": found.steps}),
                 *(
                     (Fact(text=_held_in_vain(found), basis=basis, numbers={"parameters": found.strangers}),)
                     if found.strangers

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
 from ddpdoctor.checks.gradients.after_wrap_source import late_conversions
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
 
@@ -69,12 +69,5 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             "wrapped it",
             remedy="Call convert_sync_batchnorm first, and wrap its result.",
             locations=late.wrap_location,
-            evidence=(
-                Fact(
-                    text="they are present in this forward",
-                    basis=record.job.kind,
-                    numbers={"layers": late.layers},
-                    location=late.forward_location,
-                ),
-            ),
+            because=(("they are present in this forward", late.forward_location, {"layers": late.layers}),),
         )

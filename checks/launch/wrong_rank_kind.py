@@ -88,9 +88,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             remedy=f"Use {first.meant} here"
             + (' (int(os.environ["LOCAL_RANK"]) under torchrun).' if first.meant == "the local rank" else "."),
             locations=tuple({one.event.location: 0 for one in mix_ups})[:MAXIMUM_PLACES],
-            evidence=(
-                Fact(text=first.numbers, basis="source", location=first.event.location, stack=first.event.chain),
-            ),
+            because=((first.numbers, first.event),),
             severity=milder if first.is_certain else milder or Severity.WARNING,
         )
     for saves in saves_by_guard(projection):

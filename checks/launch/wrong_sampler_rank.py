@@ -71,7 +71,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             f"the sampler is given {wrong.given}",
             remedy=wrong.remedy,
             locations=sampler.location,
-            evidence=(Fact(text=wrong.effect, basis="source", location=sampler.location, stack=sampler.chain),),
+            because=((wrong.effect, sampler),),
             severity=Severity.ADVICE if wrong.on_two_nodes and one_node else severity,
         )
 
@@ -88,12 +88,11 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             remedy=shards.remedy,
             locations=shards.locations,
             ranks=shards.loader.ranks,
-            evidence=(
-                Fact(
-                    text=shards.cause,
-                    basis=record.job.kind,
-                    numbers={"samples_shared": shards.shared, "samples_left_out": shards.left_out},
-                    location=shards.locations[0] if shards.locations else None,
+            because=(
+                (
+                    shards.cause,
+                    shards.locations[0] if shards.locations else None,
+                    {"samples_shared": shards.shared, "samples_left_out": shards.left_out},
                 ),
             ),
         )

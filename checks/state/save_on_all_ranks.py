@@ -63,14 +63,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             remedy="Save on one rank only (`if dist.get_rank() == 0:`), with a barrier after it where others read the "
             "file; or include the rank in the path.",
             locations=tuple(one.event.location for one in (save, *others[: MAXIMUM_PLACES - 1])),
-            evidence=(
-                Fact(
-                    text="there is no rank test around this call or its callers",
-                    basis="source",
-                    location=save.event.location,
-                    stack=save.event.chain,
-                ),
-            ),
+            because=(("there is no rank test around this call or its callers", save.event),),
         )
 
     for use in appended_files(whole_projection(script)):

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from ddpdoctor.check import Check, TooLittleEvidence
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, Value, constant
 from ddpdoctor.source.projection import Projection, whole_projection
@@ -90,14 +90,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             remedy=remedy,
             locations=event.location,
             severity=Severity.ADVICE if shared.mild else None,
-            evidence=(
-                Fact(
-                    text="there is no rank test around this call or its callers",
-                    basis="source",
-                    location=event.location,
-                    stack=event.chain,
-                ),
-            ),
+            because=(("there is no rank test around this call or its callers", event),),
         )
     for use in rewritten_files(whole_projection(script)):
         yield CHECK.finding(

@@ -74,7 +74,7 @@ def load_findings(
             remedy=remedy,
             locations=(verdict.location,),
             ranks=verdict.ranks,
-            evidence=(Fact(text=verdict.fact, basis=record.job.kind, location=verdict.location),),
+            because=((verdict.fact, verdict.location),),
         )
 
 
