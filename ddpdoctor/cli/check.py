@@ -11,7 +11,6 @@ import click
 import msgspec
 
 from ddpdoctor.api import checked
-from ddpdoctor.cli.examination_output import ExaminationOutput, output_options
 from ddpdoctor.cli.options.command import (
     MOST_PROCESSES,
     ScriptCommand,
@@ -22,6 +21,7 @@ from ddpdoctor.cli.options.command import (
     script_path,
 )
 from ddpdoctor.cli.options.rehearsal import judging_options, rehearsal_options, words
+from ddpdoctor.cli.output import ExaminationOutput, output_options
 from ddpdoctor.errors import ExitCode, UnreadableScript, UsageError
 from ddpdoctor.examination import Examination
 from ddpdoctor.examine.one_script import ExamineRequest, unreadable
