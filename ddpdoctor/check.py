@@ -124,7 +124,8 @@ class LoadedCheck(msgspec.Struct, frozen=True, kw_only=True):
     in_source: Callable[[Script], Iterator[Finding]] | None = None
     in_run: Callable[[RunRecord], Iterator[FoundInRun]] | None = None
     in_log: Callable[[RunRecord], Iterator[FoundInRun]] | None = None
-    """Of a record that was read from what a dead job left."""
+    """Of a record that was read from what a dead job left. A check with a severity in a log and no such function
+    reports the causes that it stands for, with the remedy that ``diagnosis.logs.remedies`` has for them."""
     in_restart: Callable[[Restart], Iterator[FoundInRun]] | None = None
     """Of a rehearsal and that of the job's second start."""
 

@@ -98,9 +98,4 @@ def in_log(record: RunRecord) -> Iterator[Finding]:
     from ddpdoctor.diagnosis.logs.findings import from_dumps, from_log
 
     yield from from_dumps(CHECK, record, _remedy)
-    yield from from_log(
-        CHECK,
-        record,
-        "Call the same collective with the same shape and dtype on every rank, and build the same model there; "
-        "TORCH_DISTRIBUTED_DEBUG=DETAIL makes torch compare them before each call.",
-    )
+    yield from from_log(CHECK, record)

@@ -153,7 +153,7 @@ def _finding(
         record.job.kind,
         title,
         remedy="Divide the work between the ranks or do it before the job; or give the group a timeout that covers it.",
-        locations=tuple(place for place in places if place is not None),
+        locations=places,
         ranks=late,
         because=(
             (

@@ -59,11 +59,3 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             ranks=fault.gpu.ranks,
             evidence=tuple(Fact(text=f"GPU {fault.gpu.index}{name}: {fact}", basis="run") for fact in fault.facts),
         )
-
-
-def in_log(record: RunRecord) -> Iterator[Finding]:
-    """Report the first event of the driver on a GPU."""
-    from ddpdoctor.diagnosis.logs.findings import from_log
-    from ddpdoctor.diagnosis.logs.remedies import of_gpu
-
-    yield from from_log(CHECK, record, of_gpu)

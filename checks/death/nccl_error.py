@@ -67,11 +67,3 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 ),
             ),
         )
-
-
-def in_log(record: RunRecord) -> Iterator[Finding]:
-    """Report what NCCL said first."""
-    from ddpdoctor.diagnosis.logs import remedies
-    from ddpdoctor.diagnosis.logs.findings import from_log
-
-    yield from from_log(CHECK, record, remedies.of_nccl)

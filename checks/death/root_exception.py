@@ -71,11 +71,3 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 Fact(text=f"{raised.type}: {message}", basis=record.job.kind, location=location, stack=raised.frames),
             ),
         )
-
-
-def in_log(record: RunRecord) -> Iterator[Finding]:
-    """Report the exception that came first, and the later ones as its echoes."""
-    from ddpdoctor.diagnosis.logs.findings import from_log
-    from ddpdoctor.diagnosis.logs.remedies import of_exception
-
-    yield from from_log(CHECK, record, of_exception)

@@ -187,7 +187,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             record.job.kind,
             f"the parameters of {found.model} differ between {rank_list(found.ranks)} {when}, {found.first_name} first",
             remedy=REMEDIES[found.cause],
-            locations=tuple(dict.fromkeys(p for p in (found.location, found.wrap_location) if p is not None)),
+            locations=dict.fromkeys((found.location, found.wrap_location)),
             ranks=found.ranks,
             # Each rank may be meant to have one of its own, as a memory of its samples.
             severity=Severity.WARNING if found.cause == "own-state" else None,
@@ -216,7 +216,7 @@ def _drifted(record: RunRecord) -> Iterator[Finding]:
             f"the parameters of {found.model} differ between the ranks after step {found.step:,}: {told}, of "
             f"{found.names[0]} first",
             remedy=REMEDIES["drifted"],
-            locations=() if found.location is None else (found.location,),
+            locations=found.location,
             ranks=found.odd or found.ranks,
             because=(
                 (
