@@ -25,10 +25,9 @@ from ddpdoctor.cli.output import ExaminationOutput, output_options
 from ddpdoctor.errors import ExitCode, UnreadableScript, UsageError
 from ddpdoctor.examination import Examination
 from ddpdoctor.examine.one_script import ExamineRequest, unreadable
-from ddpdoctor.examine.rehearsal_variants import STRESSES
 from ddpdoctor.files.source_text import MAXIMUM_BYTES
 from ddpdoctor.finding import Severity
-from ddpdoctor.launch.request import Stress
+from ddpdoctor.launch.request import STRESSES, Stress
 from ddpdoctor.report import streams
 from ddpdoctor.report.formats import FOR_PEOPLE
 
