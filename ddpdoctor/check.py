@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import msgspec
 
-from ddpdoctor.finding import Basis, Fact, Finding, FoundInRun, Frame, Location, Severity, Trouble
+from ddpdoctor.finding import Basis, Fact, Finding, FoundInRun, Frame, Location, Refuted, Severity, Trouble
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import Restart, RunRecord
@@ -34,8 +34,40 @@ class Reached(Protocol):
 
 
 Place: TypeAlias = Location | Reached | None
-Reason: TypeAlias = tuple[str, Place] | tuple[str, Place, Mapping[str, int | float]]
-"""A sentence, its place, and the numbers in it, as ``Fact`` has them."""
+Numbers: TypeAlias = Mapping[str, int | float]
+Reason: TypeAlias = tuple[str, Place] | tuple[str, Place, Numbers] | tuple[str, Place, Numbers, int]
+"""A sentence, its place, the numbers in it, and the rank that it is about, as ``Fact`` has them."""
+
+
+class Via(msgspec.Struct, frozen=True):
+    """A place that is ``Reached`` by calls."""
+
+    location: Location | None
+    chain: tuple[Frame, ...]
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run shows of some lines: what is wrong there, or why nothing is."""
+
+    wrong: bool | None = True
+    """None: it cannot be known."""
+    sentence: str
+    locations: Location | tuple[Location | None, ...] | None = None
+    ranks: tuple[int, ...] = ()
+    because: tuple[Reason, ...] = ()
+    remedy: str = ""
+    """Empty for the one that the check has for all."""
+    severity: Severity | None = None
+    """None: as bad as the check says."""
+
+    @property
+    def places(self) -> tuple[Location, ...]:
+        """The lines that are known."""
+        return _known(self.locations)
+
+
+def _known(places: Location | Iterable[Location | None] | None) -> tuple[Location, ...]:
+    return tuple(place for place in ((places,) if isinstance(places, Location) else places or ()) if place is not None)
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +123,6 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
         ``because`` holds facts of the same basis, before those of ``evidence``; ``what_if`` says how it is mended on
         paper, in settings as ``ddpdoctor what-if --set`` takes them.
         """
-        places = (locations,) if isinstance(locations, Location) else locations or ()
         return Finding(
             code=self.code,
             name=self.name,
@@ -99,7 +130,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
             severity=severity or self.severity[basis],
             title=title,
             ranks=ranks,
-            locations=tuple(place for place in places if place is not None),
+            locations=_known(locations),
             basis=frozenset({basis}),
             evidence=(*(_fact(basis, *reason) for reason in because), *evidence),
             remedy=remedy,
@@ -108,11 +139,28 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
             doubt=doubt,
         )
 
+    def judged(self, basis: Basis, verdicts: Iterable[Verdict], remedy: str = "") -> Iterator[Finding | Refuted]:
+        """Yield a finding for what is wrong, and a refutation for each place at which nothing is."""
+        for verdict in verdicts:
+            if verdict.wrong is None:
+                raise BoundHit(verdict.sentence)
+            if verdict.wrong:
+                yield self.finding(
+                    basis,
+                    verdict.sentence,
+                    remedy=verdict.remedy or remedy,
+                    locations=verdict.places,
+                    ranks=verdict.ranks,
+                    because=verdict.because,
+                    severity=verdict.severity,
+                )
+            else:
+                yield from (Refuted(location=place, reason=verdict.sentence) for place in verdict.places)
 
-def _fact(basis: Basis, text: str, place: Place, numbers: Mapping[str, int | float] = {}) -> Fact:
-    if place is None or isinstance(place, Location):
-        return Fact(text=text, basis=basis, numbers=numbers, location=place)
-    return Fact(text=text, basis=basis, numbers=numbers, location=place.location, stack=place.chain)
+
+def _fact(basis: Basis, text: str, place: Place, numbers: Numbers | None = None, rank: int | None = None) -> Fact:
+    location, stack = (place, ()) if place is None or isinstance(place, Location) else (place.location, place.chain)
+    return Fact(text=text, basis=basis, numbers=numbers or {}, rank=rank, location=location, stack=stack)
 
 
 class LoadedCheck(msgspec.Struct, frozen=True, kw_only=True):

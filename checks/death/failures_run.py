@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from ddpdoctor.check import Verdict
 from ddpdoctor.diagnosis import failures
 from ddpdoctor.diagnosis.divergence.divergence import find_divergence, root_exception, was_interrupted
 from ddpdoctor.diagnosis.divergence.unused_parameters import UNFINISHED, unused_parameters
 from ddpdoctor.diagnosis.failures import failed_rendezvous, trouble_of
-from ddpdoctor.diagnosis.wording import location_of
-from ddpdoctor.finding import Location
+from ddpdoctor.diagnosis.wording import location_of, rank_list
 from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import Rank, RankException, RunRecord
 from ddpdoctor.record.streams.measured import Gpu, GpuSample
@@ -66,25 +66,12 @@ _BEHIND: Mapping[str, tuple[str, str]] = {
 }
 
 
-class NcclError(msgspec.Struct, frozen=True, kw_only=True):
-    """One class of error and the rank that met it first."""
-
-    kind: str
-    rank: int
-    ranks: tuple[int, ...]
-    """All ranks with that class of error."""
-    message: str
-    location: Location | None
-    cause: str
-    remedy: str
-
-
 def is_nccl_error(raised: RankException) -> bool:
     """Return whether an exception is NCCL's own, be it only that a peer was gone."""
     return _ERROR.search(raised.message) is not None
 
 
-def nccl_errors(record: RunRecord) -> Iterator[NcclError]:
+def nccl_errors(record: RunRecord) -> Iterator[Verdict]:
     """Yield the class of error that came first; an error for a lost peer only where nothing else went wrong."""
     found = [
         (raised.time_ns, rank, raised, kind)
@@ -107,13 +94,14 @@ def nccl_errors(record: RunRecord) -> Iterator[NcclError]:
     elif _NO_SPACE.search(raised.message):
         cause = "shared memory (/dev/shm) is full"
         remedy = "Start the container with --ipc=host or a larger --shm-size."
-    yield NcclError(
-        kind=kind,
-        rank=first.rank,
-        ranks=tuple(sorted({rank.rank for _, rank, _, other in entries if other == kind})),
-        message=headline(raised)[:240],
-        location=location_of(raised.frames[0]) if raised.frames else None,
-        cause=cause,
+    ranks = tuple(sorted({rank.rank for _, rank, _, other in entries if other == kind}))
+    others = f"; then {rank_list(set(ranks) - {first.rank})}" if len(ranks) > 1 else ""
+    place = location_of(raised.frames[0]) if raised.frames else None
+    yield Verdict(
+        sentence=f"NCCL failed on rank {first.rank} first with {'an' if kind[0] in 'aeiou' else 'a'} {kind}: {cause}",
+        locations=place,
+        ranks=ranks,
+        because=((f"rank {first.rank}: {headline(raised)[:240]}{others}", place, {}, first.rank),),
         remedy=remedy,
     )
 

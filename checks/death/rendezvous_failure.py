@@ -45,12 +45,4 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report why the ranks did not meet."""
     from ddpdoctor.diagnosis.failures import failed_rendezvous
 
-    for failure in failed_rendezvous(record):
-        yield CHECK.finding(
-            record.job.kind,
-            failure.sentence,
-            remedy=failure.remedy,
-            locations=failure.location,
-            ranks=failure.ranks,
-            because=((failure.fact, failure.location),),
-        )
+    yield from CHECK.judged(record.job.kind, failed_rendezvous(record))

@@ -26,8 +26,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.check import Check, Via
+from ddpdoctor.finding import Finding, Refuted, Severity
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -67,7 +67,5 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             remedy="Fix this exception: it ended the job.",
             locations=location,
             ranks=ranks,
-            evidence=(
-                Fact(text=f"{raised.type}: {message}", basis=record.job.kind, location=location, stack=raised.frames),
-            ),
+            because=((f"{raised.type}: {message}", Via(location, raised.frames)),),
         )

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from ddpdoctor.check import Check, TooLittleEvidence
+from ddpdoctor.check import Check, TooLittleEvidence, Via
 from ddpdoctor.checks.gradients.unreduced_gradients_source import guard_of
 from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
@@ -113,14 +113,7 @@ def in_source(script: Script) -> Iterator[Finding]:
                 "scheduler."
             ),
             locations=place,
-            evidence=(
-                Fact(
-                    text="this value comes from the rank's own batches, and was not reduced",
-                    basis="source",
-                    location=place,
-                    stack=event.chain,
-                ),
-            ),
+            because=(("this value comes from the rank's own batches, and was not reduced", Via(place, event.chain)),),
         )
 
 
@@ -150,15 +143,13 @@ def _lone_changes(script: Script) -> Iterator[Finding]:
             remedy=f"{verb} on every rank: move it out of `if {condition}`.",
             locations=place,
             severity=Severity.ERROR,
-            evidence=(
-                Fact(
-                    text=f"of {len(RANKS)} ranks only {rank_list(ranks)} comes here, by `{condition}`",
-                    basis="source",
-                    location=guard.location,
-                    stack=event.chain,
+            because=(
+                (
+                    f"of {len(RANKS)} ranks only {rank_list(ranks)} comes here, by `{condition}`",
+                    Via(guard.location, event.chain),
                 ),
-                *_steps_of_all(change),
             ),
+            evidence=_steps_of_all(change),
         )
 
 

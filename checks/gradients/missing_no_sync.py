@@ -85,7 +85,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     from ddpdoctor.checks.gradients.steps_run import late_no_syncs, reductions
     from ddpdoctor.diagnosis.wording import bytes_text, site_location
 
-    misplaced = {late.wrap for late in late_no_syncs(record)}
+    misplaced = {wrap.wrap for _, _, wrap in late_no_syncs(record)}
     for found in reductions(record):
         places = tuple(place for site in found.sites if (place := site_location(record.site(site))) is not None)
         if not found.several:

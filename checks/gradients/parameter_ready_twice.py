@@ -33,8 +33,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.check import Check, Via
+from ddpdoctor.finding import Finding, Refuted, Severity
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -81,12 +81,5 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         "DistributedDataParallel if each step uses the same parameters.",
         locations=dict.fromkeys(places),
         ranks=found.ranks,
-        evidence=(
-            Fact(
-                text=f"{rank_list(found.ranks)} raised it here",
-                basis=record.job.kind,
-                location=found.location,
-                stack=found.frames,
-            ),
-        ),
+        because=((f"{rank_list(found.ranks)} raised it here", Via(found.location, found.frames)),),
     )

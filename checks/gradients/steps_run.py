@@ -48,15 +48,6 @@ class Reductions(msgspec.Struct, frozen=True, kw_only=True):
         return (self.per_step - 1) * self.gradient_bytes
 
 
-class LateNoSync(msgspec.Struct, frozen=True, kw_only=True):
-    """Backwards under ``no_sync`` whose forward was not."""
-
-    location: Location | None
-    backwards: int
-    model: str
-    wrap: int
-
-
 class Tail(msgspec.Struct, frozen=True, kw_only=True):
     """Backwards at the end of a whole pass that no step followed."""
 
@@ -136,8 +127,8 @@ def _live_reductions(record: RunRecord) -> Iterator[Reductions]:
         )
 
 
-def late_no_syncs(record: RunRecord) -> Iterator[LateNoSync]:
-    """Yield each line with a backward under a ``no_sync`` that comes too late to have an effect."""
+def late_no_syncs(record: RunRecord) -> Iterator[tuple[Location | None, int, Wrap]]:
+    """Yield each line with backwards under a ``no_sync`` that comes too late: how many, of which wrap."""
     for wraps in replicated_wraps(record):
         rank = min(wraps)
         wrap = wraps[rank]
@@ -147,8 +138,7 @@ def late_no_syncs(record: RunRecord) -> Iterator[LateNoSync]:
                 place = site_location(record.site(backward.site))
                 by_line[place] = by_line.get(place, 0) + 1
         for place, number in by_line.items():
-            model = wrap.module_class or "the model"
-            yield LateNoSync(location=place, backwards=number, model=model, wrap=wrap.wrap)
+            yield place, number, wrap
 
 
 def tails(record: RunRecord) -> Iterator[Tail]:

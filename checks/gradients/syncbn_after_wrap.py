@@ -62,12 +62,5 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report SyncBatchNorm layers that were not there when the model was wrapped."""
     from ddpdoctor.checks.gradients.wraps_run import late_batch_norms
 
-    for late in late_batch_norms(record):
-        yield CHECK.finding(
-            record.job.kind,
-            f"{late.layers} SyncBatchNorm layer{'s' if late.layers > 1 else ''} came into {late.model} after DDP had "
-            "wrapped it",
-            remedy="Call convert_sync_batchnorm first, and wrap its result.",
-            locations=late.wrap_location,
-            because=(("they are present in this forward", late.forward_location, {"layers": late.layers}),),
-        )
+    remedy = "Call convert_sync_batchnorm first, and wrap its result."
+    yield from CHECK.judged(record.job.kind, late_batch_norms(record), remedy)

@@ -87,15 +87,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report forked processes that used what their parent had initialised."""
     from ddpdoctor.checks.launch.devices_run import broken_forks
 
-    for fork in broken_forks(record):
-        yield CHECK.finding(
-            record.job.kind,
-            fork.sentence,
-            remedy=REMEDY if fork.uses_cuda else "Call collectives in the ranks' own processes only.",
-            locations=fork.location,
-            ranks=fork.ranks,
-            because=((fork.fact, fork.location),),
-        )
+    yield from CHECK.judged(record.job.kind, broken_forks(record), REMEDY)
 
 
 # Forked processes that use CUDA, which only the process that initialised it can.

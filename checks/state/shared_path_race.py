@@ -115,10 +115,10 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
     Before there is a process group no collective orders the ranks, and what counts is that one of them dies.
     """
-    from ddpdoctor.diagnosis.divergence_kind import path_findings
+    from ddpdoctor.diagnosis.files import judge_paths
 
     collectives = record.stream("collectives")
-    for found in path_findings(CHECK, record, _REMEDY):
+    for found in CHECK.judged(record.job.kind, judge_paths(record, CHECK.stands_for), _REMEDY):
         if collectives.state == "complete" or (isinstance(found, Finding) and found.severity is Severity.ERROR):
             yield found
     if collectives.state != "complete":

@@ -78,9 +78,9 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report reads of what another rank writes; refute those that collectives order."""
-    from ddpdoctor.diagnosis.divergence_kind import path_findings
+    from ddpdoctor.diagnosis.files import judge_paths
 
-    yield from path_findings(CHECK, record, REMEDY)
+    yield from CHECK.judged(record.job.kind, judge_paths(record, CHECK.stands_for), REMEDY)
 
 
 # Files that one rank writes and others read at once, without waiting for it.
