@@ -85,6 +85,7 @@ class NonFinite:
     ) -> None:
         self._journal = journal
         self._torch = torch
+        self._tensor = torch.Tensor
         self._wrap_number = wrap_number
         self._newest_batch = newest_batch
         self._step = step
@@ -182,9 +183,11 @@ class NonFinite:
         if self.is_over or self._newest is None:
             return
         for root in roots if isinstance(roots, (list, tuple)) else (roots,):
-            if not _is_plain(root) or root.numel() != 1 or not root.is_floating_point():
+            if type(root) is not self._tensor and not _is_plain(root):
                 continue
-            if root.device.type != "cpu":
+            if root.numel() != 1 or not root.is_floating_point() or not (root.is_cpu or _is_plain(root)):
+                continue
+            if not root.is_cpu:
                 self._later(self._on_device.put(root.detach(), self._backwards, self._step))
             else:
                 value = root.item()
@@ -202,21 +205,25 @@ class NonFinite:
         """Look at parameters after the step of an optimizer."""
         if self.is_over:
             return
-        dirty = bool(self._held)
-        for followed in self._followed.values():
-            sample = followed.sample()
-            if sample is not None and sample.device.type == "cpu":
-                value = float(sample.detach().sum())
-                dirty = dirty or value - value != 0
-        if dirty and not self._parameters_broke(optimizer):
+        if (self._held or self._samples_broke()) and not self._parameters_broke(optimizer):
             # Another optimizer may yet step with what this backward has left.
             self._held = [row for row in self._held if row["backward"] == self._backwards]
 
     def close(self) -> None:
         """Write what is held if the parameters are no longer finite, as the process is about to end."""
         self._later(self._on_device.take(wait=True))
-        if not self.is_over and self._held:
+        if not self.is_over and (self._held or self._samples_broke()):
             self._parameters_broke()
+
+    def _samples_broke(self) -> bool:
+        """Return whether the parameter of any module that is sampled is no longer finite."""
+        for followed in self._followed.values():
+            sample = followed.sample()
+            if sample is not None and sample.is_cpu:
+                value = float(sample.detach().sum())
+                if value - value != 0:
+                    return True
+        return False
 
     def _meet(self, ddp: Any) -> Followed:
         number = self._wrap_number(ddp)

@@ -76,7 +76,7 @@ def test_each_set_of_ranks_is_judged_by_itself(tmp_path: Path) -> None:
 
 def test_what_an_earlier_set_does_wrong_is_found(tmp_path: Path) -> None:
     text = STARTS.replace("    dist.barrier()\n    model.load", "    model.load").replace(
-        "    model.load", "    import time; time.sleep(2 * (rank == 1)); model.load"
+        "    model.load", "    import time; time.sleep(5 * (rank > 0)); model.load"
     )
     _, report = examined(tmp_path, text.replace("LAST", "pass"))
     (finding,) = (one for one in report["findings"] if one["code"] == "DDP603")

@@ -42,7 +42,8 @@ while steps < most:
     if steps % 10 == 0:
         goes_on = torch.tensor([0 if pathlib.Path("stop").exists() else 1])
         dist.all_reduce(goes_on, dist.ReduceOp.MIN)
-        pathlib.Path(f"steps{rank}").write_text(str(steps))
+        pathlib.Path(f"steps{rank}.new").write_text(str(steps))
+        os.replace(f"steps{rank}.new", f"steps{rank}")  # never seen empty
         if not goes_on:
             break
 weights = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())

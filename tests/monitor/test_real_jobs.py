@@ -139,6 +139,7 @@ def _steps_in(report: bytes) -> int:
     return int(found[1].replace(b",", b""))
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("name", "epochs", "first_line"),
     [
