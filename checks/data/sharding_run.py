@@ -78,8 +78,8 @@ def _judge_indices(loader: LoaderOnRanks) -> Verdict | None:
         ranks=loader.ranks,
         because=(
             (
-                f"the whole index lists of the first training pass have {overlap.common:,} of {min(counts):,} indices in "
-                f"common on all ranks; the sampler is {sampler}, which {divides}",
+                f"the whole index lists of the first training pass have {overlap.common:,} of {min(counts):,} indices "
+                f"in common on all ranks; the sampler is {sampler}, which {divides}",
                 loader.location,
                 {
                     "samples_drawn": min(counts),
@@ -164,8 +164,8 @@ def _judge_inputs(record: RunRecord, loader: LoaderOnRanks) -> Verdict | None:
         ranks=loader.ranks,
         because=(
             (
-                f"the digests of the inputs of {len(steps)} training forwards are equal on all ranks and differ between "
-                "steps",
+                f"the digests of the inputs of {len(steps)} training forwards are equal on all ranks and differ "
+                "between steps",
                 loader.location,
                 {"steps": len(steps), "ranks": len(loader.ranks)},
             ),
