@@ -323,21 +323,7 @@ MOST_SHARED = 0.5
 """Share of its samples that a rank may have in common with others where the evaluation is divided."""
 
 
-class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """A loop of all ranks over one loader without gradients."""
-
-    form: str
-    """``repeated``: the whole data set on every rank. ``padded``: averaged over shards that repeat samples.
-    ``divided``: neither."""
-    sentence: str
-    location: Location | None
-    """The loop."""
-    loader_location: Location | None
-    ranks: tuple[int, ...]
-    numbers: Mapping[str, int | float] = {}
-
-
-def judge_evaluations(record: RunRecord) -> Iterator[Evaluation]:
+def judge_evaluations(record: RunRecord, remedies: Mapping[str, str]) -> Iterator[Verdict]:
     """Yield a verdict for each loader that every rank of a DDP job evaluates on and none trains on."""
     if not trains_on_own_data(record) or not record.backwards:
         return
@@ -349,8 +335,8 @@ def judge_evaluations(record: RunRecord) -> Iterator[Evaluation]:
             continue
         if min(entry.true_length or 0 for entry in entries) < 2:
             continue
-        verdict = _judge_evaluations(record, loader, entries)
-        if verdict is not None:
+        verdict = _judge_evaluations(record, loader, entries, remedies)
+        if verdict is not None and verdict.places:
             yield verdict
 
 
@@ -361,38 +347,44 @@ def _evaluates(record: RunRecord, entry: Pass) -> bool:
     )
 
 
-def _judge_evaluations(record: RunRecord, loader: LoaderOnRanks, entries: tuple[Pass, ...]) -> Evaluation | None:
+def _judge_evaluations(
+    record: RunRecord, loader: LoaderOnRanks, entries: tuple[Pass, ...], remedies: Mapping[str, str]
+) -> Verdict | None:
     counts = [entry.index_count or 0 for entry in entries]
     total = loader.loaders[0].dataset_length or 0
-    verdict = Evaluation(
-        form="divided",
+    verdict = Verdict(
         sentence="",
-        location=site_location(record.site(entries[0].site)),
-        loader_location=loader.location,
+        locations=site_location(record.site(entries[0].site)),
         ranks=loader.ranks,
-        numbers={"samples": total, "samples_drawn": sum(counts), "ranks": len(counts)},
+        because=(
+            (
+                "the whole index lists of the ranks over this loader were compared",
+                loader.location,
+                {"samples": total, "samples_drawn": sum(counts), "ranks": len(counts)},
+            ),
+        ),
     )
     if len({entry.index_digest for entry in entries}) == 1:
         if counts[0] < total or compare_samples(loader.loaders) != "same" or _all_shard(loader):
             return None
         return msgspec.structs.replace(
             verdict,
-            form="repeated",
             sentence=f"{rank_list(loader.ranks)} each evaluate all {total:,} samples, and get the same result",
+            remedy=remedies["repeated"],
         )
     repeated = sum(counts) - total
     if _all_shard(loader) and 0 < repeated < len(counts) and _averages(record, entries):
         return msgspec.structs.replace(
             verdict,
-            form="padded",
             sentence=f"the ranks' results are averaged over shards that count {repeated:,} of {total:,} samples twice",
+            remedy=remedies["padded"],
         )
     if all(entry.indices for entry in entries):
         drawn = [set(entry.indices) for entry in entries]
         shared = len(set.intersection(*drawn))
         if shared <= MOST_SHARED * min(map(len, drawn)):
             reason = f"{rank_list(loader.ranks)} draw {min(counts):,} samples each, {shared:,} of them the same"
-            return msgspec.structs.replace(verdict, sentence=reason)
+            return msgspec.structs.replace(verdict, wrong=False, sentence=reason)
     return None
 
 

@@ -79,26 +79,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report evaluation that is repeated or biased; refute where the ranks draw different samples."""
     from ddpdoctor.checks.data.samples_run import judge_evaluations
 
-    for evaluation in judge_evaluations(record):
-        if evaluation.location is None:
-            continue
-        if evaluation.form == "divided":
-            yield Refuted(location=evaluation.location, reason=evaluation.sentence)
-            continue
-        yield CHECK.finding(
-            record.job.kind,
-            evaluation.sentence,
-            remedy=REMEDIES[evaluation.form],
-            locations=evaluation.location,
-            ranks=evaluation.ranks,
-            because=(
-                (
-                    "the whole index lists of the ranks over this loader were compared",
-                    evaluation.loader_location,
-                    evaluation.numbers,
-                ),
-            ),
-        )
+    yield from CHECK.judged(record.job.kind, judge_evaluations(record, REMEDIES))
 
 
 # Evaluation that every rank does over the whole data set.
