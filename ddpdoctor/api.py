@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from ddpdoctor.errors import UsageError
 from ddpdoctor.finding import Severity
 from ddpdoctor.launch.devices import DEVICES, FEWEST_RANKS, MOST_RANKS, Device
-from ddpdoctor.launch.request import Progress, Stress
+from ddpdoctor.launch.request import STRESSES, Progress, Stress
 
 if TYPE_CHECKING:
     from ddpdoctor.examination import Examination
@@ -67,7 +67,6 @@ def check(
     and KeyboardInterrupt.
     """
     from ddpdoctor.examine.one_script import ExamineRequest
-    from ddpdoctor.examine.rehearsal_variants import STRESSES
     from ddpdoctor.launch.devices import parse_layout
     from ddpdoctor.launch.request import Launch, LaunchLine
 

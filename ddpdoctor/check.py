@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import msgspec
 
-from ddpdoctor.finding import Basis, Fact, Finding, FoundInRun, Location, Severity, Trouble
+from ddpdoctor.finding import Basis, Fact, Finding, FoundInRun, Frame, Location, Refuted, Severity, Trouble
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import Restart, RunRecord
@@ -19,6 +19,55 @@ Subject: TypeAlias = Literal[
     "job", "collectives", "wrap", "model", "training", "loss", "training-loader", "sampler", "data-parallel", "device"
 ]
 """What of a script a check may look at; ``source.queries.subjects`` finds them."""
+
+
+class Reached(Protocol):
+    """A place with the calls that lead to it, such as an event of the source."""
+
+    @property
+    def location(self) -> Location | None:
+        """Where it is."""
+
+    @property
+    def chain(self) -> tuple[Frame, ...]:
+        """The lines of the calls, innermost first."""
+
+
+Place: TypeAlias = Location | Reached | None
+Numbers: TypeAlias = Mapping[str, int | float]
+Reason: TypeAlias = tuple[str, Place] | tuple[str, Place, Numbers] | tuple[str, Place, Numbers, int]
+"""A sentence, its place, the numbers in it, and the rank that it is about, as ``Fact`` has them."""
+
+
+class Via(msgspec.Struct, frozen=True):
+    """A place that is ``Reached`` by calls."""
+
+    location: Location | None
+    chain: tuple[Frame, ...]
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run shows of some lines: what is wrong there, or why nothing is."""
+
+    wrong: bool | None = True
+    """None: it cannot be known."""
+    sentence: str
+    locations: Location | tuple[Location | None, ...] | None = None
+    ranks: tuple[int, ...] = ()
+    because: tuple[Reason, ...] = ()
+    remedy: str = ""
+    """Empty for the one that the check has for all."""
+    severity: Severity | None = None
+    """None: as bad as the check says."""
+
+    @property
+    def places(self) -> tuple[Location, ...]:
+        """The lines that are known."""
+        return _known(self.locations)
+
+
+def _known(places: Location | Iterable[Location | None] | None) -> tuple[Location, ...]:
+    return tuple(place for place in ((places,) if isinstance(places, Location) else places or ()) if place is not None)
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +112,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
         locations: Location | Iterable[Location | None] | None = None,
         ranks: tuple[int, ...] = (),
         evidence: Iterable[Fact] = (),
-        because: Iterable[tuple[str, Location | None]] = (),
+        because: Iterable[Reason] = (),
         severity: Severity | None = None,
         what_if: tuple[str, ...] = (),
         role: Literal["", "cause", "echo"] = "",
@@ -71,10 +120,9 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     ) -> Finding:
         """Build a finding of this check; ``severity`` overrides the one of the basis.
 
-        ``because`` holds facts of the same basis, each a sentence and its place; ``what_if`` says how it is mended on
+        ``because`` holds facts of the same basis, before those of ``evidence``; ``what_if`` says how it is mended on
         paper, in settings as ``ddpdoctor what-if --set`` takes them.
         """
-        places = (locations,) if isinstance(locations, Location) else locations or ()
         return Finding(
             code=self.code,
             name=self.name,
@@ -82,14 +130,37 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
             severity=severity or self.severity[basis],
             title=title,
             ranks=ranks,
-            locations=tuple(place for place in places if place is not None),
+            locations=_known(locations),
             basis=frozenset({basis}),
-            evidence=(*(Fact(text=text, basis=basis, location=place) for text, place in because), *evidence),
+            evidence=(*(_fact(basis, *reason) for reason in because), *evidence),
             remedy=remedy,
             what_if=what_if,
             role=role,
             doubt=doubt,
         )
+
+    def judged(self, basis: Basis, verdicts: Iterable[Verdict], remedy: str = "") -> Iterator[Finding | Refuted]:
+        """Yield a finding for what is wrong, and a refutation for each place at which nothing is."""
+        for verdict in verdicts:
+            if verdict.wrong is None:
+                raise BoundHit(verdict.sentence)
+            if verdict.wrong:
+                yield self.finding(
+                    basis,
+                    verdict.sentence,
+                    remedy=verdict.remedy or remedy,
+                    locations=verdict.places,
+                    ranks=verdict.ranks,
+                    because=verdict.because,
+                    severity=verdict.severity,
+                )
+            else:
+                yield from (Refuted(location=place, reason=verdict.sentence) for place in verdict.places)
+
+
+def _fact(basis: Basis, text: str, place: Place, numbers: Numbers | None = None, rank: int | None = None) -> Fact:
+    location, stack = (place, ()) if place is None or isinstance(place, Location) else (place.location, place.chain)
+    return Fact(text=text, basis=basis, numbers=numbers or {}, rank=rank, location=location, stack=stack)
 
 
 class LoadedCheck(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +172,8 @@ class LoadedCheck(msgspec.Struct, frozen=True, kw_only=True):
     in_source: Callable[[Script], Iterator[Finding]] | None = None
     in_run: Callable[[RunRecord], Iterator[FoundInRun]] | None = None
     in_log: Callable[[RunRecord], Iterator[FoundInRun]] | None = None
-    """Of a record that was read from what a dead job left."""
+    """Of a record that was read from what a dead job left. A check with a severity in a log and no such function
+    reports the causes that it stands for, with the remedy that ``diagnosis.logs.remedies`` has for them."""
     in_restart: Callable[[Restart], Iterator[FoundInRun]] | None = None
     """Of a rehearsal and that of the job's second start."""
 

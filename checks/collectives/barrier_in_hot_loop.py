@@ -36,8 +36,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, FoundInRun, Severity
+from ddpdoctor.check import Check, Via
+from ddpdoctor.finding import Finding, FoundInRun, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
@@ -128,15 +128,7 @@ def _finding(record: RunRecord, kind: str, site: Site, told: str, numbers: Mappi
         f"every training step waits in {kind}{told}, although backward already synchronises the ranks",
         remedy=_REMEDY,
         locations=location,
-        evidence=(
-            Fact(
-                text=f"each rank called it {numbers['calls']:,} times",
-                basis=record.job.kind,
-                numbers=numbers,
-                location=location,
-                stack=site.frames,
-            ),
-        ),
+        because=((f"each rank called it {numbers['calls']:,} times", Via(location, site.frames), numbers),),
     )
 
 

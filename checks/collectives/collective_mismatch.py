@@ -59,16 +59,8 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         yield divergence_finding(CHECK, record, divergence, _of_keys(divergence) or _remedy(divergence))
     models = find_model_mismatch(record)
     if models is not None:
-        yield CHECK.finding(
-            record.job.kind,
-            models.sentence,
-            remedy=(
-                "Build the same model on every rank: layers, sizes and frozen parameters must not depend on the rank."
-            ),
-            locations=models.location,
-            ranks=models.ranks,
-            because=((f"message of DDP's constructor: {models.message}", None),),
-        )
+        remedy = "Build the same model on every rank: layers, sizes and frozen parameters must not depend on the rank."
+        yield from CHECK.judged(record.job.kind, (models,), remedy)
 
 
 def _remedy(divergence: Divergence) -> str:
@@ -98,9 +90,4 @@ def in_log(record: RunRecord) -> Iterator[Finding]:
     from ddpdoctor.diagnosis.logs.findings import from_dumps, from_log
 
     yield from from_dumps(CHECK, record, _remedy)
-    yield from from_log(
-        CHECK,
-        record,
-        "Call the same collective with the same shape and dtype on every rank, and build the same model there; "
-        "TORCH_DISTRIBUTED_DEBUG=DETAIL makes torch compare them before each call.",
-    )
+    yield from from_log(CHECK, record)

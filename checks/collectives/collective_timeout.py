@@ -86,11 +86,3 @@ def _title(struck: TimedOut) -> str:
     if not struck.absent:
         return waited
     return f"{waited}: {rank_list(struck.absent)} did not arrive"
-
-
-def in_log(record: RunRecord) -> Iterator[Finding]:
-    """Report the collective that ranks gave up on, and who did not reach it."""
-    from ddpdoctor.diagnosis.logs.findings import from_log
-    from ddpdoctor.diagnosis.logs.remedies import of_timeout
-
-    yield from from_log(CHECK, record, of_timeout)

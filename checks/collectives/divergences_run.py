@@ -9,6 +9,7 @@ from itertools import chain
 
 import msgspec
 
+from ddpdoctor.check import Verdict
 from ddpdoctor.diagnosis.divergence.divergence import find_divergence, root_exception
 from ddpdoctor.diagnosis.sync_points import GRADIENTS, lane, replica_sets
 from ddpdoctor.diagnosis.training.pass_lengths import LoaderOnRanks, feeds_ddp, loaders_on_all_ranks
@@ -110,18 +111,7 @@ MOST_PARAMETERS = 1_000_000
 """Counts beyond are what a rank read of another collective, no number of parameters."""
 
 
-class ModelMismatch(msgspec.Struct, frozen=True, kw_only=True):
-    """Different models under one DDP wrap."""
-
-    sentence: str
-    location: Location | None
-    ranks: tuple[int, ...]
-    """The ranks that said so."""
-    message: str
-    """The first of the errors."""
-
-
-def find_model_mismatch(record: RunRecord) -> ModelMismatch | None:
+def find_model_mismatch(record: RunRecord) -> Verdict | None:
     """Find the error with which DDP refuses different models.
 
     A count of 0 says that the first collective failed, and a huge one that ranks were in different collectives: neither
@@ -152,11 +142,11 @@ def find_model_mismatch(record: RunRecord) -> ModelMismatch | None:
         return None
     known = [f"rank {rank} has {count:,} parameters" for rank, count in sorted(counts.items())]
     told = ", ".join(known) if len(known) > 1 else next(iter(said.values()))
-    return ModelMismatch(
+    return Verdict(
         sentence=f"the ranks build DDP from different models: {told}",
-        location=location,
+        locations=location,
         ranks=tuple(sorted(said)),
-        message=message,
+        because=((f"message of DDP's constructor: {message}", None),),
     )
 
 

@@ -66,7 +66,6 @@ def _remedy(divergence: Divergence) -> str:
 def in_log(record: RunRecord) -> Iterator[Finding]:
     """Report a rank that left without saying why, by the logs or by the others' collectives in the dumps."""
     from ddpdoctor.diagnosis.logs.findings import from_dumps, from_log
-    from ddpdoctor.diagnosis.logs.remedies import of_lost_peer
 
     yield from from_dumps(CHECK, record, _remedy)
-    yield from from_log(CHECK, record, of_lost_peer)
+    yield from from_log(CHECK, record)

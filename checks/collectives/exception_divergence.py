@@ -72,19 +72,11 @@ def in_source(script: Script) -> Iterator[Finding]:
             remedy="Let the exception end the rank, or all-reduce whether every rank succeeded and let all of them "
             "skip the step.",
             locations=(found.location, found.collective_location),
-            evidence=(
-                Fact(
-                    text=f"this handler catches {found.caught} and can continue as if nothing had happened",
-                    basis="source",
-                    location=found.location,
-                ),
-                Fact(
-                    text=f"every rank must reach this {found.collective}",
-                    basis="source",
-                    location=found.collective_location,
-                ),
-                *_how(found),
+            because=(
+                (f"this handler catches {found.caught} and can continue as if nothing had happened", found.location),
+                (f"every rank must reach this {found.collective}", found.collective_location),
             ),
+            evidence=_how(found),
         )
 
 

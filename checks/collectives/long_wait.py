@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Location, Refuted, Severity
+from ddpdoctor.finding import Finding, Location, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS
 from ddpdoctor.source.projection import Projection, whole_projection
@@ -134,12 +134,11 @@ def _unfit_timeouts(record: RunRecord) -> Iterator[Finding]:
             severity=Severity.ADVICE,
             locations=place,
             ranks=wait.late,
-            evidence=(
-                Fact(
-                    text=f"the longest wait was {duration_text(wait.waited_ns)}",
-                    basis="run",
-                    numbers={"waited_s": wait.waited_ns / 1e9, "timeout_s": group.timeout_ns / 1e9},
-                    location=place,
+            because=(
+                (
+                    f"the longest wait was {duration_text(wait.waited_ns)}",
+                    place,
+                    {"waited_s": wait.waited_ns / 1e9, "timeout_s": group.timeout_ns / 1e9},
                 ),
             ),
         )
@@ -154,14 +153,13 @@ def _finding(
         record.job.kind,
         title,
         remedy="Divide the work between the ranks or do it before the job; or give the group a timeout that covers it.",
-        locations=tuple(place for place in places if place is not None),
+        locations=places,
         ranks=late,
-        evidence=(
-            Fact(
-                text=f"the timeout of the group is {duration_text(timeout_ns)}",
-                basis=record.job.kind,
-                numbers={"waited_s": waited_ns / 1e9, "timeout_s": timeout_ns / 1e9},
-                location=places[0],
+        because=(
+            (
+                f"the timeout of the group is {duration_text(timeout_ns)}",
+                places[0],
+                {"waited_s": waited_ns / 1e9, "timeout_s": timeout_ns / 1e9},
             ),
         ),
     )

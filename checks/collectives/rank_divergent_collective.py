@@ -99,6 +99,4 @@ def in_log(record: RunRecord) -> Iterator[Finding]:
     from ddpdoctor.diagnosis.logs.findings import from_dumps, from_log
 
     yield from from_dumps(CHECK, record, _remedy)
-    yield from from_log(
-        CHECK, record, "Make every rank call the same collectives in the same order: move them out of rank tests."
-    )
+    yield from from_log(CHECK, record)

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Frame, Location, Refuted, Severity
+from ddpdoctor.finding import Finding, Frame, Location, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS
 from ddpdoctor.source.libraries.sharding import FORWARD as SHARDED_FORWARD
@@ -79,14 +79,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             "it works only as long as its buffer broadcast is paired with the next one of training",
             remedy=_REMEDY,
             locations=(lone.location,) if lone.condition_location is None else (lone.location, lone.condition_location),
-            evidence=(
-                Fact(
-                    text="this forward broadcasts the buffers when a training step came before",
-                    basis="source",
-                    location=lone.location,
-                    stack=lone.chain,
-                ),
-            ),
+            because=(("this forward broadcasts the buffers when a training step came before", lone),),
             severity=Severity.WARNING,
         )
 

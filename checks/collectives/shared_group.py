@@ -69,7 +69,7 @@ def in_run(record: RunRecord) -> Iterator[Finding]:
             f"thread calls {first.kind} of it at {place(own.innermost)}: their order is chance"
             + (f"; {describe.title(divergence)}" if divergence is not None and parted else ""),
             remedy="Give the thread a group of its own: dist.new_group() on all ranks, and group=… in its collectives.",
-            locations=tuple(where for where in map(site_location, (theirs, own)) if where is not None),
+            locations=map(site_location, (theirs, own)),
             ranks=tuple(sorted({use.rank for use in uses})),
             evidence=(seen, *(describe.facts(divergence, "rehearsal") if divergence is not None and parted else ())),
             severity=Severity.ERROR if parted else None,

@@ -160,14 +160,13 @@ def _ahead(record: RunRecord) -> Iterator[Finding]:
             remedy=_SKIP_TOGETHER,
             locations=ahead.location,
             ranks=(ahead.rank,),
-            evidence=(
-                Fact(
-                    text=f"rank {ahead.rank} has drawn {count(ahead.lead, 'batch', 'batches')} more than the others in "
+            because=(
+                (
+                    f"rank {ahead.rank} has drawn {count(ahead.lead, 'batch', 'batches')} more than the others in "
                     f"as many steps",
-                    basis=basis,
-                    numbers={"batches": ahead.lead, "step": ahead.step},
-                    rank=ahead.rank,
-                    location=ahead.location,
+                    ahead.location,
+                    {"batches": ahead.lead, "step": ahead.step},
+                    ahead.rank,
                 ),
             ),
             severity=Severity.WARNING,

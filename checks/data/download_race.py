@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.check import Check, Via
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import ContextAround, Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, PerRank, constant, is_varying, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
@@ -79,22 +79,15 @@ def in_source(script: Script) -> Iterator[Finding]:
             else f"every rank {downloads[0].what} to the same path at once",
             remedy=REMEDY,
             locations=tuple(one.event.location for one in downloads),
-            evidence=(
-                Fact(
-                    text="no rank test or barrier lets one rank go first",
-                    basis="source",
-                    location=place,
-                    stack=event.chain,
-                ),
-            ),
+            because=(("no rank test or barrier lets one rank go first", Via(place, event.chain)),),
         )
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report data that several ranks prepare at once; refute where one goes first."""
-    from ddpdoctor.diagnosis.divergence_kind import path_findings
+    from ddpdoctor.diagnosis.files import judge_paths
 
-    yield from path_findings(CHECK, record, REMEDY)
+    yield from CHECK.judged(record.job.kind, judge_paths(record, CHECK.stands_for), REMEDY)
 
 
 # Downloads and extractions that every rank does at once.

@@ -87,20 +87,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report generators that are alike on all ranks when training begins; refute where they differ."""
     from ddpdoctor.checks.data.samples_run import judge_randomness
 
-    for verdict in judge_randomness(record):
-        if not verdict.shared:
-            for location in verdict.locations:
-                yield Refuted(location=location, reason=verdict.sentence)
-            continue
-        draw = () if verdict.draw is None else (verdict.draw,)
-        yield CHECK.finding(
-            record.job.kind,
-            verdict.sentence,
-            remedy=REMEDY,
-            locations=(*verdict.locations, *draw),
-            ranks=verdict.ranks,
-            because=(("fetching the batch drew from it here", verdict.draw),),
-        )
+    yield from CHECK.judged(record.job.kind, judge_randomness(record), REMEDY)
 
 
 # Random augmentation in data sets, and whether all ranks draw the same numbers for it.

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ddpdoctor.check import BoundHit, Check
+from ddpdoctor.check import Check
 from ddpdoctor.checks.data.epochs_source import OF_TORCH, batches_remedy, loop_of_epochs
 from ddpdoctor.checks.data.missing_set_epoch import set_epoch_through
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
@@ -141,29 +141,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report loaders whose ranks draw the same samples; refute where they draw different ones."""
     from ddpdoctor.checks.data.sharding_run import judge_sharding
 
-    for sharding in judge_sharding(record):
-        if sharding.duplicated:
-            yield CHECK.finding(
-                record.job.kind,
-                sharding.sentence,
-                remedy=sharding.remedy,
-                locations=sharding.location,
-                ranks=sharding.ranks,
-                severity=sharding.severity,
-                evidence=tuple(
-                    Fact(
-                        text=sentence,
-                        basis=record.job.kind,
-                        numbers=sharding.numbers if position == 0 else {},
-                        location=sharding.location,
-                    )
-                    for position, sentence in enumerate(sharding.evidence)
-                ),
-            )
-        elif sharding.duplicated is None:
-            raise BoundHit(sharding.sentence)
-        elif sharding.location is not None:
-            yield Refuted(location=sharding.location, reason=sharding.sentence)
+    yield from CHECK.judged(record.job.kind, judge_sharding(record))
 
 
 # The suggestion to divide a data set between the ranks.

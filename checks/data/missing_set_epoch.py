@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check, TooLittleEvidence
 from ddpdoctor.checks.data.epochs_source import ForgottenEpoch, forgotten_epochs
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.fix import Edit, Fix, first_in_body
 from ddpdoctor.source.events import LoopAround
 from ddpdoctor.source.projection import whole_projection
@@ -193,23 +193,5 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report training loaders that were shuffled alike twice; refute where `set_epoch` changed the order."""
     from ddpdoctor.checks.data.sharding_run import judge_epochs
 
-    for epochs in judge_epochs(record):
-        if epochs.location is None:
-            continue
-        if not epochs.repeated:
-            yield Refuted(location=epochs.location, reason=epochs.sentence)
-            continue
-        fact = Fact(
-            text=f"passes {epochs.first_pass} and {epochs.second_pass} of this loader have the same digest of "
-            f"{epochs.samples:,} indices, and set_epoch was not called",
-            basis=record.job.kind,
-            numbers={"samples": epochs.samples, "passes": epochs.passes},
-            location=epochs.location,
-        )
-        yield CHECK.finding(
-            record.job.kind,
-            epochs.sentence,
-            remedy="Call sampler.set_epoch(epoch) at the start of every epoch, before the loop over the loader.",
-            locations=epochs.location,
-            evidence=(fact,),
-        )
+    remedy = "Call sampler.set_epoch(epoch) at the start of every epoch, before the loop over the loader."
+    yield from CHECK.judged(record.job.kind, judge_epochs(record), remedy)

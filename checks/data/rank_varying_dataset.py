@@ -35,7 +35,7 @@ import msgspec
 
 from ddpdoctor.check import Check
 from ddpdoctor.checks.data.random_numbers_source import Draw, draws_in_constructor
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
@@ -96,23 +96,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report samplers over data sets that were seen to differ; refute where their samples are the same."""
     from ddpdoctor.checks.data.samples_run import judge_rank_data
 
-    for data in judge_rank_data(record):
-        if not data.varies:
-            for location in data.locations:
-                yield Refuted(location=location, reason=data.sentence)
-            continue
-        place = data.locations[0] if data.locations else None
-        yield CHECK.finding(
-            record.job.kind,
-            data.sentence,
-            remedy=data.remedy,
-            locations=data.locations,
-            ranks=data.ranks,
-            evidence=tuple(
-                Fact(text=text, basis=record.job.kind, numbers={} if number else data.numbers, location=place)
-                for number, text in enumerate(data.facts)
-            ),
-        )
+    yield from CHECK.judged(record.job.kind, judge_rank_data(record))
 
 
 # Data sets that differ between ranks although one sampler, or an Accelerator, divides them.

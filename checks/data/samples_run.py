@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
+from ddpdoctor.check import Verdict
 from ddpdoctor.checks.data.sharding_run import judge_sharding
 from ddpdoctor.diagnosis.training.pass_lengths import (
     Comparison,
@@ -23,20 +24,7 @@ from ddpdoctor.record.streams.setup import Library, Part, RandomState
 from ddpdoctor.record.streams.training import Loader, Pass
 
 
-class RankData(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one data set under a sampler that shards it between all ranks."""
-
-    varies: bool
-    sentence: str
-    locations: tuple[Location, ...]
-    """The sampler's line, where it is known, and the loader's."""
-    ranks: tuple[int, ...]
-    facts: tuple[str, ...] = ()
-    numbers: Mapping[str, int | float] = {}
-    remedy: str = ""
-
-
-def judge_rank_data(record: RunRecord) -> Iterator[RankData]:
+def judge_rank_data(record: RunRecord) -> Iterator[Verdict]:
     """Yield a verdict for each loader whose sampler takes all ranks for the parts of one data set.
 
     Data that merely differ (made up at random on each rank) are left out: only another length, another order of the
@@ -59,22 +47,22 @@ def _places(record: RunRecord, loader: LoaderOnRanks) -> tuple[Location, ...]:
     return tuple(dict.fromkeys(place for place in (sampler, loader.location) if place is not None))
 
 
-def _lengths(record: RunRecord, loader: LoaderOnRanks) -> RankData | None:
+def _lengths(record: RunRecord, loader: LoaderOnRanks) -> Verdict | None:
     lengths = {entry.rank: entry.dataset_length for entry in loader.loaders}
     if None in lengths.values() or len(set(lengths.values())) == 1:
         return None
     kind = loader.loaders[0].dataset_type
-    return RankData(
-        varies=True,
+    place = next(iter(_places(record, loader)), None)
+    return Verdict(
         sentence=f"{loader.loaders[0].sampler_type} divides a {kind} whose length differs between ranks",
         locations=_places(record, loader),
         ranks=loader.ranks,
-        facts=tuple(f"on rank {rank} it has {length:,} samples" for rank, length in lengths.items()),
+        because=tuple((f"on rank {rank} it has {length:,} samples", place) for rank, length in lengths.items()),
         remedy="Build the same data set on every rank, and leave the division to the sampler.",
     )
 
 
-def _divided_before(record: RunRecord, loader: LoaderOnRanks) -> RankData | None:
+def _divided_before(record: RunRecord, loader: LoaderOnRanks) -> Verdict | None:
     parts = [_part(record, entry) for entry in loader.loaders]
     known = [part for part in parts if part is not None]
     if len(known) < len(parts) or len({part.digest for part in known}) == 1:
@@ -88,31 +76,32 @@ def _divided_before(record: RunRecord, loader: LoaderOnRanks) -> RankData | None
             return None
         drawn |= set(trained.indices)
     total = known[0].base_length
-    return RankData(
-        varies=True,
+    return Verdict(
         sentence=f"{loader.loaders[0].sampler_type} divides a subset that differs between the ranks: together they "
         f"draw {len(drawn):,} of {total:,} samples",
         locations=_places(record, loader),
         ranks=loader.ranks,
-        facts=tuple(
-            f"the subset of rank {part.rank} holds {part.count:,} of {total:,} samples, different ones from those of "
-            f"rank {known[0].rank}"
-            for part in known[1:3]
-            if part.digest != known[0].digest
+        because=tuple(
+            (
+                f"the subset of rank {part.rank} holds {part.count:,} of {total:,} samples, different ones from those "
+                f"of rank {known[0].rank}",
+                next(iter(_places(record, loader)), None),
+                {} if number else {"samples_drawn": len(drawn), "samples": total, "ranks": len(known)},
+            )
+            for number, part in enumerate(part for part in known[1:3] if part.digest != known[0].digest)
         ),
-        numbers={"samples_drawn": len(drawn), "samples": total, "ranks": len(known)},
         remedy="Divide once: give the sampler the whole data set, which it divides in parts of one length.",
     )
 
 
-def _order(record: RunRecord, loader: LoaderOnRanks) -> RankData | None:
+def _order(record: RunRecord, loader: LoaderOnRanks) -> Verdict | None:
     holdings = [_holdings(record, entry) for entry in loader.loaders]
     names = set.intersection(*(set(found) for found in holdings)) if holdings else set()
     if compare_samples(loader.loaders) == "same":
         if not names or any(len({held[name][0] for held in holdings}) > 1 for name in names):
             return None
-        return RankData(
-            varies=False,
+        return Verdict(
+            wrong=False,
             sentence="the samples behind equal indices are the same on all ranks",
             locations=_places(record, loader),
             ranks=loader.ranks,
@@ -121,14 +110,18 @@ def _order(record: RunRecord, loader: LoaderOnRanks) -> RankData | None:
         found = [held[name] for held in holdings]
         if len({ordered for ordered, _ in found}) > 1 and len({unordered for _, unordered in found}) == 1:
             kind = loader.loaders[0].dataset_type
-            return RankData(
-                varies=True,
+            return Verdict(
                 sentence=(
                     f"{loader.loaders[0].sampler_type} divides a {kind} whose order of samples differs between ranks"
                 ),
                 locations=_places(record, loader),
                 ranks=loader.ranks,
-                facts=(f"`{name}` holds the same rows on {rank_list(loader.ranks)}, in different orders",),
+                because=(
+                    (
+                        f"`{name}` holds the same rows on {rank_list(loader.ranks)}, in different orders",
+                        next(iter(_places(record, loader)), None),
+                    ),
+                ),
                 remedy="Seed every rank with the same number before the data set is built, or leave the shuffling to "
                 "the sampler.",
             )
@@ -153,23 +146,7 @@ def _holdings(record: RunRecord, loader: Loader) -> dict[str, tuple[str, str]]:
 # Whether all ranks split a data set in the same way.
 
 
-class Split(msgspec.Struct, frozen=True, kw_only=True):
-    """A data set that every rank cut into parts which together are the whole, each sample in one part."""
-
-    differs: bool
-    """True: the parts hold other samples on another rank. False: the ranks have the same parts or other data."""
-    sentence: str
-    locations: tuple[Location, ...]
-    """The lines that made the parts."""
-    ranks: tuple[int, ...]
-    counts: tuple[int, ...]
-    """Samples of each part."""
-    base_length: int
-    different_parts: tuple[int, ...] = ()
-    """Ordinals of the parts that differ."""
-
-
-def judge_splits(record: RunRecord) -> Iterator[Split]:
+def judge_splits(record: RunRecord) -> Iterator[Verdict]:
     """Yield a verdict for each split that all ranks made at the same lines with parts of the same sizes.
 
     Nothing is said where it is not known whether the ranks split the same data.
@@ -211,20 +188,18 @@ def _wholes(parts: Sequence[Part]) -> Iterator[tuple[Part, ...]]:
             run = []
 
 
-def _judge(record: RunRecord, ranks: tuple[int, ...], split: Sequence[tuple[Part, ...]]) -> Split | None:
+def _judge(record: RunRecord, ranks: tuple[int, ...], split: Sequence[tuple[Part, ...]]) -> Verdict | None:
     first = split[0]
     different = tuple(number for number in range(len(first)) if len({own[number].digest for own in split}) > 1)
     places = (site_location(record.site(part.site)) for part in first)
     locations = tuple(dict.fromkeys(place for place in places if place is not None))
     counts = tuple(part.count for part in first)
     sizes = " and ".join((", ".join(f"{count:,}" for count in counts[:-1]), f"{counts[-1]:,}"))
-    verdict = Split(
-        differs=False,
+    verdict = Verdict(
+        wrong=False,
         sentence=f"{rank_list(ranks)} split the {first[0].base_length:,} samples into the same parts of {sizes}",
         locations=locations,
         ranks=ranks,
-        counts=counts,
-        base_length=first[0].base_length,
     )
     if not different:
         return verdict
@@ -236,10 +211,17 @@ def _judge(record: RunRecord, ranks: tuple[int, ...], split: Sequence[tuple[Part
         return None
     return msgspec.structs.replace(
         verdict,
-        differs=True,
+        wrong=True,
         sentence=f"{rank_list(ranks)} split the {first[0].base_length:,} samples into parts of {sizes} differently: "
         "samples that one rank holds out are trained on by another",
-        different_parts=different,
+        because=tuple(
+            (
+                f"the part of {counts[part]:,} samples holds other indices on another rank",
+                locations[0] if locations else None,
+                {"samples": counts[part], "samples_split": first[0].base_length},
+            )
+            for part in different[:3]
+        ),
     )
 
 
@@ -265,26 +247,14 @@ def _data(record: RunRecord, split: Sequence[tuple[Part, ...]]) -> Comparison:
 _GENERATORS = {"torch": "torch's", "numpy": "numpy's", "random": "Python's"}
 
 
-class SharedRandomness(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the generators when the first training batch was fetched."""
-
-    shared: bool
-    sentence: str
-    locations: tuple[Location, ...]
-    """Shared: the common seed, where it was seen. Otherwise every line on the way to a seeding."""
-    draw: Location | None = None
-    """The code that draws, or the line that makes the loader."""
-    ranks: tuple[int, ...] = ()
-
-
-def judge_randomness(record: RunRecord) -> Iterator[SharedRandomness]:
+def judge_randomness(record: RunRecord) -> Iterator[Verdict]:
     """Yield a verdict for each place at which the samples of a divided training data set draw from generators.
 
     Ranks that draw the same samples are the matter of another check. Workers are compared with the worker of the same
     number on the other ranks.
     """
     ranks = record.rank_numbers()
-    alike = {sharding.location for sharding in judge_sharding(record) if sharding.duplicated}
+    alike = {place for verdict in judge_sharding(record) if verdict.wrong for place in verdict.places}
     shared: dict[Location | None, dict[Library, None]] = {}
     for loader in loaders_on_all_ranks(record):
         if loader.location in alike or not all(feeds_ddp(record, entry) for entry in loader.loaders):
@@ -296,21 +266,20 @@ def judge_randomness(record: RunRecord) -> Iterator[SharedRandomness]:
             if len({state.digest for state in states}) == 1:
                 shared.setdefault(_draw(states[0]) or loader.location, {})[library] = None
             elif len({state.digest for state in states}) == len(states):
-                yield SharedRandomness(
-                    shared=False,
+                yield Verdict(
+                    wrong=False,
                     sentence=f"{_GENERATORS[library]} generator differed between the ranks at the first training batch",
                     locations=_seed_lines(record, library),
                 )
     for draw, libraries in shared.items():
         names = " and ".join(_GENERATORS[library] for library in libraries)
-        yield SharedRandomness(
-            shared=True,
+        yield Verdict(
             sentence=f"{rank_list(ranks)} apply the same augmentation: {names} "
             f"generator{'s' if len(libraries) > 1 else ''}, which "
             "the samples draw from, had the same state on all of them at the first training batch",
-            locations=tuple(place for library in libraries for place in _seed_lines(record, library)[:1]),
-            draw=draw,
+            locations=(*(place for library in libraries for place in _seed_lines(record, library)[:1]), draw),
             ranks=ranks,
+            because=(("fetching the batch drew from it here", draw),),
         )
 
 
@@ -354,21 +323,7 @@ MOST_SHARED = 0.5
 """Share of its samples that a rank may have in common with others where the evaluation is divided."""
 
 
-class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """A loop of all ranks over one loader without gradients."""
-
-    form: str
-    """``repeated``: the whole data set on every rank. ``padded``: averaged over shards that repeat samples.
-    ``divided``: neither."""
-    sentence: str
-    location: Location | None
-    """The loop."""
-    loader_location: Location | None
-    ranks: tuple[int, ...]
-    numbers: Mapping[str, int | float] = {}
-
-
-def judge_evaluations(record: RunRecord) -> Iterator[Evaluation]:
+def judge_evaluations(record: RunRecord, remedies: Mapping[str, str]) -> Iterator[Verdict]:
     """Yield a verdict for each loader that every rank of a DDP job evaluates on and none trains on."""
     if not trains_on_own_data(record) or not record.backwards:
         return
@@ -380,8 +335,8 @@ def judge_evaluations(record: RunRecord) -> Iterator[Evaluation]:
             continue
         if min(entry.true_length or 0 for entry in entries) < 2:
             continue
-        verdict = _judge_evaluations(record, loader, entries)
-        if verdict is not None:
+        verdict = _judge_evaluations(record, loader, entries, remedies)
+        if verdict is not None and verdict.places:
             yield verdict
 
 
@@ -392,38 +347,44 @@ def _evaluates(record: RunRecord, entry: Pass) -> bool:
     )
 
 
-def _judge_evaluations(record: RunRecord, loader: LoaderOnRanks, entries: tuple[Pass, ...]) -> Evaluation | None:
+def _judge_evaluations(
+    record: RunRecord, loader: LoaderOnRanks, entries: tuple[Pass, ...], remedies: Mapping[str, str]
+) -> Verdict | None:
     counts = [entry.index_count or 0 for entry in entries]
     total = loader.loaders[0].dataset_length or 0
-    verdict = Evaluation(
-        form="divided",
+    verdict = Verdict(
         sentence="",
-        location=site_location(record.site(entries[0].site)),
-        loader_location=loader.location,
+        locations=site_location(record.site(entries[0].site)),
         ranks=loader.ranks,
-        numbers={"samples": total, "samples_drawn": sum(counts), "ranks": len(counts)},
+        because=(
+            (
+                "the whole index lists of the ranks over this loader were compared",
+                loader.location,
+                {"samples": total, "samples_drawn": sum(counts), "ranks": len(counts)},
+            ),
+        ),
     )
     if len({entry.index_digest for entry in entries}) == 1:
         if counts[0] < total or compare_samples(loader.loaders) != "same" or _all_shard(loader):
             return None
         return msgspec.structs.replace(
             verdict,
-            form="repeated",
             sentence=f"{rank_list(loader.ranks)} each evaluate all {total:,} samples, and get the same result",
+            remedy=remedies["repeated"],
         )
     repeated = sum(counts) - total
     if _all_shard(loader) and 0 < repeated < len(counts) and _averages(record, entries):
         return msgspec.structs.replace(
             verdict,
-            form="padded",
             sentence=f"the ranks' results are averaged over shards that count {repeated:,} of {total:,} samples twice",
+            remedy=remedies["padded"],
         )
     if all(entry.indices for entry in entries):
         drawn = [set(entry.indices) for entry in entries]
         shared = len(set.intersection(*drawn))
         if shared <= MOST_SHARED * min(map(len, drawn)):
             reason = f"{rank_list(loader.ranks)} draw {min(counts):,} samples each, {shared:,} of them the same"
-            return msgspec.structs.replace(verdict, sentence=reason)
+            return msgspec.structs.replace(verdict, wrong=False, sentence=reason)
     return None
 
 

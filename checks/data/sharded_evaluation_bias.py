@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event, LoopAround
 from ddpdoctor.source.interpreter.values import ALL_RANKS
 from ddpdoctor.source.projection import Projection, whole_projection
@@ -79,27 +79,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report evaluation that is repeated or biased; refute where the ranks draw different samples."""
     from ddpdoctor.checks.data.samples_run import judge_evaluations
 
-    for evaluation in judge_evaluations(record):
-        if evaluation.location is None:
-            continue
-        if evaluation.form == "divided":
-            yield Refuted(location=evaluation.location, reason=evaluation.sentence)
-            continue
-        yield CHECK.finding(
-            record.job.kind,
-            evaluation.sentence,
-            remedy=REMEDIES[evaluation.form],
-            locations=evaluation.location,
-            ranks=evaluation.ranks,
-            evidence=(
-                Fact(
-                    text="the whole index lists of the ranks over this loader were compared",
-                    basis=record.job.kind,
-                    numbers=evaluation.numbers,
-                    location=evaluation.loader_location,
-                ),
-            ),
-        )
+    yield from CHECK.judged(record.job.kind, judge_evaluations(record, REMEDIES))
 
 
 # Evaluation that every rank does over the whole data set.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import msgspec
 
+from ddpdoctor.check import Verdict
 from ddpdoctor.checks.data.epochs_source import batches_remedy
 from ddpdoctor.diagnosis.training.pass_lengths import (
     LoaderOnRanks,
@@ -15,7 +16,7 @@ from ddpdoctor.diagnosis.training.pass_lengths import (
     trains_on_own_data,
 )
 from ddpdoctor.diagnosis.wording import rank_list, site_location, verb
-from ddpdoctor.finding import Location, Severity
+from ddpdoctor.finding import Severity
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.training import Loader, Pass
 
@@ -27,28 +28,13 @@ INPUTS_COMPARED = 3
 """Training forwards with equal inputs on all ranks that prove an iterable data set is not sharded."""
 
 
-class Sharding(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one loader that feeds training."""
-
-    duplicated: bool | None
-    """True: every rank draws the same samples. False: they draw different ones. None: it cannot be known."""
-    sentence: str
-    location: Location | None
-    ranks: tuple[int, ...]
-    numbers: Mapping[str, int | float] = {}
-    evidence: tuple[str, ...] = ()
-    remedy: str = ""
-    severity: Severity | None = None
-    """None: as bad as the check says."""
-
-
-def judge_sharding(record: RunRecord) -> Iterator[Sharding]:
+def judge_sharding(record: RunRecord) -> Iterator[Verdict]:
     """Yield a verdict for each loader that feeds a DDP module and about which something can be proved."""
     if not trains_on_own_data(record):
         return
     if (unloaded := _judge_unloaded(record)) is not None:
         yield unloaded
-    wrongly_told = {wrong.loader.loaders for wrong in wrong_sampler_ranks(record)}
+    wrongly_told = {loader.loaders for loader, _ in wrong_sampler_ranks(record)}
     for loader in loaders_on_all_ranks(record):
         if loader.loaders in wrongly_told or not all(feeds_ddp(record, entry) for entry in loader.loaders):
             continue
@@ -60,7 +46,7 @@ def judge_sharding(record: RunRecord) -> Iterator[Sharding]:
             yield verdict
 
 
-def _judge_indices(loader: LoaderOnRanks) -> Sharding | None:
+def _judge_indices(loader: LoaderOnRanks) -> Verdict | None:
     place = next((entries for entries in loader.pass_places() if all(entry.backwards for entry in entries)), None)
     if place is None or any(not entry.index_count for entry in place):
         return None
@@ -83,24 +69,26 @@ def _judge_indices(loader: LoaderOnRanks) -> Sharding | None:
         return None  # a data set smaller than the number of ranks is padded to the same on all of them
     if comparison == "unknown":
         reason = f"{rank_list(loader.ranks)} {overlapping}, but the samples behind the indices could not be compared"
-        return Sharding(duplicated=None, sentence=reason, location=loader.location, ranks=loader.ranks)
+        return Verdict(wrong=None, sentence=reason, locations=loader.location, ranks=loader.ranks)
     sampler = loader.loaders[0].sampler_type or "no sampler"
     divides = "was given the same rank everywhere" if shards else "does not divide by rank"
-    return Sharding(
-        duplicated=True,
+    return Verdict(
         sentence=f"{rank_list(loader.ranks)} train on the same samples: they {overlapping}",
-        location=loader.location,
+        locations=loader.location,
         ranks=loader.ranks,
-        numbers={
-            "samples_drawn": min(counts),
-            "samples_shared": overlap.common,
-            "samples": total,
-            "ranks": len(counts),
-        },
-        evidence=(
-            f"the whole index lists of the first training pass have {overlap.common:,} of {min(counts):,} indices in "
-            f"common on all ranks; the sampler is {sampler}, which {divides}",
-            "the samples behind equal indices were fetched on every rank and are equal",
+        because=(
+            (
+                f"the whole index lists of the first training pass have {overlap.common:,} of {min(counts):,} indices "
+                f"in common on all ranks; the sampler is {sampler}, which {divides}",
+                loader.location,
+                {
+                    "samples_drawn": min(counts),
+                    "samples_shared": overlap.common,
+                    "samples": total,
+                    "ranks": len(counts),
+                },
+            ),
+            ("the samples behind equal indices were fetched on every rank and are equal", loader.location),
         ),
         remedy=(
             f"Give {sampler} the rank and the number of ranks of the process group; DistributedSampler takes them "
@@ -147,7 +135,7 @@ def _overlap(place: tuple[Pass, ...], loader: LoaderOnRanks) -> _Overlap | None:
     return _Overlap(common=count, share=1.0) if whole else None
 
 
-def _judge_inputs(record: RunRecord, loader: LoaderOnRanks) -> Sharding | None:
+def _judge_inputs(record: RunRecord, loader: LoaderOnRanks) -> Verdict | None:
     digests = [
         [
             forward.input_digest
@@ -169,23 +157,25 @@ def _judge_inputs(record: RunRecord, loader: LoaderOnRanks) -> Sharding | None:
     if equal < len(steps) or len({step[0] for step in steps}) == 1:
         return None
     kind = loader.loaders[0].dataset_type or "the iterable data set"
-    return Sharding(
-        duplicated=True,
+    return Verdict(
         sentence=f"{rank_list(loader.ranks)} train on the same samples: {kind} gave all of them equal inputs in each "
         f"of {len(steps)} steps",
-        location=loader.location,
+        locations=loader.location,
         ranks=loader.ranks,
-        numbers={"steps": len(steps), "ranks": len(loader.ranks)},
-        evidence=(
-            f"the digests of the inputs of {len(steps)} training forwards are equal on all ranks and differ between "
-            "steps",
+        because=(
+            (
+                f"the digests of the inputs of {len(steps)} training forwards are equal on all ranks and differ "
+                "between steps",
+                loader.location,
+                {"steps": len(steps), "ranks": len(loader.ranks)},
+            ),
         ),
         remedy="Let the data set skip by rank in __iter__ (items rank, rank + world_size, …), and by worker within the "
         "rank.",
     )
 
 
-def _judge_unloaded(record: RunRecord) -> Sharding | None:
+def _judge_unloaded(record: RunRecord) -> Verdict | None:
     """Compare the inputs of training that draws from no loader; only equal ones say something."""
     ranks = record.rank_numbers()
     fed = [
@@ -202,42 +192,32 @@ def _judge_unloaded(record: RunRecord) -> Sharding | None:
     equal = [step for step in steps if len({forward.input_digest for forward in step}) == 1]
     if len(steps) < INPUTS_COMPARED or len(equal) < len(steps) or len({s[0].input_digest for s in steps}) == 1:
         return None
-    return Sharding(
-        duplicated=True,
+    place = site_location(record.site(steps[0][0].site))
+    return Verdict(
         severity=Severity.WARNING,
         sentence=f"{rank_list(ranks)} train on the same batches: the inputs of all {len(steps)} steps are equal",
-        location=site_location(record.site(steps[0][0].site)),
+        locations=place,
         ranks=ranks,
-        numbers={"steps": len(steps), "ranks": len(ranks)},
-        evidence=(f"the digests of the inputs of {len(steps)} training forwards are equal on all ranks",),
+        because=(
+            (
+                f"the digests of the inputs of {len(steps)} training forwards are equal on all ranks",
+                place,
+                {"steps": len(steps), "ranks": len(ranks)},
+            ),
+        ),
         remedy="Draw different batches on each rank: seed what draws them with seed + rank, or give each rank its own "
         "part of the data.",
     )
 
 
-def _different(loader: LoaderOnRanks, reason: str) -> Sharding:
-    return Sharding(duplicated=False, sentence=reason, location=loader.location, ranks=loader.ranks)
+def _different(loader: LoaderOnRanks, reason: str) -> Verdict:
+    return Verdict(wrong=False, sentence=reason, locations=loader.location, ranks=loader.ranks)
 
 
 # Whether a shuffling, sharding sampler gives every training pass another order.
 
 
-class Epochs(msgspec.Struct, frozen=True, kw_only=True):
-    """What two passes over one loader show."""
-
-    repeated: bool
-    """True: the same order twice and `set_epoch` never called. False: `set_epoch` was called and the order changed."""
-    sentence: str
-    location: Location | None
-    """The line that made the loader."""
-    samples: int
-    """Indices of one pass on one rank."""
-    first_pass: int
-    second_pass: int
-    passes: int
-
-
-def judge_epochs(record: RunRecord) -> Iterator[Epochs]:
+def judge_epochs(record: RunRecord) -> Iterator[Verdict]:
     """Yield a verdict for each line that makes a loader with a shuffling, sharding sampler used for training twice."""
     judged: set[int] = set()
     for loader in sorted(record.loaders, key=lambda entry: (entry.rank, entry.loader)):
@@ -249,14 +229,15 @@ def judge_epochs(record: RunRecord) -> Iterator[Epochs]:
             yield verdict
 
 
-def _judge(record: RunRecord, loader: Loader) -> Epochs | None:
+def _judge(record: RunRecord, loader: Loader) -> Verdict | None:
     passes = [
         entry
         for entry in record.passes
         if entry.rank == loader.rank and entry.loader == loader.loader and entry.backwards and entry.index_digest
     ]
     passes.sort(key=lambda entry: entry.ordinal)
-    if len(passes) < 2 or (passes[0].index_count or 0) < 2:
+    place = site_location(record.site(loader.site))
+    if place is None or len(passes) < 2 or (passes[0].index_count or 0) < 2:
         return None
     alike = _pair(passes)
     # A sampler's epoch is 0 until set_epoch is called.
@@ -264,25 +245,24 @@ def _judge(record: RunRecord, loader: Loader) -> Epochs | None:
     if alike is not None and never_called:
         first, second = alike
         count = first.index_count or 0
-        return Epochs(
-            repeated=True,
+        return Verdict(
             sentence=f"rank {loader.rank} drew its {count:,} samples in the same order in {len(passes)} training "
             f"passes: set_epoch was never called on the {loader.sampler_type or 'sampler'}",
-            location=site_location(record.site(loader.site)),
-            samples=count,
-            first_pass=first.ordinal,
-            second_pass=second.ordinal,
-            passes=len(passes),
+            locations=place,
+            because=(
+                (
+                    f"passes {first.ordinal} and {second.ordinal} of this loader have the same digest of {count:,} "
+                    "indices, and set_epoch was not called",
+                    place,
+                    {"samples": count, "passes": len(passes)},
+                ),
+            ),
         )
     if alike is None and not never_called:
-        return Epochs(
-            repeated=False,
+        return Verdict(
+            wrong=False,
             sentence=f"set_epoch was called and the order changed between {len(passes)} training passes",
-            location=site_location(record.site(loader.site)),
-            samples=passes[0].index_count or 0,
-            first_pass=passes[0].ordinal,
-            second_pass=passes[1].ordinal,
-            passes=len(passes),
+            locations=place,
         )
     return None
 
@@ -299,19 +279,7 @@ def _pair(passes: list[Pass]) -> tuple[Pass, Pass] | None:
 # Whether samplers were told the ranks that draw from them, and divide one order between them.
 
 
-class WrongSamplerRanks(msgspec.Struct, frozen=True, kw_only=True):
-    """A sampler for all ranks of the job, of which several were told the same rank."""
-
-    loader: LoaderOnRanks
-    sentence: str
-    locations: tuple[Location, ...]
-    """The sampler's line, where it is known, and the loader's."""
-    facts: tuple[str, ...]
-    missing: tuple[int, ...]
-    """Ranks whose shard no one draws."""
-
-
-def wrong_sampler_ranks(record: RunRecord) -> Iterator[WrongSamplerRanks]:
+def wrong_sampler_ranks(record: RunRecord) -> Iterator[tuple[LoaderOnRanks, Verdict]]:
     """Yield the training loaders whose samplers leave shards out.
 
     Samplers for fewer or more shards than there are ranks are left out: ranks that work on one batch together share a
@@ -328,42 +296,27 @@ def wrong_sampler_ranks(record: RunRecord) -> Iterator[WrongSamplerRanks]:
         sampler = site_location(record.site(loader.loaders[0].sampler_site))
         kind = loader.loaders[0].sampler_type
         samples = loader.loaders[0].dataset_length or 0
-        yield WrongSamplerRanks(
-            loader=loader,
+        verdict = Verdict(
             sentence=f"{kind} was given the wrong rank: no rank draws the shard of {rank_list(missing)}, "
             f"{len(missing)}/{len(told)} of the {samples:,} samples",
-            locations=tuple(dict.fromkeys(place for place in (sampler, loader.location) if place is not None)),
-            facts=tuple(
-                f"{rank_list(ranks)} {verb(ranks, 'was', 'were')} given rank {number}"
+            locations=tuple(dict.fromkeys((sampler, loader.location))),
+            ranks=loader.ranks,
+            because=tuple(
+                (f"{rank_list(ranks)} {verb(ranks, 'was', 'were')} given rank {number}", sampler or loader.location)
                 for number in sorted({number for number in told.values() if number is not None})
                 for ranks in [[rank for rank, own in told.items() if own == number]]
             ),
-            missing=missing,
         )
+        yield loader, verdict
 
 
-class OverlappingShards(msgspec.Struct, frozen=True, kw_only=True):
-    """Shards of one data set that have more in common than padding explains."""
-
-    loader: LoaderOnRanks
-    sentence: str
-    cause: str
-    remedy: str
-    locations: tuple[Location, ...]
-    """The sampler's line, where it is known, and the loader's."""
-    shared: int
-    """Samples that more than one rank draws."""
-    left_out: int
-    """Samples that no rank draws, beyond an incomplete rest."""
-
-
-def overlapping_shards(record: RunRecord) -> Iterator[OverlappingShards]:
+def overlapping_shards(record: RunRecord) -> Iterator[Verdict]:
     """Yield the training loaders whose sampler divides by rank, but another order on each.
 
     Needs the whole lists. A sampler without a seed is judged only where the overlap is that of independent orders:
     repeated augmentation shares samples between ranks on purpose, and all of them.
     """
-    wrong = {found.loader.loaders for found in wrong_sampler_ranks(record)}
+    wrong = {loader.loaders for loader, _ in wrong_sampler_ranks(record)}
     for loader in loaders_on_all_ranks(record):
         first, count = loader.loaders[0], len(loader.loaders)
         place = next((found for found in loader.pass_places() if all(entry.backwards for entry in found)), None)
@@ -388,15 +341,19 @@ def overlapping_shards(record: RunRecord) -> Iterator[OverlappingShards]:
         if found is not None:
             cause, remedy = found
             sampler = site_location(record.site(first.sampler_site))
-            yield OverlappingShards(
-                loader=loader,
+            yield Verdict(
                 sentence=f"the shards of {rank_list(loader.ranks)} overlap: {drawn - union:,} of {total:,} samples are "
                 f"drawn by more than one rank and {left_out:,} by none, as {cause}",
-                cause=cause,
                 remedy=remedy,
-                locations=tuple(dict.fromkeys(known for known in (sampler, loader.location) if known is not None)),
-                shared=drawn - union,
-                left_out=left_out,
+                locations=tuple(dict.fromkeys((sampler, loader.location))),
+                ranks=loader.ranks,
+                because=(
+                    (
+                        cause,
+                        sampler or loader.location,
+                        {"samples_shared": drawn - union, "samples_left_out": left_out},
+                    ),
+                ),
             )
 
 

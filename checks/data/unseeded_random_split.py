@@ -98,20 +98,4 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report splits whose parts differ between ranks; refute those that are the same, or of different data."""
     from ddpdoctor.checks.data.samples_run import judge_splits
 
-    for split in judge_splits(record):
-        if not split.differs:
-            for location in split.locations:
-                yield Refuted(location=location, reason=split.sentence)
-            continue
-        facts = tuple(
-            Fact(
-                text=f"the part of {split.counts[part]:,} samples holds other indices on another rank",
-                basis=record.job.kind,
-                numbers={"samples": split.counts[part], "samples_split": split.base_length},
-                location=split.locations[0] if split.locations else None,
-            )
-            for part in split.different_parts[:3]
-        )
-        yield CHECK.finding(
-            record.job.kind, split.sentence, remedy=REMEDY, locations=split.locations, ranks=split.ranks, evidence=facts
-        )
+    yield from CHECK.judged(record.job.kind, judge_splits(record), REMEDY)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-import msgspec
-
+from ddpdoctor.check import Verdict
 from ddpdoctor.diagnosis import failures
 from ddpdoctor.diagnosis.divergence.divergence import find_divergence, root_exception, was_interrupted
 from ddpdoctor.diagnosis.divergence.unused_parameters import UNFINISHED, unused_parameters
 from ddpdoctor.diagnosis.failures import failed_rendezvous, trouble_of
-from ddpdoctor.diagnosis.wording import location_of
-from ddpdoctor.finding import Location
+from ddpdoctor.diagnosis.wording import location_of, rank_list
 from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import Rank, RankException, RunRecord
 from ddpdoctor.record.streams.measured import Gpu, GpuSample
@@ -66,25 +64,12 @@ _BEHIND: Mapping[str, tuple[str, str]] = {
 }
 
 
-class NcclError(msgspec.Struct, frozen=True, kw_only=True):
-    """One class of error and the rank that met it first."""
-
-    kind: str
-    rank: int
-    ranks: tuple[int, ...]
-    """All ranks with that class of error."""
-    message: str
-    location: Location | None
-    cause: str
-    remedy: str
-
-
 def is_nccl_error(raised: RankException) -> bool:
     """Return whether an exception is NCCL's own, be it only that a peer was gone."""
     return _ERROR.search(raised.message) is not None
 
 
-def nccl_errors(record: RunRecord) -> Iterator[NcclError]:
+def nccl_errors(record: RunRecord) -> Iterator[Verdict]:
     """Yield the class of error that came first; an error for a lost peer only where nothing else went wrong."""
     found = [
         (raised.time_ns, rank, raised, kind)
@@ -107,13 +92,14 @@ def nccl_errors(record: RunRecord) -> Iterator[NcclError]:
     elif _NO_SPACE.search(raised.message):
         cause = "shared memory (/dev/shm) is full"
         remedy = "Start the container with --ipc=host or a larger --shm-size."
-    yield NcclError(
-        kind=kind,
-        rank=first.rank,
-        ranks=tuple(sorted({rank.rank for _, rank, _, other in entries if other == kind})),
-        message=headline(raised)[:240],
-        location=location_of(raised.frames[0]) if raised.frames else None,
-        cause=cause,
+    ranks = tuple(sorted({rank.rank for _, rank, _, other in entries if other == kind}))
+    others = f"; then {rank_list(set(ranks) - {first.rank})}" if len(ranks) > 1 else ""
+    place = location_of(raised.frames[0]) if raised.frames else None
+    yield Verdict(
+        sentence=f"NCCL failed on rank {first.rank} first with {'an' if kind[0] in 'aeiou' else 'a'} {kind}: {cause}",
+        locations=place,
+        ranks=ranks,
+        because=((f"rank {first.rank}: {headline(raised)[:240]}{others}", place, {}, first.rank),),
         remedy=remedy,
     )
 
@@ -162,25 +148,14 @@ _HARMLESS = frozenset({45, 63, 92})
 """The clearing away after another fault, a row that was replaced, and many corrected errors."""
 
 
-class GpuFault(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU and what is wrong with it."""
-
-    gpu: Gpu
-    what: str
-    """A clause with the verb, for the subject ``the GPU``."""
-    facts: tuple[str, ...]
-    hardware: bool
-    """The GPU or its machine is at fault; otherwise a kernel of the program is."""
-
-
-def gpu_faults(record: RunRecord) -> Iterator[GpuFault]:
+def gpu_faults(record: RunRecord) -> Iterator[Verdict]:
     """Yield the faults of the GPUs that ranks use, one for each GPU."""
     for gpu in record.gpus:
         if gpu.ranks and gpu.samples and (fault := _fault(gpu, gpu.samples[0], gpu.samples[-1])) is not None:
             yield fault
 
 
-def _fault(gpu: Gpu, first: GpuSample, last: GpuSample) -> GpuFault | None:
+def _fault(gpu: Gpu, first: GpuSample, last: GpuSample) -> Verdict | None:
     xid = last.xid if last.xid not in _HARMLESS else None
     meaning = "" if xid is None else failures.xid(xid).meaning
     facts = [] if xid is None else [f"the driver reported Xid {xid}" + (f": {meaning}" if meaning else "")]
@@ -188,10 +163,19 @@ def _fault(gpu: Gpu, first: GpuSample, last: GpuSample) -> GpuFault | None:
     if new_errors > 0:
         facts.append(f"{new_errors:,} uncorrected memory {'errors' if new_errors > 1 else 'error'} during the run")
     if last.lost:
-        return GpuFault(gpu=gpu, what="is lost: the driver can no longer reach it", facts=tuple(facts), hardware=True)
-    if xid is not None:
-        hardware = failures.xid(xid).blame == "machine"
-        return GpuFault(gpu=gpu, what=f"failed with Xid {xid}", facts=tuple(facts), hardware=hardware)
-    if new_errors > 0:
-        return GpuFault(gpu=gpu, what="has uncorrected memory errors", facts=tuple(facts), hardware=True)
-    return None
+        what, hardware = "is lost: the driver can no longer reach it", True
+    elif xid is not None:
+        what, hardware = f"failed with Xid {xid}", failures.xid(xid).blame == "machine"
+    elif new_errors > 0:
+        what, hardware = "has uncorrected memory errors", True
+    else:
+        return None
+    name = f" ({gpu.name})" if gpu.name else ""
+    return Verdict(
+        sentence=f"the GPU of {rank_list(gpu.ranks)} {what}",
+        remedy="Take the machine out of service, and restart from the last checkpoint elsewhere."
+        if hardware
+        else "Run with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer, to find the kernel.",
+        ranks=gpu.ranks,
+        because=tuple((f"GPU {gpu.index}{name}: {fact}", None) for fact in facts),
+    )

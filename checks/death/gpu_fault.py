@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -46,24 +46,5 @@ CHECK = Check(
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the faults of each GPU that ranks use."""
     from ddpdoctor.checks.death.failures_run import gpu_faults
-    from ddpdoctor.diagnosis.wording import rank_list
 
-    for fault in gpu_faults(record):
-        name = f" ({fault.gpu.name})" if fault.gpu.name else ""
-        yield CHECK.finding(
-            "run",
-            f"the GPU of {rank_list(fault.gpu.ranks)} {fault.what}",
-            remedy="Take the machine out of service, and restart from the last checkpoint elsewhere."
-            if fault.hardware
-            else "Run with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer, to find the kernel.",
-            ranks=fault.gpu.ranks,
-            evidence=tuple(Fact(text=f"GPU {fault.gpu.index}{name}: {fact}", basis="run") for fact in fault.facts),
-        )
-
-
-def in_log(record: RunRecord) -> Iterator[Finding]:
-    """Report the first event of the driver on a GPU."""
-    from ddpdoctor.diagnosis.logs.findings import from_log
-    from ddpdoctor.diagnosis.logs.remedies import of_gpu
-
-    yield from from_log(CHECK, record, of_gpu)
+    yield from CHECK.judged("run", gpu_faults(record))

@@ -109,11 +109,3 @@ def _remedy(killed: Killed) -> str:
         "Check whether the kernel killed it because memory ran out (`dmesg -T | grep -i 'killed process'`), and "
         "the memory limit of the container or the Slurm job."
     )
-
-
-def in_log(record: RunRecord) -> Iterator[Finding]:
-    """Report what was killed first: a rank, its loader's worker, or the whole job from outside."""
-    from ddpdoctor.diagnosis.logs.findings import from_log
-    from ddpdoctor.diagnosis.logs.remedies import of_killing
-
-    yield from from_log(CHECK, record, of_killing)

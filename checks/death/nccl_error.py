@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -46,32 +46,5 @@ CHECK = Check(
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the first error of NCCL."""
     from ddpdoctor.checks.death.failures_run import nccl_errors
-    from ddpdoctor.diagnosis.wording import rank_list
 
-    for error in nccl_errors(record):
-        others = f"; then {rank_list(set(error.ranks) - {error.rank})}" if len(error.ranks) > 1 else ""
-        yield CHECK.finding(
-            record.job.kind,
-            f"NCCL failed on rank {error.rank} first with an {error.kind}: {error.cause}"
-            if error.kind[0] in "aeiou"
-            else f"NCCL failed on rank {error.rank} first with a {error.kind}: {error.cause}",
-            remedy=error.remedy,
-            locations=error.location,
-            ranks=error.ranks,
-            evidence=(
-                Fact(
-                    text=f"rank {error.rank}: {error.message}{others}",
-                    basis=record.job.kind,
-                    rank=error.rank,
-                    location=error.location,
-                ),
-            ),
-        )
-
-
-def in_log(record: RunRecord) -> Iterator[Finding]:
-    """Report what NCCL said first."""
-    from ddpdoctor.diagnosis.logs import remedies
-    from ddpdoctor.diagnosis.logs.findings import from_log
-
-    yield from from_log(CHECK, record, remedies.of_nccl)
+    yield from CHECK.judged(record.job.kind, nccl_errors(record))

@@ -59,15 +59,3 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             ranks=failure.ranks,
             because=((f"{failure.type}: {failure.message}", failure.location),),
         )
-
-
-def in_log(record: RunRecord) -> Iterator[Finding]:
-    """Report the ranks that ran out of memory."""
-    from ddpdoctor.diagnosis.logs.findings import from_log
-
-    yield from from_log(
-        CHECK,
-        record,
-        "Use smaller batches with accumulation, activation checkpointing, or mixed precision; where one rank alone ran "
-        "out, look at what it alone holds: its longest sample, other processes on its GPU.",
-    )

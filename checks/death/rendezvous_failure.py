@@ -45,24 +45,4 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report why the ranks did not meet."""
     from ddpdoctor.diagnosis.failures import failed_rendezvous
 
-    for failure in failed_rendezvous(record):
-        yield CHECK.finding(
-            record.job.kind,
-            failure.sentence,
-            remedy=failure.remedy,
-            locations=failure.location,
-            ranks=failure.ranks,
-            because=((failure.fact, failure.location),),
-        )
-
-
-def in_log(record: RunRecord) -> Iterator[Finding]:
-    """Report why the ranks did not meet."""
-    from ddpdoctor.diagnosis.logs.findings import from_log
-
-    yield from from_log(
-        CHECK,
-        record,
-        "Give all nodes the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE and each its own node rank, on a free port; "
-        "check that the rank that holds the store is alive and reachable.",
-    )
+    yield from CHECK.judged(record.job.kind, failed_rendezvous(record))

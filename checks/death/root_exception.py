@@ -26,8 +26,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.check import Check, Via
+from ddpdoctor.finding import Finding, Refuted, Severity
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -67,15 +67,5 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             remedy="Fix this exception: it ended the job.",
             locations=location,
             ranks=ranks,
-            evidence=(
-                Fact(text=f"{raised.type}: {message}", basis=record.job.kind, location=location, stack=raised.frames),
-            ),
+            because=((f"{raised.type}: {message}", Via(location, raised.frames)),),
         )
-
-
-def in_log(record: RunRecord) -> Iterator[Finding]:
-    """Report the exception that came first, and the later ones as its echoes."""
-    from ddpdoctor.diagnosis.logs.findings import from_log
-    from ddpdoctor.diagnosis.logs.remedies import of_exception
-
-    yield from from_log(CHECK, record, of_exception)

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
 from ddpdoctor.checks.gradients.accumulation_source import forgotten_tails
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
 
@@ -70,20 +70,5 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the end of the first whole pass that left gradients without a step."""
     from ddpdoctor.checks.gradients.steps_run import tails
 
-    for tail in tails(record):
-        fate = "added to the first step of the next pass" if tail.leaks else "discarded"
-        last = f"last {tail.left} of {tail.batches} batches" if tail.left > 1 else f"last of {tail.batches} batches"
-        yield CHECK.finding(
-            record.job.kind,
-            f"no optimizer step follows the {last} of a pass: their gradients are {fate}",
-            remedy="Step after the last batch as well: `or i + 1 == len(loader)`.",
-            locations=tail.step_location,
-            evidence=(
-                Fact(
-                    text=f"a step sums up {tail.per_step} backwards; {tail.left} came after the last step of the pass",
-                    basis=record.job.kind,
-                    numbers={"left": tail.left, "batches": tail.batches, "backwards_per_step": tail.per_step},
-                    location=tail.backward_location,
-                ),
-            ),
-        )
+    remedy = "Step after the last batch as well: `or i + 1 == len(loader)`."
+    yield from CHECK.judged(record.job.kind, tails(record), remedy)

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from ddpdoctor.check import Check, TooLittleEvidence
+from ddpdoctor.check import Check, TooLittleEvidence, Via
 from ddpdoctor.checks.gradients.unreduced_gradients_source import guard_of
 from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
@@ -113,14 +113,7 @@ def in_source(script: Script) -> Iterator[Finding]:
                 "scheduler."
             ),
             locations=place,
-            evidence=(
-                Fact(
-                    text="this value comes from the rank's own batches, and was not reduced",
-                    basis="source",
-                    location=place,
-                    stack=event.chain,
-                ),
-            ),
+            because=(("this value comes from the rank's own batches, and was not reduced", Via(place, event.chain)),),
         )
 
 
@@ -150,15 +143,13 @@ def _lone_changes(script: Script) -> Iterator[Finding]:
             remedy=f"{verb} on every rank: move it out of `if {condition}`.",
             locations=place,
             severity=Severity.ERROR,
-            evidence=(
-                Fact(
-                    text=f"of {len(RANKS)} ranks only {rank_list(ranks)} comes here, by `{condition}`",
-                    basis="source",
-                    location=guard.location,
-                    stack=event.chain,
+            because=(
+                (
+                    f"of {len(RANKS)} ranks only {rank_list(ranks)} comes here, by `{condition}`",
+                    Via(guard.location, event.chain),
                 ),
-                *_steps_of_all(change),
             ),
+            evidence=_steps_of_all(change),
         )
 
 
@@ -187,7 +178,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             record.job.kind,
             f"the parameters of {found.model} differ between {rank_list(found.ranks)} {when}, {found.first_name} first",
             remedy=REMEDIES[found.cause],
-            locations=tuple(dict.fromkeys(p for p in (found.location, found.wrap_location) if p is not None)),
+            locations=dict.fromkeys((found.location, found.wrap_location)),
             ranks=found.ranks,
             # Each rank may be meant to have one of its own, as a memory of its samples.
             severity=Severity.WARNING if found.cause == "own-state" else None,
@@ -216,16 +207,16 @@ def _drifted(record: RunRecord) -> Iterator[Finding]:
             f"the parameters of {found.model} differ between the ranks after step {found.step:,}: {told}, of "
             f"{found.names[0]} first",
             remedy=REMEDIES["drifted"],
-            locations=() if found.location is None else (found.location,),
+            locations=found.location,
             ranks=found.odd or found.ranks,
-            evidence=(
-                Fact(
-                    text=f"{found.unequal:,} of {found.compared:,} parameters differ: {', '.join(found.names)}",
-                    basis="run",
-                    numbers={"parameters": found.unequal, "compared": found.compared, "step": found.step},
+            because=(
+                (
+                    f"{found.unequal:,} of {found.compared:,} parameters differ: {', '.join(found.names)}",
+                    None,
+                    {"parameters": found.unequal, "compared": found.compared, "step": found.step},
                 ),
-                Fact(text=before, basis="run"),
-                Fact(text="the model is wrapped here", basis="run", location=found.location),
+                (before, None),
+                ("the model is wrapped here", found.location),
             ),
         )
 

@@ -63,21 +63,5 @@ def in_source(script: Script) -> Iterator[Finding]:
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report wraps around a module with a wrap inside."""
     from ddpdoctor.checks.gradients.wraps_run import double_wraps as wraps_of_wraps
-    from ddpdoctor.diagnosis.wording import bytes_text
 
-    for found in wraps_of_wraps(record):
-        yield CHECK.finding(
-            record.job.kind,
-            "this model holds a DDP object already: "
-            f"{bytes_text(found.bytes_twice)} of gradients are all-reduced twice in every step",
-            remedy="Wrap the model once.",
-            locations=found.location,
-            evidence=(
-                Fact(
-                    text="the first wrap",
-                    basis=record.job.kind,
-                    numbers={"bytes_twice": found.bytes_twice},
-                    location=found.inner_location,
-                ),
-            ),
-        )
+    yield from CHECK.judged(record.job.kind, wraps_of_wraps(record), "Wrap the model once.")

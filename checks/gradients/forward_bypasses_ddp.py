@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
 from ddpdoctor.checks.gradients.unwrapped_training_source import bypassing_forwards
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.record.streams.setup import AVERAGING
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
@@ -60,14 +60,9 @@ def in_source(script: Script) -> Iterator[Finding]:
             "this training forward bypasses DistributedDataParallel: the gradients of its backward are not averaged",
             remedy="Call the DDP object itself; if another method than forward is needed, call it from forward.",
             locations=forward.location,
-            evidence=(
-                Fact(
-                    text="no forward through the DDP object leads to this backward",
-                    basis="source",
-                    location=backward.location,
-                    stack=backward.chain,
-                ),
-                Fact(text="the model is wrapped here", basis="source", location=wrap.location),
+            because=(
+                ("no forward through the DDP object leads to this backward", backward),
+                ("the model is wrapped here", wrap.location),
             ),
         )
 

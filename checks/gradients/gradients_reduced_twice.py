@@ -32,7 +32,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import NO_SYNC
 from ddpdoctor.source.projection import Projection, whole_projection
@@ -57,18 +57,9 @@ def in_source(script: Script) -> Iterator[Finding]:
             "these gradients are reduced by hand, although backward through the DDP model has already averaged them",
             remedy="Remove this: DDP averages gradients during backward.",
             locations=event.location,
-            evidence=(
-                Fact(
-                    text="this backward synchronises the gradients of the DDP model",
-                    basis="source",
-                    location=backward.location,
-                ),
-                Fact(
-                    text="this call chain leads to the reduction by hand",
-                    basis="source",
-                    location=event.location,
-                    stack=event.chain,
-                ),
+            because=(
+                ("this backward synchronises the gradients of the DDP model", backward.location),
+                ("this call chain leads to the reduction by hand", event),
             ),
         )
 

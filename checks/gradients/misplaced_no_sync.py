@@ -54,7 +54,6 @@ from ddpdoctor.source.script.script import Script, uses_part
 from ddpdoctor.source.script.syntax_index import descend
 
 if TYPE_CHECKING:
-    from ddpdoctor.checks.gradients.steps_run import LateNoSync
     from ddpdoctor.diagnosis.training.replicas import Unaveraged
     from ddpdoctor.record.model import RunRecord
 
@@ -104,7 +103,17 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     from ddpdoctor.diagnosis.training.replicas import unaveraged
 
     yield from (_unaveraged(record, found) for found in unaveraged(record) if found.why == "no-sync")
-    yield from (_late(record, late) for late in late_no_syncs(record))
+    for location, number, wrap in late_no_syncs(record):
+        model = wrap.module_class or "the model"
+        text = f"{number} backwards of {model} under no_sync() were synchronised nevertheless"
+        yield CHECK.finding(
+            record.job.kind,
+            TITLES["backward-only"],
+            remedy=REMEDY,
+            locations=location,
+            because=((text, None, {"backwards": number}),),
+            severity=Severity.WARNING,
+        )
 
 
 def _unaveraged(record: RunRecord, found: Unaveraged) -> Finding:
@@ -115,23 +124,6 @@ def _unaveraged(record: RunRecord, found: Unaveraged) -> Finding:
         remedy=REMEDY,
         locations=found.location,
         evidence=found.facts(record.job.kind),
-    )
-
-
-def _late(record: RunRecord, late: LateNoSync) -> Finding:
-    return CHECK.finding(
-        record.job.kind,
-        TITLES["backward-only"],
-        remedy=REMEDY,
-        locations=late.location,
-        evidence=(
-            Fact(
-                text=f"{late.backwards} backwards of {late.model} under no_sync() were synchronised nevertheless",
-                basis=record.job.kind,
-                numbers={"backwards": late.backwards},
-            ),
-        ),
-        severity=Severity.WARNING,
     )
 
 

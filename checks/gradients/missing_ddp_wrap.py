@@ -89,15 +89,15 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             _title(found),
             remedy=_REMEDIES[found.beside],
             locations=found.backward_location,
-            evidence=(
-                Fact(
-                    text=f"before each of {found.steps} steps the gradients of {found.unequal:,} of {found.compared:,} "
+            because=(
+                (
+                    f"before each of {found.steps} steps the gradients of {found.unequal:,} of {found.compared:,} "
                     f"parameters differ between ranks, and so do the parameters after it: {', '.join(found.names)}",
-                    basis=basis,
-                    numbers={"steps": found.steps, "parameters": found.unequal, "compared": found.compared},
+                    None,
+                    {"steps": found.steps, "parameters": found.unequal, "compared": found.compared},
                 ),
-                *(Fact(text=text, basis=basis, location=place) for place, text in told),
             ),
+            evidence=(*(Fact(text=text, basis=basis, location=place) for place, text in told),),
         )
 
 

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
 from ddpdoctor.checks.gradients.accumulation_source import Accumulation, wasteful_accumulations
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.fix import Fix, imported, indented
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.wrapped_models import training_forwards, wrap_numbers
@@ -85,7 +85,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     from ddpdoctor.checks.gradients.steps_run import late_no_syncs, reductions
     from ddpdoctor.diagnosis.wording import bytes_text, site_location
 
-    misplaced = {late.wrap for late in late_no_syncs(record)}
+    misplaced = {wrap.wrap for _, _, wrap in late_no_syncs(record)}
     for found in reductions(record):
         places = tuple(place for site in found.sites if (place := site_location(record.site(site))) is not None)
         if not found.several:
@@ -98,16 +98,15 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 f"{found.model}: {bytes_text(found.wasted_bytes)} a step are sent for nothing",
                 remedy="Run forward and backward of all micro-steps but the last under model.no_sync().",
                 locations=places,
-                evidence=(
-                    Fact(
-                        text=f"{found.several} of {found.steps} optimizer steps came after several reductions",
-                        basis=record.job.kind,
-                        numbers={
+                because=(
+                    (
+                        f"{found.several} of {found.steps} optimizer steps came after several reductions",
+                        found.step_location,
+                        {
                             "reductions_per_step": found.per_step,
                             "wasted_bytes_per_step": found.wasted_bytes,
                             "steps": found.steps,
                         },
-                        location=found.step_location,
                     ),
                 ),
             )

@@ -30,7 +30,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.fix import Fix, without_keyword
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.parameters import needless_searches
@@ -86,12 +86,12 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 remedy=REMEDY if search.by_user else FRAMEWORK_REMEDY,
                 severity=None if search.by_user else Severity.ADVICE,
                 locations=search.location,
-                evidence=(
-                    Fact(
-                        text=f"on each rank {search.backwards} {steps} were seen, and each of the "
+                because=(
+                    (
+                        f"on each rank {search.backwards} {steps} were seen, and each of the "
                         f"{search.parameters:,} parameters got its gradient in all of them",
-                        basis=record.job.kind,
-                        numbers={"backwards": search.backwards, "parameters": search.parameters},
+                        None,
+                        {"backwards": search.backwards, "parameters": search.parameters},
                     ),
                 ),
             )

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -46,21 +46,15 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the wraps whose buckets hold a second copy of large gradients."""
     from ddpdoctor.checks.gradients.wraps_run import gradient_copies
 
-    for copies in gradient_copies(record):
-        if copies.size_bytes >= WORTH_REPORTING_BYTES:
+    for location, size in gradient_copies(record):
+        if size >= WORTH_REPORTING_BYTES:
             yield CHECK.finding(
                 record.job.kind,
-                f"gradients are stored twice: {copies.size_bytes / 1e6:,.0f} MB more than with gradient_as_bucket_view",
+                f"gradients are stored twice: {size / 1e6:,.0f} MB more than with gradient_as_bucket_view",
                 remedy="Pass gradient_as_bucket_view=True to DistributedDataParallel.",
-                locations=copies.location,
-                evidence=(
-                    Fact(
-                        text=f"DDP's buckets hold a copy of {copies.size_bytes:,} bytes of gradients",
-                        basis=record.job.kind,
-                        numbers={"bytes": copies.size_bytes},
-                    ),
-                ),
+                locations=location,
+                because=((f"DDP's buckets hold a copy of {size:,} bytes of gradients", None, {"bytes": size}),),
             )
-        elif copies.location is not None:
-            amount = f"{copies.size_bytes:,} bytes" if copies.size_bytes else "no gradient"
-            yield Refuted(location=copies.location, reason=f"{amount} would be stored once instead of twice")
+        elif location is not None:
+            amount = f"{size:,} bytes" if size else "no gradient"
+            yield Refuted(location=location, reason=f"{amount} would be stored once instead of twice")

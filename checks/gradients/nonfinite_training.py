@@ -75,7 +75,7 @@ def in_run(record: RunRecord) -> Iterator[Finding]:
         _title(record, found),
         remedy=_REMEDIES[found.cause],
         ranks=found.ranks,
-        locations=() if place is None else (place,),
+        locations=place,
         evidence=tuple(Fact(text=text, basis=record.job.kind) for text in _facts(record, found)),
         doubt="" if found.ranks else "on which rank it began is not known: what was sampled was finite on every one",
     )

@@ -99,10 +99,10 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             remedy=_AFTER_SHARDING
             if found.sharded
             else f"{_AFTER_CHANGE} Or add the new parameters with add_param_group.",
-            locations=tuple(place for place in (found.optimizer_location, found.wrap_location) if place is not None),
+            locations=(found.optimizer_location, found.wrap_location),
             ranks=found.ranks,
+            because=((_unchanged(found), None, {"parameters": found.count, "steps": found.steps}),),
             evidence=(
-                Fact(text=_unchanged(found), basis=basis, numbers={"parameters": found.count, "steps": found.steps}),
                 *(
                     (Fact(text=_held_in_vain(found), basis=basis, numbers={"parameters": found.strangers}),)
                     if found.strangers

@@ -33,8 +33,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.check import Check, Via
+from ddpdoctor.finding import Finding, Refuted, Severity
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -46,12 +46,12 @@ CHECK = Check(
     severity=dict.fromkeys(("rehearsal", "run", "log"), Severity.ERROR),
     needs=frozenset({"ranks"}),
 )
-_CHECKPOINTS = "Pass use_reentrant=False to torch.utils.checkpoint, or static_graph=True to DistributedDataParallel."
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the exception with the parameter and the remedy that fits, and what went wrong without one."""
     from ddpdoctor.checks.gradients.wraps_run import ready_twice
+    from ddpdoctor.diagnosis.logs.remedies import CHECKPOINTS
     from ddpdoctor.diagnosis.training.replicas import unaveraged
     from ddpdoctor.diagnosis.wording import rank_list
 
@@ -61,7 +61,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 record.job.kind,
                 f"in this backward gradients of {silent.model} arrived twice, and DDP averaged what arrived first: "
                 f"{', '.join(silent.names)}",
-                remedy=_CHECKPOINTS,
+                remedy=CHECKPOINTS,
                 locations=silent.location,
                 ranks=silent.ranks,
                 evidence=silent.facts(record.job.kind),
@@ -75,25 +75,11 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         record.job.kind,
         f"{what} arrived twice in one backward"
         + (": reentrant checkpoints share it" if found.reentrant else ", and DDP reduces it once"),
-        remedy=_CHECKPOINTS
+        remedy=CHECKPOINTS
         if found.reentrant
         else "Call backward once for the sum of the losses of a step, or pass static_graph=True to "
         "DistributedDataParallel if each step uses the same parameters.",
-        locations=tuple(dict.fromkeys(place for place in places if place is not None)),
+        locations=dict.fromkeys(places),
         ranks=found.ranks,
-        evidence=(
-            Fact(
-                text=f"{rank_list(found.ranks)} raised it here",
-                basis=record.job.kind,
-                location=found.location,
-                stack=found.frames,
-            ),
-        ),
+        because=((f"{rank_list(found.ranks)} raised it here", Via(found.location, found.frames)),),
     )
-
-
-def in_log(record: RunRecord) -> Iterator[Finding]:
-    """Report DDP's error about a gradient that came twice."""
-    from ddpdoctor.diagnosis.logs.findings import from_log
-
-    yield from from_log(CHECK, record, _CHECKPOINTS)

@@ -27,9 +27,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Via
 from ddpdoctor.checks.gradients.unreduced_gradients_source import lonely_loads
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
 
@@ -77,7 +77,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 remedy="Load it on every rank, with map_location set to the rank's own device.",
                 locations=load.location,
                 ranks=load.loaded,
-                evidence=(Fact(text=_proof(load), basis=basis, location=load.location, stack=load.frames),),
+                because=((_proof(load), Via(load.location, load.frames)),),
             )
         elif load.location is not None:
             reason = f"all ranks hold the same state of this {load.kind} at the first step"

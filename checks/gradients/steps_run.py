@@ -10,7 +10,7 @@ from statistics import median_low
 
 import msgspec
 
-from ddpdoctor.check import NotStated
+from ddpdoctor.check import NotStated, Verdict
 from ddpdoctor.diagnosis.performance.stragglers import FEWEST_STEPS
 from ddpdoctor.diagnosis.performance.summary import threshold
 from ddpdoctor.diagnosis.training.pass_lengths import training_loader
@@ -46,29 +46,6 @@ class Reductions(msgspec.Struct, frozen=True, kw_only=True):
     def wasted_bytes(self) -> int:
         """Bytes that are reduced for nothing in a usual step."""
         return (self.per_step - 1) * self.gradient_bytes
-
-
-class LateNoSync(msgspec.Struct, frozen=True, kw_only=True):
-    """Backwards under ``no_sync`` whose forward was not."""
-
-    location: Location | None
-    backwards: int
-    model: str
-    wrap: int
-
-
-class Tail(msgspec.Struct, frozen=True, kw_only=True):
-    """Backwards at the end of a whole pass that no step followed."""
-
-    left: int
-    """Backwards after the last step of the pass."""
-    batches: int
-    """Batches of the pass."""
-    per_step: int
-    leaks: bool
-    """Their gradients went into the first step of the next pass; otherwise they were thrown away."""
-    step_location: Location | None
-    backward_location: Location | None
 
 
 def reductions(record: RunRecord) -> Iterator[Reductions]:
@@ -136,8 +113,8 @@ def _live_reductions(record: RunRecord) -> Iterator[Reductions]:
         )
 
 
-def late_no_syncs(record: RunRecord) -> Iterator[LateNoSync]:
-    """Yield each line with a backward under a ``no_sync`` that comes too late to have an effect."""
+def late_no_syncs(record: RunRecord) -> Iterator[tuple[Location | None, int, Wrap]]:
+    """Yield each line with backwards under a ``no_sync`` that comes too late: how many, of which wrap."""
     for wraps in replicated_wraps(record):
         rank = min(wraps)
         wrap = wraps[rank]
@@ -147,11 +124,10 @@ def late_no_syncs(record: RunRecord) -> Iterator[LateNoSync]:
                 place = site_location(record.site(backward.site))
                 by_line[place] = by_line.get(place, 0) + 1
         for place, number in by_line.items():
-            model = wrap.module_class or "the model"
-            yield LateNoSync(location=place, backwards=number, model=model, wrap=wrap.wrap)
+            yield place, number, wrap
 
 
-def tails(record: RunRecord) -> Iterator[Tail]:
+def tails(record: RunRecord) -> Iterator[Verdict]:
     """Yield, for each wrap, the first pass over the whole of a loader that left backwards without a step.
 
     Passes that the rehearsal cut say nothing of their end, and neither does the last one of a rehearsal that was ended.
@@ -172,7 +148,7 @@ def gradient_bytes(wrap: Wrap) -> int:
     )
 
 
-def _tail(record: RunRecord, wrap: Wrap, whole: Pass, events: Sequence[Event]) -> Tail | None:
+def _tail(record: RunRecord, wrap: Wrap, whole: Pass, events: Sequence[Event]) -> Verdict | None:
     if not whole.backwards or whole.true_length not in (None, whole.yielded):
         return None
     if record.job.batches and whole.yielded > record.job.batches:
@@ -188,13 +164,15 @@ def _tail(record: RunRecord, wrap: Wrap, whole: Pass, events: Sequence[Event]) -
     finished = (rank := record.of_rank(whole.rank)) is not None and rank.end == "finished"
     if per_step < 2 or len(left) >= whole.yielded or (after is None and not finished):
         return None
-    return Tail(
-        left=len(left),
-        batches=whole.yielded,
-        per_step=per_step,
-        leaks=isinstance(after, Backward) and wrap.wrap in after.accumulated,
-        step_location=site_location(record.site(last_step.site)),
-        backward_location=site_location(record.site(left[-1].site)),
+    leaks = isinstance(after, Backward) and wrap.wrap in after.accumulated
+    fate = "added to the first step of the next pass" if leaks else "discarded"
+    last = f"last {len(left)} of {whole.yielded}" if len(left) > 1 else f"last of {whole.yielded}"
+    numbers = {"left": len(left), "batches": whole.yielded, "backwards_per_step": per_step}
+    text = f"a step sums up {per_step} backwards; {len(left)} came after the last step of the pass"
+    return Verdict(
+        sentence=f"no optimizer step follows the {last} batches of a pass: their gradients are {fate}",
+        locations=site_location(record.site(last_step.site)),
+        because=((text, site_location(record.site(left[-1].site)), numbers),),
     )
 
 

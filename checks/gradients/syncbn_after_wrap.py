@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
 from ddpdoctor.checks.gradients.after_wrap_source import late_conversions
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
 
@@ -62,19 +62,5 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report SyncBatchNorm layers that were not there when the model was wrapped."""
     from ddpdoctor.checks.gradients.wraps_run import late_batch_norms
 
-    for late in late_batch_norms(record):
-        yield CHECK.finding(
-            record.job.kind,
-            f"{late.layers} SyncBatchNorm layer{'s' if late.layers > 1 else ''} came into {late.model} after DDP had "
-            "wrapped it",
-            remedy="Call convert_sync_batchnorm first, and wrap its result.",
-            locations=late.wrap_location,
-            evidence=(
-                Fact(
-                    text="they are present in this forward",
-                    basis=record.job.kind,
-                    numbers={"layers": late.layers},
-                    location=late.forward_location,
-                ),
-            ),
-        )
+    remedy = "Call convert_sync_batchnorm first, and wrap its result."
+    yield from CHECK.judged(record.job.kind, late_batch_norms(record), remedy)

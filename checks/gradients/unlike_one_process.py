@@ -33,7 +33,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Location, Severity
+from ddpdoctor.finding import Finding, Location, Severity
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -68,5 +68,5 @@ def in_run(record: RunRecord) -> Iterator[Finding]:
             remedy=remedy(section),
             ranks=section.at,
             locations=places or ((backward,) if backward is not None else ()),
-            evidence=(Fact(text=text, basis="rehearsal", numbers=numbers),),
+            because=((text, None, numbers),),
         )

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import Const, ExternalObject, constant
 from ddpdoctor.source.projection import Projection, whole_projection
@@ -66,12 +66,11 @@ def in_source(script: Script) -> Iterator[Finding]:
             _title(small.layers, small.batch_size),
             remedy="Call SyncBatchNorm.convert_sync_batchnorm(model) before the wrap, or use GroupNorm.",
             locations=wrap.location,
-            evidence=(
-                Fact(
-                    text=f"this loader gives each rank {small.batch_size} samples at a time",
-                    basis="source",
-                    numbers={"samples_per_rank": small.batch_size, "layers": small.layers},
-                    location=loader.location,
+            because=(
+                (
+                    f"this loader gives each rank {small.batch_size} samples at a time",
+                    loader.location,
+                    {"samples_per_rank": small.batch_size, "layers": small.layers},
                 ),
             ),
         )
@@ -88,12 +87,11 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 _title(fed.layers, fed.batch_size),
                 remedy="Call SyncBatchNorm.convert_sync_batchnorm(model) before the wrap, or use GroupNorm.",
                 locations=fed.location,
-                evidence=(
-                    Fact(
-                        text=f"this loader gives each rank {fed.batch_size} samples at a time",
-                        basis=record.job.kind,
-                        numbers={"samples_per_rank": fed.batch_size, "layers": fed.layers},
-                        location=fed.loader_location,
+                because=(
+                    (
+                        f"this loader gives each rank {fed.batch_size} samples at a time",
+                        fed.loader_location,
+                        {"samples_per_rank": fed.batch_size, "layers": fed.layers},
                     ),
                 ),
             )

@@ -119,15 +119,3 @@ def _severity(hidden: UnusedParameters) -> Severity:
     if hidden.cut:
         return Severity.ERROR
     return Severity.WARNING if hidden.share > MOST_LEFT_OUT else Severity.ADVICE
-
-
-def in_log(record: RunRecord) -> Iterator[Finding]:
-    """Report the ranks that DDP told of parameters without gradient."""
-    from ddpdoctor.diagnosis.logs.findings import from_log
-
-    yield from from_log(
-        CHECK,
-        record,
-        "If they are not needed, remove or freeze them before the wrap; if their use depends on the input, pass "
-        "find_unused_parameters=True.",
-    )

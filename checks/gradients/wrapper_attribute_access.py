@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
 from ddpdoctor.checks.gradients.after_wrap_source import wrapper_attributes
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
 
@@ -61,23 +61,6 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the exception that ended a rank because it asked the wrapper."""
-    from ddpdoctor.checks.gradients.wraps_run import wrapper_attribute
-    from ddpdoctor.diagnosis.wording import rank_list
+    from ddpdoctor.checks.gradients.wraps_run import wrapper_attributes as attributes_in_run
 
-    found = wrapper_attribute(record)
-    if found is not None:
-        yield CHECK.finding(
-            record.job.kind,
-            f"the DDP object has no attribute {found.attribute}: it is {found.model}'s, which is .module",
-            remedy=f"Write .module.{found.attribute}.",
-            locations=found.location,
-            ranks=found.ranks,
-            evidence=(
-                Fact(
-                    text=f"{rank_list(found.ranks)} raised AttributeError here",
-                    basis=record.job.kind,
-                    location=found.location,
-                    stack=found.frames,
-                ),
-            ),
-        )
+    yield from CHECK.judged(record.job.kind, attributes_in_run(record))

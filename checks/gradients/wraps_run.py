@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from ddpdoctor.check import Verdict, Via
 from ddpdoctor.checks.gradients.steps_run import gradient_bytes
 from ddpdoctor.diagnosis.divergence.unused_parameters import folded, frozen_names
 from ddpdoctor.diagnosis.failures import trouble_of
 from ddpdoctor.diagnosis.training.replicas import replicated_wraps
-from ddpdoctor.diagnosis.wording import location_of, site_location
+from ddpdoctor.diagnosis.wording import bytes_text, count, location_of, rank_list, site_location
 from ddpdoctor.finding import Frame, Location, Trouble
 from ddpdoctor.record.model import RankException, RunRecord, ShardedModule, Wrap
 
@@ -46,23 +47,6 @@ class FedBatchNorm(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: int
     """Samples that the loader gives each rank at a time."""
     loader_location: Location | None
-
-
-class DoubleWrap(msgspec.Struct, frozen=True, kw_only=True):
-    """A wrap around another wrap of the same ranks."""
-
-    location: Location | None
-    inner_location: Location | None
-    bytes_twice: int
-    """Bytes of gradients that are reduced twice in each step."""
-
-
-class GradientCopies(msgspec.Struct, frozen=True, kw_only=True):
-    """How much a wrap stores in buckets besides the gradients."""
-
-    location: Location | None
-    size_bytes: int
-    """0 when gradients are views into the buckets."""
 
 
 def searches(record: RunRecord) -> Iterator[Search]:
@@ -114,27 +98,28 @@ def fed_batch_norms(record: RunRecord) -> Iterator[FedBatchNorm]:
             )
 
 
-def double_wraps(record: RunRecord) -> Iterator[DoubleWrap]:
+def double_wraps(record: RunRecord) -> Iterator[Verdict]:
     """Yield the wraps with another wrap of the same process group inside."""
     for wraps in replicated_wraps(record):
         outer = wraps[min(wraps)]
         for inner in record.wraps:
             same = inner.rank == outer.rank and inner.wrap in outer.contains and inner.ranks == outer.ranks
             if same and (size := gradient_bytes(inner)):
-                yield DoubleWrap(
-                    location=site_location(record.site(outer.site)),
-                    inner_location=site_location(record.site(inner.site)),
-                    bytes_twice=size,
+                yield Verdict(
+                    sentence=f"this model holds a DDP object already: {bytes_text(size)} of gradients are all-reduced "
+                    "twice in every step",
+                    locations=site_location(record.site(outer.site)),
+                    because=(("the first wrap", site_location(record.site(inner.site)), {"bytes_twice": size}),),
                 )
                 break
 
 
-def gradient_copies(record: RunRecord) -> Iterator[GradientCopies]:
-    """Yield what the buckets of each wrap take besides the gradients."""
+def gradient_copies(record: RunRecord) -> Iterator[tuple[Location | None, int]]:
+    """Yield where each wrap is, and the bytes that its buckets take besides the gradients."""
     for wraps in replicated_wraps(record):
         wrap = wraps[min(wraps)]
         views = bool(wrap.options.get("gradient_as_bucket_view"))
-        yield GradientCopies(location=wrap_location(record, wraps), size_bytes=0 if views else gradient_bytes(wrap))
+        yield wrap_location(record, wraps), 0 if views else gradient_bytes(wrap)
 
 
 def wrap_location(record: RunRecord, wraps: Mapping[int, Wrap]) -> Location | None:
@@ -160,16 +145,6 @@ class ReadyTwice(msgspec.Struct, frozen=True, kw_only=True):
     frames: tuple[Frame, ...]
 
 
-class WrapperAttribute(msgspec.Struct, frozen=True, kw_only=True):
-    """An attribute of the model that was asked of its DDP wrapper."""
-
-    ranks: tuple[int, ...]
-    attribute: str
-    model: str
-    location: Location | None
-    frames: tuple[Frame, ...]
-
-
 def ready_twice(record: RunRecord) -> ReadyTwice | None:
     """Return the first exception about a parameter that was marked ready twice."""
     failed = _ranks_with(record, "ready-twice")
@@ -187,19 +162,22 @@ def ready_twice(record: RunRecord) -> ReadyTwice | None:
     )
 
 
-def wrapper_attribute(record: RunRecord) -> WrapperAttribute | None:
-    """Return the first exception about an attribute that the wrapped model has and its wrapper has not."""
+def wrapper_attributes(record: RunRecord) -> Iterator[Verdict]:
+    """Yield the first exception about an attribute that the wrapped model has and its wrapper has not."""
     failed = _ranks_with(record, "wrapper-attribute")
     if not failed:
-        return None
+        return
     raised = failed[0][1]
-    name = _ATTRIBUTE.search(raised.message)
-    return WrapperAttribute(
-        ranks=tuple(number for number, _ in failed),
-        attribute=name[1] if name else "",
-        model=raised.attribute_owner,
-        location=location_of(raised.frames[0]) if raised.frames else None,
-        frames=raised.frames,
+    found = _ATTRIBUTE.search(raised.message)
+    name = found[1] if found else ""
+    ranks = tuple(number for number, _ in failed)
+    place = location_of(raised.frames[0]) if raised.frames else None
+    yield Verdict(
+        sentence=f"the DDP object has no attribute {name}: it is {raised.attribute_owner}'s, which is .module",
+        remedy=f"Write .module.{name}.",
+        locations=place,
+        ranks=ranks,
+        because=((f"{rank_list(ranks)} raised AttributeError here", Via(place, raised.frames)),),
     )
 
 
@@ -237,15 +215,6 @@ class Frozen(msgspec.Struct, frozen=True, kw_only=True):
     forward_location: Location | None
 
 
-class LateBatchNorms(msgspec.Struct, frozen=True, kw_only=True):
-    """SyncBatchNorm layers that came into a module after it was wrapped."""
-
-    model: str
-    layers: int
-    wrap_location: Location | None
-    forward_location: Location | None
-
-
 def frozen_after_wrap(record: RunRecord) -> Iterator[Frozen]:
     """Yield the wraps that waited for nothing for gradients of parameters that were frozen after the wrap."""
     for wraps in replicated_wraps(record):
@@ -266,17 +235,18 @@ def frozen_after_wrap(record: RunRecord) -> Iterator[Frozen]:
             )
 
 
-def late_batch_norms(record: RunRecord) -> Iterator[LateBatchNorms]:
+def late_batch_norms(record: RunRecord) -> Iterator[Verdict]:
     """Yield the wraps whose SyncBatchNorm layers are newer than they."""
     for wraps in replicated_wraps(record):
         first = wraps[min(wraps)]
         for change in record.wrap_changes:
             if (change.rank, change.wrap) == (first.rank, first.wrap) and change.late_batch_norms:
-                yield LateBatchNorms(
-                    model=first.module_class or "the model",
-                    layers=change.late_batch_norms,
-                    wrap_location=wrap_location(record, wraps),
-                    forward_location=_forward_place(record, first, "late_batch_norms"),
+                layers, model = change.late_batch_norms, first.module_class or "the model"
+                place = _forward_place(record, first, "late_batch_norms")
+                yield Verdict(
+                    sentence=f"{count(layers, 'SyncBatchNorm layer')} came into {model} after DDP had wrapped it",
+                    locations=wrap_location(record, wraps),
+                    because=(("they are present in this forward", place, {"layers": layers}),),
                 )
                 break
 

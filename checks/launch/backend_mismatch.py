@@ -102,15 +102,3 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             because=((wait.error[:200], location),),
             severity=Severity.ADVICE if wait.mentions_cuda else None,
         )
-
-
-def in_log(record: RunRecord) -> Iterator[Finding]:
-    """Report a backend that the machine or the tensors cannot serve."""
-    from ddpdoctor.diagnosis.logs.findings import from_log
-
-    yield from from_log(
-        CHECK,
-        record,
-        "Use gloo where there is no GPU, and nccl for CUDA tensors only; check that the job gets its GPUs "
-        "(CUDA_VISIBLE_DEVICES, the container's runtime).",
-    )

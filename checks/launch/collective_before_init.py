@@ -30,7 +30,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event, events_in
 from ddpdoctor.source.interpreter.values import ALL_RANKS
 from ddpdoctor.source.projection import Projection, whole_projection
@@ -57,14 +57,9 @@ def in_source(script: Script) -> Iterator[Finding]:
             f"{what} before init_process_group has created a process group",
             remedy="Call init_process_group first; torchrun gives every rank the address that it needs.",
             locations=event.location,
-            evidence=(
-                Fact(text="the group is made here", basis="source", location=later.location),
-                Fact(
-                    text="this call chain leads to it before",
-                    basis="source",
-                    location=event.location,
-                    stack=event.chain,
-                ),
+            because=(
+                ("the group is made here", later.location),
+                ("this call chain leads to it before", event),
             ),
         )
 

@@ -67,7 +67,4 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report barriers that ranks came to before they chose their GPU."""
     from ddpdoctor.checks.launch.devices_run import barriers_before_choice
 
-    for verdict in barriers_before_choice(record):
-        yield CHECK.finding(
-            record.job.kind, verdict.sentence, remedy=REMEDY, locations=verdict.location, ranks=verdict.ranks
-        )
+    yield from CHECK.judged(record.job.kind, barriers_before_choice(record), REMEDY)

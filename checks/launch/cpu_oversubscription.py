@@ -35,7 +35,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -86,12 +86,11 @@ def _in_rehearsal(record: RunRecord) -> Iterator[Finding]:
         f"a node with {count(node.ranks, 'rank')} runs {least}{node.total:,} threads on {count(node.cores, 'core')}",
         remedy=f"Use fewer workers or threads per rank: there are {node.cores / node.ranks:.3g} cores for each.",
         locations=location,
-        evidence=(
-            Fact(
-                text=f"each rank has {least}{count(node.threads, 'thread')} for torch's computation{workers}{unset}",
-                basis="rehearsal",
-                numbers={"threads": node.threads, "workers": node.workers, "ranks": node.ranks, "cores": node.cores},
-                location=location,
+        because=(
+            (
+                f"each rank has {least}{count(node.threads, 'thread')} for torch's computation{workers}{unset}",
+                location,
+                {"threads": node.threads, "workers": node.workers, "ranks": node.ranks, "cores": node.cores},
             ),
         ),
     )

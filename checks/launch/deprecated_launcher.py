@@ -101,14 +101,3 @@ def in_run(record: RunRecord) -> Iterator[Finding]:
                 ),
             ),
         )
-
-
-def in_log(record: RunRecord) -> Iterator[Finding]:
-    """Report a script that does not know the argument of torch.distributed.launch."""
-    from ddpdoctor.diagnosis.logs.findings import from_log
-
-    yield from from_log(
-        CHECK,
-        record,
-        "Launch with torchrun and read LOCAL_RANK from the environment; or let the script accept --local-rank.",
-    )

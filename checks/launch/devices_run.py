@@ -7,9 +7,9 @@ from typing import Literal
 
 import msgspec
 
+from ddpdoctor.check import Verdict
 from ddpdoctor.diagnosis.failures import named_failures
 from ddpdoctor.diagnosis.wording import rank_list, site_location
-from ddpdoctor.finding import Location
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.measured import HostUse
 from ddpdoctor.record.streams.setup import DeviceUse
@@ -62,17 +62,7 @@ def full_shared_memory(record: RunRecord) -> tuple[HostUse, ...]:
     )
 
 
-class DeviceVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the GPUs that the ranks use at one line."""
-
-    wrong: bool
-    sentence: str
-    location: Location | None
-    ranks: tuple[int, ...] = ()
-    facts: tuple[str, ...] = ()
-
-
-def shared_first_gpu(record: RunRecord) -> Iterator[DeviceVerdict]:
+def shared_first_gpu(record: RunRecord) -> Iterator[Verdict]:
     """Yield the uses of GPU 0 by several ranks of one node, none of which chooses a GPU.
 
     Refuted where each has its own. Processes that see one GPU each are left out: there GPU 0 is another in each.
@@ -93,19 +83,20 @@ def shared_first_gpu(record: RunRecord) -> Iterator[DeviceVerdict]:
         first = [found[0] for found in own]
         location = site_location(record.site(first[0].site))
         on_first = all(use.index == 0 and not use.was_set for found in own for use in found)
-        if on_first and all(use.how == "current" for use in first):
-            yield DeviceVerdict(
-                wrong=True,
+        if location is not None and on_first and all(use.how == "current" for use in first):
+            yield Verdict(
                 sentence=f"{rank_list(ranks)} of one node all use GPU 0: no process selects its own",
-                location=location,
+                locations=location,
                 ranks=tuple(ranks),
-                facts=tuple(f"rank {use.rank} put its first tensor on the current GPU, {use.index}" for use in first),
+                because=tuple(
+                    (f"rank {use.rank} put its first tensor on the current GPU, {use.index}", location) for use in first
+                ),
             )
         elif len({use.index for use in first}) == len(first):
             yield from _apart(record, [use for found in own for use in found])
 
 
-def barriers_before_choice(record: RunRecord) -> Iterator[DeviceVerdict]:
+def barriers_before_choice(record: RunRecord) -> Iterator[Verdict]:
     """Yield the barriers of NCCL jobs that come before the process chooses the GPU on which they are to run."""
     asked = [wait for wait in record.waits if wait.kind == "init_process_group" and not wait.error]
     if not asked or any(wait.named_device for wait in asked) or not all("nccl" in wait.backend for wait in asked):
@@ -116,17 +107,16 @@ def barriers_before_choice(record: RunRecord) -> Iterator[DeviceVerdict]:
         if not choice.chosen and choice.rank in choices:
             early.setdefault(choice.site, []).append(choice.rank)
     for site, ranks in early.items():
-        yield DeviceVerdict(
-            wrong=True,
+        yield Verdict(
             sentence="this barrier runs on the current GPU, and the process selects its GPU only afterwards",
-            location=site_location(record.site(site)),
+            locations=site_location(record.site(site)),
             ranks=tuple(sorted(set(ranks))),
         )
 
 
-def _apart(record: RunRecord, uses: Sequence[DeviceUse]) -> Iterator[DeviceVerdict]:
+def _apart(record: RunRecord, uses: Sequence[DeviceUse]) -> Iterator[Verdict]:
     for place in dict.fromkeys(site_location(record.site(use.site)) for use in uses if use.how == "current"):
-        yield DeviceVerdict(wrong=False, sentence="each rank of the node had its own current GPU here", location=place)
+        yield Verdict(wrong=False, sentence="each rank of the node had its own current GPU here", locations=place)
 
 
 def _sees_one_gpu(record: RunRecord) -> bool:
@@ -139,45 +129,34 @@ def _sees_one_gpu(record: RunRecord) -> bool:
 # Forked processes that use what does not survive a fork.
 
 
-class BrokenFork(msgspec.Struct, frozen=True, kw_only=True):
-    """A line at which processes that ranks forked use CUDA or the process group of their parents."""
-
-    uses_cuda: bool
-    """False: it calls a collective."""
-    sentence: str
-    location: Location | None
-    ranks: tuple[int, ...]
-    fact: str
-
-
-def broken_forks(record: RunRecord) -> Iterator[BrokenFork]:
+def broken_forks(record: RunRecord) -> Iterator[Verdict]:
     """Yield what forked processes did, or died of, once for each line."""
     for failure in named_failures(record, "cuda-after-fork"):
-        yield BrokenFork(
-            uses_cuda=True,
+        yield Verdict(
             sentence=f"a forked process of {rank_list(failure.ranks)} uses CUDA, which its parent has initialised",
-            location=failure.location,
+            locations=failure.location,
             ranks=failure.ranks,
-            fact=failure.message,
+            because=((failure.message, failure.location),),
         )
     forked = [use for use in record.device_uses if use.forked]
     for site in sorted({use.site for use in forked}):
         ranks = tuple(sorted({use.rank for use in forked if use.site == site}))
-        yield BrokenFork(
-            uses_cuda=True,
+        place = site_location(record.site(site))
+        yield Verdict(
             sentence=f"a forked process of {rank_list(ranks)} uses CUDA, which its parent has initialised",
-            location=site_location(record.site(site)),
+            locations=place,
             ranks=ranks,
-            fact="the forked process put a tensor on a GPU here, as had its parent before the fork",
+            because=(("the forked process put a tensor on a GPU here, as had its parent before the fork", place),),
         )
     for site in sorted({use.site for use in record.forked_uses}):
         uses = [use for use in record.forked_uses if use.site == site]
         ranks = tuple(sorted({use.rank for use in uses}))
-        yield BrokenFork(
-            uses_cuda=False,
+        place = site_location(record.site(site))
+        yield Verdict(
             sentence=f"a forked process of {rank_list(ranks)} calls {uses[0].kind}, and the process group does not "
             "survive a fork",
-            location=site_location(record.site(site)),
+            locations=place,
             ranks=ranks,
-            fact="the forked process reached this call",
+            because=(("the forked process reached this call", place),),
+            remedy="Call collectives in the ranks' own processes only.",
         )

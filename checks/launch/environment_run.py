@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from ddpdoctor.check import NotStated
+from ddpdoctor.check import NotStated, Verdict
 from ddpdoctor.diagnosis.failures import failed_initialisations, named_failures
-from ddpdoctor.diagnosis.wording import site_location
+from ddpdoctor.diagnosis.wording import rank_list, site_location
 from ddpdoctor.finding import Location
 from ddpdoctor.findings.locations import named_ranks
 from ddpdoctor.record.model import RunRecord
@@ -123,16 +123,7 @@ def _is_there(wanted: str, interfaces: tuple[str, ...]) -> bool:
 # Whether ranks destroyed the process groups that they made.
 
 
-class GroupEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened to a process group that the script itself made."""
-
-    location: Location
-    """The call that made it."""
-    ranks: tuple[int, ...]
-    """Ranks that ran to their end without destroying it; empty when every rank destroyed it."""
-
-
-def judge_ends(record: RunRecord) -> Iterator[GroupEnd]:
+def judge_ends(record: RunRecord) -> Iterator[Verdict]:
     """Yield a verdict for each line that initialises the job, where every rank ran to the end of the script by itself.
 
     A group that a library makes is the library's to destroy.
@@ -145,8 +136,16 @@ def judge_ends(record: RunRecord) -> Iterator[GroupEnd]:
         ranks = {wait.rank for wait in made if wait.site == site}
         location = site_location(record.site(site))
         left = ranks - destroyed
-        if location is not None and (not left or left == ranks):
-            yield GroupEnd(location=location, ranks=tuple(sorted(left)))
+        if location is not None and not left:
+            yield Verdict(wrong=False, sentence="every rank destroyed its process group", locations=location)
+        elif location is not None and left == ranks:
+            ended = f"{rank_list(left)} ran to the end of the script without destroy_process_group"
+            yield Verdict(
+                sentence="this process group is never destroyed",
+                locations=location,
+                ranks=tuple(sorted(left)),
+                because=((ended, location),),
+            )
 
 
 # How many threads the ranks of one node of the job run, before they run: torch's own, and the loaders' workers.
@@ -223,18 +222,7 @@ _HERE = frozenset({"localhost", "127.0.0.1", "::1"})
 _PORT = re.compile(r"port: ?(\d+)|:(\d{2,5})\b")
 
 
-class Misled(msgspec.Struct, frozen=True, kw_only=True):
-    """A place of meeting that is not the launcher's, or that was taken."""
-
-    sentence: str
-    location: Location | None
-    ranks: tuple[int, ...]
-    followed: str
-    """What came of it, as a sentence without a full stop."""
-    remedy: str
-
-
-def misled_ranks(record: RunRecord) -> Iterator[Misled]:
+def misled_ranks(record: RunRecord) -> Iterator[Verdict]:
     """Yield what leads the ranks away from their launcher's place of meeting, and ports that were in use."""
     settings: dict[tuple[str, int], list[Setting]] = {}
     for setting in record.settings:
@@ -244,11 +232,12 @@ def misled_ranks(record: RunRecord) -> Iterator[Misled]:
     followed = _what_followed(record)
     for (name, site), found in settings.items():
         first = found[0]
-        yield Misled(
+        place = site_location(record.site(site))
+        yield Verdict(
             sentence=f"{name} is set to {first.value!r} over the launcher's {first.previous!r}",
-            location=site_location(record.site(site)),
+            locations=place,
             ranks=_ranks(found),
-            followed=followed,
+            because=((followed, place),),
             remedy=f'Remove the line, or write os.environ.setdefault("{name}", ...), which keeps what is there.',
         )
     elsewhere: dict[tuple[str, int], list[Wait]] = {}
@@ -256,11 +245,12 @@ def misled_ranks(record: RunRecord) -> Iterator[Misled]:
         if wait.meets_elsewhere:
             elsewhere.setdefault((wait.meets_elsewhere, wait.site), []).append(wait)
     for (method, site), waits in elsewhere.items():
-        yield Misled(
+        place = site_location(record.site(site))
+        yield Verdict(
             sentence=f"the launcher's ranks have their rendezvous at {method}, an address of the script",
-            location=site_location(record.site(site)),
+            locations=place,
             ranks=_ranks(waits),
-            followed=followed,
+            because=((followed, place),),
             remedy="Omit init_method: the launcher's MASTER_ADDR and MASTER_PORT are then used.",
         )
     yield from _taken(record)
@@ -273,7 +263,7 @@ def _same(one: str, other: str) -> bool:
     return one == other or {one, other} <= _HERE
 
 
-def _taken(record: RunRecord) -> Iterator[Misled]:
+def _taken(record: RunRecord) -> Iterator[Verdict]:
     """Numbers under which several ranks of a launcher join."""
     places: dict[int, list[Wait]] = {}
     for wait in record.waits:
@@ -282,16 +272,17 @@ def _taken(record: RunRecord) -> Iterator[Misled]:
     for site, waits in places.items():
         numbers = sorted({wait.rank_taken for wait in waits})
         taken = f"each of {named_ranks(numbers)}" if len(numbers) > 1 else named_ranks(numbers)
-        yield Misled(
+        place = site_location(record.site(site))
+        yield Verdict(
             sentence=f"several ranks join the group as {taken}, whatever rank the launcher gave them",
-            location=site_location(record.site(site)),
+            locations=place,
             ranks=_ranks(waits),
-            followed="no other rank joins as the remaining ones: init_process_group waits until its timeout",
+            because=(("no other rank joins as the remaining ones: init_process_group waits until its timeout", place),),
             remedy='Omit rank and world_size, or take them from the environment: int(os.environ["RANK"]).',
         )
 
 
-def _too_many(record: RunRecord) -> Iterator[Misled]:
+def _too_many(record: RunRecord) -> Iterator[Verdict]:
     """Groups for more ranks than a launcher starts, in the job as in its rehearsal."""
     started = record.job.ranks_of_job or record.job.ranks_expected
     places: dict[tuple[int, int], list[Wait]] = {}
@@ -301,13 +292,19 @@ def _too_many(record: RunRecord) -> Iterator[Misled]:
             places.setdefault((wait.ranks_asked, wait.site), []).append(wait)
     for (asked, site), waits in places.items():
         missing = f"rank {started}" if asked == started + 1 else f"ranks {started} to {asked - 1}"
-        yield Misled(
+        place = site_location(record.site(site))
+        yield Verdict(
             sentence=(
                 f"the group is created for {asked} ranks and the launcher starts {started}: {missing} never arrive"
             ),
-            location=site_location(record.site(site)),
+            locations=place,
             ranks=_ranks(waits),
-            followed="init_process_group would wait for them until its timeout; here it was created for those present",
+            because=(
+                (
+                    "init_process_group would wait for them until its timeout; here it was created for those present",
+                    place,
+                ),
+            ),
             remedy="Omit world_size, or take it from the launcher's environment.",
         )
 
@@ -330,7 +327,7 @@ def _what_followed(record: RunRecord) -> str:
     return "init_process_group returned here; with another launcher, or on another machine, nothing listens there"
 
 
-def _ports_in_use(record: RunRecord) -> Iterator[Misled]:
+def _ports_in_use(record: RunRecord) -> Iterator[Verdict]:
     places: dict[Location | None, tuple[str, tuple[int, ...]]] = {}
     for wait, place in failed_initialisations(record):
         if _IN_USE.search(wait.error):
@@ -340,11 +337,11 @@ def _ports_in_use(record: RunRecord) -> Iterator[Misled]:
     for place, (message, ranks) in places.items():
         found = _PORT.search(message)
         port = f"port {found[1] or found[2]}" if found else "the rendezvous port"
-        yield Misled(
+        yield Verdict(
             sentence=f"{port} is in use: the rendezvous fails",
-            location=place,
+            locations=place,
             ranks=ranks,
-            followed=f"the initialisation failed: {message[:160]}",
+            because=((f"the initialisation failed: {message[:160]}", place),),
             remedy=(
                 "Take a free port for each job: leave the choice to torchrun, or bind to port 0 and pass on the "
                 "port that the system assigns."

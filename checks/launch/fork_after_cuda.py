@@ -37,7 +37,7 @@ import msgspec
 
 from ddpdoctor.check import Check
 from ddpdoctor.checks.launch.device_choice_source import initialises_cuda
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import Function, Instance, Value, constant, options_of
 from ddpdoctor.source.projection import Projection, whole_projection
@@ -70,14 +70,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             f"{forked.within} runs in forked worker processes of a DataLoader and uses CUDA there",
             remedy=REMEDY,
             locations=forked.module.location(forked.use),
-            evidence=(
-                Fact(
-                    text="this loader starts the worker processes",
-                    basis="source",
-                    location=loader.location,
-                    stack=loader.chain,
-                ),
-            ),
+            because=(("this loader starts the worker processes", loader),),
         )
     for rank in forked_ranks(whole_projection(script)):
         yield CHECK.finding(
@@ -86,14 +79,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             remedy='Start the ranks by spawn: torch.multiprocessing.spawn, or set_start_method("spawn"); or do not '
             "use CUDA before they are started.",
             locations=rank.use.location,
-            evidence=(
-                Fact(
-                    text="the parent initialises CUDA here",
-                    basis="source",
-                    location=rank.parent.location,
-                    stack=rank.parent.chain,
-                ),
-            ),
+            because=(("the parent initialises CUDA here", rank.parent),),
         )
 
 
@@ -101,15 +87,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report forked processes that used what their parent had initialised."""
     from ddpdoctor.checks.launch.devices_run import broken_forks
 
-    for fork in broken_forks(record):
-        yield CHECK.finding(
-            record.job.kind,
-            fork.sentence,
-            remedy=REMEDY if fork.uses_cuda else "Call collectives in the ranks' own processes only.",
-            locations=fork.location,
-            ranks=fork.ranks,
-            because=((fork.fact, fork.location),),
-        )
+    yield from CHECK.judged(record.job.kind, broken_forks(record), REMEDY)
 
 
 # Forked processes that use CUDA, which only the process that initialised it can.

@@ -57,19 +57,5 @@ def in_source(script: Script) -> Iterator[Finding]:
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report ranks that ended without destroying the group that they made; refute where all did."""
     from ddpdoctor.checks.launch.environment_run import judge_ends
-    from ddpdoctor.diagnosis.wording import rank_list
 
-    for end in judge_ends(record):
-        if not end.ranks:
-            yield Refuted(location=end.location, reason="every rank destroyed its process group")
-            continue
-        yield CHECK.finding(
-            record.job.kind,
-            "this process group is never destroyed",
-            remedy=REMEDY,
-            locations=end.location,
-            ranks=end.ranks,
-            because=(
-                (f"{rank_list(end.ranks)} ran to the end of the script without destroy_process_group", end.location),
-            ),
-        )
+    yield from CHECK.judged(record.job.kind, judge_ends(record), REMEDY)

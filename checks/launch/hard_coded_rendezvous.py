@@ -77,12 +77,4 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report what led the ranks away from their launcher, and ports that were taken."""
     from ddpdoctor.checks.launch.environment_run import misled_ranks
 
-    for misled in misled_ranks(record):
-        yield CHECK.finding(
-            record.job.kind,
-            misled.sentence,
-            remedy=misled.remedy,
-            locations=misled.location,
-            ranks=misled.ranks,
-            because=((misled.followed, misled.location),),
-        )
+    yield from CHECK.judged(record.job.kind, misled_ranks(record))

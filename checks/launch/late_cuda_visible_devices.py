@@ -29,7 +29,7 @@ from collections.abc import Iterator
 
 from ddpdoctor.check import Check
 from ddpdoctor.checks.launch.device_choice_source import late_visibilities
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
 
@@ -50,7 +50,5 @@ def in_source(script: Script) -> Iterator[Finding]:
             "CUDA_VISIBLE_DEVICES is set after this process initialised CUDA, and no longer has an effect",
             remedy="Move the assignment before the first use of CUDA, or choose the GPU with torch.cuda.set_device.",
             locations=late.setting.location,
-            evidence=(
-                Fact(text="CUDA is initialised here", basis="source", location=earlier.location, stack=earlier.chain),
-            ),
+            because=(("CUDA is initialised here", earlier),),
         )

@@ -30,13 +30,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Via
 from ddpdoctor.checks.launch.device_choice_source import (
     moves_before_accelerator,
     unchosen_devices,
     unchosen_devices_of_collectives,
 )
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
 
@@ -67,13 +67,11 @@ def in_source(script: Script) -> Iterator[Finding]:
         "every rank moves this to the current GPU, which is GPU 0 in all of them: no process selects its own",
         remedy=REMEDY,
         locations=tuple(move.location for move in moves[:MAXIMUM_PLACES]),
-        evidence=(
-            Fact(
-                text="neither set_device nor CUDA_VISIBLE_DEVICES occurs in the script and its modules",
-                basis="source",
-                numbers={"places": len(moves)},
-                location=moves[0].module.location(moves[0].node),
-                stack=moves[0].chain,
+        because=(
+            (
+                "neither set_device nor CUDA_VISIBLE_DEVICES occurs in the script and its modules",
+                Via(moves[0].module.location(moves[0].node), moves[0].chain),
+                {"places": len(moves)},
             ),
         ),
     )
@@ -107,17 +105,4 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report ranks of one node that all use GPU 0; refute where each had its own."""
     from ddpdoctor.checks.launch.devices_run import shared_first_gpu
 
-    for verdict in shared_first_gpu(record):
-        if verdict.location is None:
-            continue
-        if not verdict.wrong:
-            yield Refuted(location=verdict.location, reason=verdict.sentence)
-            continue
-        yield CHECK.finding(
-            record.job.kind,
-            verdict.sentence,
-            remedy=REMEDY,
-            locations=verdict.location,
-            ranks=verdict.ranks,
-            evidence=tuple(Fact(text=text, basis=record.job.kind, location=verdict.location) for text in verdict.facts),
-        )
+    yield from CHECK.judged(record.job.kind, shared_first_gpu(record), REMEDY)

@@ -75,12 +75,3 @@ def _almost_full(record: RunRecord) -> Iterator[Finding]:
         ranks=tuple(use.rank for use in full),
         because=((f"{free:,} MiB of {size:,} MiB were free", None),),
     )
-
-
-def in_log(record: RunRecord) -> Iterator[Finding]:
-    """Report a loader or NCCL that ran out of shared memory."""
-    from ddpdoctor.diagnosis.logs.findings import from_log
-
-    yield from from_log(
-        CHECK, record, "Start the container with --ipc=host or a larger --shm-size, or use fewer loader workers."
-    )

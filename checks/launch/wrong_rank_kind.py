@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.check import Check, Via
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import (
     RANKS,
@@ -88,9 +88,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             remedy=f"Use {first.meant} here"
             + (' (int(os.environ["LOCAL_RANK"]) under torchrun).' if first.meant == "the local rank" else "."),
             locations=tuple({one.event.location: 0 for one in mix_ups})[:MAXIMUM_PLACES],
-            evidence=(
-                Fact(text=first.numbers, basis="source", location=first.event.location, stack=first.event.chain),
-            ),
+            because=((first.numbers, first.event),),
             severity=milder if first.is_certain else milder or Severity.WARNING,
         )
     for saves in saves_by_guard(projection):
@@ -121,13 +119,11 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         remedy='Use the local rank here (int(os.environ["LOCAL_RANK"]) under torchrun).',
         locations=wrong.location,
         ranks=(wrong.rank,),
-        evidence=(
-            Fact(
-                text=f"rank {wrong.rank} requested GPU {wrong.rank} on node {wrong.node}; its local rank is"
+        because=(
+            (
+                f"rank {wrong.rank} requested GPU {wrong.rank} on node {wrong.node}; its local rank is"
                 f" {wrong.local_rank}, and the node has {wrong.gpus} GPU{'' if wrong.gpus == 1 else 's'}",
-                basis=record.job.kind,
-                location=wrong.location,
-                stack=wrong.frames,
+                Via(wrong.location, wrong.frames),
             ),
         ),
     )

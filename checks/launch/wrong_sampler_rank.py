@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, Const, PerRank, Value, constant, is_varying, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
@@ -71,7 +71,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             f"the sampler is given {wrong.given}",
             remedy=wrong.remedy,
             locations=sampler.location,
-            evidence=(Fact(text=wrong.effect, basis="source", location=sampler.location, stack=sampler.chain),),
+            because=((wrong.effect, sampler),),
             severity=Severity.ADVICE if wrong.on_two_nodes and one_node else severity,
         )
 
@@ -81,37 +81,12 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     from ddpdoctor.checks.data.sharding_run import overlapping_shards
     from ddpdoctor.checks.data.sharding_run import wrong_sampler_ranks as wrong_ranks_in_run
 
-    for shards in overlapping_shards(record):
-        yield CHECK.finding(
-            record.job.kind,
-            shards.sentence,
-            remedy=shards.remedy,
-            locations=shards.locations,
-            ranks=shards.loader.ranks,
-            evidence=(
-                Fact(
-                    text=shards.cause,
-                    basis=record.job.kind,
-                    numbers={"samples_shared": shards.shared, "samples_left_out": shards.left_out},
-                    location=shards.locations[0] if shards.locations else None,
-                ),
-            ),
-        )
-
-    for wrong in wrong_ranks_in_run(record):
-        yield CHECK.finding(
-            record.job.kind,
-            wrong.sentence,
-            remedy="Omit rank= and num_replicas=: the sampler gets them from the process group. Or give "
-            "dist.get_rank() and "
-            "dist.get_world_size().",
-            locations=wrong.locations,
-            ranks=wrong.loader.ranks,
-            evidence=tuple(
-                Fact(text=text, basis=record.job.kind, location=wrong.locations[0] if wrong.locations else None)
-                for text in wrong.facts
-            ),
-        )
+    yield from CHECK.judged(record.job.kind, overlapping_shards(record))
+    remedy = (
+        "Omit rank= and num_replicas=: the sampler gets them from the process group. Or give dist.get_rank() and "
+        "dist.get_world_size()."
+    )
+    yield from CHECK.judged(record.job.kind, (verdict for _, verdict in wrong_ranks_in_run(record)), remedy)
 
 
 # DistributedSamplers that are reported another rank or another number of ranks than the process group has.

@@ -111,12 +111,12 @@ def _unhidden(record: RunRecord) -> Iterator[Finding]:
         if buckets <= _FEW_BUCKETS
         else "Define layers in the order of their use, omit find_unused_parameters, and try static_graph=True.",
         what_if=("communication=hidden",),
-        evidence=(
-            Fact(
-                text=f"{bytes_text(round(sent.bytes_per_step))} of gradients in {buckets:.3g} buckets of "
+        because=(
+            (
+                f"{bytes_text(round(sent.bytes_per_step))} of gradients in {buckets:.3g} buckets of "
                 f"{bytes_text(round(sent.bytes_per_step / buckets))} a step",
-                basis="run",
-                numbers={"bytes_per_step": sent.bytes_per_step, "buckets_per_step": sent.calls_per_step},
+                None,
+                {"bytes_per_step": sent.bytes_per_step, "buckets_per_step": sent.calls_per_step},
             ),
         ),
     )

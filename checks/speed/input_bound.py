@@ -84,13 +84,15 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         remedy=_remedy(wait),
         what_if=("data=ready",),
         locations=location,
-        evidence=(
-            Fact(
-                text=f"rank {wait.worst_rank} waits longest, {milliseconds_text(wait.worst_wait_ns)} a step",
-                basis="run",
-                numbers={"wait_ns": wait.wait_ns, "worst_wait_ns": wait.worst_wait_ns, "step_ns": wait.step_ns},
-                rank=wait.worst_rank,
+        because=(
+            (
+                f"rank {wait.worst_rank} waits longest, {milliseconds_text(wait.worst_wait_ns)} a step",
+                None,
+                {"wait_ns": wait.wait_ns, "worst_wait_ns": wait.worst_wait_ns, "step_ns": wait.step_ns},
+                wait.worst_rank,
             ),
+        ),
+        evidence=(
             *_lines(record, wait),
             *_single_waits(wait),
         ),

@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -53,11 +53,11 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         f"{lost.ranks} ranks train {lost.samples_per_s:,.0f} samples/s, {lost.efficiency:.0%} of {lost.ranks} times "
         f"the {lost.one_rank_samples_per_s:,.0f} samples/s of one rank",
         remedy="Check which phase of the step grew: exposed communication, waiting, or data.",
-        evidence=(
-            Fact(
-                text=f"100% would be {lost.ranks * lost.one_rank_samples_per_s:,.0f} samples/s",
-                basis="run",
-                numbers={"efficiency": lost.efficiency, "samples_per_s": lost.samples_per_s},
+        because=(
+            (
+                f"100% would be {lost.ranks * lost.one_rank_samples_per_s:,.0f} samples/s",
+                None,
+                {"efficiency": lost.efficiency, "samples_per_s": lost.samples_per_s},
             ),
         ),
     )

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -60,12 +60,12 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 "Look at `nvidia-smi topo -m` and `nvidia-smi nvlink --status`, and at what NCCL_DEBUG=INFO reports."
             ),
             what_if=(f"link_gbit_per_s={EXPECTED_SHARE * slow.limit_bytes_per_s * 8 / 1e9:g}",),
-            evidence=(
-                Fact(
-                    text=f"{bytes_text(round(slow.bytes_per_step))} a step take {milliseconds_text(slow.measured_ns)}; "
+            because=(
+                (
+                    f"{bytes_text(round(slow.bytes_per_step))} a step take {milliseconds_text(slow.measured_ns)}; "
                     f"a ring over this link takes {milliseconds_text(slow.expected_ns)} at full speed",
-                    basis="run",
-                    numbers={
+                    None,
+                    {
                         "bus_bandwidth_bytes_per_s": slow.bandwidth_bytes_per_s,
                         "limit_bytes_per_s": slow.limit_bytes_per_s,
                         "bytes_per_step": slow.bytes_per_step,

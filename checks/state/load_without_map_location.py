@@ -29,9 +29,9 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Via
 from ddpdoctor.checks.state.loads_source import is_published, unmapped_loads
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.fix import Fix, with_keyword
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.module import Module, Scope
@@ -63,14 +63,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             remedy=REMEDY,
             locations=location,
             severity=Severity.ADVICE if is_published(load) else None,
-            evidence=(
-                Fact(
-                    text="the path is the same on every rank, and map_location is not given",
-                    basis="source",
-                    location=location,
-                    stack=load.chain,
-                ),
-            ),
+            because=(("the path is the same on every rank, and map_location is not given", Via(location, load.chain)),),
         )
 
 
@@ -81,10 +74,9 @@ def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report checkpoints of one GPU that several ranks load back onto it; refute loads that name a place."""
-    from ddpdoctor.diagnosis.divergence_kind import load_findings
     from ddpdoctor.diagnosis.files import judge_map_locations
 
-    yield from load_findings(CHECK, record, judge_map_locations(record), REMEDY)
+    yield from CHECK.judged(record.job.kind, judge_map_locations(record), REMEDY)
 
 
 # The fix of a checkpoint that is loaded onto the GPU from which it was saved.

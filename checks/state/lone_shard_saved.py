@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.interpreter.values import ALL_RANKS, tags_of
 from ddpdoctor.source.libraries.sharding import SHARDS
 from ddpdoctor.source.projection import whole_projection
@@ -61,11 +61,5 @@ def in_source(script: Script) -> Iterator[Finding]:
             remedy="Save on all ranks with torch.distributed.checkpoint.save; or gather the state on all ranks first, "
             "with get_model_state_dict and StateDictOptions(full_state_dict=True).",
             locations=(save.module.location(save.node), guard.module.location(guard.node)),
-            evidence=(
-                Fact(
-                    text=f"`{guard.module.excerpt(guard.node)}` decides",
-                    basis="source",
-                    location=guard.module.location(guard.node),
-                ),
-            ),
+            because=((f"`{guard.module.excerpt(guard.node)}` decides", guard.module.location(guard.node)),),
         )

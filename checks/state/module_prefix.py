@@ -73,10 +73,9 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report names that differ from the module's by the prefix; refute loads whose names fitted."""
-    from ddpdoctor.diagnosis.divergence_kind import load_findings
     from ddpdoctor.diagnosis.files import judge_prefixes
 
-    yield from load_findings(CHECK, record, judge_prefixes(record), REMEDY)
+    yield from CHECK.judged(record.job.kind, judge_prefixes(record), REMEDY)
 
 
 # State dicts whose names begin with `module.` where the model's do not, or the reverse.

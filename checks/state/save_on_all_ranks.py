@@ -28,8 +28,8 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.check import Check, Via
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.files import SharedSave, appended_files, shared_saves
 from ddpdoctor.source.script.script import Script
@@ -63,14 +63,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             remedy="Save on one rank only (`if dist.get_rank() == 0:`), with a barrier after it where others read the "
             "file; or include the rank in the path.",
             locations=tuple(one.event.location for one in (save, *others[: MAXIMUM_PLACES - 1])),
-            evidence=(
-                Fact(
-                    text="there is no rank test around this call or its callers",
-                    basis="source",
-                    location=save.event.location,
-                    stack=save.event.chain,
-                ),
-            ),
+            because=(("there is no rank test around this call or its callers", save.event),),
         )
 
     for use in appended_files(whole_projection(script)):
@@ -80,14 +73,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             f"every rank adds its lines to {use.source}: each result stands there as often as there are ranks",
             remedy="Write on one rank only (`if dist.get_rank() == 0:`); or include the rank in the path or the lines.",
             locations=location,
-            evidence=(
-                Fact(
-                    text="there is no rank test around this call or its callers",
-                    basis="source",
-                    location=location,
-                    stack=use.event.chain,
-                ),
-            ),
+            because=(("there is no rank test around this call or its callers", Via(location, use.event.chain)),),
             severity=Severity.ADVICE,
         )
 
@@ -96,22 +82,8 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report lines at which several ranks wrote one path; refute those at which only one did."""
     from ddpdoctor.checks.state.save_on_all_ranks_run import judge_writers
 
-    for writing in judge_writers(record):
-        if not writing.shared:
-            yield Refuted(location=writing.location, reason=writing.sentence)
-            continue
-        facts = tuple(
-            Fact(
-                text=sentence, basis=record.job.kind, location=writing.location, stack=() if position else writing.stack
-            )
-            for position, sentence in enumerate(writing.evidence)
-        )
-        yield CHECK.finding(
-            record.job.kind,
-            writing.sentence,
-            remedy="Write on one rank only (`if dist.get_rank() == 0:`), with a barrier after it where others read the "
-            "file; or include the rank in the path.",
-            locations=writing.location,
-            ranks=writing.ranks,
-            evidence=facts,
-        )
+    remedy = (
+        "Write on one rank only (`if dist.get_rank() == 0:`), with a barrier after it where others read the file; or "
+        "include the rank in the path."
+    )
+    yield from CHECK.judged(record.job.kind, judge_writers(record), remedy)

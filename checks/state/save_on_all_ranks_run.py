@@ -6,11 +6,9 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from pathlib import PurePath
 
-import msgspec
-
+from ddpdoctor.check import Verdict, Via
 from ddpdoctor.diagnosis.files import is_incidental, races
 from ddpdoctor.diagnosis.wording import count, location_of, place, rank_list
-from ddpdoctor.finding import Frame, Location
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.training import FileEvent
 
@@ -18,21 +16,7 @@ _WRITES = frozenset({"create", "write", "save"})
 _EVIDENCE_SHOWN = 4
 
 
-class Writing(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ranks wrote at one line of the user."""
-
-    shared: bool
-    """True: several ranks wrote one path. False: every path was written by one rank only."""
-    sentence: str
-    location: Location
-    ranks: tuple[int, ...] = ()
-    """The ranks that wrote one path together."""
-    evidence: tuple[str, ...] = ()
-    """Who wrote which path, one sentence a path."""
-    stack: tuple[Frame, ...] = ()
-
-
-def judge_writers(record: RunRecord) -> Iterator[Writing]:
+def judge_writers(record: RunRecord) -> Iterator[Verdict]:
     """Yield a verdict for each line at which files were written; nothing for a lone writer in a run that was cut short.
 
     In processes that never met as the ranks of one job the missing job is the fault, and their files are no news.
@@ -64,7 +48,7 @@ def judge_writers(record: RunRecord) -> Iterator[Writing]:
             assert location is not None
             writers = rank_list(event.rank for event in events)
             reason = f"no path was written by more than one rank here; {writers} wrote {count(len(by_path), 'path')}"
-            yield Writing(shared=False, sentence=reason, location=location)
+            yield Verdict(wrong=False, sentence=reason, locations=location)
 
 
 def _shared(record: RunRecord, path: str, events: list[FileEvent]) -> bool:
@@ -86,7 +70,7 @@ def _collectives_before(record: RunRecord, event: FileEvent) -> int:
     return 0 if track is None else bisect_left(track.started_ns, event.time_ns)
 
 
-def _describe(record: RunRecord, shared: dict[str, list[FileEvent]]) -> Writing:
+def _describe(record: RunRecord, shared: dict[str, list[FileEvent]]) -> Verdict:
     first = next(iter(shared.values()))
     site = record.site(first[0].site)
     location = location_of(site.innermost)
@@ -95,13 +79,14 @@ def _describe(record: RunRecord, shared: dict[str, list[FileEvent]]) -> Writing:
     path = PurePath(next(iter(shared)))
     more = f" and {len(shared) - 1:,} more files" if len(shared) > 1 else ""
     done = "save" if any(event.action == "save" for event in first) else "write"
-    return Writing(
-        shared=True,
+    return Verdict(
         sentence=f"{rank_list(ranks)} {done} the same file {path.name}{more} at {place(site.innermost)}",
-        location=location,
+        locations=location,
         ranks=tuple(ranks),
-        evidence=tuple(_who_wrote(name, events) for name, events in sorted(shared.items())[:_EVIDENCE_SHOWN]),
-        stack=site.frames,
+        because=tuple(
+            (_who_wrote(name, events), location if number else Via(location, site.frames))
+            for number, (name, events) in enumerate(sorted(shared.items())[:_EVIDENCE_SHOWN])
+        ),
     )
 
 

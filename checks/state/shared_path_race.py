@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from ddpdoctor.check import Check, TooLittleEvidence
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, Value, constant
 from ddpdoctor.source.projection import Projection, whole_projection
@@ -90,14 +90,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             remedy=remedy,
             locations=event.location,
             severity=Severity.ADVICE if shared.mild else None,
-            evidence=(
-                Fact(
-                    text="there is no rank test around this call or its callers",
-                    basis="source",
-                    location=event.location,
-                    stack=event.chain,
-                ),
-            ),
+            because=(("there is no rank test around this call or its callers", event),),
         )
     for use in rewritten_files(whole_projection(script)):
         yield CHECK.finding(
@@ -122,10 +115,10 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
     Before there is a process group no collective orders the ranks, and what counts is that one of them dies.
     """
-    from ddpdoctor.diagnosis.divergence_kind import path_findings
+    from ddpdoctor.diagnosis.files import judge_paths
 
     collectives = record.stream("collectives")
-    for found in path_findings(CHECK, record, _REMEDY):
+    for found in CHECK.judged(record.job.kind, judge_paths(record, CHECK.stands_for), _REMEDY):
         if collectives.state == "complete" or (isinstance(found, Finding) and found.severity is Severity.ERROR):
             yield found
     if collectives.state != "complete":

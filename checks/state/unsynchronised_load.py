@@ -37,7 +37,7 @@ import msgspec
 
 from ddpdoctor.check import Check
 from ddpdoctor.checks.state.loads_source import may_be_one_path
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, constant
 from ddpdoctor.source.projection import Projection, whole_projection
@@ -72,22 +72,15 @@ def in_source(script: Script) -> Iterator[Finding]:
             f"all ranks read {early.path}, which {writer} {write} just before, and no rank waits for the write",
             remedy=REMEDY,
             locations=(load.location, save.location),
-            evidence=(
-                Fact(
-                    text=f"only {writer} {write} here; there is no collective between this and the read",
-                    basis="source",
-                    location=save.location,
-                    stack=save.chain,
-                ),
-            ),
+            because=((f"only {writer} {write} here; there is no collective between this and the read", save),),
         )
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report reads of what another rank writes; refute those that collectives order."""
-    from ddpdoctor.diagnosis.divergence_kind import path_findings
+    from ddpdoctor.diagnosis.files import judge_paths
 
-    yield from path_findings(CHECK, record, REMEDY)
+    yield from CHECK.judged(record.job.kind, judge_paths(record, CHECK.stands_for), REMEDY)
 
 
 # Files that one rank writes and others read at once, without waiting for it.

@@ -160,9 +160,7 @@ def in_source(script: Script) -> Iterator[Finding]:
                     f"`{name}` is saved in the checkpoint and never loaded, though its weights and its epoch are",
                     remedy=f'Load it on every rank where the weights are: load_state_dict(checkpoint["{name}"]).',
                     locations=(place,),
-                    evidence=(
-                        Fact(text="no other line of the project names this key", basis="source", location=place),
-                    ),
+                    because=(("no other line of the project names this key", place),),
                 )
 
 

@@ -11,7 +11,6 @@ import click
 import msgspec
 
 from ddpdoctor.api import checked
-from ddpdoctor.cli.examination_output import ExaminationOutput, output_options
 from ddpdoctor.cli.options.command import (
     MOST_PROCESSES,
     ScriptCommand,
@@ -22,13 +21,13 @@ from ddpdoctor.cli.options.command import (
     script_path,
 )
 from ddpdoctor.cli.options.rehearsal import judging_options, rehearsal_options, words
+from ddpdoctor.cli.output import ExaminationOutput, output_options
 from ddpdoctor.errors import ExitCode, UnreadableScript, UsageError
 from ddpdoctor.examination import Examination
 from ddpdoctor.examine.one_script import ExamineRequest, unreadable
-from ddpdoctor.examine.rehearsal_variants import STRESSES
 from ddpdoctor.files.source_text import MAXIMUM_BYTES
 from ddpdoctor.finding import Severity
-from ddpdoctor.launch.request import Stress
+from ddpdoctor.launch.request import STRESSES, Stress
 from ddpdoctor.report import streams
 from ddpdoctor.report.formats import FOR_PEOPLE
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from ddpdoctor.cli.examination_output import ExaminationOutput, output_options
 from ddpdoctor.cli.options.command import (
     OWN_WORDS,
     SCRIPT_ARGUMENTS,
@@ -24,6 +23,7 @@ from ddpdoctor.cli.options.command import (
     script_path,
 )
 from ddpdoctor.cli.options.rehearsal import judging_options, rehearsal_options, words
+from ddpdoctor.cli.output import ExaminationOutput, output_options
 from ddpdoctor.config.settings import Settings, find_settings
 from ddpdoctor.errors import ConfigurationError, UsageError
 from ddpdoctor.examine.one_script import ExamineRequest

@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from ddpdoctor.cli.options.command import MOST_PROCESSES, SCRIPT, SCRIPT_ARGUMENTS, JobCommand, help_option
-from ddpdoctor.cli.options.run_output import TRACE, RunOutput
+from ddpdoctor.cli.output import TRACE, RunOutput
 from ddpdoctor.errors import UsageError
 from ddpdoctor.launch.environment import RANKS_WITHOUT_GPU, ObservedCommand, launch_command, observed
 from ddpdoctor.record import layout

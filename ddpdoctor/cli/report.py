@@ -12,7 +12,7 @@ import msgspec
 from ddpdoctor.cli.options.command import help_option
 from ddpdoctor.cli.options.command import runs as complete_runs
 from ddpdoctor.cli.options.recorded_run import run_directory
-from ddpdoctor.cli.options.run_output import TRACE, RunOutput
+from ddpdoctor.cli.output import TRACE, RunOutput
 from ddpdoctor.errors import DdpDoctorError, ExitCode, UsageError
 from ddpdoctor.launch.runs.kept_runs import kept_runs, live_processes, remove_run, size_bytes
 from ddpdoctor.record.reader import read_plan

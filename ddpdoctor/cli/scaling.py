@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from ddpdoctor.cli.options.command import MOST_PROCESSES, SCRIPT, SCRIPT_ARGUMENTS, JobCommand, help_option
-from ddpdoctor.cli.options.run_output import RunOutput, of_text, run_output_options
+from ddpdoctor.cli.output import RunOutput, of_text, run_output_options
 from ddpdoctor.errors import DdpDoctorError, ExitCode, UsageError
 from ddpdoctor.report import streams
 

@@ -142,6 +142,7 @@ def _run() -> Schema:
     from ddpdoctor.diagnosis.performance.summary import Phases, RankSummary, RunVerdict, Traffic
     from ddpdoctor.monitor.snapshot import Snapshot
     from ddpdoctor.record.streams.measured import Gpu, GpuSample
+    from ddpdoctor.report.run.run_json import FACTS, FIGURES, VERDICT
 
     figure, whole, text = _or_null(_NUMBER), _or_null(_WHOLE), _or_null(_TEXT)
     phases = {name.removesuffix("_ns"): figure for name in Phases.__struct_fields__ if name != "step_ns"}
@@ -166,15 +167,13 @@ def _run() -> Schema:
     finding = _finding()
     finding["properties"] |= {"since_ns": _WHOLE, "until_ns": whole}
     verdict = _fields(RunVerdict, reported=False)
-    told = ("name", "run_directory", "exit_code", "world_size", "backend", "device", "steps")
-    figures = ("samples_per_s", "steps_per_s", "exposed_share", "overlap_ratio", "efficiency")
     return _document(
         {
-            "verdict": _object({name: verdict[name] for name in ("state", "code", "text", "why", "next")}),
-            **{name: snapshot[name] for name in told},
+            "verdict": _object({name: verdict[name] for name in VERDICT}),
+            **{name: snapshot[name] for name in FACTS},
             "measured_steps": _WHOLE,
             "seconds": figure,
-            **{name: snapshot[name] for name in (*figures, "one_rank_samples_per_s", "scaling_efficiency")},
+            **{name: snapshot[name] for name in FIGURES},
             "ranks": _list(_object(rank)),
             "traffic": _list(_object(_fields(Traffic, reported=False))),
             "findings": _list(finding),

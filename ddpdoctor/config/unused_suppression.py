@@ -24,7 +24,7 @@ References
 from __future__ import annotations
 
 from ddpdoctor.check import Check, LoadedCheck
-from ddpdoctor.finding import Fact, Finding, Location, Severity
+from ddpdoctor.finding import Finding, Location, Severity
 
 CHECK = Check(code="DDP001", name="unused-suppression", severity={"source": Severity.ADVICE})
 LOADED = LoadedCheck(check=CHECK, documentation=__doc__ or "")
@@ -39,5 +39,5 @@ def unused(location: Location, what: str, why: str) -> Finding:
         f"{what} suppresses nothing: {why}",
         remedy="Remove it, so that it does not hide the next defect of that kind.",
         locations=(location,),
-        evidence=(Fact(text="comments are compared with what the checks found", basis="source", location=location),),
+        because=(("comments are compared with what the checks found", location),),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 
 from ddpdoctor.check import Check
@@ -10,12 +10,12 @@ from ddpdoctor.diagnosis.divergence import describe
 from ddpdoctor.diagnosis.divergence.divergence import Divergence, find_divergence, root_exception
 from ddpdoctor.diagnosis.divergence.next_calls import NextCall
 from ddpdoctor.diagnosis.failures import asks_for_global_rank, failed_rendezvous, lack_behind, trouble_of
-from ddpdoctor.diagnosis.files import LoadVerdict, judge_paths, races
+from ddpdoctor.diagnosis.files import races
 from ddpdoctor.diagnosis.record_cache import ByIdentity
 from ddpdoctor.diagnosis.training.lone_forwards import forward_ranks, left_out_before
 from ddpdoctor.diagnosis.training.pass_lengths import SkippedBatch, skipped_batches, uneven_passes
 from ddpdoctor.diagnosis.training.replicas import blocked_in_backward, drifts, skipped_backward
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity, Trouble
+from ddpdoctor.finding import Finding, Severity, Trouble
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.collectives import SharedGroup
 
@@ -37,45 +37,6 @@ def divergence_finding(
         evidence=describe.facts(divergence, record.job.kind),
         severity=severity,
     )
-
-
-def path_findings(check: Check, record: RunRecord, remedy: str) -> Iterator[Finding | Refuted]:
-    """Yield the findings of a check about paths at which ranks meet, and the places where it is refuted that they
-    do.
-    """
-    for verdict in judge_paths(record, check.stands_for):
-        if not verdict.races:
-            yield Refuted(location=verdict.locations[0], reason=verdict.sentence)
-            continue
-        yield check.finding(
-            record.job.kind,
-            verdict.sentence,
-            remedy=remedy,
-            locations=verdict.locations,
-            ranks=verdict.ranks,
-            evidence=tuple(
-                Fact(text=text, basis=record.job.kind, rank=rank, location=place) for rank, text, place in verdict.facts
-            ),
-            severity=verdict.severity,
-        )
-
-
-def load_findings(
-    check: Check, record: RunRecord, verdicts: Iterable[LoadVerdict], remedy: str
-) -> Iterator[Finding | Refuted]:
-    """Yield the findings of a check about loads that went wrong, and the places of those that did not."""
-    for verdict in verdicts:
-        if not verdict.wrong:
-            yield Refuted(location=verdict.location, reason=verdict.sentence)
-            continue
-        yield check.finding(
-            record.job.kind,
-            verdict.sentence,
-            remedy=remedy,
-            locations=(verdict.location,),
-            ranks=verdict.ranks,
-            evidence=(Fact(text=verdict.fact, basis=record.job.kind, location=verdict.location),),
-        )
 
 
 def classify(divergence: Divergence, record: RunRecord) -> Trouble:

@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from ddpdoctor.check import Verdict
 from ddpdoctor.diagnosis.divergence.aborted import CRASHES, Call, call_it_died_in, find_aborted, was_terminated
 from ddpdoctor.diagnosis.divergence.matching import matched
 from ddpdoctor.diagnosis.divergence.waiting import is_echo
@@ -111,22 +112,13 @@ _MISSING = re.compile(
 _JOINED = re.compile(r"(\d+)/(\d+) clients joined")
 
 
-class NoRendezvous(msgspec.Struct, frozen=True, kw_only=True):
-    """Why ranks did not meet."""
-
-    sentence: str
-    remedy: str
-    fact: str
-    ranks: tuple[int, ...]
-    location: Location | None = None
-
-
-def failed_rendezvous(record: RunRecord) -> Iterator[NoRendezvous]:
+def failed_rendezvous(record: RunRecord) -> Iterator[Verdict]:
     """Yield the first failure to meet: an address in use, a store out of reach, or ranks that never came."""
     for text, ranks, place in _failures(record):
         found = _named_failure(text)
         if found is not None:
-            yield NoRendezvous(sentence=found[0], remedy=found[1], fact=text[:240], ranks=ranks, location=place)
+            because = ((text[:240], place),)
+            yield Verdict(sentence=found[0], remedy=found[1], because=because, ranks=ranks, locations=place)
             return
     missing = _never_came(record)
     if missing is not None:
@@ -174,7 +166,7 @@ def _named_failure(text: str) -> tuple[str, str] | None:
     return None
 
 
-def _never_came(record: RunRecord) -> NoRendezvous | None:
+def _never_came(record: RunRecord) -> Verdict | None:
     """Ranks that wait at the start for others of which nothing has been seen."""
     waits = [wait for wait in record.waits if wait.kind == "init_process_group" and not wait.ended_ns]
     here = {wait.rank for wait in waits if wait.rank >= 0}
@@ -186,11 +178,11 @@ def _never_came(record: RunRecord) -> NoRendezvous | None:
     alive = {rank.rank for rank in record.ranks if rank.end == "running"}
     if not missing or waited_ns < LONG_NS or not here <= alive:
         return None
-    return NoRendezvous(
+    return Verdict(
         sentence=f"{rank_list(here)} {verb(here, 'has', 'have')} waited {duration_text(waited_ns)} in "
         f"init_process_group for {rank_list(missing)}",
         remedy="Check that these ranks were started at all, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE.",
-        fact=f"{len(here)} of {count(expected, 'rank')} reached init_process_group",
+        because=((f"{len(here)} of {count(expected, 'rank')} reached init_process_group", None),),
         ranks=tuple(missing),
     )
 

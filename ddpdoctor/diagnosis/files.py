@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from ddpdoctor.check import Reason, Verdict
 from ddpdoctor.diagnosis.failures import named_failures
 from ddpdoctor.diagnosis.record_cache import ByIdentity
 from ddpdoctor.diagnosis.wording import count, place, rank_list, site_location
@@ -23,17 +24,7 @@ from ddpdoctor.record.streams.training import Access
 # How the ranks load checkpoints: onto which GPU, and into names that fit.
 
 
-class LoadVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the loads at one line."""
-
-    wrong: bool
-    sentence: str
-    location: Location
-    ranks: tuple[int, ...] = ()
-    fact: str = ""
-
-
-def judge_map_locations(record: RunRecord) -> Iterator[LoadVerdict]:
+def judge_map_locations(record: RunRecord) -> Iterator[Verdict]:
     """Yield the lines at which several ranks load one checkpoint onto the GPU from which it was saved.
 
     Refuted where every load was given a place, or where the checkpoint that was there before the job holds CPU tensors
@@ -49,7 +40,7 @@ def judge_map_locations(record: RunRecord) -> Iterator[LoadVerdict]:
         if location is None:
             continue
         if all(load.mapped for load in loads):
-            yield LoadVerdict(wrong=False, sentence="every load here has map_location", location=location)
+            yield Verdict(wrong=False, sentence="every load here has map_location", locations=location)
             continue
         for path in dict.fromkeys(load.path for load in loads):
             found = [load for load in loads if load.path == path and not load.mapped]
@@ -57,28 +48,28 @@ def judge_map_locations(record: RunRecord) -> Iterator[LoadVerdict]:
             places = {place for load in found for place in load.saved_on}
             if len(ranks) > 1 and len(places) == 1 and next(iter(places)).startswith("cuda"):
                 said.add(location)
-                yield LoadVerdict(
-                    wrong=True,
+                yield Verdict(
                     sentence=f"{rank_list(ranks)} load {PurePath(path).name} onto the GPU from which it was saved",
-                    location=location,
+                    locations=location,
                     ranks=ranks,
-                    fact=f"its tensors were saved from {next(iter(places))}, and map_location is not given",
+                    because=(
+                        (f"its tensors were saved from {next(iter(places))}, and map_location is not given", location),
+                    ),
                 )
             elif places == {"cpu"} and path not in own and len({load.path for load in loads}) == 1:
                 reason = f"{PurePath(path).name} holds CPU tensors only"
-                yield LoadVerdict(wrong=False, sentence=reason, location=location)
+                yield Verdict(wrong=False, sentence=reason, locations=location)
     for failure in named_failures(record, "missing-device"):
         if failure.location is not None and failure.location not in said:
-            yield LoadVerdict(
-                wrong=True,
+            yield Verdict(
                 sentence=f"{rank_list(failure.ranks)} load a checkpoint onto the GPU from which it was saved",
-                location=failure.location,
+                locations=failure.location,
                 ranks=failure.ranks,
-                fact=failure.message,
+                because=((failure.message, failure.location),),
             )
 
 
-def judge_prefixes(record: RunRecord) -> Iterator[LoadVerdict]:
+def judge_prefixes(record: RunRecord) -> Iterator[Verdict]:
     """Yield the lines at which a state dict's names differ from the module's by the wrapper's prefix.
 
     A load that raised and was caught, or that was followed by one that fitted, was put right by the script.
@@ -93,19 +84,18 @@ def judge_prefixes(record: RunRecord) -> Iterator[LoadVerdict]:
             continue
         if not wrong:
             if all(not state.names for state in states):
-                yield LoadVerdict(wrong=False, sentence="the names match the module", location=location)
+                yield Verdict(wrong=False, sentence="the names match the module", locations=location)
             continue
         first = wrong[0]
         saved, loaded = ("the DDP wrapper", "a bare model") if first.too_long else ("a bare model", "the DDP wrapper")
         fitting = first.too_long or first.too_short
         what = "the load fails" if first.raised else f"strict=False skips {fitting:,} of {first.names:,} names"
-        yield LoadVerdict(
-            wrong=True,
+        yield Verdict(
             sentence=f"{loaded} ({first.module_class}) loads what was saved from {saved}: the names differ by the "
             f'prefix "module.", and {what}',
-            location=location,
+            locations=location,
             ranks=tuple(sorted({state.rank for state in wrong})),
-            fact=f"{fitting:,} of {first.names:,} names match once the prefix is fixed",
+            because=((f"{fitting:,} of {first.names:,} names match once the prefix is fixed", location),),
         )
 
 
@@ -478,21 +468,7 @@ _DONE = {"write": "wrote", "read": "read", "check": "asked for", "make": "made",
 _DOES = {"make": "make", "remove": "delete", "move": "rename"}
 
 
-class PathVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the accesses that come from one line."""
-
-    races: bool
-    """False: every rank's access is ordered after the other's act, or no two ranks reach one path."""
-    sentence: str
-    locations: tuple[Location, ...]
-    ranks: tuple[int, ...] = ()
-    facts: tuple[tuple[int, str, Location | None], ...] = ()
-    """Rank, sentence and line."""
-    severity: Severity | None = None
-    """None: as bad as the check says."""
-
-
-def judge_paths(record: RunRecord, trouble: Trouble | None) -> Iterator[PathVerdict]:
+def judge_paths(record: RunRecord, trouble: Trouble | None) -> Iterator[Verdict]:
     """Yield the races for which a check speaks, once for each pair of lines, then the lines without one."""
     groups: dict[tuple[int, int], list[Race]] = {}
     for race in races(record):
@@ -501,14 +477,14 @@ def judge_paths(record: RunRecord, trouble: Trouble | None) -> Iterator[PathVerd
     racing: set[Location] = set()
     for found in groups.values():
         verdict = _verdict(record, trouble, found)
-        racing |= set(verdict.locations)
+        racing |= set(verdict.places)
         yield verdict
     for location, reason in _innocent(record, trouble):
         if location not in racing:
-            yield PathVerdict(races=False, sentence=reason, locations=(location,))
+            yield Verdict(wrong=False, sentence=reason, locations=location)
 
 
-def _verdict(record: RunRecord, trouble: Trouble | None, found: Sequence[Race]) -> PathVerdict:
+def _verdict(record: RunRecord, trouble: Trouble | None, found: Sequence[Race]) -> Verdict:
     race = found[0]
     first, second = race.first, race.second
     name = PurePath(race.path).name + (f" and {len(found) - 1:,} more paths" if len(found) > 1 else "")
@@ -516,12 +492,11 @@ def _verdict(record: RunRecord, trouble: Trouble | None, found: Sequence[Race]) 
     lines = (second, first) if trouble == "early-read" else (first, second)
     places = (site_location(record.site(access.site)) for access in lines)
     died = f", and rank {second.rank} dies of {race.died.type}" if race.died is not None else ""
-    return PathVerdict(
-        races=True,
+    return Verdict(
         sentence=_sentence(trouble, first, second, ranks, name) + died,
-        locations=tuple(dict.fromkeys(place for place in places if place is not None)),
+        locations=tuple(dict.fromkeys(places)),
         ranks=ranks,
-        facts=tuple(_fact(record, access, race.path) for access in _by_time(first, second)),
+        because=tuple(_fact(record, access, race.path) for access in _by_time(first, second)),
         severity=Severity.ERROR if race.died is not None else None,
     )
 
@@ -541,11 +516,11 @@ def _sentence(trouble: Trouble | None, first: Access, second: Access, ranks: tup
     )
 
 
-def _fact(record: RunRecord, access: Access, path: str) -> tuple[int, str, Location | None]:
+def _fact(record: RunRecord, access: Access, path: str) -> Reason:
     site = record.site(access.site)
     there = "" if access.action in ("write", "check") else " (it was there)" if access.found else " (it was not there)"
     text = f"rank {access.rank} {_DONE[access.action]} {path} at {place(site.innermost)}{there}"
-    return access.rank, text, site_location(site)
+    return text, site_location(site), {}, access.rank
 
 
 def _by_time(*accesses: Access) -> list[Access]:

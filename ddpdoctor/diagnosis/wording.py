@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import PurePath
+from typing import TYPE_CHECKING
 
-from ddpdoctor.diagnosis.sync_points import unseen_ranks
 from ddpdoctor.finding import Frame, Location
-from ddpdoctor.record.model import RunRecord, Site
-from ddpdoctor.record.streams.collectives import Group, Handled, Signature
+
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord, Site
+    from ddpdoctor.record.streams.collectives import Group, Handled, Signature
 
 _ORIGINS = {
     "user": "",
@@ -174,6 +176,8 @@ def only_lost_their_peers(record: RunRecord) -> tuple[int, ...]:
 
     What ended the job is on a node that is not seen here then.
     """
+    from ddpdoctor.diagnosis.sync_points import unseen_ranks
+
     if not unseen_ranks(record):
         return ()
     lost = [rank for rank in record.ranks if rank.exceptions]

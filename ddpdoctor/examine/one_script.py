@@ -46,7 +46,6 @@ from ddpdoctor.findings.locations import same_file, shown_path, with_fingerprint
 from ddpdoctor.findings.merge import SUSPECTED, Confirmation, Refutation, confirmed, merge, unrefuted
 from ddpdoctor.launch.devices import Layout
 from ddpdoctor.launch.request import Progress, RehearsalOptions, RehearsalRequest, Stress
-from ddpdoctor.record.model import shared_fields
 from ddpdoctor.source.script.entry_point import is_entry
 from ddpdoctor.source.script.script import uses_part
 
@@ -55,7 +54,6 @@ if TYPE_CHECKING:
     from ddpdoctor.source.script.script import Script
 
     Proofs = tuple[tuple[Trouble, RunRecord], ...]
-    from ddpdoctor.record.model import RunRecord
 
 # Says what a rehearsal has to say about suspicions of the source that it did not confirm.
 
@@ -392,6 +390,7 @@ def _script(request: ExamineRequest) -> Script:
 
 def _rehearsal_request(request: ExamineRequest, script: Script, root: Path, stress: Stress) -> RehearsalRequest:
     from ddpdoctor.launch.rehearsal_plan import ranks_to_start, refuse_layout
+    from ddpdoctor.record.model import shared_fields
     from ddpdoctor.source.queries.job_kind import rank_options, wants_cuda
     from ddpdoctor.source.queries.rendezvous import required_local_rank, unknown_to_the_launcher
 

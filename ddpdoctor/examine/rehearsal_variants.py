@@ -7,6 +7,7 @@ is distinguished from defects that happen by themselves: what breaks under an in
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,11 +18,11 @@ from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.finding import Fact, Finding, Severity, Trouble
 from ddpdoctor.findings.merge import DIVERGENCES
 from ddpdoctor.launch.devices import Layout
-from ddpdoctor.launch.rehearsal_plan import time_limit_s
-from ddpdoctor.launch.request import RehearsalRequest, Stress
-from ddpdoctor.record.model import RunRecord, StreamState
+from ddpdoctor.launch.request import STRESSES, RehearsalRequest, Stress
 
-STRESSES: tuple[Stress, ...] = ("nan", "short-batch", "slow-rank0")
+if TYPE_CHECKING:
+    from ddpdoctor.record.model import RunRecord
+
 SECOND_NODE = Layout(2, 1)
 """The smallest job in which a second node shows."""
 _CAUSES = {
@@ -81,6 +82,8 @@ def is_compared(
     thorough: bool,
 ) -> bool:
     """Return whether a rehearsal is to be compared with one process; ``asked`` as in ``ExamineRequest``."""
+    from ddpdoctor.launch.rehearsal_plan import time_limit_s
+
     if asked is not None:
         # What ends a script behind its first steps does not keep them from being compared.
         reached = rehearsal.status == "failed" and rehearsal.steps >= STEPS_COMPARED
@@ -96,6 +99,8 @@ def of_comparison(entries: Sequence[CatalogueEntry]) -> list[CatalogueEntry]:
 
 def with_comparison(record: RunRecord, section: EquivalenceSection) -> RunRecord:
     """Return the record with the comparison; one that tells nothing is no evidence."""
+    from ddpdoctor.record.model import StreamState
+
     state = StreamState("complete")
     if section.status == "inconclusive":
         state = StreamState("absent", f"whether one process would train the same is not known: {section.reason}")

@@ -11,7 +11,7 @@ import msgspec
 
 from ddpdoctor.check import Check, LoadedCheck
 from ddpdoctor.files.source_text import line_of, tree_of
-from ddpdoctor.finding import Fact, Finding, Location, Severity
+from ddpdoctor.finding import Finding, Location, Severity
 from ddpdoctor.findings.locations import plain, shown_path
 from ddpdoctor.record.model import RunRecord
 
@@ -33,9 +33,7 @@ def findings(lost: Iterable[Lost], against: str, root: str, update: str) -> Iter
             remedy="Use script arguments or `--batches` with which it gets there"
             + (f", or accept it: `{update}`." if update else "."),
             locations=(one.location,),
-            evidence=(
-                Fact(text=f"{against} has {lines}{where} as reached", basis="rehearsal", numbers={"lines": one.count}),
-            ),
+            because=((f"{against} has {lines}{where} as reached", None, {"lines": one.count}),),
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -12,6 +12,7 @@ from ddpdoctor.launch.devices import Device
 from ddpdoctor.record.streams.setup import JobMachine
 
 Stress = Literal["", "nan", "short-batch", "slow-rank0"]
+STRESSES: tuple[Stress, ...] = get_args(Stress)[1:]
 Starter = Literal["", "python", "torchrun", "torch.distributed.launch", "accelerate", "fabric"]
 """What starts the ranks of the job; empty when a script was named and nothing said how it is started."""
 

@@ -7,8 +7,6 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from ddpdoctor.check import LoadedCheck
 
 SECTIONS = ("What it finds", "Why it is bad", "Example", "Remedy", "When it is wrong", "References")
@@ -36,8 +34,9 @@ def as_text(checks: Sequence[LoadedCheck]) -> str:
 
 def as_json(checks: Sequence[LoadedCheck]) -> str:
     """Return a list of objects, one a check."""
-    encoded = msgspec.json.encode([_object(check) for check in checks])
-    return msgspec.json.format(encoded, indent=2).decode("utf-8") + "\n"
+    from ddpdoctor.report.formats.json import indented
+
+    return indented([_object(check) for check in checks])
 
 
 def sees(check: LoadedCheck) -> tuple[str, ...]:

@@ -112,11 +112,19 @@ def cut_left(text: str, width: int) -> str:
     return text
 
 
-def side_by_side(blocks: Sequence[Sequence[Text]], column_width: int, indent: int = 2) -> list[Text]:
+def spaced(blocks: Iterable[Sequence[Text]]) -> list[Text]:
+    """Return the lines of blocks, with an empty one between those that have any."""
+    lines: list[Text] = []
+    for block in filter(None, blocks):
+        lines += [Text(), *block] if lines else block
+    return lines
+
+
+def side_by_side(blocks: Sequence[Sequence[Text]], column_width: int) -> list[Text]:
     """Put blocks of lines, each at most ``column_width`` wide, beside each other."""
     lines = []
     for row in range(max(map(len, blocks), default=0)):
-        line = Text(" " * indent)
+        line = Text("  ")
         for number, block in enumerate(blocks):
             cell = block[row] if row < len(block) else Text()
             if number:

@@ -57,7 +57,7 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
 def remedies(observed: Observed) -> Iterator[Remedy]:
     """Yield the changes that may bring something in this run."""
     waits = max(sum(times.data_wait) / len(times.data_wait) for times in observed.ranks)
-    singles = [Settings(straggler="none")] if _is_uneven(observed) else []
+    singles = [Settings(straggler="none")] if late_ranks(observed) else []
     if waits > _CLEAR_WAIT * observed.step_ns and observed.record.loaders:
         singles += [Settings(workers=number) for number in WORKERS]
     singles += [Settings(bucket_cap_mb=cap) for cap in CAPS_MB if observed.gradients.sizes_bytes]
@@ -109,10 +109,6 @@ def late_ranks(observed: Observed) -> tuple[int, ...]:
         - _total(evened.forward, evened.backward, evened.data_wait, evened.optimizer, evened.other)
         > 0.02 * observed.step_ns * len(times.forward)
     )
-
-
-def _is_uneven(observed: Observed) -> bool:
-    return bool(late_ranks(observed))
 
 
 def _total(*columns: Sequence[float]) -> float:

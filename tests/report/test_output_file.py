@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.cli.examination_output import checks_of
+from ddpdoctor.cli.output import checks_of
 from ddpdoctor.errors import UsageError
 from ddpdoctor.examination import Examination
 from ddpdoctor.files import replace_file as replacing

@@ -13,7 +13,7 @@ from ddpdoctor.report import streams
 from ddpdoctor.report.run.run_lines import RunLines
 
 if TYPE_CHECKING:
-    from ddpdoctor.cli.options.run_output import RunOutput
+    from ddpdoctor.cli.output import RunOutput
     from ddpdoctor.monitor.nodes.attached import AttachedRun
 
 LOOK_EVERY_S = 0.5

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from ddpdoctor.cli.examination_output import ExaminationOutput
 from ddpdoctor.cli.live import signals
 from ddpdoctor.cli.live.observed_job import ObservedJob
+from ddpdoctor.cli.output import ExaminationOutput
 from ddpdoctor.errors import DdpDoctorError, ExitCode
 from ddpdoctor.examination import Examination, RehearsalSection, SourceSection, Verdict
 from ddpdoctor.finding import Severity

@@ -19,18 +19,17 @@ from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
-from ddpdoctor import __version__
 from ddpdoctor.errors import UsageError
 from ddpdoctor.findings.locations import plain
 from ddpdoctor.launch.job import unblock_signals
-from ddpdoctor.report.formats.json import finding_object
+from ddpdoctor.report.formats.json import HEAD, finding_object
 
 if TYPE_CHECKING:
     from ddpdoctor.finding import Finding
     from ddpdoctor.launch.job import LaunchedJob
     from ddpdoctor.monitor.snapshot import RankView, Snapshot
 
-SCHEMA = 1
+
 LONGEST_S = 30.0
 """The command is killed, with all that it has started, when it takes longer."""
 HELD_NS = 5_000_000_000
@@ -196,8 +195,7 @@ def as_object(snapshot: Snapshot, root: str) -> dict[str, Any]:
     finding = _finding(snapshot)
     named = {rank for side in stall.sides if side.culprit for rank in side.ranks}
     return {
-        "schema": SCHEMA,
-        "tool": {"name": "ddpdoctor", "version": __version__},
+        **HEAD,
         "event": "hang",
         "text": plain(f"{snapshot.name}: {stall.title}" + (f". {stall.remedy}" if stall.remedy else "")),
         "name": plain(snapshot.name),

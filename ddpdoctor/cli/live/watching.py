@@ -16,7 +16,7 @@ from ddpdoctor.report.run.run_lines import RunLines
 
 if TYPE_CHECKING:
     from ddpdoctor.cli.live.outlets import Outlets
-    from ddpdoctor.cli.options.run_output import RunOutput
+    from ddpdoctor.cli.output import RunOutput
     from ddpdoctor.launch.job import LaunchedJob
     from ddpdoctor.profile.watch import RunSource
 

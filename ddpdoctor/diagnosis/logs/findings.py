@@ -14,17 +14,18 @@ from ddpdoctor.diagnosis.divergence.divergence import Divergence, find_divergenc
 from ddpdoctor.diagnosis.divergence_kind import classify, divergence_finding
 from ddpdoctor.diagnosis.live.stacks import limits, native_stacks, parted_stacks, worker_stacks
 from ddpdoctor.diagnosis.logs import remedies, wording
-from ddpdoctor.diagnosis.logs.causes import LogCause, causes_of, first_cause
+from ddpdoctor.diagnosis.logs.causes import causes_of, first_cause
 from ddpdoctor.diagnosis.record_cache import ByIdentity
 from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.finding import Finding, Severity, Trouble
 from ddpdoctor.record.model import RunRecord
 
 
-def from_log(check: Check, record: RunRecord, remedy: str | Callable[[LogCause], str]) -> Iterator[Finding]:
+def from_log(check: Check, record: RunRecord) -> Iterator[Finding]:
     """Yield the first cause, where this check reports it, and the echoes that it speaks for; echoes are advice."""
     for cause in causes_of(record):
-        if cause.trouble == check.stands_for:
+        if cause.trouble == check.stands_for and check.stands_for in remedies.OF_LOGS:
+            remedy = remedies.OF_LOGS[check.stands_for]
             is_cause = cause.role == "cause" and not explains_the_death(record)
             named = cause.absent if cause.first.kind in ("timed-out", "lost-peer") and is_cause else cause.ranks
             usual = remedy if isinstance(remedy, str) else remedy(cause)
@@ -41,14 +42,12 @@ def from_log(check: Check, record: RunRecord, remedy: str | Callable[[LogCause],
             )
 
 
-def from_dumps(
-    check: Check, record: RunRecord, remedy: Callable[[Divergence], str], severity: Severity | None = None
-) -> Iterator[Finding]:
+def from_dumps(check: Check, record: RunRecord, remedy: Callable[[Divergence], str]) -> Iterator[Finding]:
     """Yield where the ranks' collectives part by the flight recorder's dumps, if this check reports it."""
     parting = parting_of(record)
     if parting is not None and parting.trouble == check.stands_for:
         role: Literal["cause", "echo"] = "cause" if explains_the_death(record) else "echo"
-        finding = _of_dumps(divergence_finding(check, record, parting.divergence, remedy(parting.divergence), severity))
+        finding = _of_dumps(divergence_finding(check, record, parting.divergence, remedy(parting.divergence)))
         evidence = finding.evidence
         if record.stacks:
             evidence = (*evidence, *worker_stacks(record), *limits(record), *native_stacks(record))

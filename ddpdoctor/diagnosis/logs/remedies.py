@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 
 from ddpdoctor.diagnosis.failures import number_of, xid
 from ddpdoctor.diagnosis.logs.causes import LogCause, first_cause
@@ -239,3 +240,41 @@ def of_timeout(cause: LogCause) -> str:
         "Compare the ranks' last lines; flight-recorder dumps show who did not arrive: next time set "
         "TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_NCCL_TRACE_BUFFER_SIZE=2000."
     )
+
+
+CHECKPOINTS = "Pass use_reentrant=False to torch.utils.checkpoint, or static_graph=True to DistributedDataParallel."
+OF_LOGS: Mapping[Trouble, str | Callable[[LogCause], str]] = {
+    "early-exit": of_lost_peer,
+    "exception": of_exception,
+    "gpu-fault": of_gpu,
+    "killed": of_killing,
+    "local-rank-argument": (
+        "Launch with torchrun and read LOCAL_RANK from the environment; or let the script accept --local-rank."
+    ),
+    "mismatch": (
+        "Call the same collective with the same shape and dtype on every rank, and build the same model there; "
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL makes torch compare them before each call."
+    ),
+    "nccl-error": of_nccl,
+    "no-backend": (
+        "Use gloo where there is no GPU, and nccl for CUDA tensors only; check that the job gets its GPUs "
+        "(CUDA_VISIBLE_DEVICES, the container's runtime)."
+    ),
+    "no-rendezvous": (
+        "Give all nodes the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE and each its own node rank, on a free port; "
+        "check that the rank that holds the store is alive and reachable."
+    ),
+    "out-of-memory": (
+        "Use smaller batches with accumulation, activation checkpointing, or mixed precision; where one rank alone ran "
+        "out, look at what it alone holds: its longest sample, other processes on its GPU."
+    ),
+    "rank-branch": "Make every rank call the same collectives in the same order: move them out of rank tests.",
+    "ready-twice": CHECKPOINTS,
+    "shared-memory": "Start the container with --ipc=host or a larger --shm-size, or use fewer loader workers.",
+    "timeout": of_timeout,
+    "unused-parameters": (
+        "If they are not needed, remove or freeze them before the wrap; if their use depends on the input, pass "
+        "find_unused_parameters=True."
+    ),
+}
+"""What to do about a first cause of each kind; the check that stands for it reports it from the logs."""

@@ -11,9 +11,7 @@ from ddpdoctor.examination import Examination, RehearsalSection, Unreached
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.findings.locations import shown_path
 from ddpdoctor.report.escape import one_line, visible
-from ddpdoctor.report.finding_fields import counted
-from ddpdoctor.report.finding_text import explanation_lines, finding_lines, folded_advice_lines, label
-from ddpdoctor.report.layout import paragraph, to_string
+from ddpdoctor.report.layout import paragraph, spaced, to_string
 
 PLACES_SHOWN = 4
 """How many places that the rehearsal did not reach are named."""
@@ -30,19 +28,17 @@ def render(examination: Examination, width: int, *, colour: bool) -> str:
         from ddpdoctor.report import autopsy_text
 
         return autopsy_text.render(examination, examination.autopsy, width, colour=colour)
-    lines = paragraph(Text(what_was_done(examination)), width, indent=0)
-    notes = [*_notes(examination, width), *_unreached(examination, width)]
-    found = [*_finding_blocks(examination, width), explanation_lines(examination.findings, width)]
-    blocks = [*found, _rehearsal_block(examination, width), notes]
+    blocks = [
+        paragraph(Text(what_was_done(examination)), width, indent=0),
+        *(_finding_blocks(examination, width) if examination.findings else ()),
+        _rehearsal_block(examination, width),
+        [*_notes(examination, width), *_unreached(examination, width)],
+    ]
     if examination.gate is not None:
         from ddpdoctor.report import gate_text
 
         blocks.append(gate_text.lines_of(examination.gate, width))
-    for block in blocks:
-        if block:
-            lines += [Text(), *block]
-    lines += [Text(), *_summary(examination, width)]
-    return to_string(lines, colour=colour)
+    return to_string(spaced([*blocks, _summary(examination, width)]), colour=colour)
 
 
 def what_was_done(examination: Examination) -> str:
@@ -79,6 +75,9 @@ def what_was_done(examination: Examination) -> str:
 
 
 def _finding_blocks(examination: Examination, width: int) -> Iterable[list[Text]]:
+    # What finds nothing, as most runs do, needs none of it.
+    from ddpdoctor.report.finding_text import explanation_lines, finding_lines, folded_advice_lines
+
     advice: dict[str, list[Finding]] = {}
     for finding in examination.findings:
         if finding.severity is Severity.ADVICE:
@@ -87,6 +86,7 @@ def _finding_blocks(examination: Examination, width: int) -> Iterable[list[Text]
             yield finding_lines(finding, examination.root, width)
     for group in advice.values():
         yield folded_advice_lines(group, examination.root, width)
+    yield explanation_lines(examination.findings, width)
 
 
 def _rehearsal_block(examination: Examination, width: int) -> list[Text]:
@@ -110,6 +110,8 @@ def _last_exception(rehearsal: RehearsalSection, width: int) -> list[Text]:
         for words in visible(rehearsal.output).splitlines():
             lines += [Text.assemble(("  | ", "dim"), line) for line in paragraph(Text(words), width - 4, indent=0)]
     if rehearsal.hint:
+        from ddpdoctor.report.finding_text import label
+
         lines += label("do", Text(visible(rehearsal.hint)), width)
     return lines
 
@@ -138,7 +140,11 @@ def _place(place: Unreached, root: str) -> str:
 
 
 def _summary(examination: Examination, width: int) -> list[Text]:
-    counts = counted(examination.findings)
+    counts = ""
+    if examination.findings:
+        from ddpdoctor.report.finding_fields import counted
+
+        counts = counted(examination.findings)
     found = f"Found {counts}" if counts else "No finding"
     checks = _what_became_of_the_checks(examination)
     if examination.refuted:

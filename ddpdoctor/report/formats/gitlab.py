@@ -5,14 +5,13 @@ https://docs.gitlab.com/ci/testing/code_quality/#code-quality-report-format
 
 from __future__ import annotations
 
-import msgspec
-
 from ddpdoctor.examination import Examination
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.findings.locations import shown_path
 from ddpdoctor.report.escape import one_line
 from ddpdoctor.report.finding_fields import region_of, stated
 from ddpdoctor.report.formats.concise import leaves_doubt, why_incomplete
+from ddpdoctor.report.formats.json import indented
 
 _SEVERITIES = {Severity.ERROR: "critical", Severity.WARNING: "major", Severity.ADVICE: "info"}
 
@@ -31,7 +30,7 @@ def render(examination: Examination) -> str:
                 "location": {"path": one_line(examination.target), "lines": {"begin": 1, "end": 1}},
             }
         )
-    return msgspec.json.format(msgspec.json.encode(entries), indent=2).decode("utf-8") + "\n"
+    return indented(entries)
 
 
 def _entry(finding: Finding, examination: Examination) -> dict[str, object]:

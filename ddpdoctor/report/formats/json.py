@@ -15,7 +15,8 @@ from ddpdoctor.finding import Finding, Location
 from ddpdoctor.findings.locations import plain, shown_path
 from ddpdoctor.gate_section import Difference, Figure, TimeComparison
 
-SCHEMA = 1
+HEAD: Mapping[str, Any] = {"schema": 1, "tool": {"name": "ddpdoctor", "version": __version__}}
+"""How the object of every JSON report begins."""
 LEFT_OUT: Mapping[type[msgspec.Struct], frozenset[str]] = {
     Finding: frozenset({"trouble", "what_if", "gain", "role", "doubt"}),
     RehearsalSection: frozenset({"told_by", "passes_cut", "not_held_back", "pretended"}),
@@ -28,10 +29,14 @@ LEFT_OUT: Mapping[type[msgspec.Struct], frozenset[str]] = {
 RENAMED = {"figures": "budget", "differences": "lines", "first_line": "line", "last_line": "end_line"}
 
 
+def indented(content: object) -> str:
+    """Return JSON for people's eyes, too, which ends with a line feed."""
+    return msgspec.json.format(msgspec.json.encode(content), indent=2).decode("utf-8") + "\n"
+
+
 def render(examination: Examination) -> str:
     """Render the examination as indented JSON that ends with a line feed."""
-    encoded = msgspec.json.encode(as_object(examination))
-    return msgspec.json.format(encoded, indent=2).decode("utf-8") + "\n"
+    return indented(as_object(examination))
 
 
 def as_object(examination: Examination) -> dict[str, Any]:
@@ -39,8 +44,7 @@ def as_object(examination: Examination) -> dict[str, Any]:
     root, rehearsal = examination.root, examination.rehearsal
     autopsy, gate, equivalence = examination.autopsy, examination.gate, examination.equivalence
     return {
-        "schema": SCHEMA,
-        "tool": {"name": "ddpdoctor", "version": __version__},
+        **HEAD,
         "target": plain(examination.target),
         "verdict": examination.verdict,
         "exit_code": int(examination.exit_code),

@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
-import msgspec
-
 from ddpdoctor import __version__
 from ddpdoctor.check import LoadedCheck
 from ddpdoctor.examination import Examination
@@ -25,6 +23,7 @@ from ddpdoctor.report.escape import one_line, visible
 from ddpdoctor.report.explanation import sections, summary
 from ddpdoctor.report.finding_fields import region_of, stated
 from ddpdoctor.report.formats.concise import leaves_doubt, why_incomplete
+from ddpdoctor.report.formats.json import indented
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 LONGEST_DESCRIPTION = 1024
@@ -53,7 +52,7 @@ def render(examination: Examination, checks: Sequence[LoadedCheck]) -> str:
         "results": [_result(finding, examination, index) for finding in examination.findings],
     }
     log = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
-    return msgspec.json.format(msgspec.json.encode(log), indent=2).decode("utf-8") + "\n"
+    return indented(log)
 
 
 def _rule(check: LoadedCheck) -> dict[str, Any]:

@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from rich.text import Text
 
-from ddpdoctor import __version__
 from ddpdoctor.report.escape import one_line
-from ddpdoctor.report.layout import UNKNOWN, cut, milliseconds, paragraph, rate, size, to_string
+from ddpdoctor.report.formats.json import HEAD, indented
+from ddpdoctor.report.layout import UNKNOWN, cut, milliseconds, paragraph, rate, size, spaced, to_string
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnosis.performance.run_comparison import Amount, Difference, RunComparison
     from ddpdoctor.finding import Finding
-
-SCHEMA = 1
 
 
 def render(
@@ -39,11 +37,7 @@ def render(
         + [line for finding in gone for line in _finding("gone", finding, width)],
         _settings(compared, width),
     ]
-    lines: list[Text] = []
-    for block in blocks:
-        if block:
-            lines += [Text(), *block] if lines else list(block)
-    return to_string(lines, colour=colour)
+    return to_string(spaced(blocks), colour=colour)
 
 
 def as_json(compared: RunComparison, gone: list[Finding], come: list[Finding], allowed: float) -> str:
@@ -53,8 +47,7 @@ def as_json(compared: RunComparison, gone: list[Finding], come: list[Finding], a
         return {"code": finding.code, "name": finding.name, "title": finding.title, "fingerprint": finding.fingerprint}
 
     content = {
-        "schema": SCHEMA,
-        "tool": {"name": "ddpdoctor", "version": __version__},
+        **HEAD,
         "regression": compared.is_regression(allowed),
         "allowed": allowed,
         **msgspec.to_builtins(compared),
@@ -62,7 +55,7 @@ def as_json(compared: RunComparison, gone: list[Finding], come: list[Finding], a
         "findings_come": list(map(as_object, come)),
         "findings_gone": list(map(as_object, gone)),
     }
-    return msgspec.json.format(msgspec.json.encode(content), indent=2).decode("utf-8") + "\n"
+    return indented(content)
 
 
 def _verdict(compared: RunComparison, allowed: float, width: int) -> list[Text]:

@@ -9,52 +9,36 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ddpdoctor import __version__
-from ddpdoctor.report.formats.json import finding_object
+from ddpdoctor.report.formats.json import HEAD, finding_object, indented
 
 if TYPE_CHECKING:
     from ddpdoctor.monitor.snapshot import FindingView, RankView, Snapshot
     from ddpdoctor.record.streams.measured import Gpu
 
-SCHEMA = 1
+VERDICT = ("state", "code", "text", "why", "next")
+FACTS = ("name", "run_directory", "exit_code", "world_size", "backend", "device", "steps")
+FIGURES = (
+    *("samples_per_s", "steps_per_s", "exposed_share", "overlap_ratio", "efficiency"),
+    *("one_rank_samples_per_s", "scaling_efficiency"),
+)
+"""Fields of a verdict and of a snapshot that are written as they are."""
 
 
 def render(snapshot: Snapshot, root: str) -> str:
     """Render a run as indented JSON that ends with a line feed; paths are relative to ``root``."""
-    encoded = msgspec.json.encode(as_object(snapshot, root))
-    return msgspec.json.format(encoded, indent=2).decode("utf-8") + "\n"
+    return indented(as_object(snapshot, root))
 
 
 def as_object(snapshot: Snapshot, root: str) -> dict[str, Any]:
     """Build the object that is encoded."""
-    verdict = snapshot.verdict
     ended_ns = snapshot.ended_at_ns or snapshot.now_ns
     return {
-        "schema": SCHEMA,
-        "tool": {"name": "ddpdoctor", "version": __version__},
-        "verdict": {
-            "state": verdict.state,
-            "code": verdict.code,
-            "text": verdict.text,
-            "why": list(verdict.why),
-            "next": verdict.next,
-        },
-        "name": snapshot.name,
-        "run_directory": snapshot.run_directory,
-        "exit_code": snapshot.exit_code,
-        "world_size": snapshot.world_size,
-        "backend": snapshot.backend,
-        "device": snapshot.device,
-        "steps": snapshot.steps,
+        **HEAD,
+        "verdict": {name: getattr(snapshot.verdict, name) for name in VERDICT},
+        **{name: getattr(snapshot, name) for name in FACTS},
         "measured_steps": min((rank.measured_steps for rank in snapshot.ranks), default=0),
         "seconds": round((ended_ns - snapshot.started_at_ns) / 1e9, 3) if snapshot.started_at_ns else None,
-        "samples_per_s": snapshot.samples_per_s,
-        "steps_per_s": snapshot.steps_per_s,
-        "exposed_share": snapshot.exposed_share,
-        "overlap_ratio": snapshot.overlap_ratio,
-        "efficiency": snapshot.efficiency,
-        "one_rank_samples_per_s": snapshot.one_rank_samples_per_s,
-        "scaling_efficiency": snapshot.scaling_efficiency,
+        **{name: getattr(snapshot, name) for name in FIGURES},
         "ranks": [_rank(rank, snapshot) for rank in snapshot.ranks],
         "traffic": [msgspec.to_builtins(traffic) for traffic in snapshot.traffic],
         "findings": [_finding(view, root) for view in snapshot.findings],

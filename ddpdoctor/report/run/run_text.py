@@ -10,7 +10,17 @@ from rich.text import Text
 
 from ddpdoctor.report.escape import one_line
 from ddpdoctor.report.finding_text import finding_lines, label
-from ddpdoctor.report.layout import in_milliseconds, milliseconds, paragraph, percent, rate, seconds, size, to_string
+from ddpdoctor.report.layout import (
+    in_milliseconds,
+    milliseconds,
+    paragraph,
+    percent,
+    rate,
+    seconds,
+    size,
+    spaced,
+    to_string,
+)
 from ddpdoctor.report.run.run_lines import stall_lines
 
 if TYPE_CHECKING:
@@ -46,11 +56,7 @@ def render(snapshot: Snapshot, root: str, width: int, *, colour: bool) -> str:
         [line for note in snapshot.notes for line in paragraph(Text(one_line(note)), width, Text("note", "bold"), 6)],
         paragraph(Text(f"Recorded in {one_line(snapshot.run_directory)}", "dim"), width, indent=0, fold=False),
     ]
-    lines: list[Text] = []
-    for block in blocks:
-        if block:
-            lines += [Text(), *block] if lines else list(block)
-    return to_string(lines, colour=colour)
+    return to_string(spaced(blocks), colour=colour)
 
 
 def _verdict(snapshot: Snapshot, width: int) -> list[Text]:

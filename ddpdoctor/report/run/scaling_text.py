@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 import msgspec
 from rich.text import Text
 
-from ddpdoctor import __version__
 from ddpdoctor.report.escape import one_line
-from ddpdoctor.report.layout import UNKNOWN, milliseconds, paragraph, percent, rate, size, to_string
+from ddpdoctor.report.formats.json import HEAD, indented
+from ddpdoctor.report.layout import UNKNOWN, milliseconds, paragraph, percent, rate, size, spaced, to_string
 
 if TYPE_CHECKING:
     from ddpdoctor.what_if.links import LinkSweep, MeasuredScaling, ScalingPoint
 
-SCHEMA = 1
 _BAR = 40
 """Columns of the bar of a perfect speed-up in the text plot."""
 
@@ -33,11 +32,7 @@ def render(result: MeasuredScaling, width: int, *, colour: bool) -> str:
         [line for note in result.notes for line in paragraph(Text(one_line(note)), width, Text("note", "bold"), 6)],
         [Text(f"Recorded in {one_line(point.run.run_directory)}", "dim") for point in result.points],
     ]
-    lines: list[Text] = []
-    for block in blocks:
-        if block:
-            lines += [Text(), *block] if lines else list(block)
-    return to_string(lines, colour=colour)
+    return to_string(spaced(blocks), colour=colour)
 
 
 def _row(point: ScalingPoint, width: int) -> list[Text]:
@@ -78,8 +73,7 @@ def _sweep(sweep: LinkSweep) -> list[Text]:
 
 def as_json(result: MeasuredScaling) -> str:
     """Render as indented JSON that ends with a line feed."""
-    told = {"schema": SCHEMA, "tool": {"name": "ddpdoctor", "version": __version__}, **msgspec.to_builtins(result)}
-    return msgspec.json.format(msgspec.json.encode(told), indent=2).decode("utf-8") + "\n"
+    return indented({**HEAD, **msgspec.to_builtins(result)})
 
 
 def as_svg(result: MeasuredScaling, width: int = 640, height: int = 420) -> str:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import msgspec
 from rich.text import Text
 
-from ddpdoctor import __version__
 from ddpdoctor.finding import MOST_TIMES
 from ddpdoctor.findings.locations import shown_path
 from ddpdoctor.report.escape import one_line
-from ddpdoctor.report.layout import in_milliseconds, milliseconds, paragraph, percent, rate, to_string
+from ddpdoctor.report.formats.json import HEAD, indented
+from ddpdoctor.report.layout import in_milliseconds, milliseconds, paragraph, percent, rate, spaced, to_string
 
 if TYPE_CHECKING:
     from ddpdoctor.what_if.scenario import Change, Curve, Interval, WhatIf
@@ -32,11 +32,7 @@ def render(answer: WhatIf, root: str, width: int, *, colour: bool) -> str:
     blocks += [_curve(curve, width) for curve in answer.curves if len(curve.points) > 1]
     notes = [*answer.notes, *(f"left out: {text}" for text in answer.left_out)]
     blocks.append([line for note in notes for line in paragraph(Text(one_line(note)), width, Text("note", "bold"), 6)])
-    lines: list[Text] = []
-    for block in blocks:
-        if block:
-            lines += [Text(), *block] if lines else list(block)
-    return to_string(lines, colour=colour)
+    return to_string(spaced(blocks), colour=colour)
 
 
 def _head(answer: WhatIf, width: int) -> list[Text]:
@@ -140,10 +136,6 @@ def _spread(interval: Interval) -> str:
     return f"{milliseconds(interval.value)} ({milliseconds(interval.low)}-{milliseconds(interval.high)})"
 
 
-SCHEMA = 1
-
-
 def as_json(answer: WhatIf) -> str:
     """Render as indented JSON that ends with a line feed."""
-    told = {"schema": SCHEMA, "tool": {"name": "ddpdoctor", "version": __version__}, **msgspec.to_builtins(answer)}
-    return msgspec.json.format(msgspec.json.encode(told), indent=2).decode("utf-8") + "\n"
+    return indented({**HEAD, **msgspec.to_builtins(answer)})

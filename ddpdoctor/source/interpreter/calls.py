@@ -58,7 +58,6 @@ from ddpdoctor.source.vocabulary import (
 
 MAXIMUM_RECURSION = 1
 _NAMED_TUPLE = "typing.NamedTuple"
-FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
 def call(machine: Machine, node: ast.Call) -> Value:

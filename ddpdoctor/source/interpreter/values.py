@@ -322,7 +322,7 @@ def options_of(value: Value) -> Iterator[Value]:
         yield value
 
 
-def derived(inputs: Iterable[Value], extra: frozenset[Tag] = frozenset(), opaque: bool = False) -> Unknown:
+def derived(inputs: Iterable[Value], extra: frozenset[Tag] = frozenset()) -> Unknown:
     """Return an unknown value computed from others: it varies if one of them does, and has their origins."""
     varying = False
     tags = extra
@@ -338,7 +338,7 @@ def derived(inputs: Iterable[Value], extra: frozenset[Tag] = frozenset(), opaque
             more = tags_of(value)
         if more and more is not tags:
             tags = tags | more if tags else more
-    return Unknown(varying, opaque, tags)
+    return Unknown(varying, tags=tags)
 
 
 def never_none(value: Value) -> Value:

@@ -263,7 +263,7 @@ def _tags_of_names(machine: Machine, node: ast.AST) -> Iterable[Tag]:
 def _varies(machine: Machine, node: ast.AST) -> bool:
     """Return whether what can differ between ranks in a condition is data, not only the form of data."""
     if isinstance(node, ast.Name):
-        return _name_varies(machine, node.id)
+        return is_varying(machine.lookup(node.id))
     if isinstance(node, ast.Attribute):
         return node.attr not in _SIZES and _attribute_varies(machine, node)
     if isinstance(node, ast.Call):
@@ -273,10 +273,6 @@ def _varies(machine: Machine, node: ast.AST) -> bool:
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) and _is_size(node.operand):
         return _is_from_batch(machine, node.operand)
     return any(_varies(machine, child) for child in ast.iter_child_nodes(node))
-
-
-def _name_varies(machine: Machine, name: str) -> bool:
-    return is_varying(machine.lookup(name))
 
 
 def _attribute_varies(machine: Machine, node: ast.Attribute) -> bool:

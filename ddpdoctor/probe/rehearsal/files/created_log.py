@@ -498,15 +498,3 @@ class CreatedFiles:
             pass
         finally:
             _close(log)
-
-
-def read_log(run_directory: str) -> Iterator[Record]:
-    """Yield the undamaged records of a run directory's log, in order; none when there is no log."""
-    try:
-        with open(os.path.join(run_directory, LOG_NAME), "rb") as log:
-            for line in log:
-                record = decode(line)
-                if record is not None:
-                    yield record
-    except OSError:
-        return

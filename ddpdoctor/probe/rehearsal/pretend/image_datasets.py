@@ -164,7 +164,7 @@ def _serve_folders(datasets: Any, note: Note) -> None:
 
     @functools.wraps(construct)
     def __init__(self: Any, root: Any, loader: Any, *arguments: Any, **options: Any) -> None:
-        construct(self, root, _loads_generated(loader) if is_absent(root) else loader, *arguments, **options)
+        construct(self, root, functools.partial(_load, loader) if is_absent(root) else loader, *arguments, **options)
 
     folder.find_classes, folder.make_dataset, folder.__init__ = find_classes, staticmethod(make_dataset), __init__
     image_net = getattr(datasets, "ImageNet", None)
@@ -259,10 +259,6 @@ def samples_of(directory: str, class_to_idx: dict[str, int]) -> list[tuple[str, 
         for name, label in class_to_idx.items()
         for number in range(IMAGES_OF_A_CLASS * (1 if len(class_to_idx) > 200 else 100))
     ]
-
-
-def _loads_generated(loader: Callable[[str], Any]) -> Callable[[str], Any]:
-    return functools.partial(_load, loader)
 
 
 def _load(loader: Callable[[str], Any], path: str) -> Any:

@@ -280,7 +280,7 @@ def _cell(kind: Any, draw: random.Random, row: int) -> Any:
     if isinstance(kind, tuple):
         return {language: sentence(draw) for language in kind}
     if kind == "image":
-        return _image(draw)
+        return __import__("PIL.Image").Image.frombytes("RGB", (32, 32), draw.randbytes(32 * 32 * 3))
     if kind == "talk":
         return [{"role": role, "content": sentence(draw)} for role in ("user", "assistant")]
     if kind == "text":
@@ -308,10 +308,6 @@ def _of_feature(key: str, kind: Any, draw: random.Random, row: int = 0) -> Any:
 def sentence(draw: random.Random) -> str:
     """Return some words, the same for the same draws."""
     return " ".join(draw.choices(_WORDS, k=draw.randint(8, 40)))
-
-
-def _image(draw: random.Random) -> Any:
-    return __import__("PIL.Image").Image.frombytes("RGB", (32, 32), draw.randbytes(32 * 32 * 3))
 
 
 class Metric:

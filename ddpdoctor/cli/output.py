@@ -1,0 +1,335 @@
+"""Where reports go, and in which forms: those of examinations, of watched runs, and of what is computed from runs.
+
+One report goes to stdout or to ``-o FILE``; each ``--report KIND=PATH`` writes one more. ``check``, ``gate`` and
+``autopsy`` have an ``ExaminationOutput``, the commands that read or make watched runs a ``RunOutput``.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args
+
+import click
+import msgspec
+
+from ddpdoctor.check import LoadedCheck
+from ddpdoctor.errors import DdpDoctorError, UsageError
+from ddpdoctor.examination import Examination
+from ddpdoctor.report import streams
+from ddpdoctor.report.formats import FORMATS, rendered
+
+if TYPE_CHECKING:
+    from ddpdoctor.monitor.snapshot import Snapshot
+    from ddpdoctor.record.model import RunRecord
+    from ddpdoctor.report.output_file import OutputFile
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+RunFormat = Literal["text", "json", "html"]
+RUN_FORMATS: tuple[RunFormat, ...] = get_args(RunFormat)
+KINDS = ("text", *(name for name in FORMATS if name != "full"))
+"""What a file may hold of an examination; ``text`` is what ``full`` is on a screen."""
+
+
+def _options(function: Decorated, kinds: Sequence[str], formats: Sequence[str], help: str, *more: Any) -> Decorated:
+    """Add the options, ``more`` among them; the first of ``formats`` is the default, which ``help`` explains."""
+    for option in (
+        click.option("--no-color", is_flag=True, help="No colours; NO_COLOR in the environment does the same."),
+        click.option("--force", is_flag=True, help="Overwrite files even if they are not ddpdoctor reports."),
+        *more,
+        click.option(
+            "--report",
+            "reports",
+            multiple=True,
+            metavar="KIND=FILE",
+            help=f"Write an additional report to a file; repeatable. KIND is one of {', '.join(kinds)}.",
+        ),
+        click.option("-o", "--output", metavar="FILE", help="Write the report to a file instead of stdout."),
+        click.option("--output-format", type=click.Choice(formats), default=formats[0], show_default=True, help=help),
+    ):
+        function = option(function)
+    return function
+
+
+def output_options(function: Decorated) -> Decorated:
+    """Return the options that make an ``ExaminationOutput``."""
+    meaning = "Text, one line per finding, JSON, an HTML page, or a format for CI servers."
+    return _options(function, KINDS, FORMATS, meaning)
+
+
+def run_output_options(*exports: str, help: str = "") -> Callable[[Decorated], Decorated]:
+    """Return the options that make a ``RunOutput``, which the command takes as ``wanted``.
+
+    ``exports`` are the kinds of what ``--export KIND=FILE`` writes, of which ``help`` tells.
+    """
+
+    def decorate(function: Decorated) -> Decorated:
+        @functools.wraps(function)
+        def gathered(*arguments: Any, **given: Any) -> Any:
+            wanted = RunOutput(
+                format=given.pop("output_format"),
+                file=given.pop("output"),
+                reports=given.pop("reports"),
+                export=given.pop("export", None),
+                exports=exports,
+                force=given.pop("force"),
+                no_color=given.pop("no_color"),
+            )
+            return function(*arguments, wanted=wanted, **given)
+
+        more = (click.option("--export", metavar="KIND=FILE", help=help),) if exports else ()
+        return cast("Decorated", _options(gathered, RUN_FORMATS, RUN_FORMATS, "Format of the report.", *more))
+
+    return decorate
+
+
+TRACE = run_output_options("trace", help="Write a trace for Perfetto: trace=FILE; packed where its name ends with .gz.")
+"""The options of ``profile`` and ``report``."""
+
+
+def kind_and_file(word: str, kinds: Sequence[str], option: str = "--report") -> tuple[str, str]:
+    """Divide what was given; raises UsageError for a kind that there is not, and without a file."""
+    kind, _, path = word.partition("=")
+    if kind not in kinds:
+        from difflib import get_close_matches
+
+        close = get_close_matches(kind, kinds, n=1)
+        meant = f"Did you mean {close[0]}? " if close else ""
+        there_are = f"There are {', '.join(kinds)}." if len(kinds) > 1 else f"Write `{option} {kinds[0]}=FILE`."
+        raise UsageError(f"there is no {option[2:]} kind {kind!r}", f"{meant}{there_are}")
+    if not path:
+        raise UsageError(f"`{option} {word}` has no file name", f"Write `{option} {kind}=FILE`.")
+    return kind, path
+
+
+def _refuse_twice(names: Iterable[str]) -> None:
+    """Raise UsageError where two reports would go to one file."""
+    seen: set[str] = set()
+    for name in names:
+        real = os.path.realpath(name)
+        if real in seen and not real.startswith(("/dev/", "/proc/")):
+            raise UsageError(f"two reports name {name}", "Give each its own file.")
+        seen.add(real)
+
+
+def _output_file(path: str, *, force: bool, sources: Iterable[Path] = ()) -> OutputFile:
+    # Most runs write to stdout alone, and need neither hashes nor what tells our reports from other files.
+    from ddpdoctor.report.output_file import OutputFile
+
+    return OutputFile(path, force=force, sources=sources)
+
+
+def _put_all(reports: Iterable[tuple[str, OutputFile]], text_of: Callable[[str], str]) -> list[DdpDoctorError]:
+    """Write the further reports; what failed is returned, so that the others are written nevertheless."""
+    failures = []
+    for kind, report in reports:
+        try:
+            report.write_text(text_of(kind), kind)
+        except DdpDoctorError as error:
+            failures.append(error)
+    return failures
+
+
+def _of_run(snapshot: Snapshot, kind: str, width: int = streams.PLAIN_WIDTH, *, colour: bool = False) -> str:
+    """Return the report of a watched run: as JSON, as a page, or as text."""
+    root = str(Path.cwd())
+    if kind == "json":
+        from ddpdoctor.report.run import run_json
+
+        return run_json.render(snapshot, root)
+    if kind == "html":
+        from ddpdoctor.report.formats import html
+
+        return html.render_run(snapshot, root)
+    from ddpdoctor.report.run import run_text
+
+    return run_text.render(snapshot, root, width, colour=colour)
+
+
+class ExaminationOutput:
+    """What is to be written of an examination."""
+
+    def __init__(
+        self,
+        output_format: str,
+        file: str | None,
+        reports: Sequence[str],
+        *,
+        force: bool,
+        no_color: bool,
+        sources: Iterable[Path] = (),
+    ) -> None:
+        """``sources`` are the scripts, which are never overwritten. Raises UsageError for reports that are none."""
+        self.format = output_format
+        self._sources = tuple(sources)
+        self._file = None if file is None else _output_file(file, force=force, sources=self._sources)
+        self._no_color = no_color
+        named = [kind_and_file(word, KINDS) for word in reports]
+        self._reports = [
+            ("full" if kind == "text" else kind, _output_file(path, force=force, sources=self._sources))
+            for kind, path in named
+        ]
+        _refuse_twice((*([file] if file else []), *(path for _, path in named)))
+        self._summary = os.environ.get("GITHUB_STEP_SUMMARY") if output_format == "github" else None
+
+    def refuse(self) -> None:
+        """Raise UsageError now for what could not be written when the work is done."""
+        if self._file is None:
+            streams.demand_stdout()
+        else:
+            self._file.refuse()
+        for _, report in self._reports:
+            report.refuse()
+        if self._summary:
+            from ddpdoctor.report.output_file import refuse_step_summary
+
+            refuse_step_summary(self._summary, self._sources)
+
+    def write(self, examination: Examination) -> None:
+        """Write everything; one file that cannot be written keeps none of the others from it, and is raised at last."""
+        width = streams.PLAIN_WIDTH if self._file is not None else streams.result_width()
+        colour = self._file is None and streams.colours_wanted(self._no_color)
+        failures = _put_all(self._reports, lambda kind: _plain(examination, kind))
+        self.write_text(rendered(examination, self.format, checks_of, width, colour=colour))
+        self._finish(examination, failures)
+
+    @property
+    def takes_stdout(self) -> bool:
+        """The report is a document on stdout, where nothing else may stand."""
+        return self._file is None and self.format != "full"
+
+    def write_run(self, snapshot: Snapshot, examination: Examination) -> None:
+        """Write the same of a command that was watched: for people and as a page the run, otherwise its findings."""
+
+        def of_run(kind: str) -> str:
+            return _of_run(snapshot, kind) if kind in ("full", "html") else _plain(examination, kind)
+
+        failures = _put_all(self._reports, of_run)
+        text = of_run(self.format)
+        if self._file is None and self.format == "full":
+            streams.say(text)  # stdout is the command's.
+        else:
+            self.write_text(text)
+        self._finish(examination, failures)
+
+    def write_text(self, text: str, output_format: str = "") -> None:
+        """Write the one report that goes to stdout or to the file, as text in a format."""
+        if self._file is None:
+            streams.write_result(text)
+            return
+        try:
+            self._file.write_text(text, output_format or self.format)
+        except UsageError:
+            streams.write_result(text)  # The minutes that it took are not lost.
+            raise
+
+    def _finish(self, examination: Examination, failures: Sequence[DdpDoctorError]) -> None:
+        """Append to the summary of a step of GitHub, then raise what had failed first."""
+        if self._summary:
+            from ddpdoctor.report.formats import markdown
+            from ddpdoctor.report.output_file import append_step_summary
+            from ddpdoctor.report.own_reports import encoded
+
+            append_step_summary(self._summary, encoded(markdown.render(examination)), self._sources)
+        for failure in failures:
+            raise failure
+
+
+def _plain(examination: Examination, kind: str) -> str:
+    return rendered(examination, kind, checks_of, streams.PLAIN_WIDTH, colour=False)
+
+
+def checks_of(examination: Examination) -> list[LoadedCheck]:
+    """Return the checks that have findings."""
+    from ddpdoctor.catalogue.registry import find, load, read_catalogue
+
+    catalogue = read_catalogue()
+    return [load(find(catalogue, code)) for code in sorted({finding.code for finding in examination.findings})]
+
+
+class RunOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be written of a run."""
+
+    format: RunFormat = "text"
+    reports: tuple[str, ...] = ()
+    """Further ones, each ``KIND=FILE``."""
+    file: str | None = None
+    """For the report, instead of a stream."""
+    export: str | None = None
+    """For the trace or the plot: ``KIND=FILE``."""
+    exports: tuple[str, ...] = ("trace",)
+    """The kinds there are of it."""
+    force: bool = False
+    """Overwrite what is no report of ours."""
+    no_color: bool = False
+
+    def refuse_what_cannot_be_written(self, source: str | None = None) -> None:
+        """Raise UsageError now for what would fail when the run is over, or overwrite ``source``, the script."""
+        files = [path for _, path in self._further()]
+        for name in (self.file, self.exported, *files):
+            if name is not None:
+                _output_file(name, force=self.force, sources=(Path(source),) if source else ()).refuse()
+        _refuse_twice((*files, *filter(None, (self.file, self.exported))))
+
+    @property
+    def exported(self) -> str | None:
+        """The file of the trace or the plot; raises UsageError where the kind is none."""
+        return None if self.export is None else kind_and_file(self.export, self.exports, "--export")[1]
+
+    def write(self, snapshot: Snapshot, *, beside_a_job: bool = False) -> None:
+        """Write the report of a run: see ``write_rendered``."""
+
+        def render(kind: str, width: int, colour: bool) -> str:
+            return _of_run(snapshot, kind, width, colour=colour)
+
+        self.write_rendered(render, beside_a_job=beside_a_job)
+
+    def write_rendered(self, render: Callable[[str, int, bool], str], *, beside_a_job: bool = False) -> None:
+        """Write a report, which ``render`` makes from kind, columns and whether in colour.
+
+        It goes to its file, or to stdout; as text beside a job, whose stdout that is, to stderr.
+        """
+        reports = [(kind, _output_file(path, force=self.force)) for kind, path in self._further()]
+        failures = _put_all(reports, lambda kind: render(kind, streams.PLAIN_WIDTH, False))
+        colour = self.file is None and not beside_a_job and streams.colours_wanted(self.no_color)
+        width = streams.PLAIN_WIDTH if self.file is not None or beside_a_job else streams.result_width()
+        text = render(self.format, width, colour)
+        if self.file is not None:
+            try:
+                _output_file(self.file, force=self.force).write_text(text, self.format)
+            except UsageError:
+                streams.say(text)  # The run is over, and is not lost.
+                raise
+        elif beside_a_job and self.format == "text":
+            streams.say(text)
+        else:
+            streams.write_result(text)
+        for failure in failures:
+            raise failure
+
+    def _further(self) -> list[tuple[str, str]]:
+        return [kind_and_file(word, RUN_FORMATS) for word in self.reports]
+
+    def write_trace(self, record: RunRecord) -> None:
+        """Write the trace where one is wanted; raises UsageError when that is not possible."""
+        file = self.exported
+        if file is None:
+            return
+        import gzip
+
+        from ddpdoctor.report.run.chrome_trace import encode
+
+        content = encode(record)
+        packed = file.endswith(".gz")
+        _output_file(file, force=self.force).write(content if packed else gzip.decompress(content))
+
+
+def of_text(kind: str, title: str, text: str) -> str:
+    """Return a text, or the page that shows it where ``kind`` is ``html``."""
+    if kind != "html":
+        return text
+    from ddpdoctor.report.formats import html
+
+    return html.render_text(title, text)
