@@ -153,7 +153,7 @@ class ResumeTrace:
             os._exit(0)
 
     def _is_only(self, path: str) -> bool:
-        """Whether a file is there, and nothing of its size beside it or below the working directory."""
+        """Return whether a file is there, and nothing of its size beside it or below the working directory."""
         began_s = int(self._journal.plan["job"]["started_ns"]) / 1e9
         folders = {os.getcwd(), *(os.path.dirname(one) for one in self._paths)}
         try:
