@@ -28,6 +28,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=ignore)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
+    (tree / "docs").mkdir()
+    shutil.copy(ROOT / "docs" / "ddpdoctor.1", tree / "docs")
     return tree
 
 
@@ -47,7 +49,8 @@ def test_the_wheel_made_of_the_source_distribution_holds_every_file_of_the_packa
         for name in names
         if name.endswith((".py", ".tcss", ".jinja", ".css", ".xz", ".toml", ".json"))
     }
-    assert packed == expected | {"ddpdoctor/py.typed"}
+    manual = f"{WHEEL.split('-py3')[0]}.data/data/share/man/man1/ddpdoctor.1"
+    assert packed == expected | {"ddpdoctor/py.typed", manual}
 
 
 def test_an_installed_wheel_works_away_from_the_tree(distributions: Path, tmp_path: Path) -> None:
