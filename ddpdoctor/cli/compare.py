@@ -7,7 +7,7 @@ import click
 from ddpdoctor.cli.options.command import Share, help_option
 from ddpdoctor.cli.options.command import runs as complete_runs
 from ddpdoctor.cli.options.recorded_run import finished_run, run_directory
-from ddpdoctor.cli.output import RunOutput, of_text, run_output_options
+from ddpdoctor.cli.output import RunOutput, of_page, run_output_options
 from ddpdoctor.errors import DdpDoctorError, ExitCode
 
 
@@ -58,8 +58,8 @@ def compare(ctx: click.Context, before: str, after: str, allowed_growth: float, 
     def render(kind: str, width: int, colour: bool) -> str:
         if kind == "json":
             return compare_text.as_json(compared, gone, come, allowed_growth)
-        text = compare_text.render(compared, gone, come, allowed_growth, width, colour=colour)
-        return of_text(kind, f"{first.name} and {second.name}", text)
+        name = f"{first.name} and {second.name}"
+        return of_page(kind, compare_text.page(compared, gone, come, allowed_growth, name), width, colour=colour)
 
     wanted.write_rendered(render)
     ctx.exit(ExitCode.FINDINGS if compared.is_regression(allowed_growth) else ExitCode.CLEAN)

@@ -24,6 +24,7 @@ from ddpdoctor.report.formats import FORMATS, rendered
 if TYPE_CHECKING:
     from ddpdoctor.monitor.snapshot import Snapshot
     from ddpdoctor.record.model import RunRecord
+    from ddpdoctor.report.blocks import Page
     from ddpdoctor.report.output_file import OutputFile
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -132,7 +133,7 @@ def _put_all(reports: Iterable[tuple[str, OutputFile]], text_of: Callable[[str],
     return failures
 
 
-def _of_run(snapshot: Snapshot, kind: str, width: int = streams.PLAIN_WIDTH, *, colour: bool = False) -> str:
+def of_run(snapshot: Snapshot, kind: str, width: int = streams.PLAIN_WIDTH, *, colour: bool = False) -> str:
     """Return the report of a watched run: as JSON, as a page, or as text."""
     root = str(Path.cwd())
     if kind == "json":
@@ -142,7 +143,8 @@ def _of_run(snapshot: Snapshot, kind: str, width: int = streams.PLAIN_WIDTH, *, 
     if kind == "html":
         from ddpdoctor.report.formats import html
 
-        return html.render_run(snapshot, root)
+        standing = {view.finding.code for view in snapshot.findings if view.until_ns is None}
+        return html.render_run(snapshot, root, _checks(standing))
     from ddpdoctor.report.run import run_text
 
     return run_text.render(snapshot, root, width, colour=colour)
@@ -203,11 +205,11 @@ class ExaminationOutput:
     def write_run(self, snapshot: Snapshot, examination: Examination) -> None:
         """Write the same of a command that was watched: for people and as a page the run, otherwise its findings."""
 
-        def of_run(kind: str) -> str:
-            return _of_run(snapshot, kind) if kind in ("full", "html") else _plain(examination, kind)
+        def render(kind: str) -> str:
+            return of_run(snapshot, kind) if kind in ("full", "html") else _plain(examination, kind)
 
-        failures = _put_all(self._reports, of_run)
-        text = of_run(self.format)
+        failures = _put_all(self._reports, render)
+        text = render(self.format)
         if self._file is None and self.format == "full":
             streams.say(text)  # stdout is the command's.
         else:
@@ -243,10 +245,14 @@ def _plain(examination: Examination, kind: str) -> str:
 
 def checks_of(examination: Examination) -> list[LoadedCheck]:
     """Return the checks that have findings."""
+    return _checks({finding.code for finding in examination.findings})
+
+
+def _checks(codes: Iterable[str]) -> list[LoadedCheck]:
     from ddpdoctor.catalogue.registry import find, load, read_catalogue
 
     catalogue = read_catalogue()
-    return [load(find(catalogue, code)) for code in sorted({finding.code for finding in examination.findings})]
+    return [load(find(catalogue, code)) for code in sorted(codes)]
 
 
 class RunOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -282,7 +288,7 @@ class RunOutput(msgspec.Struct, frozen=True, kw_only=True):
         """Write the report of a run: see ``write_rendered``."""
 
         def render(kind: str, width: int, colour: bool) -> str:
-            return _of_run(snapshot, kind, width, colour=colour)
+            return of_run(snapshot, kind, width, colour=colour)
 
         self.write_rendered(render, beside_a_job=beside_a_job)
 
@@ -326,10 +332,12 @@ class RunOutput(msgspec.Struct, frozen=True, kw_only=True):
         _output_file(file, force=self.force).write(content if packed else gzip.decompress(content))
 
 
-def of_text(kind: str, title: str, text: str) -> str:
-    """Return a text, or the page that shows it where ``kind`` is ``html``."""
-    if kind != "html":
-        return text
-    from ddpdoctor.report.formats import html
+def of_page(kind: str, page: Page, width: int, *, colour: bool) -> str:
+    """Return what a command says as text, or as a page of HTML where ``kind`` is ``html``."""
+    if kind == "html":
+        from ddpdoctor.report.formats import html
 
-    return html.render_text(title, text)
+        return html.render_page(page)
+    from ddpdoctor.report import blocks
+
+    return blocks.rendered(page, width, colour=colour)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from ddpdoctor.cli.options.command import MOST_PROCESSES, SCRIPT, SCRIPT_ARGUMENTS, JobCommand, help_option
-from ddpdoctor.cli.output import RunOutput, of_text, run_output_options
+from ddpdoctor.cli.output import RunOutput, of_page, run_output_options
 from ddpdoctor.errors import DdpDoctorError, ExitCode, UsageError
 from ddpdoctor.report import streams
 
@@ -83,7 +83,7 @@ def scaling(
     def render(kind: str, width: int, colour: bool) -> str:
         if kind == "json":
             return scaling_text.as_json(result)
-        return of_text(kind, result.name, scaling_text.render(result, width, colour=colour))
+        return of_page(kind, scaling_text.page(result), width, colour=colour)
 
     wanted.write_rendered(render)
     ctx.exit(ExitCode.INCONCLUSIVE if any(run.failed for run in runs) else ExitCode.CLEAN)

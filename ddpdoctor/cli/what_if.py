@@ -9,7 +9,7 @@ import click
 from ddpdoctor.cli.options.command import help_option
 from ddpdoctor.cli.options.command import runs as complete_runs
 from ddpdoctor.cli.options.recorded_run import finished_run, run_directory
-from ddpdoctor.cli.output import RunOutput, of_text, run_output_options
+from ddpdoctor.cli.output import RunOutput, of_page, run_output_options
 
 
 @click.command(name="what-if", add_help_option=False)
@@ -43,6 +43,6 @@ def what_if(run: str | None, settings: tuple[str, ...], wanted: RunOutput) -> No
     def render(kind: str, width: int, colour: bool) -> str:
         if kind == "json":
             return what_if_text.as_json(answer)
-        return of_text(kind, answer.name, what_if_text.render(answer, str(Path.cwd()), width, colour=colour))
+        return of_page(kind, what_if_text.page(answer, str(Path.cwd())), width, colour=colour)
 
     wanted.write_rendered(render)

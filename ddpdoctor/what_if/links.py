@@ -92,6 +92,8 @@ _LATENCY_NS = {"gloo": 500_000.0, "nccl": 30_000.0}
 """Of a small all-reduce, where the run has none: gloo through loopback took 0.2 to 1 ms on 2 to 4 ranks
 (``ddpdoctor scaling``); NVIDIA's nccl-tests show 10 to 50 µs within a node."""
 _OTHER_LATENCY_NS = 100_000.0
+_MOST_BYTES_PER_S = 4e12
+"""Beyond twice what NVLink 5 carries to one GPU (1.8 TB/s) the fit found that the bytes cost nothing, not a speed."""
 UNSURE = 6.0
 """So many times the assumed latency is possible, too."""
 SMALL_BYTES = 65_536
@@ -178,7 +180,8 @@ def fit(
             f"the run has no small all-reduce, so latency ({best.latency_ns / 1e6:.2f} ms taken) and bandwidth cannot "
             "be separated, and the intervals are wider"
         )
-    speed = f"bandwidth of {best.bytes_per_s / 1e6:,.0f} MB/s from what was exposed" if best.ns_per_byte else ""
+    told = best.bytes_per_s <= _MOST_BYTES_PER_S
+    speed = f"bandwidth of {best.bytes_per_s / 1e6:,.0f} MB/s from what was exposed" if told else ""
     ground = f"{ground}; {speed}" if speed else f"{ground}; the bytes themselves have no measurable cost"
     return Fit(best=best, likely=(best, *spread), ground=ground, splits=small_ns is not None)
 

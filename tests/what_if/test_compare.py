@@ -1,16 +1,21 @@
 from __future__ import annotations
 
+import html
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from ddpdoctor.diagnosis.performance.run_comparison import TooShort, compare
 from ddpdoctor.record.streams.training import Loader
+from ddpdoctor.report import blocks
 from ddpdoctor.report.run import compare_text
 from tests.diagnosis.measured_job import MeasuredJob
 from tests.what_if.conftest import Ddpdoctor
 from tests.what_if.records import EVEN, bucketed, record_of
+
+_TAGS = re.compile(r"<[^>]+>")
 
 
 def noisy(forward_ms: float, steps: int = 120, seed: int = 0) -> MeasuredJob:
@@ -51,7 +56,9 @@ def test_what_was_set_differently_is_told() -> None:
 )
 def test_the_verdict_says_longer_or_shorter(before_ms: float, after_ms: float, said: str) -> None:
     compared = compare(record_of(noisy(before_ms)), record_of(noisy(after_ms)))
-    assert compare_text.render(compared, [], [], 0.05, 80, colour=False).startswith(said)
+    page = compare_text.page(compared, [], [], 0.05, "one and other")
+    assert page.answer.startswith(said)
+    assert blocks.rendered(page, 80, colour=False).startswith(said)
     assert compared.other_work == ()
 
 
@@ -60,9 +67,8 @@ def test_steps_of_other_work_are_said_to_be_no_comparison() -> None:
     other = record_of(noisy(20.0), loaders=(Loader(rank=0, loader=0, site=0, batch_size=64),))
     compared = compare(one, other)
     assert compared.other_work == ("batch size",)
-    assert "not the same work: the runs differ in batch size" in compare_text.render(
-        compared, [], [], 0.05, 100, colour=False
-    )
+    page = compare_text.page(compared, [], [], 0.05, "one and other")
+    assert "not the same work: the runs differ in batch size" in blocks.rendered(page, 100, colour=False)
 
 
 @pytest.mark.parametrize("command", ["compare", "what-if"])
@@ -76,7 +82,11 @@ def test_a_comparison_and_a_prediction_are_written_as_every_report(
     assert told.returncode == 0, told.stderr
     assert told.stdout == ""
     assert "step" in text.read_text()
-    assert "<pre" in page.read_text() and "<script" not in page.read_text()
+    shown = html.unescape(_TAGS.sub(" ", page.read_text()))
+    assert "<script" not in page.read_text()
+    figures = [word for word in text.read_text().partition("\n[ddpdoctor")[0].split() if word[:1].isdigit()]
+    assert len(figures) > 20
+    assert [word for word in figures if word not in shown] == [], "the page says less than the text"
     assert json.loads(machine.read_text())["tool"]["name"] == "ddpdoctor"
     assert ddpdoctor(command, *runs, *written).returncode == 0, "a report of ours is replaced"
     text.write_text("mine")

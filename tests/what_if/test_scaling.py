@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.report import blocks
 from ddpdoctor.report.run import scaling_text
 from ddpdoctor.what_if.links import AllReduce, LinkSweep, MeasuredScaling, ScalingRun, points_of
 from tests.what_if.conftest import Ddpdoctor
@@ -36,7 +37,7 @@ def test_table_plot_and_svg_show_what_failed_and_what_did_not() -> None:
     )
     runs = [run(1, 100.0), run(2, 180.0), run(4, None, failed="the job failed with exit code 1")]
     result = MeasuredScaling(name="<train>.py", points=points_of(runs), sweeps=(sweep,), notes=("a note",))
-    text = scaling_text.render(result, 80, colour=False)
+    text = blocks.rendered(scaling_text.page(result), 80, colour=False)
     assert "90%" in text
     assert "failed with exit code 1" in text
     assert "barrier 2.00 ms" in text
@@ -44,6 +45,14 @@ def test_table_plot_and_svg_show_what_failed_and_what_did_not() -> None:
     svg = ElementTree.fromstring(scaling_text.as_svg(result))
     assert "<train>.py: speed-up by ranks" in [element.text for element in svg.iter()]
     assert sum(element.tag.endswith("circle") for element in svg.iter()) == 2
+    assert "hardly" not in text
+
+
+def test_more_than_the_ranks_can_bring_is_doubted() -> None:
+    result = MeasuredScaling(name="train.py", points=points_of([run(1, 100.0), run(2, 280.0)]))
+    page = scaling_text.page(result)
+    assert page.answer.endswith("doubtful")
+    assert "run it again on an idle one" in " ".join(blocks.rendered(page, 80, colour=False).split())
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.errors import UsageError
@@ -37,10 +36,10 @@ def _exports(source: SnapshotSource) -> dict[str, _Export]:
     """Return what the screen may write beside its data, as its ``Exports``."""
 
     def page(snapshot: Snapshot) -> bytes:
-        from ddpdoctor.report.formats import html
+        from ddpdoctor.cli.output import of_run
         from ddpdoctor.report.own_reports import encoded, sealed
 
-        return encoded(sealed(html.render_run(snapshot, str(Path.cwd())), "html"))
+        return encoded(sealed(of_run(snapshot, "html"), "html"))
 
     made: dict[str, _Export] = {"h": ("report (HTML)", ".html", page)}
     record: Callable[[], RunRecord] | None = getattr(source, "record", None)

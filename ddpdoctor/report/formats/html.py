@@ -5,6 +5,7 @@ All text is escaped by the template library; the page's own policy forbids scrip
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.diagnosis.performance.summary import Phases
     from ddpdoctor.monitor.snapshot import RankView, Snapshot
+    from ddpdoctor.report.blocks import Page
 
 # Findings as the template of the HTML report takes them: text that is shown as it is, and what stands beside what.
 
@@ -281,12 +283,13 @@ def _budget_row(figure: Figure) -> BudgetRow:
 _ABOUT = ("Why it is bad", "When it is wrong", "References")
 """Sections of a check's documentation that a finding does not say itself."""
 _NOTHING: Mapping[str, Any] = {
-    **dict.fromkeys(("heading", "done", "doubt", "hint", "output", "text", "against", "times"), ""),
-    **dict.fromkeys(("why", "findings", "budget", "commands", "bars", "checks", "notes"), ()),
+    **dict.fromkeys(("heading", "done", "doubt", "hint", "output", "against", "times"), ""),
+    **dict.fromkeys(("why", "findings", "budget", "commands", "bars", "checks", "notes", "groups"), ()),
     "anchor": "run",
 }
 """A section of the page before anything is in it."""
 _PAGES = Path(__file__).with_name("page")
+_QUOTED = re.compile("`([^`]+)`")
 
 
 def render(examination: Examination, checks: Sequence[LoadedCheck] = ()) -> str:
@@ -307,8 +310,8 @@ def _about(check: LoadedCheck) -> dict[str, Any]:
     return {"name": check.check.name, "summary": explanation.summary(check.documentation), "sections": shown}
 
 
-def render_run(snapshot: Snapshot, root: str) -> str:
-    """Render a watched run; paths are relative to ``root``."""
+def render_run(snapshot: Snapshot, root: str, checks: Sequence[LoadedCheck] = ()) -> str:
+    """Render a watched run; paths are relative to ``root``; ``checks`` are those that have findings."""
     from ddpdoctor.report.run.run_text import what_was_seen
 
     verdict = snapshot.verdict
@@ -332,15 +335,21 @@ def render_run(snapshot: Snapshot, root: str) -> str:
         verdict=f"{verdict.state}: {one_line(verdict.text)}",
         tone={"healthy": "good", "slow": "doubt", "broken": "bad"}.get(verdict.state, "doubt"),
         sections=[section],
-        about={},
+        about={check.check.code: _about(check) for check in checks},
     )
 
 
-def render_text(title: str, text: str) -> str:
-    """Render what a command prints as text, its first line as the verdict."""
-    section = {**_NOTHING, "text": visible(text)}
+def render_page(page: Page) -> str:
+    """Render what a command says of runs."""
+    said = (page.name, page.answer)  # They stand above.
+    shown = ([block for block in group if getattr(block, "text", "") not in said] for group in page.groups)
+    groups = [[(type(block).__name__, block) for block in group] for group in shown if group]
     return _filled(
-        title=one_line(title), verdict=one_line(text.partition("\n")[0]), tone="plain", sections=[section], about={}
+        title=one_line(page.name),
+        verdict=one_line(page.answer),
+        tone=page.tone or "plain",
+        sections=[{**_NOTHING, "groups": groups}],
+        about={},
     )
 
 
@@ -394,6 +403,11 @@ def _filled(**values: object) -> str:
 @lru_cache(maxsize=1)
 def _template() -> Template:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup, escape
+
+    def marked(text: str) -> Markup:
+        """Show what stands between back quotes as code."""
+        return Markup(_QUOTED.sub(r"<code>\1</code>", str(escape(text))))
 
     environment = Environment(
         loader=FileSystemLoader(_PAGES),
@@ -402,4 +416,6 @@ def _template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["marked"] = marked
+    environment.filters["one_line"] = one_line
     return environment.get_template("page.html.jinja")

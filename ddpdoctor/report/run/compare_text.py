@@ -5,39 +5,44 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from rich.text import Text
 
+from ddpdoctor.report.blocks import Page, Said, Table, notes
 from ddpdoctor.report.escape import one_line
 from ddpdoctor.report.formats.json import HEAD, indented
-from ddpdoctor.report.layout import UNKNOWN, cut, milliseconds, paragraph, rate, size, spaced, to_string
+from ddpdoctor.report.layout import UNKNOWN, cut, milliseconds, rate, size
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnosis.performance.run_comparison import Amount, Difference, RunComparison
     from ddpdoctor.finding import Finding
 
 
-def render(
-    compared: RunComparison,
-    gone: list[Finding],
-    come: list[Finding],
-    allowed: float,
-    width: int,
-    *,
-    colour: bool,
-) -> str:
-    """Render for ``width`` columns."""
-    blocks = [
-        _verdict(compared, allowed, width),
-        [
-            Text(f"{'':<26}{'before':>10}{'after':>10}  change"),
-            *(_row(entry) for entry in (compared.step, *compared.phases)),
-            *(_amount(entry) for entry in compared.amounts),
-        ],
-        [line for finding in come for line in _finding("come", finding, width)]
-        + [line for finding in gone for line in _finding("gone", finding, width)],
-        _settings(compared, width),
-    ]
-    return to_string(spaced(blocks), colour=colour)
+def page(compared: RunComparison, gone: list[Finding], come: list[Finding], allowed: float, name: str) -> Page:
+    """Return all that is said of two runs; ``name`` names both."""
+    tone, answer = _verdict(compared, allowed)
+    differ = " and ".join(compared.other_work)
+    note = f"not the same work: the runs differ in {differ}, so compare samples/s" if differ else ""
+    timed = (compared.step, *compared.phases)
+    table = Table(
+        head=("", "before", "after", "change"),
+        rows=(*map(_row, timed), *map(_amount, compared.amounts)),
+        quiet=frozenset(number for number, entry in enumerate(timed) if not entry.is_change),
+        figures=frozenset({1, 2}),
+    )
+    return Page(
+        name=name,
+        answer=answer,
+        tone=tone,
+        groups=(
+            [Said(text=answer, tone=tone, strong=True), *notes([note] if note else [])],
+            [table],
+            [_finding("come", "bad", finding) for finding in come]
+            + [_finding("gone", "good", finding) for finding in gone],
+            [
+                Said(label="set", text=f"{name}: {_setting(before)} -> {_setting(after)}", indent=6)
+                for name, before, after in compared.settings
+            ],
+        ),
+    )
 
 
 def as_json(compared: RunComparison, gone: list[Finding], come: list[Finding], allowed: float) -> str:
@@ -58,33 +63,29 @@ def as_json(compared: RunComparison, gone: list[Finding], come: list[Finding], a
     return indented(content)
 
 
-def _verdict(compared: RunComparison, allowed: float, width: int) -> list[Text]:
+def _verdict(compared: RunComparison, allowed: float) -> tuple[str, str]:
+    """Return tone and sentence."""
     step = compared.step
     interval = f"{step.low - 1:+.1%} to {step.high - 1:+.1%}"
     change = f"{abs(step.ratio - 1):.1%} {'longer' if step.ratio > 1 else 'shorter'}"
     if compared.is_regression(allowed):
-        head, style = f"SLOWER: a step is {change} ({interval}), beyond the {allowed:.0%} allowed", "red"
-    elif not step.is_change:
-        head, style = f"NO CHANGE: a step is {change}, and {interval} is within the noise", ""
-    elif step.ratio > 1:
-        head, style = f"A LITTLE SLOWER: a step is {change} ({interval}), which {allowed:.0%} allowed covers", "yellow"
-    else:
-        head, style = f"FASTER: a step is {change} ({interval})", "green"
-    differ = " and ".join(compared.other_work)
-    note = f"not the same work: the runs differ in {differ}, so compare samples/s" if differ else ""
-    beside = paragraph(Text(note), width, Text("note", "bold"), 6) if note else []
-    return paragraph(Text(head, f"bold {style}".strip()), width, indent=0) + beside
+        return "bad", f"SLOWER: a step is {change} ({interval}), beyond the {allowed:.0%} allowed"
+    if not step.is_change:
+        return "", f"NO CHANGE: a step is {change}, and {interval} is within the noise"
+    if step.ratio > 1:
+        return "doubt", f"A LITTLE SLOWER: a step is {change} ({interval}), which {allowed:.0%} allowed covers"
+    return "good", f"FASTER: a step is {change} ({interval})"
 
 
-def _row(entry: Difference) -> Text:
-    text = f"{entry.name + ', ms':<26}{milliseconds(entry.before_ns):>10}{milliseconds(entry.after_ns):>10}  "
+def _row(entry: Difference) -> tuple[str, ...]:
+    figures = (f"{entry.name}, ms", milliseconds(entry.before_ns), milliseconds(entry.after_ns))
     if entry.before_ns <= 0 or entry.ratio > 99:
-        return Text(text + "new" if entry.after_ns else text)
-    text += f"{entry.ratio - 1:+.1%} ({entry.low - 1:+.1%} to {entry.high - 1:+.1%})"
-    return Text(text if entry.is_change else text + " noise", "" if entry.is_change else "dim")
+        return (*figures, "new" if entry.after_ns else "")
+    change = f"{entry.ratio - 1:+.1%} ({entry.low - 1:+.1%} to {entry.high - 1:+.1%})"
+    return (*figures, change if entry.is_change else f"{change} noise")
 
 
-def _amount(entry: Amount) -> Text:
+def _amount(entry: Amount) -> tuple[str, ...]:
     def written(value: float | None) -> str:
         if value is None:
             return UNKNOWN
@@ -92,17 +93,12 @@ def _amount(entry: Amount) -> Text:
             return size(value)
         return f"{value:.0%}" if "share" in entry.name else f"{value:g}" if entry.name == "ranks" else rate(value)
 
-    return Text(f"{entry.name:<26}{written(entry.before):>10}{written(entry.after):>10}")
+    return (entry.name, written(entry.before), written(entry.after), "")
 
 
-def _finding(word: str, finding: Finding, width: int) -> list[Text]:
-    label = Text(word, "bold red" if word == "come" else "bold green")
-    return paragraph(Text(one_line(f"{finding.name} ({finding.code}): {finding.title}")), width, label, 6)
+def _finding(word: str, tone: str, finding: Finding) -> Said:
+    return Said(label=word, tone=tone, text=f"{finding.name} ({finding.code}): {finding.title}", indent=6)
 
 
-def _settings(compared: RunComparison, width: int) -> list[Text]:
-    lines = []
-    for name, before, after in compared.settings:
-        text = f"{one_line(name)}: {cut(one_line(before) or 'not set', 60)} -> {cut(one_line(after) or 'not set', 60)}"
-        lines += paragraph(Text(text), width, Text("set", "bold"), 6)
-    return lines
+def _setting(value: str) -> str:
+    return cut(one_line(value) or "not set", 60)

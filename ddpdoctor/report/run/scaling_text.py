@@ -2,73 +2,112 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
 import msgspec
-from rich.text import Text
 
+from ddpdoctor.report.blocks import Block, Page, Plot, Said, Table, notes
 from ddpdoctor.report.escape import one_line
 from ddpdoctor.report.formats.json import HEAD, indented
-from ddpdoctor.report.layout import UNKNOWN, milliseconds, paragraph, percent, rate, size, spaced, to_string
+from ddpdoctor.report.layout import UNKNOWN, milliseconds, percent, rate, size
 
 if TYPE_CHECKING:
     from ddpdoctor.what_if.links import LinkSweep, MeasuredScaling, ScalingPoint
 
+_MOST_EFFICIENCY = 1.2
+"""Shares of a batch that fit into a cache can bring a little more than 1; more was a base run slowed by something else
+(2.89 was seen beside a busy neighbour)."""
+_DOUBT = (
+    "N ranks are hardly more than N times as fast as one: something slowed the run on the fewest ranks (a busy "
+    "machine, another number of threads); run it again on an idle one"
+)
 _BAR = 40
 """Columns of the bar of a perfect speed-up in the text plot."""
 
 
-def render(result: MeasuredScaling, width: int, *, colour: bool) -> str:
-    """Render for ``width`` columns."""
-    blocks = [
-        [
-            Text(one_line(result.name), "bold"),
-            Text(f"{'ranks':<7}{'step, ms':>10}{'samples/s':>12}{'speed-up':>10}{'efficiency':>12}{'exposed':>9}"),
-            *(line for point in result.points for line in _row(point, width)),
-        ],
-        _plot(result),
-        *(_sweep(sweep) for sweep in result.sweeps),
-        [line for note in result.notes for line in paragraph(Text(one_line(note)), width, Text("note", "bold"), 6)],
-        [Text(f"Recorded in {one_line(point.run.run_directory)}", "dim") for point in result.points],
-    ]
-    return to_string(spaced(blocks), colour=colour)
+def page(result: MeasuredScaling) -> Page:
+    """Return all that is said of the runs."""
+    table = Table(
+        head=("ranks", "step, ms", "samples/s", "speed-up", "efficiency", "exposed"),
+        rows=tuple(map(_row, result.points)),
+        figures=frozenset(range(1, 6)),
+    )
+    kept = [point.run.run_directory for point in result.points if point.run.run_directory]
+    return Page(
+        name=result.name,
+        answer=_answer(result.points),
+        groups=(
+            [Said(text=result.name, strong=True), table],
+            _plot(result),
+            *([_sweep(sweep)] for sweep in result.sweeps),
+            notes([*([_DOUBT] if any(map(_beyond, result.points)) else []), *result.notes]),
+            [Said(text=f"Recorded in {directory}", tone="quiet") for directory in kept],
+        ),
+    )
 
 
-def _row(point: ScalingPoint, width: int) -> list[Text]:
+def _answer(points: Sequence[ScalingPoint]) -> str:
+    """Return what most ranks bring."""
+    measured = [point for point in points if point.speedup is not None]
+    if len(measured) < 2:
+        return "too little was measured to say how it scales"
+    most = measured[-1]
+    if _beyond(most):
+        return (
+            f"{_times(most.speedup)} times as fast on {most.run.ranks} ranks as on {measured[0].run.ranks} is doubtful"
+        )
+    return (
+        f"{_times(most.speedup)} times as fast on {most.run.ranks} ranks as on {measured[0].run.ranks}: "
+        f"an efficiency of {percent(most.efficiency)}"
+    )
+
+
+def _beyond(point: ScalingPoint) -> bool:
+    """Return whether a run gained more than its ranks can bring."""
+    return (point.efficiency or 0.0) > _MOST_EFFICIENCY
+
+
+def _row(point: ScalingPoint) -> tuple[str, ...]:
     run = point.run
     if run.failed:
-        return paragraph(Text(one_line(run.failed), "bold red"), width, Text(f"{run.ranks:<7}"), 7)
-    return [
-        Text(
-            f"{run.ranks:<7}{milliseconds(run.step_ns):>10}{rate(run.samples_per_s):>12}{_times(point.speedup):>10}"
-            f"{percent(point.efficiency):>12}{percent(run.exposed_share):>9}"
-        )
-    ]
+        return (str(run.ranks), run.failed)
+    return (
+        str(run.ranks),
+        milliseconds(run.step_ns),
+        rate(run.samples_per_s),
+        _times(point.speedup),
+        percent(point.efficiency),
+        percent(run.exposed_share),
+    )
 
 
-def _plot(result: MeasuredScaling) -> list[Text]:
+def _plot(result: MeasuredScaling) -> list[Block]:
     """Return the speed-up of each run as a bar, with a mark where it would be perfect."""
     points = [point for point in result.points if point.speedup is not None]
     if len(points) < 2:
         return []
     base, most = points[0].run.ranks, points[-1].run.ranks
-    lines = [Text(f"speed-up; | is {most / base:g} times")]
+    rows = [f"speed-up; | is {most / base:g} times"]
     for point in points:
         length = round(_BAR * (point.speedup or 0.0) * base / most)
         ideal = round(_BAR * point.run.ranks / most)
-        bar = ("#" * min(length, _BAR + 10)).ljust(ideal) if length < ideal else "#" * min(length, _BAR + 10)
-        lines.append(Text(f"{point.run.ranks:>5}  {bar}{'|' if length <= ideal else ''}"))
-    return lines
+        bar = ("#" * min(length, _BAR + 10)).ljust(ideal)
+        rows.append(f"{point.run.ranks:>5}  {bar}{'|' if length <= ideal else ''}")
+    return [Plot(rows=tuple(rows), svg=as_svg(result))]
 
 
-def _sweep(sweep: LinkSweep) -> list[Text]:
-    head = f"links of {sweep.ranks} ranks ({one_line(sweep.backend)}): barrier {sweep.barrier_s * 1e3:.2f} ms"
-    lines = [Text(head, "bold"), Text(f"{'all-reduce':>12}{'ms':>10}{'on the bus':>14}")]
-    for entry in sweep.all_reduce:
-        took, speed = milliseconds(entry.seconds * 1e9), f"{size(entry.bus_bytes_per_s)}/s"
-        lines.append(Text(f"{size(entry.bytes):>12}{took:>10}{speed:>14}"))
-    return lines
+def _sweep(sweep: LinkSweep) -> Block:
+    return Table(
+        title=f"links of {sweep.ranks} ranks ({sweep.backend}): barrier {sweep.barrier_s * 1e3:.2f} ms",
+        head=("all-reduce", "ms", "on the bus"),
+        rows=tuple(
+            (size(entry.bytes), milliseconds(entry.seconds * 1e9), f"{size(entry.bus_bytes_per_s)}/s")
+            for entry in sweep.all_reduce
+        ),
+        figures=frozenset(range(3)),
+    )
 
 
 def as_json(result: MeasuredScaling) -> str:
@@ -81,13 +120,15 @@ def as_svg(result: MeasuredScaling, width: int = 640, height: int = 420) -> str:
     points = [point for point in result.points if point.speedup is not None]
     most = max((point.run.ranks for point in points), default=1)
     base = points[0].run.ranks if points else 1
+    highest = max((point.speedup or 0.0 for point in points), default=0.0)
+    highest = max(highest, most / base)
     left, bottom, top, right = 60, height - 50, 40, width - 20
 
     def x(ranks: float) -> float:
         return left + (right - left) * ranks / most
 
     def y(speedup: float) -> float:
-        return bottom - (bottom - top) * speedup * base / most
+        return bottom - (bottom - top) * speedup / highest
 
     line = " ".join(f"{x(point.run.ranks):.1f},{y(point.speedup or 0.0):.1f}" for point in points)
     marks = "".join(
