@@ -43,6 +43,8 @@ FAMILIES = {
 """By the digit behind ``DDP``."""
 BESIDE = ("DDP001", "DDP901", "DDP902", "DDP903")
 _CASES_HEAD = re.compile(r"\A# .*\n+")
+_BUNDLE = re.compile(r'<script src="([^"]*)assets/javascripts/bundle')
+_FROM_ELSEWHERE = re.compile(r'<script src="https://unpkg\.com/[^"]*"></script>')
 _HELP = re.compile(r"^<!-- options: (\w+) -->$", re.MULTILINE)
 
 
@@ -74,6 +76,12 @@ def on_files(files: Files, config: Any, **_: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Put in the options of commands, and turn links that leave ``docs`` to what the site has of it."""
     return _HELP.sub(lambda match: _options(match[1]), markdown.replace("](../", "]("))
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Put a script of the site in the place of the one that the offline plug-in would load from elsewhere."""
+    up = _BUNDLE.search(output)
+    return _FROM_ELSEWHERE.sub(f'<script src="{up[1] if up else ""}assets/search-from-disk.js"></script>', output)
 
 
 def _checks() -> Iterator[LoadedCheck]:

@@ -50,6 +50,15 @@ def test_the_options_of_a_command_are_those_of_its_help(site: Path) -> None:
     assert "<!-- options" not in "".join(path.read_text(encoding="utf-8") for path in site.glob("*.html"))
 
 
+def test_the_search_works_from_a_disk(site: Path) -> None:
+    """What it needs is there; that a browser finds words with it was seen in Chromium 156."""
+    assert (site / "search" / "search_index.js").exists()
+    for page, up in (("index.html", ""), ("checks/straggler.html", "../")):
+        scripts = re.findall('<script src="([^"]+)"', (site / page).read_text(encoding="utf-8"))
+        assert scripts[0] == f"{up}assets/search-from-disk.js", "before the search's own script"
+        assert (site / page).parent.joinpath(scripts[0]).exists()
+
+
 def test_the_site_loads_nothing_from_elsewhere_and_shows_every_picture(site: Path) -> None:
     pages = {path: path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
     assert [(path.name, _LOADED.findall(text)) for path, text in pages.items() if _LOADED.search(text)] == []
