@@ -84,6 +84,10 @@ def on_post_page(output: str, **_: Any) -> str:
     return _FROM_ELSEWHERE.sub(f'<script src="{up[1] if up else ""}assets/search-from-disk.js"></script>', output)
 
 
+on_post_template = on_post_page
+"""The page of an address that is not there is no page of its own to MkDocs."""
+
+
 def _checks() -> Iterator[LoadedCheck]:
     catalogue = read_catalogue()
     codes = sorted({entry.code for entry in catalogue.entries} | set(BESIDE))
