@@ -8,6 +8,7 @@ from statistics import fmean, median
 
 import msgspec
 
+from ddpdoctor.diagnosis.performance.stragglers import is_in_both
 from ddpdoctor.diagnosis.sync_points import BUFFERS
 from ddpdoctor.diagnosis.wording import bytes_text, count, milliseconds_text, rank_list, site_location
 from ddpdoctor.errors import DdpDoctorError
@@ -137,10 +138,15 @@ def _what_is_late(observed: Observed, late: Sequence[int]) -> str:
         return median(fmean(getattr(times, phase)) for times in observed.ranks if (times.rank in late) is of_late)
 
     own, elsewhere = ({phase: mean_ns(phase, of_late=side) for phase in phases} for side in (True, False))
-    phase = max(phases, key=lambda name: own[name] - elsewhere[name])
-    name = {"data_wait": "the wait for data", "other": "the rest of the loop"}.get(phase, f"the {phase}")
-    took, usual = milliseconds_text(own[phase]), milliseconds_text(elsewhere[phase])
-    return f"look into {name}: it takes {took} of a step there, and {usual} on the other ranks"
+    excess = {phase: own[phase] - elsewhere[phase] for phase in phases}
+    longest = max(phases, key=lambda name: excess[name])
+    parts = ("forward", "backward") if is_in_both(excess) else (longest,)
+    name = {"data_wait": "the wait for data", "other": "the rest of the loop"}.get(
+        parts[0], f"the {' and '.join(parts)}"
+    )
+    took, usual = (milliseconds_text(sum(side[part] for part in parts)) for side in (own, elsewhere))
+    takes = "they take" if len(parts) > 1 else "it takes"
+    return f"look into the {name}: {takes} {took} of a step there, and {usual} on the other ranks"
 
 
 def cores_per_rank(observed: Observed) -> int:

@@ -155,6 +155,24 @@ def test_a_rank_that_computes_more_than_the_others_is_told_from_a_slow_machine()
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("slower", "cause"),
+    [
+        ({"forward": 14.0, "backward": 20.0}, "its forward and backward"),
+        ({"forward": 20.0, "backward": 9.0}, "its forward and backward"),
+        ({"forward": 2.0, "backward": 30.0}, "its backward"),
+        ({"forward": 30.0, "backward": 2.0}, "its forward"),
+        ({"forward": 5.0, "backward": 6.0, "other": 30.0}, "code outside of forward, backward and optimizer"),
+        ({"forward": 8.0, "backward": 16.0, "optimizer": 6.0}, "its backward"),
+    ],
+)
+def test_longer_samples_are_laid_to_forward_and_backward_and_a_delay_to_where_it_is(
+    slower: dict[str, float], cause: str
+) -> None:
+    (finding,) = said(straggler, MeasuredJob(2).run(60, COMPUTE, {1: slower}))
+    assert finding.title.endswith(f"because of {cause}")
+
+
 def test_what_other_programs_cost_a_rank_for_some_seconds_makes_no_straggler() -> None:
     assert [codes(MeasuredJob(2).run(steps, COMPUTE, {1: {"forward": 10.0}})) for steps in (60, 160)] == [
         [],

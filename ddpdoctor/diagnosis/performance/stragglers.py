@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import PurePath
@@ -119,6 +119,9 @@ COMPUTATION = "computation"
 """Forward and backward as one."""
 OWN_WORK = 2.0
 """Work that others do not have makes computation slower by so many times what everything else gets slower by."""
+BOTH = 0.35
+"""Forward and backward are one cause where the smaller excess is so much of the larger: samples that are longer, layers
+that the others do not have. Backward takes about twice as long as forward; a delay in one leaves the other alone."""
 STANDARD_ERRORS = 3.0
 """By how many the mean wait has to differ from none."""
 LASTING_NS = 10_000_000_000
@@ -266,13 +269,21 @@ def _phase(late: list[RankSummary], others: list[RankSummary], gap_ns: float) ->
         # What a rank does between its steps is no part of them, and explicit collectives hold waiting as well.
         return late[0].late_phase
     phase = max(excess, key=lambda name: excess[name])
-    if excess[phase] >= MOST * gap_ns:
+    if excess[phase] >= MOST * gap_ns and not is_in_both(excess):
         return phase
     if excess["forward"] + excess["backward"] < MOST * gap_ns:
         return ""
     # Longer samples make both longer, and nothing else; what a busy core or a throttled device does is slower in all.
     computes, does_else = (_slower(late, others, phases) for phases in ((COMPUTATION,), ("optimizer", "other")))
-    return COMPUTATION if computes > OWN_WORK * does_else else ""
+    if computes > OWN_WORK * does_else:
+        return COMPUTATION
+    return phase if excess[phase] >= MOST * gap_ns else ""
+
+
+def is_in_both(excess: Mapping[str, float]) -> bool:
+    """Return whether what some ranks take longer, by phase, is in forward as well as in backward."""
+    less, more = sorted((excess["forward"], excess["backward"]))
+    return more == max(excess.values()) and less >= BOTH * more
 
 
 def _slower(late: list[RankSummary], others: list[RankSummary], phases: Sequence[str]) -> float:
