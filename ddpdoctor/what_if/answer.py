@@ -141,9 +141,7 @@ def _what_is_late(observed: Observed, late: Sequence[int]) -> str:
     excess = {phase: own[phase] - elsewhere[phase] for phase in phases}
     longest = max(phases, key=lambda name: excess[name])
     parts = ("forward", "backward") if is_in_both(excess) else (longest,)
-    name = {"data_wait": "the wait for data", "other": "the rest of the loop"}.get(
-        parts[0], f"the {' and '.join(parts)}"
-    )
+    name = {"data_wait": "wait for data", "other": "rest of the loop"}.get(parts[0], " and ".join(parts))
     took, usual = (milliseconds_text(sum(side[part] for part in parts)) for side in (own, elsewhere))
     takes = "they take" if len(parts) > 1 else "it takes"
     return f"look into the {name}: {takes} {took} of a step there, and {usual} on the other ranks"
