@@ -16,9 +16,9 @@ _CHILDREN = {
     "system-out": set[str](),
 }
 _ATTRIBUTES = {
-    "testsuites": ({"name", "tests", "failures"}, {"errors", "skipped", "time"}),
-    "testsuite": ({"name", "tests", "failures", "errors", "skipped"}, {"time"}),
-    "testcase": ({"name", "classname", "time"}, {"file", "line"}),
+    "testsuites": ({"name", "tests", "failures"}, {"errors", "time"}),
+    "testsuite": ({"name", "tests", "failures", "errors", "skipped"}, {"time", "file"}),
+    "testcase": ({"name", "classname", "time"}, set[str]()),
     "failure": ({"message", "type"}, set[str]()),
     "skipped": ({"message"}, set[str]()),
     "system-out": (set[str](), set[str]()),
@@ -35,10 +35,10 @@ def assert_junit(text: str) -> ElementTree.Element:
         assert required <= set(element.attrib) <= required | optional
         if element.tag.startswith("testsuite"):
             for attribute, tag in (("tests", "testcase"), ("failures", "failure"), ("skipped", "skipped")):
-                assert int(element.attrib[attribute]) == len(list(element.iter(tag)))
+                if attribute in element.attrib:
+                    assert int(element.attrib[attribute]) == len(list(element.iter(tag)))
         if element.tag == "testcase":
             assert sum(child.tag in ("failure", "skipped") for child in element) <= 1
-            assert int(element.attrib.get("line", "1")) > 0
         if "time" in element.attrib:
             assert float(element.attrib["time"]) >= 0
     names = [(case.attrib["classname"], case.attrib["name"]) for case in root.iter("testcase")]
