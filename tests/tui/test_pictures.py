@@ -18,13 +18,19 @@ from tests.tui.screens import UTF8, opened, text_of
 LIGHT = UTF8 | {"COLORFGBG": "0;15"}
 PLAIN = {"TERM": "linux", "LANG": "C"}
 ROOT = Path(__file__).parents[2]
+SIZES = ((140, 40), (100, 30), (80, 24), (60, 20))
+THEMES = {
+    "dark": UTF8,
+    "light": LIGHT,
+    "no-color": UTF8 | {"NO_COLOR": "1"},
+    "ascii": {"TERM": "xterm-256color", "LANG": "C"},
+}
 
 PICTURES: dict[str, tuple[Callable[[], Snapshot], str, tuple[int, int], dict[str, str]]] = {
     "overview-healthy": (runs.snapshot, "1", (120, 36), UTF8),
     "overview-straggler": (runs.straggler, "1", (120, 36), UTF8),
     "overview-input-bound": (runs.input_bound, "1", (120, 36), UTF8),
     "overview-exposed": (runs.exposed, "1", (120, 36), UTF8),
-    "overview-small": (runs.straggler, "1", (80, 24), UTF8),
     "overview-wide": (runs.straggler, "1", (240, 60), UTF8),
     "overview-light": (runs.straggler, "1", (120, 36), LIGHT),
     "overview-plain": (runs.straggler, "1", (80, 24), PLAIN),
@@ -48,6 +54,20 @@ PICTURES: dict[str, tuple[Callable[[], Snapshot], str, tuple[int, int], dict[str
     "stall-light": (runs.stalled, "", (120, 30), LIGHT),
     "stall-none": (runs.snapshot, "6", (80, 24), UTF8),
     "help": (runs.snapshot, "?", (120, 24), UTF8),
+    **{
+        f"overview-{size[0]}-{theme}": (runs.straggler, "1", size, environment)
+        for size in SIZES
+        for theme, environment in THEMES.items()
+    },
+    **{
+        f"{page}-narrow": (build, keys, (60, 20), UTF8)
+        for page, build, keys in (
+            ("ranks", runs.straggler, "2"),
+            ("communication", runs.exposed, "3"),
+            ("findings", runs.exposed, "5"),
+            ("stall", runs.stalled, ""),
+        )
+    },
 }
 
 

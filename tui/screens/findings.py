@@ -66,7 +66,7 @@ def _columns(view: View) -> list[Column[FindingView]]:
 
     return [
         Column(name="severity", title="severity", width=9, importance=1, cell=severity),
-        Column(name="title", title="what", width=56, most=-1, importance=2, cell=title),
+        Column(name="title", title="what", width=40, most=-1, importance=2, cell=title),
         Column(
             name="name",
             title="check",

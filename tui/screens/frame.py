@@ -12,6 +12,8 @@ from ddpdoctor.tui.screens.sections import right_aligned
 from ddpdoctor.tui.view import View
 
 FRAME_LINES = 3
+_WIDE = 80
+"""Columns from which the first line has room for two durations."""
 STATE_ROLES = {"waiting": "advice", "running": "good", "stalled": "bad", "ended": "dim"}
 
 
@@ -35,11 +37,16 @@ def title_line(view: View, width: int) -> Line:
         right.append(Cell(_playback(view), "strong"))
     if view.paused:
         right += [Cell(f" PAUSED, {span(view.behind_ns)} ago ", "badge.paused"), Cell(" ")]
-    right += [Cell(snapshot.state, STATE_ROLES[snapshot.state]), Cell(f" {_how_long(snapshot)}  ", "")]
+    right += [Cell(snapshot.state, STATE_ROLES[snapshot.state]), Cell(f" {_how_long(snapshot, width)}  ", "")]
     if snapshot.exit_code is not None:
         right.append(Cell(f"exit code {snapshot.exit_code}  ", "bad" if snapshot.exit_code else "good"))
-    right.append(_age(view))
-    left = [Cell(" ddpdoctor ", "tab.on"), Cell(f" {cut(shown(snapshot.name), 40, view.glyphs.dots)}", "strong")]
+    age = _age(view)
+    name = Cell(f" {cut(shown(snapshot.name), 40, view.glyphs.dots)}", "strong")
+    left = [Cell(" ddpdoctor ", "tab.on"), name]
+    if age.role != "dim" or width_of((*left, *right, age)) < width:
+        right.append(age)  # Where there is little room, only figures that are old say so.
+    if width_of((*left, *right)) >= width:
+        left = [name]
     room = width - width_of((*left, *right)) - 4
     facts = _facts(snapshot)
     while facts and len(", ".join(facts)) > room:
@@ -61,13 +68,14 @@ def _facts(snapshot: Snapshot) -> list[str]:
     return words + [shown(word) for word in (snapshot.backend, snapshot.device) if word]
 
 
-def _how_long(snapshot: Snapshot) -> str:
-    """Return for how long the run has gone on; of one that stands, also for how long it stands."""
+def _how_long(snapshot: Snapshot, width: int) -> str:
+    """Return for how long the run has gone on; of one that stands, for how long it stands, and both where it fits."""
     if snapshot.source == "autopsy":
         return ""
     ran = span((snapshot.ended_at_ns or snapshot.now_ns) - snapshot.started_at_ns)
     if snapshot.state == "stalled" and snapshot.stall is not None:
-        return f"for {span(snapshot.now_ns - snapshot.stall.since_ns)} of {ran}"
+        stood = f"for {span(snapshot.now_ns - snapshot.stall.since_ns)}"
+        return f"{stood} of {ran}" if width >= _WIDE else stood
     return ran
 
 
