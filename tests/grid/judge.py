@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ddpdoctor.checks import BUILT_IN
-from ddpdoctor.source.script.script import read_script
+from ddpdoctor.finding import Finding
+from ddpdoctor.source.script.script import Script, read_script
 from tests.grid.cases import ACTIONS, PLACES, SHAPES, TESTS, Case, grid
 
 CODES = ("DDP301", "DDP302", "DDP303", "DDP309", "DDP314")
@@ -26,17 +27,21 @@ class Judged(NamedTuple):
     said: tuple[str, ...]
 
 
-def judge_all(directory: Path) -> list[Judged]:
-    """Write and read every case of the grid in a directory."""
-    return [_judge(case, directory / str(number)) for number, case in enumerate(grid())]
+def judge_all(directory: Path, cases: Iterable[Case] | None = None) -> list[Judged]:
+    """Write and read cases in a directory, by default all of the grid."""
+    return [_judge(case, directory / str(number)) for number, case in enumerate(cases or grid())]
+
+
+def divergences(script: Script) -> list[Finding]:
+    """Return what the source says of ranks that part."""
+    return [finding for code in CODES for finding in import_module(BUILT_IN[code]).in_source(script)]
 
 
 def _judge(case: Case, directory: Path) -> Judged:
     directory.mkdir()
     for name, text in case.files.items():
         (directory / name).write_text(text, encoding="utf-8")
-    script = read_script(directory / "train.py")
-    found = [finding for code in CODES for finding in import_module(BUILT_IN[code]).in_source(script)]
+    found = divergences(read_script(directory / "train.py"))
     places = {(Path(finding.locations[0].file).name, finding.locations[0].line) for finding in found}
     right = bool(places) and places <= case.lines if case.broken else not found
     return Judged(case, right, tuple(f"{finding.code} line {finding.locations[0].line}" for finding in found))

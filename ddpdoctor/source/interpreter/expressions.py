@@ -42,6 +42,7 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
     truth,
 )
+from ddpdoctor.source.libraries.sharding import part_of_mesh
 from ddpdoctor.source.ranks.data_partitions import is_rank_key, picked, sliced
 from ddpdoctor.source.ranks.rank_local_values import FORM, decided, extent_of
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK, exact_per_rank, is_set, variable
@@ -336,6 +337,8 @@ def _subscript(machine: Machine, node: ast.Subscript) -> Value:
     if isinstance(node.slice, ast.Slice) and container.__class__ is not External:
         return sliced(machine, node, node.slice, container)
     key = evaluate(machine, node.slice)
+    if isinstance(container, ExternalObject) and (part := part_of_mesh(machine, node, container)) is not None:
+        return part
     if container == ENVIRONMENT:
         return by_rank(lambda name: variable(machine, constant(name)), key)
     if isinstance(key, Const) and isinstance(key.value, (str, int)):

@@ -114,6 +114,8 @@ class Memory:
         """How modules are sharded, by their numbers."""
         self.meshes_are_flat = True
         """Every mesh of devices that was made has one dimension."""
+        self.meshes_divide = True
+        """No dimension of a mesh that was made is known to have one rank only."""
         self.loader_classes: dict[int, ProjectClass] = {}
         """The classes of loaders that the project derives from DataLoader, by the numbers of those."""
         self.cycles: dict[int, LoopAround] = {}

@@ -118,6 +118,8 @@ class Sharded(msgspec.Struct, frozen=True):
     """It was not made so under an undecided condition."""
     with_data: bool
     """Each rank has data of its own."""
+    along_mesh: bool = False
+    """Over the groups of a mesh, be it all of it or some dimensions."""
 
 
 class Partial(msgspec.Struct, frozen=True, dict=True):

@@ -1,7 +1,8 @@
 """What sharding does for ranks: modules in place or wrapped, tensors, state dicts and meshes, and who must call them.
 
 What is sharded over every rank of the job is matched by every rank. Where a mesh has several dimensions only the ranks
-along one of them meet, and which those are is not followed: nothing is asked of the others then.
+along one of them meet, and which those are is not followed. But such a group has two ranks or more: one rank alone, or
+all but one, leave a group incomplete however the mesh is laid out. Of two ranks in four it depends, and nothing is said.
 """
 
 from __future__ import annotations
@@ -32,9 +33,12 @@ from ddpdoctor.source.script.script import uses_part
 from ddpdoctor.source.torch_model.ddp import SHARDED_TAGS
 from ddpdoctor.source.torch_model.library_calls import Handler, Named
 from ddpdoctor.source.torch_model.recorded_calls import SHARDED
-from ddpdoctor.source.vocabulary import MESH, SHARDED_WRAPPER
+from ddpdoctor.source.vocabulary import ENGINE, MESH, SHARDED_WRAPPER
 
 FORWARD = "forward of the sharded model"
+_PART = "a part of torch.distributed.DeviceMesh"
+_MESHES = frozenset({MESH, _PART})
+_GROUP = "torch.distributed.ProcessGroup of a mesh"
 _ITS_OWN = frozenset({"state_dict", "clip_grad_norm_"})
 """Methods of the older wrapper in which it gathers or reduces."""
 SHARDS = "shards"
@@ -76,9 +80,33 @@ def make_mesh(machine: Machine, node: ast.AST, positional: list[Value], named: N
     """Make a mesh of the ranks, in which all take part; one of several dimensions has groups that only some share."""
     machine.emit("collective", "init_device_mesh", node, positional, named, in_tree=True)
     shape = named.get("mesh_shape", positional[1] if len(positional) > 1 else None)
-    flat = isinstance(shape, SequenceValue) and not shape.open and len(shape.values) == 1
-    machine.meshes_are_flat = machine.meshes_are_flat and flat
+    known = isinstance(shape, SequenceValue) and not shape.open
+    sizes = [constant(one) for one in shape.values] if isinstance(shape, SequenceValue) and known else []
+    machine.meshes_are_flat = machine.meshes_are_flat and len(sizes) == 1
+    machine.meshes_divide = machine.meshes_divide and len(sizes) > 0 and 1 not in sizes
     return ExternalObject(machine.object_number(node), MESH)
+
+
+def part_of_mesh(machine: Machine, node: ast.AST, mesh: Value) -> Value | None:
+    """Return what ``mesh[...]`` is: the mesh itself where it has one dimension; None where it is no mesh."""
+    if not isinstance(mesh, ExternalObject) or mesh.name not in _MESHES:
+        return None
+    return mesh if machine.meshes_are_flat else ExternalObject(machine.object_number(node), _PART)
+
+
+def meets_peers(machine: Machine, group: Value | None) -> bool:
+    """Return whether peers have to match what the present ranks do in a group that a mesh has made."""
+    made = isinstance(group, ExternalObject) and group.name == _GROUP
+    return made and _is_matched(machine, everywhere=machine.meshes_are_flat, along_mesh=True)
+
+
+def _is_matched(machine: Machine, *, everywhere: bool, along_mesh: bool) -> bool:
+    if everywhere or not along_mesh or not machine.meshes_divide:
+        return everywhere
+    present = machine.mask.bit_count()
+    if present == 2:
+        machine.uncertain = True  # What the other two do may match it or not.
+    return present != 2
 
 
 def method(
@@ -90,10 +118,13 @@ def method(
     if receiver.name == SHARDED_WRAPPER and name in _ITS_OWN:
         if name == "state_dict" and uses_part(machine.script, ("SHARDED_STATE_DICT", "LOCAL_STATE_DICT")):
             return derived([])  # Of the rank's own shards.
-        everywhere = machine.sharded[receiver.number].everywhere
-        machine.emit("collective", f"{name} of the sharded model", node, in_tree=everywhere)
+        matched = _is_met(machine, machine.sharded[receiver.number])
+        machine.emit("collective", f"{name} of the sharded model", node, in_tree=matched)
         return SYNCHRONISED
-    if receiver.name != MESH:
+    if receiver.name == ENGINE and name == "step" and receiver.number in machine.sharded:
+        machine.emit("collective", "step of the sharded model", node, in_tree=True)
+        return NONE
+    if receiver.name not in _MESHES:
         return None
     if name == "get_rank":
         return exact_per_rank(GLOBAL_RANK)
@@ -103,13 +134,16 @@ def method(
     if name == "size":
         return WORLD_SIZE if machine.meshes_are_flat and not positional and not named else derived([])
     if name == "get_group":
-        return ExternalObject(machine.object_number(node), "ProcessGroup")
+        return ExternalObject(machine.object_number(node), _GROUP)
     return None
 
 
 def of_tensor(machine: Machine, node: ast.AST, name: str) -> Value:
     """Gather or redistribute a distributed tensor, whatever it is held in."""
-    machine.emit("collective", name, node, in_tree=machine.meshes_are_flat and _all_everywhere(machine))
+    everywhere = machine.meshes_are_flat and _all_everywhere(machine)
+    along_mesh = all(one.everywhere or one.along_mesh for one in machine.sharded.values())
+    matched = _is_matched(machine, everywhere=everywhere, along_mesh=along_mesh and not machine.meshes_are_flat)
+    machine.emit("collective", name, node, in_tree=matched)
     return SYNCHRONISED
 
 
@@ -148,7 +182,7 @@ def clip_gradients(machine: Machine, node: ast.AST, positional: list[Value], nam
         wrapped = any(isinstance(one, ExternalObject) and one.name == SHARDED_WRAPPER for one in options_of(owner))
         how = kinds[0] if len(kinds) == 1 and not wrapped else None
     if how is not None and how.gathers and how.certain:
-        machine.emit("collective", "clip_grad_norm_ of the sharded model", node, in_tree=how.everywhere)
+        machine.emit("collective", "clip_grad_norm_ of the sharded model", node, in_tree=_is_met(machine, how))
     return derived(positional)
 
 
@@ -166,7 +200,7 @@ def forward(
         return result
 
     def gather() -> None:
-        machine.emit("forward", FORWARD, node, positional, named, receiver=module, in_tree=how.everywhere)
+        machine.emit("forward", FORWARD, node, positional, named, receiver=module, in_tree=_is_met(machine, how))
 
     if how.gathers and how.certain:
         gather()
@@ -185,6 +219,7 @@ def _in_place(
     mesh = named.get("mesh", named.get("device_mesh", NONE))
     if not with_data and len(positional) > 1:
         mesh = positional[1]
+    on_mesh = isinstance(mesh, ExternalObject) and mesh.name in _MESHES
     whole = constant(mesh) is None or (isinstance(mesh, ExternalObject) and mesh.name == MESH)
     whole = whole and (with_data or machine.meshes_are_flat)
     if gathers:
@@ -195,11 +230,16 @@ def _in_place(
             known = machine.sharded.get(option.number)
             machine.sharded[option.number] = Sharded(
                 everywhere=whole and (known is None or known.everywhere),
+                along_mesh=on_mesh and (known is None or known.everywhere or known.along_mesh),
                 gathers=gathers or (known is not None and known.gathers),
                 certain=not machine.undecided and len(parts) == 1 == len(list(options_of(module))),
                 with_data=with_data and (known is None or known.with_data),
             )
     return module
+
+
+def _is_met(machine: Machine, how: Sharded) -> bool:
+    return _is_matched(machine, everywhere=how.everywhere, along_mesh=how.along_mesh)
 
 
 def _all_everywhere(machine: Machine) -> bool:

@@ -376,7 +376,7 @@ def _collective(
     group = named.get("group", named.get("process_group"))
     if group is None and 0 <= how.group_position < len(positional):
         group = positional[how.group_position]
-    whole = group is None or constant(group) is None or group == WORLD_GROUP
+    whole = group is None or constant(group) is None or group == WORLD_GROUP or sharding.meets_peers(machine, group)
     short = name.removeprefix("torch.distributed.")
     if short == "init_process_group" and machine.in_parent and not machine.undecided:
         rank = named.get("rank", NONE)

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
+from ddpdoctor.source.interpreter.assignment import item_at
 from ddpdoctor.source.interpreter.attributes import base_names, bases_of, class_attribute, lacks
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
@@ -21,6 +22,7 @@ from ddpdoctor.source.interpreter.values import (
     Partial,
     ProjectClass,
     SequenceValue,
+    Sharded,
     Value,
     by_rank,
     constant,
@@ -150,11 +152,21 @@ def make_dict(machine: Machine, node: ast.AST, positional: list[Value], named: N
     return DictValue(tuple((entries | named).items()))
 
 
+_GATHERS_IN_FORWARD = 3
+"""Stage of ZeRO from which parameters are divided, too."""
+
+
 def make_engine(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
     """Return what ``deepspeed.initialize`` does: the engine, and an optimizer, a loader and a scheduler."""
     rest = derived([*positional, *named.values()])
     parallel = constant(named.get("mpu", NONE)) is not None  # Ranks that hold parts of one model share their data.
-    engine = rest if parallel or not complete else ExternalObject(machine.object_number(node), ENGINE)
+    if parallel or not complete:
+        return SequenceValue((rest, rest, _divided_loader(machine, node, named.get("training_data", NONE)), rest))
+    engine = ExternalObject(machine.object_number(node), ENGINE)
+    stage = constant(item_at(item_at(named.get("config", NONE), "zero_optimization"), "stage"))
+    if isinstance(stage, int) and stage > 0:
+        # From stage 1 on a step gathers what the ranks have updated, each its part; at stage 3 a forward gathers, too.
+        machine.sharded[engine.number] = Sharded(True, stage >= _GATHERS_IN_FORWARD, True, with_data=True)
     return SequenceValue((engine, rest, _divided_loader(machine, node, named.get("training_data", NONE)), rest))
 
 
