@@ -2,7 +2,7 @@
 
 What is sharded over every rank of the job is matched by every rank. Where a mesh has several dimensions only the ranks
 along one of them meet, and which those are is not followed. But such a group has two ranks or more: one rank alone, or
-all but one, leave a group incomplete however the mesh is laid out. Of two ranks in four it depends, and nothing is said.
+all but one, leave a group incomplete however the mesh is laid out. Of two in four it depends, and nothing is said.
 """
 
 from __future__ import annotations
