@@ -283,7 +283,8 @@ def _judgement(record: RunRecord, root: str) -> _Judgement:
     if job.world_size == 1:
         reason = "the process group has 1 rank, so there is nothing to compare"
         return _Judgement("failed", reason, _NO_RANK_HINT, _any_output(record))
-    if not record.wraps and not trained_by_hand(record) and not trained_in_common(record):
+    unfinished = bool(record.sharded_modules) and record.steps() == 0
+    if not record.wraps and not unfinished and not trained_by_hand(record) and not trained_in_common(record):
         return _no_wrap(record)
     if record.steps() == 0:
         reason = "the script ended before every rank made an optimizer step"

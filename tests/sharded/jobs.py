@@ -102,6 +102,20 @@ WRONG = (
         found="rank-divergent-collective",
     ),
     Job(
+        name="rank 0 reduces along a dimension alone",
+        edits=(
+            ("default=1)", "default=2)"),
+            (
+                EVALUATION,
+                EVALUATION
+                + "        if dist.get_rank() == 0:\n"
+                + '            dist.all_reduce(torch.tensor(accuracy), group=mesh["dp_shard"].get_group())\n',
+            ),
+        ),
+        found="rank-divergent-collective",
+        ranks=4,
+    ),
+    Job(
         name="the optimizer is older than the shards",
         edits=((OPTIMIZER, ""), (SHARDED, OPTIMIZER + SHARDED)),
         found="optimizer-misplaced",

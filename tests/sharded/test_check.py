@@ -26,6 +26,17 @@ for inputs in torch.utils.data.DataLoader(torch.randn(64, 8), batch_size=4):
     dist.all_reduce(losses)
 dist.destroy_process_group()
 """
+FORWARD_ONLY = """
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("gloo")
+model = torch.nn.Linear(8, 2)
+fully_shard(model)
+model(torch.randn(4, 8))
+dist.destroy_process_group()
+"""
 PIPELINE = """
 import torch
 import torch.distributed as dist
@@ -76,6 +87,13 @@ def test_ranks_that_exchange_numbers_only_train_alone(tmp_path: Path) -> None:
     code, report = check("train.py", cwd=tmp_path)
     assert (code, report["rehearsal"]["status"]) == (3, "failed")
     assert "exchanged no gradients" in report["rehearsal"]["reason"]
+
+
+def test_a_sharded_model_that_makes_no_step_is_not_said_to_train_alone(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(FORWARD_ONLY)
+    code, report = check("train.py", cwd=tmp_path)
+    assert (code, report["rehearsal"]["status"]) == (3, "failed")
+    assert report["rehearsal"]["reason"] == "the script ended before every rank made an optimizer step"
 
 
 def test_stages_that_send_to_each_other_are_a_job(tmp_path: Path) -> None:
