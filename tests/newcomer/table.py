@@ -20,6 +20,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", default="")
     parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--resume", default="")
     options = parser.parse_args()
     dist.init_process_group("gloo")
     torch.manual_seed(0)
@@ -28,12 +29,22 @@ def main():
     sampler = DistributedSampler(data)
     loader = DataLoader(data, batch_size=8, sampler=sampler)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for epoch in range(options.epochs):
+    first = 0
+    if options.resume:
+        state = torch.load(options.resume)
+        model.module.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        first = state["epoch"] + 1
+    for epoch in range(first, options.epochs):
         sampler.set_epoch(epoch)
         for rows, wanted in loader:
             optimizer.zero_grad()
             torch.nn.functional.mse_loss(model(rows), wanted).backward()
             optimizer.step()
+        if dist.get_rank() == 0:
+            state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
+            torch.save(state, "last.pt.new")
+            os.replace("last.pt.new", "last.pt")
     dist.destroy_process_group()
 
 
@@ -110,11 +121,14 @@ NOT_DONE: Mapping[str, str] = {
     "ddpdoctor autopsy --live PID": "needs a job that hangs: tests/autopsy/test_live.py",
     "ddpdoctor profile --attach attach.key": "needs a second machine: tests/nodes",
     "ddpdoctor profile --head node0:29600 -- torchrun …": "needs two nodes: tests/nodes",
+    "ddpdoctor profile --run-dir RUN": "takes the place of a head that died: tests/nodes",
     "ddpdoctor report RUN-OF-NODE0 RUN-OF-NODE1": "needs two nodes: tests/nodes",
     'ddpdoctor profile --on-hang "scancel $SLURM_JOB_ID" -- srun python train.py': "needs Slurm: tests/clusters",
     'ddpdoctor autopsy "slurm-$SLURM_JOB_ID.out" --output-format json > autopsy.json': "needs Slurm: tests/clusters",
 }
 """Commands that are only parsed, with the reason."""
+NAMES = frozenset({"ddpdoctor check", "ddpdoctor gate", "ddpdoctor autopsy", "ddpdoctor check --equivalence"})
+"""What a sentence names, without what it is to be done with."""
 
 
 class Done(NamedTuple):
@@ -126,7 +140,7 @@ class Done(NamedTuple):
 
 def done(command: str) -> Done | None:
     """Return how a printed command is done; None where it is not."""
-    if command in NOT_DONE or "node0" in command or command == "ddpdoctor check":
+    if command in NOT_DONE or command in NAMES or "node0" in command:
         return None
     codes = next((codes for start, codes in CODES.items() if command.startswith(f"ddpdoctor {start}")), frozenset({0}))
     for printed, real in STANDS_FOR:
