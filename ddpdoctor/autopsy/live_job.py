@@ -11,12 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from ddpdoctor.autopsy.dead_job import AutopsyRequest, concluded
-from ddpdoctor.diagnosis.live.stacks import WORKER, is_at_work, is_worker, waits_for_a_worker, whereabouts
+from ddpdoctor.diagnosis.live.stacks import waits_for_a_worker, whereabouts
 from ddpdoctor.errors import UsageError
 from ddpdoctor.examination import Examination
-from ddpdoctor.launch.processes import RunningRank, children_of, running_ranks
+from ddpdoctor.launch.processes import RunningRank, running_ranks
 from ddpdoctor.monitor.processes.flight_recorders import Recording, recordings
-from ddpdoctor.monitor.processes.stacks import Look, look_at
+from ddpdoctor.monitor.processes.stacks import LoaderWorker, Look, look_at, workers_of
 from ddpdoctor.postmortem.dumps.dump_record import DumpBook
 from ddpdoctor.postmortem.dumps.dumps import DumpError, Dumps
 from ddpdoctor.postmortem.read import Postmortem
@@ -24,16 +24,7 @@ from ddpdoctor.record.model import Job, Rank, RunRecord, StreamState
 from ddpdoctor.record.streams.setup import StackDump
 
 SSH_PATIENCE_S = 60.0
-MOST_WORKERS, WORKERS_SHOWN = 64, 4
-"""Of one rank: how many are looked at, and how many are told of."""
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
-
-
-class Worker(msgspec.Struct, frozen=True):
-    """A worker of a DataLoader that a rank waits for."""
-
-    pid: int
-    look: Look
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -42,7 +33,7 @@ class Seen(msgspec.Struct, frozen=True):
     rank: RunningRank
     look: Look
     recording: Recording = Recording()
-    workers: tuple[Worker, ...] = ()
+    workers: tuple[LoaderWorker, ...] = ()
 
 
 def look(pids: Sequence[int], *, native: bool = False) -> list[Seen]:
@@ -51,17 +42,11 @@ def look(pids: Sequence[int], *, native: bool = False) -> list[Seen]:
     looks = look_at([rank.pid for rank in ranks], [rank.directory for rank in ranks], native=native)
     seen = [Seen(*one) for one in zip(ranks, looks, recordings(ranks), strict=True)]
     return [
-        msgspec.structs.replace(one, workers=_workers(one.rank)) if waits_for_a_worker(one.look.frames) else one
+        msgspec.structs.replace(one, workers=workers_of(one.rank.pid, one.rank.directory))
+        if waits_for_a_worker(one.look.frames)
+        else one
         for one in seen
     ]
-
-
-def _workers(rank: RunningRank) -> tuple[Worker, ...]:
-    """Look at the workers of a rank's loaders; those at work come first, and are all that is shown if there is one."""
-    pids = children_of(rank.pid)[:MOST_WORKERS]
-    looks = look_at(pids, [rank.directory] * len(pids)) if pids else []
-    seen = [Worker(pid, look) for pid, look in zip(pids, looks, strict=True) if is_worker(look.frames)]
-    return tuple([one for one in seen if is_at_work(one.look.frames)] or seen)[:WORKERS_SHOWN]
 
 
 def live_autopsy(
@@ -128,17 +113,7 @@ def record_of(seen: Sequence[Seen]) -> RunRecord:
             )
             for one in seen
         )
-        + tuple(
-            StackDump(
-                rank=one.rank.rank,
-                thread=f"{WORKER}{worker.pid}",
-                main=False,
-                frames=worker.look.frames,
-                time_ns=now_ns,
-            )
-            for one in seen
-            for worker in one.workers
-        ),
+        + tuple(worker.dump(one.rank.rank, now_ns) for one in seen for worker in one.workers),
         streams={"ranks": StreamState("complete"), "stacks": StreamState("complete")},
     )
 

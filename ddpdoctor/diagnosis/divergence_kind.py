@@ -11,6 +11,7 @@ from ddpdoctor.diagnosis.divergence.divergence import Divergence, find_divergenc
 from ddpdoctor.diagnosis.divergence.next_calls import NextCall
 from ddpdoctor.diagnosis.failures import asks_for_global_rank, failed_rendezvous, lack_behind, trouble_of
 from ddpdoctor.diagnosis.files import races
+from ddpdoctor.diagnosis.live.stacks import worker_stacks
 from ddpdoctor.diagnosis.record_cache import ByIdentity
 from ddpdoctor.diagnosis.training.lone_forwards import forward_ranks, left_out_before
 from ddpdoctor.diagnosis.training.pass_lengths import SkippedBatch, skipped_batches, uneven_passes
@@ -34,7 +35,7 @@ def divergence_finding(
         remedy=remedy,
         locations=describe.locations(divergence),
         ranks=describe.ranks(divergence),
-        evidence=describe.facts(divergence, record.job.kind),
+        evidence=(*describe.facts(divergence, record.job.kind), *worker_stacks(record)),
         severity=severity,
     )
 

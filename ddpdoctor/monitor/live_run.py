@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
+from ddpdoctor.diagnosis.live.stacks import waits_for_a_worker
 from ddpdoctor.diagnosis.live.verdict import CONFIRM_NS, LastingWait, VerdictMemory, live_verdict
 from ddpdoctor.diagnosis.wording import count
 from ddpdoctor.files.untrusted import read_start
@@ -22,7 +23,13 @@ from ddpdoctor.monitor.nodes.nodes import Nodes
 from ddpdoctor.monitor.processes.hosts import Hosts, UnseenRanks
 from ddpdoctor.monitor.processes.liveness import LONGEST_SLEEP_NS, SILENT_AFTER_NS, LivenessSampler, probe_logs
 from ddpdoctor.monitor.processes.loops import LoopDetector, patience_of, usual_interval_ns
-from ddpdoctor.monitor.processes.stacks import SignalledStacks, parse_faulthandler, users_stacks, with_training_thread
+from ddpdoctor.monitor.processes.stacks import (
+    AwaitedWorkers,
+    SignalledStacks,
+    parse_faulthandler,
+    users_stacks,
+    with_training_thread,
+)
 from ddpdoctor.monitor.processes.why_no_data import Silence, missing_ranks, two_runs
 from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.assemble import Assembly
@@ -127,6 +134,7 @@ class StuckRanks:
             written_for_us=self._signalled.written,
             trains_in_main=trains_in_main,
         )
+        self._workers = AwaitedWorkers(outer)
         self._stuck: frozenset[int] = frozenset()
         self._restless: frozenset[int] = frozenset()
         """Processes whose training thread stands while the rest of them does a little."""
@@ -189,6 +197,12 @@ class StuckRanks:
         if by_signal or record.stacks:
             record = msgspec.structs.replace(record, stacks=users_stacks((*record.stacks, *by_signal)))
         stuck = self._stuck | ({looping} if looping is not None else set())
+        pids = {rank.rank: rank.pid for rank in record.ranks if rank.pid in stuck}
+        mains = [one for one in record.stacks if one.main and one.rank in pids]
+        waiting = {one.rank for one in mains if waits_for_a_worker(one.frames)}
+        workers = self._workers.of({rank: pids[rank] for rank in waiting}, epoch_ns())
+        if workers:
+            record = msgspec.structs.replace(record, stacks=(*record.stacks, *workers))
         if not stuck | self._restless:
             return record
 

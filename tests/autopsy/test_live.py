@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from ddpdoctor.autopsy.dead_job import AutopsyRequest
-from ddpdoctor.autopsy.live_job import Seen, Worker, live_autopsy, record_of
+from ddpdoctor.autopsy.live_job import Seen, live_autopsy, record_of
 from ddpdoctor.cli.main import main
 from ddpdoctor.diagnosis.live.stacks import WAITS, is_at_work, parted_stacks, wait_of
 from ddpdoctor.errors import ExitCode, UsageError
@@ -22,7 +22,7 @@ from ddpdoctor.examination import Examination
 from ddpdoctor.finding import Finding, Frame
 from ddpdoctor.launch.processes import RunningRank, running_ranks
 from ddpdoctor.monitor.processes import stacks
-from ddpdoctor.monitor.processes.stacks import Look
+from ddpdoctor.monitor.processes.stacks import LoaderWorker, Look
 from tests.autopsy.hanging import PATIENCE_S, hanging
 from tests.autopsy.live_benchmark import is_right
 from tests.autopsy.live_cases import HANGS, Hang
@@ -181,7 +181,7 @@ def test_the_pid_of_a_rank_finds_its_siblings_and_a_worker_that_it_waits_for_is_
         assert {one.rank: one.pid for one in running_ranks((ranks[job.culprit],))} == ranks
     assert f"the launcher of these ranks is process {launcher}" in examination.notes
     assert examination.autopsy is not None and examination.autopsy.processes == 3
-    told = [fact for fact in cause.evidence if "a worker of rank 1's DataLoader" in fact.text]
+    told = [fact for fact in cause.evidence if "rank 1 waits for its loader's worker" in fact.text]
     assert told and all(fact.stack[0].line == job.worker_line for fact in told)
     assert "worker" in cause.remedy and "timeout" in cause.remedy
 
@@ -230,6 +230,6 @@ def test_a_worker_that_waits_for_work_is_not_the_one_that_is_waited_for() -> Non
     at_work = (Frame("/job/data.py", 12, "__getitem__"), *inner(loop))
     assert (is_at_work(idle), is_at_work(at_work)) == (False, True)
     looks = seen(BARRIER, inner(("site-packages/torch/utils/data/dataloader.py", "_get_data")))
-    looks[1] = msgspec.structs.replace(looks[1], workers=(Worker(71, Look(frames=at_work)),))
+    looks[1] = msgspec.structs.replace(looks[1], workers=(LoaderWorker(71, Look(frames=at_work)),))
     (dump,) = [one for one in record_of(looks).stacks if not one.main]
     assert (dump.rank, dump.frames) == (1, at_work)

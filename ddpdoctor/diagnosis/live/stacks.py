@@ -118,7 +118,8 @@ def whereabouts(record: RunRecord) -> tuple[str, ...]:
     """Return where the ranks stand, those alike together, in sentences."""
     alike: dict[str, list[int]] = {}
     for dump in record.stacks:
-        own = [frame for frame in dump.frames if in_user_code(frame.file)] or list(dump.frames)
+        frames = _inside_loop(dump.frames) or dump.frames
+        own = [frame for frame in frames if in_user_code(frame.file)] or list(frames)
         if dump.main and own:
             place = f"{own[0].file.rpartition('/')[2]}:{own[0].line} in {own[0].function}"
             alike.setdefault(place, []).append(dump.rank)
@@ -186,6 +187,8 @@ def _odd_one(turns: Sequence[NextCall], calls: Counter[tuple[object, ...]]) -> i
 WORKER = "loader worker "
 """What the name of a thread begins with that is the main one of a loader's worker; its process id follows."""
 _WORKER_LOOP = "torch/utils/data/_utils/worker.py"
+_WAITS_FOR_NUMBERS = re.compile(r"/multiprocessing/|/selectors\.py$")
+"""Files of Python in which a worker waits for the numbers of its next samples."""
 
 
 class Wait(msgspec.Struct, frozen=True):
@@ -278,8 +281,12 @@ def is_worker(stack: Sequence[Frame]) -> bool:
 
 def is_at_work(stack: Sequence[Frame]) -> bool:
     """Return whether a worker of a DataLoader is at a sample, and does not wait for the number of the next."""
-    loop = next((at for at, frame in enumerate(stack) if frame.file.endswith(_WORKER_LOOP)), None)
-    return loop is not None and any("/multiprocessing/" not in frame.file for frame in stack[:loop])
+    return any(_WAITS_FOR_NUMBERS.search(frame.file) is None for frame in _inside_loop(stack))
+
+
+def _inside_loop(stack: Sequence[Frame]) -> Sequence[Frame]:
+    """Return the frames of a worker's own; below its loop is what its rank did when it forked."""
+    return stack[: next((at for at, frame in enumerate(stack) if frame.file.endswith(_WORKER_LOOP)), 0)]
 
 
 def worker_stacks(record: RunRecord) -> Iterator[Fact]:
@@ -287,8 +294,9 @@ def worker_stacks(record: RunRecord) -> Iterator[Fact]:
     for dump in record.stacks:
         if dump.main or not dump.thread.startswith(WORKER):
             continue
-        own = [frame for frame in dump.frames if in_user_code(frame.file)] or list(dump.frames)
-        who = f"process {dump.thread.removeprefix(WORKER)}, a worker of rank {dump.rank}'s DataLoader,"
+        frames = _inside_loop(dump.frames) or dump.frames
+        own = [frame for frame in frames if in_user_code(frame.file)] or list(frames)
+        who = f"rank {dump.rank} waits for its loader's worker, process {dump.thread.removeprefix(WORKER)}, which"
         where = f"is at {place(own[0])} in {own[0].function}" if is_at_work(dump.frames) else "has no sample to load"
         wait = wait_of(dump.frames) if is_at_work(dump.frames) else None
         text = f"{who} {where}{f' and waits for {wait.what}' if wait is not None else ''}"

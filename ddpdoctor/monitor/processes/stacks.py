@@ -8,18 +8,21 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.errors import UsageError
+from ddpdoctor.diagnosis.live.stacks import WORKER, is_at_work, is_worker
+from ddpdoctor.errors import DdpDoctorError, UsageError
 from ddpdoctor.files.untrusted import read_start
 from ddpdoctor.finding import Frame
 from ddpdoctor.launch.pid_namespaces import OuterPids
-from ddpdoctor.launch.processes import handles
+from ddpdoctor.launch.processes import children_of, handles
 from ddpdoctor.record import layout
 from ddpdoctor.record.ring_reader import Beating
 from ddpdoctor.record.streams.setup import StackDump
@@ -310,6 +313,64 @@ def look_at(pids: Sequence[int], directories: Sequence[str], *, native: bool = F
     if program is None and looks and all(look.problem for look in looks):
         raise UsageError(_MISSING, _INSTALL)
     return _with_native(program, pids, looks) if native and program is not None else looks
+
+
+MOST_WORKERS, WORKERS_SHOWN = 64, 4
+"""Of one rank: how many are looked at, and how many are told of."""
+
+
+class LoaderWorker(msgspec.Struct, frozen=True):
+    """A worker of a DataLoader that a rank waits for."""
+
+    pid: int
+    look: Look
+
+    def dump(self, rank: int, now_ns: int) -> StackDump:
+        """Return its stack as one of its rank's."""
+        return StackDump(rank=rank, thread=f"{WORKER}{self.pid}", main=False, frames=self.look.frames, time_ns=now_ns)
+
+
+def workers_of(pid: int, directory: str) -> tuple[LoaderWorker, ...]:
+    """Look at the workers of a rank's loaders; those at work come first, and are all that is shown if there is one.
+
+    Raises UsageError where py-spy is needed and not installed.
+    """
+    pids = children_of(pid)[:MOST_WORKERS]
+    looks = look_at(pids, [directory] * len(pids)) if pids else []
+    seen = [LoaderWorker(pid, look) for pid, look in zip(pids, looks, strict=True) if is_worker(look.frames)]
+    return tuple([one for one in seen if is_at_work(one.look.frames)] or seen)[:WORKERS_SHOWN]
+
+
+class AwaitedWorkers:
+    """Where the workers are that stuck ranks wait for: a thread looks now and again, so that nothing waits for it."""
+
+    def __init__(self, outer: OuterPids) -> None:
+        self._outer = outer
+        self._dumps: tuple[StackDump, ...] = ()
+        self._asked_ns = -ASK_AGAIN_NS
+        self._looking: threading.Thread | None = None
+
+    def of(self, ranks: Mapping[int, int], now_ns: int) -> tuple[StackDump, ...]:
+        """Return the stacks as they were seen last, for ``ranks`` with their processes; have them looked at again."""
+        if not ranks:
+            self._dumps = ()
+            return ()
+        if now_ns - self._asked_ns >= ASK_AGAIN_NS and (self._looking is None or not self._looking.is_alive()):
+            self._asked_ns = now_ns
+            self._looking = threading.Thread(
+                target=self._look, args=(dict(ranks),), name="ddpdoctor-workers", daemon=True
+            )
+            self._looking.start()
+        return tuple(dump for dump in self._dumps if dump.rank in ranks)
+
+    def _look(self, ranks: Mapping[int, int]) -> None:
+        found: list[StackDump] = []
+        for rank, pid in ranks.items():
+            outer = self._outer(pid)
+            # Without py-spy the rank's own stack still says that it waits for a worker.
+            with suppress(DdpDoctorError, OSError):
+                found += [one.dump(rank, epoch_ns()) for one in workers_of(outer, "")] if outer is not None else []
+        self._dumps = tuple(found)
 
 
 def _with_native(program: str, pids: Sequence[int], looks: list[Look]) -> list[Look]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from ddpdoctor.findings.locations import in_user_code, named_ranks, shown_path
@@ -125,12 +126,23 @@ class RunLines:
         if stall is not None:
             self._stall, self._stood_ns = stall, snapshot.now_ns - stall.since_ns
             self._steps_at_stall = snapshot.steps or 0
-            is_told = known is not None and _same_stall(known, stall)
-            return [] if is_told or stall.title in self._said else stall_lines(stall, self._root)
+            if known is not None and _same_stall(known, stall):
+                return _more_sides(known, stall, self._root)
+            return [] if stall.title in self._said else stall_lines(stall, self._root)
         if known is None or (snapshot.steps or 0) <= self._steps_at_stall:
             return []
         self._stall = None
         return [f"the job continues; it stalled for {seconds(self._stood_ns)}"]
+
+
+def _more_sides(known: StallView, stall: StallView, root: str) -> list[str]:
+    """Return what has become known of ranks of which something was told: where a worker is that one waits for."""
+    before = Counter(side.ranks for side in known.sides)
+    lines = []
+    for ranks, number in Counter(side.ranks for side in stall.sides).items():
+        if 0 < before[ranks] < number:
+            lines += [_side_line(side, root) for side in stall.sides if side.ranks == ranks][before[ranks] :]
+    return lines
 
 
 def _same_stall(known: StallView, stall: StallView) -> bool:
@@ -179,12 +191,15 @@ def finding_lines(finding: Finding, root: str) -> list[str]:
 def stall_lines(stall: StallView, root: str) -> list[str]:
     """Return the verdict on a standstill: what, who, where, and what to do."""
     lines = [f"STALLED: {one_line(stall.title)}{' (it may recover)' if stall.may_go_on else ''}"]
-    for side in stall.sides:
-        mark = "culprit: " if side.culprit else ""
-        lines.append(f"  {mark}{named_ranks(side.ranks)} {one_line(side.text)}{_at(side, root)}")
+    lines += [_side_line(side, root) for side in stall.sides]
     if stall.remedy:
         lines.append(f"  do: {one_line(stall.remedy)}")
     return lines
+
+
+def _side_line(side: StallSide, root: str) -> str:
+    mark = "culprit: " if side.culprit else ""
+    return f"  {mark}{named_ranks(side.ranks)} {one_line(side.text)}{_at(side, root)}"
 
 
 def _at(side: StallSide, root: str) -> str:
