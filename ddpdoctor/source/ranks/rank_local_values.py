@@ -370,7 +370,7 @@ def chooses_keys(machine: Machine, cls: ProjectClass) -> bool:
 
 DRAWN: Tag = ("drawn", 0)
 """Tag of what comes from a generator that each rank has given a seed of its own."""
-_TAKES_SEED = frozenset({"manual_seed", "seed", "Random", "RandomState", "default_rng"})
+TAKES_SEED = frozenset({"manual_seed", "seed", "Random", "RandomState", "default_rng"})
 """Functions and methods whose first argument is a seed; others have a keyword of that name."""
 _DRAWS = frozenset(
     f"torch.{name}"
@@ -398,7 +398,7 @@ def drawn_apart(
     if generator is not None and DRAWN in tags_of(generator) and not isinstance(result, ExternalObject):
         return Unknown(True, False, frozenset({DRAWN}))
     seed = named.get("seed")
-    if seed is None and positional and name.rpartition(".")[2] in _TAKES_SEED:
+    if seed is None and positional and name.rpartition(".")[2] in TAKES_SEED:
         seed = positional[0]
     if seed is None or not is_own_seed(seed) or not isinstance(result, Unknown) or _is_guessed(machine, node):
         return result
