@@ -4,8 +4,9 @@ What it finds
     A condition that each rank decides from something local (its batch, a loss that was not reduced, the clock, files
     on its machine, unseeded random numbers, a number drawn from the store) with a collective, or a forward or backward
     of the DDP model, that only one of its outcomes runs: a skipped batch, early stopping, a time limit, a loop over the
-    keys of a loss dict. Or collectives in the order of a set of strings, whatever was made of it in between. As advice: leaving because its own loss is not finite.
-    In a run: ranks that diverge at lines which each had run before, and batches that only some ranks trained on.
+    keys of a loss dict. Or collectives in the order of a set of strings, whatever was made of it in between. As advice:
+    leaving because its own loss is not finite. In a run: ranks that diverge at lines which each had run before, and
+    batches that only some ranks trained on.
 
 Why it is bad
     The ranks agree until the data makes them disagree, hours into the run. Then one skips a collective in which the
