@@ -1,0 +1,187 @@
+"""Numbers that a rank computes from its own data: means, counts, running moments.
+
+The walk tags what they are made into; what uses one in training, a check looks at.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+
+from ddpdoctor.source.events import Event, Statistic
+from ddpdoctor.source.interpreter.assignment import overwrite
+from ddpdoctor.source.interpreter.state import Machine
+from ddpdoctor.source.interpreter.values import (
+    ALL_RANKS,
+    Const,
+    SequenceValue,
+    Unknown,
+    Value,
+    constant,
+    derived,
+    is_agreed,
+    tags_of,
+)
+from ddpdoctor.source.ranks.data_partitions import PART
+from ddpdoctor.source.ranks.rank_local_values import DRAWN, is_own_loader
+from ddpdoctor.source.script.syntax_index import descend, last_name
+
+STATISTIC = "statistic"
+"""Kind of the tags of what was made of a statistic of the rank's own; the number is that of the ``Statistic``."""
+_REDUCES = frozenset(
+    {
+        "mean",
+        "nanmean",
+        "std",
+        "var",
+        "std_mean",
+        "var_mean",
+        "sum",
+        "nansum",
+        "median",
+        "quantile",
+        "percentile",
+        "cov",
+    }
+    | {"bincount", "histc", "norm", "max", "min", "amax", "amin", "unique", "set", "frozenset"}
+)
+"""Functions and methods that make one number or a few of many samples."""
+_DIMENSIONS = ("dim", "axis")
+_CHANGES = frozenset({"add_", "sub_", "mul_", "div_", "lerp_", "addcmul_"})
+"""Methods of a tensor that change it by arithmetic with another."""
+
+
+def reduced(
+    machine: Machine,
+    node: ast.AST,
+    name: str,
+    receiver: Value | None,
+    positional: Sequence[Value],
+    named: Mapping[str, Value],
+    result: Value,
+) -> Value:
+    """Return the result of a call, marked where it makes one number of the samples of a rank."""
+    last = name.rpartition(".")[2]
+    if last in _CHANGES and receiver is not None:
+        return _changed(machine, node, receiver, positional, named, result)
+    if last not in _REDUCES or not isinstance(result, Unknown) or not _is_own(machine, result):
+        return result
+    along = [named[word] for word in _DIMENSIONS if word in named] or list(positional[receiver is None :][:1])
+    if any(_spares_samples(one) for one in along) or (len(positional) > 1 and last in ("max", "min")):
+        return result
+    return _marked(machine, node, result, carried=False)
+
+
+def carried(machine: Machine, statement: ast.Assign | ast.AugAssign, value: Value) -> Value:
+    """Return what is assigned, marked where a variable takes something of the rank's own data from turn to turn."""
+    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+    own = isinstance(value, Unknown) and bool(machine.loops) and _is_own(machine, value)
+    if not own or not isinstance(value, Unknown) or len(targets) != 1:
+        return value
+    if not isinstance(statement, ast.AugAssign):
+        name = ast.unparse(targets[0])
+        inside = (one for one in descend(statement.value) if isinstance(one, (ast.Name, ast.Attribute)))
+        if not isinstance(statement.value, ast.BinOp) or not any(ast.unparse(one) == name for one in inside):
+            return value
+    return _marked(machine, statement, value, carried=True) if _keeps(machine, targets[0]) else value
+
+
+def statistics_in(machine: Machine, value: Value, use: Event) -> list[Statistic]:
+    """Return the statistics that a value is made of and that are older than the batch that they are used for."""
+    found = (machine.statistics[number] for kind, number in tags_of(value) if kind == STATISTIC)
+    return sorted((one for one in found if _outlasts(one, use)), key=lambda one: one.location.line)
+
+
+def _outlasts(statistic: Statistic, use: Event) -> bool:
+    if statistic.carried:
+        return True
+    around = [loop for loop in use.loops if loop.node not in statistic.loops]
+    common = len(around) < len(use.loops)
+    return bool(around) and (not common or any(_goes_over_batches(loop.iterable) for loop in around))
+
+
+def _goes_over_batches(iterable: Value) -> bool:
+    return any(kind in ("batch", "loader") for kind, _ in tags_of(iterable)) or hasattr(iterable, "number")
+
+
+def _changed(
+    machine: Machine,
+    node: ast.AST,
+    receiver: Value,
+    positional: Sequence[Value],
+    named: Mapping[str, Value],
+    result: Value,
+) -> Value:
+    """Give a variable what a method such as ``mul_(0.9).add_(mean)`` makes of it, where that is of the rank's data."""
+    value = derived([receiver, *positional, *named.values()])
+    root: ast.expr | None = node.func if isinstance(node, ast.Call) else None
+    while isinstance(root, (ast.Call, ast.Subscript)) or (isinstance(root, ast.Attribute) and root is not None):
+        if isinstance(root, ast.Attribute) and not isinstance(root.value, ast.Call) and last_name(root) not in _CHANGES:
+            break
+        root = root.func if isinstance(root, ast.Call) else root.value
+    if not isinstance(root, (ast.Name, ast.Attribute)) or not machine.loops or not _is_own(machine, value):
+        return result
+    if not _keeps(machine, root):
+        return result
+    marked = _marked(machine, node, value, carried=True)
+    overwrite(machine, root, marked)
+    return marked
+
+
+def _is_own(machine: Machine, value: Unknown) -> bool:
+    """Return whether a value is made of samples that other ranks do not have, at a place that every rank comes to."""
+    if not value.varying or is_agreed(value) or machine.guards or machine.inside_ddp:
+        return False
+    if machine.mask != ALL_RANKS & ~machine.gone:
+        return False
+    return any(
+        kind == PART or (kind, number) == DRAWN or (kind == "batch" and is_own_loader(machine, number))
+        for kind, number in value.tags
+    )
+
+
+def _spares_samples(along: Value) -> bool:
+    """Return whether a reduction leaves the samples apart: it goes along another dimension than the first."""
+    if isinstance(along, SequenceValue):
+        return bool(along.values) and Const(0) not in along.values
+    number = constant(along)
+    return isinstance(number, int) and not isinstance(number, bool) and number != 0
+
+
+def _keeps(machine: Machine, target: ast.expr) -> bool:
+    """Return whether nothing but what came before sets a variable anew: in no loop, or outside of the constructor."""
+    module, name = machine.frame.module, ast.unparse(target)
+    if isinstance(target, ast.Attribute):
+        setting = (one for one in module.index.of(ast.Assign) if any(ast.unparse(each) == name for each in one.targets))
+        others = (one for one in setting if getattr(module.body_around(one), "name", "") != "__init__")
+    elif isinstance(target, ast.Name):
+        body = module.body_around(target)
+        setting = (one for one in descend(body) if isinstance(one, ast.Assign) and _sets(one, name))
+        others = (
+            one for one in setting if any(isinstance(each, (ast.For, ast.While)) for each in module.ancestors(one))
+        )
+        if any(isinstance(one, (ast.For, ast.comprehension)) and _sets_in(one.target, name) for one in descend(body)):
+            return False
+    else:
+        return False
+    return all(_reads(one.value, name) for one in others)
+
+
+def _sets(statement: ast.Assign, name: str) -> bool:
+    return any(_sets_in(target, name) for target in statement.targets)
+
+
+def _sets_in(target: ast.expr, name: str) -> bool:
+    return any(isinstance(one, ast.Name) and one.id == name for one in descend(target))
+
+
+def _reads(value: ast.expr, name: str) -> bool:
+    inside = (one for one in descend(value) if isinstance(one, (ast.Name, ast.Attribute)))
+    return isinstance(value, ast.BinOp) and any(ast.unparse(one) == name for one in inside)
+
+
+def _marked(machine: Machine, node: ast.AST, value: Unknown, *, carried: bool) -> Unknown:
+    number = machine.object_number(node)
+    loops = frozenset(loop.around.node for loop in machine.loops)
+    machine.statistics[number] = Statistic(node, machine.frame.module, loops, carried)
+    return Unknown(value.varying, value.opaque, value.tags | {(STATISTIC, number)}, value.not_none)
