@@ -165,8 +165,10 @@ class Statistic(Placed, frozen=True, eq=False):
 
     loops: frozenset[ast.AST]
     """The loops around it."""
-    carried: bool
-    """A variable takes it from turn to turn of a loop."""
+    carried: frozenset[ast.AST]
+    """Those of them in whose next turn a variable still holds it."""
+    of_pass: bool
+    """One of the latter goes over the batches of a loader."""
 
 
 class Branch(msgspec.Struct, frozen=True, eq=False):
