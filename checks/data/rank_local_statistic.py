@@ -28,15 +28,18 @@ References
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event, Statistic
-from ddpdoctor.source.interpreter.values import ALL_RANKS, Value
+from ddpdoctor.source.interpreter.attributes import class_attribute
+from ddpdoctor.source.interpreter.values import ALL_RANKS, Function, Instance, Value, options_of
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.ranks.own_statistics import statistics_in
 from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.syntax_index import descend
 
 CHECK = Check(
     code="DDP110",
@@ -45,6 +48,7 @@ CHECK = Check(
     subjects=("training",),
     triggers=("DistributedDataParallel", "ccelerat", "Fabric"),
 )
+_REACHES = {"object": "this is made with it", "loader": "the samples of this loader are made with it"}
 _NORMALISES = "Normalize"
 """Last part of the names of the transforms that are given a mean and a deviation."""
 
@@ -67,7 +71,7 @@ def in_source(script: Script) -> Iterator[Finding]:
                 "from the whole data set.",
                 locations=(first.location, place),
                 because=(
-                    ("this reaches the input or the loss of the DDP model", place),
+                    (_REACHES.get(use.kind, "this reaches the input or the loss of the DDP model"), place),
                     *((f"`{one.module.excerpt(one.node, 60)}` as well", one.location) for one in others[:3]),
                 ),
             )
@@ -75,17 +79,28 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def _uses(projection: Projection) -> Iterator[tuple[Event, list[Statistic]]]:
     """Yield what the training hands such numbers to, in the order of the script."""
-    for event in projection.in_course("ddp-forward", "backward", "object"):
-        if event.ranks != ALL_RANKS or not event.gradients:
-            continue
-        if event.kind == "object" and not _scales(event):
+    for event in projection.in_course("ddp-forward", "backward", "object", "loader"):
+        if event.ranks != ALL_RANKS or not event.gradients or (event.kind == "object" and not _scales(event)):
             continue
         values: list[Value] = [*event.positional, *event.named.values()]
+        if event.kind == "loader":
+            values = list(_read_for_samples(projection, event.argument("dataset", 0)))
         if event.kind == "backward" and event.receiver is not None:
             values.append(event.receiver)
         found = {one.node: one for value in values for one in statistics_in(projection.machine, value, event)}
         if found:
             yield event, sorted(found.values(), key=lambda one: one.location.line)
+
+
+def _read_for_samples(projection: Projection, dataset: Value | None) -> Iterator[Value]:
+    """Yield the attributes of a data set of the project that it makes each sample with."""
+    machine = projection.machine
+    for made in options_of(dataset) if dataset is not None else ():
+        method = class_attribute(machine, made.cls, "__getitem__") if isinstance(made, Instance) else None
+        if isinstance(made, Instance) and isinstance(method, Function):
+            read = {one.attr for one in descend(method.node) if isinstance(one, ast.Attribute)}
+            kept = (machine.store.get(made.number, name) for name in machine.store.names(made.number) if name in read)
+            yield from (value for value in kept if value is not None)
 
 
 def _scales(event: Event) -> bool:

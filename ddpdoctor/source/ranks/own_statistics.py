@@ -21,6 +21,7 @@ from ddpdoctor.source.interpreter.values import (
     constant,
     derived,
     is_agreed,
+    tagged,
     tags_of,
 )
 from ddpdoctor.source.ranks.data_partitions import PART
@@ -66,7 +67,10 @@ def reduced(
     last = name.rpartition(".")[2]
     if last in _CHANGES and receiver is not None:
         return _changed(machine, node, receiver, positional, named, result)
-    if last not in _REDUCES or not isinstance(result, Unknown) or not _is_own(machine, result, drawn=False):
+    if last not in _REDUCES or not isinstance(result, Unknown):
+        return result
+    arguments = derived(positional if receiver is None else [receiver, *positional])
+    if is_agreed(result) or not _is_own(machine, arguments, drawn=False):
         return result
     along = [named[word] for word in _DIMENSIONS if word in named] or list(positional[receiver is None :][:1])
     if any(_spares_samples(one) for one in along) or (len(positional) > 1 and last in ("max", "min")):
@@ -91,6 +95,12 @@ def statistics_in(machine: Machine, value: Value, use: Event) -> list[Statistic]
     return sorted((one for one in found if _outlasts(one, use)), key=lambda one: one.location.line)
 
 
+def with_keys(value: Value, key: Value) -> Value:
+    """Return the values of a dict whose keys are numbered by what the rank's own data holds: a vocabulary."""
+    found = frozenset(tag for tag in tags_of(key) if tag[0] == STATISTIC)
+    return tagged(value, found) if found else value
+
+
 def _outlasts(statistic: Statistic, use: Event) -> bool:
     if any(loop.node in statistic.carried for loop in use.loops):
         return True
@@ -98,7 +108,7 @@ def _outlasts(statistic: Statistic, use: Event) -> bool:
         return False
     around = [loop for loop in use.loops if loop.node not in statistic.loops]
     common = len(around) < len(use.loops)
-    return (bool(around) or use.kind == "object") and (
+    return (bool(around) or use.kind in ("object", "loader")) and (
         not common or any(_goes_over_batches(loop.iterable) for loop in around)
     )
 
@@ -198,4 +208,4 @@ def _marked(machine: Machine, node: ast.AST, value: Unknown, over: frozenset[ast
     loops = frozenset(loop.around.node for loop in machine.loops)
     of_pass = any(loop.around.node in over and _goes_over_batches(loop.around.iterable) for loop in machine.loops)
     machine.statistics[number] = Statistic(node, machine.frame.module, loops, over, of_pass)
-    return Unknown(value.varying, value.opaque, value.tags | {(STATISTIC, number)}, value.not_none)
+    return Unknown(True, value.opaque, value.tags | {(STATISTIC, number)}, value.not_none)
