@@ -2,8 +2,8 @@
 
 LABELS is a JSON list beside the ``scripts`` that it names, and was written before the tool saw one: of each script the
 ``report`` that it re-enacts, the ``codes`` and ``lines`` of which one has to be said, and ``words``, each a regular
-expression that its title or remedy has to match. What else is said above advice is printed until a reader has judged it,
-in the script's ``verdicts``, as in ``enter``.
+expression that its title or remedy has to match. What else is said above advice is printed until a reader has judged
+it, in the script's ``verdicts``, as in ``enter``.
 """
 
 from __future__ import annotations
