@@ -183,6 +183,7 @@ def _joins(node: ast.AST, lists: list[str]) -> bool:
     """Return whether an expression puts the parts in some lists one after another."""
     if isinstance(node, (ast.ListComp, ast.GeneratorExp)) and len(node.generators) == 2:
         first, second = node.generators
-        return mentions(first.iter, lists) and ast.unparse(second.iter) == ast.unparse(first.target)
+        in_parts = isinstance(first.iter, ast.Name) and first.iter.id in lists
+        return in_parts and ast.unparse(second.iter) == ast.unparse(first.target)
     given = node.args if isinstance(node, ast.Call) and last_name(node.func) in _JOINS else []
     return any(isinstance(one, (ast.Starred, ast.Name)) for one in given) and mentions(given[0], lists)
