@@ -18,12 +18,14 @@ def with_our_tree(**environment: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), **environment}
 
 
-def check(*arguments: str, cwd: Path, python: str = sys.executable, **environment: str) -> tuple[int, dict[str, Any]]:
+def check(
+    *arguments: str, cwd: Path, python: str = sys.executable, command: str = "check", **environment: str
+) -> tuple[int, dict[str, Any]]:
     """Exit code and JSON report; without the comparison with one process unless it is asked for."""
-    if not {"--static", "--equivalence", "--thorough"} & set(arguments):
+    if command == "check" and not {"--static", "--equivalence", "--thorough"} & set(arguments):
         arguments = ("--no-equivalence", *arguments)
     done = subprocess.run(
-        [python, "-m", "ddpdoctor", "check", "--output-format", "json", *arguments],
+        [python, "-m", "ddpdoctor", command, "--output-format", "json", *arguments],
         cwd=cwd,
         env=with_our_tree(**environment),
         capture_output=True,

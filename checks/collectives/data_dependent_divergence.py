@@ -4,8 +4,9 @@ What it finds
     A condition that each rank decides from something local (its batch, a loss that was not reduced, the clock, files
     on its machine, unseeded random numbers, a number drawn from the store) with a collective, or a forward or backward
     of the DDP model, that only one of its outcomes runs: a skipped batch, early stopping, a time limit, a loop over the
-    keys of a loss dict. Or collectives for each string of a set. As advice: leaving because its own loss is not finite.
-    In a run: ranks that diverge at lines which each had run before, and batches that only some ranks trained on.
+    keys of a loss dict. Or collectives in the order of a set of strings, whatever was made of it in between. As advice:
+    leaving because its own loss is not finite. In a run: ranks that diverge at lines which each had run before, and
+    batches that only some ranks trained on.
 
 Why it is bad
     The ranks agree until the data makes them disagree, hours into the run. Then one skips a collective in which the
@@ -40,14 +41,13 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from ddpdoctor.check import Check
+from ddpdoctor.checks.collectives.set_order_source import collectives_in_set_order, targets_of
 from ddpdoctor.finding import Fact, Finding, Frame, Location, Refuted, Severity
 from ddpdoctor.source.events import Branch, Event, Loop, OwnKind, OwnTest, Tree, events_in, same
-from ddpdoctor.source.interpreter.values import ALL_RANKS
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import mentions, partings
 from ddpdoctor.source.queries.files import writes
-from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.script import Script, uses_any
+from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.script.syntax_index import descend, made_from
 from ddpdoctor.source.torch_model.recorded_calls import FILE_CALLS, FILE_METHODS
 
@@ -136,7 +136,7 @@ def _title(parting: OwnParting) -> str:
     if parting.how == "raise":
         return f"one rank can end the job alone: `{parting.condition}` depends on {WORDS[parting.kind]}"
     if parting.kind == "order":
-        return f"ranks run {line} in different orders: `{parting.condition}` is {WORDS[parting.kind]}"
+        return f"{line} pairs different things: `{parting.condition}` is {WORDS[parting.kind]}"
     if parting.how == "loop":
         return f"ranks may run {line} a different number of times: {WORDS[parting.kind]} decides how often"
     return f"`{parting.condition}` depends on {WORDS[parting.kind]} and decides whether this rank runs {line}"
@@ -149,56 +149,6 @@ def _remedy(parting: OwnParting) -> str:
 
 # Collectives that ranks call by what their own data is.
 
-_SETS = frozenset({"set", "frozenset"})
-_TENSORS = frozenset({"parameters", "buffers"})
-"""Methods that give tensors, which are hashed by their addresses."""
-_FIXES_ORDER = "PYTHONHASHSEED"
-
-
-def collectives_in_set_order(projection: Projection) -> Iterator[tuple[Event, ast.For]]:
-    """Collectives on what a loop over a set names, with that loop; each rank reaches another of them first."""
-    if uses_any(projection.machine.script, (_FIXES_ORDER,)):
-        return
-    seen: set[ast.AST] = set()
-    for event in projection.of_kind("collective"):
-        loop = event.loops[-1].node if event.loops else None
-        if event.node in seen or event.ranks != ALL_RANKS or not isinstance(loop, ast.For):
-            continue
-        names = [node.id for node in descend(loop.target) if isinstance(node, ast.Name)]
-        arguments = event.node.args if isinstance(event.node, ast.Call) else []
-        if any(mentions(argument, names) for argument in arguments) and _has_no_order(event.module, loop.iter):
-            seen.add(event.node)
-            yield event, loop
-
-
-def _has_no_order(module: Module, node: ast.expr) -> bool:
-    """Return whether an expression is a set of several strings or of tensors, or a variable that is always such a
-    set.
-    """
-    if isinstance(node, ast.Name):
-        given = [assigned.value for assigned in module.index.of(ast.Assign) if _assigns(assigned, node.id)]
-        stores = [name for name in module.index.of(ast.Name) if name.id == node.id and name.ctx.__class__ is ast.Store]
-        return len(given) == len(stores) == 1 and not isinstance(given[0], ast.Name) and _has_no_order(module, given[0])
-    if isinstance(node, ast.Set):
-        return _are_strings(node.elts)
-    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _SETS):
-        return False
-    (inner,) = node.args if len(node.args) == 1 else (node,)
-    if isinstance(inner, (ast.List, ast.Tuple, ast.Set)):
-        return _are_strings(inner.elts)
-    return isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute) and inner.func.attr in _TENSORS
-
-
-def _assigns(statement: ast.Assign, name: str) -> bool:
-    return [getattr(target, "id", "") for target in statement.targets] == [name]
-
-
-def _are_strings(elements: list[ast.expr]) -> bool:
-    """Return whether several different texts are written out: numbers have the same order in every process."""
-    texts = {element.value for element in elements if isinstance(element, ast.Constant)}
-    return len(texts) > 1 and all(isinstance(text, str) for text in texts) and len(elements) >= len(texts)
-
-
 WORDS: Mapping[OwnKind, str] = {
     "batch": "the rank's own batch",
     "clock": "the rank's own clock",
@@ -208,7 +158,7 @@ WORDS: Mapping[OwnKind, str] = {
     "store": "the number that this rank got from the store",
     "guard": "a number that only some ranks were given",
     "state": "what the rank decided from its own data before",
-    "order": "a set, whose order differs between processes",
+    "order": "in the order of a set, which differs between processes",
 }
 """What a condition asks, for titles."""
 _ASKS_FINITE = re.compile(r"isnan|isfinite|isinf|is_nan|is_finite|nan_")
@@ -250,6 +200,7 @@ def own_partings(projection: Projection) -> Iterator[OwnParting]:
     made = _made_files(projection)
     told = {(parting.location.file, parting.location.line) for parting in partings(projection)}
     seen: set[ast.AST] = set()
+    in_order = list(_in_set_order(projection, seen))
     for walk in projection.walks:
         trees: list[Tree] = []
         for rank, tree in enumerate(walk.trees):
@@ -263,9 +214,21 @@ def own_partings(projection: Projection) -> Iterator[OwnParting]:
                 inputs = test.kind == "files" and not _is_made(made, test, event)
                 yield msgspec.structs.replace(found, of_inputs=inputs)
     yield from _raises(projection, seen)
-    for event, loop in collectives_in_set_order(projection):
-        if loop.iter not in seen:
-            yield _described(OwnTest(loop.iter, event.module, "order", event.chain), "loop", event, False)
+    yield from in_order
+
+
+def _in_set_order(projection: Projection, seen: set[ast.AST]) -> Iterator[OwnParting]:
+    """Yield what follows the order of a set; what a loop over it asks of its items is decided by that order."""
+    for event, order in collectives_in_set_order(projection):
+        if order in seen:
+            continue
+        loop = event.module.parents.get(order)
+        if isinstance(loop, ast.For):
+            names = set(targets_of(loop))
+            asked = (one.test for one in descend(loop) if isinstance(one, (ast.If, ast.IfExp)))
+            seen.update(test for test in asked if mentions(test, names))
+        seen.add(order)
+        yield _described(OwnTest(order, event.module, "order", event.chain), "loop", event, False)
 
 
 _Made = tuple[Event, frozenset[str]]

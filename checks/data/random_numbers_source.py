@@ -10,13 +10,22 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, ExternalObject, Instance, Value, constant, is_varying
+from ddpdoctor.source.interpreter.values import (
+    ALL_RANKS,
+    NONE,
+    ExternalObject,
+    Instance,
+    Value,
+    constant,
+    is_varying,
+    tags_of,
+)
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import is_distributed, is_run_again, is_training_by_trainer
-from ddpdoctor.source.ranks.rank_local_values import is_own_seed
+from ddpdoctor.source.ranks.rank_local_values import DRAWN, TAKES_SEED, is_own_seed
 from ddpdoctor.source.ranks.ranks import rank_names
 from ddpdoctor.source.script.syntax_index import descend, last_name, made_from
-from ddpdoctor.source.torch_model.recorded_calls import DATA_METHODS, SEEDING
+from ddpdoctor.source.torch_model.recorded_calls import DATA_METHODS, ORDERING_METHODS, SEEDING
 
 Library = Literal["torch", "numpy", "random"]
 _DRAWS: dict[str, Library] = {
@@ -90,7 +99,8 @@ def unshared_parts(projection: Projection) -> Iterator[Draw]:
     for event in projection.in_course("call"):
         if not _draws(event) or event.name in _SPLITS or not _on_every_rank(event):
             continue
-        by_library = event.name in DATA_METHODS and _is_divided_later(projection, event)
+        of_table = event.name in DATA_METHODS and not _by_own_generator(event)
+        by_library = of_table and _is_divided_later(projection, event)
         if (by_library or _is_taken_by_rank(projection, event)) and not _shared_after(projection, event):
             draw = unshared_draw(projection, event)
             if draw is not None:
@@ -99,6 +109,11 @@ def unshared_parts(projection: Projection) -> Iterator[Draw]:
 
 def unshared_draw(projection: Projection, event: Event) -> Draw | None:
     """Return the draw that a call makes when its numbers certainly differ between ranks."""
+    if _by_own_generator(event):
+        made = [
+            one for one in projection.of_kind("call", "training") if one.ordinal < event.ordinal and _gives_seed(one)
+        ]
+        return Draw(event, made[-1] if made else None)
     own = _own_generator(event)
     if own is not None and constant(own) is not None:
         return Draw(event, None) if is_varying(own) else None
@@ -136,8 +151,8 @@ def _draws(event: Event) -> bool:
 
     A stream is shuffled in a buffer, which knows no parts.
     """
-    if event.name not in DATA_METHODS:
-        return event.name in _DRAWS
+    if event.name not in DATA_METHODS or _by_own_generator(event):
+        return event.name in _DRAWS or _by_own_generator(event)
     call, module = event.node, event.module
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or "buffer_size" in event.named:
         return False
@@ -145,6 +160,11 @@ def _draws(event: Event) -> bool:
     made = [node for node in made_from(call.func.value, body) if isinstance(node, ast.Call)]
     read = [node for node in made if _TABLES.match(module.resolve(node.func))]
     return bool(read) and not any(entry.arg == "streaming" for node in read for entry in node.keywords)
+
+
+def _by_own_generator(event: Event) -> bool:
+    """Return whether a method of a generator that each rank has given a seed of its own puts something in an order."""
+    return event.name in ORDERING_METHODS and event.receiver is not None and DRAWN in tags_of(event.receiver)
 
 
 def _is_divided_later(projection: Projection, event: Event) -> bool:
@@ -178,6 +198,11 @@ def _seeds(event: Event, library: Library) -> bool:
         return False
     head = event.name.partition(".")[0]
     return head == library or head not in {"torch", "numpy", "random"}
+
+
+def _gives_seed(event: Event) -> bool:
+    """Return whether a call gives a generator a seed that differs between ranks."""
+    return event.name.rpartition(".")[2] in TAKES_SEED and _differs(event)
 
 
 def _differs(seed: Event) -> bool:
@@ -231,7 +256,7 @@ def _slices(event: Event, body: ast.AST) -> list[tuple[ast.Subscript, ast.Slice]
 
 def _drawn_name(event: Event) -> str:
     """Return the variable or attribute that a draw fills: the one assigned, or the list shuffled in place."""
-    if event.name.endswith(".shuffle") and isinstance(event.node, ast.Call) and event.node.args:
+    if event.name.endswith("shuffle") and isinstance(event.node, ast.Call) and event.node.args:
         target: ast.AST = event.node.args[0]
     else:
         statement = next((node for node in event.module.ancestors(event.node) if isinstance(node, ast.stmt)), None)

@@ -2,11 +2,15 @@
 
 What it finds
     A loop without gradients over a loader that no sampler divides, in which every rank of a DDP job runs the model. In
-    a run: equal index lists over the whole data set, or results averaged over shards that a sampler padded.
+    a run: equal index lists over the whole data set, or results averaged over shards that a sampler padded. As a
+    warning: the results of a sampler's parts that are gathered, joined one after another and cut to the length of the
+    data set.
 
 Why it is bad
     Every rank computes the same result: the evaluation takes as long as on one GPU, however many there are, and each
-    checkpoint waits for it. An average over padded shards counts the repeated samples twice.
+    checkpoint waits for it. An average over padded shards counts the repeated samples twice. DistributedSampler deals
+    the samples out in turns: joined one after another, results are compared with the targets of other samples, and the
+    cut drops real ones and keeps those that were repeated.
 
 Example
     with torch.no_grad():
@@ -22,10 +26,12 @@ When it is wrong
 
 References
     https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+    https://github.com/mllam/neural-lam/issues/749
 """
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -34,8 +40,9 @@ import msgspec
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event, LoopAround
-from ddpdoctor.source.interpreter.values import ALL_RANKS
+from ddpdoctor.source.interpreter.values import ALL_RANKS, ExternalObject, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
+from ddpdoctor.source.queries.divergence import mentions
 from ddpdoctor.source.queries.training_loops import (
     division,
     evaluating_forwards,
@@ -44,6 +51,8 @@ from ddpdoctor.source.queries.training_loops import (
     only_loader,
 )
 from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.syntax_index import descend, last_name, made_from
+from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -58,6 +67,8 @@ CHECK = Check(
 )
 REMEDIES = {
     "repeated": "Divide it with DistributedSampler(shuffle=False) and all-reduce counts and sums.",
+    "cut": "Put them in the order of the samples before the cut: torch.stack(parts, 1).flatten(0, 1), as the sampler "
+    "deals them out.",
     "padded": "All-reduce sums and counts instead of averages, and leave out the samples that the sampler repeats.",
 }
 
@@ -72,6 +83,21 @@ def in_source(script: Script) -> Iterator[Finding]:
             remedy=REMEDIES["repeated"],
             locations=loop.module.head_location(loop.node),
             because=(("no sampler divides this loader's data set between the ranks", loader.location),),
+        )
+    for gather, cut in cut_gathers(whole_projection(script)):
+        yield CHECK.finding(
+            "source",
+            "the parts of all ranks, one after another, are not in the order of the samples: the cut keeps repeated "
+            "ones and drops real ones",
+            remedy=REMEDIES["cut"],
+            locations=gather.module.location(cut),
+            because=(
+                (
+                    "these are the results of each rank's part, which DistributedSampler deals out in turns",
+                    gather.location,
+                ),
+            ),
+            severity=Severity.WARNING,
         )
 
 
@@ -117,3 +143,47 @@ def _is_whole(projection: Projection, loop: LoopAround) -> bool:
     """
     loader = only_loader(projection, loop)
     return loader is not None and division(projection.machine, loader) == "whole"
+
+
+# Parts of the ranks that are joined one after another and cut to the length of the data set.
+
+_GATHERS = frozenset({"all_gather", "all_gather_object", "gather", "gather_object"})
+_JOINS = frozenset({"cat", "concat", "concatenate", "sum", "chain", "from_iterable"})
+
+
+def cut_gathers(projection: Projection) -> Iterator[tuple[Event, ast.Subscript]]:
+    """Yield what gathers the results of parts that a DistributedSampler made, with the cut of what was joined of it."""
+    for event in projection.in_course("collective"):
+        arguments = event.node.args if isinstance(event.node, ast.Call) else []
+        lists = [one.id for one in arguments[:2] if isinstance(one, ast.Name)]
+        if event.name not in _GATHERS or not lists or not _is_dealt_out(projection, event):
+            continue
+        body = event.module.body_around(event.node)
+        for cut in (one for one in descend(body) if isinstance(one, ast.Subscript)):
+            if not isinstance(cut.slice, ast.Slice) or cut.slice.lower is not None or cut.slice.upper is None:
+                continue
+            length = made_from(cut.slice.upper, body)
+            measured = any(isinstance(one, ast.Call) and last_name(one.func) == "len" for one in length)
+            if measured and any(_joins(one, lists) for one in made_from(cut.value, body)):
+                yield event, cut
+
+
+def _is_dealt_out(projection: Projection, gather: Event) -> bool:
+    """Return whether a rank gives, once, what it made of all batches that a DistributedSampler dealt out to it."""
+    machine = projection.machine
+    numbers = {number for value in gather.positional for kind, number in tags_of(value) if kind == "batch"}
+    loaders = [machine.events[number] for number in numbers if number in machine.events]
+    samplers = [loader.argument("sampler", 3) for loader in loaders]
+    dealt = [one for one in samplers if isinstance(one, ExternalObject) and one.name == DISTRIBUTED_SAMPLER]
+    repeats = any(only_loader(projection, loop) is not None for loop in gather.loops)
+    return len(dealt) == len(loaders) == 1 and not repeats
+
+
+def _joins(node: ast.AST, lists: list[str]) -> bool:
+    """Return whether an expression puts the parts in some lists one after another."""
+    if isinstance(node, (ast.ListComp, ast.GeneratorExp)) and len(node.generators) == 2:
+        first, second = node.generators
+        in_parts = isinstance(first.iter, ast.Name) and first.iter.id in lists
+        return in_parts and ast.unparse(second.iter) == ast.unparse(first.target)
+    given = node.args if isinstance(node, ast.Call) and last_name(node.func) in _JOINS else []
+    return any(isinstance(one, (ast.Starred, ast.Name)) for one in given) and mentions(given[0], lists)

@@ -95,6 +95,10 @@ REMEDIES = {
         "Average over the ranks what it is changed by, with dist.all_reduce; or make it a buffer, which DDP hands on "
         "from rank 0 before each forward."
     ),
+    "own-step": (
+        "Average the gradients before this step, with dist.all_reduce and a division by the number of ranks, or step "
+        "after DDP's backward."
+    ),
     "unknown": "Look for code that sets parameters or optimizer state on some ranks only.",
 }
 
@@ -228,6 +232,9 @@ def _reasons(record: RunRecord, found: Diverged) -> Iterator[Fact]:
     elif found.cause == "own-state":
         text = "they want no gradient, and the module changes them itself: DDP averages nothing of them"
         yield Fact(text=text, basis=record.job.kind)
+    elif found.cause == "own-step":
+        text = "the module steps this optimizer in its forward, with gradients of this rank's batch: DDP averages later"
+        yield Fact(text=text, basis=record.job.kind, location=found.location)
     elif found.cause == "gradients":
         yield Fact(
             text="DDP averaged the gradients, and before the step they differ again: something changed them since",

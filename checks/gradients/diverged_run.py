@@ -24,7 +24,7 @@ from ddpdoctor.diagnosis.training.replicas import (
 from ddpdoctor.diagnosis.wording import site_location
 from ddpdoctor.finding import Frame, Location
 from ddpdoctor.record.model import RunRecord, Wrap
-from ddpdoctor.record.streams.training import TrainingState
+from ddpdoctor.record.streams.training import OptimizerStep, TrainingState
 
 IN_PLACE = "fully_shard"
 """What shards in place, and leaves what it is not given as it is; other wrappers flatten all."""
@@ -110,7 +110,7 @@ def _parted_later(record: RunRecord, wraps: tuple[int, ...]) -> bool:
     return False
 
 
-Cause = Literal["after-the-wrap", "own-state", "learning-rates", "gradients", "unknown"]
+Cause = Literal["after-the-wrap", "own-state", "own-step", "learning-rates", "gradients", "unknown"]
 """They differed before the first step; they want no gradient; the learning rates differ; the gradients of a
 synchronised backward differ; or none of these."""
 
@@ -278,6 +278,11 @@ def _described(record: RunRecord, moment: ReplicaStep, wraps: Mapping[int, Wrap]
     )
 
 
+def _is_within_forward(record: RunRecord, step: OptimizerStep) -> bool:
+    """Return whether a module steps an optimizer in its own forward, before DDP averages anything of that step."""
+    return any(frame.function.rpartition(".")[2] == "forward" for frame in record.site(step.site).frames)
+
+
 def _cause(
     record: RunRecord, moment: ReplicaStep, wraps: Mapping[int, Wrap], rates: tuple[tuple[float, ...], ...]
 ) -> Cause:
@@ -286,6 +291,8 @@ def _cause(
     wrap = wraps[min(wraps)]
     if not any(tensor.requires_grad for tensor in wrap.parameters if tensor.name in moment.unequal):
         return "own-state"
+    if any(_is_within_forward(record, step) for step in moment.steps.values()):
+        return "own-step"
     for step in gradients_around_steps(record, moment.wrap, tuple(wraps)):
         if (step.optimizer, step.ordinal) == (moment.optimizer, moment.ordinal) and step.unequal:
             return "gradients"

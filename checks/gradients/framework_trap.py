@@ -106,11 +106,11 @@ TRAPS = (
         "Do not give it to accelerator.prepare: a schedule in epochs is not to be scaled by the number of processes.",
     ),
     Trap(
-        # accelerate#662, diffusers#3954, transformers#24088.
+        # accelerate#662, diffusers#3954, transformers#24088, LTX-Video-Trainer#67.
         lengths_of_prepared,
-        "this schedule is as long as the divided loader, and once prepared it makes a step for each process: it ends "
-        "after the N-th part of the training",
-        "Multiply its length by accelerator.num_processes, or take the length of the loader before prepare.",
+        "this schedule is as long as the training of one process, and once prepared it makes a step for each process: "
+        "it ends after the N-th part of the training",
+        "Multiply its length by accelerator.num_processes, or do not give it to prepare.",
     ),
     Trap(
         # Accelerate's guide to gradient accumulation; Fabric's to its methods.

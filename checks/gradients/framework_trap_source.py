@@ -77,7 +77,7 @@ def steps_of_epochs(projection: Projection) -> Iterator[Place]:
 
 
 def lengths_of_prepared(projection: Projection) -> Iterator[Place]:
-    """Yield prepared schedulers whose length is that of a loader which was prepared before."""
+    """Yield prepared schedulers that are as long as a loader which was prepared before, or as the training itself."""
     if not _steps_often(projection):
         return
     machine = projection.machine
@@ -89,12 +89,33 @@ def lengths_of_prepared(projection: Projection) -> Iterator[Place]:
         parts = [node for value in given for node in made_from(value, body)]
         if any(last_name(node) == "num_processes" for node in parts):
             continue
+        if {ast.unparse(value) for value in given} & set(_ends_of_training(projection, event)):
+            yield event.module, event.node
         prepared = _prepared_names(body)
         for node in parts:
             counts = isinstance(node, ast.Call) and last_name(node.func) == "len"
             name = node.args[0] if counts and node.args else None  # type: ignore[attr-defined]
             if isinstance(name, ast.Name) and prepared.get(name.id, name.lineno) < name.lineno:
                 yield event.module, event.node
+
+
+def _ends_of_training(projection: Projection, made: Event) -> Iterator[str]:
+    """Yield how the variables are called at which the loop ends that a scheduler steps in, where it makes a step."""
+    for step in _schedulers(projection):
+        if not any(
+            isinstance(one, ExternalObject) and one.number == made.ordinal for one in options_of(step.receiver or NONE)
+        ):
+            continue
+        for loop in step.loops:
+            node = loop.node
+            if isinstance(node, ast.For) and isinstance(node.iter, ast.Call) and last_name(node.iter.func) == "range":
+                yield from map(ast.unparse, node.iter.args)
+            tests = [node.test] if isinstance(node, ast.While) else []
+            tests += [
+                one.test for one in descend(node) if isinstance(one, ast.If) and isinstance(one.body[-1], ast.Break)
+            ]
+            for test in (one for one in tests if isinstance(one, ast.Compare)):
+                yield from map(ast.unparse, (test.left, *test.comparators))
 
 
 def _prepared_names(body: ast.AST) -> Mapping[str, int]:

@@ -82,7 +82,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         f"training waits for data for {wait.share:.0%} of the step ({milliseconds_text(wait.wait_ns)} of "
         f"{milliseconds_text(wait.step_ns)})",
         remedy=_remedy(wait),
-        what_if=("data=ready",),
+        what_if=("data=ready",) if wait.loader is None or wait.first_of_pass_ns else ("workers",),
         locations=location,
         because=(
             (

@@ -39,7 +39,7 @@ import msgspec
 from ddpdoctor.check import Check, TooLittleEvidence
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import ALL_RANKS, Value, constant
+from ddpdoctor.source.interpreter.values import ALL_RANKS, Value, constant, is_varying, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import function_around, is_in_turns
 from ddpdoctor.source.queries.files import FIGURES, LOG_FILE, FileUse, is_one_path, writes
@@ -53,7 +53,7 @@ from ddpdoctor.source.queries.job_kind import (
     on_every_rank,
 )
 from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.script import Script, calls_any, uses_any
+from ddpdoctor.source.script.script import Script, calls_any, uses_any, uses_part
 from ddpdoctor.source.script.syntax_index import descend, last_name
 from ddpdoctor.source.torch_model.recorded_calls import FILE_CALLS, FILE_METHODS
 
@@ -101,12 +101,24 @@ def in_source(script: Script) -> Iterator[Finding]:
             severity=Severity.ADVICE,
         )
     for polled in polled_files(whole_projection(script)):
+        written = polled.write.event.location
         yield CHECK.finding(
             "source",
-            f"ranks wait until {polled.path} exists, which it does from its first byte or since an earlier run",
-            remedy="Wait in dist.barrier() on all ranks instead; or write under another name, then os.replace() it.",
+            f"ranks wait until {polled.path} exists, a name that each of them makes for itself: only rank 0's own is "
+            "ever there"
+            if polled.own_name
+            else f"ranks wait until {polled.path} exists, which it does from its first byte or since an earlier run",
+            remedy="Make the name on rank 0 and hand it to the others with dist.broadcast_object_list; then wait in "
+            "dist.barrier()."
+            if polled.own_name
+            else "Wait in dist.barrier() on all ranks instead; or write under another name, then os.replace() it.",
             locations=polled.module.head_location(polled.loop),
-            because=(("another rank writes it here, in place", polled.write.event.location),),
+            because=(
+                (
+                    "another rank writes its own here" if polled.own_name else "another rank writes it here, in place",
+                    written,
+                ),
+            ),
         )
 
 
@@ -140,6 +152,8 @@ class PolledFile(msgspec.Struct, frozen=True, eq=False):
     path: str
     """Source of the path."""
     write: FileUse
+    own_name: bool
+    """Each rank has another path, by a random number, the time or its process."""
 
 
 def polled_files(projection: Projection) -> Iterator[PolledFile]:
@@ -156,7 +170,14 @@ def polled_files(projection: Projection) -> Iterator[PolledFile]:
             path = _waited_for(node)
             write = next((use for use in written if _is_that_file(use, module, node, path)), None) if path else None
             if write is not None:
-                yield PolledFile(module, node, path, write)
+                yield PolledFile(module, node, path, write, _is_own_name(script, write))
+
+
+def _is_own_name(script: Script, write: FileUse) -> bool:
+    """Return whether the path is another one on each rank, and not by what they find on their disks alike."""
+    kinds = {kind for kind, _ in tags_of(write.path)}
+    seeded = kinds == {"random"} and uses_part(script, ("seed",))
+    return is_varying(write.path) and "files" not in kinds and not seeded
 
 
 def _waited_for(loop: ast.While) -> str:

@@ -29,6 +29,7 @@ from ddpdoctor.config.suppressions import suppress
 from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.errors import ConfigurationError, DdpDoctorError, ExitCode, UnreadableScript, UsageError
 from ddpdoctor.examination import Examination, RehearsalSection, SourceSection, Verdict, not_rehearsed
+from ddpdoctor.examine.leaving import with_leaving
 from ddpdoctor.examine.reading import Reading, choice_of, comments_in, reading_of, source_section, together
 from ddpdoctor.examine.rehearsal_variants import (
     is_clean,
@@ -344,6 +345,7 @@ def conclude(
     sifted = suppress(merge(suspicions, seen), comments.by_file, comments.codes)
     unused = tuple(unused_suppressions(comments, sifted.used))
     kept = merge((*sifted.kept, *unused), ()) if unused else sifted.kept
+    kept = with_leaving(kept, reached.alone) if reached is not None else kept
     findings = with_fingerprints(with_confirmation(kept, results, rehearsal, reached, root), root)
     gone = {finding.code for finding in sifted.suppressed} - {finding.code for finding in sifted.kept}
     standing = {finding.code for finding in (*suspicions, *seen)} - gone

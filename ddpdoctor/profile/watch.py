@@ -121,13 +121,16 @@ class LiveChecks:
         self._comments: dict[str, tuple[Suppression, ...]] = {}
         self._gains = Gains()
 
-    def findings(self, record: RunRecord, *, stands: bool = False) -> tuple[Finding, ...]:
+    def findings(self, record: RunRecord, *, stands: bool = False, whole: bool = False) -> tuple[Finding, ...]:
         """Return what the checks find in a record, from worst to mildest; a check that fails costs its own finding
         only.
 
         ``stands``: those are not asked that judge by measured steps how fast the job is, which takes seconds with
-        thousands of ranks, while a hang has to be reported.
+        thousands of ranks, while a hang has to be reported. ``whole``: the run is over, and what mending a finding
+        brings is what ``what-if`` says of all of it.
         """
+        if whole:
+            self._gains = Gains()
         if self._settings.thresholds:
             job = msgspec.structs.replace(record.job, thresholds=self._settings.thresholds)
             record = msgspec.structs.replace(record, job=job)
@@ -533,7 +536,7 @@ class RunSource:
         if whole and self._is_suspicion and ran_to_their_ends(record) and not record.job.stop_reason:
             self._finding_hold.end_standstill(now_ns, refuted=True)
         if whole:
-            final = self._checks.findings(record)
+            final = self._checks.findings(record, whole=True)
             held = tuple(view for view in self._finding_hold.views() if not _ended_well_after_all(view.finding, record))
             return _with_final(final, held, record.job.started_ns)
         steps = sum(track.step[-1] for track in record.step_tracks if len(track))
@@ -616,9 +619,11 @@ def _ended_well_after_all(finding: Finding, record: RunRecord) -> bool:
 
 def _with_final(final: tuple[Finding, ...], held: tuple[FindingView, ...], started_ns: int) -> tuple[FindingView, ...]:
     """Return what the checks say of the whole run, since when as far as that was seen; then what held for a while
-    only.
+    only, without the gain, which is of another stretch than the one that ``what-if`` looks at.
     """
     fingerprints = {finding.fingerprint for finding in final}
     since_ns = {view.finding.fingerprint: view.since_ns for view in reversed(held)}
     views = [FindingView(finding=finding, since_ns=since_ns.get(finding.fingerprint, started_ns)) for finding in final]
-    return (*views, *(view for view in held if view.finding.fingerprint not in fingerprints))
+    past = (view for view in held if view.finding.fingerprint not in fingerprints)
+    replace = msgspec.structs.replace
+    return (*views, *(replace(view, finding=replace(view.finding, gain=None)) for view in past))

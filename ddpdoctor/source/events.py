@@ -160,6 +160,17 @@ class Part(Placed, frozen=True, eq=False):
     """Number of items that are divided; None where the source does not show it."""
 
 
+class Statistic(Placed, frozen=True, eq=False):
+    """Where a rank makes one number, or a few, of many samples of its own."""
+
+    loops: frozenset[ast.AST]
+    """The loops around it."""
+    carried: frozenset[ast.AST]
+    """Those of them in whose next turn a variable still holds it."""
+    of_pass: bool
+    """One of the latter goes over the batches of a loader."""
+
+
 class Branch(msgspec.Struct, frozen=True, eq=False):
     """Alternatives of which a condition, the same on all ranks, takes one."""
 

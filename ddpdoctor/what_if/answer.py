@@ -475,15 +475,18 @@ def _table(model: Model, left_out: list[str]) -> list[Change]:
             left_out.append(f"{each.title}: {gap.message}")
     found = []
     for changes in families.values():
-        # Rounded, so that of two that do the same the first one, which costs less, is taken.
-        best = max(changes, key=lambda change: round(change.speedup.value, 2))
-        if "workers" in best.settings:
-            best = _fewest_workers(changes, cores_per_rank(model.observed))
+        best = _best(model, changes)
         others = [(_value(change), change.speedup.value) for change in changes if change is not best]
         if "bucket_cap_mb" in best.settings:
             others += _as_default(model)
         found.append(msgspec.structs.replace(best, others=tuple(others)))
     return sorted(found, key=lambda change: -change.speedup.value)
+
+
+def _best(model: Model, changes: Sequence[Change]) -> Change:
+    """Return the value of a setting that is shown; of two that do the same, which rounding tells, the first one."""
+    best = max(changes, key=lambda change: round(change.speedup.value, 2))
+    return _fewest_workers(changes, cores_per_rank(model.observed)) if "workers" in best.settings else best
 
 
 def _fewest_workers(changes: Sequence[Change], cores: int) -> Change:
@@ -634,8 +637,14 @@ class Gains:
 
 
 def _gain(model: Model, finding: Finding) -> Gain | None:
-    """None where mending it brings no more than noise."""
-    speedup = model.outcome(parse(finding.what_if)).speedup
+    """None where mending it brings no more than noise. A setting without a value is asked for as in the table."""
+    (family, *others) = finding.what_if
+    if others or "=" in family:
+        speedup = model.outcome(parse(finding.what_if)).speedup
+    else:
+        speedup = _best(
+            model, [_change(model, each) for each in remedies(model.observed) if each.family == family]
+        ).speedup
     if speedup.value < 1.005:
         return None
     return Gain(speedup=speedup.value, low=speedup.low, high=speedup.high)

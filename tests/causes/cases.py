@@ -53,6 +53,20 @@ _EPOCH = Said(code="DDP102", line=23)
 _NESTED = Said(code="DDP301", line=15, words=("dist.get_rank() == 0", "barrier"))
 _HOOK = Said(code="DDP213", line=19, words=("never lists them", "learning rate of 0"))
 
+# Of the reports that ``reports.json`` lists, with what has to be said of each.
+_OWN_ORDER = ("parts overlap", "same order on every rank")
+_FILES = Said(code="DDP107", line=17, words=_OWN_ORDER)
+_EPISODES = Said(code="DDP107", line=21, words=_OWN_ORDER)
+_UNEVEN = Said(code="DDP103", line=42)
+_ROWS = Said(code="DDP108", line=34, words=("Seed every rank with the same number",))
+_PACKED = Said(code="DDP302", line=25, words=("`names` is in the order of a set", "sorted"))
+_OUTPUTS = Said(code="DDP302", line=25, words=("`outputs.items()` is in the order of a set", "sorted"))
+_MOMENTS = Said(code="DDP110", line=29, words=("self.mean", "self.variance", "All-reduce"))
+_OWN_NAME = Said(code="DDP608", line=25, words=("a name that each of them makes for itself", "broadcast_object_list"))
+_PATIENCE = Said(code="DDP302", line=57, words=("All-reduce or broadcast",))
+_CUT = Said(code="DDP105", line=18, words=("not in the order of the samples", "torch.stack(parts, 1)"))
+_SCHEDULE = Said(code="DDP224", line=14, words=("accelerator.num_processes",))
+
 CASES = (
     # The barrier that rank 1 waits in is where it stands, not why.
     Case(
@@ -149,4 +163,22 @@ CASES = (
         source=(_REDUCE, _EPOCH, _FORWARD),
         checked=(msgspec.structs.replace(_FORWARD, ranks=(0,)), _REDUCE, _EPOCH),
     ),
+    Case(script="reports/files_by_rank_seed.py", source=(_FILES, _UNEVEN), checked=(_FILES, _UNEVEN)),
+    Case(script="reports/episodes_global_rng.py", source=(_EPISODES,), checked=(_EPISODES,)),
+    Case(script="reports/conversations_shuffled.py", source=(_ROWS,), checked=(_ROWS,)),
+    Case(script="reports/losses_in_set_order.py", source=(_PACKED,), checked=(_PACKED,)),
+    Case(script="reports/outputs_in_set_order.py", source=(_OUTPUTS,), checked=(_OUTPUTS,)),
+    Case(script="reports/observations_normalised.py", source=(_MOMENTS,), checked=(_MOMENTS,)),
+    Case(
+        script="reports/codebook_own_optimizer.py",
+        checked=(Said(code="DDP208", line=22, ranks=(0, 1), words=("in its forward", "before this step")),),
+    ),
+    Case(
+        script="reports/random_cache_name.py",
+        source=(_OWN_NAME,),
+        checked=(_OWN_NAME, Said(code="DDP305", line=26, ranks=(1,))),
+    ),
+    Case(script="reports/patience_by_rank.py", source=(_PATIENCE,), checked=(_PATIENCE,)),
+    Case(script="reports/gathered_then_cut.py", source=(_CUT,), checked=(_CUT,)),
+    Case(script="reports/prepared_schedule.py", source=(_SCHEDULE,), checked=(_SCHEDULE,)),
 )

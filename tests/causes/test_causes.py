@@ -10,6 +10,7 @@ import pytest
 
 from tests.causes.cases import CASES, SCRIPTS, Case
 from tests.causes.judge import complaints, report_of, worse_than_static
+from tests.check_command import check
 
 
 @pytest.fixture
@@ -31,6 +32,34 @@ def test_the_whole_check_says_the_cause_and_no_less_than_the_source(case: Case, 
     checked = report_of(case, project, XDG_STATE_HOME=str(tmp_path))
     assert complaints(case.checked, checked) == []
     assert worse_than_static(report_of(case, project, "--static"), checked) == []
+
+
+_HEALTHY = """\
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    model = DDP(torch.nn.Linear(2, 1))
+    for step in range(3):
+        model(torch.randn(4, 2)).sum().backward()
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.checked and not case.script.startswith("-m")], ids=lambda case: case.name
+)
+def test_the_gate_says_the_cause_where_a_healthy_script_was_accepted(case: Case, project: Path, tmp_path: Path) -> None:
+    broken = (project / case.script).read_text(encoding="utf-8")
+    (project / case.script).write_text(_HEALTHY, encoding="utf-8")
+    target, kept = [case.script, "--", *case.arguments], {"XDG_STATE_HOME": str(tmp_path)}
+    check("--update", *target, cwd=project, command="gate", **kept)
+    (project / case.script).write_text(broken, encoding="utf-8")
+    gated = check(*target, cwd=project, command="gate", **kept)[1]
+    assert worse_than_static(report_of(case, project, "--static"), gated) == []
 
 
 def _report(*findings: dict[str, Any], refuted: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:

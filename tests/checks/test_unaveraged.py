@@ -201,6 +201,21 @@ def test_what_a_module_changes_itself_is_a_warning_of_its_own() -> None:
     assert finding.remedy.startswith("Average over the ranks what it is changed by")
 
 
+@pytest.mark.parametrize(
+    ("function", "remedy"), [("forward", "Average the gradients before this step"), ("train", "Change")]
+)
+def test_a_step_that_a_module_makes_in_its_forward_is_told_as_such(function: str, remedy: str) -> None:
+    job = Replicas()
+    job.forward()
+    job.backward()
+    job.optimizer_step(NAMES, NAMES)
+    site = job.site(STEP_LINE, 9, function=function)
+    record = job.seen()
+    steps = tuple(msgspec.structs.replace(step, site=site) for step in record.optimizer_steps)
+    (finding,) = said(job.seen(optimizer_steps=steps))
+    assert finding.code == "DDP208" and finding.remedy.startswith(remedy)
+
+
 def ignored(job: Replicas) -> dict[str, Any]:
     return {"wraps": tuple(job.wrapped(rank, ignored=NAMES) for rank in job.ranks)}
 

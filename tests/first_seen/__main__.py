@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from typing import get_args
 
-from tests.first_seen.ledger import NEWEST, rows, table
+from tests.first_seen.ledger import NEWEST, Kind, rows, table
 
 options = argparse.ArgumentParser(prog="python -m tests.first_seen")
 options.add_argument("--draw", type=int, help="Only the rows of this draw.")
 chosen = options.parse_args()
-for kind in ("source", "rehearsal", "live", "autopsy", "equivalence"):
+for kind in get_args(Kind):
     own = [row for row in rows() if row.kind == kind and chosen.draw in (None, row.draw)]
     if not own:
         continue

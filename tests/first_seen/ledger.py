@@ -11,7 +11,7 @@ import msgspec
 LEDGER = Path(__file__).with_name("ledger.jsonl")
 NEWEST = 60
 """Rows of a kind that the second column is about."""
-Kind = Literal["source", "rehearsal", "live", "autopsy", "equivalence"]
+Kind = Literal["source", "rehearsal", "live", "autopsy", "equivalence", "puzzle"]
 Judgement = Literal["right", "wrong", "debatable"]
 
 

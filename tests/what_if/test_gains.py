@@ -18,7 +18,7 @@ from ddpdoctor.report.formats.json import finding_object
 from ddpdoctor.report.run.run_lines import finding_lines as live_lines
 from ddpdoctor.tui.screens.pages import paint_screen
 from ddpdoctor.tui.view import View
-from ddpdoctor.what_if.answer import Gains
+from ddpdoctor.what_if.answer import Gains, what_if
 from tests.tui import runs
 from tests.what_if.conftest import Ddpdoctor
 from tests.what_if.records import EVEN, bucketed, record_of
@@ -39,7 +39,6 @@ def found(code: str, record: RunRecord) -> Finding:
         ("DDP401", {}, 72 / 54),
         ("DDP401", {"hidden": 6.0}, 72 / 54),
         ("DDP403", {"slower": {1: {"forward": 30.0}}}, 102 / 72),
-        ("DDP404", {"durations": {**EVEN, "data_wait": 50.0}}, 121 / 71),
     ],
 )
 def test_a_finding_of_speed_says_how_much_faster_the_job_is_without_it(
@@ -49,6 +48,14 @@ def test_a_finding_of_speed_says_how_much_faster_the_job_is_without_it(
     assert finding.gain is not None
     assert finding.gain.speedup == pytest.approx(speedup, rel=0.03)
     assert finding.gain.low < finding.gain.speedup < finding.gain.high
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_more_workers_bring_is_what_the_table_of_what_if_says(workers: int) -> None:
+    record = record_of(bucketed(4, 80, durations={**EVEN, "data_wait": 50.0}), workers=workers)
+    gain = found("DDP404", record).gain
+    (shown,) = (change.speedup for change in what_if(record).changes if "workers" in change.settings)
+    assert gain == Gain(speedup=shown.value, low=shown.low, high=shown.high)
 
 
 def test_the_reports_show_the_gain() -> None:

@@ -38,6 +38,7 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.libraries import sharding
+from ddpdoctor.source.ranks.own_statistics import reduced
 from ddpdoctor.source.ranks.rank_local_values import chooses_keys, drawn_apart, of_unread
 from ddpdoctor.source.ranks.ranks import FIRST, guessed_per_rank
 from ddpdoctor.source.script.module import Module
@@ -115,11 +116,13 @@ def apply(
         if function.name not in SPAWNERS and function.name not in PROCESSES:
             machine.note_closures([*positional, *named.values()])
         result = call_external(machine, node, function.name, positional, named, complete)
+        result = reduced(machine, node, function.name, None, positional, named, result)
         return drawn_apart(machine, node, function, function.name, positional, named, result)
     if function.__class__ is BoundMethod:
         if function.name == "step":
             machine.note_closures(positional)
         result = call_method(machine, node, function, positional, named, complete)
+        result = reduced(machine, node, function.name, function.receiver, positional, named, result)
         return drawn_apart(machine, node, function, function.name, positional, named, result)
     if function.__class__ is Function:
         result = call_function(machine, node, function, positional, named, complete)

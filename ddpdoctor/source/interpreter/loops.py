@@ -30,6 +30,7 @@ from ddpdoctor.source.interpreter.values import (
     per_rank,
 )
 from ddpdoctor.source.ranks.data_partitions import filtered
+from ddpdoctor.source.ranks.own_statistics import with_keys
 from ddpdoctor.source.script.syntax_index import descend, last_name
 
 MAXIMUM_ITEMS = 20
@@ -109,8 +110,8 @@ def dict_comprehension(machine: Machine, node: ast.DictComp) -> Value:
         return written
 
     def pair() -> Value:
-        machine.evaluate(machine, node.key)
-        return machine.evaluate(machine, node.value)
+        key = machine.evaluate(machine, node.key)
+        return with_keys(machine.evaluate(machine, node.value), key)
 
     return derived((_in_generators(machine, node.generators, pair),))
 

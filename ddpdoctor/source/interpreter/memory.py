@@ -18,6 +18,7 @@ from ddpdoctor.source.events import (
     OwnTest,
     Part,
     Sinks,
+    Statistic,
     shape_of,
     wider,
 )
@@ -132,6 +133,8 @@ class Memory:
         """Functions that subcommands of the command line choose, by the attribute of the options that holds them."""
         self.parts: dict[int, Part] = {}
         """Where ranks took parts of the data for themselves, by the number in the tags of those parts."""
+        self.statistics: dict[int, Statistic] = {}
+        """Where ranks made numbers of their own data, by the number in the tags of those numbers."""
         self.gradients = True
         self.synchronising = True
         """False inside of ``no_sync``."""

@@ -32,6 +32,7 @@ from ddpdoctor.source.interpreter.values import (
     tagged,
     tags_of,
 )
+from ddpdoctor.source.ranks.own_statistics import carried
 from ddpdoctor.source.ranks.rank_local_values import COUNTED, UNREAD_ITEM, own_iterable, own_test
 from ddpdoctor.source.script.syntax_index import descend, last_name
 
@@ -55,7 +56,7 @@ def _expression(machine: Machine, statement: ast.Expr) -> None:
 
 
 def _assign(machine: Machine, statement: ast.Assign) -> None:
-    value = evaluate(machine, statement.value)
+    value = carried(machine, statement, evaluate(machine, statement.value))
     for target in statement.targets:
         assign_to(machine, target, value)
 
@@ -67,7 +68,7 @@ def _annotated(machine: Machine, statement: ast.AnnAssign) -> None:
 
 def _augmented(machine: Machine, statement: ast.AugAssign) -> None:
     load = ast.copy_location(ast.BinOp(_as_load(statement.target), statement.op, statement.value), statement)
-    assign_to(machine, statement.target, evaluate(machine, load))
+    assign_to(machine, statement.target, carried(machine, statement, evaluate(machine, load)))
 
 
 def _as_load(target: ast.Name | ast.Attribute | ast.Subscript) -> ast.expr:

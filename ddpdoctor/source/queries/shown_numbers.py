@@ -176,8 +176,9 @@ class _Uses:
             return self._holds(node.test)
         if isinstance(node, ast.Raise):
             return node.exc is not None and self._holds(node.exc)
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            return ast.unparse(node) in self._names
+        if isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store):
+            kept = node.value if isinstance(node, ast.Subscript) else node
+            return isinstance(kept, ast.Attribute) and ast.unparse(kept) in self._names
         if not isinstance(node, ast.Call) or node is self._node or node.lineno < self._line:
             return False
         given = (*node.args, *(entry.value for entry in node.keywords))

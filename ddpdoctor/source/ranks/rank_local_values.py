@@ -61,7 +61,21 @@ POLLED: Tag = ("files", 2)
 EXTENT = "extent"
 """Kind of the tags of a tensor's size: the same on every rank unless it can be zero."""
 OWN_KINDS = frozenset(
-    {"batch", "ddp", "own", "clock", "files", "random", "drawn", "store", "counted", "item", "members", EXTENT}
+    {
+        "batch",
+        "ddp",
+        "own",
+        "clock",
+        "files",
+        "random",
+        "drawn",
+        "store",
+        "counted",
+        "item",
+        "members",
+        EXTENT,
+        "statistic",
+    }
 )
 """Kinds of the tags that results of calls which cannot be read inherit from their arguments."""
 
@@ -216,7 +230,7 @@ def _kind(machine: Machine, tags: frozenset[Tag]) -> OwnKind | None:
     kinds = {kind for kind, _ in tags}
     loaders = {number for kind, number in tags if kind in ("batch", EXTENT)}
     if loaders:
-        return "batch" if any(_is_own_loader(machine, number) for number in loaders) else None
+        return "batch" if any(is_own_loader(machine, number) for number in loaders) else None
     if "ddp" in kinds:
         return "batch"
     if "clock" in kinds:
@@ -232,7 +246,7 @@ def _kind(machine: Machine, tags: frozenset[Tag]) -> OwnKind | None:
     return "state" if "own" in kinds else None
 
 
-def _is_own_loader(machine: Machine, number: int) -> bool:
+def is_own_loader(machine: Machine, number: int) -> bool:
     """Return whether a loader may give every rank other batches: by a sampler, by shuffling, or by its data."""
     made = machine.events.get(number)
     if made is None:
@@ -370,7 +384,7 @@ def chooses_keys(machine: Machine, cls: ProjectClass) -> bool:
 
 DRAWN: Tag = ("drawn", 0)
 """Tag of what comes from a generator that each rank has given a seed of its own."""
-_TAKES_SEED = frozenset({"manual_seed", "seed", "Random", "RandomState", "default_rng"})
+TAKES_SEED = frozenset({"manual_seed", "seed", "Random", "RandomState", "default_rng"})
 """Functions and methods whose first argument is a seed; others have a keyword of that name."""
 _DRAWS = frozenset(
     f"torch.{name}"
@@ -398,7 +412,7 @@ def drawn_apart(
     if generator is not None and DRAWN in tags_of(generator) and not isinstance(result, ExternalObject):
         return Unknown(True, False, frozenset({DRAWN}))
     seed = named.get("seed")
-    if seed is None and positional and name.rpartition(".")[2] in _TAKES_SEED:
+    if seed is None and positional and name.rpartition(".")[2] in TAKES_SEED:
         seed = positional[0]
     if seed is None or not is_own_seed(seed) or not isinstance(result, Unknown) or _is_guessed(machine, node):
         return result

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from ddpdoctor.source.interpreter.assignment import item_at
-from ddpdoctor.source.interpreter.attributes import base_names, bases_of, class_attribute, lacks
+from ddpdoctor.source.interpreter.attributes import base_names, bases_of, bound_to, class_attribute, lacks
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     NONE,
@@ -17,6 +17,7 @@ from ddpdoctor.source.interpreter.values import (
     DictValue,
     External,
     ExternalObject,
+    Function,
     Instance,
     OneOf,
     Partial,
@@ -208,6 +209,12 @@ def make_loader(machine: Machine, node: ast.AST, positional: list[Value], named:
     """Return the loader, and note how it was made."""
     number = machine.object_number(node)
     machine.emit("loader", DATA_LOADER, node, positional, named, number=number, complete=complete)
+    for name, position in (("sampler", 3), ("batch_sampler", 4)):
+        sampler = named.get(name, positional[position] if len(positional) > position else NONE)
+        for own in (one for one in options_of(sampler) if isinstance(one, Instance)):
+            method = class_attribute(machine, own.cls, "__iter__")
+            if isinstance(method, Function) and method.node not in machine.visited:  # Its order, as the loader asks.
+                machine.call_function(machine, node, bound_to(method, own), [], {})
     return ExternalObject(number, DATA_LOADER)
 
 

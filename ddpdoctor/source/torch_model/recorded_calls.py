@@ -112,7 +112,11 @@ PRINT_REPLACED = "replace print"
 """Name of the event of ``builtins.print = something_else``."""
 DATA_METHODS = frozenset({"shuffle", "train_test_split"})
 """Methods of the data sets of Hugging Face that draw random numbers."""
-KEPT_METHODS = STATE_METHODS | FILE_METHODS | TRACKING_METHODS | CONTENT_METHODS | DATA_METHODS | LOGGER_METHODS
+ORDERING_METHODS = frozenset({"shuffle", "permutation"})
+"""Methods of generators that put something in a random order."""
+KEPT_METHODS = (
+    STATE_METHODS | FILE_METHODS | TRACKING_METHODS | CONTENT_METHODS | DATA_METHODS | LOGGER_METHODS | ORDERING_METHODS
+)
 """Methods whose calls are always recorded."""
 
 TRAINING_METHODS = frozenset(
