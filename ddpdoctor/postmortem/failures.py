@@ -19,6 +19,14 @@ _MODELS = re.compile(
     r"expects same model across all ranks.*?rank (\d+) has (\d+) params.*?rank (\d+) has inconsistent (\d+)",
     _FLAGS | re.DOTALL,
 )
+_OF_RANKS = re.compile(r"(?:^|/)(?:torch|multiprocessing)/")
+"""Files whose sockets and pipes join the ranks of a job, or the processes of one rank; innermost, as their callers may
+be torch's or a trainer's for any exception."""
+_INNERMOST = 3
+_OF_TORCH = re.compile(r"RuntimeError$|Dist\w*Error$|Rendezvous\w*$|TimeoutError$|ValueError$|Exception$|$")
+"""Classes of torch's own C++ side and launcher: the line that raised them is often all that is kept."""
+_SERVICE = re.compile(r"HTTPS?ConnectionPool|Max retries exceeded|\bhttps?://|StatusCode\.")
+"""Words of clients of HTTP and gRPC."""
 MOST_PARAMETERS = 1_000_000
 """Counts beyond are what a rank read of another collective, no number of parameters."""
 
@@ -94,6 +102,8 @@ def _named(
         return "lost-peer", "early-exit", {}
     found = statement_in(text, anywhere=anywhere)
     own = found is not None and found.row.event not in ("no-rendezvous", "lost-peer", "raised")
+    if found is not None and found.row.event in ("no-rendezvous", "lost-peer") and _is_of_a_service(kind, text, frames):
+        return "raised", "exception", {}
     if is_of_rendezvous(frames) and not own and _is_of_sockets(kind, text):
         return "no-rendezvous", "no-rendezvous", {}
     if found is None or found.row.role == "noise":
@@ -151,6 +161,13 @@ def _is_of_sockets(kind: str, text: str) -> bool:
     return kind in ("DistNetworkError", "DistStoreError", "TimeoutError", "ConnectionRefusedError", "gaierror") or (
         re.search(r"socket timeout|timed? ?out|Connection re(?:fused|set)|Broken pipe", text, _FLAGS) is not None
     )
+
+
+def _is_of_a_service(kind: str, text: str, frames: Sequence[Frame]) -> bool:
+    """Return whether a connection was one to a server (a hub, an object store, a tracker) and not to another rank."""
+    if any(_OF_RANKS.search(frame.file) for frame in frames[:_INNERMOST]):
+        return False
+    return _SERVICE.search(text) is not None or (bool(frames) and _OF_TORCH.match(kind) is None)
 
 
 def _running(text: str) -> tuple[int, ...]:

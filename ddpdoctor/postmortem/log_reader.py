@@ -16,11 +16,11 @@ from ddpdoctor.finding import Frame
 from ddpdoctor.postmortem import launchers
 from ddpdoctor.postmortem.catalogue.messages import counts_at_any_level
 from ddpdoctor.postmortem.failures import details_of, is_of_rendezvous, own_rank
-from ddpdoctor.postmortem.prefixes import Habit, Prefixed, last_time, nanoseconds, split
+from ddpdoctor.postmortem.prefixes import Habit, OtherPrefixes, Prefixed, last_time, nanoseconds, split
 from ddpdoctor.postmortem.progress import Later, Progress, went_on
 from ddpdoctor.postmortem.scan import Heed, Scanner
 from ddpdoctor.postmortem.tracebacks import HEADER, Raised, Tracebacks, hint_of, parse
-from ddpdoctor.record.streams.setup import Incident, RankEnding
+from ddpdoctor.record.streams.setup import ERROR_LINE, Incident, RankEnding
 
 # Takes the text out of lines that a logger or a collector wrote as one JSON object each.
 
@@ -150,6 +150,8 @@ _ASCII = re.compile(r"[\x21-\x7e]")
 _GRAVE = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b")
 _MILD = re.compile(r"\b(?:INFO|DEBUG|WARN(?:ING)?|[Ww]arning|[Rr]etry\w*)\b")
 """A logger's line that reports no failure, whatever else it says."""
+_REPORTED = re.compile(r"(?:[\w./-]+: )?(?:fatal(?: error)?|error)\b: ?\S", re.IGNORECASE)
+"""How programs begin a line that says why they end."""
 _ENDPOINT = re.compile(rb"rdzv[-_]endpoint[ \t]*[:= ][ \t]*'?([\w.-]+:\d+)")
 _WORLD_SAID = re.compile(rb"world[ _]?size[\"' ]?[=:] ?(\d{1,6})|\bnranks (\d{1,6})", re.IGNORECASE)
 _TRAINING = re.compile(
@@ -171,6 +173,8 @@ _LAUNCHER = re.compile(
 )
 _STARTER = re.compile(r"/deepspeed/launcher/\w+\.py$|/accelerate/commands/launch\.py$")
 """Launchers that raise what ``subprocess`` says of the ranks."""
+_JOINED = re.compile(r'File "[^"]+", line \d+, in [\w<>.]+')
+_CLASS = re.compile(r"(?<![\w.\"'])(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)(?=: | *$)")
 _ESCAPED = re.compile(r"(?P<quote>[\"']?)Traceback \(most recent call last\):(?=\\n)")
 _PLAIN = re.compile(r"([^\\]*)(?:\\(.))?")
 _ESCAPES = {"n": "\n", "t": "\t"}
@@ -181,10 +185,14 @@ _GROUPS = frozenset({"ExceptionGroup", "BaseExceptionGroup"})
 """Their parts follow, each with a traceback of its own."""
 _ANNOUNCES = frozenset({"ChildFailedError", "ProcessRaisedException", "ProcessExitedException", "SystemExit"})
 """What a launcher raises because a rank has failed."""
+_SAYS_THAT_ONE_ENDED = re.compile(r"detected that one or more processes exited with non-zero status")
+"""What mpirun and horovodrun say because of it: the next lines say which."""
 LINES_AFTER = 24
 """After a message of torch's C++ side so many lines may belong to it: reports of a desync, ``what()``."""
 LAST_WORDS = 2
 """A warning is what a log ends with where no more lines follow it."""
+LAST_LINES = 12
+"""An error that no row of the catalogue knows may be the death where the log ends so soon behind it."""
 HEAD_OF_A_LINE = 100
 """Characters in which a logger has written the level."""
 LONGEST_NAMED, LONGEST_SEARCHED = 500, 5_000
@@ -242,6 +250,7 @@ class LogReader:
         self._rank, self._host, self._attempt = rank, host, attempt
         self._tracebacks = Tracebacks()
         self._boxes = BoxedTracebacks()
+        self._other_prefixes = OtherPrefixes()
         self._table = launchers.FailureTable()
         self._after = 0
         self._time_ns = 0
@@ -258,6 +267,8 @@ class LogReader:
         """The class of the C++ exception that ended a process, until its message comes."""
         self._wrapped = ""
         """The first line of a launcher's sentence, until the second comes."""
+        self._reported: tuple[Prefixed, str, int] | None = None
+        """The last line that reports an error of which nothing else is known."""
         self._of_tasks: list[RankEnding] = []
         """How srun's tasks ended: ranks, or the launchers of nodes."""
         self._progress = Progress(habit, year)
@@ -275,6 +286,11 @@ class LogReader:
         for row in self._table.finish():
             self._take_row(row, Prefixed(""), scanner.lines)
         read = self.read_so_far
+        if self._reported and read.of_training and scanner.lines - self._reported[2] < LAST_LINES:
+            prefixed, text, number = self._reported
+            self._add(
+                Incident(kind="said", trouble="exception", type=ERROR_LINE, message=text, loose=True), prefixed, number
+            )
         read.incidents += self._latest
         read.lines = scanner.lines
         read.skipped = scanner.skipped
@@ -350,20 +366,23 @@ class LogReader:
         self._scanner.count_parts(len(lines) + self._tracebacks.weight)
         for prefixed in lines:
             self._time_ns = prefixed.time_ns or self._time_ns
-            if prefixed.rank is not None:
-                self.read_so_far.ranks.add(prefixed.rank)
             if prefixed.local is not None and prefixed.rank is not None:
                 self._local_ranks.add(prefixed.local)
                 if prefixed.marked.startswith("rank"):
                     self._first_ranks.add(prefixed.rank - prefixed.local)
             for part in _parts(prefixed.text):
-                own = split(part, self._habit, self._year) if part.startswith("[rank") else prefixed
-                text = self._boxes.translate(own.marked, part if own is prefixed else own.text)
+                own = split(part, self._habit, self._year) if part.startswith("[rank") else replace(prefixed, text=part)
+                self._other_prefixes.strip(own)
+                if own.rank is not None:
+                    self.read_so_far.ranks.add(own.rank)
+                text = self._boxes.translate(own.marked, own.text)
                 if text is not None:
                     self._take_text(own, text, number)
         self._after = max(0, self._after - 1)
         if self._taken_in != before:
             self.read_so_far.last_line = number
+        elif self._after and not self._tracebacks.busy:
+            self._progress.note(line)
         if self._tracebacks.busy or self._table.open or self._after > 0 or self._wrapped:
             return "more"
         return "something" if self._taken_in != before else "nothing"
@@ -386,6 +405,9 @@ class LogReader:
         if not outer:
             if "(most recent call last):\\n" in line and (match := _ESCAPED.search(line)):
                 return self._escaped(line, match)
+            if line.count('File "') > 1 and (pieces := _unfolded(line)):
+                first = split(pieces[0], self._habit, self._year)
+                return [first, *(replace(first, text=one) for one in pieces[1:])]
             return (split(line, self._habit, self._year),)
         inner = [split(one.text, self._habit, self._year) for one in outer]
         for one, of_object in zip(inner, outer, strict=True):
@@ -461,7 +483,7 @@ class LogReader:
             self._of_torch(prefixed, text, number)
         elif "ChildFailedError" in text:
             self._table.begin()
-        elif ("noticed that" in text or "(OOM), " in text) and launchers.WRAPPED.search(text):
+        elif any(word in text for word in launchers.WORDS_OF_WRAPPED) and launchers.WRAPPED.search(text):
             self._wrapped = text
         elif not self._of_launcher(prefixed, text):
             self._of_any_program(prefixed, text, number)
@@ -493,12 +515,16 @@ class LogReader:
     def _loose(self, prefixed: Prefixed, number: int, name: str, message: str) -> None:
         """An exception without a traceback, or a statement of the catalogue in the line of any program."""
         ended = launchers.of_command(message) if name == "CalledProcessError" else None
+        if _SAYS_THAT_ONE_ENDED.search(message):
+            return
         if name in _FROM_OUTSIDE or ended is not None:
             self._add(ended or _signalled_from_outside(name, message), prefixed, number)
             return
         kind, trouble, more = details_of(name, message, (), anywhere=not name)
         unknown = (kind, trouble) == ("raised", "exception") and "type" not in more
         if unknown and not name:
+            if _GRAVE.search(message[:HEAD_OF_A_LINE]) or _REPORTED.match(message):
+                self._reported = prefixed, message, number
             return
         if kind == "timed-out":
             self._after = LINES_AFTER  # Horovod lists below who does not come.
@@ -590,7 +616,7 @@ class LogReader:
                 incident = ended
             elif by_starter and frames[0].function.endswith("handler"):
                 incident = _from_outside(None, root.type, root.text)
-            elif endings or (by_launcher and root.type in _ANNOUNCES):
+            elif endings or (by_launcher and root.type in _ANNOUNCES) or _SAYS_THAT_ONE_ENDED.search(root.text):
                 for ending in endings:
                     self._add_ending(ending, Prefixed("", host=raised.host))
                 self.read_so_far.last_line = max(self.read_so_far.last_line, root.line)
@@ -628,6 +654,19 @@ class LogReader:
                 line=line,
             )
         )
+
+
+def _unfolded(line: str) -> list[str]:
+    """Return the lines of a traceback that were joined to one, as forms on the web do; nothing for others."""
+    places = [match.start() for match in _JOINED.finditer(line)]
+    if len(places) < 2:
+        return []
+    pieces = [line[low:high] for low, high in zip(places, [*places[1:], len(line)], strict=True)]
+    last = _CLASS.search(pieces[-1])
+    if last:
+        pieces[-1:] = [pieces[-1][: last.start()], pieces[-1][last.start() :].strip()]
+    frames = (_JOINED.match(one) for one in pieces)
+    return [line[: places[0]].strip(), *(f"  {f[0]}" if f else one for f, one in zip(frames, pieces, strict=True))]
 
 
 def _start_of(text: str) -> int:

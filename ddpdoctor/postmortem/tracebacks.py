@@ -117,8 +117,8 @@ class Tracebacks:
         if hint_of(text):
             return True
         frame = _FRAME.match(text)
-        if frame is None or not frame["function"]:
-            return False
+        if frame is None or not (frame["function"] or text.startswith("  File")):
+            return False  # Without a function it is where Python could not parse a file.
         return not any(one.marked == marked for one in self._open) and not any(
             one.nested and one.marked == marked for one in self._closed
         )

@@ -12,7 +12,7 @@ from ddpdoctor.diagnosis.wording import count, duration_text, location_of, place
 from ddpdoctor.finding import Fact, Location
 from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import RankException
-from ddpdoctor.record.streams.setup import Incident
+from ddpdoctor.record.streams.setup import ERROR_LINE, NO_START, Incident
 
 MESSAGE_CHARACTERS = 200
 FACTS_OF_RANKS = 16
@@ -78,6 +78,10 @@ def title(cause: LogCause) -> str:
         return f"{_who(cause)} ran out of shared memory{_at(first)}: {incident_text(first)}"
     if first.type == "NCCL WARN":
         return f"NCCL failed on {_who(cause)}: {incident_text(first)}"
+    if first.type == NO_START:
+        return f"the job did not start: {incident_text(first)}"
+    if first.type == ERROR_LINE:
+        return f"the log ends with an error of {_who(cause)}: {incident_text(first)}"
     if first.type == "usage error":
         return f"{_who(cause)} ended with a usage error: {incident_text(first)}"
     if not first.type:
@@ -233,6 +237,7 @@ def _of_scheduler(one: Incident) -> str:
         "time limit": "its time limit was reached",
         "node failure": "a node failed",
         "preemption": "it was preempted",
+        "eviction": "Kubernetes evicted a pod",
     }
     if one.type == "launch":
         return f"the scheduler could not start a task on {one.host}"

@@ -188,6 +188,10 @@ line that looks like an exception, without a traceback: it counts where its rank
 """
 
 
+ERROR_LINE, NO_START = "error line", "start"
+"""Types of incidents: a line that only says that there is an error, and a job that did not come to its script."""
+
+
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that went wrong, as the log has it."""
 
