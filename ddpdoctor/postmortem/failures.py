@@ -8,7 +8,7 @@ from typing import Any
 
 from ddpdoctor.finding import Frame, Trouble
 from ddpdoctor.postmortem.catalogue.messages import statement_in
-from ddpdoctor.record.streams.setup import IncidentKind
+from ddpdoctor.record.streams.setup import NO_START, IncidentKind
 
 _FLAGS = re.IGNORECASE
 _AT_THE_START = re.compile(r"/(?:rendezvous|static_tcp_rendezvous|c10d_rendezvous_backend|dynamic_rendezvous)\.py$")
@@ -113,7 +113,7 @@ def _named(
         more["unused"] = _unused(text)
     elif found.row.event == "mismatch":
         more["others"] = _running(text)
-    if found.row.type and (not kind or found.row.event == "killed-by-kernel"):
+    if found.row.type and (not kind or found.row.event == "killed-by-kernel" or found.row.type == NO_START):
         more["type"] = found.row.type
     return found.row.event, found.row.trouble, more
 

@@ -82,18 +82,34 @@ MOST_WRAPPED = 8
 """Lines over which a long path and the name of its function are wrapped."""
 
 
+_CELL = re.compile(r"(?P<type>[A-Za-z_]\w*)\s{2,}Traceback \(most recent call last\)$")
+_CELL_PLACE = re.compile(r"(?:File )?(?P<file>\S.*?)(?:, line|:)? ?\d*(?:,? in (?P<function>[\w<>.]+)(?:\(.*)?)?$")
+_CELL_LINE = re.compile(r"-+> ?(?P<line>\d+)\b")
+"""Of a notebook: the head of a traceback, where a frame is, and its line."""
+
+
 class BoxedTracebacks:
-    """The boxes and groups that are open in one log, by the mark of their process."""
+    """The boxes, groups and cells that are open in one log, by the mark of their process."""
 
     def __init__(self) -> None:
         self._boxes: dict[str, list[str]] = {}
         self._groups: set[str] = set()
+        self._cells: dict[str, tuple[str, str, str]] = {}
+        """The class of an exception, and the file and the function of its next frame."""
+        self.hint = ""
+        """The class of the exception whose traceback the line opens, where it names that."""
         self.width = 0
         """Columns of the box that the line opens, 0 where it opens none."""
 
     def translate(self, marked: str, text: str) -> str | None:
         """Return the line as the interpreter would have written it; None where it would have written none."""
-        self.width = 0
+        self.width, self.hint = 0, ""
+        if "Traceback" in text and (cell := _CELL.match(text)):
+            self._cells[marked] = (cell["type"], "", "")
+            self.hint = cell["type"]
+            return HEADER
+        if marked in self._cells:
+            return self._in_cell(marked, text)
         if "Traceback" in text and (box := _BOX.search(text)):
             self._boxes[marked] = []
             self.width = len(box[0])
@@ -110,6 +126,17 @@ class BoxedTracebacks:
                 return inner["text"]
             self._groups.discard(marked)
         return text
+
+    def _in_cell(self, marked: str, text: str) -> str | None:
+        kind, file, function = self._cells[marked]
+        if text.startswith(kind):
+            del self._cells[marked]
+            return text
+        if line := _CELL_LINE.match(text):
+            return f'  File "{file}", line {line["line"]}, in {function or "<module>"}'
+        if text[:1].strip() and not text[0].isdigit() and (place := _CELL_PLACE.match(text)):
+            self._cells[marked] = (kind, place["file"].strip("<>"), place["function"] or "")
+        return None
 
     def _in_box(self, marked: str, text: str) -> str | None:
         if _BOTTOM.match(text):
@@ -146,7 +173,8 @@ _QUALIFIED = re.compile(
 """One that someone quotes within a sentence, with its module; names of Java and .NET are none of Python's."""
 _ALONE = re.compile(r"(?P<type>(?<![A-Za-z])[A-Z][a-z]\w*?(?:Error|Exception))\s*$")
 """One that stands alone, or at the end of what other ranks wrote in its line."""
-_ASCII = re.compile(r"[\x21-\x7e]")
+_BEFORE_WORDS = re.compile(r"(?:[^\x21-\x7e]|[`*\"'|>-])*")
+"""Signs, and the marks of those who quote a line."""
 _GRAVE = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b")
 _MILD = re.compile(r"\b(?:INFO|DEBUG|WARN(?:ING)?|[Ww]arning|[Rr]etry\w*)\b")
 """A logger's line that reports no failure, whatever else it says."""
@@ -173,6 +201,8 @@ _LAUNCHER = re.compile(
 )
 _STARTER = re.compile(r"/deepspeed/launcher/\w+\.py$|/accelerate/commands/launch\.py$")
 """Launchers that raise what ``subprocess`` says of the ranks."""
+_RECORD = re.compile(r"\s{2,}(?=\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)")
+"""What stands between records of a logger that a collector has put into one line."""
 _JOINED = re.compile(r'File "[^"]+", line \d+, in [\w<>.]+')
 _CLASS = re.compile(r"(?<![\w.\"'])(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)(?=: | *$)")
 _ESCAPED = re.compile(r"(?P<quote>[\"']?)Traceback \(most recent call last\):(?=\\n)")
@@ -267,6 +297,8 @@ class LogReader:
         """The class of the C++ exception that ended a process, until its message comes."""
         self._wrapped = ""
         """The first line of a launcher's sentence, until the second comes."""
+        self._unread, self._unread_at = "", -1
+        """The last line of which nothing was understood, and its number."""
         self._reported: tuple[Prefixed, str, int] | None = None
         """The last line that reports an error of which nothing else is known."""
         self._of_tasks: list[RankEnding] = []
@@ -405,6 +437,8 @@ class LogReader:
         if not outer:
             if "(most recent call last):\\n" in line and (match := _ESCAPED.search(line)):
                 return self._escaped(line, match)
+            if "  20" in line and len(pieces := _RECORD.split(line)) > 2:
+                return [split(one, self._habit, self._year) for one in pieces]
             if line.count('File "') > 1 and (pieces := _unfolded(line)):
                 first = split(pieces[0], self._habit, self._year)
                 return [first, *(replace(first, text=one) for one in pieces[1:])]
@@ -442,7 +476,8 @@ class LogReader:
                 Raised(
                     marked=prefixed.marked, line=number, host=prefixed.host, pid=prefixed.pid, time_ns=self._time_ns,
                     rank=self._spawned if prefixed.rank is None else prefixed.rank, position=next(self._positions),
-                    width=self._boxes.width, headless=not begins, hint=hint_of(text),
+                    width=self._boxes.width, headless=not begins,
+                    hint=hint_of(text) or self._boxes.hint,
                 )
             )  # fmt: skip
             self._spawned = None
@@ -509,23 +544,33 @@ class LogReader:
             self._loose(prefixed, number, match["type"], text[match.start("message") :])
         elif alone and not _MILD.search(text[:HEAD_OF_A_LINE]):
             self._loose(prefixed, number, alone["type"], "")
-        elif not _MILD.search(text[:HEAD_OF_A_LINE]) or counts_at_any_level(text[:LONGEST_SEARCHED]):
-            self._loose(prefixed, number, "", text[:LONGEST_SEARCHED].strip())
+        elif not self._stated(prefixed, number, text):
+            before, (self._unread, self._unread_at) = (self._unread, self._unread_at), (text, number)
+            # A terminal, or who posted it, may have wrapped the line.
+            if before[1] == number - 1 and self._stated(prefixed, number - 1, f"{before[0]} {text}"):
+                self._unread = ""
 
-    def _loose(self, prefixed: Prefixed, number: int, name: str, message: str) -> None:
-        """An exception without a traceback, or a statement of the catalogue in the line of any program."""
+    def _stated(self, prefixed: Prefixed, number: int, text: str) -> bool:
+        """Take in the line of any program if it holds a statement of the catalogue; return whether it does."""
+        text = text[:LONGEST_SEARCHED].strip()
+        if _MILD.search(text[:HEAD_OF_A_LINE]) and not counts_at_any_level(text):
+            return False
+        return self._loose(prefixed, number, "", text)
+
+    def _loose(self, prefixed: Prefixed, number: int, name: str, message: str) -> bool:
+        """Take in an exception without a traceback, or a statement; return whether it is one."""
         ended = launchers.of_command(message) if name == "CalledProcessError" else None
         if _SAYS_THAT_ONE_ENDED.search(message):
-            return
+            return True
         if name in _FROM_OUTSIDE or ended is not None:
             self._add(ended or _signalled_from_outside(name, message), prefixed, number)
-            return
+            return True
         kind, trouble, more = details_of(name, message, (), anywhere=not name)
         unknown = (kind, trouble) == ("raised", "exception") and "type" not in more
         if unknown and not name:
             if _GRAVE.search(message[:HEAD_OF_A_LINE]) or _REPORTED.match(message):
                 self._reported = prefixed, message, number
-            return
+            return False
         if kind == "timed-out":
             self._after = LINES_AFTER  # Horovod lists below who does not come.
         rank, self._spawned = own_rank(message) if self._spawned is None else self._spawned, None
@@ -534,6 +579,7 @@ class LogReader:
             **{"type": name, **more},
         )  # fmt: skip
         self._add(incident, prefixed, number)
+        return True
 
     def _of_torch(self, prefixed: Prefixed, message: str, number: int, *, level: str = "E", kind: str = "") -> None:
         """A message of torch's C++ side; ``kind`` is the class of an exception that no one caught."""
@@ -625,8 +671,8 @@ class LogReader:
                 if _LAUNCHER.search(frames[0].file):
                     continue
                 incident = replace(_cut_off(frames), type=root.hint)
-                if root.hint in _DEAD_ACTORS:
-                    message = "an actor died, and the log ends where its driver says so"
+                if root.hint in _DEAD_ACTORS | _ANNOUNCES:
+                    message = f"{root.hint}: a process ended, and the log is cut off where its parent says how"
                     incident = Incident(kind="signalled", trouble="killed", type="Ray", message=message)
             else:
                 kind, trouble, more = details_of(root.type, root.text, frames)
@@ -670,9 +716,9 @@ def _unfolded(line: str) -> list[str]:
 
 
 def _start_of(text: str) -> int:
-    """Return where the first ASCII character is: signs and words of other scripts stand before errors."""
-    first = _ASCII.search(text)
-    return first.start() if first else 0
+    """Return where the first word is: signs and words of other scripts stand before errors."""
+    match = _BEFORE_WORDS.match(text)
+    return match.end() if match else 0
 
 
 def _parts(text: str) -> list[str]:

@@ -144,8 +144,9 @@ def _take(match: re.Match[str], found: Prefixed, year: int) -> None:
         found.marked = found.marked or f"{match['ip']}:{match['ray_pid']}"
 
 
-_BEFORE_A_FRAME = re.compile(r'(?P<prefix>\S.{0,199}?)  File "[^"]+", line \d+(?:, in |$)')
-_CLOCK = re.compile(r"\d+(?:[-:/.,T ]+\d+)+Z?")
+_BEFORE_A_FRAME = re.compile(r'(?P<prefix>\s*\S.{0,199}?)  File "[^"]+", line \d+(?:, in |$)')
+_CHANGING = re.compile(r"\d+(?:[-:/.,T ]+\d+)+Z?|^[\s\d|:.]+")
+"""Clocks, and the numbers of lines: of one process they differ from line to line."""
 _RANK = re.compile(r"(?i:(?<![a-z])(?:mpi|global_?)?rank[ =:]{0,2})(?P<rank>\d{1,6})\b")
 _MOST_SHAPES = 32
 
@@ -173,7 +174,7 @@ class OtherPrefixes:
                 rank = _RANK.search(match[0])
                 if rank and found.rank is None:
                     found.rank = int(rank["rank"])
-                found.marked = found.marked or _CLOCK.sub("", match[0])
+                found.marked = found.marked or _CHANGING.sub("", match[0])
                 return
 
 

@@ -12,8 +12,10 @@ from ddpdoctor.finding import Frame
 HEADER = "Traceback (most recent call last):"
 _FRAME = re.compile(r'\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
 _RAISED = re.compile(r"(?P<type>[A-Za-z_][\w.]*?(?:<locals>\.\w+)?)(?:: (?P<message>.*)|:?)$")
-_EXCEPTION = re.compile(r"(?:\w+\.)+[A-Z]\w*$|[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout|Failure|Abort\w*)$")
-"""Names of exceptions, where no head of a traceback says that one comes."""
+_EXCEPTION = re.compile(
+    r"(?:\w+\.)+[A-Z]\w*$|[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout|Failure|Iteration|Warning|Abort\w*)$"
+)
+"""Names of exceptions, where no head of a traceback says that one comes, or no message follows."""
 _OF_TASK = re.compile(r"ray\.exceptions\.RayTaskError\((?P<type>[A-Za-z_]\w*)\): ray::")
 _MARKERS = re.compile(r"\s*[\^~ ]*[\^~][\^~ ]*$")
 _REPEATED = re.compile(r"\s*\[Previous line repeated \d+ more times?\]$")
@@ -164,7 +166,8 @@ class Tracebacks:
             return True, done
         if not text.startswith((" ", "\t")) and (raised := _RAISED.match(text)):
             ended = _choose(here, expects_code=False)
-            known = not ended.headless or _EXCEPTION.match(raised["type"]) is not None
+            told = raised["message"] is not None and not ended.headless
+            known = told or _EXCEPTION.match(raised["type"]) is not None
             if (ended.frames or ended.type) and known:
                 self._end(ended, raised)
                 return True, done

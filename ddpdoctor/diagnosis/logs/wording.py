@@ -35,7 +35,8 @@ def title(cause: LogCause) -> str:
             return _of_lost_peer(cause)
         case "signalled":
             if not first.signal:
-                return f"the process of {_who(cause)} ended unexpectedly, and without an exception"
+                who = f"the process of {_who(cause)}" if cause.of_training else _who(cause)
+                return f"{who} ended unexpectedly, and without an exception"
             return f"{_who(cause)} {_was(cause)} killed by {signal_name(first.signal)}"
         case "stuck":
             stuck = f" for {duration_text(first.timeout_ns)}" if first.timeout_ns else ""
@@ -72,7 +73,7 @@ def title(cause: LogCause) -> str:
             f"on {_who(cause)} {_parameters(names) if names else 'a parameter'} was marked as ready twice{_at(first)}"
         )
     if first.trouble == "out-of-memory":
-        gpu = "GPU " if any(name in first.message for name in ("CUDA", "Cuda failure", "HIP")) else ""
+        gpu = "GPU " if any(name in first.message for name in ("CUDA", "Cuda", "cuda runtime", "HIP")) else ""
         return f"{_who(cause)} ran out of {gpu}memory{_at(first)}"
     if first.trouble == "shared-memory":
         return f"{_who(cause)} ran out of shared memory{_at(first)}: {incident_text(first)}"
