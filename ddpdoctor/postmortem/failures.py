@@ -19,11 +19,11 @@ _MODELS = re.compile(
     r"expects same model across all ranks.*?rank (\d+) has (\d+) params.*?rank (\d+) has inconsistent (\d+)",
     _FLAGS | re.DOTALL,
 )
-_OF_RANKS = re.compile(r"(?:^|/)(?:torch|multiprocessing)/")
+_OF_RANKS = re.compile(r"(?:^|/)(?:torch|multiprocessing|horovod)/")
 """Files whose sockets and pipes join the ranks of a job, or the processes of one rank; innermost, as their callers may
 be torch's or a trainer's for any exception."""
 _INNERMOST = 3
-_OF_TORCH = re.compile(r"RuntimeError$|Dist\w*Error$|Rendezvous\w*$|TimeoutError$|ValueError$|Exception$|$")
+_OF_TORCH = re.compile(r"RuntimeError$|Horovod\w+$|Dist\w*Error$|Rendezvous\w*$|TimeoutError$|ValueError$|Exception$|$")
 """Classes of torch's own C++ side and launcher: the line that raised them is often all that is kept."""
 _SERVICE = re.compile(r"HTTPS?ConnectionPool|Max retries exceeded|\bhttps?://|StatusCode\.")
 """Words of clients of HTTP and gRPC."""

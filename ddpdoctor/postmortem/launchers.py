@@ -30,7 +30,7 @@ _ENDINGS = tuple(
             r"process (?P<rank>\d+) terminated with signal SIG(?P<signal>\w+)",
             r"process (?P<rank>\d+) terminated with exit code (?P<code>\d+)",
             r"\[rank: (?P<rank>\d+)\] Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)",
-            r"process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node (?P<host>\S+) exited on signal (?P<signal>\d+)",
+            r"process rank (?P<rank>\d+) with PID (?:(?P<pid>\d+)|\S+) on node (?P<host>\S+) exited on signal (?P<signal>\d+)",
             r"(?:^|\bPod: )(?P<host>[\w.-]+) exited with code (?P<code>\d+)",
             r"^\s*Exit Code:\s+(?P<code>\d+)",
             r"Process name: (?:\[\[\d+,\d+\],)?(?P<rank>\d+)\]?\s+Exit code:\s+(?P<code>\d+)",

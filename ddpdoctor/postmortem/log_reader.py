@@ -171,7 +171,7 @@ _QUALIFIED = re.compile(
     r"(?P<type>[A-Z]\w*(?:Error|Exception)): (?P<message>.+)"
 )
 """One that someone quotes within a sentence, with its module; names of Java and .NET are none of Python's."""
-_ALONE = re.compile(r"(?P<type>(?<![A-Za-z])[A-Z][a-z]\w*?(?:Error|Exception))\s*$")
+_ALONE = re.compile(r"(?P<type>(?<![A-Za-z])[A-Z][a-z]\w*?(?:Error|Exception)):?\s*$")
 """One that stands alone, or at the end of what other ranks wrote in its line."""
 _BEFORE_WORDS = re.compile(r"(?:[^\x21-\x7e]|[`*\"'|>-])*")
 """Signs, and the marks of those who quote a line."""
@@ -560,7 +560,7 @@ class LogReader:
     def _loose(self, prefixed: Prefixed, number: int, name: str, message: str) -> bool:
         """Take in an exception without a traceback, or a statement; return whether it is one."""
         ended = launchers.of_command(message) if name == "CalledProcessError" else None
-        if _SAYS_THAT_ONE_ENDED.search(message):
+        if _SAYS_THAT_ONE_ENDED.search(message) or (name in _ANNOUNCES and not message):
             return True
         if name in _FROM_OUTSIDE or ended is not None:
             self._add(ended or _signalled_from_outside(name, message), prefixed, number)

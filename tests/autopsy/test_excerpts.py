@@ -18,7 +18,7 @@ MISSED = frozenset(
     {
         "fifth-events-of-the-agent", "seventh-table-cut-in-its-rank", "eighth-completion-error-under-ray",
         "ninth-the-caught-line-is-missing", "ninth-report-of-accelerate", "ninth-actor-beside-a-full-disk",
-        "twelfth-ray-worker-over-several-lines",
+        "twelfth-ray-worker-over-several-lines", "thirteenth-exception-that-is-retried-and-cut",
     }
 )  # fmt: skip
 """Wrong at first sight, and still."""
