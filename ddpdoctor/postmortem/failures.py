@@ -30,10 +30,11 @@ _SERVICE = re.compile(r"HTTPS?ConnectionPool|Max retries exceeded|\bhttps?://|St
 MOST_PARAMETERS = 1_000_000
 """Counts beyond are what a rank read of another collective, no number of parameters."""
 
-_OPERATION = re.compile(r"OpType=(\w+)")
-_SEQUENCE = re.compile(r"SeqNum=(\d+)|Sequence ?Number=(\d+)|(?:at NCCL work|at collective): #?(\d+)")
+# A word or a number with which the log ends may be a part of one.
+_OPERATION = re.compile(r"OpType=(\w+)(?=\W)")
+_SEQUENCE = re.compile(r"SeqNum=(\d+)(?=\D)|Sequence ?Number=(\d+)|(?:at NCCL work|at collective): #?(\d+)")
 _LIMIT = re.compile(
-    r"Timeout\(ms\)=(\d+)|Timed out waiting (\d+)ms|monitoredBarrier (?:in|after) (\d+) ?ms"
+    r"Timeout\(ms\)=(\d+)(?=\D)|Timed out waiting (\d+)ms|monitoredBarrier (?:in|after) (\d+) ?ms"
     r"|timed out after (\d+)ms|timeout after (\d+)ms"
 )
 _ENQUEUED = re.compile(r"last enqueued NCCL work: (-?\d+)", _FLAGS)

@@ -82,7 +82,7 @@ MOST_WRAPPED = 8
 """Lines over which a long path and the name of its function are wrapped."""
 
 
-_CELL = re.compile(r"(?P<type>[A-Za-z_]\w*)\s{2,}Traceback \(most recent call last\)$")
+_CELL = re.compile(r"(?P<type>[A-Za-z_]\w*?)\s*Traceback \(most recent call last\)$")
 _CELL_PLACE = re.compile(r"(?:File )?(?P<file>\S.*?)(?:, line|:)? ?\d*(?:,? in (?P<function>[\w<>.]+)(?:\(.*)?)?$")
 _CELL_LINE = re.compile(r"-+> ?(?P<line>\d+)\b")
 """Of a notebook: the head of a traceback, where a frame is, and its line."""
@@ -197,7 +197,7 @@ _OF_MESSAGE = re.compile(r"\s*(?:-|socket\w+ ?: |NET/\w+ ?: |Net ?: )")
 """Further lines of a message of torch's C++ side that say who: of desync reports, and NCCL's last error."""
 _WORLD = re.compile(r"(?:\d+/(?P<joined>\d+) clients joined|world_size[=:] ?(?P<said>\d+))")
 _LAUNCHER = re.compile(
-    r"/torch/distributed/(?:run|launch|launcher/api|elastic/agent/server/api)\.py$|/multiprocessing/spawn\.py$"
+    r"/torch/(?:distributed/(?:run|launch|launcher/api|elastic/agent/server/api)|multiprocessing/spawn)\.py$"
 )
 _STARTER = re.compile(r"/deepspeed/launcher/\w+\.py$|/accelerate/commands/launch\.py$")
 """Launchers that raise what ``subprocess`` says of the ranks."""
@@ -414,7 +414,7 @@ class LogReader:
         if self._taken_in != before:
             self.read_so_far.last_line = number
         elif self._after and not self._tracebacks.busy:
-            self._progress.note(line)
+            self._progress.note_if_again(line)
         if self._tracebacks.busy or self._table.open or self._after > 0 or self._wrapped:
             return "more"
         return "something" if self._taken_in != before else "nothing"
@@ -725,7 +725,7 @@ def _parts(text: str) -> list[str]:
     """Part two ranks' lines that share one, for lack of a line feed between them."""
     if "[rank" not in text[1:] and "Traceback (most recent" not in text:
         return [text]
-    starts = [match.start() for match in re.finditer(r"(?<=\S)\[rank\d+\]:|(?<=\S)Traceback \(most recent", text)]
+    starts = [match.start() for match in re.finditer(r"(?<=\S)\[rank\d+\]:|(?<=\S)Traceback \(most recent call last\):", text)]
     if not starts:
         return [text]
     return [text[low:high] for low, high in zip([0, *starts], [*starts, len(text)], strict=True)]

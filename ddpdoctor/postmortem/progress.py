@@ -41,6 +41,7 @@ class Progress:
     def __init__(self, habit: Habit, year: int) -> None:
         self._habit, self._year = habit, year
         self._kinds: set[tuple[str, ...]] = set()
+        self._once: set[tuple[str, ...]] = set()
         self._noted = 0
 
     def note(self, text: bytes) -> None:
@@ -51,6 +52,13 @@ class Progress:
                 kind = _kind_of(split(line, self._habit, self._year).text)
                 if kind:
                     self._kinds.add(kind)
+
+    def note_if_again(self, line: bytes) -> None:
+        """Note the kind of a line that stands soon after a failure, when there are two of it: one may be about that."""
+        kind = _kind_of(split(line.decode("utf-8", "replace"), self._habit, self._year).text)
+        if kind and kind in self._once:
+            self._kinds.add(kind)
+        self._once.add(kind)
 
     def at_the_end(self, tail: bytes, first_line: int) -> tuple[Later, ...]:
         """Return the lines of progress in the last piece of the log, whose first line has that number."""
