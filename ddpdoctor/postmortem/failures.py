@@ -32,12 +32,14 @@ MOST_PARAMETERS = 1_000_000
 
 # A word or a number with which the log ends may be a part of one.
 _OPERATION = re.compile(r"OpType=(\w+)(?=\W)")
-_SEQUENCE = re.compile(r"SeqNum=(\d+)(?=\D)|Sequence ?Number=(\d+)|(?:at NCCL work|at collective): #?(\d+)")
+_SEQUENCE = re.compile(
+    r"SeqNum=(\d+)(?=\D)|Sequence ?Number=(\d+)|(?:at NCCL work|at collective|at work(?: sequence id)?): #?(\d+)"
+)
 _LIMIT = re.compile(
     r"Timeout\(ms\)=(\d+)(?=\D)|Timed out waiting (\d+)ms|monitoredBarrier (?:in|after) (\d+) ?ms"
     r"|timed out after (\d+)ms|timeout after (\d+)ms"
 )
-_ENQUEUED = re.compile(r"last enqueued NCCL work: (-?\d+)", _FLAGS)
+_ENQUEUED = re.compile(r"last enqueued (?:NCCL )?work: (-?\d+)", _FLAGS)
 _GROUP = re.compile(r"\[PG (?:ID )?(?P<id>\d+)(?: PG GUID (?P<guid>[^\]]+?))? Rank (?P<rank>\d+)\]")
 _OWN_RANK = re.compile(
     r"\[Rank (\d+)\]|Rank (\d+) is running (?:inconsistent )?collective|Rank (\d+) has \d+ params"

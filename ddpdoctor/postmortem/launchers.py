@@ -30,7 +30,8 @@ _ENDINGS = tuple(
             r"process (?P<rank>\d+) terminated with signal SIG(?P<signal>\w+)",
             r"process (?P<rank>\d+) terminated with exit code (?P<code>\d+)",
             r"\[rank: (?P<rank>\d+)\] Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)",
-            r"process rank (?P<rank>\d+) with PID (?:(?P<pid>\d+)|\S+) on node (?P<host>\S+) exited on signal (?P<signal>\d+)",
+            r"process rank (?P<rank>\d+) with PID (?:(?P<pid>\d+)|\S+) on node (?P<host>\S+) "
+            r"exited on signal (?P<signal>\d+)",
             r"(?:^|\bPod: )(?P<host>[\w.-]+) exited with code (?P<code>\d+)",
             r"^\s*Exit Code:\s+(?P<code>\d+)",
             r"Process name: (?:\[\[\d+,\d+\],)?(?P<rank>\d+)\]?\s+Exit code:\s+(?P<code>\d+)",
@@ -52,7 +53,8 @@ _WORDS_OF_ENDINGS = (
 """One of them is in each line with such an end: a look for a word costs a tenth of one for a pattern."""
 WORDS_OF_WRAPPED = ("noticed that", "(OOM), ", "Process name: ", "MPI_ABORT was")
 WRAPPED = re.compile(
-    r"noticed that process rank \d+ .*\bexited on$|Process name: \S+$|MPI_ABORT was invoked on rank \d+ in communicator \S+$|memory pressure \(OOM\), .*\bat$"
+    r"noticed that process rank \d+ .*\bexited on$|Process name: \S+$"
+    r"|MPI_ABORT was invoked on rank \d+ in communicator \S+$|memory pressure \(OOM\), .*\bat$"
 )
 """The first line of two."""
 _HIGHEST_SIGNAL = 31
@@ -79,7 +81,8 @@ _NCCL_WARN = re.compile(r"(?:(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[-?\d+\].*?)?NC
 OF_NCCL = "NCCL WARN "
 _PYTHON_FAULT = re.compile(r"Fatal Python error: (?P<what>.+)")
 _SHELL = re.compile(
-    r"(?:^|(?P<line>: line \d+:\s+)|\s(?<!\*\*\* ))(?P<pid>\d+)?\s*(?P<what>Killed|Segmentation fault|Aborted|Bus error)"
+    r"(?:^|(?P<line>: line \d+:\s+)|\s(?<!\*\*\* ))(?P<pid>\d+)?\s*"
+    r"(?P<what>Killed|Segmentation fault|Aborted|Bus error)"
     r"(?:\s+\(core dumped\))?(?:\s|$)"
 )
 _USAGE = re.compile(r"^\S+: error: (?P<message>.+)")

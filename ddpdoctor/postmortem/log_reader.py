@@ -668,10 +668,11 @@ class LogReader:
                 self.read_so_far.last_line = max(self.read_so_far.last_line, root.line)
                 continue
             elif not root.type:
-                if _LAUNCHER.search(frames[0].file):
+                waits = _LAUNCHER.search(frames[0].file) is not None
+                if waits and root.hint in ("", "KeyboardInterrupt"):
                     continue
                 incident = replace(_cut_off(frames), type=root.hint)
-                if root.hint in _DEAD_ACTORS | _ANNOUNCES:
+                if waits or root.hint in _DEAD_ACTORS | _ANNOUNCES:
                     message = f"{root.hint}: a process ended, and the log is cut off where its parent says how"
                     incident = Incident(kind="signalled", trouble="killed", type="Ray", message=message)
             else:
@@ -725,7 +726,9 @@ def _parts(text: str) -> list[str]:
     """Part two ranks' lines that share one, for lack of a line feed between them."""
     if "[rank" not in text[1:] and "Traceback (most recent" not in text:
         return [text]
-    starts = [match.start() for match in re.finditer(r"(?<=\S)\[rank\d+\]:|(?<=\S)Traceback \(most recent call last\):", text)]
+    starts = [
+        match.start() for match in re.finditer(r"(?<=\S)\[rank\d+\]:|(?<=\S)Traceback \(most recent call last\):", text)
+    ]
     if not starts:
         return [text]
     return [text[low:high] for low, high in zip([0, *starts], [*starts, len(text)], strict=True)]

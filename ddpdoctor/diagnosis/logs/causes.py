@@ -21,7 +21,7 @@ from ddpdoctor.diagnosis.wording import rank_list, verb
 from ddpdoctor.finding import Frame, Trouble
 from ddpdoctor.findings.locations import in_user_code
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.streams.setup import ERROR_LINE, NO_START, Incident, LogEvidence
+from ddpdoctor.record.streams.setup import ERROR_LINE, NO_START, WATCHDOG, Incident, LogEvidence
 
 # What can follow from what: the edges of the chain from a first cause to its last echo, as data.
 
@@ -79,7 +79,9 @@ def may_follow(effect: Incident, cause: Incident, evidence: LogEvidence) -> bool
     if name in _SAME_PROCESS:
         # Its reason is printed before or with it, and launchers report it at last.
         return effect.rank is None or cause.rank is None or effect.rank == cause.rank
-    return not surely_before(effect, cause, evidence)
+    # NCCL's threads write what one of them had first and what another passes on in any order.
+    by_threads = name == "nccl-passed-on" and effect.type == cause.type == "NCCL WARN"
+    return by_threads or not surely_before(effect, cause, evidence)
 
 
 def explained(groups: Sequence[Sequence[Incident]], evidence: LogEvidence) -> tuple[int, ...]:
@@ -228,7 +230,9 @@ def _of_attempt(evidence: LogEvidence, attempt: int) -> tuple[LogCause, ...]:
     told = tuple(one for one in everything if one not in gone_on)
     raised = [_with_what_it_said(one, told) for one in told if one.kind != "said"]
     left = [] if evidence.finished else [_with_what_it_said(one, told) for one in unexplained(endings, raised)]
-    incidents = _without_shadows((*raised, *left)) or _promoted(told)
+    incidents = _without_shadows((*raised, *left))
+    if all(name_of(one) == "aborted" for one in incidents):
+        incidents = (*incidents, *_detected(told)) or _promoted(told)
     incidents = tuple(one for one in incidents if not _says_nothing(one, incidents, evidence))
     groups = _grouped(incidents)
     # An error that nobody knows, and a command that could not be run, are nothing where the job went on.
@@ -276,6 +280,11 @@ def _gone_on(told: Sequence[Incident], endings: Sequence[Ending], evidence: LogE
         if (one.rank is not None and one.rank not in ended)
         or (one.rank is None and one.went_on >= (1 if lonely else _GONE_ON))
     )
+
+
+def _detected(told: Sequence[Incident]) -> tuple[Incident, ...]:
+    """Return what the watchdog detected without a word on what it was: a time-out, as a rule."""
+    return tuple(replace(one, kind="timed-out") for one in told if one.kind == "said" and one.trouble == "timeout")
 
 
 def _promoted(told: Sequence[Incident]) -> tuple[Incident, ...]:
@@ -443,6 +452,8 @@ def _judged(
     evidence: LogEvidence,
 ) -> LogCause:
     cause = _cause(failed, "cause")
+    if cause.first.kind == "timed-out" and all(one.type == WATCHDOG for one in cause.incidents):
+        return replace(cause, doubt="the watchdog does not say whether it timed out or failed")
     if cause.first.kind == "timed-out":
         return _with_unheard(_of_timeout(cause, groups, everyone, endings), evidence, endings)
     if cause.first.kind == "mismatch":
