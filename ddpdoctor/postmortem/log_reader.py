@@ -134,7 +134,7 @@ class BoxedTracebacks:
             return text
         if line := _CELL_LINE.match(text):
             return f'  File "{file}", line {line["line"]}, in {function or "<module>"}'
-        if text[:1].strip() and not text[0].isdigit() and (place := _CELL_PLACE.match(text)):
+        if text[:1].strip() and not text[0].isdigit() and (place := _CELL_PLACE.match(text[:LONGEST_NAMED])):
             self._cells[marked] = (kind, place["file"].strip("<>"), place["function"] or "")
         return None
 
@@ -201,9 +201,10 @@ _LAUNCHER = re.compile(
 )
 _STARTER = re.compile(r"/deepspeed/launcher/\w+\.py$|/accelerate/commands/launch\.py$")
 """Launchers that raise what ``subprocess`` says of the ranks."""
-_RECORD = re.compile(r"\s{2,}(?=\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)")
+_RECORD = re.compile(r"(?<!\s)\s{2,}(?=\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)")
 """What stands between records of a logger that a collector has put into one line."""
 _JOINED = re.compile(r'File "[^"]+", line \d+, in [\w<>.]+')
+_LONGEST_JOINED = 20_000
 _CLASS = re.compile(r"(?<![\w.\"'])(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)(?=: | *$)")
 _ESCAPED = re.compile(r"(?P<quote>[\"']?)Traceback \(most recent call last\):(?=\\n)")
 _PLAIN = re.compile(r"([^\\]*)(?:\\(.))?")
@@ -439,7 +440,7 @@ class LogReader:
                 return self._escaped(line, match)
             if "  20" in line and len(pieces := _RECORD.split(line)) > 2:
                 return [split(one, self._habit, self._year) for one in pieces]
-            if line.count('File "') > 1 and (pieces := _unfolded(line)):
+            if len(line) < _LONGEST_JOINED and line.count('File "') > 1 and (pieces := _unfolded(line)):
                 first = split(pieces[0], self._habit, self._year)
                 return [first, *(replace(first, text=one) for one in pieces[1:])]
             return (split(line, self._habit, self._year),)

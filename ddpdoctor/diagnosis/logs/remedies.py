@@ -92,6 +92,8 @@ def advice_of(cause: LogCause) -> Advice:
         return "unknown" if cause.absent else "retry"
     if cause.trouble == "no-rendezvous":
         return "retry" if any(_PORT_TAKEN.search(one.message) for one in cause.incidents) else "unknown"
+    if first.type == ERROR_LINE:
+        return "unknown"
     if first.kind == "raised" and first.type in _PASSES:
         return "retry"
     return of_trouble(cause.trouble)
