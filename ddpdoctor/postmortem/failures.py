@@ -8,7 +8,7 @@ from typing import Any
 
 from ddpdoctor.finding import Frame, Trouble
 from ddpdoctor.postmortem.catalogue.messages import statement_in
-from ddpdoctor.record.streams.setup import IncidentKind
+from ddpdoctor.record.streams.setup import NO_START, IncidentKind
 
 _FLAGS = re.IGNORECASE
 _AT_THE_START = re.compile(r"/(?:rendezvous|static_tcp_rendezvous|c10d_rendezvous_backend|dynamic_rendezvous)\.py$")
@@ -19,16 +19,27 @@ _MODELS = re.compile(
     r"expects same model across all ranks.*?rank (\d+) has (\d+) params.*?rank (\d+) has inconsistent (\d+)",
     _FLAGS | re.DOTALL,
 )
+_OF_RANKS = re.compile(r"(?:^|/)(?:torch|multiprocessing|horovod)/")
+"""Files whose sockets and pipes join the ranks of a job, or the processes of one rank; innermost, as their callers may
+be torch's or a trainer's for any exception."""
+_INNERMOST = 3
+_OF_TORCH = re.compile(r"RuntimeError$|Horovod\w+$|Dist\w*Error$|Rendezvous\w*$|TimeoutError$|ValueError$|Exception$|$")
+"""Classes of torch's own C++ side and launcher: the line that raised them is often all that is kept."""
+_SERVICE = re.compile(r"HTTPS?ConnectionPool|Max retries exceeded|\bhttps?://|StatusCode\.")
+"""Words of clients of HTTP and gRPC."""
 MOST_PARAMETERS = 1_000_000
 """Counts beyond are what a rank read of another collective, no number of parameters."""
 
-_OPERATION = re.compile(r"OpType=(\w+)")
-_SEQUENCE = re.compile(r"SeqNum=(\d+)|Sequence ?Number=(\d+)|(?:at NCCL work|at collective): #?(\d+)")
+# A word or a number with which the log ends may be a part of one.
+_OPERATION = re.compile(r"OpType=(\w+)(?=\W)")
+_SEQUENCE = re.compile(
+    r"SeqNum=(\d+)(?=\D)|Sequence ?Number=(\d+)|(?:at NCCL work|at collective|at work(?: sequence id)?): #?(\d+)"
+)
 _LIMIT = re.compile(
-    r"Timeout\(ms\)=(\d+)|Timed out waiting (\d+)ms|monitoredBarrier (?:in|after) (\d+) ?ms"
+    r"Timeout\(ms\)=(\d+)(?=\D)|Timed out waiting (\d+)ms|monitoredBarrier (?:in|after) (\d+) ?ms"
     r"|timed out after (\d+)ms|timeout after (\d+)ms"
 )
-_ENQUEUED = re.compile(r"last enqueued NCCL work: (-?\d+)", _FLAGS)
+_ENQUEUED = re.compile(r"last enqueued (?:NCCL )?work: (-?\d+)", _FLAGS)
 _GROUP = re.compile(r"\[PG (?:ID )?(?P<id>\d+)(?: PG GUID (?P<guid>[^\]]+?))? Rank (?P<rank>\d+)\]")
 _OWN_RANK = re.compile(
     r"\[Rank (\d+)\]|Rank (\d+) is running (?:inconsistent )?collective|Rank (\d+) has \d+ params"
@@ -94,6 +105,8 @@ def _named(
         return "lost-peer", "early-exit", {}
     found = statement_in(text, anywhere=anywhere)
     own = found is not None and found.row.event not in ("no-rendezvous", "lost-peer", "raised")
+    if found is not None and found.row.event in ("no-rendezvous", "lost-peer") and _is_of_a_service(kind, text, frames):
+        return "raised", "exception", {}
     if is_of_rendezvous(frames) and not own and _is_of_sockets(kind, text):
         return "no-rendezvous", "no-rendezvous", {}
     if found is None or found.row.role == "noise":
@@ -103,7 +116,7 @@ def _named(
         more["unused"] = _unused(text)
     elif found.row.event == "mismatch":
         more["others"] = _running(text)
-    if found.row.type and (not kind or found.row.event == "killed-by-kernel"):
+    if found.row.type and (not kind or found.row.event == "killed-by-kernel" or found.row.type == NO_START):
         more["type"] = found.row.type
     return found.row.event, found.row.trouble, more
 
@@ -151,6 +164,13 @@ def _is_of_sockets(kind: str, text: str) -> bool:
     return kind in ("DistNetworkError", "DistStoreError", "TimeoutError", "ConnectionRefusedError", "gaierror") or (
         re.search(r"socket timeout|timed? ?out|Connection re(?:fused|set)|Broken pipe", text, _FLAGS) is not None
     )
+
+
+def _is_of_a_service(kind: str, text: str, frames: Sequence[Frame]) -> bool:
+    """Return whether a connection was one to a server (a hub, an object store, a tracker) and not to another rank."""
+    if any(_OF_RANKS.search(frame.file) for frame in frames[:_INNERMOST]):
+        return False
+    return _SERVICE.search(text) is not None or (bool(frames) and _OF_TORCH.match(kind) is None)
 
 
 def _running(text: str) -> tuple[int, ...]:

@@ -30,16 +30,32 @@ _ENDINGS = tuple(
             r"process (?P<rank>\d+) terminated with signal SIG(?P<signal>\w+)",
             r"process (?P<rank>\d+) terminated with exit code (?P<code>\d+)",
             r"\[rank: (?P<rank>\d+)\] Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)",
-            r"process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node (?P<host>\S+) exited on signal (?P<signal>\d+)",
+            r"process rank (?P<rank>\d+) with PID (?:(?P<pid>\d+)|\S+) on node (?P<host>\S+) "
+            r"exited on signal (?P<signal>\d+)",
             r"(?:^|\bPod: )(?P<host>[\w.-]+) exited with code (?P<code>\d+)",
             r"^\s*Exit Code:\s+(?P<code>\d+)",
+            r"Process name: (?:\[\[\d+,\d+\],)?(?P<rank>\d+)\]?\s+Exit code:\s+(?P<code>\d+)",
+            r"[Rr]ank (?P<rank>\d+) (?:\(PID (?P<pid>\d+)\) exited|crashed) with (?:exit )?code (?P<code>-?\d+)",
+            r"MPI_ABORT was invoked on rank (?P<rank>\d+) in communicator .*?(?:with errorcode (?P<code>\d+)|Proc: )",
         ),
     )
 )
 """How launchers say that a process ended."""
-_WORDS_OF_ENDINGS = ("terminated with", "exited ", "xit Code:", "srun:")
+_WORDS_OF_ENDINGS = (
+    "terminated with",
+    "exited ",
+    "xit Code:",
+    "srun:",
+    "Process name: ",
+    "MPI_ABORT",
+    " crashed with ",
+)
 """One of them is in each line with such an end: a look for a word costs a tenth of one for a pattern."""
-WRAPPED = re.compile(r"noticed that process rank \d+ .*\bexited on$|memory pressure \(OOM\), .*\bat$")
+WORDS_OF_WRAPPED = ("noticed that", "(OOM), ", "Process name: ", "MPI_ABORT was")
+WRAPPED = re.compile(
+    r"noticed that process rank \d+ .*\bexited on$|Process name: \S+$"
+    r"|MPI_ABORT was invoked on rank \d+ in communicator \S+$|memory pressure \(OOM\), .*\bat$"
+)
 """The first line of two."""
 _HIGHEST_SIGNAL = 31
 _COMMAND = re.compile(
@@ -65,7 +81,8 @@ _NCCL_WARN = re.compile(r"(?:(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[-?\d+\].*?)?NC
 OF_NCCL = "NCCL WARN "
 _PYTHON_FAULT = re.compile(r"Fatal Python error: (?P<what>.+)")
 _SHELL = re.compile(
-    r"(?:^|(?P<line>: line \d+:\s+)|\s)(?P<pid>\d+)?\s*(?P<what>Killed|Segmentation fault|Aborted|Bus error)"
+    r"(?:^|(?P<line>: line \d+:\s+)|\s(?<!\*\*\* ))(?P<pid>\d+)?\s*"
+    r"(?P<what>Killed|Segmentation fault|Aborted|Bus error)"
     r"(?:\s+\(core dumped\))?(?:\s|$)"
 )
 _USAGE = re.compile(r"^\S+: error: (?P<message>.+)")
@@ -78,7 +95,7 @@ _WORDS_OF_INCIDENTS = (
 )  # fmt: skip
 XIDS_THAT_FOLLOW = frozenset({45})
 """The driver cleans up after a process that had ended."""
-_OTHERS = ("srun:", "slurmstepd:", "torchrun:", "ddpdoctor:")
+_OTHERS = ("srun:", "sbatch:", "salloc:", "slurmstepd:", "torchrun:", "ddpdoctor:")
 """Programs whose lines with ``error:`` are about the job, not about the arguments of a script."""
 MOST_TABLE_LINES = 100_000
 _WORDS = {"killed": 9, "segmentation fault": 11, "aborted": 6, "bus error": 7, "terminated": 15, "out of memory": 9}
@@ -160,7 +177,7 @@ def endings_in(text: str) -> Iterator[RankEnding]:
     for pattern in _ENDINGS:
         if match := pattern.search(text):
             found = match.groupdict()
-            code = -signal_number(found["signal"]) if found.get("signal") else _code(int(found["code"]))
+            code = -signal_number(found["signal"]) if found.get("signal") else _code(int(found["code"] or 1))
             rank, pid = found.get("rank"), found.get("pid")
             yield RankEnding(
                 rank=int(rank) if rank else None,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import count
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 from msgspec.structs import replace
@@ -16,124 +16,12 @@ from ddpdoctor.finding import Frame
 from ddpdoctor.postmortem import launchers
 from ddpdoctor.postmortem.catalogue.messages import counts_at_any_level
 from ddpdoctor.postmortem.failures import details_of, is_of_rendezvous, own_rank
-from ddpdoctor.postmortem.prefixes import Habit, Prefixed, last_time, nanoseconds, split
+from ddpdoctor.postmortem.line_forms import BoxedTracebacks, lines_in, parts_of
+from ddpdoctor.postmortem.prefixes import Habit, OtherPrefixes, Prefixed, last_time, split
 from ddpdoctor.postmortem.progress import Later, Progress, went_on
 from ddpdoctor.postmortem.scan import Heed, Scanner
 from ddpdoctor.postmortem.tracebacks import HEADER, Raised, Tracebacks, hint_of, parse
-from ddpdoctor.record.streams.setup import Incident, RankEnding
-
-# Takes the text out of lines that a logger or a collector wrote as one JSON object each.
-
-_TEXTS = ("message", "msg", "event", "log", "line", "text", "body", "textPayload", "MESSAGE")
-_EXCEPTIONS = ("exc_info", "exc_text", "exception", "traceback", "stack_trace", "stacktrace", "error", "stack")
-_TIMES = ("timestamp", "time", "ts", "asctime", "@timestamp")
-_RANKS = ("rank", "global_rank", "RANK", "process_index")
-_HOSTS = ("host", "hostname", "node", "_HOSTNAME")
-_MOST_LINES = 1_000
-"""Of one object: of a longer text, such as an endless recursion, the beginning and the end."""
-_NESTED = ("record", "extra", "fields", "jsonPayload", "kubernetes")
-"""Objects inside of the line whose fields count as well."""
-
-
-def lines_of(line: str) -> list[Prefixed]:
-    """Return the lines of text in a line that is a JSON object, with what the object says of all of them; empty if it
-    is none.
-
-    The ``text`` of each still has the prefixes that its writer gave it.
-    """
-    try:
-        found = msgspec.json.decode(line)
-    except (msgspec.DecodeError, RecursionError):
-        return []
-    if not isinstance(found, dict):
-        return []
-    fields: dict[str, Any] = {}
-    for name in _NESTED:
-        inner = found.get(name)
-        if isinstance(inner, dict):
-            fields |= inner
-    fields |= found
-    texts = [fields[name] for names in (_TEXTS, _EXCEPTIONS) for name in names if isinstance(fields.get(name), str)]
-    rank = next((fields[name] for name in _RANKS if name in fields), None)
-    number = int(rank) if isinstance(rank, int) or (isinstance(rank, str) and rank.isdecimal()) else None
-    host = next((fields[name] for name in _HOSTS if isinstance(fields.get(name), str)), "")
-    stamp = next((fields[name] for name in _TIMES if name in fields), "")
-    time_ns = nanoseconds(stamp) if isinstance(stamp, str) else 0
-    marked = "" if number is None else f"rank{number}"
-    lines = "\n".join(dict.fromkeys(texts)).splitlines()
-    if len(lines) > _MOST_LINES:
-        lines = lines[: _MOST_LINES // 2] + lines[-_MOST_LINES // 2 :]
-    return [Prefixed(text, rank=number, host=host, time_ns=time_ns, marked=marked) for text in lines]
-
-
-# Translates tracebacks in other forms than the interpreter's into its form, line by line.
-
-_BOX = re.compile(
-    r"[\u256d\u250c+][\u2500\u2501-]+ Traceback \(most recent call last\) [\u2500\u2501-]+[\u256e\u2510+]"
-)
-_BOTTOM = re.compile(r"\s*[\u2570\u2514+][\u2500\u2501-]+[\u256f\u2518+]\s*$")
-_SIDE = "\u2502|"
-_PLACE = re.compile(r"(?P<file>[^\s:]\S*?):(?P<line>\d+)\s+in\s+(?P<function>\S+)$")
-_CODE = re.compile(r"(?:[\u2771>] )?\s*\d+ [\u2502|]")
-_GROUP = "Exception Group Traceback (most recent call last):"
-_IN_GROUP = re.compile(r"\s+\| ?(?P<text>.*)")
-_OF_GROUP = re.compile(r"\s+\+[-+]*(?: \d+ |\.\.\. )?-*\s*$")
-MOST_WRAPPED = 8
-"""Lines over which a long path and the name of its function are wrapped."""
-
-
-class BoxedTracebacks:
-    """The boxes and groups that are open in one log, by the mark of their process."""
-
-    def __init__(self) -> None:
-        self._boxes: dict[str, list[str]] = {}
-        self._groups: set[str] = set()
-        self.width = 0
-        """Columns of the box that the line opens, 0 where it opens none."""
-
-    def translate(self, marked: str, text: str) -> str | None:
-        """Return the line as the interpreter would have written it; None where it would have written none."""
-        self.width = 0
-        if "Traceback" in text and (box := _BOX.search(text)):
-            self._boxes[marked] = []
-            self.width = len(box[0])
-            return HEADER
-        if marked in self._boxes:
-            return self._in_box(marked, text)
-        if _GROUP in text:
-            self._groups.add(marked)
-            return HEADER
-        if marked in self._groups:
-            if _OF_GROUP.match(text):
-                return None
-            if inner := _IN_GROUP.match(text):
-                return inner["text"]
-            self._groups.discard(marked)
-        return text
-
-    def _in_box(self, marked: str, text: str) -> str | None:
-        if _BOTTOM.match(text):
-            del self._boxes[marked]
-            return None
-        stripped = text.strip()
-        if not stripped or stripped[0] not in _SIDE:
-            # Cut off: what follows is no part of the box.
-            del self._boxes[marked]
-            return text
-        inner = stripped.strip(_SIDE).strip()
-        pieces = self._boxes[marked]
-        if not inner or _CODE.match(inner) or inner[0] in "\u256d\u2502\u2570+|":
-            pieces.clear()
-            return None
-        pieces[:] = [*pieces[1 - MOST_WRAPPED :], inner]
-        # A long path is wrapped; above it may stand something else.
-        for start in range(len(pieces)):
-            for joint in ("", " "):
-                if place := _PLACE.match(joint.join(pieces[start:])):
-                    pieces.clear()
-                    return f'  File "{place["file"]}", line {place["line"]}, in {place["function"]}'
-        return None
-
+from ddpdoctor.record.streams.setup import ERROR_LINE, Incident, RankEnding
 
 _OF_TORCH = re.compile(r"\[(?P<level>[IWEF])(?:\d{3,4} [\d:.]+)? (?P<source>[\w./]+\.cpp:\d+)\] (?P<message>.*)")
 MARKS = re.compile(rb"^\[rank(\d{1,6})\]:", re.MULTILINE)
@@ -144,12 +32,15 @@ _QUALIFIED = re.compile(
     r"(?P<type>[A-Z]\w*(?:Error|Exception)): (?P<message>.+)"
 )
 """One that someone quotes within a sentence, with its module; names of Java and .NET are none of Python's."""
-_ALONE = re.compile(r"(?P<type>(?<![A-Za-z])[A-Z][a-z]\w*?(?:Error|Exception))\s*$")
+_ALONE = re.compile(r"(?P<type>(?<![A-Za-z])[A-Z][a-z]\w*?(?:Error|Exception)):?\s*$")
 """One that stands alone, or at the end of what other ranks wrote in its line."""
-_ASCII = re.compile(r"[\x21-\x7e]")
+_BEFORE_WORDS = re.compile(r"(?:[^\x21-\x7e]|[`*\"'|>-])*")
+"""Signs, and the marks of those who quote a line."""
 _GRAVE = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b")
 _MILD = re.compile(r"\b(?:INFO|DEBUG|WARN(?:ING)?|[Ww]arning|[Rr]etry\w*)\b")
 """A logger's line that reports no failure, whatever else it says."""
+_REPORTED = re.compile(r"(?:[\w./-]+: )?(?:fatal(?: error)?|error)\b: ?\S", re.IGNORECASE)
+"""How programs begin a line that says why they end."""
 _ENDPOINT = re.compile(rb"rdzv[-_]endpoint[ \t]*[:= ][ \t]*'?([\w.-]+:\d+)")
 _WORLD_SAID = re.compile(rb"world[ _]?size[\"' ]?[=:] ?(\d{1,6})|\bnranks (\d{1,6})", re.IGNORECASE)
 _TRAINING = re.compile(
@@ -167,13 +58,10 @@ _OF_MESSAGE = re.compile(r"\s*(?:-|socket\w+ ?: |NET/\w+ ?: |Net ?: )")
 """Further lines of a message of torch's C++ side that say who: of desync reports, and NCCL's last error."""
 _WORLD = re.compile(r"(?:\d+/(?P<joined>\d+) clients joined|world_size[=:] ?(?P<said>\d+))")
 _LAUNCHER = re.compile(
-    r"/torch/distributed/(?:run|launch|launcher/api|elastic/agent/server/api)\.py$|/multiprocessing/spawn\.py$"
+    r"/torch/(?:distributed/(?:run|launch|launcher/api|elastic/agent/server/api)|multiprocessing/spawn)\.py$"
 )
 _STARTER = re.compile(r"/deepspeed/launcher/\w+\.py$|/accelerate/commands/launch\.py$")
 """Launchers that raise what ``subprocess`` says of the ranks."""
-_ESCAPED = re.compile(r"(?P<quote>[\"']?)Traceback \(most recent call last\):(?=\\n)")
-_PLAIN = re.compile(r"([^\\]*)(?:\\(.))?")
-_ESCAPES = {"n": "\n", "t": "\t"}
 _DEAD_ACTORS = frozenset({"ActorDiedError", "RayActorError"})
 """What Ray raises where the process of an actor ended; the second of versions before 2.10."""
 _FROM_OUTSIDE = frozenset({"SignalException"})
@@ -181,10 +69,14 @@ _GROUPS = frozenset({"ExceptionGroup", "BaseExceptionGroup"})
 """Their parts follow, each with a traceback of its own."""
 _ANNOUNCES = frozenset({"ChildFailedError", "ProcessRaisedException", "ProcessExitedException", "SystemExit"})
 """What a launcher raises because a rank has failed."""
+_SAYS_THAT_ONE_ENDED = re.compile(r"detected that one or more processes exited with non-zero status")
+"""What mpirun and horovodrun say because of it: the next lines say which."""
 LINES_AFTER = 24
 """After a message of torch's C++ side so many lines may belong to it: reports of a desync, ``what()``."""
 LAST_WORDS = 2
 """A warning is what a log ends with where no more lines follow it."""
+LAST_LINES = 12
+"""An error that no row of the catalogue knows may be the death where the log ends so soon behind it."""
 HEAD_OF_A_LINE = 100
 """Characters in which a logger has written the level."""
 LONGEST_NAMED, LONGEST_SEARCHED = 500, 5_000
@@ -242,6 +134,7 @@ class LogReader:
         self._rank, self._host, self._attempt = rank, host, attempt
         self._tracebacks = Tracebacks()
         self._boxes = BoxedTracebacks()
+        self._other_prefixes = OtherPrefixes()
         self._table = launchers.FailureTable()
         self._after = 0
         self._time_ns = 0
@@ -258,6 +151,10 @@ class LogReader:
         """The class of the C++ exception that ended a process, until its message comes."""
         self._wrapped = ""
         """The first line of a launcher's sentence, until the second comes."""
+        self._unread, self._unread_at = "", -1
+        """The last line of which nothing was understood, and its number."""
+        self._reported: tuple[Prefixed, str, int] | None = None
+        """The last line that reports an error of which nothing else is known."""
         self._of_tasks: list[RankEnding] = []
         """How srun's tasks ended: ranks, or the launchers of nodes."""
         self._progress = Progress(habit, year)
@@ -275,6 +172,11 @@ class LogReader:
         for row in self._table.finish():
             self._take_row(row, Prefixed(""), scanner.lines)
         read = self.read_so_far
+        if self._reported and read.of_training and scanner.lines - self._reported[2] < LAST_LINES:
+            prefixed, text, number = self._reported
+            self._add(
+                Incident(kind="said", trouble="exception", type=ERROR_LINE, message=text, loose=True), prefixed, number
+            )
         read.incidents += self._latest
         read.lines = scanner.lines
         read.skipped = scanner.skipped
@@ -346,24 +248,27 @@ class LogReader:
     def _take(self, line: bytes, number: int) -> Heed:
         before = self._taken_in
         self.note_ranks(line)
-        lines = self._prefixed(line.decode("utf-8", "replace"))
+        lines = lines_in(line.decode("utf-8", "replace"), self._habit, self._year)
         self._scanner.count_parts(len(lines) + self._tracebacks.weight)
         for prefixed in lines:
             self._time_ns = prefixed.time_ns or self._time_ns
-            if prefixed.rank is not None:
-                self.read_so_far.ranks.add(prefixed.rank)
             if prefixed.local is not None and prefixed.rank is not None:
                 self._local_ranks.add(prefixed.local)
                 if prefixed.marked.startswith("rank"):
                     self._first_ranks.add(prefixed.rank - prefixed.local)
-            for part in _parts(prefixed.text):
-                own = split(part, self._habit, self._year) if part.startswith("[rank") else prefixed
-                text = self._boxes.translate(own.marked, part if own is prefixed else own.text)
+            for part in parts_of(prefixed.text):
+                own = split(part, self._habit, self._year) if part.startswith("[rank") else replace(prefixed, text=part)
+                self._other_prefixes.strip(own)
+                if own.rank is not None:
+                    self.read_so_far.ranks.add(own.rank)
+                text = self._boxes.translate(own.marked, own.text)
                 if text is not None:
                     self._take_text(own, text, number)
         self._after = max(0, self._after - 1)
         if self._taken_in != before:
             self.read_so_far.last_line = number
+        elif self._after and not self._tracebacks.busy:
+            self._progress.note_if_again(line)
         if self._tracebacks.busy or self._table.open or self._after > 0 or self._wrapped:
             return "more"
         return "something" if self._taken_in != before else "nothing"
@@ -380,33 +285,6 @@ class LogReader:
             + read.dropped
         )
 
-    def _prefixed(self, line: str) -> Sequence[Prefixed]:
-        """Return the line without its prefixes; several where it is an object that holds several."""
-        outer = lines_of(line) if line.startswith("{") else []
-        if not outer:
-            if "(most recent call last):\\n" in line and (match := _ESCAPED.search(line)):
-                return self._escaped(line, match)
-            return (split(line, self._habit, self._year),)
-        inner = [split(one.text, self._habit, self._year) for one in outer]
-        for one, of_object in zip(inner, outer, strict=True):
-            one.rank = of_object.rank if one.rank is None else one.rank
-            one.host, one.marked = one.host or of_object.host, one.marked or of_object.marked
-            one.time_ns = of_object.time_ns or one.time_ns
-        return inner
-
-    def _escaped(self, line: str, match: re.Match[str]) -> Sequence[Prefixed]:
-        """Return the lines of a traceback that stands in a string of its line, as records and error files have it."""
-        pieces: list[str] = []
-        for plain, escape in _PLAIN.findall(line, match.end()):
-            before, quote, _ = plain.partition(match["quote"]) if match["quote"] else (plain, "", "")
-            pieces.append(before)
-            if quote:
-                break
-            pieces.append(_ESCAPES.get(escape, escape))
-        lines = "".join(pieces).splitlines()[1:]
-        first = split(line[: match.end()], self._habit, self._year)
-        return [first, *(replace(first, text=one) for one in lines[:_MOST_LINES])]
-
     def _take_text(self, prefixed: Prefixed, text: str, number: int) -> None:
         if not self._table.open and self._table.begins_within(text):
             self._table.begin()
@@ -420,7 +298,8 @@ class LogReader:
                 Raised(
                     marked=prefixed.marked, line=number, host=prefixed.host, pid=prefixed.pid, time_ns=self._time_ns,
                     rank=self._spawned if prefixed.rank is None else prefixed.rank, position=next(self._positions),
-                    width=self._boxes.width, headless=not begins, hint=hint_of(text),
+                    width=self._boxes.width, headless=not begins,
+                    hint=hint_of(text) or self._boxes.hint,
                 )
             )  # fmt: skip
             self._spawned = None
@@ -461,7 +340,7 @@ class LogReader:
             self._of_torch(prefixed, text, number)
         elif "ChildFailedError" in text:
             self._table.begin()
-        elif ("noticed that" in text or "(OOM), " in text) and launchers.WRAPPED.search(text):
+        elif any(word in text for word in launchers.WORDS_OF_WRAPPED) and launchers.WRAPPED.search(text):
             self._wrapped = text
         elif not self._of_launcher(prefixed, text):
             self._of_any_program(prefixed, text, number)
@@ -487,19 +366,33 @@ class LogReader:
             self._loose(prefixed, number, match["type"], text[match.start("message") :])
         elif alone and not _MILD.search(text[:HEAD_OF_A_LINE]):
             self._loose(prefixed, number, alone["type"], "")
-        elif not _MILD.search(text[:HEAD_OF_A_LINE]) or counts_at_any_level(text[:LONGEST_SEARCHED]):
-            self._loose(prefixed, number, "", text[:LONGEST_SEARCHED].strip())
+        elif not self._stated(prefixed, number, text):
+            before, (self._unread, self._unread_at) = (self._unread, self._unread_at), (text, number)
+            # A terminal, or who posted it, may have wrapped the line.
+            if before[1] == number - 1 and self._stated(prefixed, number - 1, f"{before[0]} {text}"):
+                self._unread = ""
 
-    def _loose(self, prefixed: Prefixed, number: int, name: str, message: str) -> None:
-        """An exception without a traceback, or a statement of the catalogue in the line of any program."""
+    def _stated(self, prefixed: Prefixed, number: int, text: str) -> bool:
+        """Take in the line of any program if it holds a statement of the catalogue; return whether it does."""
+        text = text[:LONGEST_SEARCHED].strip()
+        if _MILD.search(text[:HEAD_OF_A_LINE]) and not counts_at_any_level(text):
+            return False
+        return self._loose(prefixed, number, "", text)
+
+    def _loose(self, prefixed: Prefixed, number: int, name: str, message: str) -> bool:
+        """Take in an exception without a traceback, or a statement; return whether it is one."""
         ended = launchers.of_command(message) if name == "CalledProcessError" else None
+        if _SAYS_THAT_ONE_ENDED.search(message) or (name in _ANNOUNCES and not message):
+            return True
         if name in _FROM_OUTSIDE or ended is not None:
             self._add(ended or _signalled_from_outside(name, message), prefixed, number)
-            return
+            return True
         kind, trouble, more = details_of(name, message, (), anywhere=not name)
         unknown = (kind, trouble) == ("raised", "exception") and "type" not in more
         if unknown and not name:
-            return
+            if _GRAVE.search(message[:HEAD_OF_A_LINE]) or _REPORTED.match(message):
+                self._reported = prefixed, message, number
+            return False
         if kind == "timed-out":
             self._after = LINES_AFTER  # Horovod lists below who does not come.
         rank, self._spawned = own_rank(message) if self._spawned is None else self._spawned, None
@@ -508,6 +401,7 @@ class LogReader:
             **{"type": name, **more},
         )  # fmt: skip
         self._add(incident, prefixed, number)
+        return True
 
     def _of_torch(self, prefixed: Prefixed, message: str, number: int, *, level: str = "E", kind: str = "") -> None:
         """A message of torch's C++ side; ``kind`` is the class of an exception that no one caught."""
@@ -590,17 +484,18 @@ class LogReader:
                 incident = ended
             elif by_starter and frames[0].function.endswith("handler"):
                 incident = _from_outside(None, root.type, root.text)
-            elif endings or (by_launcher and root.type in _ANNOUNCES):
+            elif endings or (by_launcher and root.type in _ANNOUNCES) or _SAYS_THAT_ONE_ENDED.search(root.text):
                 for ending in endings:
                     self._add_ending(ending, Prefixed("", host=raised.host))
                 self.read_so_far.last_line = max(self.read_so_far.last_line, root.line)
                 continue
             elif not root.type:
-                if _LAUNCHER.search(frames[0].file):
+                waits = _LAUNCHER.search(frames[0].file) is not None
+                if waits and root.hint in ("", "KeyboardInterrupt"):
                     continue
                 incident = replace(_cut_off(frames), type=root.hint)
-                if root.hint in _DEAD_ACTORS:
-                    message = "an actor died, and the log ends where its driver says so"
+                if waits or root.hint in _DEAD_ACTORS | _ANNOUNCES:
+                    message = f"{root.hint}: a process ended, and the log is cut off where its parent says how"
                     incident = Incident(kind="signalled", trouble="killed", type="Ray", message=message)
             else:
                 kind, trouble, more = details_of(root.type, root.text, frames)
@@ -631,19 +526,9 @@ class LogReader:
 
 
 def _start_of(text: str) -> int:
-    """Return where the first ASCII character is: signs and words of other scripts stand before errors."""
-    first = _ASCII.search(text)
-    return first.start() if first else 0
-
-
-def _parts(text: str) -> list[str]:
-    """Part two ranks' lines that share one, for lack of a line feed between them."""
-    if "[rank" not in text[1:] and "Traceback (most recent" not in text:
-        return [text]
-    starts = [match.start() for match in re.finditer(r"(?<=\S)\[rank\d+\]:|(?<=\S)Traceback \(most recent", text)]
-    if not starts:
-        return [text]
-    return [text[low:high] for low, high in zip([0, *starts], [*starts, len(text)], strict=True)]
+    """Return where the first word is: signs and words of other scripts stand before errors."""
+    match = _BEFORE_WORDS.match(text)
+    return match.end() if match else 0
 
 
 def _signalled_from_outside(kind: str, message: str) -> Incident:

@@ -144,6 +144,40 @@ def _take(match: re.Match[str], found: Prefixed, year: int) -> None:
         found.marked = found.marked or f"{match['ip']}:{match['ray_pid']}"
 
 
+_BEFORE_A_FRAME = re.compile(r'(?P<prefix>\s*\S.{0,199}?)  File "[^"]+", line \d+(?:, in |$)')
+_CHANGING = re.compile(r"\d+(?:[-:/.,T ]+\d+)+Z?|^[\s\d|:.]+")
+"""Clocks, and the numbers of lines: of one process they differ from line to line."""
+_RANK = re.compile(r"(?i:(?<![a-z])(?:mpi|global_?)?rank[ =:]{0,2})(?P<rank>\d{1,6})\b")
+_MOST_SHAPES = 32
+
+
+class OtherPrefixes:
+    """What stands in front of the lines of one log in a form that nobody here knows.
+
+    A traceback shows it: its frames are known, and what is in front of one is in front of all lines. What is in front
+    of its head only is a logger's.
+    """
+
+    def __init__(self) -> None:
+        self._shapes: dict[str, re.Pattern[str]] = {}
+
+    def strip(self, found: Prefixed) -> None:
+        """Take the prefix away, and note whose line it is."""
+        if '", line ' in found.text and (match := _BEFORE_A_FRAME.match(found.text)):
+            prefix = match["prefix"]
+            shape = "".join(r"\d+" if piece.isdecimal() else re.escape(piece) for piece in re.split(r"(\d+)", prefix))
+            if len(self._shapes) < _MOST_SHAPES:
+                self._shapes.setdefault(shape, re.compile(shape))
+        for pattern in self._shapes.values():
+            if match := pattern.match(found.text):
+                found.text = found.text[match.end() :]
+                rank = _RANK.search(match[0])
+                if rank and found.rank is None:
+                    found.rank = int(rank["rank"])
+                found.marked = found.marked or _CHANGING.sub("", match[0])
+                return
+
+
 def last_time(text: str, year: int = 0) -> int:
     """Return the last time stamp in a piece of a log; 0 where there is none."""
     found = list(_ISO.finditer(text))

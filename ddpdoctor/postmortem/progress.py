@@ -18,6 +18,7 @@ _FINISHED = re.compile(
 )
 """How trainers (Hugging Face, Lightning, MMEngine, scripts of their own) and torchrun say that they came to the end."""
 _FAILED = re.compile(r"error|exception|fail|abort|traceback|exit code [1-9]", re.IGNORECASE)
+_ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")
 _WORDS = re.compile(r"[^\W\d_]{2,}")
 _BAR = re.compile(r"\d+%\|.*?(?P<done>\d+)/(?P<of>\d+) \[")
 _MOST_KINDS = 2_000
@@ -41,6 +42,7 @@ class Progress:
     def __init__(self, habit: Habit, year: int) -> None:
         self._habit, self._year = habit, year
         self._kinds: set[tuple[str, ...]] = set()
+        self._once: set[tuple[str, ...]] = set()
         self._noted = 0
 
     def note(self, text: bytes) -> None:
@@ -51,6 +53,13 @@ class Progress:
                 kind = _kind_of(split(line, self._habit, self._year).text)
                 if kind:
                     self._kinds.add(kind)
+
+    def note_if_again(self, line: bytes) -> None:
+        """Note the kind of a line that stands soon after a failure, when there are two of it: one may be about that."""
+        kind = _kind_of(split(line.decode("utf-8", "replace"), self._habit, self._year).text)
+        if kind and kind in self._once:
+            self._kinds.add(kind)
+        self._once.add(kind)
 
     def at_the_end(self, tail: bytes, first_line: int) -> tuple[Later, ...]:
         """Return the lines of progress in the last piece of the log, whose first line has that number."""
@@ -82,8 +91,9 @@ def went_on(later: tuple[Later, ...], line: int, rank: int | None) -> int:
 
 def _kind_of(text: str) -> tuple[str, ...]:
     """Return the words by which lines of progress are alike; empty for a line that has no figure."""
-    if " NCCL INFO " in text:
-        return ()  # NCCL traces an error through its files in the lines that it writes while it works.
+    if " NCCL INFO " in text or _ADDRESS.search(text):
+        # NCCL traces an error through its files in the lines that it writes while it works; a stack is no progress.
+        return ()
     if _BAR.search(text):
         return ("%",)
     if not any(character.isdigit() for character in text) or _FAILED.search(text):

@@ -51,6 +51,7 @@ NEEDLES = (
     b"what()",
     b"ERROR",
     b"CRITICAL",
+    b"FATAL",
     b"Exception:",
     b"imed out waiting",
     b"not receive grad",
@@ -113,17 +114,20 @@ class Scanner:
 
     def read(self, stream: BinaryIO) -> None:
         """Read a stream to its end; memory stays at a few pieces."""
-        while not self.is_full and (piece := stream.read(PIECE_BYTES)):
-            self._feed(piece)
+        piece = stream.read(PIECE_BYTES)
+        while piece and not self.is_full:
+            following = stream.read(PIECE_BYTES)
+            self._feed(piece, last=not following)
+            piece = following
         if self.is_full:
-            self._skip_to_end(stream)
+            self._skip_to_end(stream, piece)
         if self._rest and not self.is_full:
             rest, self._rest = self._rest, b""
-            self._search(rest + b"\n")
+            self._search(rest + b"\n", last=True)
 
-    def _skip_to_end(self, stream: BinaryIO) -> None:
+    def _skip_to_end(self, stream: BinaryIO, piece: bytes) -> None:
         """Leave out the rest but for its end: a job may repeat errors for days, and die of another one."""
-        before, end, piece = self._lines, self._rest, b""
+        before, end = self._lines, self._rest
         while True:
             end += piece
             if len(end) > END_BYTES:
@@ -137,50 +141,58 @@ class Scanner:
         if self._lines > before:
             self.skipped = (before + 1, self._lines)
 
-    def _feed(self, piece: bytes) -> None:
+    def _feed(self, piece: bytes, *, last: bool) -> None:
         text = self._rest + piece if self._rest else piece
         end = text.rfind(b"\n") + 1
         if not end and len(text) > LONGEST_LINE:
             end = text.rfind(b"\r") + 1 or len(text)
         self._rest = text[end:]
         if end:
-            self._search(text[:end])
+            self._search(text[:end], last=last)
 
-    def _heeds(self, line: bytes, *, follows: bool) -> bool:
-        """Hand on a line unless so many of its kind were of no interest; return whether the next one is needed."""
+    def _heed(self, line: bytes, *, follows: bool) -> Heed:
+        """Hand on a line unless so many of its kind were of no interest; return what the reader made of it."""
         kind = line[:_ALIKE_BYTES].translate(None, _DIGITS)
         known = self._dull.get(kind, 0)
         if known >= MOST_ALIKE and not follows:
             self._left_out += 1
-            return False
+            return "nothing"
         self._taken += 1
         heed = self._take(line, self._lines)
         if heed == "nothing" and (known or len(self._dull) < MOST_KINDS):
             self._dull[kind] = known + 1
-        return heed == "more"
+        return heed
 
-    def _search(self, text: bytes) -> None:
-        last = self._tail[-TAIL_BYTES:] + text[-TAIL_BYTES:]
-        whole = len(last) == len(self._tail) + len(text)
+    def _search(self, text: bytes, *, last: bool) -> None:
+        tail = self._tail[-TAIL_BYTES:] + text[-TAIL_BYTES:]
+        whole = len(tail) == len(self._tail) + len(text)
         # Of the first line the beginning may be missing.
-        self._tail = last if whole else last[last.find(b"\n") + 1 or len(last) :]
+        self._tail = tail if whole else tail[tail.find(b"\n") + 1 or len(tail) :]
         nearest = [text.find(needle) for needle in NEEDLES]
-        position = 0
+        # The end of the log is read line by line: there it may say in any words why it ends.
+        every = text.rfind(b"\n", 0, max(0, len(text) - TAIL_BYTES)) + 1 if last else len(text)
+        position = quiet = 0
         while position < len(text) and not self.is_full:
-            if self._wants_next:
-                start = position
-            else:
-                hit = min((found for found in nearest if found >= 0), default=-1)
-                if hit < 0:
+            hit = min((found for found in nearest if found >= 0), default=len(text))
+            start = position
+            if not self._wants_next:
+                start = text.rfind(b"\n", position, hit) + 1 or position if hit < len(text) else hit
+                start = min(start, max(position, every))
+                if start == len(text):
                     break
-                start = text.rfind(b"\n", position, hit) + 1 or position
                 self._lines += text.count(b"\n", position, start)
-                if start > position:
-                    self._note_context(text[max(position, start - 4_096) : start])
             end = text.find(b"\n", start)
             end = len(text) if end < 0 else end
+            if self._wants_next or hit < end:
+                if start > quiet:
+                    self._note_context(text[max(quiet, start - 4_096) : start])
+                quiet = end + 1
             self._lines += 1
-            self._wants_next = self._heeds(text[start:end], follows=self._wants_next)
+            heed = self._heed(text[start:end], follows=self._wants_next)
+            self._wants_next = heed == "more"
+            if heed != "nothing" and start > quiet:
+                self._note_context(text[max(quiet, start - 4_096) : start])
+                quiet = end + 1
             position = end + 1
             nearest = [
                 found if found < 0 or found >= position else text.find(needle, position)

@@ -10,10 +10,12 @@ import msgspec
 from ddpdoctor.finding import Frame
 
 HEADER = "Traceback (most recent call last):"
-_FRAME = re.compile(r'\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
+_FRAME = re.compile(r'(?P<margin>\s*?)(?:  )?File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
 _RAISED = re.compile(r"(?P<type>[A-Za-z_][\w.]*?(?:<locals>\.\w+)?)(?:: (?P<message>.*)|:?)$")
-_EXCEPTION = re.compile(r"(?:\w+\.)+[A-Z]\w*$|[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout|Failure|Abort\w*)$")
-"""Names of exceptions, where no head of a traceback says that one comes."""
+_EXCEPTION = re.compile(
+    r"(?:\w+\.)+[A-Z]\w*$|[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout|Failure|Iteration|Warning|Abort\w*)$"
+)
+"""Names of exceptions, where no head of a traceback says that one comes, or no message follows."""
 _OF_TASK = re.compile(r"ray\.exceptions\.RayTaskError\((?P<type>[A-Za-z_]\w*)\): ray::")
 _MARKERS = re.compile(r"\s*[\^~ ]*[\^~][\^~ ]*$")
 _REPEATED = re.compile(r"\s*\[Previous line repeated \d+ more times?\]$")
@@ -64,6 +66,8 @@ class Raised(msgspec.Struct, kw_only=True):
     earlier: Raised | None = None
     """The exception that it was raised for, or while it was handled."""
     expects_code: bool = False
+    margin: str = ""
+    """What stands in front of all its lines but, perhaps, the first."""
     nested: bool = False
     """Its message passes on the traceback of another process or thread."""
     age: int = 0
@@ -117,8 +121,8 @@ class Tracebacks:
         if hint_of(text):
             return True
         frame = _FRAME.match(text)
-        if frame is None or not frame["function"]:
-            return False
+        if frame is None or not (frame["function"] or text.startswith("  File")):
+            return False  # Without a function it is where Python could not parse a file.
         return not any(one.marked == marked for one in self._open) and not any(
             one.nested and one.marked == marked for one in self._closed
         )
@@ -152,6 +156,7 @@ class Tracebacks:
         here = [one for one in self._open if one.marked == marked]
         if not here:
             return False, done
+        text = text.removeprefix(here[-1].margin)
         if frame := _FRAME.match(text):
             self._feed(_choose(here, expects_code=False), frame)
             return True, done
@@ -164,7 +169,8 @@ class Tracebacks:
             return True, done
         if not text.startswith((" ", "\t")) and (raised := _RAISED.match(text)):
             ended = _choose(here, expects_code=False)
-            known = not ended.headless or _EXCEPTION.match(raised["type"]) is not None
+            told = raised["message"] is not None and not ended.headless
+            known = told or _EXCEPTION.match(raised["type"]) is not None
             if (ended.frames or ended.type) and known:
                 self._end(ended, raised)
                 return True, done
@@ -217,6 +223,7 @@ class Tracebacks:
         if len(raised.frames) < MOST_FRAMES:
             file = frame["file"].replace("\\", "/") if frame["file"][1:3] == ":\\" else frame["file"]
             raised.frames.append(Frame(file, int(frame["line"]), frame["function"] or ""))
+        raised.margin = raised.margin or frame["margin"]
         raised.expects_code, raised.age = True, 0
         if raised in self._open:
             self._touch(raised)

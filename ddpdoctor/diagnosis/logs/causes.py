@@ -21,7 +21,7 @@ from ddpdoctor.diagnosis.wording import rank_list, verb
 from ddpdoctor.finding import Frame, Trouble
 from ddpdoctor.findings.locations import in_user_code
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.streams.setup import Incident, LogEvidence
+from ddpdoctor.record.streams.setup import ERROR_LINE, NO_START, WATCHDOG, Incident, LogEvidence
 
 # What can follow from what: the edges of the chain from a first cause to its last echo, as data.
 
@@ -79,7 +79,9 @@ def may_follow(effect: Incident, cause: Incident, evidence: LogEvidence) -> bool
     if name in _SAME_PROCESS:
         # Its reason is printed before or with it, and launchers report it at last.
         return effect.rank is None or cause.rank is None or effect.rank == cause.rank
-    return not surely_before(effect, cause, evidence)
+    # NCCL's threads write what one of them had first and what another passes on in any order.
+    by_threads = name == "nccl-passed-on" and effect.type == cause.type == "NCCL WARN"
+    return by_threads or not surely_before(effect, cause, evidence)
 
 
 def explained(groups: Sequence[Sequence[Incident]], evidence: LogEvidence) -> tuple[int, ...]:
@@ -165,6 +167,11 @@ class LogCause(msgspec.Struct, frozen=True, kw_only=True):
     """Something in the logs speaks of a training."""
 
     @property
+    def is_known(self) -> bool:
+        """It is of a training, and more is known of it than that someone reported an error."""
+        return self.of_training and self.first.type != ERROR_LINE
+
+    @property
     def first(self) -> Incident:
         """The first of its incidents."""
         return self.incidents[0]
@@ -223,10 +230,14 @@ def _of_attempt(evidence: LogEvidence, attempt: int) -> tuple[LogCause, ...]:
     told = tuple(one for one in everything if one not in gone_on)
     raised = [_with_what_it_said(one, told) for one in told if one.kind != "said"]
     left = [] if evidence.finished else [_with_what_it_said(one, told) for one in unexplained(endings, raised)]
-    incidents = _without_shadows((*raised, *left)) or _promoted(told)
+    incidents = _without_shadows((*raised, *left))
+    if all(name_of(one) == "aborted" for one in incidents):
+        incidents = (*incidents, *_detected(told)) or _promoted(told)
     incidents = tuple(one for one in incidents if not _says_nothing(one, incidents, evidence))
     groups = _grouped(incidents)
-    survivors = [replace(_cause(group, "echo"), survived=True) for group in _grouped(gone_on)]
+    # An error that nobody knows, and a command that could not be run, are nothing where the job went on.
+    passed = [one for one in gone_on if one.type not in (ERROR_LINE, NO_START)]
+    survivors = [replace(_cause(group, "echo"), survived=True) for group in _grouped(passed)]
     if not groups:
         return tuple(survivors)
     everyone = _everyone(evidence, incidents, endings)
@@ -271,9 +282,17 @@ def _gone_on(told: Sequence[Incident], endings: Sequence[Ending], evidence: LogE
     )
 
 
+def _detected(told: Sequence[Incident]) -> tuple[Incident, ...]:
+    """Return what the watchdog detected without a word on what it was: a time-out, as a rule."""
+    return tuple(replace(one, kind="timed-out") for one in told if one.kind == "said" and one.trouble == "timeout")
+
+
 def _promoted(told: Sequence[Incident]) -> tuple[Incident, ...]:
-    """Return the first exception without a traceback, or a warning, where nothing else is known: probably the one."""
-    said = [one for one in told if one.kind == "said"]
+    """Return the first exception without a traceback, or a warning, where nothing else is known: probably the one.
+
+    An error that no row of the catalogue knows counts where there is no such exception.
+    """
+    said = sorted((one for one in told if one.kind == "said"), key=lambda one: one.type == ERROR_LINE)
     raised = [replace(one, kind="raised") for one in said if one.trouble == "exception"]
     last = [one for one in said if one.trouble == "no-rendezvous" and one.loose]
     return tuple((raised or [replace(one, kind="no-rendezvous", type=_WARNING) for one in last])[:1])
@@ -292,22 +311,34 @@ def _with_what_bears_on_it(cause: LogCause, told: Sequence[Incident], evidence: 
             cause = replace(cause, doubt="only a warning says so")
         same = tuple(one for one in said if one.trouble == "no-rendezvous")
         return replace(cause, behind=(*cause.behind, *same), endpoint=evidence.endpoint)
-    if cause.first.kind == "signalled":
+    if cause.first.type == ERROR_LINE:
+        return replace(cause, doubt="it is the last error in the log, and its words are not in the catalogue")
+    if cause.first.kind in ("signalled", "left"):
         own = [one for one in said if one.rank == cause.first.rank or one.rank is None]
         return replace(cause, behind=(*cause.behind, *own[-1:]))
     first = cause.first
     if not first.type and first.kind == "raised" and not cause.doubt and not evidence.endings:
         return replace(cause, doubt="the log holds only a part of its traceback")
-    reported = any(one.exit_code and first.rank in (None, one.rank) for one in evidence.endings)
-    if first.loose and first.trouble == "exception" and not reported and not cause.doubt:
-        return replace(cause, doubt="the log holds neither its traceback nor how its process ended")
+    if first.loose and first.trouble == "exception" and not cause.doubt:
+        reported = [one for one in evidence.endings if one.exit_code and first.rank in (None, one.rank)]
+        if not reported:
+            return replace(cause, doubt="the log holds neither its traceback nor how its process ended")
+        if first.rank is None and len(reported) > 1:
+            return replace(cause, doubt="the line does not say which rank wrote it")
     return cause
 
 
 def _with_what_it_said(ending: Incident, told: Sequence[Incident]) -> Incident:
     """Of a rank that left with an exit code the last line that looks like its exception, if there is one."""
-    ranks = (ending.rank, None) if ending.type in _REPEATING else (ending.rank,)
-    said = [one for one in told if one.kind == "said" and one.trouble == "exception" and one.rank in ranks]
+    said = [
+        one
+        for one in told
+        if one.kind == "said"
+        and one.trouble == "exception"
+        and one.type != ERROR_LINE
+        and one.rank in (ending.rank, None)
+        and one.position < ending.position
+    ]
     if any(one.rank is None for one in said) and len({(one.type, one.message) for one in said}) > 1:
         said = []  # Whose words which are is not known.
     return replace(said[-1], kind="raised", exit_code=ending.exit_code) if ending.kind == "left" and said else ending
@@ -421,6 +452,8 @@ def _judged(
     evidence: LogEvidence,
 ) -> LogCause:
     cause = _cause(failed, "cause")
+    if cause.first.kind == "timed-out" and all(one.type == WATCHDOG for one in cause.incidents):
+        return replace(cause, doubt="the watchdog does not say whether it timed out or failed")
     if cause.first.kind == "timed-out":
         return _with_unheard(_of_timeout(cause, groups, everyone, endings), evidence, endings)
     if cause.first.kind == "mismatch":

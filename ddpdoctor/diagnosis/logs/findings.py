@@ -36,7 +36,7 @@ def from_log(check: Check, record: RunRecord) -> Iterator[Finding]:
                 locations=wording.locations(cause),
                 ranks=named,
                 evidence=tuple(wording.facts(cause)),
-                severity=None if is_cause and cause.of_training else Severity.WARNING if is_cause else Severity.ADVICE,
+                severity=None if is_cause and cause.is_known else Severity.WARNING if is_cause else Severity.ADVICE,
                 role="cause" if is_cause else "echo",
                 doubt=cause.doubt,
             )

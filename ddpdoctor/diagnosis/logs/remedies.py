@@ -13,6 +13,7 @@ from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.examination import Advice
 from ddpdoctor.finding import Trouble
 from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.streams.setup import ERROR_LINE
 
 # What a launcher may do about a first cause: start the job again, exclude a node, or leave it to a person.
 
@@ -91,6 +92,8 @@ def advice_of(cause: LogCause) -> Advice:
         return "unknown" if cause.absent else "retry"
     if cause.trouble == "no-rendezvous":
         return "retry" if any(_PORT_TAKEN.search(one.message) for one in cause.incidents) else "unknown"
+    if first.type == ERROR_LINE:
+        return "unknown"
     if first.kind == "raised" and first.type in _PASSES:
         return "retry"
     return of_trouble(cause.trouble)
@@ -139,6 +142,10 @@ def of_exception(cause: LogCause) -> str:
             "A thread or a process could not be started: raise the limits of processes (`ulimit -u`, the container's "
             "pids limit), or start fewer workers and threads (OMP_NUM_THREADS)."
         )
+    if cause.first.type == ERROR_LINE:
+        return "Read the lines in front of it; the log shows neither a traceback nor how the job ended."
+    if cause.first.type in _PASSES:
+        return "A server did not answer: start the job again, or fetch what it needs once, before the ranks start."
     return "Fix this exception; the errors of the other ranks follow from it."
 
 

@@ -12,7 +12,7 @@ from ddpdoctor.diagnosis.wording import count, duration_text, location_of, place
 from ddpdoctor.finding import Fact, Location
 from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import RankException
-from ddpdoctor.record.streams.setup import Incident
+from ddpdoctor.record.streams.setup import ERROR_LINE, NO_START, Incident
 
 MESSAGE_CHARACTERS = 200
 FACTS_OF_RANKS = 16
@@ -35,7 +35,8 @@ def title(cause: LogCause) -> str:
             return _of_lost_peer(cause)
         case "signalled":
             if not first.signal:
-                return f"the process of {_who(cause)} ended unexpectedly, and without an exception"
+                who = f"the process of {_who(cause)}" if cause.of_training else _who(cause)
+                return f"{who} ended unexpectedly, and without an exception"
             return f"{_who(cause)} {_was(cause)} killed by {signal_name(first.signal)}"
         case "stuck":
             stuck = f" for {duration_text(first.timeout_ns)}" if first.timeout_ns else ""
@@ -72,12 +73,16 @@ def title(cause: LogCause) -> str:
             f"on {_who(cause)} {_parameters(names) if names else 'a parameter'} was marked as ready twice{_at(first)}"
         )
     if first.trouble == "out-of-memory":
-        gpu = "GPU " if any(name in first.message for name in ("CUDA", "Cuda failure", "HIP")) else ""
+        gpu = "GPU " if any(name in first.message for name in ("CUDA", "Cuda", "cuda runtime", "HIP")) else ""
         return f"{_who(cause)} ran out of {gpu}memory{_at(first)}"
     if first.trouble == "shared-memory":
         return f"{_who(cause)} ran out of shared memory{_at(first)}: {incident_text(first)}"
     if first.type == "NCCL WARN":
         return f"NCCL failed on {_who(cause)}: {incident_text(first)}"
+    if first.type == NO_START:
+        return f"the job did not start: {incident_text(first)}"
+    if first.type == ERROR_LINE:
+        return f"the log ends with an error of {_who(cause)}: {incident_text(first)}"
     if first.type == "usage error":
         return f"{_who(cause)} ended with a usage error: {incident_text(first)}"
     if not first.type:
@@ -233,6 +238,7 @@ def _of_scheduler(one: Incident) -> str:
         "time limit": "its time limit was reached",
         "node failure": "a node failed",
         "preemption": "it was preempted",
+        "eviction": "Kubernetes evicted a pod",
     }
     if one.type == "launch":
         return f"the scheduler could not start a task on {one.host}"

@@ -183,4 +183,6 @@ def _fields(match: re.Match[str], row: Row) -> dict[str, Any]:
         fields["signal"] = _SIGNALS.get(found["signal"].strip().lower())
     if "seconds" in found:
         fields["timeout_ns"] = int(found["seconds"]) * 1_000_000_000
-    return fields | {name: found[name] for name in ("peer", "host") if name in found}
+    if host := found.get("host") or found.get("host2"):
+        fields["host"] = host
+    return fields | {name: found[name] for name in ("peer",) if name in found}

@@ -188,6 +188,12 @@ line that looks like an exception, without a traceback: it counts where its rank
 """
 
 
+ERROR_LINE, NO_START, WATCHDOG = "error line", "start", "watchdog"
+"""Types of incidents: a line that only says that there is an error, a job that did not come to its script, and a
+watchdog that does not say what it detected.
+"""
+
+
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that went wrong, as the log has it."""
 
