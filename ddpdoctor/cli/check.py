@@ -51,8 +51,10 @@ STDIN = "-"
 )
 @click.option(
     "--resume",
-    is_flag=True,
-    help="Rehearse a restart from the script's own checkpoint, too, and compare it with a run that goes on.",
+    type=click.Choice(("after", "torn")),
+    metavar="[=torn]",
+    help="Rehearse a restart from the script's own checkpoint, too, and compare it with a run that goes on; with "
+    "`=torn` also one after a job that died while it saved.",
 )
 @click.option(
     "--resume-with",
@@ -116,7 +118,7 @@ def check(
     diff: bool,
     how: Mapping[str, Any],
     stress: tuple[Stress | Literal["all"], ...],
-    resume: bool,
+    resume: Literal["after", "torn"] | None,
     resume_with: str | None,
     equivalence: bool | None,
     thorough: bool,
@@ -195,7 +197,7 @@ def check(
             hint=output_format == "full",
             **how,
             stress=tuple(kind for kind in STRESSES if kind in stress or "all" in stress),
-            resume=resume or resume_with is not None,
+            resume=resume or ("after" if resume_with is not None else ""),
             resume_with=resume_with,
             equivalence=equivalence,
             thorough=thorough,

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os.path
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
-from ddpdoctor.diagnosis.wording import count, rank_list
+from ddpdoctor.diagnosis.failures import lack_behind
+from ddpdoctor.diagnosis.wording import count, location_of, rank_list
+from ddpdoctor.finding import Location
+from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import Restart, RunRecord
+from ddpdoctor.record.streams.setup import CheckpointLoad
 from ddpdoctor.record.streams.training import ResumeSave, ResumeStep
 
-What = Literal["weights", "optimizer", "learning-rate", "scale", "data", "counter", "kept"]
+What = Literal["weights", "optimizer", "learning-rate", "scale", "data", "counter", "kept", "fails", "torn"]
 _SHOWN = 3
 _COUNTERS = ("epoch", "step", "iter")
 
@@ -26,6 +30,8 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     facts: tuple[str, ...]
     saved: bool = True
     """The checkpoint holds it, as far as its keys tell."""
+    place: Location | None = None
+    """The line that fails."""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,21 +47,26 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def checkpoint_of(first: RunRecord, step: int) -> ResumeSave | None:
-    """Return the checkpoint that the first start wrote after so many steps; of several that with the optimizer."""
-    found = [save for save in first.resume_saves if save.whole and save.step == step]
+    """Return the checkpoint that the first start wrote after so many steps; of several that with the optimizer.
+
+    One with weights alone is one where the job has written no other.
+    """
+    anywhere = any(save.whole for save in first.resume_saves)
+    found = [save for save in first.resume_saves if (save.whole if anywhere else save.weights) and save.step == step]
     return max(found, key=lambda save: (save.optimizer, -save.rank), default=None)
 
 
 def compare(restart: Restart) -> Comparison:
     """Compare the steps after a checkpoint of the first start with those of the second one."""
     first, second, step = restart.first, restart.second, restart.step
-    known = {os.path.realpath(path) for path in restart.files}
-    if not any(os.path.realpath(one.path) in known for one in second.checkpoint_loads):
+    if not loads_of(second, restart.files):
         return Comparison(
             gap="it loaded nothing of what it had written; `--resume-with 'OPTION'` gives the script's own option, "
             "with {checkpoint} for the file"
         )
     save = checkpoint_of(first, step)
+    if failure := _failure(second):
+        return Comparison(differences=(failure,), save=save)
     before, after = _by_rank(first, step), _by_rank(second, 0)
     ranks = [rank for rank in sorted(before) if before[rank] and after.get(rank)]
     if save is None or not ranks:
@@ -69,6 +80,82 @@ def compare(restart: Restart) -> Comparison:
     differences += data
     differences += _kept(first, second, step, differences)
     return Comparison(differences=tuple(differences), steps=steps, save=save)
+
+
+def loads_of(record: RunRecord, files: Iterable[str]) -> list[CheckpointLoad]:
+    """Return where a start has loaded some of these files, or the directory of one."""
+    known = {os.path.realpath(path) for path in files}
+    known |= {os.path.dirname(path) for path in known}  # One that is a directory, with a file for each rank.
+    return [one for one in record.checkpoint_loads if os.path.realpath(one.path) in known]
+
+
+def _failure(record: RunRecord) -> Difference | None:
+    """Return how the second start ended before its first step, by an exception that the script has to answer for."""
+    if record.resume_steps:
+        return None
+    raised = [(one, rank.rank) for rank in record.ranks for one in rank.exceptions if not one.communication]
+    if not raised:
+        return None
+    first = min((one for one, _ in raised), key=lambda one: one.time_ns)
+    if lack_behind(first, record) is not None:
+        return None
+    said = f"{first.type}: {headline(first)}"
+    ranks = sorted({rank for one, rank in raised if one.type == first.type})
+    return Difference(
+        what="fails",
+        title=f"the restart fails on {_who(ranks, record.rank_numbers())}: {said}",
+        ranks=tuple(ranks),
+        facts=("the first start trained with the same arguments, and wrote what this one loads",),
+        place=location_of(first.frames[0]) if first.frames else None,
+    )
+
+
+def torn_restart(restart: Restart) -> Difference | None:
+    """Return what is wrong with the start that has found a save broken off in the middle; None where it goes on from
+    the checkpoint before it.
+    """
+    torn, first = restart.torn, restart.first
+    if torn is None:
+        return None
+    start = "a job that ends while it saves cannot be resumed"
+    whole = f"{os.path.relpath(restart.whole_files[0])} is whole" if restart.whole_files else "no other was left"
+    broken = ", ".join(map(os.path.relpath, restart.torn_files[:_SHOWN]))
+    about = f"of {broken} a half was there; {whole}"
+    if (failure := _failure(torn)) is not None:
+        if not loads_of(torn, restart.torn_files):
+            return None
+        return Difference(
+            what="torn", title=f"{start}: the restart fails on the torn file", ranks=(), facts=(about, failure.title)
+        )
+    rows = {row.rank: row for row in torn.resume_steps if row.ordinal == 1}
+    removed = [
+        path
+        for path in restart.whole_files
+        if any(one.action == "remove" and one.found and one.path == path for one in torn.accesses)
+    ]
+    if restart.whole_files and len(removed) == len(restart.whole_files):
+        title = "after a torn save the restart deletes the last whole checkpoint"
+        return Difference(what="torn", title=title, ranks=(), facts=(about,))
+    states = {rank: _by_rank(first, 0).get(rank, []) for rank in rows}
+    usual = {row.rank: row for row in restart.second.resume_steps if row.ordinal == 1}
+    for rank, row in sorted(rows.items()):
+        if rank in usual and (usual[rank].weights, usual[rank].optimizer) == (row.weights, row.optimizer):
+            continue
+        weights = {one.ordinal - 1 for one in states[rank] if not _names(one.weights, row.weights)}
+        optimizer = {one.ordinal - 1 for one in states[rank] if one.optimizer == row.optimizer}
+        if weights & optimizer - {0} or not states[rank]:
+            continue
+        if all(one.failed for one in torn.checkpoint_loads):
+            title = f"{start}: the restart begins again from the first step"
+        elif weights - {0} and optimizer - {0}:
+            title = (
+                f"a torn checkpoint is taken for whole: the weights are those after step {max(weights)}, and the "
+                f"optimizer's state is that after step {max(optimizer)}"
+            )
+        else:
+            title = "a torn checkpoint is taken for whole: what goes on is the state of no step"
+        return Difference(what="torn", title=title, ranks=(rank,), facts=(about,))
+    return None
 
 
 def _by_rank(record: RunRecord, step: int) -> dict[int, list[ResumeStep]]:

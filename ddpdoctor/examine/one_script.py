@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -184,8 +184,8 @@ class ExamineRequest(RehearsalOptions, frozen=True, kw_only=True):
     """Nodes that the rehearsal pretends, with their ranks; None for one node with ``nproc`` ranks."""
     stress: tuple[Stress, ...] = ()
     """Causes to inject, each in one more rehearsal after a clean one."""
-    resume: bool = False
-    """Rehearse a restart, too."""
+    resume: Literal["", "after", "torn"] = ""
+    """Rehearse a restart, too, from a checkpoint; with ``torn`` also from one whose save was broken off."""
     resume_with: str | None = None
     """The words by which the script is told to resume; None to look for its option."""
     thorough: bool = False
@@ -250,7 +250,9 @@ def examine_and_record(
     if request.resume and rehearsed is not None:
         from ddpdoctor.examine.resume import with_restart
 
-        results, rehearsal = with_restart(rehearsed, script, request.resume_with, on_progress, results, rehearsal)
+        results, rehearsal = with_restart(
+            rehearsed, script, request.resume_with, on_progress, results, rehearsal, torn=request.resume == "torn"
+        )
     reading = reading_of(
         script,
         results,

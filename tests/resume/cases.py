@@ -108,6 +108,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     inconclusive: str = ""
     """Words of the reason, where nothing can be said."""
     resume_with: str | None = None
+    torn: bool = False
+    """Started once more after a save that was broken off."""
 
 
 def _script(**parts: str) -> str:
@@ -120,10 +122,10 @@ def _script(**parts: str) -> str:
     return text
 
 
-def _case(*words: str, at: str = "# load", resume_with: str | None = None, **parts: str) -> Case:
+def _case(*words: str, at: str = "# load", resume_with: str | None = None, torn: bool = False, **parts: str) -> Case:
     script = _script(**parts)
     line = next((number for number, line in enumerate(script.splitlines(), 1) if at in line), 0) if words else 0
-    return Case(script=script, words=words, line=line, resume_with=resume_with)
+    return Case(script=script, words=words, line=line, resume_with=resume_with, torn=torn)
 
 
 _WITHOUT = {
@@ -210,7 +212,90 @@ FAULTS: Mapping[str, Case] = {
         SAVE='file = open("last.pt", "wb")' + _IN_PLACE.replace('"last.pt"', "file") + "file.close()",
     ),
 }
+_BY_ITSELF = {"OPTION": "pass"}
+_EACH_EPOCH = (
+    _RIGHT["SAVE"]
+    .replace("torch.save({", "torch.save({  # here")
+    .replace('"last.new")\nos.replace("last.new", "last.pt")', 'f"epoch-{epoch}.pt")')
+)
+_NEWEST = """
+files = sorted(name for name in os.listdir(".") if name.startswith("epoch-"))
+"""
+_FALLS_BACK = """
+for name in reversed(files):
+    try:
+        load(name)
+        break
+    except Exception as error:
+        print("not whole:", name, error)
+"""
+_TWO_FILES = """
+new = {"model": net.state_dict(), "epoch": epoch, "global_step": global_step, "ema": ema}
+torch.save(new, "last.new")
+os.replace("last.new", "last.pt")
+"""
+TORN_FAULTS: Mapping[str, Case] = {
+    "torn write: the only file": _case("fails on the torn file", "no other", at="# here", torn=True, SAVE=_IN_PLACE),
+    "torn write: the newest of several, without a fallback": _case(
+        "fails on the torn file",
+        "is whole",
+        at="# here",
+        torn=True,
+        **_BY_ITSELF,
+        SAVE=_EACH_EPOCH,
+        RESUME=_NEWEST + "if files: load(files[-1])",
+    ),
+    "torn write: it begins again": _case(
+        "begins again from the first step",
+        at="# here",
+        torn=True,
+        **_BY_ITSELF,
+        SAVE=_IN_PLACE,
+        RESUME='try:\n    load("last.pt")\nexcept Exception as error:\n    print("no checkpoint", error)',
+    ),
+    "torn write: parts of two checkpoints": _case(
+        "taken for whole",
+        "the weights are those after step 12",
+        at="# here",
+        torn=True,
+        **_BY_ITSELF,
+        SAVE='torch.save(net.state_dict(), "weights.pt")\n'
+        + _RIGHT["SAVE"].replace("torch.save({", "torch.save({  # here"),
+        MODEL='net.load_state_dict(torch.load("weights.pt"))',
+        RESUME='if os.path.exists("last.pt"): load("last.pt")',
+    ),
+    "torn write: the good one is deleted": _case(
+        "deletes the last whole checkpoint",
+        at="# here",
+        torn=True,
+        **_BY_ITSELF,
+        SAVE=_EACH_EPOCH,
+        RESUME=_NEWEST
+        + "for name in files[:-1]:\n    if rank == 0: os.remove(name)\n"
+        + "try:\n    if files: load(files[-1])\nexcept Exception as error:\n    print(error)",
+    ),
+    "torn write: the older one is deleted before the new one is there": _case(
+        "fails on the torn file",
+        at="# here",
+        torn=True,
+        **_BY_ITSELF,
+        SAVE='for name in os.listdir("."):\n    if name.startswith("epoch-"): os.remove(name)' + _EACH_EPOCH,
+        RESUME=_NEWEST + "if files: load(files[-1])",
+    ),
+}
 TWINS: Mapping[str, Case] = {
+    "torn write: another name, then os.replace": _case(torn=True),
+    "torn write: it falls back to the one before": _case(
+        torn=True, **_BY_ITSELF, SAVE=_EACH_EPOCH, RESUME=_NEWEST + _FALLS_BACK
+    ),
+    "torn write: an option, and the user names a whole one": _case(torn=True, SAVE=_EACH_EPOCH),
+    "torn write: two in turn, the newest whole one": _case(
+        torn=True,
+        **_BY_ITSELF,
+        SAVE=_EACH_EPOCH.replace('f"epoch-{epoch}.pt"', 'f"epoch-{epoch % 2}.pt"'),
+        RESUME=_NEWEST.replace("sorted(", "sorted((").replace('"epoch-"))', '"epoch-")), key=os.path.getmtime)')
+        + _FALLS_BACK,
+    ),
     "as it should be": _case(),
     "by itself, where there is a file": _case(OPTION="pass", RESUME='if os.path.exists("last.pt"): load("last.pt")'),
     "a flag": _case(
@@ -275,4 +360,4 @@ INCONCLUSIVE: Mapping[str, Case] = {
     "no checkpoint": Case(script=_script(SAVE="pass", RESUME="pass"), inconclusive="no checkpoint"),
     "nothing is loaded": Case(script=_script(RESUME="pass"), inconclusive="loaded nothing"),
 }
-CASES: Mapping[str, Case] = {**FAULTS, **TWINS, **INCONCLUSIVE}
+CASES: Mapping[str, Case] = {**FAULTS, **TORN_FAULTS, **TWINS, **INCONCLUSIVE}
