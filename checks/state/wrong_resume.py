@@ -63,6 +63,7 @@ _REMEDIES = {
     "counter": "Save this count as it is after the step, load it, and go on from it.",
     "kept": "Load this state, too, on every rank that uses it.",
     "fails": "Let every rank that resumes load what rank 0 has saved, as it was saved.",
+    "ranks": "Make the batch of a rank, the schedule and the place in the epoch from the number of ranks, in samples.",
     "torn": "Save to another name in the same folder, and then os.replace it to this one.",
 }
 _WEIGHTS_ONLY = (
@@ -113,6 +114,7 @@ def in_restart(restart: Restart) -> Iterator[Finding]:
             ranks=found.ranks if len(found.ranks) < len(restart.first.ranks) else (),
             locations=tuple(place for place in (found.place, *places) if place is not None),
             evidence=tuple(told),
+            severity=Severity.WARNING if found.what == "ranks" else None,
         )
 
 

@@ -62,6 +62,12 @@ STDIN = "-"
     help="Tell the script so to resume, as in '--resume-from {checkpoint}'. Implies --resume.",
 )
 @click.option(
+    "--resume-ranks",
+    type=click.IntRange(1, 64),
+    metavar="N",
+    help="Restart on another number of ranks, and say what means something else then. Implies --resume.",
+)
+@click.option(
     "--equivalence/--no-equivalence",
     default=None,
     help="Compare the gradients of the ranks with those of one process on the same samples.  [default: after a short "
@@ -120,6 +126,7 @@ def check(
     stress: tuple[Stress | Literal["all"], ...],
     resume: Literal["after", "torn"] | None,
     resume_with: str | None,
+    resume_ranks: int | None,
     equivalence: bool | None,
     thorough: bool,
     full: bool,
@@ -197,8 +204,9 @@ def check(
             hint=output_format == "full",
             **how,
             stress=tuple(kind for kind in STRESSES if kind in stress or "all" in stress),
-            resume=resume or ("after" if resume_with is not None else ""),
+            resume=resume or ("after" if resume_with is not None or resume_ranks else ""),
             resume_with=resume_with,
+            resume_ranks=resume_ranks or 0,
             equivalence=equivalence,
             thorough=thorough,
             full=full,

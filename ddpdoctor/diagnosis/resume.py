@@ -16,9 +16,11 @@ from ddpdoctor.record.model import Restart, RunRecord
 from ddpdoctor.record.streams.setup import CheckpointLoad
 from ddpdoctor.record.streams.training import ResumeSave, ResumeStep
 
-What = Literal["weights", "optimizer", "learning-rate", "scale", "data", "counter", "kept", "fails", "torn"]
+What = Literal["weights", "optimizer", "learning-rate", "scale", "data", "counter", "kept", "fails", "torn", "ranks"]
 _SHOWN = 3
 _COUNTERS = ("epoch", "step", "iter")
+Rows = Mapping[int, Sequence[ResumeStep]]
+"""Steps by rank, in their order."""
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +75,9 @@ def compare(restart: Restart) -> Comparison:
         which = "the first start ended before a step after its checkpoint" if not any(before.values()) else ""
         return Comparison(gap=which or "the second start made no step", save=save)
     differences = list(_at_once(before, after, ranks, save))
+    if len(after) != len(before):
+        differences += _with_other_ranks(first, before, after, differences, step)
+        return Comparison(differences=tuple(differences), steps=1, save=save)
     data = list(_data(first, second, before, after, ranks, step))
     steps = min(min(len(before[rank]), len(after[rank])) for rank in ranks)
     if not data:
@@ -166,9 +171,6 @@ def _by_rank(record: RunRecord, step: int) -> dict[int, list[ResumeStep]]:
     return found
 
 
-Rows = Mapping[int, Sequence[ResumeStep]]
-
-
 def _at_once(before: Rows, after: Rows, ranks: Sequence[int], save: ResumeSave) -> Iterator[Difference]:
     """Yield what is otherwise when the first forward begins."""
     differing = {rank: _names(before[rank][0].weights, after[rank][0].weights) for rank in ranks}
@@ -200,6 +202,63 @@ def _at_once(before: Rows, after: Rows, ranks: Sequence[int], save: ResumeSave) 
             facts=(f"its scale is {', '.join(now)} and was {', '.join(was)}",),
             saved=_has(save, "scal"),
         )
+
+
+def _with_other_ranks(
+    first: RunRecord, before: Rows, after: Rows, known: Sequence[Difference], step: int
+) -> Iterator[Difference]:
+    """Yield what means something else with another number of ranks: the global batch, a schedule that counts steps, and
+    the samples that are left of an epoch.
+    """
+    was, now = _drawn(before, 1), _drawn(after, 1)
+    changed = f"{len(after)} in the place of {count(len(before), 'rank', 'ranks')}"
+    rates = [row.learning_rates for row in before[0]]
+    if was and now and len(was) != len(now) and not any(one.what == "learning-rate" for one in known):
+        yield Difference(
+            what="ranks",
+            title=f"a step takes {len(now)} samples in the place of {len(was)}, at the same learning rate",
+            ranks=(),
+            facts=(changed,),
+        )
+        inside = len(_pass(before[0]))
+        if len(set(rates[:inside])) > 1:
+            yield Difference(
+                what="ranks",
+                title="the schedule counts steps, of which an epoch has another number now",
+                ranks=(),
+                facts=(changed, "the learning rate changes within an epoch"),
+            )
+    done = before[0][0].batches[0][2] if before[0] and before[0][0].batches else 0
+    if not done:
+        return
+    of = before[0][0].batches[0][:2]
+    seen = {
+        index
+        for row in first.resume_steps
+        if row.ordinal <= step
+        for batch in row.batches
+        if batch[:2] == of
+        for index in batch[3]
+    }
+    drawn = _drawn(after, min(map(len, after.values())))
+    again = len(seen.intersection(drawn))
+    never = 0 if again else len(set(was).difference(drawn))
+    if drawn and (again or never):
+        samples = count(again or never, "sample", "samples")
+        yield Difference(
+            what="ranks",
+            title=f"{samples} of this epoch are {'seen again' if again else 'never seen'} after the restart",
+            ranks=(),
+            facts=(
+                changed,
+                f"the checkpoint was written after {count(done, 'batch', 'batches')} of a pass of each rank",
+            ),
+        )
+
+
+def _drawn(rows: Rows, steps: int) -> list[int]:
+    """Return the samples of the first pass that all ranks draw in some steps."""
+    return [index for own in rows.values() for batch in _pass(own[:steps]) for index in batch]
 
 
 def _later_rates(
@@ -292,7 +351,7 @@ def _epoch(record: RunRecord, row: ResumeStep, rank: int) -> int | None:
 
 def _pass(rows: Sequence[ResumeStep]) -> list[tuple[int, ...]]:
     """Return the batches of the pass that the first of some steps belongs to."""
-    of = rows[0].batches[0][:2] if rows[0].batches else None
+    of = rows[0].batches[0][:2] if rows and rows[0].batches else None
     return [batch[3] for row in rows for batch in row.batches if batch[:2] == of]
 
 

@@ -188,6 +188,8 @@ class ExamineRequest(RehearsalOptions, frozen=True, kw_only=True):
     """Rehearse a restart, too, from a checkpoint; with ``torn`` also from one whose save was broken off."""
     resume_with: str | None = None
     """The words by which the script is told to resume; None to look for its option."""
+    resume_ranks: int = 0
+    """Ranks of the restart; 0 for as many as the first start has."""
     thorough: bool = False
     """After a clean rehearsal: one as two nodes, one for each stress, and the comparison with one process."""
     equivalence: bool | None = False
@@ -251,7 +253,14 @@ def examine_and_record(
         from ddpdoctor.examine.resume import with_restart
 
         results, rehearsal = with_restart(
-            rehearsed, script, request.resume_with, on_progress, results, rehearsal, torn=request.resume == "torn"
+            rehearsed,
+            script,
+            request.resume_with,
+            on_progress,
+            results,
+            rehearsal,
+            torn=request.resume == "torn",
+            ranks=request.resume_ranks,
         )
     reading = reading_of(
         script,

@@ -58,6 +58,7 @@ def with_restart(
     rehearsal: RehearsalSection,
     *,
     torn: bool,
+    ranks: int,
 ) -> tuple[tuple[CheckResult, ...], RehearsalSection]:
     """Return the results with what a restart shows, and the section of the rehearsal with what was done for it."""
     from ddpdoctor.monitor.rehearsal import rehearse
@@ -68,7 +69,7 @@ def with_restart(
 
     judge_of_restarts = next(entry for entry in read_catalogue().entries if load(entry).in_restart is not None)
     try:
-        proved, note = prove_resume(request, script, given, once, judge_of_restarts, torn=torn)
+        proved, note = prove_resume(request, script, given, once, judge_of_restarts, torn=torn, ranks=ranks)
     except DdpDoctorError as error:
         proved, note = _gap(judge_of_restarts, error.message)
     others = tuple(result for result in results if result.code != proved.code)
@@ -85,10 +86,12 @@ def prove_resume(
     check: CatalogueEntry,
     *,
     torn: bool = False,
+    ranks: int = 0,
 ) -> Resumed:
     """Rehearse both starts, and have a check compare them; with ``torn`` one more after a save that was broken off.
 
-    ``given`` is what the user says of the script's own option.
+    ``given`` is what the user says of the script's own option. The second start has so many ``ranks``; 0 for as many as
+    the first one.
     """
     with tempfile.TemporaryDirectory(prefix="ddpdoctor-resume-") as folder:
         first, section = rehearse_once(msgspec.structs.replace(request, snapshot_into=Path(folder)))
@@ -99,12 +102,13 @@ def prove_resume(
         others = {one.path for one in first.resume_saves if one.path != save.path}
         file = _file_of(save.path, [path for path in left.files if path not in others], left)
         options = _options(script, given, file)
-        told = msgspec.structs.replace(request, arguments=(*request.arguments, *options))
+        again_with = msgspec.structs.replace(request, nproc=ranks or request.nproc)
+        told = msgspec.structs.replace(again_with, arguments=(*request.arguments, *options))
         second, again = rehearse_once(msgspec.structs.replace(told, restore_from=left.folder))
         if file in options and again.status == "failed" and not loads_of(second, left.files):
             # Libraries that write several files are given their folder.
             options = [os.path.dirname(file) or "." if word == file else word for word in options]
-            told = msgspec.structs.replace(request, arguments=(*request.arguments, *options))
+            told = msgspec.structs.replace(again_with, arguments=(*request.arguments, *options))
             second, again = rehearse_once(msgspec.structs.replace(told, restore_from=left.folder))
         broken = _left(Path(folder), TORN) if torn else None
         third = None
@@ -112,7 +116,8 @@ def prove_resume(
             third, _ = rehearse_once(msgspec.structs.replace(told, restore_from=broken.folder))
         whole = broken.whole() if broken is not None else ()
     shown = shlex.join(options)
-    how = f"started again{f' with `{shown}`' if shown else ''} from the checkpoint after step {left.step}"
+    many = f" on {ranks} ranks" if ranks else ""
+    how = f"started again{many}{f' with `{shown}`' if shown else ''} from the checkpoint after step {left.step}"
     restart = Restart(
         first=first,
         second=second,

@@ -110,6 +110,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     resume_with: str | None = None
     torn: bool = False
     """Started once more after a save that was broken off."""
+    ranks: int = 0
+    """Ranks of the second start; 0 for as many as the first has."""
 
 
 def _script(**parts: str) -> str:
@@ -283,7 +285,54 @@ TORN_FAULTS: Mapping[str, Case] = {
         RESUME=_NEWEST + "if files: load(files[-1])",
     ),
 }
+_IN_THE_EPOCH = _script(
+    SAVE=_RIGHT["SAVE"].replace('"epoch": epoch', '"epoch": epoch, "batch": batch + 1'),
+    COUNT='start_epoch = state["epoch"]\nglobal_step = state["global_step"]\nglobal skip\nskip = state["batch"]',
+    STEP="if global_step % 3 == 0 and rank == 0: save(epoch)",
+    RESUME="skip = 0\nif args.resume: load(args.resume)",
+)
+_IN_THE_EPOCH = _IN_THE_EPOCH.replace("    if rank == 0: save(epoch)\n", "", 1).replace(
+    "for x, y in loader:",
+    "for batch, (x, y) in enumerate(loader):\n        if epoch == start_epoch and batch < skip: continue",
+)
+_SHARED_OUT = _script().replace("Samples(), 4", "Samples(), 8 // dist.get_world_size()")
+OTHER_RANKS: Mapping[str, Case] = {
+    "other ranks: the batch of a rank is fixed": Case(
+        script=_script(), ranks=4, words=("takes 16 samples in the place of 8",)
+    ),
+    "other ranks: fewer": Case(script=_script(), ranks=1, words=("takes 4 samples in the place of 8",)),
+    "other ranks: the schedule counts steps": Case(
+        script=_script(STEP="scheduler.step()").replace("    scheduler.step()\n    if rank", "    if rank"),
+        ranks=4,
+        words=("counts steps",),
+    ),
+    "other ranks: batches are skipped by their number": Case(
+        script=_IN_THE_EPOCH.replace("Samples(), 4", "Samples(), 8 // dist.get_world_size()")
+        .replace('"batch": batch + 1', '"batch": 2')
+        .replace("batch < skip", "batch < skip - 1"),
+        ranks=4,
+        words=("seen again",),
+    ),
+    "other ranks: too many batches are skipped": Case(script=_IN_THE_EPOCH, ranks=4, words=("never seen",)),
+    "other ranks: a file for each rank": Case(
+        script=_script(SAVE=_RIGHT["SAVE"], RESUME='if args.resume: load(args.resume.replace("last", f"last{rank}"))')
+        .replace("if rank == 0: save(epoch)", "save(epoch)")
+        .replace('"last.new"', 'f"last{rank}.new"')
+        .replace('"last.pt")\n', 'f"last{rank}.pt")\n'),
+        ranks=3,
+        resume_with="--resume last.pt",
+        words=("fails", "last2.pt"),
+    ),
+}
+OTHER_RANKS_TWINS: Mapping[str, Case] = {
+    "other ranks: the batch is shared out": Case(script=_SHARED_OUT, ranks=4),
+    "other ranks: the batch is shared out, in the middle of an epoch": Case(
+        script=_IN_THE_EPOCH.replace("Samples(), 4", "Samples(), 8 // dist.get_world_size()"), ranks=4
+    ),
+}
 TWINS: Mapping[str, Case] = {
+    **OTHER_RANKS_TWINS,
+    "in the middle of an epoch": Case(script=_IN_THE_EPOCH),
     "torn write: another name, then os.replace": _case(torn=True),
     "torn write: it falls back to the one before": _case(
         torn=True, **_BY_ITSELF, SAVE=_EACH_EPOCH, RESUME=_NEWEST + _FALLS_BACK
@@ -360,4 +409,4 @@ INCONCLUSIVE: Mapping[str, Case] = {
     "no checkpoint": Case(script=_script(SAVE="pass", RESUME="pass"), inconclusive="no checkpoint"),
     "nothing is loaded": Case(script=_script(RESUME="pass"), inconclusive="loaded nothing"),
 }
-CASES: Mapping[str, Case] = {**FAULTS, **TORN_FAULTS, **TWINS, **INCONCLUSIVE}
+CASES: Mapping[str, Case] = {**FAULTS, **TORN_FAULTS, **OTHER_RANKS, **TWINS, **INCONCLUSIVE}

@@ -31,7 +31,9 @@ def proved(case: Case, folder: Path) -> Resumed:
     os.chdir(folder)
     try:
         request = RehearsalRequest(script=target)
-        return prove_resume(request, read_script(target), case.resume_with, once, check, torn=case.torn)
+        return prove_resume(
+            request, read_script(target), case.resume_with, once, check, torn=case.torn, ranks=case.ranks
+        )
     finally:
         os.chdir(before)
 
