@@ -62,14 +62,11 @@ _REMEDIES = {
     "data": "Begin with the epoch after the one that was finished, on every rank, and give it to set_epoch.",
     "counter": "Save this count as it is after the step, load it, and go on from it.",
     "kept": "Load this state, too, on every rank that uses it.",
-    "fails": "Let every rank that resumes load what rank 0 has saved, as it was saved.",
+    "fails": "Let the code that resumes load, on every rank, what was saved, as it was saved.",
     "ranks": "Make the batch of a rank, the schedule and the place in the epoch from the number of ranks, in samples.",
+    "refused": "Save vars(args) and plain values in the place of objects, or load with weights_only=False.",
     "torn": "Save to another name in the same folder, and then os.replace it to this one.",
 }
-_WEIGHTS_ONLY = (
-    "Save vars(args) and other plain values in the place of objects; or load with weights_only=False, which runs code "
-    "that is in the file."
-)
 _STATES = {"optimizer": "the optimizer", "learning-rate": "the scheduler", "scale": "the scaler"}
 
 
@@ -106,11 +103,10 @@ def in_restart(restart: Restart) -> Iterator[Finding]:
             told += _told((f"the state of {state} is not saved: no key of the checkpoint holds it",))
         told.append(Fact(text="the checkpoint is saved here", basis="rehearsal", location=save_place))
         told.append(Fact(text="it is loaded here", basis="rehearsal", location=load_place))
-        is_refused = found.what == "fails" and "weights_only" in found.title
         yield CHECK.finding(
             "rehearsal",
             found.title,
-            remedy=_WEIGHTS_ONLY if is_refused else _REMEDIES[found.what].format(save=missing),
+            remedy=_REMEDIES[found.what].format(save=missing),
             ranks=found.ranks if len(found.ranks) < len(restart.first.ranks) else (),
             locations=tuple(place for place in (found.place, *places) if place is not None),
             evidence=tuple(told),

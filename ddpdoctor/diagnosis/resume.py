@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os.path
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
@@ -12,13 +13,17 @@ from ddpdoctor.diagnosis.failures import lack_behind
 from ddpdoctor.diagnosis.wording import count, location_of, rank_list
 from ddpdoctor.finding import Location
 from ddpdoctor.record.joining import headline
-from ddpdoctor.record.model import Restart, RunRecord
+from ddpdoctor.record.model import RankException, Restart, RunRecord
 from ddpdoctor.record.streams.setup import CheckpointLoad
 from ddpdoctor.record.streams.training import ResumeSave, ResumeStep
 
-What = Literal["weights", "optimizer", "learning-rate", "scale", "data", "counter", "kept", "fails", "torn", "ranks"]
+What = Literal[
+    "weights", "optimizer", "learning-rate", "scale", "data", "counter", "kept", "fails", "refused", "torn", "ranks"
+]
 _SHOWN = 3
 _COUNTERS = ("epoch", "step", "iter")
+_REFUSED = re.compile(r"Unsupported global: GLOBAL ([\w.]+)")
+"""As torch.load says it since 2.4, of anything but tensors and plain values; by default since 2.6."""
 Rows = Mapping[int, Sequence[ResumeStep]]
 """Steps by rank, in their order."""
 
@@ -67,7 +72,7 @@ def compare(restart: Restart) -> Comparison:
             "with {checkpoint} for the file"
         )
     save = checkpoint_of(first, step)
-    if failure := _failure(second):
+    if failure := _failure(second, restart.files):
         return Comparison(differences=(failure,), save=save)
     before, after = _by_rank(first, step), _by_rank(second, 0)
     ranks = [rank for rank in sorted(before) if before[rank] and after.get(rank)]
@@ -94,25 +99,35 @@ def loads_of(record: RunRecord, files: Iterable[str]) -> list[CheckpointLoad]:
     return [one for one in record.checkpoint_loads if os.path.realpath(one.path) in known]
 
 
-def _failure(record: RunRecord) -> Difference | None:
+def _failure(record: RunRecord, files: Sequence[str]) -> Difference | None:
     """Return how the second start ended before its first step, by an exception that the script has to answer for."""
     if record.resume_steps:
         return None
     raised = [(one, rank.rank) for rank in record.ranks for one in rank.exceptions if not one.communication]
     if not raised:
         return None
-    first = min((one for one, _ in raised), key=lambda one: one.time_ns)
-    if lack_behind(first, record) is not None:
+    first, rank = min(raised, key=lambda pair: pair[0].time_ns)
+    folders = {os.path.dirname(os.path.realpath(path)) for path in files}
+    asked = [one for one in record.checkpoint_loads if one.failed and one.rank == rank]
+    own = any(os.path.dirname(os.path.realpath(one.path)) in folders for one in asked)
+    if not own and lack_behind(first, record) is not None:
         return None
-    said = f"{first.type}: {headline(first)}"
+    refused = _REFUSED.search(first.message)
+    said = f"torch.load refuses {refused[1]}, which is in it" if refused else f"{first.type}: {_said(first)}"
     ranks = sorted({rank for one, rank in raised if one.type == first.type})
     return Difference(
-        what="fails",
+        what="refused" if refused else "fails",
         title=f"the restart fails on {_who(ranks, record.rank_numbers())}: {said}",
         ranks=tuple(ranks),
         facts=("the first start trained with the same arguments, and wrote what this one loads",),
         place=location_of(first.frames[0]) if first.frames else None,
     )
+
+
+def _said(raised: RankException) -> str:
+    """Return the first line of a message, and the next one where it only announces that."""
+    first, *more = [line.strip() for line in raised.message.splitlines() if line.strip()] or [""]
+    return f"{first} {more[0]}" if more and first.endswith(":") else headline(raised)
 
 
 def torn_restart(restart: Restart) -> Difference | None:
@@ -126,7 +141,7 @@ def torn_restart(restart: Restart) -> Difference | None:
     whole = f"{os.path.relpath(restart.whole_files[0])} is whole" if restart.whole_files else "no other was left"
     broken = ", ".join(map(os.path.relpath, restart.torn_files[:_SHOWN]))
     about = f"of {broken} a half was there; {whole}"
-    if (failure := _failure(torn)) is not None:
+    if (failure := _failure(torn, restart.torn_files)) is not None:
         if not loads_of(torn, restart.torn_files):
             return None
         return Difference(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import os
 import re
 import shlex
@@ -95,7 +96,8 @@ def prove_resume(
     """
     with tempfile.TemporaryDirectory(prefix="ddpdoctor-resume-") as folder:
         first, section = rehearse_once(msgspec.structs.replace(request, snapshot_into=Path(folder)))
-        left = _left(Path(folder), "second-*")
+        newest = max((row.ordinal for row in first.resume_steps), default=0)
+        left = _left(Path(folder), "second-*", newest)
         save = None if left is None else checkpoint_of(first, left.step)
         if left is None or save is None:
             return _gap(check, _why_none(first, section))
@@ -160,14 +162,17 @@ class _Left(NamedTuple):
         return tuple(path for path in self.files if path not in self.torn and self.size(path) >= least)
 
 
-def _left(snapshot: Path, pattern: str) -> _Left | None:
-    """Return the newest of the folders whose names fit; None where there is none that is complete."""
+def _left(snapshot: Path, pattern: str, newest: float = math.inf) -> _Left | None:
+    """Return the newest of the folders whose names fit, of those that steps come after up to the ``newest``; None where
+    there is none that is complete.
+    """
     for folder in sorted(snapshot.glob(pattern), reverse=True):
         try:
             held = json.loads(read_untrusted(folder / "places.json", MOST_BYTES))
         except (OSError, ValueError):
             continue
-        return _Left(folder, int(held["step"]), held["places"], held["torn"])
+        if int(held["step"]) < newest:
+            return _Left(folder, int(held["step"]), held["places"], held["torn"])
     return None
 
 
@@ -176,7 +181,7 @@ def _why_none(first: RunRecord, section: RehearsalSection) -> str:
         return section.reason or "the script did not train"
     return (
         f"no checkpoint was written with torch.save, and followed by a step, in {section.steps} steps; an option of "
-        "the script that saves more often, after `--`, may make one"
+        "the script that saves more often, after `--`, or more time with `--time-limit` may make one"
     )
 
 

@@ -47,7 +47,7 @@ def save(epoch):
 
 def load(path):
     global start_epoch, global_step
-    state = torch.load(path, map_location="cpu", weights_only=False)  # load
+    LOAD
     MODEL
     OPTIMIZER
     SCHEDULER
@@ -81,6 +81,7 @@ torch.save({
 }, "last.new")
 os.replace("last.new", "last.pt")
 """,
+    "LOAD": 'state = torch.load(path, map_location="cpu", weights_only=False)  # load',
     "MODEL": 'net.load_state_dict(state["model"])',
     "OPTIMIZER": 'optimizer.load_state_dict(state["optimizer"])',
     "SCHEDULER": 'scheduler.load_state_dict(state["scheduler"])',
@@ -285,6 +286,161 @@ TORN_FAULTS: Mapping[str, Case] = {
         RESUME=_NEWEST + "if files: load(files[-1])",
     ),
 }
+_ALONE = {
+    "SAVE": 'torch.save(net.state_dict(), "last.new")\nos.replace("last.new", "last.pt")',
+    "MODEL": "net.load_state_dict(state)",
+    **dict.fromkeys(("OPTIMIZER", "SCHEDULER", "EMA", "COUNT"), "pass"),
+}
+_BY_SGD = ("torch.optim.AdamW(model.parameters(), lr=0.01)", "torch.optim.SGD(model.parameters(), lr=0.01)")
+_NO_SCHEDULE = ("scheduler.step()", "pass")
+FAILING: Mapping[str, Case] = {
+    "fails: an object is in the file": _case(
+        "torch.load refuses argparse.Namespace",
+        "weights_only=False",
+        LOAD='state = torch.load(path, map_location="cpu")  # load',
+        SAVE=_RIGHT["SAVE"].replace('"ema": ema', '"ema": ema, "args": args'),
+    ),
+    "fails: another shape": _case(
+        "fails on every rank",
+        "size mismatch",
+        at="net.load",
+        RESUME="if args.resume: net[2] = nn.Linear(8, 4)\nif args.resume: load(args.resume)",
+    ),
+    "fails: rank 1 loads nothing": _case(
+        "fails on rank 1",
+        "Missing key",
+        at="net.load",
+        MODEL='net.load_state_dict(state["model"] if rank == 0 else {})',
+    ),
+    "weights alone": _case(
+        "optimizer",
+        "not saved",
+        "learning rate",
+        at="# here",
+        **{**_ALONE, "SAVE": _ALONE["SAVE"].replace("\n", "  # here\n", 1)},
+    ),
+    "weights alone: the epoch begins at 0": Case(
+        script=_script(**_ALONE).replace(*_BY_SGD).replace(*_NO_SCHEDULE), words=("order of epoch 0",)
+    ),
+}
+_FRAMEWORKS = {
+    "Lightning": """
+import argparse, os
+import lightning as L, torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--resume", default=None)
+args = parser.parse_args()
+
+class Job(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(8, 3)
+    def training_step(self, batch, number):
+        return F.mse_loss(self.net(batch[0]), batch[1])
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+torch.manual_seed(3)
+data = TensorDataset(torch.randn(64, 8), torch.randn(64, 3))
+trainer = L.Trainer(max_epochs=6, accelerator="cpu", devices=2, strategy="ddp", enable_progress_bar=False)
+job = Job()
+# RESTORE
+trainer.fit(job, DataLoader(data, 4, shuffle=True), ckpt_path=args.resume)
+""",
+    "Accelerate": """
+import argparse, os
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--resume_from_checkpoint", default=None)
+args = parser.parse_args()
+torch.manual_seed(3)
+accelerator = Accelerator(cpu=True)
+model = nn.Linear(8, 3)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+data = TensorDataset(torch.randn(64, 8), torch.randn(64, 3))
+loader = DataLoader(data, 4, shuffle=True)
+model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+start = 0
+if args.resume_from_checkpoint:
+    accelerator.load_state(args.resume_from_checkpoint)
+    start = int(args.resume_from_checkpoint.split("epoch_")[1][:1]) + 1
+for epoch in range(start, 6):
+    for x, y in loader:
+        optimizer.zero_grad()
+        accelerator.backward(F.mse_loss(model(x), y))
+        optimizer.step()
+    scheduler.step()
+    accelerator.save_state(f"epoch_{epoch}")
+""",
+    "torch.distributed.checkpoint": _script(
+        SAVE='dcp.save({"model": net.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": '
+        'scheduler.state_dict(), "epoch": epoch}, checkpoint_id=f"at{epoch}")',
+        RESUME="""
+if args.resume:
+    state = {"model": net.state_dict(), "optimizer": None, "scheduler": scheduler.state_dict(), "epoch": 0}
+    [p.grad.zero_() if p.grad is not None else setattr(p, "grad", torch.zeros_like(p)) for p in net.parameters()]
+    lr = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups: group["lr"] = 0.0
+    optimizer.step()
+    state["optimizer"] = optimizer.state_dict()
+    dcp.load(state, checkpoint_id=args.resume)
+    net.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    scheduler.load_state_dict(state["scheduler"])
+    start_epoch = state["epoch"] + 1
+""",
+    )
+    .replace(
+        "import torch, torch.distributed as dist",
+        "import torch, torch.distributed as dist\nimport torch.distributed.checkpoint as dcp",
+    )
+    .replace("if rank == 0: save(epoch)", "save(epoch)"),
+    "safetensors": _script(
+        SAVE='save_file(net.state_dict(), "weights.new")\nos.replace("weights.new", "last.safetensors")'
+        + _RIGHT["SAVE"].replace('"model": net.state_dict(), ', ""),
+        MODEL='net.load_state_dict(load_file("last.safetensors"))',
+    ).replace("from torch import nn\n", "from torch import nn\nfrom safetensors.torch import load_file, save_file\n"),
+}
+FRAMEWORK_FAULTS: Mapping[str, Case] = {
+    "Lightning: weights are loaded by hand": Case(
+        script=_FRAMEWORKS["Lightning"]
+        .replace(", ckpt_path=args.resume", "")
+        .replace(
+            "# RESTORE",
+            'if args.resume: job.load_state_dict(torch.load(args.resume, weights_only=False)["state_dict"])',
+        ),
+        words=("optimizer",),
+    ),
+    "Accelerate: the epoch begins at 0": Case(
+        script=_FRAMEWORKS["Accelerate"].replace("+ 1\n", "* 0\n"), words=("order of epoch 0",)
+    ),
+    "Accelerate: the scheduler is not prepared": Case(
+        script=_FRAMEWORKS["Accelerate"]
+        .replace("model, optimizer, loader, scheduler = ", "model, optimizer, loader = ")
+        .replace("loader, scheduler)", "loader)"),
+        words=("learning rate",),
+    ),
+    "torch.distributed.checkpoint: the optimizer is not loaded": Case(
+        script=_FRAMEWORKS["torch.distributed.checkpoint"].replace(
+            '    optimizer.load_state_dict(state["optimizer"])\n', "    optimizer.state.clear()\n"
+        ),
+        words=("optimizer",),
+    ),
+    "safetensors: the weights are not loaded": Case(
+        script=_FRAMEWORKS["safetensors"].replace("net.load_state_dict(load_file", "dict(load_file"), words=("weights",)
+    ),
+}
 _IN_THE_EPOCH = _script(
     SAVE=_RIGHT["SAVE"].replace('"epoch": epoch', '"epoch": epoch, "batch": batch + 1'),
     COUNT='start_epoch = state["epoch"]\nglobal_step = state["global_step"]\nglobal skip\nskip = state["batch"]',
@@ -325,6 +481,20 @@ OTHER_RANKS: Mapping[str, Case] = {
     ),
 }
 OTHER_RANKS_TWINS: Mapping[str, Case] = {
+    **{name: Case(script=script) for name, script in _FRAMEWORKS.items()},
+    "an object is in the file, and it is allowed": _case(
+        SAVE=_RIGHT["SAVE"].replace('"ema": ema', '"ema": ema, "args": args')
+    ),
+    "weights alone, where nothing else is needed": Case(
+        script=_script(**{**_ALONE, "COUNT": "start_epoch = args.start"})
+        .replace(*_BY_SGD)
+        .replace(*_NO_SCHEDULE)
+        .replace(
+            '"--epochs", type=int, default=6)',
+            '"--epochs", type=int, default=6)\nparser.add_argument("--start", type=int, default=0)',
+        ),
+        resume_with="--resume last.pt --start 2",
+    ),
     "other ranks: the batch is shared out": Case(script=_SHARED_OUT, ranks=4),
     "other ranks: the batch is shared out, in the middle of an epoch": Case(
         script=_IN_THE_EPOCH.replace("Samples(), 4", "Samples(), 8 // dist.get_world_size()"), ranks=4
@@ -409,4 +579,12 @@ INCONCLUSIVE: Mapping[str, Case] = {
     "no checkpoint": Case(script=_script(SAVE="pass", RESUME="pass"), inconclusive="no checkpoint"),
     "nothing is loaded": Case(script=_script(RESUME="pass"), inconclusive="loaded nothing"),
 }
-CASES: Mapping[str, Case] = {**FAULTS, **TORN_FAULTS, **OTHER_RANKS, **TWINS, **INCONCLUSIVE}
+CASES: Mapping[str, Case] = {
+    **FAULTS,
+    **FAILING,
+    **FRAMEWORK_FAULTS,
+    **TORN_FAULTS,
+    **OTHER_RANKS,
+    **TWINS,
+    **INCONCLUSIVE,
+}
