@@ -5,9 +5,11 @@ What it finds
     started again from that checkpoint, in an overlay. What the ranks hold and draw after the restart is compared with
     what the first start went on with: weights, the optimizer's state, the learning rate and the scaler before the first
     step, the samples of the first pass, the learning rates of the steps after it, and the counters, averages and other
-    states in the next checkpoint. The finding names what differs, its effect, and the lines that save and load. A save
-    over the only checkpoint that is there is a warning. In the source: the state of an optimizer, a scheduler or a
-    scaler that is saved under a key which nothing loads, though weights and epoch of the same checkpoint are loaded.
+    states in the next checkpoint. The finding names what differs, its effect, and the lines that save and load. So it is
+    with a restart that fails on what was saved, with `--resume=torn` on what a death amid a save leaves, and with
+    `--resume-ranks` on what means something else with another number of ranks. A save over the only checkpoint that is
+    there is a warning. In the source: the state of an optimizer, a scheduler or a scaler that is saved and that nothing
+    loads, and a scheduler that is left out, though weights and epoch of the same checkpoint are loaded.
 
 Why it is bad
     The loss jumps a little and recovers, and nobody looks. Samples are seen twice or never, the schedule runs from its

@@ -355,7 +355,7 @@ trainer.fit(job, DataLoader(data, 4, shuffle=True), ckpt_path=args.resume)
     "Accelerate": """
 import argparse, os
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DataLoaderConfiguration
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -364,10 +364,10 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--resume_from_checkpoint", default=None)
 args = parser.parse_args()
 torch.manual_seed(3)
-accelerator = Accelerator(cpu=True)
+accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
 model = nn.Linear(8, 3)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.7**epoch)
 data = TensorDataset(torch.randn(64, 8), torch.randn(64, 3))
 loader = DataLoader(data, 4, shuffle=True)
 model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
@@ -376,6 +376,7 @@ if args.resume_from_checkpoint:
     accelerator.load_state(args.resume_from_checkpoint)
     start = int(args.resume_from_checkpoint.split("epoch_")[1][:1]) + 1
 for epoch in range(start, 6):
+    loader.set_epoch(epoch)
     for x, y in loader:
         optimizer.zero_grad()
         accelerator.backward(F.mse_loss(model(x), y))
@@ -424,6 +425,12 @@ FRAMEWORK_FAULTS: Mapping[str, Case] = {
     ),
     "Accelerate: the epoch begins at 0": Case(
         script=_FRAMEWORKS["Accelerate"].replace("+ 1\n", "* 0\n"), words=("order of epoch 0",)
+    ),
+    "Accelerate: its own sampler, whose generator is not saved": Case(
+        script=_FRAMEWORKS["Accelerate"]
+        .replace("use_seedable_sampler=True", "")
+        .replace("loader.set_epoch(epoch)", "pass"),
+        words=("order of epoch 0",),
     ),
     "Accelerate: the scheduler is not prepared": Case(
         script=_FRAMEWORKS["Accelerate"]

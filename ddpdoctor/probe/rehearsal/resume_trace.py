@@ -245,11 +245,13 @@ class ResumeTrace:
             return False
 
     def _shown(self, value: Any) -> str:
-        """Return a whole number as it is, and anything else by its kind and digest."""
+        """Return a whole number as it is, and anything else by its kind and digest; beside tensors nothing counts, for
+        it may be the path of this very file.
+        """
         if isinstance(value, int):
             return f"int {value}"
-        kind = "tensors" if any(isinstance(one, self._torch.Tensor) for one in _flat(value, self._torch.Tensor)) else ""
-        return f"{kind or type(value).__name__} {self._digest(value)}"
+        tensors = [one for one in _flat(value, self._torch.Tensor) if isinstance(one, self._torch.Tensor)]
+        return f"{'tensors' if tensors else type(value).__name__} {self._digest(tensors or value)}"
 
     def _copy_files(
         self, name: str, path: str = "", is_torn: Callable[[str], bool] = lambda _: False, half: Any = b""
