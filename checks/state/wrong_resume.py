@@ -5,10 +5,10 @@ What it finds
     started again from that checkpoint, in an overlay. What the ranks hold and draw after the restart is compared with
     what the first start went on with: weights, the optimizer's state, the learning rate and the scaler before the first
     step, the samples of the first pass, the learning rates of the steps after it, and the counters, averages and other
-    states in the next checkpoint. The finding names what differs, its effect, and the lines that save and load. So it is
-    with a restart that fails on what was saved, with `--resume=torn` on what a death amid a save leaves, and with
-    `--resume-ranks` on what means something else with another number of ranks. A save over the only checkpoint that is
-    there is a warning. In the source: the state of an optimizer, a scheduler or a scaler that is saved and that nothing
+    states in the next checkpoint. The finding names what differs, its effect, and the lines that save and load. A
+    restart that fails on what was saved is an error, too; so is, with `--resume=torn`, one that fails on what a death
+    amid a save leaves, or takes it for whole; `--resume-ranks` tells what means something else with another number of
+    ranks. A save over the only checkpoint that is there is a warning. In the source: the state of an optimizer, a scheduler or a scaler that is saved and that nothing
     loads, and a scheduler that is left out, though weights and epoch of the same checkpoint are loaded.
 
 Why it is bad
@@ -192,7 +192,9 @@ class _States:
         self._loads = list(noted(projection, "load_state_dict"))
         self._made = {event.ordinal: event for event in projection.in_course("object")}
         self._steps = list(training_events(projection, "step"))
-        self._all_known = bool(self._loads) and all(map(self._kinds, self._loads))
+        written = {call for module in script.modules for call in module.calls_by_name.get("load_state_dict", ())}
+        come_to = {event.node for event in self._loads}
+        self._all_known = bool(written) and written <= come_to and all(map(self._kinds, self._loads))
 
     def is_left_out(self, save: ast.expr) -> bool:
         """Return whether a state is saved of an object, and no object of its kind loads any."""
@@ -237,9 +239,9 @@ class _States:
         return {_kind_of(one) for one in options}
 
     def _is_empty(self, save: Event) -> bool:
-        """Return whether it is of an optimizer that keeps nothing: SGD without momentum."""
+        """Return whether it is of an optimizer that keeps nothing: SGD without momentum, one that is made in a loop."""
         made = [self._made[number] for number in numbers_of(save.receiver) if number in self._made]
-        return any(one.name == "torch.optim.SGD" and one.argument("momentum", 2) is None for one in made)
+        return any(one.loops or (one.name == "torch.optim.SGD" and one.argument("momentum", 2) is None) for one in made)
 
 
 _SCHEDULERS = "torch.optim.lr_scheduler."
