@@ -8,8 +8,9 @@ What it finds
     states in the next checkpoint. The finding names what differs, its effect, and the lines that save and load. A
     restart that fails on what was saved is an error, too; so is, with `--resume=torn`, one that fails on what a death
     amid a save leaves, or takes it for whole; `--resume-ranks` tells what means something else with another number of
-    ranks. A save over the only checkpoint that is there is a warning. In the source: the state of an optimizer, a scheduler or a scaler that is saved and that nothing
-    loads, and a scheduler that is left out, though weights and epoch of the same checkpoint are loaded.
+    ranks. A save over the only checkpoint that is there is a warning. In the source: the state of an optimizer, a
+    scheduler or a scaler that is saved and that nothing loads, and a scheduler that is left out, though weights and
+    epoch of the same checkpoint are loaded.
 
 Why it is bad
     The loss jumps a little and recovers, and nobody looks. Samples are seen twice or never, the schedule runs from its
@@ -159,7 +160,9 @@ def in_source(script: Script) -> Iterator[Finding]:
         if not read.intersection(weights) or not any(_speaks_of(name, _COUNTS) and name in read for name in named):
             continue  # Nothing goes on from it: it is loaded for an evaluation, or elsewhere.
         for name, value in named.items():
-            if not _is_state(value) or not _speaks_of(ast.dump(value), _STATEFUL) or states.is_told(value):
+            if not _is_state(value) or not _speaks_of(ast.dump(value), _STATEFUL):
+                continue
+            if states.is_told(value) or states.is_empty(value):
                 continue
             if name not in read or states.is_left_out(value):
                 place = module.location(value)
@@ -202,7 +205,7 @@ class _States:
         kinds = {kind for one in saves for kind in self._kinds(one)}
         if not kinds or not kinds <= _KINDS or not self._all_known:
             return False
-        return not any(kinds & self._kinds(one) for one in self._loads) and not any(map(self._is_empty, saves))
+        return not any(kinds & self._kinds(one) for one in self._loads)
 
     def is_told(self, save: ast.expr) -> bool:
         """Return whether a scheduler is told the epoch in each step, and has no state of its own."""
@@ -238,9 +241,10 @@ class _States:
             return set()
         return {_kind_of(one) for one in options}
 
-    def _is_empty(self, save: Event) -> bool:
+    def is_empty(self, save: ast.expr) -> bool:
         """Return whether it is of an optimizer that keeps nothing: SGD without momentum, one that is made in a loop."""
-        made = [self._made[number] for number in numbers_of(save.receiver) if number in self._made]
+        numbers = {number for one in self._saves if one.node is save for number in numbers_of(one.receiver)}
+        made = [self._made[number] for number in numbers if number in self._made]
         return any(one.loops or (one.name == "torch.optim.SGD" and one.argument("momentum", 2) is None) for one in made)
 
 
