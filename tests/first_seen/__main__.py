@@ -9,7 +9,7 @@ from tests.first_seen.ledger import NEWEST, rows, table
 options = argparse.ArgumentParser(prog="python -m tests.first_seen")
 options.add_argument("--draw", type=int, help="Only the rows of this draw.")
 chosen = options.parse_args()
-for kind in ("source", "rehearsal", "live", "autopsy", "equivalence"):
+for kind in ("source", "rehearsal", "live", "autopsy", "equivalence", "resume"):
     own = [row for row in rows() if row.kind == kind and chosen.draw in (None, row.draw)]
     if not own:
         continue
