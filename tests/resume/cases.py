@@ -584,6 +584,12 @@ TWINS: Mapping[str, Case] = {
 }
 INCONCLUSIVE: Mapping[str, Case] = {
     "no checkpoint": Case(script=_script(SAVE="pass", RESUME="pass"), inconclusive="no checkpoint"),
+    "weights before the first step, and no more": Case(
+        script=_script(**{**_ALONE, "RESUME": _RIGHT["RESUME"] + "\nif rank == 0: save(0)"}).replace(
+            "    if rank == 0: save(epoch)\n", ""
+        ),
+        inconclusive="no checkpoint",
+    ),
     "nothing is loaded": Case(script=_script(RESUME="pass"), inconclusive="loaded nothing"),
 }
 CASES: Mapping[str, Case] = {

@@ -172,10 +172,12 @@ class ResumeTrace:
     def _note_save(self, frame: FrameType, held: dict[Any, Any], target: Any, *, is_file: bool = True) -> None:
         """Note what is saved into a file, a buffer or a directory."""
         keys = {str(key): self._shown(value) for key, value in list(held.items())[:MOST_KEYS]}
+        tensors = {key for key, shown in keys.items() if shown.startswith("tensors ")}
         row = {
             "step": self._steps,
-            "whole": _holds_optimizer(held) or any(word in key.lower() for key in keys for word in _COUNTERS),
-            "weights": any(shown.startswith("tensors ") for shown in keys.values()),
+            "whole": _holds_optimizer(held)
+            or any(word in key.lower() for key in keys if key not in tensors for word in _COUNTERS),
+            "weights": bool(tensors),
             "keys": keys,
             "optimizer": _holds_optimizer(held),
             "site": self._journal.site(frame),
@@ -199,8 +201,8 @@ class ResumeTrace:
             # What was saved before were weights alone, which nobody goes on from where there is more.
             self._is_whole = True
             self._saved_at.clear()
-        if not row["whole"] and (self._is_whole or not row["weights"]):
-            return
+        if not row["step"] or (not row["whole"] and (self._is_whole or not row["weights"])):
+            return  # Before the first step there is nothing yet that a restart could lose.
         new = not self._saved_at or self._saved_at[-1] != row["step"]
         if new:
             self._saved_at.append(row["step"])
