@@ -67,7 +67,7 @@ _REMEDIES = {
     "kept": "Load this state, too, on every rank that uses it.",
     "fails": "Let the code that resumes load, on every rank, what was saved, as it was saved.",
     "ranks": "Make the batch of a rank, the schedule and the place in the epoch from the number of ranks, in samples.",
-    "refused": "Save vars(args) and plain values in the place of objects, or load with weights_only=False.",
+    "refused": "Save plain values, such as vars(args) and float(lr), or load with weights_only=False.",
     "torn": "Save to another name in the same folder, and then os.replace it to this one.",
 }
 _STATES = {"optimizer": "the optimizer", "learning-rate": "the scheduler", "scale": "the scaler"}

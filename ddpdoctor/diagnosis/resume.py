@@ -113,7 +113,7 @@ def _failure(record: RunRecord, files: Sequence[str]) -> Difference | None:
     if not own and lack_behind(first, record) is not None:
         return None
     refused = _REFUSED.search(first.message)
-    said = f"torch.load refuses {refused[1]}, which is in it" if refused else f"{first.type}: {_said(first)}"
+    said = f"torch.load refuses {refused[1]}, which is in the file" if refused else f"{first.type}: {_said(first)}"
     ranks = sorted({rank for one, rank in raised if one.type == first.type})
     return Difference(
         what="refused" if refused else "fails",
@@ -125,9 +125,9 @@ def _failure(record: RunRecord, files: Sequence[str]) -> Difference | None:
 
 
 def _said(raised: RankException) -> str:
-    """Return the first line of a message, and the next one where it only announces that."""
+    """Return the first sentence of a message, and the next line where it only announces that."""
     first, *more = [line.strip() for line in raised.message.splitlines() if line.strip()] or [""]
-    return f"{first} {more[0]}" if more and first.endswith(":") else headline(raised)
+    return f"{first} {more[0]}" if more and first.endswith(":") else headline(raised).partition(". ")[0]
 
 
 def torn_restart(restart: Restart) -> Difference | None:

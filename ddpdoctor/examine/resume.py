@@ -134,7 +134,8 @@ def prove_resume(
     if again.status == "failed" and not second.resume_steps and not result.from_run:
         return _gap(check, f"{how}, the script failed: {again.reason}")
     looked = "" if not torn else "; " + ("and once more from a torn save" if third else "no save could be torn")
-    return Resumed(result, f"{how}: {result.gap or 'the steps after it were compared'}{looked}")
+    compared = "the steps after it were compared" if second.resume_steps else "it ended before its first step"
+    return Resumed(result, f"{how}: {result.gap or compared}{looked}")
 
 
 def _gap(check: CatalogueEntry, reason: str) -> Resumed:
