@@ -94,6 +94,7 @@ def prove_resume(
     ``given`` is what the user says of the script's own option. The second start has so many ``ranks``; 0 for as many as
     the first one.
     """
+    request = msgspec.structs.replace(request, spent_s=0.0)
     with tempfile.TemporaryDirectory(prefix="ddpdoctor-resume-") as folder:
         first, section = rehearse_once(msgspec.structs.replace(request, snapshot_into=Path(folder)))
         newest = max((row.ordinal for row in first.resume_steps), default=0)
