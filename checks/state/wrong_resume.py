@@ -5,9 +5,12 @@ What it finds
     started again from that checkpoint, in an overlay. What the ranks hold and draw after the restart is compared with
     what the first start went on with: weights, the optimizer's state, the learning rate and the scaler before the first
     step, the samples of the first pass, the learning rates of the steps after it, and the counters, averages and other
-    states in the next checkpoint. The finding names what differs, its effect, and the lines that save and load. A save
-    over the only checkpoint that is there is a warning. In the source: the state of an optimizer, a scheduler or a
-    scaler that is saved under a key which nothing loads, though weights and epoch of the same checkpoint are loaded.
+    states in the next checkpoint. The finding names what differs, its effect, and the lines that save and load. A
+    restart that fails on what was saved is an error, too; so is, with `--resume=torn`, one that fails on what a death
+    amid a save leaves, or takes it for whole; `--resume-ranks` tells what means something else with another number of
+    ranks. A save over the only checkpoint that is there is a warning. In the source: the state of an optimizer, a
+    scheduler or a scaler that is saved and that nothing loads, and a scheduler that is left out, though weights and
+    epoch of the same checkpoint are loaded.
 
 Why it is bad
     The loss jumps a little and recovers, and nobody looks. Samples are seen twice or never, the schedule runs from its
@@ -32,15 +35,19 @@ References
 from __future__ import annotations
 
 import ast
-import os.path
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check, TooLittleEvidence
 from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.source.interpreter.values import ExternalObject, Instance, Value, options_of
+from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.queries.job_kind import noted
+from ddpdoctor.source.queries.wrapped_models import has_no_tensors, is_optimizer, numbers_of, training_events
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import Restart
+    from ddpdoctor.source.events import Event
     from ddpdoctor.source.script.module import Module
     from ddpdoctor.source.script.script import Script
 
@@ -58,40 +65,42 @@ _REMEDIES = {
     "data": "Begin with the epoch after the one that was finished, on every rank, and give it to set_epoch.",
     "counter": "Save this count as it is after the step, load it, and go on from it.",
     "kept": "Load this state, too, on every rank that uses it.",
+    "fails": "Let the code that resumes load, on every rank, what was saved, as it was saved.",
+    "ranks": "Make the batch of a rank, the schedule and the place in the epoch from the number of ranks, in samples.",
+    "refused": "Save plain values, such as vars(args) and float(lr), or load with weights_only=False.",
+    "torn": "Save to another name in the same folder, and then os.replace it to this one.",
 }
 _STATES = {"optimizer": "the optimizer", "learning-rate": "the scheduler", "scale": "the scaler"}
 
 
 def in_restart(restart: Restart) -> Iterator[Finding]:
     """Report what the second start of a job does otherwise than the first one had gone on."""
-    from ddpdoctor.diagnosis.resume import compare
+    from ddpdoctor.diagnosis.resume import compare, loads_of, torn_restart
     from ddpdoctor.diagnosis.wording import site_location
 
     compared = compare(restart)
     if compared.gap:
         raise TooLittleEvidence(compared.gap)
     save, second = compared.save, restart.second
-    files = {os.path.realpath(path) for path in restart.files}
-    loads = sorted(
-        (one for one in second.checkpoint_loads if os.path.realpath(one.path) in files), key=lambda one: one.rank
-    )
+    loads = sorted(loads_of(second, restart.files), key=lambda one: one.rank)
     load_place = next((place for one in loads if (place := site_location(second.site(one.site)))), None)
     save_place = None if save is None else site_location(restart.first.site(save.site))
     path = "" if save is None else save.path
+    torn = torn_restart(restart)
     over = next((one for one in restart.first.resume_saves if one.over_only and one.path == path), None)
-    if over is not None:
+    if over is not None and torn is None:
         yield CHECK.finding(
             "rehearsal",
             "a checkpoint is written over the only one: a job that is killed while it saves leaves none that is whole",
-            remedy="Save to another name in the same folder, and then os.replace it to this one.",
+            remedy=_REMEDIES["torn"],
             locations=site_location(restart.first.site(over.site)),
             evidence=_told((f"when it was saved after step {over.step}, no other file of its size was there",)),
             severity=Severity.WARNING,
         )
-    for found in compared.differences:
+    for found in (*compared.differences, *filter(None, (torn,))):
         state = _STATES.get(found.what)
         missing = "" if found.saved or state is None else f"Save the state of {state} in the checkpoint. "
-        places = (load_place, save_place) if found.saved else (save_place, load_place)
+        places = (load_place, save_place) if found.saved and found.what != "torn" else (save_place, load_place)
         told = [Fact(text=restart.how, basis="rehearsal"), *_told(found.facts)]
         if missing:
             told += _told((f"the state of {state} is not saved: no key of the checkpoint holds it",))
@@ -102,8 +111,9 @@ def in_restart(restart: Restart) -> Iterator[Finding]:
             found.title,
             remedy=_REMEDIES[found.what].format(save=missing),
             ranks=found.ranks if len(found.ranks) < len(restart.first.ranks) else (),
-            locations=tuple(place for place in places if place is not None),
+            locations=tuple(place for place in (found.place, *places) if place is not None),
             evidence=tuple(told),
+            severity=Severity.WARNING if found.what == "ranks" else None,
         )
 
 
@@ -118,14 +128,15 @@ _COUNTS = ("epoch", "step", "iter")
 
 
 def in_source(script: Script) -> Iterator[Finding]:
-    """Report states in a checkpoint whose weights and epoch are loaded again, and they are not.
+    """Report states of a job whose weights and epoch are loaded again, and they are not: left out by the code that
+    loads, or by the checkpoint.
 
-    Any other use of the key as a string is taken for its load, and so is a load by a key that is not written out.
+    What is loaded is known by the objects that load_state_dict is called of. Where one of those is not known, any other
+    use of the key as a string is taken for its load.
     """
     read: set[str] = set()
     loads: list[ast.Call] = []
-    steps: list[ast.Call] = []
-    saved: list[tuple[Module, dict[str, ast.expr]]] = []
+    saved: list[tuple[Module, ast.Dict, dict[str, ast.expr]]] = []
     for module in script.modules:
         keys: set[int] = set()
         for literal in module.index.of(ast.Dict):
@@ -133,35 +144,120 @@ def in_source(script: Script) -> Iterator[Finding]:
             named = {text: value for key, value in pairs if (text := _text(key))}
             keys.update(id(key) for key in literal.keys)
             if any(_is_state(value) for value in named.values()) and any(_speaks_of(name, _COUNTS) for name in named):
-                saved.append((module, named))
+                saved.append((module, literal, named))
         read |= {
             one.value for one in module.index.of(ast.Constant) if id(one) not in keys and isinstance(one.value, str)
         }
         loads += module.calls_by_name.get("load_state_dict", ())
-        steps += (*module.calls_by_name.get("step", ()), *module.calls_by_name.get("step_update", ()))
     given = [argument for call in loads for argument in call.args[:1]]
-    if any(isinstance(one, ast.Subscript) and not isinstance(one.slice, ast.Constant) for one in given):
+    if not saved or any(isinstance(one, ast.Subscript) and not isinstance(one.slice, ast.Constant) for one in given):
         return
-    # A scheduler that is told the epoch in each step has no state of its own.
-    told = any(call.args and "sched" in ast.dump(call.func).lower() for call in steps)
-    for module, named in saved:
+    states = _States(script)
+    for module, literal, named in saved:
         weights = [
             name for name, value in named.items() if _is_state(value) and not _speaks_of(ast.dump(value), _STATEFUL)
         ]
         if not read.intersection(weights) or not any(_speaks_of(name, _COUNTS) and name in read for name in named):
             continue  # Nothing goes on from it: it is loaded for an evaluation, or elsewhere.
         for name, value in named.items():
-            if told and "sched" in ast.dump(value).lower():
+            if not _is_state(value) or not _speaks_of(ast.dump(value), _STATEFUL):
                 continue
-            if _is_state(value) and _speaks_of(ast.dump(value), _STATEFUL) and name not in read:
+            if states.is_told(value) or states.is_empty(value):
+                continue
+            if name not in read or states.is_left_out(value):
                 place = module.location(value)
+                known = "no other line of the project names this key"
                 yield CHECK.finding(
                     "source",
                     f"`{name}` is saved in the checkpoint and never loaded, though its weights and its epoch are",
                     remedy=f'Load it on every rank where the weights are: load_state_dict(checkpoint["{name}"]).',
                     locations=(place,),
-                    because=(("no other line of the project names this key", place),),
+                    because=((known if name not in read else "nothing calls load_state_dict of its object", place),),
                 )
+        if (scheduler := states.unsaved_scheduler()) is not None and not _speaks_of(ast.dump(literal), ("sched",)):
+            yield CHECK.finding(
+                "source",
+                "the scheduler's state is not in the checkpoint, whose optimizer and epoch are loaded: its schedule "
+                "begins again",
+                remedy='Add "scheduler": scheduler.state_dict() to the checkpoint, and load it on every rank.',
+                locations=(module.location(literal),),
+                because=(("the scheduler is made here", scheduler.location),),
+            )
+
+
+class _States:
+    """What is saved and loaded of the optimizers, schedulers and scalers that the script comes to."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        projection = whole_projection(script)
+        self._saves = list(noted(projection, "state_dict"))
+        self._loads = list(noted(projection, "load_state_dict"))
+        self._made = {event.ordinal: event for event in projection.in_course("object")}
+        self._steps = list(training_events(projection, "step"))
+        written = {call for module in script.modules for call in module.calls_by_name.get("load_state_dict", ())}
+        come_to = {event.node for event in self._loads}
+        self._all_known = bool(written) and written <= come_to and all(map(self._kinds, self._loads))
+
+    def is_left_out(self, save: ast.expr) -> bool:
+        """Return whether a state is saved of an object, and no object of its kind loads any."""
+        saves = [one for one in self._saves if one.node is save]
+        kinds = {kind for one in saves for kind in self._kinds(one)}
+        if not kinds or not kinds <= _KINDS or not self._all_known:
+            return False
+        return not any(kinds & self._kinds(one) for one in self._loads)
+
+    def is_told(self, save: ast.expr) -> bool:
+        """Return whether a scheduler is told the epoch in each step, and has no state of its own."""
+        return "sched" in ast.dump(save).lower() and any(
+            call.args and "sched" in ast.dump(call.func).lower()
+            for module in self._script.modules
+            for name in ("step", "step_update")
+            for call in module.calls_by_name.get(name, ())
+        )
+
+    def unsaved_scheduler(self) -> Event | None:
+        """Return where the only scheduler is made, if its state is neither saved nor made up for."""
+        made = [one for one in self._made.values() if one.name.startswith(_SCHEDULERS)]
+        if len(made) != 1 or not self._all_known or made[0].argument("last_epoch") is not None:
+            return None
+        if any("scheduler" in self._kinds(one) for one in (*self._saves, *self._loads)):
+            return None
+        if not any("optimizer" in self._kinds(one) for one in self._loads):
+            return None
+        stepped = {one.node: one for one in self._steps if "scheduler" in self._kinds(one)}
+        once = len(stepped) == 1 and all(one.loops and not one.positional for one in stepped.values())
+        moved = any(
+            node.attr == "last_epoch" and isinstance(node.ctx, ast.Store)
+            for module in self._script.modules
+            for node in module.index.of(ast.Attribute)
+        )
+        return made[0] if once and not moved else None
+
+    def _kinds(self, event: Event) -> set[str]:
+        """Return what an object is of which a method is called; nothing where that is not known."""
+        options = tuple(options_of(event.receiver)) if event.receiver is not None else ()
+        if not options or not all(isinstance(one, (ExternalObject, Instance)) for one in options):
+            return set()
+        return {_kind_of(one) for one in options}
+
+    def is_empty(self, save: ast.expr) -> bool:
+        """Return whether it is of an optimizer that keeps nothing: SGD without momentum, one that is made in a loop."""
+        numbers = {number for one in self._saves if one.node is save for number in numbers_of(one.receiver)}
+        made = [self._made[number] for number in numbers if number in self._made]
+        return any(one.loops or (one.name == "torch.optim.SGD" and one.argument("momentum", 2) is None) for one in made)
+
+
+_SCHEDULERS = "torch.optim.lr_scheduler."
+_KINDS = {"optimizer", "scheduler", "scaler"}
+
+
+def _kind_of(value: Value) -> str:
+    if is_optimizer(value):
+        return "optimizer"
+    if not has_no_tensors(value):
+        return "module"
+    return "scheduler" if isinstance(value, ExternalObject) and value.name.startswith(_SCHEDULERS) else "scaler"
 
 
 def _speaks_of(text: str, words: Iterable[str]) -> bool:

@@ -51,13 +51,21 @@ STDIN = "-"
 )
 @click.option(
     "--resume",
-    is_flag=True,
-    help="Rehearse a restart from the script's own checkpoint, too, and compare it with a run that goes on.",
+    type=click.Choice(("after", "torn")),
+    metavar="[=torn]",
+    help="Rehearse a restart from the script's own checkpoint, too, and compare it with a run that goes on; with "
+    "`=torn` also one after a job that died while it saved.",
 )
 @click.option(
     "--resume-with",
     metavar="OPTION",
     help="Tell the script so to resume, as in '--resume-from {checkpoint}'. Implies --resume.",
+)
+@click.option(
+    "--resume-ranks",
+    type=click.IntRange(1, 64),
+    metavar="N",
+    help="Restart on another number of ranks, and say what means something else then. Implies --resume.",
 )
 @click.option(
     "--equivalence/--no-equivalence",
@@ -116,8 +124,9 @@ def check(
     diff: bool,
     how: Mapping[str, Any],
     stress: tuple[Stress | Literal["all"], ...],
-    resume: bool,
+    resume: Literal["after", "torn"] | None,
     resume_with: str | None,
+    resume_ranks: int | None,
     equivalence: bool | None,
     thorough: bool,
     full: bool,
@@ -195,8 +204,9 @@ def check(
             hint=output_format == "full",
             **how,
             stress=tuple(kind for kind in STRESSES if kind in stress or "all" in stress),
-            resume=resume or resume_with is not None,
+            resume=resume or ("after" if resume_with is not None or resume_ranks else ""),
             resume_with=resume_with,
+            resume_ranks=resume_ranks or 0,
             equivalence=equivalence,
             thorough=thorough,
             full=full,

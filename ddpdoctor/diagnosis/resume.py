@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import os.path
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
-from ddpdoctor.diagnosis.wording import count, rank_list
-from ddpdoctor.record.model import Restart, RunRecord
+from ddpdoctor.diagnosis.failures import lack_behind
+from ddpdoctor.diagnosis.wording import count, location_of, rank_list
+from ddpdoctor.finding import Location
+from ddpdoctor.record.joining import headline
+from ddpdoctor.record.model import RankException, Restart, RunRecord
+from ddpdoctor.record.streams.setup import CheckpointLoad
 from ddpdoctor.record.streams.training import ResumeSave, ResumeStep
 
-What = Literal["weights", "optimizer", "learning-rate", "scale", "data", "counter", "kept"]
+What = Literal[
+    "weights", "optimizer", "learning-rate", "scale", "data", "counter", "kept", "fails", "refused", "torn", "ranks"
+]
 _SHOWN = 3
 _COUNTERS = ("epoch", "step", "iter")
+_REFUSED = re.compile(r"Unsupported global: GLOBAL ([\w.]+)")
+"""As torch.load says it since 2.4, of anything but tensors and plain values; by default since 2.6."""
+Rows = Mapping[int, Sequence[ResumeStep]]
+"""Steps by rank, in their order."""
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +37,8 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     facts: tuple[str, ...]
     saved: bool = True
     """The checkpoint holds it, as far as its keys tell."""
+    place: Location | None = None
+    """The line that fails."""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,27 +54,35 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def checkpoint_of(first: RunRecord, step: int) -> ResumeSave | None:
-    """Return the checkpoint that the first start wrote after so many steps; of several that with the optimizer."""
-    found = [save for save in first.resume_saves if save.whole and save.step == step]
+    """Return the checkpoint that the first start wrote after so many steps; of several that with the optimizer.
+
+    One with weights alone is one where the job has written no other.
+    """
+    anywhere = any(save.whole for save in first.resume_saves)
+    found = [save for save in first.resume_saves if (save.whole if anywhere else save.weights) and save.step == step]
     return max(found, key=lambda save: (save.optimizer, -save.rank), default=None)
 
 
 def compare(restart: Restart) -> Comparison:
     """Compare the steps after a checkpoint of the first start with those of the second one."""
     first, second, step = restart.first, restart.second, restart.step
-    known = {os.path.realpath(path) for path in restart.files}
-    if not any(os.path.realpath(one.path) in known for one in second.checkpoint_loads):
+    if not loads_of(second, restart.files):
         return Comparison(
             gap="it loaded nothing of what it had written; `--resume-with 'OPTION'` gives the script's own option, "
             "with {checkpoint} for the file"
         )
     save = checkpoint_of(first, step)
+    if failure := _failure(second, restart.files):
+        return Comparison(differences=(failure,), save=save)
     before, after = _by_rank(first, step), _by_rank(second, 0)
     ranks = [rank for rank in sorted(before) if before[rank] and after.get(rank)]
     if save is None or not ranks:
         which = "the first start ended before a step after its checkpoint" if not any(before.values()) else ""
         return Comparison(gap=which or "the second start made no step", save=save)
     differences = list(_at_once(before, after, ranks, save))
+    if len(after) != len(before):
+        differences += _with_other_ranks(first, before, after, differences, step)
+        return Comparison(differences=tuple(differences), steps=1, save=save)
     data = list(_data(first, second, before, after, ranks, step))
     steps = min(min(len(before[rank]), len(after[rank])) for rank in ranks)
     if not data:
@@ -71,15 +92,98 @@ def compare(restart: Restart) -> Comparison:
     return Comparison(differences=tuple(differences), steps=steps, save=save)
 
 
+def loads_of(record: RunRecord, files: Iterable[str]) -> list[CheckpointLoad]:
+    """Return where a start has loaded some of these files, or the directory of one."""
+    known = {os.path.realpath(path) for path in files}
+    known |= {os.path.dirname(path) for path in known}  # One that is a directory, with a file for each rank.
+    return [one for one in record.checkpoint_loads if os.path.realpath(one.path) in known]
+
+
+def _failure(record: RunRecord, files: Sequence[str]) -> Difference | None:
+    """Return how the second start ended before its first step, by an exception that the script has to answer for."""
+    if record.resume_steps:
+        return None
+    raised = [(one, rank.rank) for rank in record.ranks for one in rank.exceptions if not one.communication]
+    if not raised:
+        return None
+    first, rank = min(raised, key=lambda pair: pair[0].time_ns)
+    folders = {os.path.dirname(os.path.realpath(path)) for path in files}
+    asked = [one for one in record.checkpoint_loads if one.failed and one.rank == rank]
+    own = any(os.path.dirname(os.path.realpath(one.path)) in folders for one in asked)
+    if not own and lack_behind(first, record) is not None:
+        return None
+    refused = _REFUSED.search(first.message)
+    said = f"torch.load refuses {refused[1]}, which is in the file" if refused else f"{first.type}: {_said(first)}"
+    ranks = sorted({rank for one, rank in raised if one.type == first.type})
+    return Difference(
+        what="refused" if refused else "fails",
+        title=f"the restart fails on {_who(ranks, record.rank_numbers())}: {said}",
+        ranks=tuple(ranks),
+        facts=("the first start trained with the same arguments, and wrote what this one loads",),
+        place=location_of(first.frames[0]) if first.frames else None,
+    )
+
+
+def _said(raised: RankException) -> str:
+    """Return the first sentence of a message, and the next line where it only announces that."""
+    first, *more = [line.strip() for line in raised.message.splitlines() if line.strip()] or [""]
+    return f"{first} {more[0]}" if more and first.endswith(":") else headline(raised).partition(". ")[0]
+
+
+def torn_restart(restart: Restart) -> Difference | None:
+    """Return what is wrong with the start that has found a save broken off in the middle; None where it goes on from
+    the checkpoint before it.
+    """
+    torn, first = restart.torn, restart.first
+    if torn is None:
+        return None
+    start = "a job that ends while it saves cannot be resumed"
+    whole = f"{os.path.relpath(restart.whole_files[0])} is whole" if restart.whole_files else "no other was left"
+    broken = ", ".join(map(os.path.relpath, restart.torn_files[:_SHOWN]))
+    about = f"of {broken} a half was there; {whole}"
+    if (failure := _failure(torn, restart.torn_files)) is not None:
+        if not loads_of(torn, restart.torn_files):
+            return None
+        return Difference(
+            what="torn", title=f"{start}: the restart fails on the torn file", ranks=(), facts=(about, failure.title)
+        )
+    rows = {row.rank: row for row in torn.resume_steps if row.ordinal == 1}
+    removed = [
+        path
+        for path in restart.whole_files
+        if any(one.action == "remove" and one.found and one.path == path for one in torn.accesses)
+    ]
+    if restart.whole_files and len(removed) == len(restart.whole_files):
+        title = "after a torn save the restart deletes the last whole checkpoint"
+        return Difference(what="torn", title=title, ranks=(), facts=(about,))
+    states = {rank: _by_rank(first, 0).get(rank, []) for rank in rows}
+    usual = {row.rank: row for row in restart.second.resume_steps if row.ordinal == 1}
+    for rank, row in sorted(rows.items()):
+        if rank in usual and (usual[rank].weights, usual[rank].optimizer) == (row.weights, row.optimizer):
+            continue
+        weights = {one.ordinal - 1 for one in states[rank] if not _names(one.weights, row.weights)}
+        optimizer = {one.ordinal - 1 for one in states[rank] if one.optimizer == row.optimizer}
+        if weights & optimizer - {0} or not states[rank]:
+            continue
+        if all(one.failed for one in torn.checkpoint_loads):
+            title = f"{start}: the restart begins again from the first step"
+        elif weights - {0} and optimizer - {0}:
+            title = (
+                f"a torn checkpoint is taken for whole: the weights are those after step {max(weights)}, and the "
+                f"optimizer's state is that after step {max(optimizer)}"
+            )
+        else:
+            title = "a torn checkpoint is taken for whole: what goes on is the state of no step"
+        return Difference(what="torn", title=title, ranks=(rank,), facts=(about,))
+    return None
+
+
 def _by_rank(record: RunRecord, step: int) -> dict[int, list[ResumeStep]]:
     found: dict[int, list[ResumeStep]] = {rank: [] for rank in record.rank_numbers()}
     for row in sorted(record.resume_steps, key=lambda row: row.ordinal):
         if row.ordinal > step:
             found.setdefault(row.rank, []).append(row)
     return found
-
-
-Rows = Mapping[int, Sequence[ResumeStep]]
 
 
 def _at_once(before: Rows, after: Rows, ranks: Sequence[int], save: ResumeSave) -> Iterator[Difference]:
@@ -113,6 +217,63 @@ def _at_once(before: Rows, after: Rows, ranks: Sequence[int], save: ResumeSave) 
             facts=(f"its scale is {', '.join(now)} and was {', '.join(was)}",),
             saved=_has(save, "scal"),
         )
+
+
+def _with_other_ranks(
+    first: RunRecord, before: Rows, after: Rows, known: Sequence[Difference], step: int
+) -> Iterator[Difference]:
+    """Yield what means something else with another number of ranks: the global batch, a schedule that counts steps, and
+    the samples that are left of an epoch.
+    """
+    was, now = _drawn(before, 1), _drawn(after, 1)
+    changed = f"{len(after)} in the place of {count(len(before), 'rank', 'ranks')}"
+    rates = [row.learning_rates for row in before[0]]
+    if was and now and len(was) != len(now) and not any(one.what == "learning-rate" for one in known):
+        yield Difference(
+            what="ranks",
+            title=f"a step takes {len(now)} samples in the place of {len(was)}, at the same learning rate",
+            ranks=(),
+            facts=(changed,),
+        )
+        inside = len(_pass(before[0]))
+        if len(set(rates[:inside])) > 1:
+            yield Difference(
+                what="ranks",
+                title="the schedule counts steps, of which an epoch has another number now",
+                ranks=(),
+                facts=(changed, "the learning rate changes within an epoch"),
+            )
+    done = before[0][0].batches[0][2] if before[0] and before[0][0].batches else 0
+    if not done:
+        return
+    of = before[0][0].batches[0][:2]
+    seen = {
+        index
+        for row in first.resume_steps
+        if row.ordinal <= step
+        for batch in row.batches
+        if batch[:2] == of
+        for index in batch[3]
+    }
+    drawn = _drawn(after, min(map(len, after.values())))
+    again = len(seen.intersection(drawn))
+    never = 0 if again else len(set(was).difference(drawn))
+    if drawn and (again or never):
+        samples = count(again or never, "sample", "samples")
+        yield Difference(
+            what="ranks",
+            title=f"{samples} of this epoch are {'seen again' if again else 'never seen'} after the restart",
+            ranks=(),
+            facts=(
+                changed,
+                f"the checkpoint was written after {count(done, 'batch', 'batches')} of a pass of each rank",
+            ),
+        )
+
+
+def _drawn(rows: Rows, steps: int) -> list[int]:
+    """Return the samples of the first pass that all ranks draw in some steps."""
+    return [index for own in rows.values() for batch in _pass(own[:steps]) for index in batch]
 
 
 def _later_rates(
@@ -205,7 +366,7 @@ def _epoch(record: RunRecord, row: ResumeStep, rank: int) -> int | None:
 
 def _pass(rows: Sequence[ResumeStep]) -> list[tuple[int, ...]]:
     """Return the batches of the pass that the first of some steps belongs to."""
-    of = rows[0].batches[0][:2] if rows[0].batches else None
+    of = rows[0].batches[0][:2] if rows and rows[0].batches else None
     return [batch[3] for row in rows for batch in row.batches if batch[:2] == of]
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -185,10 +185,12 @@ class ExamineRequest(RehearsalOptions, frozen=True, kw_only=True):
     """Nodes that the rehearsal pretends, with their ranks; None for one node with ``nproc`` ranks."""
     stress: tuple[Stress, ...] = ()
     """Causes to inject, each in one more rehearsal after a clean one."""
-    resume: bool = False
-    """Rehearse a restart, too."""
+    resume: Literal["", "after", "torn"] = ""
+    """Rehearse a restart, too, from a checkpoint; with ``torn`` also from one whose save was broken off."""
     resume_with: str | None = None
     """The words by which the script is told to resume; None to look for its option."""
+    resume_ranks: int = 0
+    """Ranks of the restart; 0 for as many as the first start has."""
     thorough: bool = False
     """After a clean rehearsal: one as two nodes, one for each stress, and the comparison with one process."""
     equivalence: bool | None = False
@@ -251,7 +253,16 @@ def examine_and_record(
     if request.resume and rehearsed is not None:
         from ddpdoctor.examine.resume import with_restart
 
-        results, rehearsal = with_restart(rehearsed, script, request.resume_with, on_progress, results, rehearsal)
+        results, rehearsal = with_restart(
+            rehearsed,
+            script,
+            request.resume_with,
+            on_progress,
+            results,
+            rehearsal,
+            torn=request.resume == "torn",
+            ranks=request.resume_ranks,
+        )
     reading = reading_of(
         script,
         results,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import os
 import re
 import shlex
@@ -16,12 +17,12 @@ import msgspec
 
 from ddpdoctor.catalogue.registry import load, read_catalogue
 from ddpdoctor.catalogue.run_checks import CheckResult, run_restart_checks
-from ddpdoctor.diagnosis.resume import checkpoint_of
+from ddpdoctor.diagnosis.resume import checkpoint_of, loads_of
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.examine.rehearsal_result import judge
 from ddpdoctor.files.untrusted import read_untrusted
-from ddpdoctor.launch.request import Progress, RehearsalRequest
+from ddpdoctor.launch.request import TORN, Progress, RehearsalRequest
 from ddpdoctor.record.model import Restart
 
 if TYPE_CHECKING:
@@ -56,6 +57,9 @@ def with_restart(
     on_progress: Callable[[Progress], None],
     results: Sequence[CheckResult],
     rehearsal: RehearsalSection,
+    *,
+    torn: bool,
+    ranks: int,
 ) -> tuple[tuple[CheckResult, ...], RehearsalSection]:
     """Return the results with what a restart shows, and the section of the rehearsal with what was done for it."""
     from ddpdoctor.monitor.rehearsal import rehearse
@@ -66,7 +70,7 @@ def with_restart(
 
     judge_of_restarts = next(entry for entry in read_catalogue().entries if load(entry).in_restart is not None)
     try:
-        proved, note = prove_resume(request, script, given, once, judge_of_restarts)
+        proved, note = prove_resume(request, script, given, once, judge_of_restarts, torn=torn, ranks=ranks)
     except DdpDoctorError as error:
         proved, note = _gap(judge_of_restarts, error.message)
     others = tuple(result for result in results if result.code != proved.code)
@@ -81,35 +85,58 @@ def prove_resume(
     given: str | None,
     rehearse_once: RehearseOnce,
     check: CatalogueEntry,
+    *,
+    torn: bool = False,
+    ranks: int = 0,
 ) -> Resumed:
-    """Rehearse both starts, and have a check compare them.
+    """Rehearse both starts, and have a check compare them; with ``torn`` one more after a save that was broken off.
 
-    ``given`` is what the user says of the script's own option.
+    ``given`` is what the user says of the script's own option. The second start has so many ``ranks``; 0 for as many as
+    the first one.
     """
+    request = msgspec.structs.replace(request, spent_s=0.0)
     with tempfile.TemporaryDirectory(prefix="ddpdoctor-resume-") as folder:
-        snapshot = Path(folder)
-        first, section = rehearse_once(msgspec.structs.replace(request, snapshot_into=snapshot))
-        places = _places(snapshot)
-        if places is None:
-            return _gap(check, _why_none(first, section))
-        step, files = places
-        save = checkpoint_of(first, step)
-        if save is None:
+        first, section = rehearse_once(msgspec.structs.replace(request, snapshot_into=Path(folder)))
+        newest = max((row.ordinal for row in first.resume_steps), default=0)
+        left = _left(Path(folder), "second-*", newest)
+        save = None if left is None else checkpoint_of(first, left.step)
+        if left is None or save is None:
             return _gap(check, _why_none(first, section))
         others = {one.path for one in first.resume_saves if one.path != save.path}
-        file = _file_of(save.path, {path: name for path, name in files.items() if path not in others}, snapshot)
+        file = _file_of(save.path, [path for path in left.files if path not in others], left)
         options = _options(script, given, file)
-        second_request = msgspec.structs.replace(
-            request, restore_from=snapshot, arguments=(*request.arguments, *options)
-        )
-        second, again = rehearse_once(second_request)
+        again_with = msgspec.structs.replace(request, nproc=ranks or request.nproc)
+        told = msgspec.structs.replace(again_with, arguments=(*request.arguments, *options))
+        second, again = rehearse_once(msgspec.structs.replace(told, restore_from=left.folder))
+        if file in options and again.status == "failed" and not loads_of(second, left.files):
+            # Libraries that write several files are given their folder.
+            options = [os.path.dirname(file) or "." if word == file else word for word in options]
+            told = msgspec.structs.replace(again_with, arguments=(*request.arguments, *options))
+            second, again = rehearse_once(msgspec.structs.replace(told, restore_from=left.folder))
+        broken = _left(Path(folder), TORN) if torn else None
+        third = None
+        if broken is not None:
+            third, _ = rehearse_once(msgspec.structs.replace(told, restore_from=broken.folder))
+        whole = broken.whole() if broken is not None else ()
     shown = shlex.join(options)
-    how = f"started again{f' with `{shown}`' if shown else ''} from the checkpoint after step {step}"
-    if again.status == "failed" and not second.resume_steps:
-        return _gap(check, f"{how}, the script failed: {again.reason}")
-    restart = Restart(first=first, second=second, step=step, files=tuple(files), how=how)
+    many = f" on {ranks} ranks" if ranks else ""
+    how = f"started again{many}{f' with `{shown}`' if shown else ''} from the checkpoint after step {left.step}"
+    restart = Restart(
+        first=first,
+        second=second,
+        torn=third,
+        torn_files=tuple(broken.torn) if broken is not None else (),
+        whole_files=whole,
+        step=left.step,
+        files=tuple(left.files),
+        how=how,
+    )
     (result,) = run_restart_checks((check,), restart)
-    return Resumed(result, f"{how}: {result.gap or 'the steps after it were compared'}")
+    if again.status == "failed" and not second.resume_steps and not result.from_run:
+        return _gap(check, f"{how}, the script failed: {again.reason}")
+    looked = "" if not torn else "; " + ("and once more from a torn save" if third else "no save could be torn")
+    compared = "the steps after it were compared" if second.resume_steps else "it ended before its first step"
+    return Resumed(result, f"{how}: {result.gap or compared}{looked}")
 
 
 def _gap(check: CatalogueEntry, reason: str) -> Resumed:
@@ -117,33 +144,56 @@ def _gap(check: CatalogueEntry, reason: str) -> Resumed:
     return Resumed(result, f"the restart could not be judged: {reason}")
 
 
-def _places(snapshot: Path) -> tuple[int, Mapping[str, str]] | None:
-    """Return the step of the checkpoint whose files were copied, and where they belong; None where none were."""
-    try:
-        held = json.loads(read_untrusted(snapshot / "places.json", MOST_BYTES))
-    except (OSError, ValueError):
-        return None
-    return int(held["step"]), held["places"]
+class _Left(NamedTuple):
+    """What an earlier start has left."""
+
+    folder: Path
+    step: int
+    """Of the newest checkpoint that is whole."""
+    files: Mapping[str, str]
+    """Their names in the folder, by where they belong."""
+    torn: Sequence[str]
+    """Where those belong of which a half is there."""
+
+    def size(self, path: str) -> int:
+        return (self.folder / self.files[path]).lstat().st_size
+
+    def whole(self) -> tuple[str, ...]:
+        """Return the files of at least half the size that the torn one would have."""
+        least = min(map(self.size, self.torn), default=0)
+        return tuple(path for path in self.files if path not in self.torn and self.size(path) >= least)
+
+
+def _left(snapshot: Path, pattern: str, newest: float = math.inf) -> _Left | None:
+    """Return the newest of the folders whose names fit, of those that steps come after up to the ``newest``; None where
+    there is none that is complete.
+    """
+    for folder in sorted(snapshot.glob(pattern), reverse=True):
+        try:
+            held = json.loads(read_untrusted(folder / "places.json", MOST_BYTES))
+        except (OSError, ValueError):
+            continue
+        if int(held["step"]) < newest:
+            return _Left(folder, int(held["step"]), held["places"], held["torn"])
+    return None
 
 
 def _why_none(first: RunRecord, section: RehearsalSection) -> str:
     if section.status in ("failed", "stopped") and not first.resume_steps:
         return section.reason or "the script did not train"
-    if first.resume_saves and not any(save.whole for save in first.resume_saves):
-        return "no checkpoint of a training was written: what was saved holds weights alone"
     return (
         f"no checkpoint was written with torch.save, and followed by a step, in {section.steps} steps; an option of "
-        "the script that saves more often, after `--`, may make one"
+        "the script that saves more often, after `--`, or more time with `--time-limit` may make one"
     )
 
 
-def _file_of(saved: str, files: Mapping[str, str], snapshot: Path) -> str:
+def _file_of(saved: str, files: Sequence[str], left: _Left) -> str:
     """Return the file of a checkpoint as the script would be given it: what was saved may have been renamed since."""
-    if saved in files:
+    if saved in files or any(path.startswith(f"{saved}{os.sep}") for path in files):
         return os.path.relpath(saved)
     beside = [path for path in files if os.path.dirname(path) == os.path.dirname(saved)]
     same = [path for path in beside if os.path.splitext(path)[1] in (".pt", ".pth", ".ckpt", ".tar", ".bin", ".pkl")]
-    newest = max(same or beside, key=lambda path: (snapshot / files[path]).stat().st_mtime_ns, default=saved)
+    newest = max(same or beside, key=lambda path: (left.folder / left.files[path]).lstat().st_mtime_ns, default=saved)
     return os.path.relpath(newest)
 
 

@@ -71,8 +71,12 @@ def _meant_for_gpus(request: RehearsalRequest) -> bool:
 
 
 def time_limit_s(request: RehearsalRequest, ranks: int) -> float:
-    """Return when a rehearsal on so many ranks has to be over; one after others gets half of the limit at least."""
-    limit_s = TIME_LIMIT_S * ranks_per_core(ranks) if request.time_limit_s is None else request.time_limit_s
+    """Return when a rehearsal on so many ranks has to be over; one after others gets half of the limit at least.
+
+    Starts for ``--resume`` wait for the script's checkpoints, and have twice the time.
+    """
+    default_s = TIME_LIMIT_S * ranks_per_core(ranks) * (2 if request.snapshot_into or request.restore_from else 1)
+    limit_s = default_s if request.time_limit_s is None else request.time_limit_s
     return max(limit_s - request.spent_s, limit_s / 2)
 
 

@@ -91,6 +91,10 @@ class RehearsalOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Files that the ranks made stay: where they were made, or as the upper layers of the overlay."""
 
 
+TORN = "torn"
+"""The folder of a snapshot that the start after a save which was broken off takes its files from."""
+
+
 class RehearsalRequest(RehearsalOptions, frozen=True, kw_only=True):
     """A script to rehearse, and the bounds of the rehearsal."""
 
@@ -121,9 +125,10 @@ class RehearsalRequest(RehearsalOptions, frozen=True, kw_only=True):
     gpus_per_node: int = 0
     """GPUs that a pretended node has; 0 for as many as it has ranks."""
     snapshot_into: Path | None = None
-    """For ``--resume``: where the files of its second checkpoint are copied to. Steps and checkpoints are noted."""
+    """For ``--resume``: where the files of its second checkpoint are copied to, and those that a death amid the next
+    save leaves. Steps and checkpoints are noted."""
     restore_from: Path | None = None
-    """The same of the start that follows: where such files are taken from."""
+    """The same of a start that follows: the folder that such files are taken from, ``second-N`` or ``torn``."""
     tells_slurm: bool = False
     """The ranks find what Slurm would tell them, which they asked for in an earlier try."""
     spawned_ranks: int = 0

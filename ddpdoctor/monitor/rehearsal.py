@@ -42,7 +42,7 @@ from ddpdoctor.launch.rehearsal_plan import (
     ranks_per_core,
     time_limit_s,
 )
-from ddpdoctor.launch.request import Progress, RehearsalRequest
+from ddpdoctor.launch.request import TORN, Progress, RehearsalRequest
 from ddpdoctor.launch.runs.created_files import Left, remove_created
 from ddpdoctor.launch.runs.kept_runs import keep_for_cleaning, state_directory, temporary_run_directory
 from ddpdoctor.monitor.processes import liveness
@@ -353,7 +353,7 @@ class _Rehearsal:
             "has_launcher": has_launcher(self._request),
             "threads_chosen": chooses_threads(os.environ, self._request.launch),
             "stress": self._request.stress,
-            "resume": "first" if self._request.snapshot_into else "second" if self._request.restore_from else "",
+            "resume": "first" if self._request.snapshot_into else _start_from(self._request.restore_from),
             # In an overlay nothing needs to be refused.
             "allow_writes": self._request.allow_writes or self._job.overlay,
             "mount_points": mount_points() if self._job.overlay else None,
@@ -522,6 +522,10 @@ def _with_earlier_starts(newest: RunRecord, earlier: tuple[RunRecord, ...]) -> R
     lines = tuple(row for one in starts for row in one.lines)
     others = tuple(one for one in starts if one is not chosen)
     return msgspec.structs.replace(chosen, lines=lines, other_starts=others)
+
+
+def _start_from(folder: Path | None) -> str:
+    return "" if folder is None else TORN if folder.name == TORN else "second"
 
 
 def _with_notes(record: RunRecord, notes: Iterable[str]) -> RunRecord:

@@ -476,10 +476,16 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 class Restart(msgspec.Struct, frozen=True, kw_only=True):
-    """Two rehearsals: of a job that goes on past a checkpoint, and of its second start from there."""
+    """Rehearsals: of a job that goes on past a checkpoint, of its second start, and of one that finds a torn file."""
 
     first: RunRecord
     second: RunRecord
+    torn: RunRecord | None = None
+    """It has found what is left by a job that died in the middle of its next save."""
+    torn_files: tuple[str, ...] = ()
+    """Those of which only a half was there …"""
+    whole_files: tuple[str, ...] = ()
+    """… and others, of at least half the size of a whole one."""
     step: int
     """Steps of the first start before the checkpoint."""
     files: tuple[str, ...] = ()

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.diagnosis.resume import Comparison, compare
-from ddpdoctor.record.model import Restart, RunRecord
+from ddpdoctor.diagnosis.resume import Comparison, compare, torn_restart
+from ddpdoctor.record.model import RankException, Restart, RunRecord
 from ddpdoctor.record.streams.setup import CheckpointLoad
-from ddpdoctor.record.streams.training import ResumeSave, ResumeStep
+from ddpdoctor.record.streams.training import Access, ResumeSave, ResumeStep
 from tests.diagnosis.jobs import JobBuilder
 
 STEP = 8
@@ -116,3 +116,64 @@ def test_the_next_checkpoint_shows_counters_and_averages_that_were_lost() -> Non
 def test_a_start_that_loads_nothing_cannot_be_judged() -> None:
     result = compared(second({"optimizer": ("new",)}, checkpoint_loads=()))
     assert result.differences == () and "loaded nothing" in result.gap
+
+
+def failing(rank: int, raised: RankException, **load: Any) -> RunRecord:
+    job = JobBuilder(2)
+    job.leave(rank, "raised", exceptions=(raised,), exit_code=1)
+    loads = (CheckpointLoad(rank=0, path="/job/last.pt"), CheckpointLoad(rank=rank, failed=True, **load))
+    return job.record(checkpoint_loads=loads)
+
+
+def test_a_restart_that_fails_is_told_with_its_rank_and_its_reason() -> None:
+    missing = RankException(time_ns=5, type="RuntimeError", message="Error in loading for Net:\n\tMissing key: a.\n")
+    (found,) = compared(failing(1, missing, path="/job/last.pt")).differences
+    assert (found.what, found.ranks) == ("fails", (1,)) and "Missing key: a." in found.title
+    refused = RankException(
+        time_ns=5, type="UnpicklingError", message="Weights only\n Unsupported global: GLOBAL argparse.Namespace was"
+    )
+    (found,) = compared(failing(0, refused, path="/job/last.pt")).differences
+    assert found.what == "refused" and "argparse.Namespace" in found.title
+
+
+def test_a_file_that_is_missing_accuses_the_restart_only_beside_the_checkpoint() -> None:
+    gone = RankException(time_ns=5, type="FileNotFoundError", message="[Errno 2] No such file: '/data/x'")
+    assert [one.what for one in compared(failing(1, gone, path="/job/last1.pt")).differences] == ["fails"]
+    assert compared(failing(1, gone, path="/data/x")).differences == ()
+
+
+def torn(later: RunRecord, whole: Sequence[str] = ("/job/1.pt",)) -> str:
+    restart = Restart(
+        first=first(),
+        second=second({}),
+        torn=later,
+        torn_files=("/job/last.pt",),
+        whole_files=tuple(whole),
+        step=STEP,
+        files=("/job/last.pt",),
+    )
+    found = torn_restart(restart)
+    return "" if found is None else found.title
+
+
+def test_what_a_restart_does_with_a_torn_file() -> None:
+    tried = (CheckpointLoad(rank=0, path="/job/last.pt", failed=True),)
+    fallen_back, later = (step(0, 1, STEP + 1),), (step(0, 1, 13),)
+    begun = (step(0, 1, 1),)
+    mixed = (step(0, 1, 13, optimizer=(str(STEP + 1),)),)
+    assert torn(second({}, resume_steps=fallen_back, checkpoint_loads=tried)) == ""
+    assert torn(second({}, resume_steps=later, checkpoint_loads=tried)) == ""
+    assert "begins again" in torn(second({}, resume_steps=begun, checkpoint_loads=tried))
+    read = (*tried, CheckpointLoad(rank=0, path="/job/weights.pt"))
+    assert "after step 12, and the optimizer's state is that after step 8" in torn(
+        second({}, resume_steps=mixed, checkpoint_loads=read)
+    )
+    removed = (Access(rank=0, action="remove", path="/job/1.pt", found=True),)
+    assert "deletes" in torn(second({}, resume_steps=fallen_back, checkpoint_loads=tried, accesses=removed))
+
+
+def test_other_ranks_change_the_samples_of_a_step() -> None:
+    steps = tuple(step(rank, at, STEP + at) for rank in range(4) for at in range(1, 5))
+    four = JobBuilder(4).record(resume_steps=steps, checkpoint_loads=(CheckpointLoad(rank=0, path="/job/last.pt"),))
+    (found,) = compared(four).differences
+    assert found.what == "ranks" and "4 samples in the place of 2" in found.title

@@ -11,7 +11,7 @@ import msgspec
 LEDGER = Path(__file__).with_name("ledger.jsonl")
 NEWEST = 60
 """Rows of a kind that the second column is about."""
-Kind = Literal["source", "rehearsal", "live", "autopsy", "equivalence", "puzzle"]
+Kind = Literal["source", "rehearsal", "live", "autopsy", "equivalence", "puzzle", "resume"]
 Judgement = Literal["right", "wrong", "debatable"]
 
 
@@ -19,7 +19,8 @@ class Expected(msgspec.Struct, frozen=True):
     """Something that a person found before the tool saw the case."""
 
     codes: tuple[str, ...]
-    """In a row of the kind ``equivalence``: ``equal``, or how the gradients differ."""
+    """In a row of the kind ``equivalence``: ``equal``, or how the gradients differ. Of ``resume``: what a restart loses
+    (``optimizer``, ``data``, ``counter`` …), that it ``fails``, or ``resumes``; ``inconclusive`` where none can be seen."""
     lines: tuple[int, ...] = ()
     certainty: Literal["certain", "likely", "debatable"] = "certain"
     path: str = ""

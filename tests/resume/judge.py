@@ -30,7 +30,10 @@ def proved(case: Case, folder: Path) -> Resumed:
     before = Path.cwd()
     os.chdir(folder)
     try:
-        return prove_resume(RehearsalRequest(script=target), read_script(target), case.resume_with, once, check)
+        request = RehearsalRequest(script=target)
+        return prove_resume(
+            request, read_script(target), case.resume_with, once, check, torn=case.torn, ranks=case.ranks
+        )
     finally:
         os.chdir(before)
 

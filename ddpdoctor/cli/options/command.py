@@ -178,7 +178,8 @@ class ScriptCommand(click.Command):
             own, script_arguments = args[:divide], args[divide + 1 :]
         ctx.meta[SCRIPT_ARGUMENTS] = tuple(script_arguments)
         ctx.meta[OWN_WORDS] = tuple(own)
-        return super().parse_args(ctx, own)
+        # Its value is optional, and click would take the script's path for it.
+        return super().parse_args(ctx, ["--resume=after" if word == "--resume" else word for word in own])
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Show in the usage where the script's arguments go."""

@@ -18,7 +18,7 @@ def main(snapshot: str, *command: str) -> None:
         places = json.load(file)["places"]
     for path, name in places.items():
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        shutil.copy2(os.path.join(snapshot, name), path)
+        shutil.copy2(os.path.join(snapshot, name), path, follow_symlinks=False)
     os.execv(command[0], command)
 
 

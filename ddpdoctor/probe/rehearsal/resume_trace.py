@@ -1,30 +1,34 @@
 """What a rehearsal for ``--resume`` writes of each step and of each checkpoint, so that two starts can be compared.
 
 The first start goes on past its second checkpoint, so that it is the uninterrupted run as well; the files as they were
-then are copied aside for the second start.
+then are copied aside for the second start, and for another one those that a death amid the next save would leave.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import io
 import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 from weakref import WeakSet
 
 from ..call_listeners import on_call
 from ..journal import Journal
 from ..nonfinite import Batch
 from ..observed import tensor_digest
+from ..torch_compat import after_import
 from .training.ddp_modules import Modules
 
 CHECKPOINT = 2
 """The restart is from this one, so that the order of its epoch is neither the first nor the last."""
-LAST = {"first": 4, "second": 2}
+LAST = {"first": 4, "second": 2, "torn": 1}
 """The checkpoint at which each start ends: what a schedule does next shows at the end of an epoch."""
 STEPS_NOTED = 400
 BYTES_OF_A_TENSOR = 1 << 16
@@ -53,6 +57,11 @@ class ResumeTrace:
         """Steps after which checkpoints were written."""
         self._paths: list[str] = []
         self._snapshot_due = False
+        self._is_whole = False
+        """A checkpoint that holds more than weights was written."""
+        self._tearing = False
+        self._nameless: list[tuple[dict[str, Any], Any, float]] = []
+        """What was saved into buffers since the newest step, with the buffer and the time."""
 
     def install(self) -> None:
         """Listen to forwards, steps, constructors and saves."""
@@ -60,6 +69,8 @@ class ResumeTrace:
         ddp_class = torch.nn.parallel.DistributedDataParallel
         on_call(journal, ddp_class, "forward", before=self._forward_begins, harms=("resume_steps", "resume_saves"))
         on_call(journal, torch, "save", before=self._saves, harms=("resume_steps", "resume_saves"))
+        for verb, module in (("save", "state_dict_saver"), ("load", "state_dict_loader")):
+            after_import(f"torch.distributed.checkpoint.{module}", functools.partial(self._hook_sharded, verb))
         scaler = getattr(getattr(torch, "amp", None), "GradScaler", None) or torch.cuda.amp.GradScaler
         on_call(
             journal,
@@ -80,6 +91,24 @@ class ResumeTrace:
         optimizers.register_optimizer_step_pre_hook(
             lambda *_: journal.guarded(self._step_begins, harms=("resume_steps", "resume_saves"))
         )
+        # A closure that is given to a step makes the forward: the step's row is there only afterwards.
+        optimizers.register_optimizer_step_post_hook(
+            lambda *_: journal.guarded(self._step_ends, harms=("resume_steps", "resume_saves"))
+        )
+
+    def _hook_sharded(self, verb: str, module: Any) -> None:
+        harms = ("resume_saves",)
+        listener = self._saves_sharded if verb == "save" else self._loads_sharded
+        on_call(self._journal, module, verb, before=listener, harms=harms)
+
+    def _saves_sharded(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        if (path := _directory_of(options)) is not None and isinstance(held := _held(arguments, options), dict):
+            states = {key: one.state_dict() if hasattr(one, "state_dict") else one for key, one in held.items()}
+            self._note_save(frame, states, path, is_file=False)
+
+    def _loads_sharded(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        if (path := _directory_of(options)) is not None:
+            self._journal.event("checkpoint_loaded", path=path, site=self._journal.site(frame))
 
     def _forward_begins(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         if not self._torch.is_grad_enabled() or not arguments[0].training or self._steps > STEPS_NOTED:
@@ -90,14 +119,24 @@ class ResumeTrace:
         self._row["batches"].append([batch.loader, batch.ordinal, batch.batch, list(batch.indices)])
 
     def _step_begins(self) -> None:
+        for row, buffer, time_s in self._nameless:
+            size = buffer.getbuffer().nbytes
+            found = (one for one in _new_files(os.getcwd(), time_s, 6) if os.path.getsize(one) == size)
+            if path := max(found, key=os.path.getmtime, default=None):
+                self._write_save({**row, "path": path})
+        self._nameless.clear()
+        if self._snapshot_due:
+            self._snapshot_due = False
+            if self._start == "first" and len(self._saved_at) <= CHECKPOINT:
+                self._copy_files(f"second-{self._saved_at[-1]:06}")
+
+    def _step_ends(self) -> None:
         row, self._row = self._row, {}
         if row:  # Of several optimizers the first one's step ends it.
             self._steps += 1
             self._journal.event("resume_step", ordinal=self._steps, **row)
-        if self._snapshot_due:
-            self._snapshot_due = False
-            if self._start == "first" and len(self._saved_at) <= CHECKPOINT:
-                self._copy_files()
+            if self._start == "torn":
+                self._leave()
 
     def _state(self) -> dict[str, Any]:
         """Return what the ranks hold before a step."""
@@ -122,35 +161,76 @@ class ResumeTrace:
         return digest.hexdigest()
 
     def _saves(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        held = arguments[0] if arguments else options.get("obj")
-        target = arguments[1] if len(arguments) > 1 else options.get("f")
-        path = target if isinstance(target, (str, os.PathLike)) else getattr(target, "name", None)
-        if path is None or not isinstance(held, dict):
-            return
+        held, target = _held(arguments, options), arguments[1] if len(arguments) > 1 else options.get("f")
+        if not self._tearing and isinstance(held, dict):
+            path = target if isinstance(target, (str, os.PathLike)) else getattr(target, "name", None)
+            if isinstance(target, io.BytesIO):
+                self._note_save(frame, held, target)
+            elif path is not None:
+                self._note_save(frame, held, os.path.abspath(os.fspath(path)))
+
+    def _note_save(self, frame: FrameType, held: dict[Any, Any], target: Any, *, is_file: bool = True) -> None:
+        """Note what is saved into a file, a buffer or a directory."""
         keys = {str(key): self._shown(value) for key, value in list(held.items())[:MOST_KEYS]}
-        whole = _holds_optimizer(held) or any(word in key.lower() for key in keys for word in _COUNTERS)
-        path = os.path.abspath(os.fspath(path))
-        new = whole and (not self._saved_at or self._saved_at[-1] != self._steps)
-        self._journal.event(
-            "resume_save",
-            path=path,
-            step=self._steps,
-            whole=whole,
-            keys=keys,
-            optimizer=_holds_optimizer(held),
-            over_only=whole and path in self._paths and self._is_only(path),
-            site=self._journal.site(frame),
-        )
-        self._paths.append(path)
+        tensors = {key for key, shown in keys.items() if shown.startswith("tensors ")}
+        row = {
+            "step": self._steps,
+            "whole": _holds_optimizer(held)
+            or any(word in key.lower() for key in keys if key not in tensors for word in _COUNTERS),
+            "weights": bool(tensors),
+            "keys": keys,
+            "optimizer": _holds_optimizer(held),
+            "site": self._journal.site(frame),
+        }
+        if isinstance(target, io.BytesIO):
+            self._nameless.append((row, target, time.time()))
+            return
+        counts = row["whole"] or (row["weights"] and not self._is_whole)
+        row["over_only"] = is_file and counts and target in self._paths and self._is_only(target)
+        if counts and is_file and self._start == "first" and self._is_new() and len(self._saved_at) == CHECKPOINT:
+            self._tear(held, target)
+        self._write_save({**row, "path": target})
+
+    def _is_new(self) -> bool:
+        return not self._saved_at or self._saved_at[-1] != self._steps
+
+    def _write_save(self, row: dict[str, Any]) -> None:
+        self._journal.event("resume_save", **row)
+        self._paths.append(row["path"])
+        if row["whole"] and not self._is_whole:
+            # What was saved before were weights alone, which nobody goes on from where there is more.
+            self._is_whole = True
+            self._saved_at.clear()
+        if not row["step"] or (not row["whole"] and (self._is_whole or not row["weights"])):
+            return  # Before the first step there is nothing yet that a restart could lose.
+        new = not self._saved_at or self._saved_at[-1] != row["step"]
         if new:
-            self._saved_at.append(self._steps)
-        self._snapshot_due = self._snapshot_due or whole
-        if new and len(self._saved_at) == LAST[self._start]:
-            # As a scheduler would: no handler and no `finally` of the script's has its turn.
-            self._journal.event("ended", reason="resume")
-            for stream in (sys.stdout, sys.stderr):
-                stream.flush()
-            os._exit(0)
+            self._saved_at.append(row["step"])
+        self._snapshot_due = True
+        if new and self._is_whole and len(self._saved_at) == LAST[self._start]:
+            self._leave()
+
+    def _leave(self) -> None:
+        """End as a scheduler would: no handler and no ``finally`` of the script's has its turn."""
+        self._journal.event("ended", reason="resume")
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(0)
+
+    def _tear(self, held: Any, path: str) -> None:
+        """Copy the files as they are when the job dies in the middle of a save: of what is saved a half is there."""
+        self._tearing = True
+        whole = io.BytesIO()
+        try:
+            self._torch.save(held, whole)
+        finally:
+            self._tearing = False
+
+        def is_torn(other: str) -> bool:
+            there = os.path.exists(path) and os.path.exists(other)
+            return other == path or (there and os.path.samefile(path, other))
+
+        self._copy_files("torn", path, is_torn, whole.getbuffer()[: len(whole.getbuffer()) // 2])
 
     def _is_only(self, path: str) -> bool:
         """Return whether a file is there, and nothing of its size beside it or below the working directory."""
@@ -167,29 +247,57 @@ class ResumeTrace:
             return False
 
     def _shown(self, value: Any) -> str:
-        """Return a whole number as it is, and anything else by its kind and digest."""
+        """Return a whole number as it is, and anything else by its kind and digest; beside tensors nothing counts, for
+        it may be the path of this very file.
+        """
         if isinstance(value, int):
             return f"int {value}"
-        kind = "tensors" if any(isinstance(one, self._torch.Tensor) for one in _flat(value, self._torch.Tensor)) else ""
-        return f"{kind or type(value).__name__} {self._digest(value)}"
+        tensors = [one for one in _flat(value, self._torch.Tensor) if isinstance(one, self._torch.Tensor)]
+        return f"{'tensors' if tensors else type(value).__name__} {self._digest(tensors or value)}"
 
-    def _copy_files(self) -> None:
-        """Copy what the job has written beside its checkpoints, with a list of where it belongs."""
-        target = os.path.join(self._journal.run_directory, "snapshot")
-        shutil.rmtree(target, ignore_errors=True)
-        os.mkdir(target)
+    def _copy_files(
+        self, name: str, path: str = "", is_torn: Callable[[str], bool] = lambda _: False, half: Any = b""
+    ) -> None:
+        """Copy what the job has written beside its checkpoints, with a list of where it belongs; by one rank of all."""
+        target = os.path.join(self._journal.run_directory, "snapshot", name)
+        try:
+            os.makedirs(target)
+        except FileExistsError:
+            return
         began_s = int(self._journal.plan["job"]["started_ns"]) / 1e9
         places: dict[str, str] = {}
+        torn: list[str] = []
         left = MOST_BYTES
-        for directory in dict.fromkeys(os.path.dirname(path) for path in self._paths):
-            for path in _new_files(directory, began_s):
-                left -= os.path.getsize(path)
-                if left < 0 or len(places) >= MOST_FILES:
-                    return
-                places[path] = str(len(places))
-                shutil.copy2(path, os.path.join(target, places[path]))
+        found = [one for folder in self._folders() for one in _new_files(folder, began_s)]
+        for one in dict.fromkeys([*found, *filter(None, [path])]):
+            places[one] = str(len(places))
+            copy = os.path.join(target, places[one])
+            if is_torn(one):
+                torn.append(one)
+                with open(copy, "wb") as file:
+                    file.write(half)
+                continue
+            left -= os.lstat(one).st_size
+            if left < 0 or len(places) >= MOST_FILES:
+                return
+            shutil.copy2(one, copy, follow_symlinks=False)
         with open(os.path.join(target, "places.json"), "w", encoding="utf-8") as file:
-            json.dump({"step": self._saved_at[-1], "places": places}, file)
+            json.dump({"step": self._saved_at[-1], "places": places, "torn": torn}, file)
+
+    def _folders(self) -> list[str]:
+        return list(dict.fromkeys(os.path.dirname(path) for path in self._paths))
+
+
+def _held(arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    return arguments[0] if arguments else options.get("obj", options.get("state_dict"))
+
+
+def _directory_of(options: dict[str, Any]) -> Optional[str]:
+    """Return where a sharded checkpoint is, by the options of torch's functions for them."""
+    path = options.get("checkpoint_id") or next(
+        (getattr(options[key], "path", None) for key in ("storage_writer", "storage_reader") if options.get(key)), None
+    )
+    return None if path is None else os.path.abspath(os.fspath(path))
 
 
 def _state_of(optimizer: Any) -> list[Any]:
@@ -231,7 +339,7 @@ def _new_files(directory: str, since_s: float, depth: int = 3) -> Iterator[str]:
                 if entry.is_dir(follow_symlinks=False):
                     if depth and not entry.name.startswith("."):
                         yield from _new_files(entry.path, since_s, depth - 1)
-                elif entry.is_file(follow_symlinks=False) and entry.stat().st_mtime >= since_s:
+                elif entry.stat(follow_symlinks=False).st_mtime >= since_s and (entry.is_symlink() or entry.is_file()):
                     yield entry.path
     except OSError:
         return

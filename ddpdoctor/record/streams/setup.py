@@ -355,6 +355,7 @@ class CheckpointLoad(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     mapped: bool = False
     """It was given ``map_location``."""
+    failed: bool = False
     saved_on: tuple[str, ...] = ()
     """Devices that the storages were saved from; empty when it is not known."""
     site: int = -1

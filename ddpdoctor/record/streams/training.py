@@ -284,6 +284,8 @@ class ResumeSave(msgspec.Struct, frozen=True, kw_only=True):
     """Steps that were made by then."""
     whole: bool = False
     """More than weights is in it: an optimizer, or a count of epochs or steps."""
+    weights: bool = False
+    """There are tensors in it."""
     optimizer: bool = False
     keys: Mapping[str, str] = {}
     """By key a whole number as it is, and anything else by kind and digest."""

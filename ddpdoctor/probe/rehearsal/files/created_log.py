@@ -59,16 +59,19 @@ class Checkpoints:
         @functools.wraps(load)
         def load_noted(f: Any, map_location: Any = None, *arguments: Any, **options: Any) -> Any:
             self._saved_on.clear()
+            failed = True
             try:
-                return load(f, map_location, *arguments, **options)
+                loaded = load(f, map_location, *arguments, **options)
+                failed = False
+                return loaded
             finally:
                 self._journal.guarded(
-                    self._note_file, f, map_location is not None, sys._getframe(1), harms=("checkpoint_loads",)
+                    self._note_file, f, map_location is not None, failed, sys._getframe(1), harms=("checkpoint_loads",)
                 )
 
         return load_noted
 
-    def _note_file(self, file: Any, mapped: bool, frame: Any) -> None:
+    def _note_file(self, file: Any, mapped: bool, failed: bool, frame: Any) -> None:
         path = target_path(file if isinstance(file, (str, bytes, os.PathLike)) else getattr(file, "name", None))
         self._noted += 1
         if path is not None and self._noted <= NOTED:
@@ -76,6 +79,7 @@ class Checkpoints:
                 "checkpoint_loaded",
                 path=path,
                 mapped=mapped,
+                failed=failed,
                 saved_on=[] if mapped else sorted(self._saved_on),
                 site=self._journal.site(frame),
             )
