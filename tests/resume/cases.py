@@ -317,6 +317,7 @@ FAILING: Mapping[str, Case] = {
         "not saved",
         "learning rate",
         at="# here",
+        torn=False,
         **{**_ALONE, "SAVE": _ALONE["SAVE"].replace("\n", "  # here\n", 1)},
     ),
     "weights alone: the epoch begins at 0": Case(
