@@ -13,7 +13,7 @@ import msgspec
 from ddpdoctor.errors import UsageError
 from ddpdoctor.launch.command.launcher_options import without_wrappers
 from ddpdoctor.launch.request import Launch, RehearsalRequest
-from ddpdoctor.probe.free_port import free_port
+from ddpdoctor.probe.environment import free_port
 from ddpdoctor.record import layout
 
 # The command of a job that is watched: the user's own, or the script under torch's launcher.

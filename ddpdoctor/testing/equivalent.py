@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpdoctor.diagnosis.training.equivalence import Gradient, Runs, Step, compare, sentence
-from ddpdoctor.probe.free_port import free_port
+from ddpdoctor.probe.environment import free_port
 from ddpdoctor.testing.warm_rank import imported
 
 WORST_SHOWN = 5

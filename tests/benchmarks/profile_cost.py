@@ -31,7 +31,7 @@ from typing import IO
 import psutil
 
 from ddpdoctor.launch.environment import observed
-from ddpdoctor.probe.free_port import free_port
+from ddpdoctor.probe.environment import free_port
 from tests.scratch import scratch_directory
 
 BLOCKS = 200

@@ -20,7 +20,7 @@ import msgspec
 from ddpdoctor.launch.rehearsal_plan import batch_size
 from ddpdoctor.launch.request import RehearsalRequest
 from ddpdoctor.monitor.rehearsed_ranks import RehearsedRanks
-from ddpdoctor.probe.free_port import free_port
+from ddpdoctor.probe.environment import free_port
 from ddpdoctor.record import layout
 from ddpdoctor.record.model import Job, RunRecord
 from ddpdoctor.record.writer import epoch_ns, kept_clock

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.launch.environment import observed
-from ddpdoctor.probe.free_port import free_port
+from ddpdoctor.probe.environment import free_port
 
 SCRIPT = """
 import traceback

@@ -15,7 +15,7 @@ from typing import Any
 from ddpdoctor.monitor.history import recorded_moments, recorded_snapshot
 from ddpdoctor.monitor.live_run import LiveRun
 from ddpdoctor.monitor.snapshot import Snapshot
-from ddpdoctor.probe.free_port import free_port
+from ddpdoctor.probe.environment import free_port
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.reader import read_plan
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.probe import free_port as module
-from ddpdoctor.probe.free_port import free_port
+from ddpdoctor.probe import environment as module
+from ddpdoctor.probe.environment import free_port
 
 
 def test_a_port_is_free_and_the_kernel_gives_it_to_nobody() -> None:

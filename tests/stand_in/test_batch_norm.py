@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ddpdoctor.probe.free_port import free_port
+from ddpdoctor.probe.environment import free_port
 
 
 def test_statistics_and_gradients_are_those_of_the_whole_batch(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from ddpdoctor.diagnosis.performance.summary import RunSummary
 from ddpdoctor.diagnosis.steps import between
 from ddpdoctor.launch.environment import observed
 from ddpdoctor.monitor.live_run import LiveRun
-from ddpdoctor.probe.free_port import free_port
+from ddpdoctor.probe.environment import free_port
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.reader import read_plan
 from tests.jobs_of_tests import kill_marked, marked

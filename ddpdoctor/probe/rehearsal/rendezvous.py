@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any, Optional
 from urllib.parse import parse_qs, urlparse
 
-from ..free_port import free_port
+from ..environment import free_port
 from ..journal import Journal
 from .schedule import Ending
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from ddpdoctor.examine.rehearsal_result import judge
-from ddpdoctor.probe.free_port import free_port
+from ddpdoctor.probe.environment import free_port
 
 from .conftest import HEAD, Rehearse
 
