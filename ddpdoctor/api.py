@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ddpdoctor.errors import UsageError
 from ddpdoctor.finding import Severity
-from ddpdoctor.launch.devices import DEVICES, FEWEST_RANKS, MOST_RANKS, Device
-from ddpdoctor.launch.request import STRESSES, Progress, Stress
+from ddpdoctor.launch.request import DEVICES, FEWEST_RANKS, MOST_RANKS, STRESSES, Device, Progress, Stress
 
 if TYPE_CHECKING:
     from ddpdoctor.examination import Examination
@@ -68,8 +67,7 @@ def check(
     and KeyboardInterrupt.
     """
     from ddpdoctor.examine.one_script import ExamineRequest
-    from ddpdoctor.launch.devices import parse_layout
-    from ddpdoctor.launch.request import Launch, LaunchLine
+    from ddpdoctor.launch.request import Launch, LaunchLine, parse_layout
 
     target = os.fspath(script)
     if bool(target) == bool(command):

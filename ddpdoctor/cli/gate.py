@@ -30,7 +30,7 @@ from ddpdoctor.examine.one_script import ExamineRequest
 from ddpdoctor.examine.run_gate import GateRequest, GateTarget, Mode, run_gate, target_of
 from ddpdoctor.finding import Severity
 from ddpdoctor.gate.baseline import DEFAULT_FILE
-from ddpdoctor.gate.windows import together
+from ddpdoctor.gate.budget import together
 from ddpdoctor.launch.request import Launch, LaunchLine
 from ddpdoctor.report import streams
 

@@ -202,9 +202,9 @@ def _command(ctx: click.Context, module: str | None, nproc: int | None, python: 
         raise UsageError(f"{named} is a launcher", f"Write `ddpdoctor profile -- {' '.join((named, *words))}`.")
     if script is not None and not Path(script).is_file():
         raise UsageError(f"{script} is a directory" if Path(script).is_dir() else f"{script} does not exist")
-    from ddpdoctor.launch.devices import visible_gpus
     from ddpdoctor.launch.environment import script_command
     from ddpdoctor.launch.interpreter import find_interpreter
+    from ddpdoctor.launch.request import visible_gpus
 
     return script_command(
         find_interpreter(python).path,

@@ -42,9 +42,9 @@ def scaling(
     links are measured: a barrier, and all-reduces by size. Exits with 3 if the speed of a run is unknown.
     """
     from ddpdoctor.cli.live.scaling_runs import run_on
-    from ddpdoctor.launch.devices import visible_gpus
     from ddpdoctor.launch.environment import script_command
     from ddpdoctor.launch.interpreter import find_interpreter
+    from ddpdoctor.launch.request import visible_gpus
     from ddpdoctor.profile.link_sweeps import sweep
     from ddpdoctor.report.output_file import OutputFile
     from ddpdoctor.report.run import scaling_text

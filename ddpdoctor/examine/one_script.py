@@ -45,8 +45,7 @@ from ddpdoctor.examine.rehearsal_variants import (
 from ddpdoctor.finding import Finding, Location, Severity, Trouble
 from ddpdoctor.findings.locations import same_file, shown_path, with_fingerprints
 from ddpdoctor.findings.merge import SUSPECTED, Confirmation, Refutation, confirmed, merge, unrefuted
-from ddpdoctor.launch.devices import Layout
-from ddpdoctor.launch.request import Progress, RehearsalOptions, RehearsalRequest, Stress
+from ddpdoctor.launch.request import Layout, Progress, RehearsalOptions, RehearsalRequest, Stress
 from ddpdoctor.source.script.entry_point import is_entry
 from ddpdoctor.source.script.script import uses_part
 

@@ -17,8 +17,7 @@ from ddpdoctor.equivalence_section import EquivalenceSection
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.finding import Fact, Finding, Severity, Trouble
 from ddpdoctor.findings.merge import DIVERGENCES
-from ddpdoctor.launch.devices import Layout
-from ddpdoctor.launch.request import STRESSES, RehearsalRequest, Stress
+from ddpdoctor.launch.request import STRESSES, Layout, RehearsalRequest, Stress
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord

@@ -24,9 +24,8 @@ from ddpdoctor.examination import Examination, RehearsalSection, SourceSection, 
 from ddpdoctor.examine.one_script import ExamineRequest, OnProgress, examine_and_record, unreadable
 from ddpdoctor.findings.locations import plain
 from ddpdoctor.gate.baseline import Entry, read_baseline, refuse_unwritable, write_entries
-from ddpdoctor.gate.budget import Budget
+from ddpdoctor.gate.budget import Budget, windows_of
 from ddpdoctor.gate.judge import Wanted, entry_of, judged, may_be_agreed_on, pruned
-from ddpdoctor.gate.windows import windows_of
 from ddpdoctor.gate_section import GateSection, TimeComparison
 from ddpdoctor.launch.interpreter import other_revision, working_in
 from ddpdoctor.launch.request import LaunchLine

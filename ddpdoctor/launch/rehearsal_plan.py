@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ddpdoctor.errors import UsageError
-from ddpdoctor.launch.devices import Layout, on_cpu
 from ddpdoctor.launch.environment import given_local_rank, numbered_arguments
 from ddpdoctor.launch.interpreter import TorchMissing, find_interpreter, search_path
-from ddpdoctor.launch.request import Launch, RehearsalRequest
+from ddpdoctor.launch.request import Launch, Layout, RehearsalRequest, on_cpu
 
 FEWEST_RANKS = 2
 TIME_LIMIT_S = 110.0

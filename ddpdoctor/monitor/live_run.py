@@ -21,8 +21,15 @@ from ddpdoctor.launch.pid_namespaces import OuterPids
 from ddpdoctor.monitor.gpus import NodeGpus, environment_of
 from ddpdoctor.monitor.nodes.nodes import Nodes
 from ddpdoctor.monitor.processes.hosts import Hosts, UnseenRanks
-from ddpdoctor.monitor.processes.liveness import LONGEST_SLEEP_NS, SILENT_AFTER_NS, LivenessSampler, probe_logs
-from ddpdoctor.monitor.processes.loops import LoopDetector, patience_of, usual_interval_ns
+from ddpdoctor.monitor.processes.liveness import (
+    LONGEST_SLEEP_NS,
+    SILENT_AFTER_NS,
+    LivenessSampler,
+    LoopDetector,
+    patience_of,
+    probe_logs,
+    usual_interval_ns,
+)
 from ddpdoctor.monitor.processes.stacks import (
     AwaitedWorkers,
     SignalledStacks,

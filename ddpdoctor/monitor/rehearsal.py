@@ -21,7 +21,6 @@ from ddpdoctor.errors import ConfigurationError
 from ddpdoctor.findings.locations import named_ranks
 from ddpdoctor.launch.box import restore
 from ddpdoctor.launch.box.start import Box, BoxRefused, mount_points, start_in_box
-from ddpdoctor.launch.devices import HIDE_GPUS, Device, Layout, chosen_device, on_cpu, visible_gpus
 from ddpdoctor.launch.environment import (
     LOOPBACK_ONLY,
     chooses_threads,
@@ -42,7 +41,17 @@ from ddpdoctor.launch.rehearsal_plan import (
     ranks_per_core,
     time_limit_s,
 )
-from ddpdoctor.launch.request import TORN, Progress, RehearsalRequest
+from ddpdoctor.launch.request import (
+    HIDE_GPUS,
+    TORN,
+    Device,
+    Layout,
+    Progress,
+    RehearsalRequest,
+    chosen_device,
+    on_cpu,
+    visible_gpus,
+)
 from ddpdoctor.launch.runs.created_files import Left, remove_created
 from ddpdoctor.launch.runs.kept_runs import keep_for_cleaning, state_directory, temporary_run_directory
 from ddpdoctor.monitor.processes import liveness

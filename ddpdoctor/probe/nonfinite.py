@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from typing import Any, Callable, NamedTuple, Optional
 from weakref import ref
 
-from .call_listeners import on_call
 from .journal import Journal
+from .torch_compat import on_call
 
 STREAK = 64
 """Backwards without a finite one between them that no scaler explains: from its first 65,536 it halves 16 times."""

@@ -13,8 +13,8 @@ from types import FrameType
 from typing import Any, Callable, Optional
 from weakref import ReferenceType, ref
 
-from .call_listeners import on_call
 from .journal import Journal
+from .torch_compat import on_call
 from .user_code import UserCode, leave_no_frame
 
 # What is known of a module when DistributedDataParallel wraps it.

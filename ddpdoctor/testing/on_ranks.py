@@ -308,6 +308,6 @@ def _is_unittest(item: pytest.Item) -> bool:
 
 
 def _gpus() -> int:
-    from ddpdoctor.launch.devices import visible_gpus
+    from ddpdoctor.launch.request import visible_gpus
 
     return visible_gpus(os.environ)

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.autopsy import live_job
 from ddpdoctor.autopsy.dead_job import AutopsyRequest
-from ddpdoctor.autopsy.live_job import Seen, live_autopsy, look, record_of, with_recordings
+from ddpdoctor.autopsy.live_job import Recording, Seen, live_autopsy, look, record_of, recordings, with_recordings
 from ddpdoctor.diagnosis.live.stacks import native_stacks
 from ddpdoctor.errors import UsageError
 from ddpdoctor.launch.processes import RunningRank
-from ddpdoctor.monitor.processes import flight_recorders, stacks
-from ddpdoctor.monitor.processes.flight_recorders import Recording, recordings
+from ddpdoctor.monitor.processes import stacks
 from ddpdoctor.monitor.processes.stacks import Look
 from tests.autopsy.hanging import hanging
 from tests.autopsy.live_cases import Hang
@@ -129,7 +129,7 @@ def _rank_with_a_pipe(directory: Path, content: bytes) -> Iterator[RunningRank]:
 
 
 def test_nccl_is_told_by_its_pipe_to_write_a_dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flight_recorders, "PIPE_PATIENCE_S", 60.0)
+    monkeypatch.setattr(live_job, "PIPE_PATIENCE_S", 60.0)
     with _rank_with_a_pipe(tmp_path, b"a dump") as rank:
         assert recordings([rank]) == [Recording(content=b"a dump")]
         # A second look changes nothing of the dump that is there.

@@ -9,8 +9,7 @@ from ddpdoctor.diagnosis.training.equivalence import sentence
 from ddpdoctor.equivalence_section import EquivalenceSection
 from ddpdoctor.examine.equivalence import compared as compared_by_runs
 from ddpdoctor.examine.equivalence import equivalence
-from ddpdoctor.launch.devices import Device
-from ddpdoctor.launch.request import Launch, RehearsalRequest
+from ddpdoctor.launch.request import Device, Launch, RehearsalRequest
 from tests.equivalence.cases import Case
 from tests.equivalence.forks import rehearse
 

@@ -18,7 +18,7 @@ import tokenizers
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.examine.another_try import rehearse_until_shown
 from ddpdoctor.launch.request import RehearsalRequest
-from ddpdoctor.probe.rehearsal.pretend import image_datasets, language_models, other_packages, tables, weights
+from ddpdoctor.probe.rehearsal.pretend import image_datasets, language_models, other_packages, tables
 from ddpdoctor.record.model import Job, Rank, RankException, RunRecord
 from tests.check_command import check
 
@@ -198,7 +198,7 @@ def test_generated_data_are_the_same_on_every_rank() -> None:
 
 
 def test_weights_that_stand_for_absent_ones_are_empty_at_any_depth() -> None:
-    nothing = weights.NoWeights()
+    nothing = language_models.NoWeights()
     assert not nothing["state_dict"]["model"] and "head.weight" not in nothing["model"]
 
 
@@ -404,12 +404,12 @@ def test_a_checkpoint_that_the_script_asks_for_first_is_replaced(asks: str, tmp_
 
 
 def test_a_script_that_fails_for_weights_that_are_there_is_not_rehearsed_without_them(tmp_path: Path) -> None:
-    weights = tmp_path / "pretrained.pth"
-    weights.touch()
-    record, section = _failing("RuntimeError", f"Error(s) in loading {weights}: size mismatch", loads=False)
+    language_models = tmp_path / "pretrained.pth"
+    language_models.touch()
+    record, section = _failing("RuntimeError", f"Error(s) in loading {language_models}: size mismatch", loads=False)
     again: Iterator[tuple[RunRecord, RehearsalSection]] = iter([(record, section)])
     assert rehearse_until_shown(RehearsalRequest(script=Path("t.py")), lambda request: next(again)).section is section
-    weights.unlink()
+    language_models.unlink()
     again = iter([(record, section), _failing("", "", 4)])
     assert rehearse_until_shown(RehearsalRequest(script=Path("t.py")), lambda request: next(again)).section.steps == 4
 

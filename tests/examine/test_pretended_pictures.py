@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.probe.rehearsal.pretend import picture_datasets
+from ddpdoctor.probe.rehearsal.pretend import image_datasets
 
 
 class VisionDataset:
@@ -71,7 +71,7 @@ def said() -> list[str]:
 @pytest.fixture
 def datasets(said: list[str], tmp_path: Path) -> Any:
     classes = _classes()
-    picture_datasets.serve_pictures(classes, said.append, str(tmp_path))
+    image_datasets.serve_pictures(classes, said.append, str(tmp_path))
     return classes
 
 
@@ -109,7 +109,7 @@ def test_boxes_are_said_as_vocs_files_say_them(datasets: Any) -> None:
     size, target = data[0]
     (thing,) = target["annotation"]["object"]
     assert len(data) == 5_823 and size == (256, 256)
-    assert thing["name"] in picture_datasets.VOC_CLASSES
+    assert thing["name"] in image_datasets.VOC_CLASSES
     assert int(thing["bndbox"]["xmin"]) < int(thing["bndbox"]["xmax"]) < 256
 
 

@@ -12,8 +12,8 @@ import pytest
 from ddpdoctor.catalogue.registry import find, load, read_catalogue
 from ddpdoctor.examination import Examination, Verdict
 from ddpdoctor.finding import Fact, Finding, Frame, Severity
+from ddpdoctor.gate.budget import together
 from ddpdoctor.gate.judge import compared
-from ddpdoctor.gate.windows import together
 from ddpdoctor.gate_section import GateSection
 from ddpdoctor.report.finding_fields import headline
 from ddpdoctor.report.formats import html, markdown

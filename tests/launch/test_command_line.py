@@ -11,9 +11,8 @@ import pytest
 
 from ddpdoctor.errors import UsageError
 from ddpdoctor.launch.command.command_line import looks_like_launch, read_launch_line
-from ddpdoctor.launch.devices import on_cpu
 from ddpdoctor.launch.rehearsal_plan import ranks_to_start
-from ddpdoctor.launch.request import Launch, LaunchLine
+from ddpdoctor.launch.request import Launch, LaunchLine, on_cpu
 
 NO_ENVIRONMENT = {"PATH": "/nowhere"}
 

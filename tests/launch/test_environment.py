@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.launch import devices
+from ddpdoctor.launch import request
 from ddpdoctor.launch.environment import BOOT_DIRECTORY, recorded_environment, rehearsal_environment
 from ddpdoctor.launch.request import Launch
 
@@ -43,6 +43,6 @@ def test_secrets_of_the_environment_are_not_recorded() -> None:
     ("named", "expected"), [(None, 4), ("", 0), ("-1", 0), ("0", 1), ("0,1", 2), ("0,1,2,3,4,5", 4)]
 )
 def test_gpus_are_those_present_and_visible(monkeypatch: pytest.MonkeyPatch, named: str | None, expected: int) -> None:
-    monkeypatch.setattr(devices, "_present_gpus", lambda: 4)
+    monkeypatch.setattr(request, "_present_gpus", lambda: 4)
     environment = {} if named is None else {"CUDA_VISIBLE_DEVICES": named}
-    assert devices.visible_gpus(environment) == expected
+    assert request.visible_gpus(environment) == expected

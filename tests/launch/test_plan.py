@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.launch import rehearsal_plan
-from ddpdoctor.launch.devices import on_cpu
-from ddpdoctor.launch.request import Launch, RehearsalRequest
+from ddpdoctor.launch.request import Launch, RehearsalRequest, on_cpu
 
 
 def request(launch: Launch = Launch(), **fields: object) -> RehearsalRequest:  # noqa: B008 - it is frozen

@@ -10,7 +10,7 @@ import pytest
 
 from ddpdoctor.diagnosis.live.verdict import LastingWait
 from ddpdoctor.finding import Frame
-from ddpdoctor.monitor.processes import loops
+from ddpdoctor.monitor.processes import liveness
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.measured import StepTrack
 from tests.diagnosis.jobs import SCRIPT, healthy_job
@@ -25,8 +25,8 @@ class Job:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 0
         self.step = 1
-        self._watch = loops.LoopDetector()
-        monkeypatch.setattr(loops, "_wanted_core_ns", lambda pid: self.now_s * SECOND_NS)
+        self._watch = liveness.LoopDetector()
+        monkeypatch.setattr(liveness, "_wanted_core_ns", lambda pid: self.now_s * SECOND_NS)
 
     def work(self, seconds: int, wait: LastingWait | None = WAIT) -> int | None:
         """Let time pass; after how many seconds a loop was suspected."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ddpdoctor.probe.journal import Journal
-from ddpdoctor.probe.live.gauges import EVERY_STEPS, Gauges
+from ddpdoctor.probe.live.heartbeat import EVERY_STEPS, Gauges
 from ddpdoctor.record.assembly.assemble import Assembly
 from ddpdoctor.record.model import Job
 from ddpdoctor.record.streams.measured import Gauge

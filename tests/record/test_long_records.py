@@ -8,7 +8,7 @@ import tracemalloc
 from pathlib import Path
 
 from ddpdoctor.probe.journal import Journal
-from ddpdoctor.probe.live.gauges import Gauges
+from ddpdoctor.probe.live.heartbeat import Gauges
 from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.assemble import MOST_FAULTS, MOST_WAITS, Assembly
 from ddpdoctor.record.model import Job

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddpdoctor.errors import UsageError
-from ddpdoctor.launch.devices import Layout, parse_layout
+from ddpdoctor.launch.request import Layout, parse_layout
 from ddpdoctor.probe.rehearsal.rendezvous import pretend
 from tests.check_command import check
 

@@ -13,7 +13,7 @@ from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.examine.another_try import another_try, rehearse_until_shown
 from ddpdoctor.launch.rehearsal_plan import time_limit_s
 from ddpdoctor.launch.request import RehearsalRequest
-from ddpdoctor.probe.stand_in.devices import Devices
+from ddpdoctor.probe.stand_in.cuda_module import Devices
 from ddpdoctor.record.model import Job, Rank, RankException, RunRecord, StopReason
 from ddpdoctor.record.streams.training import Loader, Pass
 from tests.check_command import check

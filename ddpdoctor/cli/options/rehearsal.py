@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from ddpdoctor.errors import UsageError
 from ddpdoctor.finding import Severity
-from ddpdoctor.launch.devices import DEVICES, FEWEST_RANKS, MOST_RANKS, parse_layout
+from ddpdoctor.launch.request import DEVICES, FEWEST_RANKS, MOST_RANKS, parse_layout
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 MOST_SAMPLES = 1_000_000_000

@@ -16,8 +16,8 @@ from typing import Any, Callable, NamedTuple, Optional
 
 from ...record import layout
 from ...record.writer import epoch_ns, from_system, offset_ns
-from ..call_listeners import on_call
 from ..journal import Journal
+from ..torch_compat import on_call
 
 # In which phase the training thread is, and for how long it has been in each; one phase at a time.
 

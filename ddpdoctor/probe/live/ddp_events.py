@@ -8,9 +8,9 @@ from types import FrameType
 from typing import Any, Callable, Optional
 from weakref import WeakKeyDictionary
 
-from ..call_listeners import named_arguments, on_call
 from ..journal import Journal
 from ..observed import batch_norms, tensor_digest, wrap_facts
+from ..torch_compat import named_arguments, on_call
 from .loaders import Passes
 from .observer import Observer
 

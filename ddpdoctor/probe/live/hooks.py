@@ -31,8 +31,7 @@ from .clocks import BACKWARD, DATA_WAIT, FORWARD, OPTIMIZER, SAVING
 from .ddp_events import FORWARDS_NOTED, Evidence
 from .loaders import Pass, Passes
 from .observer import Observer, rows_of
-from .reductions import Reducer, Reductions
-from .replica_digests import ReplicaDigests
+from .reductions import Reducer, Reductions, ReplicaDigests
 from .steps import ACTIVE, STEPPED, Source
 
 # Training forwards that no backward followed: where no loader counts, they alone show that a rank left a step out.

@@ -7,11 +7,10 @@ from array import array
 from types import FrameType
 from typing import Any, Callable, Optional
 
-from ..call_listeners import on_call
 from ..journal import Journal
 from ..nonfinite import Batch
 from ..observed import Joins, base_indices, digest_of, integers, leaves, length_of, loader_facts, sharding_sampler
-from ..torch_compat import Capabilities
+from ..torch_compat import Capabilities, on_call
 from ..user_code import GENERATOR, leave_no_frame, loops
 from .observer import Observer
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Optional
 
-from ..call_listeners import on_call
 from ..groups import GroupBook
 from ..journal import Journal
 from ..process import is_echo, text_of
+from ..torch_compat import on_call
 from ..user_code import described, origin_of, sharded_module
 from .loop_subjects import KINDS as NAMED_KINDS
 from .loop_subjects import Subjects, covering, tree_around

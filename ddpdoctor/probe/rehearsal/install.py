@@ -14,10 +14,9 @@ from ..process import ProcessEnd
 from ..stand_in.install import StandIn, install_compiling
 from ..user_code import calling_frame
 from .collective_hook import CollectiveHook, hook_non_member_calls
-from .data.data_division import Division
 from .data.lengths import cut_batches
 from .data.loaders import Loaders
-from .data.samples import Randomness, Samples
+from .data.samples import Division, Randomness, Samples
 from .executed_lines import Lines
 from .files import no_touch, overlay
 from .files.accesses import Accesses, listen
@@ -30,9 +29,8 @@ from .resume_trace import ResumeTrace
 from .schedule import RESUMED_PASSES, TRAINING_PASSES, Ending, Pace, Schedule, Trail
 from .stress import Stress
 from .surroundings import DeviceChoices, Failure, LightningTrainers, hook_sleep
-from .training.ddp_modules import HostReads, Modules
+from .training.ddp_modules import HostReads, Modules, ShardedModules
 from .training.reduction import ReducedLosses
-from .training.sharded_modules import ShardedModules
 from .training.steps import Steps
 
 

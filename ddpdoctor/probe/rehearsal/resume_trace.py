@@ -19,11 +19,10 @@ from types import FrameType
 from typing import Any, Callable, Optional
 from weakref import WeakSet
 
-from ..call_listeners import on_call
 from ..journal import Journal
 from ..nonfinite import Batch
 from ..observed import tensor_digest
-from ..torch_compat import after_import
+from ..torch_compat import after_import, on_call
 from .training.ddp_modules import Modules
 
 CHECKPOINT = 2

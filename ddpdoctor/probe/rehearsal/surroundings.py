@@ -12,9 +12,8 @@ from types import FrameType, ModuleType
 from typing import Any, NamedTuple, Optional
 
 from ...record.writer import epoch_ns
-from ..call_listeners import on_call
 from ..journal import Journal
-from ..torch_compat import after_import
+from ..torch_compat import after_import, on_call
 
 # Whether a rank sleeps, and when it wakes, so that it is not taken for a stuck one.
 

@@ -13,9 +13,8 @@ from types import FunctionType, TracebackType
 from typing import Any, Optional
 
 from ..journal import Journal
-from . import cuda_module, process_groups, sync_batch_norm
-from .cuda_module import StandInGap
-from .devices import CUDA, NO_SUCH_GPU, Devices
+from . import cuda_module, process_groups
+from .cuda_module import CUDA, NO_SUCH_GPU, Devices, StandInGap
 
 # Small patches: compiling, fused optimizers, precision and profiling.
 
@@ -397,7 +396,7 @@ class StandIn:
         )
         cuda_module.install(torch, devices)
         process_groups.install(torch, devices)
-        sync_batch_norm.install(torch)
+        process_groups.install_sync_batch_norm(torch)
         install_precision(torch)
         install_compiling(torch)
         install_optimizers(torch)

@@ -19,15 +19,15 @@ from types import CodeType, FrameType
 from typing import Any, Optional
 from weakref import ref
 
-from ...call_listeners import on_call
 from ...journal import Journal
 from ...nonfinite import Batch
 from ...observed import Joins, base_indices, digest_of, integers, length_of, loader_facts, sharding_sampler
+from ...torch_compat import on_call
 from ...user_code import GENERATOR, loops
 from ..loop_subjects import covering, covers
 from ..schedule import STEPS_PER_PASS, Ending, Schedule, Trail
-from .data_division import described
 from .lengths import Lengths, ShortPass, is_cut
+from .samples import described
 
 # Fewer workers for the few batches of a rehearsal, where each takes long to start.
 

@@ -11,13 +11,12 @@ import sys
 from array import array
 from typing import Any, Callable, Optional
 
-from ...call_listeners import on_call
 from ...journal import Journal
 from ...observed import tensor_digest
+from ...torch_compat import on_call
 from ..schedule import Ending
 from ..training.ddp_modules import Modules
-from .draws import Draws
-from .feeding import Feeding, read_all, seed, states
+from .feeding import Draws, Feeding, read_all, seed, states
 from .named_ranks import NamedRanks
 
 STEPS = 2

@@ -16,7 +16,7 @@ from typing import Any, Optional
 
 from ...journal import Journal
 from ...user_code import calling_frame
-from .real_paths import UnresolvablePath, name_path, status_of_target, target_path
+from .created_log import UnresolvablePath, name_path, status_of_target, target_path
 
 POLLED_AFTER = 3
 """A path that is queried so often, with nothing but sleep between, is polled."""

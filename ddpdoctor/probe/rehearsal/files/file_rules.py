@@ -14,11 +14,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from .created_log import LOG_NAME, OVERLAY_LOG_NAME, CreatedFiles, Made, identity_of
-from .open_files import OpenFiles
-from .real_paths import (
+from .created_log import (
+    LOG_NAME,
+    OVERLAY_LOG_NAME,
+    CreatedFiles,
+    Made,
     UnresolvablePath,
     described_path,
+    identity_of,
     is_directory,
     is_inside,
     is_regular,
@@ -28,6 +31,7 @@ from .real_paths import (
     status_of_target,
     target_path,
 )
+from .open_files import OpenFiles
 
 _CHANGES = os.O_WRONLY | os.O_RDWR | os.O_TRUNC
 _BYTECODE = re.compile(r"\.pyc(\.\d+)?$")

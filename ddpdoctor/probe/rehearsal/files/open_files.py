@@ -15,8 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
-from .created_log import WRITE_NOTED_EVERY_NS, CreatedFiles, Identity, identity_of
-from .real_paths import status_of_name
+from .created_log import WRITE_NOTED_EVERY_NS, CreatedFiles, Identity, identity_of, status_of_name
 
 # Replacements of functions of `os` that have no audit event in Python, or one that lacks something.
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...journal import Journal
 from ...torch_compat import after_import
-from . import absence, image_datasets, language_models, listed_data, other_packages, picture_datasets, tables, weights
+from . import absence, image_datasets, language_models, listed_data, other_packages, tables
 from .absence import Note
 from .other_packages import StandIn, serve_imports
 
@@ -22,8 +22,8 @@ Provider = Callable[[ModuleType, Note, str], None]
 """Patches a module that was imported; gets a directory for what it makes, which goes with the rehearsal."""
 
 PROVIDERS: tuple[tuple[str, Provider], ...] = (
-    ("timm.models._builder", weights.serve_timm),
-    ("transformers.modeling_utils", weights.serve_transformers),
+    ("timm.models._builder", language_models.serve_timm),
+    ("transformers.modeling_utils", language_models.serve_transformers),
     ("transformers.configuration_utils", language_models.serve_configurations),
     ("transformers.tokenization_utils_base", language_models.serve_tokenizers),
     ("transformers.models.auto.tokenization_auto", language_models.serve_auto_tokenizer),
@@ -32,7 +32,7 @@ PROVIDERS: tuple[tuple[str, Provider], ...] = (
     ("datasets.load", tables.serve_datasets),
     ("evaluate.loading", tables.serve_evaluate),
     ("torchvision.datasets", image_datasets.serve_torchvision),
-    ("torchvision.datasets", picture_datasets.serve_pictures),
+    ("torchvision.datasets", image_datasets.serve_pictures),
     ("timm.data.readers.reader_image_folder", image_datasets.serve_timm),
     ("timm.data.readers.reader_factory", image_datasets.serve_timm_factory),
     ("urllib.request", language_models.serve_urllib),
@@ -47,7 +47,7 @@ PROVIDERS: tuple[tuple[str, Provider], ...] = (
     ("torchaudio", tables.serve_torchaudio),
 )
 """The module that would serve the real thing, and its provider."""
-OF_TORCH: tuple[Provider, ...] = (weights.serve_hub, weights.serve_modules)
+OF_TORCH: tuple[Provider, ...] = (language_models.serve_hub, language_models.serve_modules)
 """The same of torch itself, before other libraries take its functions."""
 
 
@@ -81,7 +81,7 @@ class Pretence:
             self._guarded(provider, torch)
         absent = self._journal.plan.get("absent_weights")
         if absent:
-            self._journal.guarded(weights.serve_checkpoints, torch, self._note, frozenset(absent), harms=())
+            self._journal.guarded(language_models.serve_checkpoints, torch, self._note, frozenset(absent), harms=())
 
     def make_directories(self) -> None:
         """Make the directories that a first try missed, where an overlay will throw them away.

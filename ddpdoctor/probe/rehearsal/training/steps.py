@@ -6,21 +6,20 @@ import functools
 import hashlib
 import itertools
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from types import FrameType
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Any, NamedTuple, Optional
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
-from ...call_listeners import on_call
 from ...journal import Journal
 from ...observed import OptimizerSizes, tensor_digest
+from ...torch_compat import on_call
 from ..data.loaders import Loaders
 from ..schedule import Ending, Pace, Schedule
 from ..surroundings import CpuThreads
 from .ddp_modules import Modules
-from .parameters_without_optimizer import Unheld
-from .reduction import ReducedLosses, note_written_averages
-from .replicas import Replicas
+from .reduction import ReducedLosses, calls_written, is_zero, note_written_averages
 
 # Which ranks load the state of optimizers, schedulers and gradient scalers, and what these hold at the first step.
 
@@ -298,3 +297,247 @@ def _keeps_graph(arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
     keeps = options.get("retain_graph", arguments[2] if len(arguments) > 2 else None)
     creates = options.get("create_graph", arguments[3] if len(arguments) > 3 else False)
     return bool(creates if keeps is None else keeps)
+
+
+# Digests of gradients and parameters around the first optimizer steps, so that the ranks' replicas can be compared.
+
+STEPS_DIGESTED = 6
+"""Steps of an optimizer around which is looked."""
+LOOKS = 32
+"""Looks of a process in all."""
+MOST_TENSORS = 512
+"""With more parameters a part of them is looked at, the same on every rank."""
+MOST_BYTES = 1 << 25
+"""Bytes of gradients, and as many of parameters, that are digested around a step; large tensors are sampled."""
+
+Named = list[tuple[int, str, Any]]
+"""Wrap (-1 for a parameter of no wrapped module), name, parameter."""
+
+
+class Replicas:
+    """Digests of what an optimizer holds, before and after it steps."""
+
+    def __init__(self, journal: Journal, modules: Modules) -> None:
+        self._journal = journal
+        self._modules = modules
+        self._looks = 0
+        self._versions: dict[int, int] = {}
+        """How often parameters that want no gradient had been changed at the first look, by their identity."""
+
+    def before_step(self, optimizer: Any, number: int, ordinal: int) -> None:
+        """Digest the gradients that the step will use, and the parameters before the first of them."""
+        if ordinal >= STEPS_DIGESTED or self._looks >= LOOKS:
+            return
+        self._looks += 1
+        named = self._parameters(optimizer)
+        with_gradient = [(wrap, name, p.grad) for wrap, name, p in named if p.grad is not None]
+        self._write("gradient_digests", number, ordinal + 1, with_gradient)
+        if ordinal == 0:
+            self._write("parameter_digests", number, 0, named)
+
+    def after_step(self, optimizer: Any, number: int, ordinal: int) -> None:
+        """Digest the parameters that the step has made."""
+        if ordinal < STEPS_DIGESTED and self._looks <= LOOKS:
+            self._write("parameter_digests", number, ordinal + 1, self._parameters(optimizer))
+
+    def scope_of(self, optimizer: Any) -> tuple[list[int], int]:
+        """Return the wraps of the parameters that an optimizer steps, -1 for no wrapped module, and their elements."""
+        wraps, elements = set(), 0
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                owner = self._owner(parameter)
+                wraps.add(-1 if owner is None else owner[0])
+                elements += parameter.numel()
+        return sorted(wraps), elements
+
+    def _owner(self, parameter: Any) -> Optional[tuple[int, str]]:
+        return self._modules.name_of(parameter)
+
+    def _parameters(self, optimizer: Any) -> Named:
+        named: Named = []
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                shape = "x".join(map(str, parameter.shape)) or "scalar"
+                owner = self._owner(parameter) or (-1, f"parameter {len(named)} ({shape})")
+                named.append((*owner, parameter))
+        named += self._changed(named)
+        stride = -(-len(named) // MOST_TENSORS)
+        return named[:: max(1, stride)]
+
+    def _changed(self, named: Named) -> Named:
+        """Return what the same modules hold beside, want no gradient for, and change in place while they train."""
+        held, wraps = {id(parameter) for _, _, parameter in named}, {wrap for wrap, _, _ in named}
+        return [
+            entry
+            for entry in self._modules.parameters()
+            if entry[0] in wraps
+            and not entry[2].requires_grad
+            and id(entry[2]) not in held
+            # ``_version`` counts changes in place; inference tensors have none.
+            and not entry[2].is_inference()
+            and self._versions.setdefault(id(entry[2]), entry[2]._version) != entry[2]._version
+        ]
+
+    def _write(self, event: str, number: int, step: int, tensors: Named) -> None:
+        total = sum(tensor.numel() * tensor.element_size() for _, _, tensor in tensors)
+        share = None if total <= MOST_BYTES else max(64, MOST_BYTES // len(tensors))
+        by_wrap: dict[int, dict[str, str]] = {}
+        for wrap, name, tensor in tensors:
+            digest = tensor_digest(tensor, share)
+            if digest:
+                by_wrap.setdefault(wrap, {})[name] = digest
+        for wrap, digests in by_wrap.items():
+            self._journal.event(event, optimizer=number, step=step, wrap=wrap, digests=digests)
+
+
+# Parameters with gradients that no optimizer holds, though one was built for the model that they are in.
+
+STEPS_WATCHED = 2
+"""First steps of an optimizer in which what no optimizer holds must have a gradient and keep its value."""
+MOST_OPTIMIZERS = 16
+MOST_NAMES = 200
+BYTES_SEARCHED = 1 << 16
+
+
+class _LeftOut(NamedTuple):
+    wrap: int
+    name: str
+    parameter: Any
+    digest: str
+
+
+class Unheld:
+    """When each parameter came into a module, and what every optimizer leaves out in its first steps."""
+
+    def __init__(self, journal: Journal, modules: Modules) -> None:
+        self._journal = journal
+        self._modules = modules
+        self._came: dict[int, tuple[ReferenceType[Any], int]] = {}
+        """When a parameter first came into a module, by its identity, which a later one may have again."""
+        self._moment = 0
+        self._made: WeakKeyDictionary[Any, tuple[int, int]] = WeakKeyDictionary()
+        """When each optimizer was made, and the user's call chain that made it."""
+        self._watched: WeakKeyDictionary[Any, list[_LeftOut]] = WeakKeyDictionary()
+
+    def install(self) -> None:
+        """Listen to the making of optimizers, and to torch's hook of registered parameters, there since torch 2.0."""
+        optimizer_class = sys.modules["torch.optim.optimizer"].Optimizer
+        on_call(self._journal, optimizer_class, "__init__", after=self._optimizer_made, harms=("unheld_parameters",))
+        register = getattr(sys.modules["torch.nn.modules.module"], "register_module_parameter_registration_hook", None)
+        if register is not None:
+            register(
+                lambda module, name, parameter: self._journal.guarded(
+                    self._note_registered, parameter, harms=("unheld_parameters",)
+                )
+            )
+
+    def before_step(self, optimizer: Any, ordinal: int) -> None:
+        """Look at what no optimizer holds before a step of this one."""
+        self._made.setdefault(optimizer, (sys.maxsize, -1))  # A copy is made without its constructor.
+        if ordinal >= STEPS_WATCHED or len(self._watched) > MOST_OPTIMIZERS:
+            return
+        left_out = self._left_out(optimizer)
+        if ordinal:
+            before = {id(one.parameter): one.digest for one in self._watched.get(optimizer, ())}
+            left_out = [one for one in left_out if one.digest and before.get(id(one.parameter)) == one.digest]
+        self._watched[optimizer] = left_out
+
+    def after_step(self, optimizer: Any, ordinal: int) -> None:
+        """Report, after the last step that is watched, what had gradients and is as it was before the first."""
+        if ordinal + 1 != STEPS_WATCHED or not (watched := self._watched.pop(optimizer, [])):
+            return
+        held = self._held()
+        kept = [one for one in watched if id(one.parameter) not in held and _digest(one.parameter) == one.digest]
+        if not kept or any(calls_written(self._journal, frozenset({"add_param_group"}))):
+            return
+        for wrap in sorted({one.wrap for one in kept}):
+            names = [one.name for one in kept if one.wrap == wrap]
+            self._journal.event(
+                "unheld_parameters",
+                wrap=wrap,
+                site=self._made[optimizer][1],
+                optimizer_type=type(optimizer).__qualname__,
+                parameters=names[:MOST_NAMES],
+                count=len(names),
+                elements=sum(one.parameter.numel() for one in kept if one.wrap == wrap),
+                strangers=len(self._strangers(optimizer)),
+                steps=STEPS_WATCHED,
+            )
+
+    def _optimizer_made(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self._made[arguments[0]] = self._moment, self._journal.site(frame)
+
+    def _note_registered(self, parameter: Any) -> None:
+        if parameter is None:
+            return
+        known = self._came.get(id(parameter))
+        if known is None or known[0]() is not parameter:
+            self._moment += 1
+            self._came[id(parameter)] = ref(parameter), self._moment
+
+    def _left_out(self, optimizer: Any) -> list[_LeftOut]:
+        """Return what no optimizer holds of the models that this one was built for, where it has a gradient.
+
+        It was built for a model of which it holds a part: then what came into the model later is left out. Or it was
+        built for one of which every parameter was replaced: then what it holds has no gradient, and the same shapes.
+        """
+        made, _ = self._made[optimizer]
+        held = self._held()
+        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        by_wrap: dict[int, dict[str, Any]] = {}
+        seen: set[int] = set()
+        for wrap, name, parameter in self._modules.parameters():
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                by_wrap.setdefault(wrap, {})[name] = parameter
+        found: list[_LeftOut] = []
+        for wrap, parameters in by_wrap.items():
+            trained = {name: p for name, p in parameters.items() if id(p) not in held and _has_gradient(p)}
+            if any(id(p) in own for p in parameters.values()):
+                trained = {name: p for name, p in trained.items() if self._came_after(p, made)}
+            elif any(id(p) in held for p in parameters.values()) or not _fits(trained, self._strangers(optimizer)):
+                continue
+            found += [_LeftOut(wrap, name, p, _digest(p)) for name, p in trained.items()]
+        return found
+
+    def _came_after(self, parameter: Any, moment: int) -> bool:
+        known = self._came.get(id(parameter))
+        return known is not None and known[0]() is parameter and known[1] > moment
+
+    def _held(self) -> set[int]:
+        """Return the identities of the parameters that any optimizer of the process holds."""
+        return {
+            id(parameter)
+            for optimizer in list(self._made)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+
+    def _strangers(self, optimizer: Any) -> list[Any]:
+        """Return what an optimizer holds that is in no wrapped module and has no gradient."""
+        now = {id(parameter) for _, _, parameter in self._modules.parameters()}
+        return [
+            parameter
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.grad is None and id(parameter) not in now
+        ]
+
+
+def _has_gradient(parameter: Any) -> bool:
+    return bool(parameter.requires_grad) and parameter.grad is not None and not is_zero(_own_part(parameter.grad))
+
+
+def _digest(parameter: Any) -> str:
+    return tensor_digest(_own_part(parameter), BYTES_SEARCHED)
+
+
+def _own_part(tensor: Any) -> Any:
+    """Return what a rank holds of a tensor that may be distributed; the whole would take a collective."""
+    part = getattr(tensor, "_local_tensor", None)
+    return tensor if part is None else part.detach()
+
+
+def _fits(trained: dict[str, Any], strangers: list[Any]) -> bool:
+    """Return whether parameters of the same shapes are among those that an optimizer holds for nothing."""
+    return not Counter(tuple(p.shape) for p in trained.values()) - Counter(tuple(p.shape) for p in strangers)
