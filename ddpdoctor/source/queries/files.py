@@ -48,6 +48,7 @@ _WRITERS: Mapping[str, tuple[str, int]] = {
     "joblib.dump": ("filename", 1),
     "safetensors.torch.save_file": ("filename", 1),
     "shutil.copy": ("dst", 1),
+    "shutil.copy2": ("dst", 1),
     "shutil.copyfile": ("dst", 1),
     "shutil.move": ("dst", 1),
     "torchvision.utils.save_image": ("fp", 1),
