@@ -241,7 +241,7 @@ def _literal(node: ast.expr) -> str:
 
 
 def _writes_an_answer(event: Event) -> bool:
-    """Return whether a file is opened to be written, and what the same function writes to it is the network's answer."""
+    """Return whether a file is opened in which the same function writes what the network has sent."""
     mode = constant(event.argument("mode", 1) or NONE)
     around = function_around(event.module, event.node)
     if not isinstance(mode, str) or mode[:1] not in ("w", "x") or not isinstance(around, ast.FunctionDef):
@@ -256,7 +256,7 @@ def _writes_an_answer(event: Event) -> bool:
 
 
 def _written(call: ast.Call) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield a file and what a call writes to it: ``file.write(data)``, ``copyfileobj(data, file)``, ``dump(data, file)``."""
+    """Yield a file and what a call writes to it: ``file.write(data)``, ``dump(data, file)``."""
     if last_name(call.func) == "write" and isinstance(call.func, ast.Attribute) and call.args:
         yield call.func.value, call.args[0]
     elif last_name(call.func) in ("copyfileobj", "dump") and len(call.args) > 1:
