@@ -189,7 +189,8 @@ def by_directory(downloads: Iterable[SharedDownload]) -> list[list[SharedDownloa
     for download in downloads:
         event = download.event
         where = "" if event.name.startswith(_ALWAYS_FETCH) else str(event.ordinal)
-        key = (str(event.module.path), event.name, download.what, _directory(event) or where)
+        where = event.function if event.name == _OPEN else _directory(event) or where
+        key = (str(event.module.path), event.name, download.what, where)
         found.setdefault(key, []).append(download)
     return list(found.values())
 

@@ -319,7 +319,21 @@ def _is_there(projection: Projection, event: Event, made: list[Event]) -> bool:
 
 
 def _makes_first(one: Event, event: Event, module: Module, path: str) -> bool:
-    return one.ordinal < event.ordinal and one.module is module and _source(one) == path
+    """Return whether a call before makes a directory, or one in it, and so those around that."""
+    if one.ordinal >= event.ordinal or one.module is not module:
+        return False
+    where = _path_node(one)
+    while where is not None and module.excerpt(where, 60) != path:
+        where = _parent(where) if one.name in {"os.makedirs", *_WRITERS} else None
+    return where is not None
+
+
+def _parent(path: ast.expr) -> ast.expr | None:
+    """Return the source of the directory that a path lies in: ``os.path.join(out, name)``, ``f"{out}/{name}"``."""
+    if isinstance(path, ast.Call) and last_name(path.func) == "join" and path.args:
+        return path.args[0]
+    first = path.values[0] if isinstance(path, ast.JoinedStr) and path.values else None
+    return first.value if isinstance(first, ast.FormattedValue) else None
 
 
 def _handed_over(module: Module, line: int, function: ast.AST | None, name: str) -> ast.expr | None:
