@@ -106,6 +106,8 @@ from ddpdoctor.source.vocabulary import (
     collective_methods,
 )
 
+GIVEN_TO_BASE = "super().__init__()"
+"""The attribute that stands for what the constructor of a library's class keeps of its arguments."""
 _SIZE_METHODS = frozenset({"size", "numel", "nelement", "dim"})
 _FORMS_OF_NAMES = frozenset({"endswith", "startswith", "isdigit"})
 """Methods on a file's name, which is the same wherever it is found."""
@@ -366,7 +368,10 @@ def _call_super(
             method = class_attribute(machine, base, name)
             if isinstance(method, Function):
                 return machine.call_function(machine, node, bound_to(method, receiver), positional, named, complete)
-    return derived([*positional, *named.values()])
+    given = [*positional, *named.values()]
+    if name == "__init__" and given and isinstance(receiver, Instance):
+        machine.assign(receiver.number, GIVEN_TO_BASE, SequenceValue(tuple(given)))
+    return derived(given)
 
 
 def _collective(
