@@ -31,7 +31,7 @@ References
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -212,7 +212,7 @@ def _as_often(projection: Projection, event: Event, backward: Event, is_barrier:
     return around == beside[: len(around)]
 
 
-def _loops_of_step(projection: Projection, backward: Event) -> list[ast.AST | None]:
+def _loops_of_step(projection: Projection, backward: Event) -> Sequence[ast.AST]:
     """Return the innermost loop around a backward, and the one around that where its turns are the parts of a step.
 
     They are where the optimizer steps, and its gradients are cleared, in the outer loop only.

@@ -57,6 +57,7 @@ _WRITERS: Mapping[str, tuple[str, int]] = {
     "to_csv": ("path_or_buf", 0),
     "to_parquet": ("path", 0),
     "save_pretrained": ("save_directory", 0),
+    "save_to_disk": ("dataset_path", 0),
 }
 """The argument that is the path of a new file or directory."""
 _READERS: Mapping[str, tuple[str, int]] = {

@@ -94,7 +94,7 @@ FILE_CALLS = frozenset(
 )
 CONTENT_METHODS = frozenset(
     {"write_text", "write_bytes", "read_text", "read_bytes", "to_csv", "to_parquet"}
-    | {"save_pretrained", "save", "savefig"}
+    | {"save_pretrained", "save", "savefig", "save_to_disk"}
 )
 RECORDED_BUILTINS = frozenset({"builtins.open", "builtins.print"})
 """Of Python's own functions those whose calls are recorded; of all other libraries every call is."""
