@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -108,7 +108,9 @@ _DRAWS = re.compile(
     r"|(numpy\.random\.(rand|randn|randint|uniform|normal|choice|random|permutation|beta|shuffle))$"
     r"|(torch\.(rand|randn|randint|randperm|bernoulli|normal|rand_like|randn_like))$"
 )
-_NOISE = re.compile(r"torch\.(rand|randn|randint|bernoulli|normal|rand_like|randn_like)$")
+_NOISE = frozenset(
+    f"torch.{name}" for name in ("rand", "randn", "randint", "bernoulli", "normal", "rand_like", "randn_like")
+)
 """Draws of a step that give each sample something of its own; one order for all ranks does no harm."""
 _TRANSFORMS = re.compile(
     r"torchvision\.transforms\.(v2\.)?"
@@ -163,13 +165,13 @@ def _noise(projection: Projection, loop: LoopAround) -> Iterator[Location]:
             continue
         if unsettled(projection.machine.script, event.undecided, loop.node, any_setting=True):
             continue
-        if _NOISE.match(event.name):
+        if event.name in _NOISE:
             yield event.location
         elif event.kind == "ddp-forward":
             wrap = projection.machine.object(event.receiver or NONE)
             for model in options_of((wrap.argument("module", 0) if wrap is not None else None) or NONE):
                 if isinstance(model, Instance):
-                    yield from (draw for _, draw in _draws_of_class(projection, model, "forward", _NOISE))
+                    yield from (draw for _, draw in _draws_of_class(projection, model, "forward", _NOISE.__contains__))
 
 
 def _draws(projection: Projection, dataset: Value) -> Iterator[tuple[Library, Location]]:
@@ -200,7 +202,10 @@ def _held(machine: Machine, value: Value, seen: set[int]) -> Iterator[Instance |
 
 
 def _draws_of_class(
-    projection: Projection, dataset: Instance, method: str = "__getitem__", names: re.Pattern[str] = _DRAWS
+    projection: Projection,
+    dataset: Instance,
+    method: str = "__getitem__",
+    is_draw: Callable[[str], object] = _DRAWS.match,
 ) -> Iterator[tuple[Library, Location]]:
     """Yield the draws in a method of a class, and in the methods of the class that it calls."""
     module = projection.machine.script.module(dataset.cls.module)
@@ -218,10 +223,9 @@ def _draws_of_class(
                 continue
             if isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == "self":
                 left.append(node.func.attr)
-            match = names.match(module.resolve(node.func))
-            if match is not None and not _has_generator(node):
-                library = match.group().partition(".")[0]
-                yield library, module.location(node)  # type: ignore[misc]
+            drawn = module.resolve(node.func)
+            if is_draw(drawn) and not _has_generator(node):
+                yield drawn.partition(".")[0], module.location(node)  # type: ignore[misc]
 
 
 def _has_generator(call: ast.Call) -> bool:
