@@ -41,7 +41,7 @@ from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import BARRIERS, function_around
 from ddpdoctor.source.queries.job_kind import comes_before_ranks, hints_at_ranks, is_distributed
 from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.script.syntax_index import descend, last_name
+from ddpdoctor.source.script.syntax_index import descend, last_name, origins_of
 from ddpdoctor.source.vocabulary import PREPARING_DATASETS
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ def _writes_an_answer(event: Event) -> bool:
     calls = [node for node in descend(around) if isinstance(node, ast.Call)]
     asked = {node for node in calls if event.module.resolve(node.func) in _ANSWERS}
     return bool(asked) and any(
-        asked & set(_origins(argument, around)) and event.node in set(_origins(file, around))
+        asked & set(origins_of(argument, around)) and event.node in set(origins_of(file, around))
         for call in calls
         for file, argument in _written(call)
     )
@@ -262,28 +262,6 @@ def _written(call: ast.Call) -> Iterator[tuple[ast.expr, ast.expr]]:
         yield call.func.value, call.args[0]
     elif last_name(call.func) in ("copyfileobj", "dump") and len(call.args) > 1:
         yield call.args[1], call.args[0]
-
-
-def _origins(node: ast.AST, body: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of an expression, and of what the variables in it are assigned, run over or opened as."""
-    bound: dict[str, list[ast.expr]] = {}
-    for inner in descend(body):
-        targets: list[tuple[ast.expr | None, ast.expr]] = []
-        if isinstance(inner, ast.Assign):
-            targets = [(target, inner.value) for target in inner.targets]
-        elif isinstance(inner, ast.For):
-            targets = [(inner.target, inner.iter)]
-        elif isinstance(inner, ast.With):
-            targets = [(item.optional_vars, item.context_expr) for item in inner.items]
-        for target, value in targets:
-            if isinstance(target, ast.Name):
-                bound.setdefault(target.id, []).append(value)
-    pending = [node]
-    while pending:
-        for inner in descend(pending.pop()):
-            yield inner
-            if isinstance(inner, ast.Name):
-                pending += bound.pop(inner.id, ())
 
 
 def _is_by_first(event: Event) -> bool:

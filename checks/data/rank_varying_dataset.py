@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ddpdoctor.check import Check
-from ddpdoctor.checks.data.random_numbers_source import Draw, draws_in_constructor
+from ddpdoctor.checks.data.random_numbers_source import Draw, draw_of_samples, draws_in_constructor
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import (
@@ -139,7 +139,7 @@ def rank_datasets(projection: Projection) -> Iterator[RankDataset]:
 
 
 def _judge(projection: Projection, sampler: Event, dataset: Value) -> RankDataset | None:
-    draw = draws_in_constructor(projection, dataset)
+    draw = draws_in_constructor(projection, dataset) or draw_of_samples(projection, dataset)
     if draw is not None:
         return RankDataset(sampler, None, draw)
     made = projection.machine.object(dataset) if isinstance(dataset, ExternalObject) else None
