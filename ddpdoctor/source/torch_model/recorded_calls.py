@@ -104,7 +104,19 @@ READING_METHODS = frozenset({"item", "cpu", "tolist", "numpy"})
 READING_FUNCTIONS = frozenset({"builtins.float", "builtins.int"})
 """Functions that do so with a tensor."""
 STATE_METHODS = frozenset({"state_dict", "load_state_dict"})
-TRACKING_METHODS = frozenset({"add_scalar", "add_scalars", "log_metric", "log_metrics", "log", "info", "pprint"})
+TRACKING_METHODS = frozenset(
+    {
+        "add_scalar",
+        "add_scalars",
+        "log_metric",
+        "log_metrics",
+        "log",
+        "info",
+        "pprint",
+        "set_description",
+        "set_postfix",
+    }
+)
 """Methods of trackers, loggers and printers."""
 LOGGER_METHODS = frozenset({"setLevel", "addHandler", "setFormatter"})
 """Methods that decide which of a process's log lines are shown."""
