@@ -292,7 +292,8 @@ CONTAINER_MODULES = frozenset({"torch.nn.Sequential", "torch.nn.ModuleList", "to
 
 MAP_STYLE_DATASETS = re.compile(
     r"(torchvision\.datasets\.\w+|torch\.utils\.data\.(TensorDataset|Subset|ConcatDataset|StackDataset)"
-    r"|torchaudio\.datasets\.\w+|torch_geometric\.data\.InMemoryDataset|torch_geometric\.datasets\.\w+)$"
+    r"|torchaudio\.datasets\.\w+|torch_geometric\.data\.InMemoryDataset|torch_geometric\.datasets\.\w+"
+    r"|monai\.data\.(dataset\.)?(Cache|Persistent)?Dataset)$"
 )
 PREPARING_DATASETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {

@@ -470,6 +470,15 @@ def _seed(machine: Machine, node: ast.AST, positional: list[Value], named: Named
     return derived(values)
 
 
+def _infer(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    """Call the model that MONAI's inference over windows is given, as it does for each part of its input."""
+    model = named.get("predictor", positional[3] if len(positional) > 3 else None)
+    given = named.get("inputs", positional[0] if positional else UNIFORM)
+    if not isinstance(model, (Function, Instance, ExternalObject)):
+        return derived([*positional, *named.values()])
+    return derived([machine.apply(machine, node, model, [given], {}), given])
+
+
 def _set_grad_enabled(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
     return NO_GRADIENTS if positional and constant(positional[0]) is False else UNIFORM
 
@@ -525,6 +534,7 @@ _SPECIAL: dict[str, Handler] = {
         ("multiprocessing.get_context", "torch.multiprocessing.get_context"),
         lambda machine, node, positional, named, complete: External("multiprocessing"),  # It has the same functions.
     ),
+    **dict.fromkeys((f"monai.inferers.{part}sliding_window_inference" for part in ("", "utils.")), _infer),
     "torch.no_grad": _no_gradients,
     "torch.inference_mode": _no_gradients,
     "torch.set_grad_enabled": _set_grad_enabled,
