@@ -1,10 +1,10 @@
 """The ranks wait for each other in every step without need.
 
 What it finds
-    A barrier that every training step runs; in a live run it is advice as long as it takes less than 1% of the step,
-    not counting the wait for the last rank. As advice: a loss or metric that every step all-reduces only to log it.
-    Only the source shows what a sum is for; a rehearsal counts how often it runs, and refutes the finding where that is
-    rare.
+    A barrier that every training step runs, of one micro-step or of several; in a live run it is advice as long as it
+    takes less than 1% of the step, not counting the wait for the last rank. As advice: a loss or metric that every step
+    all-reduces only to log it. Only the source shows what a sum is for; a rehearsal counts how often it runs, and
+    refutes the finding where that is rare.
 
 Why it is bad
     Backward already synchronises the ranks. An additional barrier keeps the fastest rank from running ahead and makes

@@ -1,9 +1,10 @@
 """Every rank downloads or extracts to the same path at once.
 
 What it finds
-    A dataset with `download=True` or of PyTorch Geometric, a call that fetches a file, or an archive that is extracted,
-    reached by all ranks without one of them going first; also a dataset that only the first rank downloads while the
-    others open it. In a run: data that several ranks fetch, or write where it is missing and then read, with no
+    A dataset with `download=True` or of PyTorch Geometric, one that the project derives from theirs or DGL's, a call or
+    a shell's command that fetches or extracts, or a function of the project that writes what it requested, reached by
+    all ranks without one of them going first; also a dataset that only the first rank downloads while the others open
+    it. In a run: data that several ranks fetch, or write where it is missing and then read, with no
     collective between one rank's write and what the other does.
 
 Why it is bad

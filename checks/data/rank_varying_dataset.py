@@ -2,9 +2,9 @@
 
 What it finds
     A DistributedSampler over a subset whose indices depend on the rank, over a data set whose constructor shuffles
-    without a common seed, or over one of Hugging Face that each rank shuffles with a seed of its own; that, too, where
-    an Accelerator divides the loader. In a run: data sets of different lengths, different subsets, or the same rows in
-    different orders.
+    without a common seed, over samples that were drawn before without one, or over one of Hugging Face that each rank
+    shuffles with a seed of its own; that, too, where an Accelerator divides the loader. In a run: data
+    sets of different lengths, different subsets, or the same rows in different orders.
 
 Why it is bad
     The sampler gives each rank its part of the *indices*, assuming that an index means the same sample everywhere.
