@@ -1,10 +1,10 @@
 """The ranks wait for each other in every step without need.
 
 What it finds
-    A barrier that every training step runs; in a live run it is advice as long as it takes less than 1% of the step,
-    not counting the wait for the last rank. As advice: a loss or metric that every step all-reduces only to log it.
-    Only the source shows what a sum is for; a rehearsal counts how often it runs, and refutes the finding where that is
-    rare.
+    A barrier that every training step runs, of one micro-step or of several; in a live run it is advice as long as it
+    takes less than 1% of the step, not counting the wait for the last rank. As advice: a loss or metric that every step
+    all-reduces only to log it. Only the source shows what a sum is for; a rehearsal counts how often it runs, and
+    refutes the finding where that is rare.
 
 Why it is bad
     Backward already synchronises the ranks. An additional barrier keeps the fastest rank from running ahead and makes
@@ -31,7 +31,7 @@ References
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -44,7 +44,7 @@ from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import BARRIERS
 from ddpdoctor.source.queries.job_kind import framework
 from ddpdoctor.source.queries.shown_numbers import is_only_shown, unsettled
-from ddpdoctor.source.queries.wrapped_models import innermost_loop
+from ddpdoctor.source.queries.wrapped_models import innermost_loop, loop_nodes
 from ddpdoctor.source.script.script import Script
 
 if TYPE_CHECKING:
@@ -154,19 +154,30 @@ def every_step(projection: Projection) -> Iterator[EveryStep]:
     seen: set[ast.AST] = set()
     script = projection.machine.script
     for event in projection.of_kind("collective"):
-        if event.node in seen or not event.loops or event.guards or event.ranks != ALL_RANKS:
-            continue
         is_barrier = event.name in BARRIERS
-        if not is_barrier and not (event.name in _REDUCTIONS and _is_of_the_batch(event)):
+        if event.node in seen or not event.loops or not (is_barrier or event.name in _REDUCTIONS):
+            continue
+        if not _of_all(projection, event) or not (is_barrier or _is_of_the_batch(event)):
             continue
         for backward in backwards:
             meeting = _meeting_beside(projection, event, backward)
-            if meeting is not None and _as_often(script, event, backward, is_barrier):
+            if meeting is not None and _as_often(projection, event, backward, is_barrier):
                 if not is_barrier and not is_only_shown(script, event):
                     break
                 seen.add(event.node)
                 yield EveryStep(event, backward, meeting, is_barrier)
                 break
+
+
+def _of_all(projection: Projection, event: Event) -> bool:
+    """Return whether all ranks come to a call, at once or by a test of the rank whose arms all lead to it."""
+    if event.ranks == ALL_RANKS:
+        return not event.guards
+    ranks = 0
+    for one in projection.of_kind("collective"):
+        if one.node is event.node and len(one.guards) == 1 and one.guards[0].node is event.guards[0].node:
+            ranks |= one.ranks
+    return ranks == ALL_RANKS
 
 
 def _meeting_beside(projection: Projection, event: Event, backward: Event) -> str | None:
@@ -185,18 +196,35 @@ def _meeting_beside(projection: Projection, event: Event, backward: Event) -> st
     return next((one.name for one in beside), None)
 
 
-def _as_often(script: Script, event: Event, backward: Event, is_barrier: bool) -> bool:
+def _as_often(projection: Projection, event: Event, backward: Event, is_barrier: bool) -> bool:
     """Return whether a collective runs in every turn of the innermost loop around a backward, whatever the step's
-    number; a loop over a single micro-step is none.
+    number; a loop over a single micro-step is none. A barrier may be repeated in a turn.
     """
-    loop = event.loops[-1]
-    if loop.once or loop.node is not innermost_loop(backward):
+    steps = _loops_of_step(projection, backward)
+    found = [loop for loop in event.loops if loop.node in steps]
+    if not found or found[-1].once or not (is_barrier or found[-1] is event.loops[-1]):
         return False
     # A barrier under a setting may be there for a measurement, which is off; a job of several ranks is what it is for.
     around, beside = (
-        unsettled(script, one.undecided, loop.node, any_setting=not is_barrier) for one in (event, backward)
+        unsettled(projection.machine.script, one.undecided, found[-1].node, any_setting=not is_barrier)
+        for one in (event, backward)
     )
     return around == beside[: len(around)]
+
+
+def _loops_of_step(projection: Projection, backward: Event) -> Sequence[ast.AST]:
+    """Return the innermost loop around a backward, and the one around that where its turns are the parts of a step.
+
+    They are where the optimizer steps, and its gradients are cleared, in the outer loop only.
+    """
+    loops = loop_nodes(backward)
+    done = {
+        name: {innermost_loop(event) for event in projection.of_kind("training") if event.name == name}
+        for name in ("step", "zero_grad")
+    }
+    if len(loops) > 1 and all(loops[-2] in places and loops[-1] not in places for places in done.values()):
+        return loops[-2:]
+    return loops[-1:]
 
 
 def _is_of_the_batch(event: Event) -> bool:

@@ -1,9 +1,10 @@
 """Every rank downloads or extracts to the same path at once.
 
 What it finds
-    A dataset with `download=True` or of PyTorch Geometric, a call that fetches a file, or an archive that is extracted,
-    reached by all ranks without one of them going first; also a dataset that only the first rank downloads while the
-    others open it. In a run: data that several ranks fetch, or write where it is missing and then read, with no
+    A dataset with `download=True` or of PyTorch Geometric, one that the project derives from theirs or DGL's, a call or
+    a shell's command that fetches or extracts, or a function of the project that writes what it requested, reached by
+    all ranks without one of them going first; also a dataset that only the first rank downloads while the others open
+    it. In a run: data that several ranks fetch, or write where it is missing and then read, with no
     collective between one rank's write and what the other does.
 
 Why it is bad
@@ -34,13 +35,15 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from ddpdoctor.check import Check, Via
-from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Location, Refuted, Severity
 from ddpdoctor.source.events import ContextAround, Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, PerRank, constant, is_varying, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
-from ddpdoctor.source.queries.divergence import BARRIERS
+from ddpdoctor.source.queries.divergence import BARRIERS, function_around
 from ddpdoctor.source.queries.job_kind import comes_before_ranks, hints_at_ranks, is_distributed
 from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.syntax_index import descend, last_name, origins_of
+from ddpdoctor.source.vocabulary import PREPARING_DATASETS
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -62,6 +65,7 @@ CHECK = Check(
         "hub",
         "torch_geometric",
         "ogb",
+        *("requests", "urlopen", "wget", "curl", "gdown", "unzip", "tar", "clone", "dgl"),
     ),
 )
 REMEDY = "Let rank 0 do it first, then dist.barrier(), then let every rank open what is there."
@@ -78,7 +82,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             if downloads[0].what == "looks"
             else f"every rank {downloads[0].what} to the same path at once",
             remedy=REMEDY,
-            locations=tuple(one.event.location for one in downloads),
+            locations=tuple(one.location for one in downloads),
             because=(("no rank test or barrier lets one rank go first", Via(place, event.chain)),),
         )
 
@@ -98,11 +102,25 @@ _ALWAYS_FETCH = "torchtext.datasets."
 _GRAPHS = re.compile(
     r"torch_geometric\.datasets\.(?!Fake|Explainer|Random|BA|StochasticBlock|InfectionDataset|motif_|graph_)[A-Z]"
     r"|ogb\.\w+\.(Pyg|Dgl)?\w*Dataset$"
+    rf"|({'|'.join(map(re.escape, PREPARING_DATASETS))})\.\w+$"
 )
 """They download and process in their constructor what is not there, without a lock; the rest are made of nothing."""
 _FETCHERS = frozenset(
     {"urllib.request.urlretrieve", "wget.download", "gdown.download", "nltk.download", "shutil.unpack_archive"}
+    | {
+        f"torchvision.datasets.utils.{name}"
+        for name in ("download_url", "download_and_extract_archive", "extract_archive")
+    }
 )
+_ANSWERS = frozenset({"requests.get", "urllib.request.urlopen", "httpx.get", "httpx.stream"})
+"""Functions that return what the network sends."""
+_SHELLS = frozenset({"os.system", *(f"subprocess.{name}" for name in ("run", "call", "check_call", "check_output"))})
+_COMMANDS = re.compile(
+    r"(?:^|&&|;)\s*(?:sudo\s+)?(?:(?P<downloads>(?:wget|gdown|aria2c|git\s+clone)\b|curl\s.*-(?:o|O|-output)\b)"
+    r"|(?P<extracts>(?:unzip|gunzip)\b|tar\s+-{0,2}[a-z]*x))"
+)
+"""Commands of a shell that write what they fetch or unpack."""
+_OPEN = "builtins.open"
 _HUB = "torch.hub.load"
 """It fetches and unpacks the repository, unless its source is local."""
 _BY_FUNCTION = re.compile(r"sklearn\.datasets\.fetch_")
@@ -118,6 +136,19 @@ class SharedDownload(msgspec.Struct, frozen=True, eq=False):
     event: Event
     what: Literal["downloads", "extracts", "looks"]
     """The latter where only the first rank downloads, and the others look for the files at the same time."""
+
+    @property
+    def location(self) -> Location:
+        """Where it is; of a function of the project that is given the path, where that is called."""
+        event = self.event
+        around = function_around(event.module, event.node)
+        if event.name != _OPEN or isinstance(around, (ast.Lambda, ast.Module)) or len(event.chain) < 2:
+            return event.location
+        path = event.node.args[0] if isinstance(event.node, ast.Call) and event.node.args else None
+        given = isinstance(around, ast.FunctionDef) and last_name(path or around) in {
+            one.arg for one in (*around.args.args, *around.args.kwonlyargs)
+        }
+        return Location(file=event.chain[1].file, line=event.chain[1].line) if given else event.location
 
 
 def shared_downloads(projection: Projection) -> Iterator[SharedDownload]:
@@ -139,7 +170,9 @@ def shared_downloads(projection: Projection) -> Iterator[SharedDownload]:
         if any(one.name == event.name and _is_same_data(one, event) for one in prepared):
             continue
         seen.add(event.node)
-        extracts = event.name.endswith(("extractall", "unpack_archive"))
+        command = _command(event)
+        extracts = event.name.endswith(("extractall", "unpack_archive", "extract_archive"))
+        extracts = extracts or (command is not None and command["extracts"] is not None)
         yield SharedDownload(event, "extracts" if extracts else "looks" if _is_by_first(event) else "downloads")
 
 
@@ -157,7 +190,8 @@ def by_directory(downloads: Iterable[SharedDownload]) -> list[list[SharedDownloa
     for download in downloads:
         event = download.event
         where = "" if event.name.startswith(_ALWAYS_FETCH) else str(event.ordinal)
-        key = (str(event.module.path), event.name, download.what, _directory(event) or where)
+        where = event.function if event.name == _OPEN else _directory(event) or where
+        key = (str(event.module.path), event.name, download.what, where)
         found.setdefault(key, []).append(download)
     return list(found.values())
 
@@ -183,13 +217,52 @@ def _fetches(event: Event) -> bool:
     if event.name == _HUB:
         return event.complete and constant(event.argument("source", 2) or NONE) in (None, "github")
     if event.kind != "object":
-        return event.name in _FETCHERS or event.name == "extractall"
+        own = event.name == _OPEN and _writes_an_answer(event)
+        return own or event.name in _FETCHERS or event.name == "extractall" or _command(event) is not None
     if event.name.startswith(_ALWAYS_FETCH) or _GRAPHS.match(event.name):
         return True
     asked = event.named.get("download", NONE)
     # ``download=not os.path.exists(...)`` is true on every rank that looks before the first has finished.
     looks = any(kind == "files" for kind, _ in tags_of(asked))
     return _DATASETS.match(event.name) is not None and (constant(asked) is True or looks or _is_by_first(event))
+
+
+def _command(event: Event) -> re.Match[str] | None:
+    """Return the command by which a shell downloads or extracts, as far as the source shows it."""
+    if event.name not in _SHELLS or not isinstance(event.node, ast.Call) or not event.node.args:
+        return None
+    given = event.node.args[0]
+    words = given.elts if isinstance(given, (ast.List, ast.Tuple)) else [given]
+    return _COMMANDS.search(" ".join(_literal(word) for word in words))
+
+
+def _literal(node: ast.expr) -> str:
+    """Return the text of a node, with a dot for each part that is not written there."""
+    parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+    return "".join(str(part.value) if isinstance(part, ast.Constant) else "." for part in parts)
+
+
+def _writes_an_answer(event: Event) -> bool:
+    """Return whether a file is opened in which the same function writes what the network has sent."""
+    mode = constant(event.argument("mode", 1) or NONE)
+    around = function_around(event.module, event.node)
+    if not isinstance(mode, str) or mode[:1] not in ("w", "x") or not isinstance(around, ast.FunctionDef):
+        return False
+    calls = [node for node in descend(around) if isinstance(node, ast.Call)]
+    asked = {node for node in calls if event.module.resolve(node.func) in _ANSWERS}
+    return bool(asked) and any(
+        asked & set(origins_of(argument, around)) and event.node in set(origins_of(file, around))
+        for call in calls
+        for file, argument in _written(call)
+    )
+
+
+def _written(call: ast.Call) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield a file and what a call writes to it: ``file.write(data)``, ``dump(data, file)``."""
+    if last_name(call.func) == "write" and isinstance(call.func, ast.Attribute) and call.args:
+        yield call.func.value, call.args[0]
+    elif last_name(call.func) in ("copyfileobj", "dump") and len(call.args) > 1:
+        yield call.args[1], call.args[0]
 
 
 def _is_by_first(event: Event) -> bool:

@@ -2,7 +2,8 @@
 
 What it finds
     A seed that is the same on every rank, never followed by one that depends on the rank, and a data set whose
-    `__getitem__`, or a transform of torchvision that it holds, draws from that generator. In a run: a
+    `__getitem__`, or a transform of torchvision that it holds, draws from that generator, or training steps that draw
+    noise, masks or time steps from it. In a run: a
     generator in the same state on all ranks when the first training batch was fetched, and moved by the fetch.
 
 Why it is bad
@@ -29,7 +30,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -37,7 +38,7 @@ import msgspec
 from ddpdoctor.check import Check
 from ddpdoctor.checks.data.random_numbers_source import Library, seeds_of
 from ddpdoctor.finding import Finding, Location, Refuted, Severity
-from ddpdoctor.source.events import Event
+from ddpdoctor.source.events import Event, LoopAround
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
@@ -48,11 +49,13 @@ from ddpdoctor.source.interpreter.values import (
     Value,
     constant,
     is_varying,
+    options_of,
     parts_of,
 )
 from ddpdoctor.source.projection import Projection, whole_projection
+from ddpdoctor.source.queries.shown_numbers import unsettled
 from ddpdoctor.source.queries.training_loops import division, feedings
-from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.script import Script, uses_part
 from ddpdoctor.source.script.syntax_index import descend
 from ddpdoctor.source.vocabulary import SEEDS_EVERYTHING
 
@@ -81,6 +84,14 @@ def in_source(script: Script) -> Iterator[Finding]:
             locations=seed.location,
             because=((f"a draw from {shared.library} per item", shared.draw),),
         )
+    for drawn in shared_noise(whole_projection(script)):
+        yield CHECK.finding(
+            "source",
+            "every rank has this seed, and the training steps draw from it: all ranks draw the same noise",
+            remedy=REMEDY,
+            locations=drawn.seed.location,
+            because=(("a draw in every step", drawn.draw),),
+        )
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
@@ -93,10 +104,14 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 # Random augmentation in data sets, and whether all ranks draw the same numbers for it.
 
 _DRAWS = re.compile(
-    r"(?P<random>random\.(random|randint|uniform|choice|choices|gauss|shuffle|sample|randrange))$"
-    r"|(?P<numpy>numpy\.random\.(rand|randn|randint|uniform|normal|choice|random|permutation|beta|shuffle))$"
-    r"|(?P<torch>torch\.(rand|randn|randint|randperm|bernoulli|normal|rand_like|randn_like))$"
+    r"(random\.(random|randint|uniform|choice|choices|gauss|shuffle|sample|randrange))$"
+    r"|(numpy\.random\.(rand|randn|randint|uniform|normal|choice|random|permutation|beta|shuffle))$"
+    r"|(torch\.(rand|randn|randint|randperm|bernoulli|normal|rand_like|randn_like))$"
 )
+_NOISE = frozenset(
+    f"torch.{name}" for name in ("rand", "randn", "randint", "bernoulli", "normal", "rand_like", "randn_like")
+)
+"""Draws of a step that give each sample something of its own; one order for all ranks does no harm."""
 _TRANSFORMS = re.compile(
     r"torchvision\.transforms\.(v2\.)?"
     r"(Random\w+|ColorJitter|GaussianBlur|AutoAugment|RandAugment|TrivialAugmentWide|AugMix|ElasticTransform)$"
@@ -128,6 +143,37 @@ def shared_augmentations(projection: Projection) -> Iterator[SharedAugmentation]
                 yield SharedAugmentation(seed, draw, library)
 
 
+def shared_noise(projection: Projection) -> Iterator[SharedAugmentation]:
+    """Seeds that are the same on every rank and from which every step draws, where no data set does so already."""
+    if not uses_part(projection.machine.script, ("seed",)) or any(shared_augmentations(projection)):
+        return
+    for feeding in feedings(projection):
+        loop = feeding.loop or next(reversed(feeding.backward.loops), None)
+        if loop is not None and division(projection.machine, feeding.loader) == "sharded":
+            draw = next(_noise(projection, loop), None)
+            seed = _common_seed(projection, "torch") if draw is not None else None
+            if draw is not None and seed is not None:
+                yield SharedAugmentation(seed, draw, "torch")
+                return
+
+
+def _noise(projection: Projection, loop: LoopAround) -> Iterator[Location]:
+    """Yield where every turn of a loop draws on all ranks, itself or in the forward of a DDP model."""
+    for event in projection.in_course("call", "ddp-forward"):
+        inside = event.gradients and any(around.node is loop.node for around in event.loops)
+        if not inside or event.ranks != ALL_RANKS or "generator" in event.named:
+            continue
+        if unsettled(projection.machine.script, event.undecided, loop.node, any_setting=True):
+            continue
+        if event.name in _NOISE:
+            yield event.location
+        elif event.kind == "ddp-forward":
+            wrap = projection.machine.object(event.receiver or NONE)
+            for model in options_of((wrap.argument("module", 0) if wrap is not None else None) or NONE):
+                if isinstance(model, Instance):
+                    yield from (draw for _, draw in _draws_of_class(projection, model, "forward", _NOISE.__contains__))
+
+
 def _draws(projection: Projection, dataset: Value) -> Iterator[tuple[Library, Location]]:
     """Yield where items of a data set draw: in its own methods, and in the transforms that it holds."""
     for held in _held(projection.machine, dataset, set()):
@@ -155,13 +201,18 @@ def _held(machine: Machine, value: Value, seen: set[int]) -> Iterator[Instance |
             yield from _held(machine, part, seen)
 
 
-def _draws_of_class(projection: Projection, dataset: Instance) -> Iterator[tuple[Library, Location]]:
-    """Yield the draws in ``__getitem__`` of a class, and in the methods of the class that it calls."""
+def _draws_of_class(
+    projection: Projection,
+    dataset: Instance,
+    method: str = "__getitem__",
+    is_draw: Callable[[str], object] = _DRAWS.match,
+) -> Iterator[tuple[Library, Location]]:
+    """Yield the draws in a method of a class, and in the methods of the class that it calls."""
     module = projection.machine.script.module(dataset.cls.module)
     if module is None:
         return
     methods = {node.name: node for node in dataset.cls.node.body if isinstance(node, ast.FunctionDef)}
-    left, done = ["__getitem__"], set[str]()
+    left, done = [method], set[str]()
     while left:
         name = left.pop()
         if name in done or name not in methods:
@@ -172,9 +223,9 @@ def _draws_of_class(projection: Projection, dataset: Instance) -> Iterator[tuple
                 continue
             if isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == "self":
                 left.append(node.func.attr)
-            match = _DRAWS.match(module.resolve(node.func))
-            if match is not None and not _has_generator(node):
-                yield "random" if match["random"] else "numpy" if match["numpy"] else "torch", module.location(node)
+            drawn = module.resolve(node.func)
+            if is_draw(drawn) and not _has_generator(node):
+                yield drawn.partition(".")[0], module.location(node)  # type: ignore[misc]
 
 
 def _has_generator(call: ast.Call) -> bool:

@@ -32,9 +32,9 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check, TooLittleEvidence
 from ddpdoctor.checks.data.epochs_source import ForgottenEpoch, forgotten_epochs
-from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Location, Refuted, Severity
 from ddpdoctor.fix import Edit, Fix, first_in_body
-from ddpdoctor.source.events import LoopAround
+from ddpdoctor.source.events import Event, LoopAround
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.module import Module, Scope
 from ddpdoctor.source.script.script import Script
@@ -155,7 +155,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             "source",
             _title(forgotten),
             remedy="Call sampler.set_epoch(epoch) at the start of every epoch, before the loop over the loader.",
-            locations=(loader.location, sampler.location),
+            locations=(loader.location, _made_at(sampler)),
             because=(
                 (
                     "this loop makes the sampler anew in every turn, of the same data and with the same seed"
@@ -169,6 +169,12 @@ def in_source(script: Script) -> Iterator[Finding]:
         )
     if unread:
         raise TooLittleEvidence(unread)
+
+
+def _made_at(sampler: Event) -> Location:
+    """Return where a sampler is made; of a class of the project, where that is called."""
+    inside = sampler.function.endswith(".__init__") and len(sampler.chain) > 1
+    return Location(file=sampler.chain[1].file, line=sampler.chain[1].line) if inside else sampler.location
 
 
 def _title(forgotten: ForgottenEpoch) -> str:

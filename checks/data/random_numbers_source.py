@@ -24,7 +24,7 @@ from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import is_distributed, is_run_again, is_training_by_trainer
 from ddpdoctor.source.ranks.rank_local_values import DRAWN, TAKES_SEED, is_own_seed
 from ddpdoctor.source.ranks.ranks import rank_names
-from ddpdoctor.source.script.syntax_index import descend, last_name, made_from
+from ddpdoctor.source.script.syntax_index import descend, last_name, made_from, origins_of
 from ddpdoctor.source.torch_model.recorded_calls import DATA_METHODS, ORDERING_METHODS, SEEDING
 
 Library = Literal["torch", "numpy", "random"]
@@ -39,6 +39,7 @@ _DRAWS: dict[str, Library] = {
     "random.sample": "random",
     **dict.fromkeys(DATA_METHODS, "numpy"),
 }
+_SUBSET = "torch.utils.data.Subset"
 _SPLIT_METHOD = "train_test_split"
 _SPLITS = frozenset({"torch.utils.data.random_split", "sklearn.model_selection.train_test_split", _SPLIT_METHOD})
 _TABLES = re.compile(r"^datasets\.(\w+\.)*(load_dataset|load_from_disk|(Dataset|DatasetDict)\.from_\w+)$")
@@ -143,6 +144,25 @@ def draws_in_constructor(projection: Projection, dataset: Value) -> Draw | None:
             # Another object of the class, the one for the evaluation, say, may be made without drawing.
             if any(inner.function == constructor and outer.line == made_at for inner, outer in frames):
                 return unshared_draw(projection, event)
+    return None
+
+
+def draw_of_samples(projection: Projection, dataset: Value) -> Draw | None:
+    """Return a draw that chooses the samples of a data set, or puts them in order, differently on each rank."""
+    made: object = None
+    if isinstance(dataset, Instance):
+        made = projection.machine.maker_of(dataset.number)
+    elif (event := projection.machine.object(dataset)) is not None and event.name == _SUBSET:
+        made = event.node
+    if not isinstance(made, ast.Call):
+        return None
+    given = [*made.args, *(entry.value for entry in made.keywords)]
+    for event in projection.in_course("call"):
+        if event.name in _SPLITS or not _draws(event) or not _on_every_rank(event) or _shared_after(projection, event):
+            continue
+        body = event.module.body_around(event.node)
+        if made in descend(body) and any(event.node in origins_of(one, body) for one in given):
+            return unshared_draw(projection, event)
     return None
 
 

@@ -2,9 +2,9 @@
 
 What it finds
     A DistributedSampler over a subset whose indices depend on the rank, over a data set whose constructor shuffles
-    without a common seed, or over one of Hugging Face that each rank shuffles with a seed of its own; that, too, where
-    an Accelerator divides the loader. In a run: data sets of different lengths, different subsets, or the same rows in
-    different orders.
+    without a common seed, over samples that were drawn before without one, or over one of Hugging Face that each rank
+    shuffles with a seed of its own; that, too, where an Accelerator divides the loader. In a run: data
+    sets of different lengths, different subsets, or the same rows in different orders.
 
 Why it is bad
     The sampler gives each rank its part of the *indices*, assuming that an index means the same sample everywhere.
@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ddpdoctor.check import Check
-from ddpdoctor.checks.data.random_numbers_source import Draw, draws_in_constructor
+from ddpdoctor.checks.data.random_numbers_source import Draw, draw_of_samples, draws_in_constructor
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import (
@@ -139,7 +139,7 @@ def rank_datasets(projection: Projection) -> Iterator[RankDataset]:
 
 
 def _judge(projection: Projection, sampler: Event, dataset: Value) -> RankDataset | None:
-    draw = draws_in_constructor(projection, dataset)
+    draw = draws_in_constructor(projection, dataset) or draw_of_samples(projection, dataset)
     if draw is not None:
         return RankDataset(sampler, None, draw)
     made = projection.machine.object(dataset) if isinstance(dataset, ExternalObject) else None

@@ -51,7 +51,7 @@ from ddpdoctor.source.queries.wrapped_models import (
 )
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script, uses_part
-from ddpdoctor.source.script.syntax_index import descend
+from ddpdoctor.source.script.syntax_index import descend, last_name
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnosis.training.replicas import Unaveraged
@@ -280,6 +280,30 @@ def off_in_last_turn(settings: Sequence[Event], forward: Event, step: Event) -> 
     return settings[0] if late and agree(module, on, stepping) and agree(module, stepping, on) else None
 
 
+def late_in_own_loop(settings: Sequence[Event], forwards: Sequence[Event], step: Event) -> Event | None:
+    """Return an assignment that turns synchronisation on in the last turn of a loop of micro-steps, behind its forward.
+
+    The optimizer steps after the loop. The forward of the last turn has then read what the turn before assigned.
+    """
+    loop = innermost_loop(forwards[0])
+    setting = next((event for event in settings if innermost_loop(event) is loop), None)
+    if setting is None or len({event.node for event in settings}) > 1 or not isinstance(loop, ast.For):
+        return None
+    if any(event.ordinal > setting.ordinal for event in forwards) or loop not in setting.module.ancestors(setting.node):
+        return None
+    if innermost_loop(step) is loop or step.ordinal < setting.ordinal or loop in _loops(step):
+        return None
+    statement, turns = setting.module.parents.get(setting.node), loop.iter
+    if not isinstance(statement, ast.Assign) or not isinstance(turns, ast.Call) or last_name(turns.func) != "range":
+        return None
+    value = _resolved(setting.module, statement.value)
+    number = turns.args[0] if len(turns.args) == 1 else None
+    if number is None or (isinstance(number, ast.Constant) and number.value == 1):
+        return None
+    in_last = f"{ast.unparse(loop.target)} == {ast.unparse(number)} - 1"
+    return setting if ast.unparse(value) == in_last else None
+
+
 def test_around(event: Event) -> ast.expr | None:
     """Return the condition of the innermost ``if`` around an event in its function and loop, turned round in
     ``else``.
@@ -379,6 +403,10 @@ def _judge(projection: Projection, backward: Event, number: int) -> MisplacedNoS
         return MisplacedNoSync("backward-only", backward, around_backward)
     for step in moves:
         wrong = off_in_last_turn(settings, near[0], step) if innermost_loop(step) is loop else None
+        if wrong is not None:
+            return MisplacedNoSync("last-unsynchronised", backward, _place_of(wrong), step)
+    for step in steps(projection) if settings else ():
+        wrong = late_in_own_loop(settings, near, step)
         if wrong is not None:
             return MisplacedNoSync("last-unsynchronised", backward, _place_of(wrong), step)
     return _wrong_turn(backward, near, moves)

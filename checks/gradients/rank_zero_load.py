@@ -1,7 +1,8 @@
 """Optimizer, scheduler or scaler state is loaded on rank 0 only.
 
 What it finds
-    `load_state_dict` of an optimizer, a learning-rate scheduler or a gradient scaler that only rank 0 reaches.
+    `load_state_dict` of an optimizer, a learning-rate scheduler or a gradient scaler that only rank 0 reaches; and a
+    scheduler that rank 0 alone steps.
 
 Why it is bad
     DDP broadcasts rank 0's weights and buffers when it is built, never the optimizer's state. After a resume rank 0
@@ -28,7 +29,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check, Via
-from ddpdoctor.checks.gradients.unreduced_gradients_source import lonely_loads
+from ddpdoctor.checks.gradients.unreduced_gradients_source import lonely_loads, lonely_steps
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
@@ -43,7 +44,7 @@ CHECK = Check(
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.ERROR),
     needs=frozenset({"training_states"}),
     subjects=("job",),
-    triggers=("load_state_dict",),
+    triggers=("load_state_dict", "lr_scheduler"),
 )
 
 
@@ -59,6 +60,14 @@ def in_source(script: Script) -> Iterator[Finding]:
             locations=event.location,
             ranks=(0,) if event.ranks == 1 else (),
             because=(("this condition keeps the other ranks out", guard.location),),
+        )
+    for step in lonely_steps(whole_projection(script)):
+        yield CHECK.finding(
+            "source",
+            f"only the first rank steps this {step.what}: from then on the others train with another learning rate",
+            remedy="Step it on every rank.",
+            locations=step.event.location,
+            because=(("this condition keeps the other ranks out", step.guard.location),),
         )
 
 

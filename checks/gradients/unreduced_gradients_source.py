@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.source.events import Event, Guard
-from ddpdoctor.source.interpreter.values import ALL_RANKS, ExternalObject, options_of
+from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, ExternalObject, Value, options_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import is_distributed
 from ddpdoctor.source.queries.wrapped_models import (
@@ -44,12 +44,12 @@ class UnreducedGradient(msgspec.Struct, frozen=True, eq=False):
 
 
 class LonelyLoad(msgspec.Struct, frozen=True, eq=False):
-    """A ``load_state_dict`` of training state on the first rank only."""
+    """A ``load_state_dict`` of training state, or a step of a scheduler, on the first rank only."""
 
     event: Event
     guard: Guard
     what: str
-    """Class of the object that is loaded."""
+    """Class of the object."""
 
 
 def unreduced_gradients(projection: Projection) -> Iterator[UnreducedGradient]:
@@ -81,6 +81,39 @@ def lonely_loads(projection: Projection) -> Iterator[LonelyLoad]:
         if options and all(is_training_state(option) for option in options) and not elsewhere:
             seen.add(event.node)
             yield LonelyLoad(event, guard, _class_of(options))
+
+
+def lonely_steps(projection: Projection) -> Iterator[LonelyLoad]:
+    """Steps of a scheduler that only the first rank comes to, where the others step with its optimizer all the same."""
+    if not is_distributed(projection) or uses_part(projection.machine.script, _SHARES_STATE):
+        return
+    if any(walk.uncertain for walk in projection.walks):
+        return  # The others may step it where they were not followed.
+    steps = [(event, _stepped(event)) for event in training_events(projection, "step")]
+    seen: set[ast.AST] = set()
+    for event, stepped in steps:
+        guard = guard_of(projection, event)
+        options = list(options_of(event.receiver or NONE))
+        if event.ranks not in FIRST_RANKS or guard is None or guard.guessed or event.node in seen:
+            continue
+        made = [projection.machine.object(option) for option in options]
+        schedulers = [one for one in made if one is not None and "lr_scheduler" in one.name]
+        others = {number for step, numbers in steps if step.ranks & ~event.ranks for number in numbers}
+        if not options or len(schedulers) < len(options) or stepped & others:
+            continue
+        optimizers = [one.argument("optimizer", 0) or NONE for one in schedulers]
+        if all(_numbers(optimizer) & others for optimizer in optimizers):
+            seen.add(event.node)
+            yield LonelyLoad(event, guard, _class_of([one for one in options if isinstance(one, ExternalObject)]))
+
+
+def _stepped(event: Event) -> set[int]:
+    """Return the numbers of the objects that a step is of: its own, or what a scaler or an accelerator is given."""
+    return _numbers(event.receiver or NONE) | _numbers(event.argument("optimizer", 0) or NONE)
+
+
+def _numbers(value: Value) -> set[int]:
+    return {option.number for option in options_of(value) if isinstance(option, ExternalObject)}
 
 
 def _class_of(options: list[ExternalObject]) -> str:

@@ -2,7 +2,7 @@
 
 What it finds
     torch.load without map_location, on several ranks and from one path, of what is a checkpoint by its name, by its
-    path or by the load_state_dict that it goes into, in a job with GPUs.
+    path or by the load_state_dict that it goes into, or a model by what is done with it, in a job with GPUs.
 
 Why it is bad
     torch.save remembers the device of each tensor, and torch.load puts it back there. What rank 0 saved from GPU 0 is

@@ -17,7 +17,7 @@ from ddpdoctor.source.ranks.ranks import FIRST_RANKS
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import uses_part
 from ddpdoctor.source.script.syntax_index import descend, last_name, made_from
-from ddpdoctor.source.vocabulary import text_hints_at_ranks
+from ddpdoctor.source.vocabulary import DDP, MODEL_PRESERVING, text_hints_at_ranks
 
 _CHECKPOINT = re.compile(r"check_?point|ckpt|resume|snapshot|state_?dict|weights|pretrained", re.IGNORECASE)
 _STATE = re.compile(r"state|model|net|weight|param|optim|sched|scaler|ema|module|encoder|decoder|epoch|step|iter", re.I)
@@ -148,7 +148,7 @@ def _is_checkpoint(event: Event) -> bool:
     named = isinstance(call, ast.Call) and bool(call.args) and _CHECKPOINT.search(ast.unparse(call.args[0])) is not None
     if isinstance(around, ast.Assign) and len(around.targets) == 1 and isinstance(around.targets[0], ast.Name):
         name = around.targets[0].id
-        if _is_loaded_later(module, call, name):
+        if _is_loaded_later(module, call, name) or _is_used_as_module(module, call, name):
             return True
         keys, is_all = _keys_asked(module, call, name)
         if "state_dict" in keys:
@@ -195,6 +195,26 @@ def _is_loaded_later(module: Module, call: ast.AST, name: str) -> bool:
         and any(isinstance(inner, ast.Name) and inner.id == name for entry in node.args for inner in descend(entry))
         for node in descend(function)
     )
+
+
+_OF_MODULES = frozenset({"children", "eval", "modules", "named_parameters", "parameters", "train"})
+"""Methods of a module that no tensor, table or dictionary has."""
+_TAKE_MODULES = frozenset({DDP, *MODEL_PRESERVING})
+
+
+def _is_used_as_module(module: Module, load: ast.AST, name: str) -> bool:
+    """Return whether a variable is later asked for what modules have, or given to what takes a module."""
+    for call in module.index.within(module.body_around(load), ast.Call):
+        if call.lineno <= getattr(load, "lineno", 0):
+            continue
+        if isinstance(call.func, ast.Attribute) and call.func.attr in _OF_MODULES:
+            if isinstance(call.func.value, ast.Name) and call.func.value.id == name:
+                return True
+        elif call.args and module.resolve(call.func) in _TAKE_MODULES:
+            inside = (node.id for node in descend(call.args[0]) if isinstance(node, ast.Name))
+            if name in inside:
+                return True
+    return False
 
 
 # The callers by which a line in a function is come to, as evidence of what is said of the line.

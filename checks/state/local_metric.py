@@ -42,7 +42,7 @@ CHECK = Check(
     name="local-metric",
     severity={"source": Severity.ADVICE},
     subjects=("job", "loss"),
-    triggers=("print", "log", "add_scalar", "info"),
+    triggers=("print", "log", "add_scalar", "info", "set_postfix", "set_description", "tqdm"),
 )
 
 

@@ -54,7 +54,7 @@ from ddpdoctor.source.queries.job_kind import (
 )
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script, calls_any, uses_any, uses_part
-from ddpdoctor.source.script.syntax_index import descend, last_name
+from ddpdoctor.source.script.syntax_index import descend, last_name, made_from
 from ddpdoctor.source.torch_model.recorded_calls import FILE_CALLS, FILE_METHODS
 
 if TYPE_CHECKING:
@@ -204,6 +204,7 @@ _PREPARATION = re.compile(
     re.IGNORECASE,
 )
 _CREATES = frozenset({"mkdir", "makedirs", "symlink", "symlink_to"})
+_REWRITES = FIGURES | {"builtins.open", LOG_FILE, "shutil.copy", "shutil.copy2", "shutil.copyfile"}
 _PER_PROCESS = re.compile(r"rank|getpid|tmp|temp|hostname|node", re.IGNORECASE)
 
 
@@ -238,7 +239,9 @@ def shared_paths(projection: Projection) -> Iterator[SharedPath]:
         if event.node in seen or not event.complete or not on_every_rank(event) or not (joined or event.root):
             continue
         path = _path(event)
-        if path is None or not is_one_path(path) or _is_preparation(event) or _is_tried(event.module, event.node):
+        if path is None or not is_one_path(path) or _is_tried(event.module, event.node):
+            continue
+        if _is_preparation(event, _path_node(event)):
             continue
         by_one = is_of_one_process(projection, event) or comes_before_ranks(projection, event)
         by_one = by_one or is_in_turns(projection, event)
@@ -259,12 +262,13 @@ def rewritten_files(projection: Projection) -> Iterator[FileUse]:
         if (
             not (joined or event.root)
             or event.node in seen
-            or event.name not in FIGURES | {"builtins.open", LOG_FILE}
+            or event.name not in _REWRITES
             or not on_every_rank(event)
             or not event.complete
         ):
             continue
-        in_place = _PER_PROCESS.search(use.source) or _is_preparation(event) or is_in_turns(projection, event)
+        in_place = _PER_PROCESS.search(use.source) or is_in_turns(projection, event)
+        in_place = in_place or _is_preparation(event, use.node)
         if is_one_path(use.path) and not in_place:
             seen.add(event.node)
             yield use
@@ -294,14 +298,18 @@ def _judge(event: Event) -> SharedPath | None:
     return SharedPath(event, "deletes", _source(event), tolerant is None or constant(tolerant) is False)
 
 
-def _source(event: Event) -> str:
+def _path_node(event: Event) -> ast.expr | None:
     call = event.node
     if not isinstance(call, ast.Call):
-        return ""
+        return None
     if event.name in FILE_METHODS and isinstance(call.func, ast.Attribute):
-        return event.module.excerpt(call.func.value, 60)
+        return call.func.value
     places = call.args[1:] if event.name == "os.symlink" else call.args
-    where = places[0] if places else call.keywords[0].value if call.keywords else None
+    return places[0] if places else call.keywords[0].value if call.keywords else None
+
+
+def _source(event: Event) -> str:
+    where = _path_node(event)
     return event.module.excerpt(where, 60) if where is not None else ""
 
 
@@ -332,7 +340,21 @@ def _is_there(projection: Projection, event: Event, made: list[Event]) -> bool:
 
 
 def _makes_first(one: Event, event: Event, module: Module, path: str) -> bool:
-    return one.ordinal < event.ordinal and one.module is module and _source(one) == path
+    """Return whether a call before makes a directory, or one in it, and so those around that."""
+    if one.ordinal >= event.ordinal or one.module is not module:
+        return False
+    where = _path_node(one)
+    while where is not None and module.excerpt(where, 60) != path:
+        where = _parent(where) if one.name in {"os.makedirs", *_WRITERS} else None
+    return where is not None
+
+
+def _parent(path: ast.expr) -> ast.expr | None:
+    """Return the source of the directory that a path lies in: ``os.path.join(out, name)``, ``f"{out}/{name}"``."""
+    if isinstance(path, ast.Call) and last_name(path.func) == "join" and path.args:
+        return path.args[0]
+    first = path.values[0] if isinstance(path, ast.JoinedStr) and path.values else None
+    return first.value if isinstance(first, ast.FormattedValue) else None
 
 
 def _handed_over(module: Module, line: int, function: ast.AST | None, name: str) -> ast.expr | None:
@@ -349,15 +371,34 @@ def _handed_over(module: Module, line: int, function: ast.AST | None, name: str)
     return None
 
 
-def _is_preparation(event: Event) -> bool:
-    """Return whether the function around a call, its callers' lines or its path prepare data for all ranks."""
-    if _PREPARATION.search(event.function) or _PREPARATION.search(_source(event)):
+def _is_preparation(event: Event, path: ast.expr | None) -> bool:
+    """Return whether the function around a call or its path prepares data for all ranks, by their names.
+
+    So does a call of that function which is given the path or a part of it, or nothing that shows what it is about.
+    """
+    if _PREPARATION.search(event.function) or (path is not None and _PREPARATION.search(event.module.excerpt(path))):
         return True
-    for around in event.module.ancestors(event.node):
-        if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            calls = (node for node in descend(around) if isinstance(node, ast.Call))
-            return any(_prepares(event.module, call) for call in calls)
-    return False
+    around = function_around(event.module, event.node)
+    if around is event.module.tree:
+        return False
+    calls = [node for node in descend(around) if isinstance(node, ast.Call) and _prepares(event.module, node)]
+    if not calls or path is None:
+        return bool(calls)
+    told = {ast.unparse(node) for node in made_from(path, around) if isinstance(node, (ast.Name, ast.Attribute))}
+    return any(not given or given & told for given in map(_given, calls))
+
+
+def _given(call: ast.Call) -> set[str]:
+    """Return the variables and attributes that a call is given; of ``options.out`` the whole, not ``options``."""
+    pending: list[ast.AST] = [*call.args, *(entry.value for entry in call.keywords)]
+    found: set[str] = set()
+    while pending:
+        node = pending.pop()
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            found.add(ast.unparse(node))
+        else:
+            pending += ast.iter_child_nodes(node)
+    return found
 
 
 def _prepares(module: Module, call: ast.Call) -> bool:

@@ -292,8 +292,18 @@ CONTAINER_MODULES = frozenset({"torch.nn.Sequential", "torch.nn.ModuleList", "to
 
 MAP_STYLE_DATASETS = re.compile(
     r"(torchvision\.datasets\.\w+|torch\.utils\.data\.(TensorDataset|Subset|ConcatDataset|StackDataset)"
-    r"|torchaudio\.datasets\.\w+|torch_geometric\.data\.InMemoryDataset|torch_geometric\.datasets\.\w+)$"
+    r"|torchaudio\.datasets\.\w+|torch_geometric\.data\.InMemoryDataset|torch_geometric\.datasets\.\w+"
+    r"|monai\.data\.(dataset\.)?(Cache|Persistent)?Dataset)$"
 )
+PREPARING_DATASETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        # Their constructors download and process what is not in their directory, as both libraries' guides say.
+        "torch_geometric.data.InMemoryDataset": ("download", "process"),
+        "torch_geometric.data.Dataset": ("download", "process"),
+        "dgl.data.DGLDataset": ("download", "save"),
+    }
+)
+"""Base classes of data sets that write files while an object is made, and the methods of the project that do it."""
 RANK_VARYING_CALLS = re.compile(
     r"^(time\.|datetime\.(?!date\.today$)|os\.getpid$|os\.urandom$|socket\.|uuid\.|(\w+\.)+uuid[14]$|tempfile\.(?!gettempdir$)|random\.|numpy\.random\.|secrets\.|platform\.node"
     r"|os\.path\.(exists|isfile|isdir|getmtime|getsize)$|os\.(listdir|scandir|walk|stat|access)$|glob\.|psutil\.)"

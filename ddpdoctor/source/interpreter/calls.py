@@ -53,12 +53,14 @@ from ddpdoctor.source.vocabulary import (
     DDP,
     DISTRIBUTED_SAMPLER,
     FIRST_RANK_DECORATORS,
+    PREPARING_DATASETS,
     PROCESSES,
     SPAWNERS,
 )
 
 MAXIMUM_RECURSION = 1
 _NAMED_TUPLE = "typing.NamedTuple"
+_PREPARING = frozenset(name.rpartition(".")[2] for name in PREPARING_DATASETS)
 
 
 def call(machine: Machine, node: ast.Call) -> Value:
@@ -233,8 +235,26 @@ def construct(
             machine.assign(instance.number, name, value)
         if cls.node.bases and DISTRIBUTED_SAMPLER in base_names(machine, cls):
             make_sampler(machine, node, positional, dict(named), complete, number=instance.number)
+    if cls.node.bases:
+        _note_preparation(machine, node, cls, positional, named, complete)
     machine.assign(instance.number, "__arguments__", derived([*positional, *named.values()]))
     return ExternalObject(instance.number, DATA_LOADER) if instance.number in machine.loader_classes else instance
+
+
+def _note_preparation(
+    machine: Machine,
+    node: ast.AST,
+    cls: ProjectClass,
+    positional: list[Value],
+    named: dict[str, Value],
+    complete: bool,
+) -> None:
+    """Record a data set of the project whose base, of a library, calls methods of it while it is made."""
+    if not any(last_name(base) in _PREPARING for base in cls.node.bases):
+        return
+    for name in base_names(machine, cls):
+        if any(class_attribute(machine, cls, method) for method in PREPARING_DATASETS.get(name, ())):
+            machine.note("object", f"{name}.{cls.node.name}", node, positional, named, complete)
 
 
 def call_function(

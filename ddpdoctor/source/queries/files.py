@@ -48,6 +48,7 @@ _WRITERS: Mapping[str, tuple[str, int]] = {
     "joblib.dump": ("filename", 1),
     "safetensors.torch.save_file": ("filename", 1),
     "shutil.copy": ("dst", 1),
+    "shutil.copy2": ("dst", 1),
     "shutil.copyfile": ("dst", 1),
     "shutil.move": ("dst", 1),
     "torchvision.utils.save_image": ("fp", 1),
@@ -56,6 +57,7 @@ _WRITERS: Mapping[str, tuple[str, int]] = {
     "to_csv": ("path_or_buf", 0),
     "to_parquet": ("path", 0),
     "save_pretrained": ("save_directory", 0),
+    "save_to_disk": ("dataset_path", 0),
 }
 """The argument that is the path of a new file or directory."""
 _READERS: Mapping[str, tuple[str, int]] = {

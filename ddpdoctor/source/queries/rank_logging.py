@@ -48,9 +48,11 @@ _PRINTS = frozenset(
 _PRINTING_METHODS = {"pprint": "pprint.PrettyPrinter"}
 _REDUCING = re.compile(r"reduce|gather")
 """Of the name of a collective: it brings values of all ranks together."""
-_REPORTS = frozenset({"add_scalar", "add_scalars", "log_metric", "log_metrics", "info"})
-_CURVES = _REPORTS - {"info"}
-_REPORTING = re.compile(r"^(builtins\.print|wandb\.log|logging\.info|mlflow\.log_metrics?)$|\.info$")
+_CURVES = frozenset({"add_scalar", "add_scalars", "log_metric", "log_metrics"})
+_REPORTS = _CURVES | {"info", "set_description", "set_postfix"}
+_REPORTING = re.compile(
+    r"^(builtins\.print|wandb\.log|logging\.info|mlflow\.log_metrics?|tqdm\.(\w+\.)?tqdm\.write)$|\.info$"
+)
 _EVALUATES = re.compile(r"(^|[._])(validation|test)_(step|epoch_end|batch_end)$")
 """Hooks of Lightning that report on batches to evaluate on."""
 _EXITS = frozenset({"sys.exit", "exit", "quit", "os._exit"})

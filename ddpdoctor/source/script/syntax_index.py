@@ -137,6 +137,38 @@ def made_from(node: ast.AST, body: ast.AST) -> Iterator[ast.AST]:
                 pending += assigned.pop(inner.id, ())
 
 
+_FILLS = frozenset({"add", "append", "extend", "insert", "update"})
+"""Methods by which a list, a set or a dictionary takes something in."""
+
+
+def origins_of(node: ast.AST, body: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of an expression, and of what the variables in it are assigned, run over, opened as, filled with
+    or shuffled by.
+    """
+    bound: dict[str, list[ast.expr]] = {}
+    for inner in descend(body):
+        targets: list[tuple[ast.expr | None, ast.expr]] = []
+        if isinstance(inner, ast.Assign):
+            targets = [(target, inner.value) for target in inner.targets]
+        elif isinstance(inner, (ast.For, ast.comprehension)):
+            targets = [(inner.target, inner.iter)]
+        elif isinstance(inner, ast.With):
+            targets = [(item.optional_vars, item.context_expr) for item in inner.items]
+        elif isinstance(inner, ast.Call) and last_name(inner.func) == "shuffle" and inner.args:
+            targets = [(inner.args[0], inner)]
+        elif isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute) and inner.func.attr in _FILLS:
+            targets = [(inner.func.value, given) for given in inner.args]
+        for target, value in targets:
+            if isinstance(target, ast.Name):
+                bound.setdefault(target.id, []).append(value)
+    pending = [node]
+    while pending:
+        for inner in descend(pending.pop()):
+            yield inner
+            if isinstance(inner, ast.Name):
+                pending += bound.pop(inner.id, ())
+
+
 def last_name(node: ast.AST) -> str:
     """Return the last name of what is called or taken from something: ``c`` in ``a.b().c``; empty when it has none."""
     kind = node.__class__

@@ -106,6 +106,8 @@ from ddpdoctor.source.vocabulary import (
     collective_methods,
 )
 
+GIVEN_TO_BASE = "super().__init__()"
+"""The attribute that stands for what the constructor of a library's class keeps of its arguments."""
 _SIZE_METHODS = frozenset({"size", "numel", "nelement", "dim"})
 _FORMS_OF_NAMES = frozenset({"endswith", "startswith", "isdigit"})
 """Methods on a file's name, which is the same wherever it is found."""
@@ -366,7 +368,10 @@ def _call_super(
             method = class_attribute(machine, base, name)
             if isinstance(method, Function):
                 return machine.call_function(machine, node, bound_to(method, receiver), positional, named, complete)
-    return derived([*positional, *named.values()])
+    given = [*positional, *named.values()]
+    if name == "__init__" and given and isinstance(receiver, Instance):
+        machine.assign(receiver.number, GIVEN_TO_BASE, SequenceValue(tuple(given)))
+    return derived(given)
 
 
 def _collective(
@@ -465,6 +470,15 @@ def _seed(machine: Machine, node: ast.AST, positional: list[Value], named: Named
     return derived(values)
 
 
+def _infer(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+    """Call the model that MONAI's inference over windows is given, as it does for each part of its input."""
+    model = named.get("predictor", positional[3] if len(positional) > 3 else None)
+    given = named.get("inputs", positional[0] if positional else UNIFORM)
+    if not isinstance(model, (Function, Instance, ExternalObject)):
+        return derived([*positional, *named.values()])
+    return derived([machine.apply(machine, node, model, [given], {}), given])
+
+
 def _set_grad_enabled(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
     return NO_GRADIENTS if positional and constant(positional[0]) is False else UNIFORM
 
@@ -520,6 +534,7 @@ _SPECIAL: dict[str, Handler] = {
         ("multiprocessing.get_context", "torch.multiprocessing.get_context"),
         lambda machine, node, positional, named, complete: External("multiprocessing"),  # It has the same functions.
     ),
+    **dict.fromkeys((f"monai.inferers.{part}sliding_window_inference" for part in ("", "utils.")), _infer),
     "torch.no_grad": _no_gradients,
     "torch.inference_mode": _no_gradients,
     "torch.set_grad_enabled": _set_grad_enabled,

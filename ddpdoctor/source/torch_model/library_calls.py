@@ -11,6 +11,7 @@ from ddpdoctor.source.interpreter.assignment import item_of
 from ddpdoctor.source.interpreter.attributes import attribute_of, guess_from_name, lacks, promised_by_name
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
+    MAXIMUM_OPTIONS,
     NONE,
     SYNCHRONISED,
     UNIFORM,
@@ -18,7 +19,10 @@ from ddpdoctor.source.interpreter.values import (
     Const,
     External,
     ExternalObject,
+    OneOf,
     PerRank,
+    ProjectClass,
+    ProjectModule,
     SequenceValue,
     Tag,
     TensorSize,
@@ -280,7 +284,19 @@ def read_attribute(machine: Machine, node: ast.AST, positional: list[Value], nam
         return derived((value,)) if isinstance(value, BoundMethod) else value
     if len(positional) == 2 and positional[0] == External("torch.optim") and not is_varying(positional[1]):
         return External(OPTIMIZER)
+    if len(positional) == 2 and isinstance(positional[0], ProjectModule) and not is_varying(positional[1]):
+        return _class_of_module(machine, positional[0]) or derived(positional)
     return derived(positional)
+
+
+def _class_of_module(machine: Machine, module: ProjectModule) -> Value | None:
+    """Return the classes of which a module of the project offers one by a name that is not known; None of many."""
+    scope = machine.scope_modules.get(module.name, -1)
+    held = [machine.store.get(scope, name) for name in machine.store.names(scope)]
+    classes = tuple(dict.fromkeys(one for one in held if isinstance(one, ProjectClass)))
+    if len(classes) > MAXIMUM_OPTIONS:
+        return None
+    return OneOf(classes) if len(classes) > 1 else classes[0] if classes else None
 
 
 # Sizes of tensors made by torch's factories from constants: elements and bytes.

@@ -94,7 +94,7 @@ FILE_CALLS = frozenset(
 )
 CONTENT_METHODS = frozenset(
     {"write_text", "write_bytes", "read_text", "read_bytes", "to_csv", "to_parquet"}
-    | {"save_pretrained", "save", "savefig"}
+    | {"save_pretrained", "save", "savefig", "save_to_disk"}
 )
 RECORDED_BUILTINS = frozenset({"builtins.open", "builtins.print"})
 """Of Python's own functions those whose calls are recorded; of all other libraries every call is."""
@@ -104,7 +104,19 @@ READING_METHODS = frozenset({"item", "cpu", "tolist", "numpy"})
 READING_FUNCTIONS = frozenset({"builtins.float", "builtins.int"})
 """Functions that do so with a tensor."""
 STATE_METHODS = frozenset({"state_dict", "load_state_dict"})
-TRACKING_METHODS = frozenset({"add_scalar", "add_scalars", "log_metric", "log_metrics", "log", "info", "pprint"})
+TRACKING_METHODS = frozenset(
+    {
+        "add_scalar",
+        "add_scalars",
+        "log_metric",
+        "log_metrics",
+        "log",
+        "info",
+        "pprint",
+        "set_description",
+        "set_postfix",
+    }
+)
 """Methods of trackers, loggers and printers."""
 LOGGER_METHODS = frozenset({"setLevel", "addHandler", "setFormatter"})
 """Methods that decide which of a process's log lines are shown."""
