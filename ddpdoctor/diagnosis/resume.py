@@ -226,7 +226,7 @@ def _with_other_ranks(
     the samples that are left of an epoch.
     """
     was, now = _drawn(before, 1), _drawn(after, 1)
-    changed = f"{len(after)} in the place of {count(len(before), 'rank', 'ranks')}"
+    changed = f"{count(len(after), 'rank', 'ranks')} in the place of {len(before)}"
     rates = [row.learning_rates for row in before[0]]
     if was and now and len(was) != len(now) and not any(one.what == "learning-rate" for one in known):
         yield Difference(
