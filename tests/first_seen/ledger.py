@@ -20,7 +20,7 @@ class Expected(msgspec.Struct, frozen=True):
 
     codes: tuple[str, ...]
     """In a row of the kind ``equivalence``: ``equal``, or how the gradients differ. Of ``resume``: what a restart loses
-    (``optimizer``, ``data``, ``counter`` …), that it ``fails``, or ``resumes``; ``inconclusive`` where none can be seen."""
+    (``optimizer``, ``data``, ``counter`` …), that it ``fails`` or ``resumes``, or ``inconclusive``."""
     lines: tuple[int, ...] = ()
     certainty: Literal["certain", "likely", "debatable"] = "certain"
     path: str = ""

@@ -317,6 +317,8 @@ FAILING: Mapping[str, Case] = {
         "not saved",
         "learning rate",
         at="# here",
+        resume_with=None,
+        torn=False,
         **{**_ALONE, "SAVE": _ALONE["SAVE"].replace("\n", "  # here\n", 1)},
     ),
     "weights alone: the epoch begins at 0": Case(
