@@ -1,134 +1,19 @@
 """Training scripts with a fault in how they resume, what must be said of each, and the correct twin of each fault.
 
-A script is built of parts; a fault replaces one of them. Its right line is the one that ends in ``# here``.
+The right line of a script is the one that ends in ``# here``, or the one that loads.
 """
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping
 
-import msgspec
+from tests.resume.job import RIGHT, Case, case_of, script_of
 
-_JOB = """
-import argparse, os, random, time
-import torch, torch.distributed as dist
-from torch import nn
-from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
-
-parser = argparse.ArgumentParser()
-OPTION
-parser.add_argument("--epochs", type=int, default=6)
-args = parser.parse_args()
-
-class Samples(Dataset):
-    def __init__(self):
-        generator = torch.Generator().manual_seed(1)
-        self.x, self.y = torch.randn(64, 8, generator=generator), torch.randn(64, 3, generator=generator)
-    def __len__(self): return 64
-    def __getitem__(self, index): return self.x[index], self.y[index]
-
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-torch.manual_seed(3)
-sampler = SAMPLER
-loader = DataLoader(Samples(), 4, sampler=sampler)
-net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
-model = DDP(net)
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.7**epoch)
-ema = {name: value.detach().clone() for name, value in net.state_dict().items()}
-start_epoch, global_step = 0, 0
-
-def save(epoch):
-    SAVE
-
-def load(path):
-    global start_epoch, global_step
-    LOAD
-    MODEL
-    OPTIMIZER
-    SCHEDULER
-    EMA
-    COUNT
-
-RESUME
-for epoch in range(start_epoch, args.epochs):
-    EPOCH
-    for x, y in loader:
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        global_step += 1
-        for name, value in net.state_dict().items(): ema[name].lerp_(value, 0.1)
-        STEP
-    scheduler.step()
-    if rank == 0: save(epoch)
-    dist.barrier()
-time.sleep(0.2)
-dist.destroy_process_group()
-"""
-_RIGHT = {
-    "OPTION": 'parser.add_argument("--resume", default="")',
-    "SAMPLER": "DistributedSampler(Samples(), shuffle=True, seed=5)",
-    "SAVE": """
-torch.save({
-    "model": net.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(),
-    "ema": ema, "epoch": epoch, "global_step": global_step,
-}, "last.new")
-os.replace("last.new", "last.pt")
-""",
-    "LOAD": 'state = torch.load(path, map_location="cpu", weights_only=False)  # load',
-    "MODEL": 'net.load_state_dict(state["model"])',
-    "OPTIMIZER": 'optimizer.load_state_dict(state["optimizer"])',
-    "SCHEDULER": 'scheduler.load_state_dict(state["scheduler"])',
-    "EMA": '[ema[name].copy_(value) for name, value in state["ema"].items()]',
-    "COUNT": 'start_epoch = state["epoch"] + 1\nglobal_step = state["global_step"]',
-    "RESUME": "if args.resume: load(args.resume)",
-    "EPOCH": "sampler.set_epoch(epoch)",
-    "STEP": "pass",
-}
 _IN_PLACE = (
-    _RIGHT["SAVE"]
+    RIGHT["SAVE"]
     .replace("torch.save({", "torch.save({  # here")
     .replace('"last.new")\nos.replace("last.new", "last.pt")', '"last.pt")')
 )
-
-
-class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """A script and what must be said of its second start."""
-
-    script: str
-    words: tuple[str, ...] = ()
-    """What the findings say, each in one of them; empty for a script that resumes as it should."""
-    line: int = 0
-    """Where the first finding is; 0 for anywhere."""
-    inconclusive: str = ""
-    """Words of the reason, where nothing can be said."""
-    resume_with: str | None = None
-    torn: bool = False
-    """Started once more after a save that was broken off."""
-    ranks: int = 0
-    """Ranks of the second start; 0 for as many as the first has."""
-
-
-def _script(**parts: str) -> str:
-    text = _JOB
-    for name, right in _RIGHT.items():
-        at = next(line for line in text.splitlines() if line.strip() == name or f"= {name}" in line)
-        indent = at[: len(at) - len(at.lstrip())]
-        lines = textwrap.indent(parts.get(name, right).strip("\n"), indent) if at.strip() == name else None
-        text = text.replace(at, at.replace(name, parts.get(name, right)) if lines is None else lines)
-    return text
-
-
-def _case(*words: str, at: str = "# load", resume_with: str | None = None, torn: bool = False, **parts: str) -> Case:
-    script = _script(**parts)
-    line = next((number for number, line in enumerate(script.splitlines(), 1) if at in line), 0) if words else 0
-    return Case(script=script, words=words, line=line, resume_with=resume_with, torn=torn)
 
 
 _WITHOUT = {
@@ -139,77 +24,77 @@ _WITHOUT = {
 
 
 def _saves_without(name: str) -> str:
-    return _RIGHT["SAVE"].replace(_WITHOUT[name], "").replace("torch.save({", "torch.save({  # here")
+    return RIGHT["SAVE"].replace(_WITHOUT[name], "").replace("torch.save({", "torch.save({  # here")
 
 
 FAULTS: Mapping[str, Case] = {
-    "the sampler starts from epoch 0": _case("order of epoch 0", EPOCH="sampler.set_epoch(epoch - start_epoch)"),
-    "the finished epoch is run again": _case(
+    "the sampler starts from epoch 0": case_of("order of epoch 0", EPOCH="sampler.set_epoch(epoch - start_epoch)"),
+    "the finished epoch is run again": case_of(
         "is run again", COUNT='start_epoch = state["epoch"]\nglobal_step = state["global_step"]'
     ),
-    "an epoch is left out": _case(
+    "an epoch is left out": case_of(
         "left out", COUNT='start_epoch = state["epoch"] + 2\nglobal_step = state["global_step"]'
     ),
-    "epochs from the start": _case("order of epoch 0", COUNT='global_step = state["global_step"]'),
-    "the step counter starts at 0": _case("`global_step`", COUNT='start_epoch = state["epoch"] + 1'),
-    "the step counter is off by one": _case(
+    "epochs from the start": case_of("order of epoch 0", COUNT='global_step = state["global_step"]'),
+    "the step counter starts at 0": case_of("`global_step`", COUNT='start_epoch = state["epoch"] + 1'),
+    "the step counter is off by one": case_of(
         "`global_step`", COUNT='start_epoch = state["epoch"] + 1\nglobal_step = state["global_step"] + 1'
     ),
-    "the schedule is not loaded": _case("learning rate", SCHEDULER="pass"),
-    "the schedule is not saved": _case(
+    "the schedule is not loaded": case_of("learning rate", SCHEDULER="pass"),
+    "the schedule is not saved": case_of(
         "learning rate", "not saved", at="# here", SAVE=_saves_without("scheduler"), SCHEDULER="pass"
     ),
-    "the schedule steps once more": _case(
+    "the schedule steps once more": case_of(
         "learning rate", SCHEDULER='scheduler.load_state_dict(state["scheduler"])\nscheduler.step()'
     ),
-    "the optimizer is not loaded": _case("optimizer", OPTIMIZER="pass"),
-    "the optimizer is not saved": _case(
+    "the optimizer is not loaded": case_of("optimizer", OPTIMIZER="pass"),
+    "the optimizer is not saved": case_of(
         "optimizer", "not saved", at="# here", SAVE=_saves_without("optimizer"), OPTIMIZER="pass"
     ),
-    "the optimizer is loaded on rank 0 only": _case(
+    "the optimizer is loaded on rank 0 only": case_of(
         "optimizer", "rank 1", OPTIMIZER='if rank == 0: optimizer.load_state_dict(state["optimizer"])'
     ),
-    "the weights are not loaded": _case("weights", MODEL="pass"),
-    "the weights are loaded under other names": _case(
+    "the weights are not loaded": case_of("weights", MODEL="pass"),
+    "the weights are loaded under other names": case_of(
         "weights", MODEL='net.load_state_dict({"module." + k: v for k, v in state["model"].items()}, strict=False)'
     ),
-    "the weights are those of the average": _case("weights", MODEL='net.load_state_dict(state["ema"])'),
-    "half of the weights are loaded": _case(
+    "the weights are those of the average": case_of("weights", MODEL='net.load_state_dict(state["ema"])'),
+    "half of the weights are loaded": case_of(
         "weights", MODEL='net.load_state_dict({k: v for k, v in state["model"].items() if k[0] == "0"}, strict=False)'
     ),
-    "the average is not loaded": _case("`ema`", EMA="pass"),
-    "the average starts from the weights": _case("`ema`", EMA='[ema[n].copy_(v) for n, v in state["model"].items()]'),
-    "rank 0 alone knows the epoch": _case(
+    "the average is not loaded": case_of("`ema`", EMA="pass"),
+    "the average starts from the weights": case_of("`ema`", EMA='[ema[n].copy_(v) for n, v in state["model"].items()]'),
+    "rank 0 alone knows the epoch": case_of(
         "rank 1",
         COUNT='global_step = state["global_step"]\nif rank == 0: start_epoch = state["epoch"] + 1',
         RESUME="if args.resume: load(args.resume)\nargs.epochs += start_epoch",
     ),
-    "shuffled by the clock": _case(
+    "shuffled by the clock": case_of(
         "order", SAMPLER="DistributedSampler(Samples(), shuffle=True, seed=int(bool(args.resume)))"
     ),
-    "no set_epoch after a restart": _case("order of epoch 0", EPOCH="if not args.resume: sampler.set_epoch(epoch)"),
-    "the momenta are emptied": _case(
+    "no set_epoch after a restart": case_of("order of epoch 0", EPOCH="if not args.resume: sampler.set_epoch(epoch)"),
+    "the momenta are emptied": case_of(
         "optimizer", OPTIMIZER='optimizer.load_state_dict(state["optimizer"])\noptimizer.state.clear()'
     ),
-    "another learning rate": _case(
+    "another learning rate": case_of(
         "learning rate",
         SCHEDULER='scheduler.load_state_dict(state["scheduler"])\nfor g in optimizer.param_groups: g["lr"] = 0.01',
     ),
-    "an older file is loaded": _case(
+    "an older file is loaded": case_of(
         "weights",
-        SAVE=_RIGHT["SAVE"] + '\nif epoch == 0: __import__("shutil").copy("last.pt", "first.pt")',
+        SAVE=RIGHT["SAVE"] + '\nif epoch == 0: __import__("shutil").copy("last.pt", "first.pt")',
         STEP="if args.resume == '' and global_step == 1 and rank == 0: "
         'torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict(), '
         '"scheduler": scheduler.state_dict(), "ema": ema, "epoch": -1, "global_step": 0}, "zero.pt")',
         RESUME='if args.resume: load("zero.pt")',
     ),
-    "torn: saved over the only file": _case("over the only", at="# here", SAVE=_IN_PLACE),
-    "torn: a hard link is no copy": _case(
+    "torn: saved over the only file": case_of("over the only", at="# here", SAVE=_IN_PLACE),
+    "torn: a hard link is no copy": case_of(
         "over the only",
         at="# here",
         SAVE='if os.path.exists("last.pt") and not os.path.exists("old.pt"): os.link("last.pt", "old.pt")' + _IN_PLACE,
     ),
-    "torn: into an open file": _case(
+    "torn: into an open file": case_of(
         "over the only",
         at="# here",
         SAVE='file = open("last.pt", "wb")' + _IN_PLACE.replace('"last.pt"', "file") + "file.close()",
@@ -217,7 +102,7 @@ FAULTS: Mapping[str, Case] = {
 }
 _BY_ITSELF = {"OPTION": "pass"}
 _EACH_EPOCH = (
-    _RIGHT["SAVE"]
+    RIGHT["SAVE"]
     .replace("torch.save({", "torch.save({  # here")
     .replace('"last.new")\nos.replace("last.new", "last.pt")', 'f"epoch-{epoch}.pt")')
 )
@@ -238,8 +123,8 @@ torch.save(new, "last.new")
 os.replace("last.new", "last.pt")
 """
 TORN_FAULTS: Mapping[str, Case] = {
-    "torn write: the only file": _case("fails on the torn file", "no other", at="# here", torn=True, SAVE=_IN_PLACE),
-    "torn write: the newest of several, without a fallback": _case(
+    "torn write: the only file": case_of("fails on the torn file", "no other", at="# here", torn=True, SAVE=_IN_PLACE),
+    "torn write: the newest of several, without a fallback": case_of(
         "fails on the torn file",
         "is whole",
         at="# here",
@@ -248,7 +133,7 @@ TORN_FAULTS: Mapping[str, Case] = {
         SAVE=_EACH_EPOCH,
         RESUME=_NEWEST + "if files: load(files[-1])",
     ),
-    "torn write: it begins again": _case(
+    "torn write: it begins again": case_of(
         "begins again from the first step",
         at="# here",
         torn=True,
@@ -256,18 +141,18 @@ TORN_FAULTS: Mapping[str, Case] = {
         SAVE=_IN_PLACE,
         RESUME='try:\n    load("last.pt")\nexcept Exception as error:\n    print("no checkpoint", error)',
     ),
-    "torn write: parts of two checkpoints": _case(
+    "torn write: parts of two checkpoints": case_of(
         "taken for whole",
         "the weights are those after step 12",
         at="# here",
         torn=True,
         **_BY_ITSELF,
         SAVE='torch.save(net.state_dict(), "weights.pt")\n'
-        + _RIGHT["SAVE"].replace("torch.save({", "torch.save({  # here"),
+        + RIGHT["SAVE"].replace("torch.save({", "torch.save({  # here"),
         MODEL='net.load_state_dict(torch.load("weights.pt"))',
         RESUME='if os.path.exists("last.pt"): load("last.pt")',
     ),
-    "torn write: the good one is deleted": _case(
+    "torn write: the good one is deleted": case_of(
         "deletes the last whole checkpoint",
         at="# here",
         torn=True,
@@ -277,7 +162,7 @@ TORN_FAULTS: Mapping[str, Case] = {
         + "for name in files[:-1]:\n    if rank == 0: os.remove(name)\n"
         + "try:\n    if files: load(files[-1])\nexcept Exception as error:\n    print(error)",
     ),
-    "torn write: the older one is deleted before the new one is there": _case(
+    "torn write: the older one is deleted before the new one is there": case_of(
         "fails on the torn file",
         at="# here",
         torn=True,
@@ -294,25 +179,25 @@ _ALONE = {
 _BY_SGD = ("torch.optim.AdamW(model.parameters(), lr=0.01)", "torch.optim.SGD(model.parameters(), lr=0.01)")
 _NO_SCHEDULE = ("scheduler.step()", "pass")
 FAILING: Mapping[str, Case] = {
-    "fails: an object is in the file": _case(
+    "fails: an object is in the file": case_of(
         "torch.load refuses argparse.Namespace",
         "weights_only=False",
         LOAD='state = torch.load(path, map_location="cpu")  # load',
-        SAVE=_RIGHT["SAVE"].replace('"ema": ema', '"ema": ema, "args": args'),
+        SAVE=RIGHT["SAVE"].replace('"ema": ema', '"ema": ema, "args": args'),
     ),
-    "fails: another shape": _case(
+    "fails: another shape": case_of(
         "fails on every rank",
         "size mismatch",
         at="net.load",
         RESUME="if args.resume: net[2] = nn.Linear(8, 4)\nif args.resume: load(args.resume)",
     ),
-    "fails: rank 1 loads nothing": _case(
+    "fails: rank 1 loads nothing": case_of(
         "fails on rank 1",
         "Missing key",
         at="net.load",
         MODEL='net.load_state_dict(state["model"] if rank == 0 else {})',
     ),
-    "weights alone": _case(
+    "weights alone": case_of(
         "optimizer",
         "not saved",
         "learning rate",
@@ -322,7 +207,7 @@ FAILING: Mapping[str, Case] = {
         **{**_ALONE, "SAVE": _ALONE["SAVE"].replace("\n", "  # here\n", 1)},
     ),
     "weights alone: the epoch begins at 0": Case(
-        script=_script(**_ALONE).replace(*_BY_SGD).replace(*_NO_SCHEDULE), words=("order of epoch 0",)
+        script=script_of(**_ALONE).replace(*_BY_SGD).replace(*_NO_SCHEDULE), words=("order of epoch 0",)
     ),
 }
 _FRAMEWORKS = {
@@ -386,7 +271,7 @@ for epoch in range(start, 6):
     scheduler.step()
     accelerator.save_state(f"epoch_{epoch}")
 """,
-    "torch.distributed.checkpoint": _script(
+    "torch.distributed.checkpoint": script_of(
         SAVE='dcp.save({"model": net.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": '
         'scheduler.state_dict(), "epoch": epoch}, checkpoint_id=f"at{epoch}")',
         RESUME="""
@@ -409,9 +294,9 @@ if args.resume:
         "import torch, torch.distributed as dist\nimport torch.distributed.checkpoint as dcp",
     )
     .replace("if rank == 0: save(epoch)", "save(epoch)"),
-    "safetensors": _script(
+    "safetensors": script_of(
         SAVE='save_file(net.state_dict(), "weights.new")\nos.replace("weights.new", "last.safetensors")'
-        + _RIGHT["SAVE"].replace('"model": net.state_dict(), ', ""),
+        + RIGHT["SAVE"].replace('"model": net.state_dict(), ', ""),
         MODEL='net.load_state_dict(load_file("last.safetensors"))',
     ).replace("from torch import nn\n", "from torch import nn\nfrom safetensors.torch import load_file, save_file\n"),
 }
@@ -450,8 +335,8 @@ FRAMEWORK_FAULTS: Mapping[str, Case] = {
         script=_FRAMEWORKS["safetensors"].replace("net.load_state_dict(load_file", "dict(load_file"), words=("weights",)
     ),
 }
-_IN_THE_EPOCH = _script(
-    SAVE=_RIGHT["SAVE"].replace('"epoch": epoch', '"epoch": epoch, "batch": batch + 1'),
+_IN_THE_EPOCH = script_of(
+    SAVE=RIGHT["SAVE"].replace('"epoch": epoch', '"epoch": epoch, "batch": batch + 1'),
     COUNT='start_epoch = state["epoch"]\nglobal_step = state["global_step"]\nglobal skip\nskip = state["batch"]',
     STEP="if global_step % 3 == 0 and rank == 0: save(epoch)",
     RESUME="skip = 0\nif args.resume: load(args.resume)",
@@ -460,14 +345,14 @@ _IN_THE_EPOCH = _IN_THE_EPOCH.replace("    if rank == 0: save(epoch)\n", "", 1).
     "for x, y in loader:",
     "for batch, (x, y) in enumerate(loader):\n        if epoch == start_epoch and batch < skip: continue",
 )
-_SHARED_OUT = _script().replace("Samples(), 4", "Samples(), 8 // dist.get_world_size()")
+_SHARED_OUT = script_of().replace("Samples(), 4", "Samples(), 8 // dist.get_world_size()")
 OTHER_RANKS: Mapping[str, Case] = {
     "other ranks: the batch of a rank is fixed": Case(
-        script=_script(), ranks=4, words=("takes 16 samples in the place of 8",)
+        script=script_of(), ranks=4, words=("takes 16 samples in the place of 8",)
     ),
-    "other ranks: fewer": Case(script=_script(), ranks=1, words=("takes 4 samples in the place of 8",)),
+    "other ranks: fewer": Case(script=script_of(), ranks=1, words=("takes 4 samples in the place of 8",)),
     "other ranks: the schedule counts steps": Case(
-        script=_script(STEP="scheduler.step()").replace("    scheduler.step()\n    if rank", "    if rank"),
+        script=script_of(STEP="scheduler.step()").replace("    scheduler.step()\n    if rank", "    if rank"),
         ranks=4,
         words=("counts steps",),
     ),
@@ -480,7 +365,7 @@ OTHER_RANKS: Mapping[str, Case] = {
     ),
     "other ranks: too many batches are skipped": Case(script=_IN_THE_EPOCH, ranks=4, words=("never seen",)),
     "other ranks: a file for each rank": Case(
-        script=_script(SAVE=_RIGHT["SAVE"], RESUME='if args.resume: load(args.resume.replace("last", f"last{rank}"))')
+        script=script_of(SAVE=RIGHT["SAVE"], RESUME='if args.resume: load(args.resume.replace("last", f"last{rank}"))')
         .replace("if rank == 0: save(epoch)", "save(epoch)")
         .replace('"last.new"', 'f"last{rank}.new"')
         .replace('"last.pt")\n', 'f"last{rank}.pt")\n'),
@@ -491,11 +376,11 @@ OTHER_RANKS: Mapping[str, Case] = {
 }
 OTHER_RANKS_TWINS: Mapping[str, Case] = {
     **{name: Case(script=script) for name, script in _FRAMEWORKS.items()},
-    "an object is in the file, and it is allowed": _case(
-        SAVE=_RIGHT["SAVE"].replace('"ema": ema', '"ema": ema, "args": args')
+    "an object is in the file, and it is allowed": case_of(
+        SAVE=RIGHT["SAVE"].replace('"ema": ema', '"ema": ema, "args": args')
     ),
     "weights alone, where nothing else is needed": Case(
-        script=_script(**{**_ALONE, "COUNT": "start_epoch = args.start"})
+        script=script_of(**{**_ALONE, "COUNT": "start_epoch = args.start"})
         .replace(*_BY_SGD)
         .replace(*_NO_SCHEDULE)
         .replace(
@@ -512,87 +397,87 @@ OTHER_RANKS_TWINS: Mapping[str, Case] = {
 TWINS: Mapping[str, Case] = {
     **OTHER_RANKS_TWINS,
     "in the middle of an epoch": Case(script=_IN_THE_EPOCH),
-    "torn write: another name, then os.replace": _case(torn=True),
-    "torn write: it falls back to the one before": _case(
+    "torn write: another name, then os.replace": case_of(torn=True),
+    "torn write: it falls back to the one before": case_of(
         torn=True, **_BY_ITSELF, SAVE=_EACH_EPOCH, RESUME=_NEWEST + _FALLS_BACK
     ),
-    "torn write: an option, and the user names a whole one": _case(torn=True, SAVE=_EACH_EPOCH),
-    "torn write: two in turn, the newest whole one": _case(
+    "torn write: an option, and the user names a whole one": case_of(torn=True, SAVE=_EACH_EPOCH),
+    "torn write: two in turn, the newest whole one": case_of(
         torn=True,
         **_BY_ITSELF,
         SAVE=_EACH_EPOCH.replace('f"epoch-{epoch}.pt"', 'f"epoch-{epoch % 2}.pt"'),
         RESUME=_NEWEST.replace("sorted(", "sorted((").replace('"epoch-"))', '"epoch-")), key=os.path.getmtime)')
         + _FALLS_BACK,
     ),
-    "as it should be": _case(),
-    "by itself, where there is a file": _case(OPTION="pass", RESUME='if os.path.exists("last.pt"): load("last.pt")'),
-    "a flag": _case(
+    "as it should be": case_of(),
+    "by itself, where there is a file": case_of(OPTION="pass", RESUME='if os.path.exists("last.pt"): load("last.pt")'),
+    "a flag": case_of(
         OPTION='parser.add_argument("--resume", action="store_true")', RESUME='if args.resume: load("last.pt")'
     ),
-    "another option": _case(
+    "another option": case_of(
         OPTION='parser.add_argument("--resume_from", default=None)',
         RESUME="if args.resume_from: load(args.resume_from)",
     ),
-    "an option that is given": _case(
+    "an option that is given": case_of(
         OPTION='parser.add_argument("--snapshot", default="")',
         RESUME="if args.snapshot: load(args.snapshot)",
         resume_with="--snapshot last.pt",
     ),
-    "no shuffling and no set_epoch": _case(SAMPLER="DistributedSampler(Samples(), shuffle=False)", EPOCH="pass"),
-    "loaded into the wrapper": _case(
-        SAVE=_RIGHT["SAVE"].replace("net.state_dict()", "model.state_dict()"),
+    "no shuffling and no set_epoch": case_of(SAMPLER="DistributedSampler(Samples(), shuffle=False)", EPOCH="pass"),
+    "loaded into the wrapper": case_of(
+        SAVE=RIGHT["SAVE"].replace("net.state_dict()", "model.state_dict()"),
         MODEL='model.load_state_dict(state["model"])',
     ),
-    "dropout, whose numbers are not restored": _case(
+    "dropout, whose numbers are not restored": case_of(
         STEP="torch.dropout(x, 0.5, True)",
     ),
-    "epochs counted from the next": _case(
-        SAVE=_RIGHT["SAVE"].replace('"epoch": epoch', '"epoch": epoch + 1'),
+    "epochs counted from the next": case_of(
+        SAVE=RIGHT["SAVE"].replace('"epoch": epoch', '"epoch": epoch + 1'),
         COUNT='start_epoch = state["epoch"]\nglobal_step = state["global_step"]',
     ),
-    "a schedule that is made anew": _case(
-        SAVE=_RIGHT["SAVE"].replace(_WITHOUT["scheduler"], ""),
+    "a schedule that is made anew": case_of(
+        SAVE=RIGHT["SAVE"].replace(_WITHOUT["scheduler"], ""),
         SCHEDULER="for g in optimizer.param_groups: g['lr'] = 0.01\nstart = state['epoch'] + 1\n"
         "global scheduler\nfor g in optimizer.param_groups: g['initial_lr'] = 0.01\n"
         "scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.7**epoch)\n"
         "for _ in range(start): scheduler.step()",
     ),
-    "two files": _case(
-        SAVE=_RIGHT["SAVE"] + '\ntorch.save({"model": net.state_dict()}, "best.pt")',
+    "two files": case_of(
+        SAVE=RIGHT["SAVE"] + '\ntorch.save({"model": net.state_dict()}, "best.pt")',
     ),
-    "a file for each epoch": _case(
-        SAVE=_RIGHT["SAVE"].replace('os.replace("last.new", "last.pt")', 'os.replace("last.new", f"epoch-{epoch}.pt")'),
+    "a file for each epoch": case_of(
+        SAVE=RIGHT["SAVE"].replace('os.replace("last.new", "last.pt")', 'os.replace("last.new", f"epoch-{epoch}.pt")'),
     ),
-    "the time beside it": _case(SAVE=_RIGHT["SAVE"].replace('"ema": ema', '"ema": ema, "time": time.time()')),
-    "losses beside it": _case(
-        SAVE=_RIGHT["SAVE"].replace('"ema": ema', '"ema": ema, "loss": float(loss)'),
+    "the time beside it": case_of(SAVE=RIGHT["SAVE"].replace('"ema": ema', '"ema": ema, "time": time.time()')),
+    "losses beside it": case_of(
+        SAVE=RIGHT["SAVE"].replace('"ema": ema', '"ema": ema, "loss": float(loss)'),
     ),
-    "a checkpoint in each third step": _case(
+    "a checkpoint in each third step": case_of(
         STEP='if global_step % 3 == 0 and rank == 0: torch.save({"model": net.state_dict()}, "weights.pt")',
     ),
-    "no seed": Case(script=_script().replace("torch.manual_seed(3)", "torch.manual_seed(time.time_ns() % 2**31)")),
-    "random numbers that are saved and loaded": _case(
-        SAVE=_RIGHT["SAVE"].replace('"ema": ema', '"ema": ema, "rng": torch.get_rng_state()'),
-        COUNT=_RIGHT["COUNT"] + '\ntorch.set_rng_state(state["rng"])',
+    "no seed": Case(script=script_of().replace("torch.manual_seed(3)", "torch.manual_seed(time.time_ns() % 2**31)")),
+    "random numbers that are saved and loaded": case_of(
+        SAVE=RIGHT["SAVE"].replace('"ema": ema', '"ema": ema, "rng": torch.get_rng_state()'),
+        COUNT=RIGHT["COUNT"] + '\ntorch.set_rng_state(state["rng"])',
     ),
-    "torn: two files in turn": _case(SAVE=_IN_PLACE.replace('"last.pt"', 'f"{epoch % 2}.pt"')),
-    "torn: a copy beside it": _case(
+    "torn: two files in turn": case_of(SAVE=_IN_PLACE.replace('"last.pt"', 'f"{epoch % 2}.pt"')),
+    "torn: a copy beside it": case_of(
         SAVE='if os.path.exists("last.pt"): __import__("shutil").copy2("last.pt", "old.pt")' + _IN_PLACE
     ),
-    "torn: a copy in a folder": _case(
+    "torn: a copy in a folder": case_of(
         SAVE='os.makedirs("kept", exist_ok=True)\n'
         'if os.path.exists("last.pt"): __import__("shutil").copy("last.pt", "kept/old")' + _IN_PLACE
     ),
 }
 INCONCLUSIVE: Mapping[str, Case] = {
-    "no checkpoint": Case(script=_script(SAVE="pass", RESUME="pass"), inconclusive="no checkpoint"),
+    "no checkpoint": Case(script=script_of(SAVE="pass", RESUME="pass"), inconclusive="no checkpoint"),
     "weights before the first step, and no more": Case(
-        script=_script(**{**_ALONE, "RESUME": _RIGHT["RESUME"] + "\nif rank == 0: save(0)"}).replace(
+        script=script_of(**{**_ALONE, "RESUME": RIGHT["RESUME"] + "\nif rank == 0: save(0)"}).replace(
             "    if rank == 0: save(epoch)\n", ""
         ),
         inconclusive="no checkpoint",
     ),
-    "nothing is loaded": Case(script=_script(RESUME="pass"), inconclusive="loaded nothing"),
+    "nothing is loaded": Case(script=script_of(RESUME="pass"), inconclusive="loaded nothing"),
 }
 CASES: Mapping[str, Case] = {
     **FAULTS,
