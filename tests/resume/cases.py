@@ -1,13 +1,31 @@
 """Training scripts with a fault in how they resume, what must be said of each, and the correct twin of each fault.
 
-A script is built of parts; a fault replaces one of them. Its right line is the one that ends in ``# here``.
+The right line of a script is the one that ends in ``# here``, or the one that loads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.resume.script import IN_PLACE, RIGHT, WITHOUT, Case, case_of, saves_without, script_of
+from tests.resume.job import RIGHT, Case, case_of, script_of
+
+_IN_PLACE = (
+    RIGHT["SAVE"]
+    .replace("torch.save({", "torch.save({  # here")
+    .replace('"last.new")\nos.replace("last.new", "last.pt")', '"last.pt")')
+)
+
+
+_WITHOUT = {
+    "optimizer": '"optimizer": optimizer.state_dict(), ',
+    "scheduler": '"scheduler": scheduler.state_dict(),',
+    "ema": '"ema": ema, ',
+}
+
+
+def _saves_without(name: str) -> str:
+    return RIGHT["SAVE"].replace(_WITHOUT[name], "").replace("torch.save({", "torch.save({  # here")
+
 
 FAULTS: Mapping[str, Case] = {
     "the sampler starts from epoch 0": case_of("order of epoch 0", EPOCH="sampler.set_epoch(epoch - start_epoch)"),
@@ -24,14 +42,14 @@ FAULTS: Mapping[str, Case] = {
     ),
     "the schedule is not loaded": case_of("learning rate", SCHEDULER="pass"),
     "the schedule is not saved": case_of(
-        "learning rate", "not saved", at="# here", SAVE=saves_without("scheduler"), SCHEDULER="pass"
+        "learning rate", "not saved", at="# here", SAVE=_saves_without("scheduler"), SCHEDULER="pass"
     ),
     "the schedule steps once more": case_of(
         "learning rate", SCHEDULER='scheduler.load_state_dict(state["scheduler"])\nscheduler.step()'
     ),
     "the optimizer is not loaded": case_of("optimizer", OPTIMIZER="pass"),
     "the optimizer is not saved": case_of(
-        "optimizer", "not saved", at="# here", SAVE=saves_without("optimizer"), OPTIMIZER="pass"
+        "optimizer", "not saved", at="# here", SAVE=_saves_without("optimizer"), OPTIMIZER="pass"
     ),
     "the optimizer is loaded on rank 0 only": case_of(
         "optimizer", "rank 1", OPTIMIZER='if rank == 0: optimizer.load_state_dict(state["optimizer"])'
@@ -70,16 +88,16 @@ FAULTS: Mapping[str, Case] = {
         '"scheduler": scheduler.state_dict(), "ema": ema, "epoch": -1, "global_step": 0}, "zero.pt")',
         RESUME='if args.resume: load("zero.pt")',
     ),
-    "torn: saved over the only file": case_of("over the only", at="# here", SAVE=IN_PLACE),
+    "torn: saved over the only file": case_of("over the only", at="# here", SAVE=_IN_PLACE),
     "torn: a hard link is no copy": case_of(
         "over the only",
         at="# here",
-        SAVE='if os.path.exists("last.pt") and not os.path.exists("old.pt"): os.link("last.pt", "old.pt")' + IN_PLACE,
+        SAVE='if os.path.exists("last.pt") and not os.path.exists("old.pt"): os.link("last.pt", "old.pt")' + _IN_PLACE,
     ),
     "torn: into an open file": case_of(
         "over the only",
         at="# here",
-        SAVE='file = open("last.pt", "wb")' + IN_PLACE.replace('"last.pt"', "file") + "file.close()",
+        SAVE='file = open("last.pt", "wb")' + _IN_PLACE.replace('"last.pt"', "file") + "file.close()",
     ),
 }
 _BY_ITSELF = {"OPTION": "pass"}
@@ -105,7 +123,7 @@ torch.save(new, "last.new")
 os.replace("last.new", "last.pt")
 """
 TORN_FAULTS: Mapping[str, Case] = {
-    "torn write: the only file": case_of("fails on the torn file", "no other", at="# here", torn=True, SAVE=IN_PLACE),
+    "torn write: the only file": case_of("fails on the torn file", "no other", at="# here", torn=True, SAVE=_IN_PLACE),
     "torn write: the newest of several, without a fallback": case_of(
         "fails on the torn file",
         "is whole",
@@ -120,7 +138,7 @@ TORN_FAULTS: Mapping[str, Case] = {
         at="# here",
         torn=True,
         **_BY_ITSELF,
-        SAVE=IN_PLACE,
+        SAVE=_IN_PLACE,
         RESUME='try:\n    load("last.pt")\nexcept Exception as error:\n    print("no checkpoint", error)',
     ),
     "torn write: parts of two checkpoints": case_of(
@@ -184,6 +202,7 @@ FAILING: Mapping[str, Case] = {
         "not saved",
         "learning rate",
         at="# here",
+        resume_with=None,
         torn=False,
         **{**_ALONE, "SAVE": _ALONE["SAVE"].replace("\n", "  # here\n", 1)},
     ),
@@ -417,7 +436,7 @@ TWINS: Mapping[str, Case] = {
         COUNT='start_epoch = state["epoch"]\nglobal_step = state["global_step"]',
     ),
     "a schedule that is made anew": case_of(
-        SAVE=RIGHT["SAVE"].replace(WITHOUT["scheduler"], ""),
+        SAVE=RIGHT["SAVE"].replace(_WITHOUT["scheduler"], ""),
         SCHEDULER="for g in optimizer.param_groups: g['lr'] = 0.01\nstart = state['epoch'] + 1\n"
         "global scheduler\nfor g in optimizer.param_groups: g['initial_lr'] = 0.01\n"
         "scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.7**epoch)\n"
@@ -441,13 +460,13 @@ TWINS: Mapping[str, Case] = {
         SAVE=RIGHT["SAVE"].replace('"ema": ema', '"ema": ema, "rng": torch.get_rng_state()'),
         COUNT=RIGHT["COUNT"] + '\ntorch.set_rng_state(state["rng"])',
     ),
-    "torn: two files in turn": case_of(SAVE=IN_PLACE.replace('"last.pt"', 'f"{epoch % 2}.pt"')),
+    "torn: two files in turn": case_of(SAVE=_IN_PLACE.replace('"last.pt"', 'f"{epoch % 2}.pt"')),
     "torn: a copy beside it": case_of(
-        SAVE='if os.path.exists("last.pt"): __import__("shutil").copy2("last.pt", "old.pt")' + IN_PLACE
+        SAVE='if os.path.exists("last.pt"): __import__("shutil").copy2("last.pt", "old.pt")' + _IN_PLACE
     ),
     "torn: a copy in a folder": case_of(
         SAVE='os.makedirs("kept", exist_ok=True)\n'
-        'if os.path.exists("last.pt"): __import__("shutil").copy("last.pt", "kept/old")' + IN_PLACE
+        'if os.path.exists("last.pt"): __import__("shutil").copy("last.pt", "kept/old")' + _IN_PLACE
     ),
 }
 INCONCLUSIVE: Mapping[str, Case] = {

@@ -14,7 +14,7 @@ from ddpdoctor.launch.request import RehearsalRequest
 from ddpdoctor.monitor.rehearsal import rehearse
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.source.script.script import read_script
-from tests.resume.script import Case
+from tests.resume.job import Case
 
 
 def proved(case: Case, folder: Path) -> Resumed:

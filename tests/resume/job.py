@@ -1,4 +1,4 @@
-"""The script of the table of restarts, and a case that changes parts of it."""
+"""The script that the table of restarts is built of: it resumes as it should, and a fault replaces one of its parts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import textwrap
 
 import msgspec
 
-JOB = """
+_JOB = """
 import argparse, os, random, time
 import torch, torch.distributed as dist
 from torch import nn
@@ -87,11 +87,6 @@ os.replace("last.new", "last.pt")
     "EPOCH": "sampler.set_epoch(epoch)",
     "STEP": "pass",
 }
-IN_PLACE = (
-    RIGHT["SAVE"]
-    .replace("torch.save({", "torch.save({  # here")
-    .replace('"last.new")\nos.replace("last.new", "last.pt")', '"last.pt")')
-)
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +107,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def script_of(**parts: str) -> str:
-    text = JOB
+    """Return the script with some parts replaced."""
+    text = _JOB
     for name, right in RIGHT.items():
         at = next(line for line in text.splitlines() if line.strip() == name or f"= {name}" in line)
         indent = at[: len(at) - len(at.lstrip())]
@@ -122,17 +118,7 @@ def script_of(**parts: str) -> str:
 
 
 def case_of(*words: str, at: str = "# load", resume_with: str | None = None, torn: bool = False, **parts: str) -> Case:
+    """Return a case of such a script, with the line that holds ``at``."""
     script = script_of(**parts)
     line = next((number for number, line in enumerate(script.splitlines(), 1) if at in line), 0) if words else 0
     return Case(script=script, words=words, line=line, resume_with=resume_with, torn=torn)
-
-
-WITHOUT = {
-    "optimizer": '"optimizer": optimizer.state_dict(), ',
-    "scheduler": '"scheduler": scheduler.state_dict(),',
-    "ema": '"ema": ema, ',
-}
-
-
-def saves_without(name: str) -> str:
-    return RIGHT["SAVE"].replace(WITHOUT[name], "").replace("torch.save({", "torch.save({  # here")
