@@ -24,6 +24,8 @@ _BAR = re.compile(r"\d+%\|.*?(?P<done>\d+)/(?P<of>\d+) \[")
 _MOST_KINDS = 2_000
 _MOST_NOTED = 200
 """Pieces of a log whose kinds of lines are noted."""
+_MOST_FOLLOWED = 2_000
+"""Lines soon after failures of which the kinds are noted."""
 _FINISH = 1_000
 """Lines of progress that a statement of the job's end counts for."""
 
@@ -43,6 +45,7 @@ class Progress:
         self._habit, self._year = habit, year
         self._kinds: set[tuple[str, ...]] = set()
         self._once: set[tuple[str, ...]] = set()
+        self._followed = 0
         self._noted = 0
 
     def note(self, text: bytes) -> None:
@@ -56,6 +59,9 @@ class Progress:
 
     def note_if_again(self, line: bytes) -> None:
         """Note the kind of a line that stands soon after a failure, when there are two of it: one may be about that."""
+        self._followed += 1
+        if self._followed > _MOST_FOLLOWED:
+            return
         kind = _kind_of(split(line.decode("utf-8", "replace"), self._habit, self._year).text)
         if kind and kind in self._once:
             self._kinds.add(kind)

@@ -330,6 +330,8 @@ def _with_what_bears_on_it(cause: LogCause, told: Sequence[Incident], evidence: 
 
 def _with_what_it_said(ending: Incident, told: Sequence[Incident]) -> Incident:
     """Of a rank that left with an exit code the last line that looks like its exception, if there is one."""
+    if ending.kind != "left":
+        return ending
     said = [
         one
         for one in told
@@ -341,7 +343,7 @@ def _with_what_it_said(ending: Incident, told: Sequence[Incident]) -> Incident:
     ]
     if any(one.rank is None for one in said) and len({(one.type, one.message) for one in said}) > 1:
         said = []  # Whose words which are is not known.
-    return replace(said[-1], kind="raised", exit_code=ending.exit_code) if ending.kind == "left" and said else ending
+    return replace(said[-1], kind="raised", exit_code=ending.exit_code) if said else ending
 
 
 def _without_shadows(incidents: Sequence[Incident]) -> tuple[Incident, ...]:
