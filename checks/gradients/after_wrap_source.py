@@ -30,7 +30,7 @@ from ddpdoctor.source.queries.wrapped_models import (
     training_events,
     training_forwards,
 )
-from ddpdoctor.source.script.syntax_index import descend
+from ddpdoctor.source.script.syntax_index import descend, last_name
 from ddpdoctor.source.torch_model.recorded_calls import SET_REQUIRES_GRAD
 
 _AFTER_WRAP = frozenset(
@@ -190,8 +190,15 @@ def wrapper_attributes(projection: Projection) -> Iterator[WrapperAttribute]:
                 continue
         elif not _is_used(event) or name.startswith("_") or wrap.conditions or depends_on_mode(event):
             continue  # Of a model that was not read only what is used at once, in a job that certainly wraps it.
+        elif _is_prepared(wrap):
+            continue  # A configuration of Accelerate may ask for DeepSpeed, whose engine has methods of its own.
         seen.add(event.node)
         yield WrapperAttribute(event, name, module.cls.node.name if isinstance(module, Instance) else "the model", wrap)
+
+
+def _is_prepared(wrap: Event) -> bool:
+    """Return whether Accelerate wraps the model, by what its configuration says."""
+    return isinstance(wrap.node, ast.Call) and (last_name(wrap.node.func) or "").startswith("prepare")
 
 
 def _is_used(event: Event) -> bool:
