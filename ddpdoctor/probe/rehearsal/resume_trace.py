@@ -96,9 +96,8 @@ class ResumeTrace:
         )
 
     def _hook_sharded(self, verb: str, module: Any) -> None:
-        harms = ("resume_saves",)
         listener = self._saves_sharded if verb == "save" else self._loads_sharded
-        on_call(self._journal, module, verb, before=listener, harms=harms)
+        on_call(self._journal, module, verb, before=listener, harms=("resume_saves",))
 
     def _saves_sharded(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         if (path := _directory_of(options)) is not None and isinstance(held := _held(arguments, options), dict):
