@@ -134,7 +134,7 @@ def draws_in_constructor(projection: Projection, dataset: Value) -> Draw | None:
 
 def draw_of_samples(projection: Projection, dataset: Value) -> Draw | None:
     """Return a draw that chooses the samples of a data set, or puts them in order, differently on each rank."""
-    made: ast.AST | None = None
+    made: object = None
     if isinstance(dataset, Instance):
         made = projection.machine.maker_of(dataset.number)
     elif (event := projection.machine.object(dataset)) is not None and event.name == _SUBSET:
