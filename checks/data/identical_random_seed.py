@@ -160,14 +160,16 @@ def shared_noise(projection: Projection) -> Iterator[SharedAugmentation]:
 def _noise(projection: Projection, loop: LoopAround) -> Iterator[Location]:
     """Yield where every turn of a loop draws on all ranks, itself or in the forward of a DDP model."""
     for event in projection.in_course("call", "ddp-forward"):
+        if event.kind == "call" and event.name not in _NOISE:
+            continue
         inside = event.gradients and any(around.node is loop.node for around in event.loops)
         if not inside or event.ranks != ALL_RANKS or "generator" in event.named:
             continue
         if unsettled(projection.machine.script, event.undecided, loop.node, any_setting=True):
             continue
-        if event.name in _NOISE:
+        if event.kind == "call":
             yield event.location
-        elif event.kind == "ddp-forward":
+        else:
             wrap = projection.machine.object(event.receiver or NONE)
             for model in options_of((wrap.argument("module", 0) if wrap is not None else None) or NONE):
                 if isinstance(model, Instance):
