@@ -24,6 +24,7 @@ from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import is_distributed, is_run_again, is_training_by_trainer
 from ddpdoctor.source.ranks.rank_local_values import DRAWN, TAKES_SEED, is_own_seed
 from ddpdoctor.source.ranks.ranks import rank_names
+from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.syntax_index import descend, last_name, made_from, origins_of
 from ddpdoctor.source.torch_model.recorded_calls import DATA_METHODS, ORDERING_METHODS, SEEDING
 
@@ -242,7 +243,7 @@ def _splits(event: Event) -> bool:
         shuffle = event.named.get("shuffle", NONE)
         return constant(shuffle) is not False
     body = event.module.body_around(event.node)
-    return len(_slices(event, body)) >= 2 and _makes_subsets(body)
+    return len(_slices(event, body)) >= 2 and _makes_subsets(event.module, body)
 
 
 def _is_taken_by_rank(projection: Projection, event: Event) -> bool:
@@ -286,10 +287,11 @@ def _drawn_name(event: Event) -> str:
     return ast.unparse(target) if isinstance(target, (ast.Name, ast.Attribute)) else ""
 
 
-def _makes_subsets(body: ast.AST) -> bool:
-    for node in descend(body):
-        if isinstance(node, ast.Call):
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if name in {"Subset", "SubsetRandomSampler", "DistributedSampler"}:
-                return True
-    return False
+def _makes_subsets(module: Module, body: ast.AST) -> bool:
+    """Return whether a body takes parts of data sets, by torch's names or a project's of the same name."""
+    return any(
+        (module.resolve(node.func) or last_name(node.func) or "").rpartition(".")[2]
+        in {"Subset", "SubsetRandomSampler", "DistributedSampler"}
+        for node in descend(body)
+        if isinstance(node, ast.Call)
+    )

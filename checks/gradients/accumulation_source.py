@@ -120,7 +120,7 @@ def _is_accelerators(context: ContextAround) -> bool:
 
 
 def _any_steps(projection: Projection) -> list[Event]:
-    """Return the steps of known optimizers, and of what is named like one or stepped by a gradient scaler."""
+    """Return the steps of known optimizers, and of what is used or named like one or stepped by a gradient scaler."""
     known = steps(projection)
     nodes = {event.node for event in known}
     return known + [
@@ -129,9 +129,14 @@ def _any_steps(projection: Projection) -> list[Event]:
 
 
 def _is_named_optimizer(event: Event) -> bool:
+    """Return whether what steps is used as an optimizer, which clears gradients, too, or is named like one."""
     call = event.node
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
         return False
+    cleared = (one.func for one in event.module.calls_by_name.get("zero_grad", ()))
+    whose = ast.dump(call.func.value)
+    if any(isinstance(one, ast.Attribute) and ast.dump(one.value) == whose for one in cleared):
+        return True
     names = [ast.unparse(node) for node in (call.func.value, *call.args[:1])]
     return any(_OPTIMIZER_NAME.search(name.rpartition(".")[2]) for name in names)
 

@@ -154,15 +154,13 @@ def in_source(script: Script) -> Iterator[Finding]:
         return
     states = _States(script)
     for module, literal, named in saved:
-        weights = [
-            name for name, value in named.items() if _is_state(value) and not _speaks_of(ast.dump(value), _STATEFUL)
-        ]
+        weights = [name for name, value in named.items() if _is_state(value) and not _is_stateful(name, value)]
         if not read.intersection(weights) or not any(_speaks_of(name, _COUNTS) and name in read for name in named):
             continue  # Nothing goes on from it: it is loaded for an evaluation, or elsewhere.
         for name, value in named.items():
-            if not _is_state(value) or not _speaks_of(ast.dump(value), _STATEFUL):
+            if not _is_state(value) or not _is_stateful(name, value):
                 continue
-            if states.is_told(value) or states.is_empty(value):
+            if states.is_told(name, value) or states.is_empty(value):
                 continue
             if name not in read or states.is_left_out(value):
                 place = module.location(value)
@@ -207,10 +205,11 @@ class _States:
             return False
         return not any(kinds & self._kinds(one) for one in self._loads)
 
-    def is_told(self, save: ast.expr) -> bool:
+    def is_told(self, key: str, save: ast.expr) -> bool:
         """Return whether a scheduler is told the epoch in each step, and has no state of its own."""
-        return "sched" in ast.dump(save).lower() and any(
-            call.args and "sched" in ast.dump(call.func).lower()
+        whose = _owner(save)
+        return _speaks_of(f"{key} {whose}", ("sched",)) and any(
+            call.args and (_owner(call) == whose or _speaks_of(_owner(call), ("sched",)))
             for module in self._script.modules
             for name in ("step", "step_update")
             for call in module.calls_by_name.get(name, ())
@@ -262,6 +261,16 @@ def _kind_of(value: Value) -> str:
 
 def _speaks_of(text: str, words: Iterable[str]) -> bool:
     return any(word in text.lower() for word in words)
+
+
+def _is_stateful(key: str, value: ast.expr) -> bool:
+    """Return whether a state is an optimizer's, a scheduler's or a scaler's, by its key or by what it is taken of."""
+    return _speaks_of(f"{key} {ast.dump(value)}", _STATEFUL)
+
+
+def _owner(call: ast.expr) -> str:
+    """Return whose method is called, as code; empty for what is no such call."""
+    return ast.dump(call.func.value) if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) else ""
 
 
 def _text(node: ast.expr | None) -> str:

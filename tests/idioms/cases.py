@@ -113,7 +113,7 @@ IDIOMS: tuple[Idiom, ...] = (
         name="object_detection",
         arguments=("--data", "boxes.txt"),
         before=_earlier_experiment,
-        advice=("DDP205",),
+        advice=("DDP205", "DDP606"),
     ),
     Idiom(name="policy_gradient", arguments=("--seed", "3")),
     Idiom(name="self_distillation", entry="main.py", advice=("DDP104", "DDP302")),
@@ -121,7 +121,7 @@ IDIOMS: tuple[Idiom, ...] = (
     Idiom(name="snapshot_trainer", arguments=("5", "2")),
     Idiom(name="spawn_demos"),
     Idiom(name="time_limited", before=_earlier_run),
-    Idiom(name="token_stream", arguments=("--corpus", "corpus"), before=_corpus),
+    Idiom(name="token_stream", arguments=("--corpus", "corpus"), before=_corpus, advice=("DDP313",)),
     Idiom(name="uneven_join"),
     Idiom(name="word_language_model", arguments=("--data", "text"), before=_sentences),
 )

@@ -60,7 +60,6 @@ from ddpdoctor.source.vocabulary import (
 
 MAXIMUM_RECURSION = 1
 _NAMED_TUPLE = "typing.NamedTuple"
-_PREPARING = frozenset(name.rpartition(".")[2] for name in PREPARING_DATASETS)
 
 
 def call(machine: Machine, node: ast.Call) -> Value:
@@ -250,8 +249,6 @@ def _note_preparation(
     complete: bool,
 ) -> None:
     """Record a data set of the project whose base, of a library, calls methods of it while it is made."""
-    if not any(last_name(base) in _PREPARING for base in cls.node.bases):
-        return
     for name in base_names(machine, cls):
         if any(class_attribute(machine, cls, method) for method in PREPARING_DATASETS.get(name, ())):
             machine.note("object", f"{name}.{cls.node.name}", node, positional, named, complete)

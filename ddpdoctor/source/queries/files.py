@@ -33,7 +33,7 @@ from ddpdoctor.source.queries.job_kind import (
     noted,
     on_every_rank,
 )
-from ddpdoctor.source.ranks.ranks import LOCAL_RANK, numbers_in
+from ddpdoctor.source.ranks.ranks import LOCAL_RANK, numbers_in, rank_names
 from ddpdoctor.source.script.syntax_index import descend, last_name, made_from
 from ddpdoctor.source.vocabulary import text_hints_at_ranks
 
@@ -119,12 +119,16 @@ def appended_files(projection: Projection) -> Iterator[FileUse]:
             if not is_one_path(use.path) or is_in_turns(projection, event) or is_of_one_process(projection, event):
                 continue
             around = event.module.body_around(event.node)
-            written = [
-                event.module.excerpt(call, LONGEST_CONDITION)
+            calls = [
+                call
                 for call in event.module.index.within(around, ast.Call)
                 if last_name(call.func) in ("write", "writelines", "writerow", "dump")
             ]
-            if not any(map(text_hints_at_ranks, (use.source, *written))) and left_in_mode(projection, event) is None:
+            written = [event.module.excerpt(call, LONGEST_CONDITION) for call in calls]
+            named = {node.id for call in calls for node in ast.walk(call) if isinstance(node, ast.Name)}
+            if named & rank_names(projection.machine.store) or any(map(text_hints_at_ranks, (use.source, *written))):
+                continue
+            if left_in_mode(projection, event) is None:
                 seen.add(event.node)
                 yield use
 

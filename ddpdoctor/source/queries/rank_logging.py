@@ -118,9 +118,11 @@ def _prints(event: Event) -> bool:
 
 
 def _says_something(event: Event) -> bool:
-    """Return whether a line has no word for the rank; a fixed text stands in a loop or where every run comes to it."""
+    """Return whether a line has nothing of the rank; a fixed text stands in a loop or where every run comes to it."""
     if not event.loops and event.undecided and all(constant(value) is not ... for value in event.positional):
         return False  # "debug mode": once, and hardly ever.
+    if any(isinstance(value, PerRank) for value in event.positional):
+        return False
     text = event.module.excerpt(event.node, 1_000)
     return not _RANK_NAMED.search(text) and not _reports_failure(event.module, event.node)
 
@@ -144,7 +146,7 @@ def _reports_failure(module: Module, node: ast.AST) -> bool:
         if isinstance(around, ast.ExceptHandler):
             return True
         if isinstance(around, ast.If) and any(
-            inner in arm and _leaves_program(arm[-1]) for arm in (around.body, around.orelse)
+            inner in arm and _leaves_program(module, arm[-1]) for arm in (around.body, around.orelse)
         ):
             return True
         inner = around
@@ -153,11 +155,11 @@ def _reports_failure(module: Module, node: ast.AST) -> bool:
     return False
 
 
-def _leaves_program(statement: ast.stmt) -> bool:
+def _leaves_program(module: Module, statement: ast.stmt) -> bool:
     if isinstance(statement, ast.Raise):
         return True
     call = statement.value if isinstance(statement, ast.Expr) else None
-    return isinstance(call, ast.Call) and ast.unparse(call.func) in _EXITS
+    return isinstance(call, ast.Call) and (module.resolve(call.func) or ast.unparse(call.func)) in _EXITS
 
 
 def _print_is_replaced(projection: Projection) -> bool:
