@@ -169,17 +169,45 @@ def _uncalled(machine: Machine, entry: Module) -> Iterable[_Root]:
     no module that others have by its name.
     """
     mentions = _mentions(entry)
+    cycles = _cycles(mentions)
     for statement in entry.tree.body:
         if not isinstance(statement, _Root) or statement in machine.visited:
             continue
-        led_to, waiting = {statement.name}, [statement.name]
-        while waiting:
-            inside = waiting.pop()
-            new = {name for name, places in mentions.items() if inside in places} - led_to
-            led_to |= new
-            waiting.extend(new)
-        if mentions.get(statement.name, frozenset()) <= led_to:
+        if {cycles[place] for place in mentions.get(statement.name, ())} <= {cycles.get(statement.name)}:
             yield statement
+
+
+def _cycles(places: Mapping[str, set[str]]) -> Mapping[str, int]:
+    """Return a number for each definition, the same for those that lead to one another.
+
+    By two walks, to what mentions a definition and, in the order in which those end, back: following each definition by
+    itself took more than a minute for 50,000 functions of which each calls the one before.
+    """
+    inside: dict[str, set[str]] = {}
+    for name, around in places.items():
+        for place in around:
+            inside.setdefault(place, set()).add(name)
+    ended: list[str] = []
+    seen: set[str] = set()
+    for start in (*places, *inside):
+        path = [(start, iter(places.get(start, ())))] if start not in seen else []
+        seen.add(start)
+        while path:
+            following = next((name for name in path[-1][1] if name not in seen), None)
+            if following is None:
+                ended.append(path.pop()[0])
+            else:
+                seen.add(following)
+                path.append((following, iter(places.get(following, ()))))
+    found: dict[str, int] = {}
+    for number, start in enumerate(reversed(ended)):
+        waiting = [start]
+        while waiting:
+            name = waiting.pop()
+            if name not in found:
+                found[name] = number
+                waiting.extend(one for one in inside.get(name, ()) if one not in found)
+    return found
 
 
 def _mentions(entry: Module) -> Mapping[str, set[str]]:

@@ -254,6 +254,7 @@ PATHOLOGICAL = {
     + "def f100(x):\n    dist.all_reduce(x)\nfor x in y:\n    f0(x)\n",
     "a loop in every function": "".join(f"def f{i}(x):\n    for y in x:\n        f{i + 1}(y)\n" for i in range(60))
     + "def f60(x):\n    dist.all_reduce(x)\nf0(x)\n",
+    "a call of the function before": "".join(f"def f{i}():\n    return f{max(0, i - 1)}()\n" for i in range(15_000)),
     "many keys": "d = {" + ", ".join(f"'k{i}': {i}" for i in range(5_000)) + "}\n" + "d['a'] = 1\n" * 1_000,
     "a growing list": "x = []\n" + "x.append(f(x))\n" * 3_000,
     "a growing tuple": "x = (1,)\n" + "x = (x, x)\n" * 200,
