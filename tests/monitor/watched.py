@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import psutil
 
 from ddpdoctor.launch.environment import observed
 from ddpdoctor.monitor.live_run import LiveRun
@@ -48,10 +49,12 @@ def job(folder: Path, body: str, head: str = HEAD) -> Iterator[tuple[subprocess.
         yield process, run
     finally:
         for path in run.glob("events-*.jsonl"):
-            try:
-                os.kill(int(path.stem.partition("-")[2]), signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            with suppress(psutil.Error):
+                rank = psutil.Process(int(path.stem.partition("-")[2]))
+                # A worker of a loader that hangs does not see that its rank is gone.
+                for one in (*rank.children(recursive=True), rank):
+                    with suppress(psutil.Error):
+                        one.kill()
         process.kill()
         process.wait()
 
