@@ -39,10 +39,19 @@ import msgspec
 from ddpdoctor.check import Check, TooLittleEvidence
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import ALL_RANKS, Value, constant, is_varying, tags_of
+from ddpdoctor.source.interpreter.values import ALL_RANKS, constant, is_varying, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import function_around, is_in_turns
-from ddpdoctor.source.queries.files import FIGURES, LOG_FILE, FileUse, is_one_path, writes
+from ddpdoctor.source.queries.files import (
+    FIGURES,
+    LOG_FILE,
+    FileUse,
+    changed_node,
+    changed_path,
+    directory_of,
+    is_one_path,
+    writes,
+)
 from ddpdoctor.source.queries.job_kind import (
     comes_before_ranks,
     is_distributed,
@@ -238,10 +247,10 @@ def shared_paths(projection: Projection) -> Iterator[SharedPath]:
             continue
         if event.node in seen or not event.complete or not on_every_rank(event) or not (joined or event.root):
             continue
-        path = _path(event)
+        path = changed_path(event)
         if path is None or not is_one_path(path) or _is_tried(event.module, event.node):
             continue
-        if _is_preparation(event, _path_node(event)):
+        if _is_preparation(event, changed_node(event)):
             continue
         by_one = is_of_one_process(projection, event) or comes_before_ranks(projection, event)
         by_one = by_one or is_in_turns(projection, event)
@@ -274,14 +283,6 @@ def rewritten_files(projection: Projection) -> Iterator[FileUse]:
             yield use
 
 
-def _path(event: Event) -> Value | None:
-    if event.name in FILE_METHODS:
-        return event.receiver
-    if event.name == "os.symlink":
-        return event.argument("dst", 1)
-    return event.argument("name" if event.name == "os.makedirs" else "path", 0) or event.argument("src", 0)
-
-
 def _judge(event: Event) -> SharedPath | None:
     last = event.name.rpartition(".")[2]
     if last in _CREATES:
@@ -298,18 +299,8 @@ def _judge(event: Event) -> SharedPath | None:
     return SharedPath(event, "deletes", _source(event), tolerant is None or constant(tolerant) is False)
 
 
-def _path_node(event: Event) -> ast.expr | None:
-    call = event.node
-    if not isinstance(call, ast.Call):
-        return None
-    if event.name in FILE_METHODS and isinstance(call.func, ast.Attribute):
-        return call.func.value
-    places = call.args[1:] if event.name == "os.symlink" else call.args
-    return places[0] if places else call.keywords[0].value if call.keywords else None
-
-
 def _source(event: Event) -> str:
-    where = _path_node(event)
+    where = changed_node(event)
     return event.module.excerpt(where, 60) if where is not None else ""
 
 
@@ -343,18 +334,10 @@ def _makes_first(one: Event, event: Event, module: Module, path: str) -> bool:
     """Return whether a call before makes a directory, or one in it, and so those around that."""
     if one.ordinal >= event.ordinal or one.module is not module:
         return False
-    where = _path_node(one)
+    where = changed_node(one)
     while where is not None and module.excerpt(where, 60) != path:
-        where = _parent(where) if one.name in {"os.makedirs", *_WRITERS} else None
+        where = directory_of(where) if one.name in {"os.makedirs", *_WRITERS} else None
     return where is not None
-
-
-def _parent(path: ast.expr) -> ast.expr | None:
-    """Return the source of the directory that a path lies in: ``os.path.join(out, name)``, ``f"{out}/{name}"``."""
-    if isinstance(path, ast.Call) and last_name(path.func) == "join" and path.args:
-        return path.args[0]
-    first = path.values[0] if isinstance(path, ast.JoinedStr) and path.values else None
-    return first.value if isinstance(first, ast.FormattedValue) else None
 
 
 def _handed_over(module: Module, line: int, function: ast.AST | None, name: str) -> ast.expr | None:

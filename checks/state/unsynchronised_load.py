@@ -4,7 +4,8 @@ What it finds
     A file that one rank writes (torch.save, open for writing, numpy, safetensors, pandas, shutil), followed on all
     ranks by a read of the same path, with no barrier, other collective or construction of DDP between the two. In a
     run: any file that one rank writes and another reads, where no chain of collectives, no lock and no file waited for
-    orders the two; an error where the reader fails with it.
+    orders the two; an error where the reader fails with it. In the source likewise a directory that one rank makes and
+    in which all ranks write at once.
 
 Why it is bad
     The other ranks do not write, so they reach the read first. They find no file, the file of an earlier run, or half
@@ -41,10 +42,20 @@ from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, constant
 from ddpdoctor.source.projection import Projection, whole_projection
-from ddpdoctor.source.queries.files import FileUse, reads, writes
-from ddpdoctor.source.queries.job_kind import is_distributed
+from ddpdoctor.source.queries.files import (
+    FileUse,
+    changed_node,
+    changed_path,
+    directory_of,
+    is_one_path,
+    opened_to_write,
+    reads,
+    writes,
+)
+from ddpdoctor.source.queries.job_kind import is_distributed, noted
 from ddpdoctor.source.ranks.ranks import ranks_text
 from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.syntax_index import made_from
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -56,7 +67,7 @@ CHECK = Check(
     severity=dict.fromkeys(("source", "rehearsal", "run"), Severity.WARNING),
     needs=frozenset({"ranks", "files", "accesses", "collectives"}),
     subjects=("job",),
-    triggers=("save", "open", "write_text", "write_bytes", "to_csv", "to_parquet", "dump", "shutil"),
+    triggers=("save", "open", "write_text", "write_bytes", "to_csv", "to_parquet", "dump", "shutil", "FileHandler"),
 )
 REMEDY = "Call dist.barrier() on all ranks between the write and the read."
 
@@ -74,6 +85,16 @@ def in_source(script: Script) -> Iterator[Finding]:
             locations=(load.location, save.location),
             because=((f"only {writer} {write} here; there is no collective between this and the read", save),),
         )
+    for early in early_writes(whole_projection(script)):
+        maker = ranks_text(early.save.ranks)
+        make = "make" if early.save.ranks & (early.save.ranks - 1) else "makes"
+        yield CHECK.finding(
+            "source",
+            f"all ranks write into {early.path}, which {maker} {make} just before, and no rank waits until it is there",
+            remedy="Make the directory on every rank, with exist_ok=True, or call dist.barrier() between.",
+            locations=(early.load.location, early.save.location),
+            because=((f"only {maker} {make} the directory; there is no collective before it is used", early.save),),
+        )
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
@@ -89,12 +110,12 @@ _WAITS = re.compile(r"barrier|synchron|wait_for|wait_all|sync_proc", re.IGNORECA
 
 
 class EarlyLoad(msgspec.Struct, frozen=True, eq=False):
-    """A read of a file that one rank has just begun to write."""
+    """A read of a file that one rank has just begun to write, or a write into a directory that it makes."""
 
     load: Event
     save: Event
     path: str
-    """Source of the path."""
+    """Source of the path, or of the directory."""
 
 
 def early_loads(projection: Projection) -> Iterator[EarlyLoad]:
@@ -117,6 +138,48 @@ def early_loads(projection: Projection) -> Iterator[EarlyLoad]:
                     seen.add(load.event.node)
                     yield EarlyLoad(load.event, save.event, load.source)
                 break
+
+
+_MAKES = ("os.makedirs", "os.mkdir", "mkdir")
+
+
+def early_writes(projection: Projection) -> Iterator[EarlyLoad]:
+    """Writes of ranks into a directory that another rank makes before, on ranks that do not wait for it."""
+    made = list(noted(projection, *_MAKES)) if is_distributed(projection) else []
+    if not any(_by_one(event.ranks) for event in made) or _waits_somewhere_unknown(projection):
+        return
+    waits = list(projection.in_course("collective", "wrap", "forward", "backward"))
+    seen: set[ast.AST] = set()
+    for use in opened_to_write(projection):
+        event = use.event
+        if event.node in seen or event.in_parent or not event.ranks & (event.ranks - 1):
+            continue
+        before = [one for one in made if one.ordinal < event.ordinal and one.root == event.root and _holds(one, use)]
+        makes = 0
+        for one in before:
+            makes |= one.ranks
+        if before and _by_one(makes) and event.ranks & ~makes:
+            if not any(_is_between(before[-1], wait, event) for wait in waits):
+                seen.add(event.node)
+                node = changed_node(before[-1])
+                yield EarlyLoad(event, before[-1], before[-1].module.excerpt(node, 60) if node is not None else "it")
+
+
+def _holds(made: Event, use: FileUse) -> bool:
+    """Return whether a call certainly makes the directory in which a file is opened, or one around it."""
+    path, node = changed_path(made), changed_node(made)
+    if path is None or node is None or use.node is None or not is_one_path(path):
+        return False
+    folder, file = constant(path), constant(use.path)
+    if isinstance(folder, str) and isinstance(file, str):
+        return file.startswith(folder.rstrip("/") + "/")
+    if made.module is not use.event.module or made.scopes != use.event.scopes:
+        return False
+    source = ast.unparse(node)
+    return any(
+        isinstance(part, ast.expr) and (around := directory_of(part)) is not None and ast.unparse(around) == source
+        for part in made_from(use.node, use.event.module.body_around(use.event.node))
+    )
 
 
 def _by_one(ranks: int) -> bool:

@@ -35,6 +35,7 @@ from ddpdoctor.source.queries.job_kind import (
 )
 from ddpdoctor.source.ranks.ranks import LOCAL_RANK, numbers_in, rank_names
 from ddpdoctor.source.script.syntax_index import descend, last_name, made_from
+from ddpdoctor.source.torch_model.recorded_calls import FILE_METHODS
 from ddpdoctor.source.vocabulary import text_hints_at_ranks
 
 _OPEN = "builtins.open"
@@ -166,6 +167,44 @@ def _use(event: Event, name: str, position: int) -> Iterator[FileUse]:
 def _use_of_receiver(event: Event) -> Iterator[FileUse]:
     if event.receiver is not None and isinstance(event.node, ast.Call) and isinstance(event.node.func, ast.Attribute):
         yield FileUse(event, event.receiver, event.node.func.value)
+
+
+def opened_to_write(projection: Projection) -> Iterator[FileUse]:
+    """Yield the files that ranks make where they are missing: written from their beginning or added to."""
+    yield from writes(projection)
+    for event in noted(projection, _OPEN, LOG_FILE):
+        if _mode(event, "a" if event.name == LOG_FILE else "r")[:1] == "a":
+            yield from _use(event, "filename" if event.name == LOG_FILE else "file", 0)
+
+
+def changed_path(event: Event) -> Value | None:
+    """Return the path that a call of ``FILE_CALLS`` or ``FILE_METHODS`` makes, removes or renames."""
+    if event.name in FILE_METHODS:
+        return event.receiver
+    if event.name == "os.symlink":
+        return event.argument("dst", 1)
+    return event.argument("name" if event.name == "os.makedirs" else "path", 0) or event.argument("src", 0)
+
+
+def changed_node(event: Event) -> ast.expr | None:
+    """Return the expression of that path."""
+    call = event.node
+    if not isinstance(call, ast.Call):
+        return None
+    if event.name in FILE_METHODS and isinstance(call.func, ast.Attribute):
+        return call.func.value
+    places = call.args[1:] if event.name == "os.symlink" else call.args
+    return places[0] if places else call.keywords[0].value if call.keywords else None
+
+
+def directory_of(path: ast.expr) -> ast.expr | None:
+    """Return the source of the directory that a path lies in: ``join(out, name)``, ``f"{out}/{name}"``, ``out / name``."""
+    if isinstance(path, ast.Call) and last_name(path.func) == "join" and path.args:
+        return path.args[0]
+    if isinstance(path, ast.BinOp) and isinstance(path.op, (ast.Div, ast.Add)):
+        return path.left
+    first = path.values[0] if isinstance(path, ast.JoinedStr) and path.values else None
+    return first.value if isinstance(first, ast.FormattedValue) else None
 
 
 _IN_MEMORY = ("io.", "tempfile.")
