@@ -4,7 +4,8 @@ What it finds
     Parameters that DDP manages and that differ between ranks, although their gradients were averaged: after a
     synchronised optimizer step, or before the first one. The first parameter and step are named. Parameters that DDP
     ignores, wraps with a communication hook, steps under no_sync() and manually averaged models are excluded, and where
-    a more specific check knows the reason, only that one reports. In a live run digests of all parameters are compared
+    a more specific check knows the reason, only that one reports. Buffers too, but the statistics of norms, where DDP
+    does not broadcast them (warning). In a live run digests of all parameters are compared
     every 100 steps, and of three ranks or more the odd one is named. In the source: a ReduceLROnPlateau that every rank
     steps with its own loss, which leads there in some epoch that a rehearsal does not reach; and a scheduler or an
     optimizer that steps, a learning rate that is set, parameters that are frozen, or weights that are loaded after the
@@ -95,6 +96,10 @@ REMEDIES = {
         "Average over the ranks what it is changed by, with dist.all_reduce; or make it a buffer, which DDP hands on "
         "from rank 0 before each forward."
     ),
+    "own-buffers": (
+        "Average over the ranks what they are changed by, with dist.all_reduce. broadcast_buffers=True makes them "
+        "alike, but of rank 0's batches only. A cache of the rank's own batch may differ: do not register it as a buffer."
+    ),
     "own-step": (
         "Average the gradients before this step, with dist.all_reduce and a division by the number of ranks, or step "
         "after DDP's backward."
@@ -166,7 +171,7 @@ def _steps_of_all(change: LoneChange) -> Iterator[Fact]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the first moment at which replicas differ."""
-    from ddpdoctor.checks.gradients.diverged_run import diverged_replicas
+    from ddpdoctor.checks.gradients.diverged_run import diverged_replicas, own_buffers
 
     if record.job.kind == "run":
         yield from _drifted(record)
@@ -190,6 +195,24 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 differ,
                 *_reasons(record, found),
                 Fact(text="the model is wrapped here", basis=record.job.kind, location=found.wrap_location),
+            ),
+        )
+    for own in own_buffers(record):
+        yield CHECK.finding(
+            record.job.kind,
+            f"buffers of {own.model} differ between {rank_list(own.ranks)} before forward {own.forward}, "
+            f"{own.names[0]} first: each rank changes its own, and DDP broadcasts none",
+            remedy=REMEDIES["own-buffers"],
+            locations=own.location,
+            ranks=own.ranks,
+            severity=Severity.WARNING,
+            because=(
+                (
+                    f"{own.unequal:,} of {own.compared:,} buffers differ: {', '.join(own.names)}",
+                    None,
+                    {"buffers": own.unequal, "compared": own.compared, "forward": own.forward},
+                ),
+                ("broadcast_buffers is off in this wrap", own.location),
             ),
         )
 

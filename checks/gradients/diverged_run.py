@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.diagnosis.divergence.unused_parameters import folded
+from ddpdoctor.diagnosis.performance.traffic import broadcasts_buffers
 from ddpdoctor.diagnosis.training.replicas import (
     NO_WRAP,
     ReplicaStep,
@@ -135,6 +136,21 @@ class Diverged(msgspec.Struct, frozen=True, kw_only=True):
     wrap_location: Location | None
 
 
+class OwnBuffers(msgspec.Struct, frozen=True, kw_only=True):
+    """Buffers of one wrap that its ranks change apart, and that DDP does not hand on."""
+
+    model: str
+    ranks: tuple[int, ...]
+    forward: int
+    """The first training forward before which they differ, from 1."""
+    unequal: int
+    compared: int
+    names: tuple[str, ...]
+    """Folded names of the buffers that differ."""
+    location: Location | None
+    """The wrap."""
+
+
 class Independent(msgspec.Struct, frozen=True, kw_only=True):
     """An optimizer whose ranks train models of their own."""
 
@@ -171,6 +187,41 @@ def diverged_replicas(record: RunRecord) -> Iterator[Diverged]:
         first = next(filter(None, (_of_interest(record, s, wraps) for s in _moments(record, wrap.wrap, ranks))), None)
         if first is not None and first.ordinal < explained.get(wrap.wrap, first.ordinal + 1):
             yield _described(record, first, wraps)
+
+
+_OF_NORMS = frozenset({"running_mean", "running_var", "num_batches_tracked"})
+"""Statistics of torch's norms, which a training forward does not use: a check of their own is about them."""
+
+
+def own_buffers(record: RunRecord) -> Iterator[OwnBuffers]:
+    """Yield the wraps whose buffers differ between the ranks to the last forward seen, as DDP broadcasts none."""
+    for wraps in judged_wraps(record):
+        wrap, ranks = wraps[min(wraps)], tuple(wraps)
+        if any(broadcasts_buffers(one) for one in wraps.values()):
+            continue
+        norms = wrap.batch_norms or wrap.synchronised_batch_norms
+        held = [buffer.name for buffer in wrap.buffers if buffer.dtype.startswith(("float", "bfloat"))]
+        held = [name for name in held if not norms or name.rpartition(".")[2] not in _OF_NORMS]
+        by_forward: dict[int, list[Mapping[str, str]]] = {}
+        for state in record.buffers:
+            if state.wrap == wrap.wrap and state.rank in wraps:
+                by_forward.setdefault(state.forward, []).append(state.digests)
+        common = [(at, states) for at, states in sorted(by_forward.items()) if len(states) == len(ranks)]
+        apart = [
+            (at, [name for name in held if len({digests.get(name, "") for digests in states}) > 1])
+            for at, states in common
+        ]
+        if len(apart) < 2 or not (names := apart[-1][1]):
+            continue
+        yield OwnBuffers(
+            model=wrap.module_class or "the model",
+            ranks=ranks,
+            forward=next(at for at, found in apart if set(names) & set(found)) + 1,
+            unequal=len(names),
+            compared=len(held),
+            names=folded(names),
+            location=site_location(record.site(wrap.site)),
+        )
 
 
 def independent_models(record: RunRecord) -> Iterator[Independent]:

@@ -4,7 +4,8 @@ What it finds
     A print, logger or tracker on rank 0 alone, of a value computed from rank 0's own batches that was never reduced;
     in a script that reduces anything else, only what is reported after a loop over batches. Also a summary that every
     rank reports of its part of an evaluation set without naming the rank, and what a LightningModule logs of it without
-    sync_dist=True. All places of a file become one finding.
+    sync_dist=True. All places of a file become one finding. And a checkpoint that one rank writes or not by such a
+    value.
 
 Why it is bad
     Rank 0 sees one N-th of the data. Its loss is noisier than the job's, its accuracy is measured on one shard,
@@ -34,7 +35,7 @@ from ddpdoctor.checks.state.loads_source import callers
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.projection import whole_projection
-from ddpdoctor.source.queries.rank_logging import local_metrics, unreduced_logs
+from ddpdoctor.source.queries.rank_logging import local_metrics, own_choices, unreduced_logs
 from ddpdoctor.source.script.script import Script
 
 CHECK = Check(
@@ -42,7 +43,7 @@ CHECK = Check(
     name="local-metric",
     severity={"source": Severity.ADVICE},
     subjects=("job", "loss"),
-    triggers=("print", "log", "add_scalar", "info", "set_postfix", "set_description", "tqdm"),
+    triggers=("print", "log", "add_scalar", "info", "set_postfix", "set_description", "tqdm", "save"),
 )
 
 
@@ -59,6 +60,15 @@ def in_source(script: Script) -> Iterator[Finding]:
             + ("" if len(logged) == 1 else f" ({len(logged)} places)"),
             remedy="Give self.log sync_dist=True, or log a torchmetrics metric, which reduces itself.",
             locations=tuple(event.location for event in logged),
+        )
+    for event in own_choices(whole_projection(script)):
+        condition = event.conditions[-1] if event.conditions else "this condition"
+        yield CHECK.finding(
+            "source",
+            "one rank chooses the checkpoint by a value of its own batches, which is not reduced over the ranks",
+            remedy="Average the value over the ranks with dist.all_reduce, on all ranks, before it is compared.",
+            locations=event.location,
+            because=((f"`{condition}` depends on the part of the data that this rank reads", event),),
         )
     for events in files.values():
         events.sort(key=lambda event: getattr(event.node, "lineno", 0))

@@ -158,11 +158,12 @@ def early_writes(projection: Projection) -> Iterator[EarlyLoad]:
         makes = 0
         for one in before:
             makes |= one.ranks
-        if before and _by_one(makes) and event.ranks & ~makes:
-            if not any(_is_between(before[-1], wait, event) for wait in waits):
-                seen.add(event.node)
-                node = changed_node(before[-1])
-                yield EarlyLoad(event, before[-1], before[-1].module.excerpt(node, 60) if node is not None else "it")
+        if not before or not _by_one(makes) or not event.ranks & ~makes:
+            continue
+        if not any(_is_between(before[-1], wait, event) for wait in waits):
+            seen.add(event.node)
+            node = changed_node(before[-1])
+            yield EarlyLoad(event, before[-1], before[-1].module.excerpt(node, 60) if node is not None else "it")
 
 
 def _holds(made: Event, use: FileUse) -> bool:

@@ -114,6 +114,8 @@ class Event(Placed, frozen=True, eq=False, kw_only=True):
     """It happens in the process that spawns the ranks, not in a rank."""
     rank_tested: bool = False
     """The number of the rank decides one of the undecided conditions around it: ``rank != settings.main``."""
+    deciding: tuple[Value, ...] = ()
+    """What the undecided conditions around it are on the ranks that come here, outermost first."""
 
     @property
     def conditions(self) -> tuple[str, ...]:

@@ -59,13 +59,14 @@ def wasted_broadcasts(record: RunRecord) -> Iterator[WastedBroadcasts]:
         wraps = {wrap.rank: wrap for wrap in record.wraps if wrap.wrap == number}
         if len(wraps) < 2 or sorted(wraps) != list(record.rank_numbers()):
             continue
-        if all(_synchronises(wrap) for wrap in wraps.values()) and _broadcasts(record, wraps):
+        if all(broadcasts_buffers(wrap) for wrap in wraps.values()) and _broadcasts(record, wraps):
             waste = _waste(record, number, wraps)
             if waste is not None:
                 yield waste
 
 
-def _synchronises(wrap: Wrap) -> bool:
+def broadcasts_buffers(wrap: Wrap) -> bool:
+    """Return whether DDP hands on the buffers of its first rank before each training forward."""
     return bool(wrap.options.get("broadcast_buffers", True)) and wrap.options.get("forward_sync_buffers") is not False
 
 

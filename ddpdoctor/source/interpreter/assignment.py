@@ -32,6 +32,7 @@ from ddpdoctor.source.interpreter.values import (
     join,
     never_none,
     options_of,
+    tags_of,
 )
 from ddpdoctor.source.ranks.data_partitions import parts_held
 from ddpdoctor.source.script.syntax_index import descend
@@ -146,6 +147,9 @@ def _assign_item(machine: Machine, target: ast.Subscript, value: Value) -> None:
     container = machine.evaluate(machine, target.value)
     index = machine.evaluate(machine, target.slice)
     note_item(machine, target, container, index, value)
+    if ("agreed", 0) in tags_of(value):
+        # Containers have no identity: another name of this one still shows what it held before.
+        machine.agreed_items.update(number for kind, number in tags_of(container) if kind == "batch")
     key = constant(index)
     if isinstance(container, DictValue) and key is not ...:
         entries = dict(container.entries)

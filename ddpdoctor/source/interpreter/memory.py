@@ -146,6 +146,10 @@ class Memory:
         """Conditions that depend on the remainder of a division, wherever that was computed."""
         self.rank_tests = 0
         """How many undecided conditions around the present statement the number of the rank decides."""
+        self.deciding: list[Value] = []
+        """What the conditions around the present statement are that could not be decided."""
+        self.agreed_items: set[int] = set()
+        """Loaders of whose batches some container held values before it got what the ranks agreed on."""
         self.own_tests: list[OwnTest] = []
         """Conditions around the present statement that every rank decides by something of its own."""
         self.own_raises: list[tuple[OwnTest, ast.AST]] = []
@@ -308,6 +312,7 @@ class Memory:
             gradients=self.gradients,
             in_parent=self.in_parent,
             rank_tested=self.rank_tests > 0,
+            deciding=tuple(self.deciding) if self.deciding else (),
             root=self.root,
             scopes=around[2],
             contexts=tuple(self.contexts) if self.contexts else (),

@@ -90,7 +90,7 @@ class Machine(Memory):
             # Ranks mostly share their files, so that what is set where one is there is alike on all of them.
             varying = is_varying(value) and not only_of_files(value)
             by_rank = varying and own is None and not tags_of(value)
-            self.fork([when_true, when_false], test, varying=varying, own=own, by_rank=by_rank)
+            self.fork([when_true, when_false], test, value, varying=varying, own=own, by_rank=by_rank)
             return
         if yes == start:
             when_true()
@@ -103,7 +103,9 @@ class Machine(Memory):
             after |= self.on(ranks, test, value, arm)
         if unknown:
             varying = is_varying(value)
-            after |= self.on(unknown, test, value, lambda: self.fork([when_true, when_false], varying=varying))
+            after |= self.on(
+                unknown, test, value, lambda: self.fork([when_true, when_false], value=value, varying=varying)
+            )
         self.mask = after
 
     def present(self, value: Value) -> Value:
@@ -130,6 +132,7 @@ class Machine(Memory):
         self,
         arms: Sequence[Callable[[], None]],
         test: ast.AST | None = None,
+        value: Value | None = None,
         *,
         varying: bool = False,
         own: OwnTest | None = None,
@@ -145,6 +148,8 @@ class Machine(Memory):
         self.rank_tests += by_rank
         if test is not None:
             self.conditions.append((self.frames[-1].module, test))
+        if value is not None:
+            self.deciding.append(self.present(value))
         if own is not None:
             self.own_tests.append(own)
         for arm in arms:
@@ -157,6 +162,8 @@ class Machine(Memory):
             outcomes.append((written, self.mask, self.sinks))
         if own is not None:
             self.own_tests.pop()
+        if value is not None:
+            self.deciding.pop()
         if test is not None:
             self.conditions.pop()
         self.undecided -= 1
@@ -234,7 +241,7 @@ class Machine(Memory):
         ``node`` and ``name`` identify what was not followed.
         """
         lists: list[list[Any]] = [self.frames, self.loops, self.calls, self.guards]
-        lists += [self.conditions, self.contexts, self.own_tests]
+        lists += [self.conditions, self.deciding, self.contexts, self.own_tests]
         lengths = [len(entries) for entries in lists]
         counts = (self.mask, self.undecided, self.rank_tests, self.trying, self.inside_ddp)
         flags, journals = (self.gradients, self.synchronising, self.tentative, self.quiet), self.store.depth

@@ -201,7 +201,7 @@ def local_metrics(projection: Projection) -> Iterator[Event]:
             continue
         given = (*event.positional, *event.named.values())
         parts = (part for value in given for part in (parts_of(value) if isinstance(value, DictValue) else (value,)))
-        said = [value for value in parts if is_local(value)]
+        said = [value for value in parts if is_local(value) and not _may_be_agreed(projection, value)]
         if not said:
             continue
         in_pass = _is_in_pass(event)
@@ -218,6 +218,38 @@ def local_metrics(projection: Projection) -> Iterator[Event]:
         if found and not communicates(projection, event):
             seen.add(event.node)
             yield event
+
+
+def own_choices(projection: Projection) -> Iterator[Event]:
+    """Yield the checkpoints that one rank of a job saves or not by a value of its own batches, each once.
+
+    Of a loader from whose batches anything is reduced the value may be the reduced one, by a way that was not followed.
+    """
+    if not is_distributed(projection):
+        return
+    reduced = {
+        number
+        for event in projection.in_course("collective")
+        if _reduces_metric(event)
+        for value in event.positional
+        for kind, number in tags_of(value)
+        if kind == "batch"
+    }
+    seen: set[ast.AST] = set()
+    for event in projection.in_course("save"):
+        if event.node in seen or event.ranks not in FIRST_RANKS or event.in_parent:
+            continue
+        for value in event.deciding:
+            loaders = {number for kind, number in tags_of(value) if kind == "batch"}
+            if is_local(value) and loaders and not loaders & reduced and not _may_be_agreed(projection, value):
+                if not is_of_whole_set(projection, value):
+                    seen.add(event.node)
+                    yield event
+                    break
+
+
+def _may_be_agreed(projection: Projection, value: Value) -> bool:
+    return any(kind == "batch" and number in projection.machine.agreed_items for kind, number in tags_of(value))
 
 
 def _loggers_are_quiet(projection: Projection) -> bool:
