@@ -98,7 +98,7 @@ REMEDIES = {
     ),
     "own-buffers": (
         "Average over the ranks what they are changed by, with dist.all_reduce. broadcast_buffers=True makes them "
-        "alike, but of rank 0's batches only. A cache of the rank's own batch may differ: do not register it as a buffer."
+        "alike, but of rank 0's batches only. A cache of a rank's own batch may differ: do not register it as a buffer."
     ),
     "own-step": (
         "Average the gradients before this step, with dist.all_reduce and a division by the number of ranks, or step "

@@ -448,31 +448,32 @@ def _wrong_turn(backward: Event, forwards: list[Event], moves: list[Event]) -> M
 
 def _condition_of_no_sync(forward: Event, context: ContextAround) -> ast.expr | None:
     """Return the condition under which a ``with`` item of the forward's function is ``no_sync()``."""
-    node: ast.expr = context.node
+    node: ast.expr | None = context.node
     module = context.module
-    if isinstance(node, ast.Name):
-        assigned = _only_assignment(module, node.id)
-        if assigned is None:
-            return None
-        node = assigned
+    name = node.func if isinstance(node, ast.Call) else node
+    if isinstance(name, ast.Name):  # ``context = no_sync() if … else nullcontext()``, or uncalled until it is entered.
+        node = _only_assignment(module, name.id)
     if isinstance(node, ast.IfExp):
-        if _calls_no_sync(node.body) and not _calls_no_sync(node.orelse):
+        if _is_no_sync(node.body) and not _is_no_sync(node.orelse):
             return node.test
-        if _calls_no_sync(node.orelse) and not _calls_no_sync(node.body):
+        if _is_no_sync(node.orelse) and not _is_no_sync(node.body):
             return ast.UnaryOp(ast.Not(), node.test)
-    if _calls_no_sync(node) and isinstance(node, ast.Call):
+    elif node is not None and _is_no_sync(node):
         return test_around(msgspec.structs.replace(forward, node=node, module=module))
     return None
 
 
 def _only_assignment(module: Module, name: str) -> ast.expr | None:
+    """Return the only value assigned to a name that may be ``no_sync``."""
     values = [
         node.value
         for node in module.index.of(ast.Assign)
         if any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
+        and any(map(_is_no_sync, descend(node.value)))
     ]
     return values[0] if len(values) == 1 else None
 
 
-def _calls_no_sync(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "no_sync"
+def _is_no_sync(node: ast.AST) -> bool:
+    method = node.func if isinstance(node, ast.Call) else node
+    return isinstance(method, ast.Attribute) and method.attr == "no_sync"

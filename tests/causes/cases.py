@@ -66,6 +66,10 @@ _OWN_NAME = Said(code="DDP608", line=25, words=("a name that each of them makes 
 _PATIENCE = Said(code="DDP302", line=57, words=("All-reduce or broadcast",))
 _CUT = Said(code="DDP105", line=18, words=("not in the order of the samples", "torch.stack(parts, 1)"))
 _SCHEDULE = Said(code="DDP224", line=14, words=("accelerator.num_processes",))
+_CODEBOOK = Said(code="DDP208", line=64, ranks=(0, 1), words=("stages.0.embed", "DDP broadcasts none", "all_reduce"))
+_BEST = Said(code="DDP606", line=53, words=("chooses the checkpoint", "all_reduce"))
+_FOLDER = Said(code="DDP603", line=20, words=("which rank 0 makes just before", "exist_ok=True"))
+_LAST_TURN = Said(code="DDP217", line=21, words=("the micro-step after which the optimizer steps",))
 
 CASES = (
     # The barrier that rank 1 waits in is where it stands, not why.
@@ -165,6 +169,11 @@ CASES = (
     ),
     Case(script="reports/files_by_rank_seed.py", source=(_FILES, _UNEVEN), checked=(_FILES, _UNEVEN)),
     Case(script="reports/episodes_global_rng.py", source=(_EPISODES,), checked=(_EPISODES,)),
+    # No line of the source shows what the ranks' batches make of the codebook: the run sees it.
+    Case(script="reports/codebook_not_broadcast.py", checked=(_CODEBOOK,)),
+    Case(script="reports/ranking_of_own_shard.py", source=(_BEST,), checked=(_BEST,)),
+    Case(script="reports/shard_into_missing_folder.py", source=(_FOLDER,), checked=(_FOLDER,)),
+    Case(script="reports/accumulation_off_by_one.py", source=(_LAST_TURN,), checked=(_LAST_TURN,)),
     Case(script="reports/conversations_shuffled.py", source=(_ROWS,), checked=(_ROWS,)),
     Case(script="reports/losses_in_set_order.py", source=(_PACKED,), checked=(_PACKED,)),
     Case(script="reports/outputs_in_set_order.py", source=(_OUTPUTS,), checked=(_OUTPUTS,)),

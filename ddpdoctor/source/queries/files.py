@@ -198,7 +198,7 @@ def changed_node(event: Event) -> ast.expr | None:
 
 
 def directory_of(path: ast.expr) -> ast.expr | None:
-    """Return the source of the directory that a path lies in: ``join(out, name)``, ``f"{out}/{name}"``, ``out / name``."""
+    """Return the source of the directory that a path lies in: ``join(a, b)``, ``f"{a}/{b}"``, ``a / b``, ``a + b``."""
     if isinstance(path, ast.Call) and last_name(path.func) == "join" and path.args:
         return path.args[0]
     if isinstance(path, ast.BinOp) and isinstance(path.op, (ast.Div, ast.Add)):

@@ -241,11 +241,11 @@ def own_choices(projection: Projection) -> Iterator[Event]:
             continue
         for value in event.deciding:
             loaders = {number for kind, number in tags_of(value) if kind == "batch"}
-            if is_local(value) and loaders and not loaders & reduced and not _may_be_agreed(projection, value):
-                if not is_of_whole_set(projection, value):
-                    seen.add(event.node)
-                    yield event
-                    break
+            in_doubt = loaders & reduced or _may_be_agreed(projection, value)
+            if is_local(value) and loaders and not in_doubt and not is_of_whole_set(projection, value):
+                seen.add(event.node)
+                yield event
+                break
 
 
 def _may_be_agreed(projection: Projection, value: Value) -> bool:
