@@ -20,9 +20,8 @@ import msgspec
 
 from ddpdoctor.errors import DdpDoctorError, UsageError
 from ddpdoctor.files.replace_file import replace_file
-from ddpdoctor.files.source_text import MAXIMUM_BYTES as _LARGEST_BYTES
-from ddpdoctor.files.source_text import decoded
-from ddpdoctor.files.untrusted import read_untrusted
+from ddpdoctor.files.untrusted import MAXIMUM_BYTES as _LARGEST_BYTES
+from ddpdoctor.files.untrusted import decoded, read_untrusted
 from ddpdoctor.finding import Location
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.vocabulary import canonical

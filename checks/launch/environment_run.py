@@ -10,8 +10,7 @@ import msgspec
 from ddpdoctor.check import NotStated, Verdict
 from ddpdoctor.diagnosis.failures import failed_initialisations, named_failures
 from ddpdoctor.diagnosis.wording import rank_list, site_location
-from ddpdoctor.finding import Location
-from ddpdoctor.findings.locations import named_ranks
+from ddpdoctor.finding import Location, named_ranks
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.collectives import Wait
 from ddpdoctor.record.streams.setup import CpuThreads, Setting

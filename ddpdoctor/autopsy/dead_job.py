@@ -26,8 +26,7 @@ from ddpdoctor.examination import (
     SourceSection,
     Verdict,
 )
-from ddpdoctor.finding import Finding, Severity, Trouble
-from ddpdoctor.findings.locations import in_user_code, with_fingerprints
+from ddpdoctor.finding import Finding, Severity, Trouble, in_user_code, with_fingerprints
 from ddpdoctor.postmortem.failures import details_of
 from ddpdoctor.postmortem.log_reader import LogRead
 from ddpdoctor.postmortem.read import Postmortem, read_postmortem

@@ -25,7 +25,7 @@ from ddpdoctor.cli.output import ExaminationOutput, output_options
 from ddpdoctor.errors import ExitCode, UnreadableScript, UsageError
 from ddpdoctor.examination import Examination
 from ddpdoctor.examine.one_script import ExamineRequest, unreadable
-from ddpdoctor.files.source_text import MAXIMUM_BYTES
+from ddpdoctor.files.untrusted import MAXIMUM_BYTES
 from ddpdoctor.finding import Severity
 from ddpdoctor.launch.request import STRESSES, Stress
 from ddpdoctor.report import streams

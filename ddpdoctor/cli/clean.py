@@ -10,7 +10,7 @@ from ddpdoctor.cli.options.command import help_option
 from ddpdoctor.errors import ExitCode, UsageError
 from ddpdoctor.launch.runs.created_files import Leftover, clean_up, leftovers
 from ddpdoctor.report import streams
-from ddpdoctor.report.escape import one_line
+from ddpdoctor.report.streams import one_line
 
 SHOWN = 200
 """Paths of one rehearsal that are named."""

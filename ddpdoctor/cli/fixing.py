@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ddpdoctor.examine.static_scan import STDIN, Survey, SurveyRequest, survey
-from ddpdoctor.findings.locations import shown_path
+from ddpdoctor.finding import shown_path
 from ddpdoctor.fix import Fix
 from ddpdoctor.report import streams
 

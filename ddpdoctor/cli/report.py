@@ -17,7 +17,7 @@ from ddpdoctor.errors import DdpDoctorError, ExitCode, UsageError
 from ddpdoctor.launch.runs.kept_runs import kept_runs, live_processes, remove_run, size_bytes
 from ddpdoctor.record.reader import read_plan
 from ddpdoctor.report import streams
-from ddpdoctor.report.escape import one_line
+from ddpdoctor.report.streams import one_line
 
 NOT_KNOWN = "-"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from ddpdoctor.files.source_text import tree_of
+from ddpdoctor.files.untrusted import tree_of
 from ddpdoctor.finding import Fact, Finding, Location
 
 _EXITS = frozenset({"exit", "_exit", "quit"})

@@ -22,8 +22,7 @@ from ddpdoctor.catalogue.select import (
 )
 from ddpdoctor.config.suppressions import Suppression
 from ddpdoctor.examination import SourceSection
-from ddpdoctor.finding import Finding, Location
-from ddpdoctor.findings.locations import shown_path
+from ddpdoctor.finding import Finding, Location, shown_path
 from ddpdoctor.source.queries.subjects import is_recognised
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ import msgspec
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.examine.another_try import USAGE
-from ddpdoctor.finding import Trouble
-from ddpdoctor.findings.locations import named_ranks, shown_path
+from ddpdoctor.finding import Trouble, named_ranks, shown_path
 from ddpdoctor.findings.merge import DIVERGENCES, SUSPECTED
 from ddpdoctor.record.joining import headline
 

@@ -25,8 +25,7 @@ from ddpdoctor.examine.fix_offers import for_findings
 from ddpdoctor.examine.one_script import ExamineRequest, conclude_all
 from ddpdoctor.examine.reading import Choice, Reading, choice_of, reading_of
 from ddpdoctor.files.patterns import matches_below, python_files
-from ddpdoctor.finding import Severity
-from ddpdoctor.findings.locations import shown_path
+from ddpdoctor.finding import Severity, shown_path
 from ddpdoctor.fix import Fix
 from ddpdoctor.source.script.entry_point import Library, acts, is_entry, may_be_entry
 from ddpdoctor.source.script.project import Surroundings
@@ -85,7 +84,7 @@ def survey(request: SurveyRequest) -> Survey:
     ConfigurationError for wrong settings. One of several that were named and cannot be read leaves the examination
     inconclusive; one that was found gives a note.
     """
-    from ddpdoctor.files.source_text import hold
+    from ddpdoctor.files.untrusted import hold
 
     started_s = time.perf_counter()
     root = Path.cwd()

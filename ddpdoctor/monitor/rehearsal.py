@@ -18,7 +18,7 @@ import msgspec
 
 from ddpdoctor import __version__
 from ddpdoctor.errors import ConfigurationError
-from ddpdoctor.findings.locations import named_ranks
+from ddpdoctor.finding import named_ranks
 from ddpdoctor.launch.box import restore
 from ddpdoctor.launch.box.start import Box, BoxRefused, mount_points, start_in_box
 from ddpdoctor.launch.environment import (

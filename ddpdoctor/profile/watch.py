@@ -38,9 +38,8 @@ from ddpdoctor.diagnosis.performance.summary import RunSummary, RunVerdict
 from ddpdoctor.diagnosis.performance.verdict import SEE_ALL, run_verdict
 from ddpdoctor.diagnosis.steps import WARM_UP_STEPS, recent
 from ddpdoctor.diagnosis.wording import only_lost_their_peers, placed
-from ddpdoctor.files.source_text import source_of
-from ddpdoctor.finding import Fact, Finding, Severity, Trouble
-from ddpdoctor.findings.locations import with_fingerprints
+from ddpdoctor.files.untrusted import source_of
+from ddpdoctor.finding import Fact, Finding, Severity, Trouble, with_fingerprints
 from ddpdoctor.findings.merge import merge
 from ddpdoctor.launch.job import LaunchedJob
 from ddpdoctor.monitor.build_snapshot import LastWait, Look, accused, build_snapshot, stall_view, steps_made

@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any
 import msgspec
 
 from ddpdoctor.errors import UsageError
-from ddpdoctor.findings.locations import plain
+from ddpdoctor.finding import plain
 from ddpdoctor.launch.job import unblock_signals
 from ddpdoctor.report.formats.json import HEAD, finding_object
 

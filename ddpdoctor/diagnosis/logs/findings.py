@@ -15,7 +15,7 @@ from ddpdoctor.diagnosis.divergence_kind import classify, divergence_finding
 from ddpdoctor.diagnosis.live.stacks import limits, native_stacks, parted_stacks, worker_stacks
 from ddpdoctor.diagnosis.logs import remedies, wording
 from ddpdoctor.diagnosis.logs.causes import causes_of, first_cause
-from ddpdoctor.diagnosis.record_cache import ByIdentity
+from ddpdoctor.diagnosis.steps import ByIdentity
 from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.finding import Finding, Severity, Trouble
 from ddpdoctor.record.model import RunRecord

@@ -15,7 +15,7 @@ import msgspec
 
 from ddpdoctor.errors import UnreadableScript, UsageError
 from ddpdoctor.files.patterns import home_directory
-from ddpdoctor.files.source_text import decoded
+from ddpdoctor.files.untrusted import decoded
 from ddpdoctor.source.recursion import deep_recursion
 from ddpdoctor.source.script.launch_facts import SourceFact, cuda_demand, rank_launch
 from ddpdoctor.source.script.module import Module, Scope, dotted
