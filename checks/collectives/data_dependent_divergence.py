@@ -47,8 +47,8 @@ from ddpdoctor.source.events import Branch, Event, Loop, OwnKind, OwnTest, Tree,
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import mentions, partings
 from ddpdoctor.source.queries.files import writes
+from ddpdoctor.source.script.module import descend, made_from
 from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.script.syntax_index import descend, made_from
 from ddpdoctor.source.torch_model.recorded_calls import FILE_CALLS, FILE_METHODS
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.divergence import mentions
-from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.module import Module, descend, last_name, made_from
 from ddpdoctor.source.script.script import uses_any
-from ddpdoctor.source.script.syntax_index import descend, last_name, made_from
 
 _SETS = frozenset({"set", "frozenset"})
 _TENSORS = frozenset({"parameters", "buffers"})

@@ -14,8 +14,7 @@ from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.divergence import function_around, mentions, nodes_of, stores
 from ddpdoctor.source.queries.numbers import SHOWS, followers, is_number_of, number_kind
 from ddpdoctor.source.ranks.ranks import size_names
-from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.syntax_index import descend, last_name
+from ddpdoctor.source.script.module import Module, descend, last_name
 
 # Losses that a collective changes before their backward.
 

@@ -41,8 +41,8 @@ from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, PerRank, consta
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import BARRIERS, function_around
 from ddpdoctor.source.queries.job_kind import comes_before_ranks, hints_at_ranks, is_distributed
+from ddpdoctor.source.script.module import descend, last_name, origins_of
 from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.script.syntax_index import descend, last_name, origins_of
 from ddpdoctor.source.vocabulary import PREPARING_DATASETS
 
 if TYPE_CHECKING:

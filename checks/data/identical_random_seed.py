@@ -55,8 +55,8 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.shown_numbers import unsettled
 from ddpdoctor.source.queries.training_loops import division, feedings
+from ddpdoctor.source.script.module import descend
 from ddpdoctor.source.script.script import Script, uses_part
-from ddpdoctor.source.script.syntax_index import descend
 from ddpdoctor.source.vocabulary import SEEDS_EVERYTHING
 
 if TYPE_CHECKING:

@@ -54,9 +54,8 @@ from ddpdoctor.source.queries.training_loops import (
     feedings,
     is_drawn,
 )
-from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.script.syntax_index import descend, last_name
 from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER
 
 if TYPE_CHECKING:

@@ -24,8 +24,7 @@ from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import is_distributed, is_run_again, is_training_by_trainer
 from ddpdoctor.source.ranks.rank_local_values import DRAWN, TAKES_SEED, is_own_seed
 from ddpdoctor.source.ranks.ranks import rank_names
-from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.syntax_index import descend, last_name, made_from, origins_of
+from ddpdoctor.source.script.module import Module, descend, last_name, made_from, origins_of
 from ddpdoctor.source.torch_model.recorded_calls import DATA_METHODS, ORDERING_METHODS, SEEDING
 
 Library = Literal["torch", "numpy", "random"]

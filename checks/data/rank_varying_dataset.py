@@ -50,9 +50,8 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.ranks.ranks import rank_names
-from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.script.syntax_index import descend, last_name
 from ddpdoctor.source.torch_model.recorded_calls import DATA_METHODS
 from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER
 

@@ -59,9 +59,8 @@ from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.training_loops import by_shards, feedings, through_ddp
 from ddpdoctor.source.queries.wrapped_models import averages_by_hand
 from ddpdoctor.source.ranks.data_partitions import as_written, may_even_out, part_tags
-from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.module import Module, children_of, descend, last_name
 from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.script.syntax_index import children_of, descend, last_name
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord

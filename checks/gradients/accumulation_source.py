@@ -29,7 +29,7 @@ from ddpdoctor.source.queries.wrapped_models import (
     training_forwards,
     wrap_numbers,
 )
-from ddpdoctor.source.script.syntax_index import descend
+from ddpdoctor.source.script.module import descend
 from ddpdoctor.source.vocabulary import DATA_LOADER
 
 _CONTROLS = re.compile(r"no_?sync|accumulat|backward_grad_sync|gradient_sync|nullcontext|suppress", re.IGNORECASE)

@@ -30,7 +30,7 @@ from ddpdoctor.source.queries.wrapped_models import (
     training_events,
     training_forwards,
 )
-from ddpdoctor.source.script.syntax_index import descend, last_name
+from ddpdoctor.source.script.module import descend, last_name
 from ddpdoctor.source.torch_model.recorded_calls import SET_REQUIRES_GRAD
 
 _AFTER_WRAP = frozenset(

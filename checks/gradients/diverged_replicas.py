@@ -68,8 +68,8 @@ from ddpdoctor.source.queries.wrapped_models import (
     training_events,
     value_of_root,
 )
+from ddpdoctor.source.script.module import descend, last_name
 from ddpdoctor.source.script.script import Script, uses_part
-from ddpdoctor.source.script.syntax_index import descend, last_name
 from ddpdoctor.source.torch_model.recorded_calls import SET_PARAM_GROUP, SET_REQUIRES_GRAD
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ from ddpdoctor.source.libraries.lightning import LOG, has_several
 from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR, TRAINERS
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.rank_logging import is_local
-from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.module import Module, descend, last_name, made_from
 from ddpdoctor.source.script.script import uses_any
-from ddpdoctor.source.script.syntax_index import descend, last_name, made_from
 from ddpdoctor.source.vocabulary import DATA_LOADER, FABRICS
 
 Place = tuple[Module, ast.AST]

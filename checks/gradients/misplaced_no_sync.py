@@ -49,9 +49,8 @@ from ddpdoctor.source.queries.wrapped_models import (
     training_forwards,
     wrap_numbers,
 )
-from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.script.script import Script, uses_part
-from ddpdoctor.source.script.syntax_index import descend, last_name
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnosis.training.replicas import Unaveraged

@@ -38,9 +38,8 @@ from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.fix import Fix, imported, indented
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.wrapped_models import training_forwards, wrap_numbers
-from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.module import Module, descend
 from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.script.syntax_index import descend
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord

@@ -21,9 +21,8 @@ from ddpdoctor.source.queries.wrapped_models import (
     training_events,
     wrap_numbers,
 )
-from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.module import Module, descend, made_from
 from ddpdoctor.source.script.script import Script, uses_part
-from ddpdoctor.source.script.syntax_index import descend, made_from
 from ddpdoctor.source.vocabulary import DDP
 
 _OTHER_WRAPPERS = (

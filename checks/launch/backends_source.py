@@ -22,9 +22,8 @@ from ddpdoctor.source.queries.job_kind import (
     speaks_of_devices,
 )
 from ddpdoctor.source.queries.subjects import gaps
-from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.script.script import gives_each_rank_a_machine, uses_part
-from ddpdoctor.source.script.syntax_index import descend, last_name
 from ddpdoctor.source.torch_model.recorded_calls import SET_VARIABLE
 
 _TENSOR_POSITION = {

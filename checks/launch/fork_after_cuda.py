@@ -42,9 +42,8 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import Function, Instance, Value, constant, options_of
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.training_loops import feedings
-from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.module import Module, descend
 from ddpdoctor.source.script.script import Script, calls_any, uses_part
-from ddpdoctor.source.script.syntax_index import descend
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord

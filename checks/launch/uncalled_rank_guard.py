@@ -35,9 +35,8 @@ from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Location, Severity
 from ddpdoctor.fix import Fix, after
 from ddpdoctor.source.script.call_graph import mentions_of
-from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.module import Module, descend
 from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.script.syntax_index import descend
 from ddpdoctor.source.vocabulary import COLLECTIVES, is_first_rank_name
 
 CHECK = Check(

@@ -53,8 +53,8 @@ from ddpdoctor.source.queries.files import saves_by_guard
 from ddpdoctor.source.queries.job_kind import is_single_node, keyword, names_another_machine
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK
 from ddpdoctor.source.script.launch_facts import reads_launcher_rank
+from ddpdoctor.source.script.module import last_name, made_from
 from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.script.syntax_index import last_name, made_from
 from ddpdoctor.source.vocabulary import SPAWNERS
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import depends_on_mode, framework, may_use_cuda, noted
 from ddpdoctor.source.queries.training_loops import feedings
+from ddpdoctor.source.script.module import descend
 from ddpdoctor.source.script.script import code_of
-from ddpdoctor.source.script.syntax_index import descend
 from ddpdoctor.source.torch_model.recorded_calls import READING_FUNCTIONS, READING_METHODS
 from ddpdoctor.source.vocabulary import FABRICS
 

@@ -34,7 +34,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.libraries import rank_attributes
 from ddpdoctor.source.ranks.ranks import FIRST, GLOBAL_RANK, LOCAL_RANK, WORLD_SIZE, guessed_per_rank
-from ddpdoctor.source.script.syntax_index import last_name
+from ddpdoctor.source.script.module import last_name
 from ddpdoctor.source.vocabulary import (
     DATA_LOADER,
     DDP,

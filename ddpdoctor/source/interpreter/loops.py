@@ -31,7 +31,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.ranks.data_partitions import filtered
 from ddpdoctor.source.ranks.own_statistics import with_keys
-from ddpdoctor.source.script.syntax_index import descend, last_name
+from ddpdoctor.source.script.module import descend, last_name
 
 MAXIMUM_ITEMS = 20
 """Of a list whose items are looked at one by one."""

@@ -34,7 +34,7 @@ from ddpdoctor.source.queries.job_kind import (
     on_every_rank,
 )
 from ddpdoctor.source.ranks.ranks import LOCAL_RANK, numbers_in, rank_names
-from ddpdoctor.source.script.syntax_index import descend, last_name, made_from
+from ddpdoctor.source.script.module import descend, last_name, made_from
 from ddpdoctor.source.vocabulary import text_hints_at_ranks
 
 _OPEN = "builtins.open"

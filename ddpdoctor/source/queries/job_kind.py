@@ -12,9 +12,8 @@ from ddpdoctor.source.libraries.lightning import has_several
 from ddpdoctor.source.libraries.rank_attributes import TRAINERS
 from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.script.launch_facts import declared_options, launches, reads_launcher_rank, tests_for_gpu
-from ddpdoctor.source.script.module import Module, dotted
+from ddpdoctor.source.script.module import Module, descend, dotted, last_name
 from ddpdoctor.source.script.script import Script, calls_any, uses_part
-from ddpdoctor.source.script.syntax_index import descend, last_name
 from ddpdoctor.source.torch_model.recorded_calls import SET_VARIABLE
 from ddpdoctor.source.vocabulary import (
     GLOBAL_RANK_VARIABLES,

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence, Set
 from typing import Literal
 
 from ddpdoctor.source.queries.divergence import mentions
-from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.syntax_index import last_name
+from ddpdoctor.source.script.module import Module, last_name
 
 NumberKind = Literal["mean", "sum", "unknown"]
 _AS_IT_IS = frozenset({"item", "detach", "cpu", "clone", "float", "double", "to", "cuda", "squeeze", "view", "reshape"})

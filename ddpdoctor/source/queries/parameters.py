@@ -26,9 +26,8 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.libraries.lightning import MODULES, has_several, searches_unused
 from ddpdoctor.source.projection import Projection, whole_projection
-from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.script.script import Script, uses_part
-from ddpdoctor.source.script.syntax_index import descend, last_name
 from ddpdoctor.source.torch_model.buffers import parts_of_module
 from ddpdoctor.source.torch_model.recorded_calls import SET_REQUIRES_GRAD
 

@@ -27,8 +27,7 @@ from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import is_distributed, is_of_one_process, left_in_mode, on_every_rank
 from ddpdoctor.source.queries.training_loops import division, feedings
 from ddpdoctor.source.ranks.ranks import FIRST_RANKS
-from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.syntax_index import descend
+from ddpdoctor.source.script.module import Module, descend
 from ddpdoctor.source.torch_model.recorded_calls import PRINT_REPLACED
 
 _BARS = ("tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.trange", "tqdm.auto.trange")

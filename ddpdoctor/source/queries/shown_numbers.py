@@ -13,9 +13,8 @@ from typing import NamedTuple
 from ddpdoctor.source.events import Condition, Event
 from ddpdoctor.source.queries.divergence import function_around, mentions, nodes_of
 from ddpdoctor.source.queries.numbers import SHOWS
-from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.script.syntax_index import descend, last_name
 
 _KEEPS = frozenset({"update", "append", "add", "extend", "setdefault"})
 """Methods by which a list, a dictionary or a meter takes a number in."""

@@ -25,9 +25,8 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.queries.job_kind import frameworks, is_distributed, speaks_of_devices
 from ddpdoctor.source.queries.training_loops import feedings, is_averaged, through_ddp, unread_loss
-from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.module import Module, last_name
 from ddpdoctor.source.script.script import Script, says
-from ddpdoctor.source.script.syntax_index import last_name
 
 _OF_TRAINING: tuple[Subject, ...] = ("wrap", "model", "training", "loss", "training-loader", "sampler")
 MOST_GAPS = 3

@@ -31,8 +31,8 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.ranks.rank_local_values import is_found_alike, lists_names
+from ddpdoctor.source.script.module import descend, made_from
 from ddpdoctor.source.script.script import code_of, uses_part
-from ddpdoctor.source.script.syntax_index import descend, made_from
 from ddpdoctor.source.torch_model.ddp import SHARDED_TAGS
 from ddpdoctor.source.torch_model.recorded_calls import UNWRAPPED_FORWARD
 from ddpdoctor.source.vocabulary import DATA_LOADER, DISTRIBUTED_SAMPLER, MAP_STYLE_DATASETS, text_hints_at_ranks

@@ -12,9 +12,8 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ExternalObject, Instance, Value, options_of, tags_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.parameters import HAS_PARAMETERS
-from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.module import Module, descend, made_from
 from ddpdoctor.source.script.script import Script, calls_any, uses_part
-from ddpdoctor.source.script.syntax_index import descend, made_from
 from ddpdoctor.source.torch_model.recorded_calls import SHARDED
 from ddpdoctor.source.vocabulary import DDP
 

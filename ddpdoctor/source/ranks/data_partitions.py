@@ -25,8 +25,7 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.ranks.ranks import rank_names
-from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.syntax_index import descend, last_name
+from ddpdoctor.source.script.module import Module, descend, last_name
 
 PART = "part"
 """Kind of the tags of what a rank took for itself; the number is that of the ``Part``."""

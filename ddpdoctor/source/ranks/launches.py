@@ -28,8 +28,7 @@ from ddpdoctor.source.interpreter.values import (
     per_rank,
 )
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK, exact_per_rank
-from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.syntax_index import last_name
+from ddpdoctor.source.script.module import Module, last_name
 from ddpdoctor.source.vocabulary import PROCESSES
 
 _OF_A_PROCESS = re.compile(r"rank|gpu|device|node|proc|world|main|master", re.IGNORECASE)

@@ -26,7 +26,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.ranks.data_partitions import PART
 from ddpdoctor.source.ranks.rank_local_values import DRAWN, is_own_loader
-from ddpdoctor.source.script.syntax_index import descend, last_name
+from ddpdoctor.source.script.module import descend, last_name
 from ddpdoctor.source.vocabulary import DATA_LOADER
 
 STATISTIC = "statistic"

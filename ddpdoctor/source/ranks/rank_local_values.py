@@ -40,8 +40,8 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.script.call_graph import adds_key
+from ddpdoctor.source.script.module import descend
 from ddpdoctor.source.script.script import uses_part
-from ddpdoctor.source.script.syntax_index import descend
 from ddpdoctor.source.vocabulary import RANK_VARYING_CALLS, text_hints_at_ranks
 
 DECIDED: Tag = ("own", 0)

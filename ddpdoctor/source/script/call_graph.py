@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.syntax_index import NodeIndex, descend, last_name
+from ddpdoctor.source.script.module import Module, NodeIndex, descend, last_name
 from ddpdoctor.source.vocabulary import COLLECTIVES, SAME, canonical, collective_methods
 
 _SYNCHRONISING = frozenset(name.rpartition(".")[2] for name in COLLECTIVES if ".checkpoint." not in name) | {

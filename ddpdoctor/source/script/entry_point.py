@@ -8,9 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.module import Module, descend
 from ddpdoctor.source.script.script import Script, imports_any, parse_bytes, uses_part
-from ddpdoctor.source.script.syntax_index import descend
 
 FRAMEWORKS = (b"torch", b"accelerate", b"lightning", b"transformers", b"deepspeed", b"horovod")
 _JOINS = (

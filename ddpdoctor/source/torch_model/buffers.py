@@ -29,7 +29,7 @@ from ddpdoctor.source.interpreter.values import (
     constant,
     options_of,
 )
-from ddpdoctor.source.script.syntax_index import descend
+from ddpdoctor.source.script.module import descend
 from ddpdoctor.source.vocabulary import (
     BUFFERLESS_MODULE,
     CONTAINER_MODULES,

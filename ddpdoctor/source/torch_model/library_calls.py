@@ -44,8 +44,7 @@ from ddpdoctor.source.ranks.rank_local_values import (
     members_of,
     origin_of,
 )
-from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.syntax_index import last_name
+from ddpdoctor.source.script.module import Module, last_name
 from ddpdoctor.source.vocabulary import (
     DATA_LOADER,
     DATA_PARALLEL,
