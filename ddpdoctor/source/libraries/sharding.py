@@ -31,7 +31,7 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, WORLD_SIZE, exact_per_rank
 from ddpdoctor.source.script.script import uses_part
 from ddpdoctor.source.torch_model.ddp import SHARDED_TAGS
-from ddpdoctor.source.torch_model.library_calls import Handler, Named
+from ddpdoctor.source.torch_model.external_objects import Handler, Named
 from ddpdoctor.source.torch_model.recorded_calls import SHARDED
 from ddpdoctor.source.vocabulary import ENGINE, MESH, SHARDED_WRAPPER
 

@@ -64,6 +64,8 @@ from ddpdoctor.source.torch_model.choices import MERGES, chosen_command, is_mode
 from ddpdoctor.source.torch_model.ddp import backward, is_thin_wrap, wrap
 from ddpdoctor.source.torch_model.external_objects import (
     WORLD_GROUP,
+    Handler,
+    Named,
     has_attribute,
     is_instance,
     make_ddp,
@@ -76,16 +78,12 @@ from ddpdoctor.source.torch_model.external_objects import (
     make_sampler,
     make_super,
     note_device,
-    set_device,
-    type_of,
-)
-from ddpdoctor.source.torch_model.library_calls import (
-    Handler,
-    Named,
     origins_kept,
     plain_handler_of,
     read_attribute,
+    set_device,
     tensor_method,
+    type_of,
 )
 from ddpdoctor.source.torch_model.recorded_calls import is_noted_method, note_call, note_method
 from ddpdoctor.source.vocabulary import (
