@@ -129,7 +129,7 @@ def _named(one: Incident, runs: Sequence[RunRecord]) -> tuple[tuple[str, ...], s
 
 def _of_script(path: Path) -> tuple[str, ...]:
     from ddpdoctor.source.queries.parameters import parameter_names
-    from ddpdoctor.source.script.project import deep_recursion
+    from ddpdoctor.source.script.module import deep_recursion
     from ddpdoctor.source.script.script import script_at
 
     try:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -206,6 +208,8 @@ def _fields_of(kind: type[ast.AST]) -> tuple[str, ...]:
     _FIELDS[kind] = fields
     return fields
 
+
+# Names that `from torch.utils.data import *` and the like bring, as far as something is made of them here.
 
 _DISTRIBUTED = """
     init_process_group destroy_process_group is_initialized is_available get_rank get_world_size new_group barrier
@@ -511,3 +515,18 @@ def absolute(module: str, level: int, package: str) -> str:
         return ""
     base = parts[: len(parts) - (level - 1)]
     return ".".join([*base, module] if module else base)
+
+
+RECURSION_LIMIT = 12_000
+"""Enough for sums of 3,000 terms."""
+
+
+@contextmanager
+def deep_recursion(depth: int = RECURSION_LIMIT) -> Iterator[None]:
+    """Allow for code that is nested deeply: a long sum is as deep as it has terms."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, depth))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(limit)

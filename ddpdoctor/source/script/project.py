@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -199,18 +197,3 @@ def _outside_packages(directory: Path) -> Path:
     while (directory / "__init__.py").is_file() and directory != directory.parent:
         directory = directory.parent
     return directory
-
-
-RECURSION_LIMIT = 12_000
-"""Enough for sums of 3,000 terms."""
-
-
-@contextmanager
-def deep_recursion(depth: int = RECURSION_LIMIT) -> Iterator[None]:
-    """Allow for code that is nested deeply: a long sum is as deep as it has terms."""
-    limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(max(limit, depth))
-    try:
-        yield
-    finally:
-        sys.setrecursionlimit(limit)

@@ -17,8 +17,8 @@ from ddpdoctor.errors import UnreadableScript, UsageError
 from ddpdoctor.files.patterns import home_directory
 from ddpdoctor.files.untrusted import decoded
 from ddpdoctor.source.script.launch_facts import SourceFact, cuda_demand, rank_launch
-from ddpdoctor.source.script.module import Module, Scope, children_of, descend, dotted, last_name
-from ddpdoctor.source.script.project import UNDERSTOOD, Finder, Surroundings, deep_recursion, find_main
+from ddpdoctor.source.script.module import Module, Scope, children_of, deep_recursion, descend, dotted, last_name
+from ddpdoctor.source.script.project import UNDERSTOOD, Finder, Surroundings, find_main
 
 # Directories that modules add to `sys.path`: `sys.path.append(os.path.join(os.path.dirname(__file__), "lib"))`.
 

@@ -78,6 +78,8 @@ from ddpdoctor.source.vocabulary import (
     SAME_ITEMS,
 )
 
+# What a script asks of the kind of an object: `isinstance(model, DDP)`, `type(model) is DDP`, `hasattr`.
+
 _WRAPPERS = frozenset({DDP, DATA_PARALLEL})
 _MODULE = "torch.nn.Module"
 
