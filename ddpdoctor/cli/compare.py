@@ -6,8 +6,8 @@ import click
 
 from ddpdoctor.cli.options.command import Share, help_option
 from ddpdoctor.cli.options.command import runs as complete_runs
-from ddpdoctor.cli.options.recorded_run import finished_run, run_directory
 from ddpdoctor.cli.output import RunOutput, of_page, run_output_options
+from ddpdoctor.cli.report import finished_run, run_directory
 from ddpdoctor.errors import DdpDoctorError, ExitCode
 
 

@@ -5,19 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
 from ddpdoctor.cli.options.command import help_option
 from ddpdoctor.cli.options.command import runs as complete_runs
-from ddpdoctor.cli.options.recorded_run import run_directory
 from ddpdoctor.cli.output import TRACE, RunOutput
 from ddpdoctor.errors import DdpDoctorError, ExitCode, UsageError
 from ddpdoctor.launch.runs.kept_runs import kept_runs, live_processes, remove_run, size_bytes
 from ddpdoctor.record.reader import read_plan
 from ddpdoctor.report import streams
 from ddpdoctor.report.streams import one_line
+
+if TYPE_CHECKING:
+    from ddpdoctor.monitor.snapshot import Snapshot
+    from ddpdoctor.record.model import RunRecord
 
 NOT_KNOWN = "-"
 
@@ -161,3 +165,46 @@ def _delete(chosen: Sequence[Path]) -> ExitCode:
         else:
             streams.write_result(f"removed {directory.name}\n")
     return ExitCode.ERROR if stayed else ExitCode.CLEAN
+
+
+def run_directory(run: str | None) -> Path:
+    """Return the directory of a run: a path, or the name of a kept run; by default the newest.
+
+    Raises UsageError where there is none.
+    """
+    from ddpdoctor.launch.runs.kept_runs import kept_runs, named_run
+
+    if run is not None:
+        return named_run(run).absolute()
+    runs = kept_runs()
+    if not runs:
+        raise UsageError("no run has been recorded yet", "`ddpdoctor profile train.py` records one.")
+    return runs[0].absolute()
+
+
+def finished_run(directory: Path) -> tuple[Snapshot, RunRecord]:
+    """Return what was recorded of a run that is over.
+
+    Raises UsageError where it continues, or is a rehearsal, RecordError where it cannot be read, and an inconclusive
+    error where its steps can be read in part only: what is said of all ranks would be said of some.
+    """
+    from ddpdoctor.launch.runs.kept_runs import live_processes
+    from ddpdoctor.profile.recorded_run import recorded
+
+    snapshot, record = recorded(directory)
+    if live_processes(directory):
+        raise UsageError(f"the run in {directory} is still going on", "Wait until it ends.")
+    if record.job.kind != "run":
+        raise UsageError(
+            f"{directory} is the record of a rehearsal; its times are not those of the job",
+            "`ddpdoctor profile train.py` records a run.",
+        )
+    steps = record.stream("step_tracks")
+    if steps.state == "truncated":
+        error = DdpDoctorError(
+            f"the record in {directory} is not whole: {steps.reason}",
+            f"Copy the run directory anew; `ddpdoctor report {directory}` shows what there is.",
+        )
+        error.exit_code = ExitCode.INCONCLUSIVE
+        raise error
+    return snapshot, record

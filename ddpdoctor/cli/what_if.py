@@ -8,8 +8,8 @@ import click
 
 from ddpdoctor.cli.options.command import help_option
 from ddpdoctor.cli.options.command import runs as complete_runs
-from ddpdoctor.cli.options.recorded_run import finished_run, run_directory
 from ddpdoctor.cli.output import RunOutput, of_page, run_output_options
+from ddpdoctor.cli.report import finished_run, run_directory
 
 
 @click.command(name="what-if", add_help_option=False)
