@@ -119,7 +119,7 @@ def profile(
     recorded, and `ddpdoctor profile --one-rank RUN train.py` compares with it.
     """
     from ddpdoctor.cli.live import screen, watching
-    from ddpdoctor.cli.live.outlets import Outlets
+    from ddpdoctor.cli.live.hang_command import Outlets
     from ddpdoctor.monitor.nodes.meeting import host_and_port
 
     if demo or replay is not None or print_environment or attached is not None:

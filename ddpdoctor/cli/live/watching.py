@@ -15,7 +15,7 @@ from ddpdoctor.report import streams
 from ddpdoctor.report.run.run_lines import RunLines
 
 if TYPE_CHECKING:
-    from ddpdoctor.cli.live.outlets import Outlets
+    from ddpdoctor.cli.live.hang_command import Outlets
     from ddpdoctor.cli.output import RunOutput
     from ddpdoctor.launch.job import LaunchedJob
     from ddpdoctor.profile.watch import RunSource
