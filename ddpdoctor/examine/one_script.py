@@ -300,7 +300,7 @@ def conclude_all(
     )
     if not request.hint:
         return examination
-    from ddpdoctor.examine.fix_offers import with_hint
+    from ddpdoctor.examine.reading import with_hint
 
     return with_hint(examination, [fix for reading in readings for fix in reading.fixes])
 

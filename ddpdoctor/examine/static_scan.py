@@ -24,9 +24,8 @@ from ddpdoctor.catalogue.select import (
 from ddpdoctor.config.settings import NO_SETTINGS, Settings, find_settings
 from ddpdoctor.errors import DdpDoctorError, UnreadableScript, UsageError
 from ddpdoctor.examination import Examination, not_rehearsed
-from ddpdoctor.examine.fix_offers import for_findings
 from ddpdoctor.examine.one_script import ExamineRequest, conclude_all
-from ddpdoctor.examine.reading import Choice, Reading, choice_of, reading_of
+from ddpdoctor.examine.reading import Choice, Reading, choice_of, for_findings, reading_of
 from ddpdoctor.files.patterns import matches_below, python_files
 from ddpdoctor.finding import Severity, shown_path
 from ddpdoctor.fix import Fix
