@@ -31,30 +31,25 @@ References
 """
 
 from __future__ import annotations
+
 import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
+
 import msgspec
+
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Frame, Location, Refuted, Severity
 from ddpdoctor.source.events import Branch, Event, Loop, OwnKind, OwnTest, Tree, events_in, same
+from ddpdoctor.source.interpreter.values import ALL_RANKS
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import mentions, partings
 from ddpdoctor.source.queries.files import writes
-from ddpdoctor.source.script.module import descend, made_from
-from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.torch_model.recorded_calls import FILE_CALLS, FILE_METHODS
-from __future__ import annotations
-import ast
-from collections.abc import Iterator
-from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import ALL_RANKS
-from ddpdoctor.source.projection import Projection
-from ddpdoctor.source.queries.divergence import mentions
 from ddpdoctor.source.script.module import Module, descend, last_name, made_from
-from ddpdoctor.source.script.script import uses_any
+from ddpdoctor.source.script.script import Script, uses_any
+from ddpdoctor.source.torch_model.recorded_calls import FILE_CALLS, FILE_METHODS
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
