@@ -12,7 +12,7 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import External, constant, tags_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.divergence import function_around, mentions, nodes_of, stores
-from ddpdoctor.source.queries.numbers import SHOWS, followers, is_number_of, number_kind
+from ddpdoctor.source.queries.shown_numbers import SHOWS, followers, is_number_of, number_kind
 from ddpdoctor.source.ranks.ranks import size_names
 from ddpdoctor.source.script.module import Module, descend, last_name
 
