@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 import msgspec
@@ -25,13 +25,15 @@ from ddpdoctor.cli.output import ExaminationOutput, output_options
 from ddpdoctor.errors import ExitCode, UnreadableScript, UsageError
 from ddpdoctor.examination import Examination
 from ddpdoctor.examine.one_script import ExamineRequest, unreadable
-from ddpdoctor.examine.static_scan import STDIN, Survey, SurveyRequest, survey
 from ddpdoctor.files.untrusted import MAXIMUM_BYTES
 from ddpdoctor.finding import Severity, shown_path
-from ddpdoctor.fix import Fix
 from ddpdoctor.launch.request import STRESSES, Stress
 from ddpdoctor.report import streams
 from ddpdoctor.report.formats import FOR_PEOPLE
+
+if TYPE_CHECKING:
+    from ddpdoctor.examine.static_scan import Survey, SurveyRequest
+    from ddpdoctor.fix import Fix
 
 STDIN = "-"
 
@@ -174,7 +176,6 @@ def check(
     if fix or diff:
         paths = paths or (str(script_path(line)),)
     if fix or diff or _is_survey(paths, force_exclude=force_exclude, static=static):
-        from ddpdoctor.cli import fixing
         from ddpdoctor.examine.static_scan import SurveyRequest, survey
 
         request = SurveyRequest(
@@ -191,10 +192,10 @@ def check(
             hint=output_format == "full",
         )
         if diff:
-            found, text = fixing.shown(request)
+            found, text = _shown(request)
             wanted.write_text(text, "diff")
             ctx.exit(found.examination.exit_code)
-        survey_of = fixing.fixed if fix else survey
+        survey_of = _fixed if fix else survey
         one = ExamineRequest(target=request.stdin_name if STDIN in paths else paths[0])
         examination = _examined(lambda: survey_of(request).examination, one, for_people=for_people)
     else:
@@ -262,8 +263,9 @@ def _examined_script(request: ExamineRequest, fail_on: Severity | None) -> Exami
         return checked(request, fail_on, show)
 
 
-def fixed(request: SurveyRequest) -> Survey:
+def _fixed(request: SurveyRequest) -> Survey:
     """Make the safe fixes and examine again what is left; raises UsageError when a file cannot be written."""
+    from ddpdoctor.examine.static_scan import survey
     from ddpdoctor.fix import rewrite, write
 
     before = survey(request)
@@ -277,8 +279,9 @@ def fixed(request: SurveyRequest) -> Survey:
     return survey(msgspec.structs.replace(request, fixes=False)) if made else before
 
 
-def shown(request: SurveyRequest) -> tuple[Survey, str]:
+def _shown(request: SurveyRequest) -> tuple[Survey, str]:
     """Return the examination, and a unified diff of what ``--fix`` would do."""
+    from ddpdoctor.examine.static_scan import survey
     from ddpdoctor.fix import difference, rewrite
 
     found = survey(request)
