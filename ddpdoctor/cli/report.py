@@ -1,4 +1,4 @@
-"""``ddpdoctor report`` and ``ddpdoctor runs``: what was recorded of a run, and which runs are kept."""
+"""The commands on what was recorded of a run: ``report``, ``runs``, ``what-if`` and ``compare``."""
 
 from __future__ import annotations
 
