@@ -163,6 +163,22 @@ def _fact(basis: Basis, text: str, place: Place, numbers: Numbers | None = None,
     return Fact(text=text, basis=basis, numbers=numbers or {}, rank=rank, location=location, stack=stack)
 
 
+AVERAGING = frozenset(
+    {
+        "wraps",
+        "wrap_changes",
+        "forwards",
+        "backwards",
+        "missing_gradients",
+        "optimizer_steps",
+        "gradient_digests",
+        "gradients_taken",
+        "written_averages",
+    }
+)
+"""What shows whether gradients were averaged over the ranks."""
+
+
 class LoadedCheck(msgspec.Struct, frozen=True, kw_only=True):
     """A check with its functions and its documentation, ready to be run."""
 

@@ -38,11 +38,10 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from ddpdoctor.check import Check, TooLittleEvidence, Via
+from ddpdoctor.check import AVERAGING, Check, TooLittleEvidence, Via
 from ddpdoctor.checks.gradients.unreduced_gradients_source import guard_of
 from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.streams.setup import AVERAGING
 from ddpdoctor.source.events import Event, Guard
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,

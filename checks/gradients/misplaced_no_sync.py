@@ -33,9 +33,8 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import AVERAGING, Check
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.streams.setup import AVERAGING
 from ddpdoctor.source.events import ContextAround, Event
 from ddpdoctor.source.interpreter.values import NO_SYNC, options_of
 from ddpdoctor.source.projection import Projection, whole_projection

@@ -31,10 +31,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import AVERAGING, Check
 from ddpdoctor.checks.gradients.after_wrap_source import changes_after_wrap, unfreezing_callbacks, unfrozen_in_hooks
 from ddpdoctor.finding import Finding, Refuted, Severity
-from ddpdoctor.record.streams.setup import AVERAGING
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
 
