@@ -26,10 +26,8 @@ from ddpdoctor.catalogue.select import (
 from ddpdoctor.check import CUT_SHORT, Outcome, OutcomeState
 from ddpdoctor.config.settings import NO_SETTINGS, Settings
 from ddpdoctor.config.suppressions import suppress
-from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.errors import ConfigurationError, DdpDoctorError, ExitCode, UnreadableScript, UsageError
 from ddpdoctor.examination import Examination, RehearsalSection, SourceSection, Verdict, not_rehearsed
-from ddpdoctor.examine.leaving import with_leaving
 from ddpdoctor.examine.reading import Reading, choice_of, comments_in, reading_of, source_section, together
 from ddpdoctor.examine.rehearsal_variants import (
     is_clean,
@@ -132,6 +130,8 @@ def _sentence(
         shortened = ", on the first batches of each pass" if rehearsal.passes_cut else ""
         apart = _where_ranks_parted(finding, seen) if finding.trouble in SUSPECTED else None
         if apart is not None:
+            from ddpdoctor.diagnosis.wording import rank_list
+
             where, ranks = apart
             line = f"{shown_path(where.file, root)}:{where.line}{'' if reached is not None else ' in training'}"
             told = f"only {rank_list(ranks)} ran {line}, and nothing came of it in the rehearsal"
@@ -354,7 +354,10 @@ def conclude(
     sifted = suppress(merge(suspicions, seen), comments.by_file, comments.codes)
     unused = tuple(unused_suppressions(comments, sifted.used))
     kept = merge((*sifted.kept, *unused), ()) if unused else sifted.kept
-    kept = with_leaving(kept, reached.alone) if reached is not None else kept
+    if reached is not None:
+        from ddpdoctor.examine.leaving import with_leaving
+
+        kept = with_leaving(kept, reached.alone)
     findings = with_fingerprints(with_confirmation(kept, results, rehearsal, reached, root), root)
     gone = {finding.code for finding in sifted.suppressed} - {finding.code for finding in sifted.kept}
     standing = {finding.code for finding in (*suspicions, *seen)} - gone

@@ -24,7 +24,6 @@ from ddpdoctor.catalogue.select import (
 from ddpdoctor.config.suppressions import Suppression
 from ddpdoctor.examination import SourceSection
 from ddpdoctor.finding import Finding, Location, shown_path
-from ddpdoctor.fix import Fix
 from ddpdoctor.source.queries.subjects import is_recognised
 
 if TYPE_CHECKING:

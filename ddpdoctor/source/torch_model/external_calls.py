@@ -39,15 +39,8 @@ from ddpdoctor.source.interpreter.values import (
     never_none,
     tags_of,
 )
-from ddpdoctor.source.libraries import (
-    accelerate,
-    fabric,
-    hugging_face_datasets,
-    ignite,
-    lightning,
-    python_logging,
-    sharding,
-)
+from ddpdoctor.source.libraries import lightning, python_logging, sharding
+from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR
 from ddpdoctor.source.ranks.data_partitions import PART, ranged, strided
 from ddpdoctor.source.ranks.launches import is_process, run_callback, spawn, start_method, start_process
 from ddpdoctor.source.ranks.rank_local_values import (
@@ -92,6 +85,7 @@ from ddpdoctor.source.vocabulary import (
     DATA_LOADER,
     DDP,
     DISTRIBUTED_SAMPLER,
+    FABRICS,
     METRICS,
     MODEL_PRESERVING,
     MODULE_SELF_METHODS,
@@ -142,6 +136,12 @@ def _handler_of(name: str) -> Handler:
     special = _SPECIAL.get(name)
     if special is not None:
         return special
+    if name.startswith(("ignite.", "datasets.")):  # The files of libraries are read where a script has theirs.
+        from ddpdoctor.source.libraries import hugging_face_datasets, ignite
+
+        special = {**ignite.CALLS, **hugging_face_datasets.CALLS}.get(name)
+        if special is not None:
+            return special
     if name in SPAWNERS:
         return _spawn
     if name in PROCESSES or name.endswith(".Process"):
@@ -190,6 +190,23 @@ def _exit(machine: Machine, node: ast.AST, positional: list[Value], named: Named
     return NONE
 
 
+def _served_by_library(
+    machine: Machine, node: ast.AST, receiver: Value, name: str, positional: list[Value], named: Named
+) -> Value | None:
+    """Do a method of a library's object, and return its result; None for one like any other."""
+    made_by = receiver.name if isinstance(receiver, ExternalObject) else ""
+    if made_by == ACCELERATOR:
+        from ddpdoctor.source.libraries.accelerate import method
+    elif made_by in FABRICS:
+        from ddpdoctor.source.libraries.fabric import method
+    elif made_by.startswith("ignite."):
+        from ddpdoctor.source.libraries.ignite import method
+    else:
+        served = lightning.method(machine, node, receiver, name, positional, named)
+        return sharding.method(machine, node, receiver, name, positional, named) if served is None else served
+    return method(machine, node, receiver, name, positional, named)
+
+
 def call_method(
     machine: Machine, node: ast.AST, function: BoundMethod, positional: list[Value], named: Named, complete: bool
 ) -> Value:
@@ -208,10 +225,9 @@ def call_method(
     if name == "state_dict" and machine.sharded and (part := sharding.own_part(machine, receiver)) is not None:
         return part
     if receiver.__class__ is ExternalObject or name in lightning.METHODS:
-        for of_library in _METHODS_OF_LIBRARIES:
-            served = of_library(machine, node, receiver, name, positional, named)
-            if served is not None:
-                return served
+        served = _served_by_library(machine, node, receiver, name, positional, named)
+        if served is not None:
+            return served
     if name in _KNOWN_METHODS or receiver.__class__ is ExternalObject:
         known = _known_method(machine, node, function, positional, named)
         if known is not None:
@@ -488,10 +504,7 @@ def _no_gradients(machine: Machine, node: ast.AST, positional: list[Value], name
     return NO_GRADIENTS
 
 
-_METHODS_OF_LIBRARIES = (lightning.method, accelerate.method, fabric.method, ignite.method, sharding.method)
 _SPECIAL: dict[str, Handler] = {
-    **ignite.CALLS,
-    **hugging_face_datasets.CALLS,
     **sharding.CALLS,
     "torch.distributed.new_group": make_group,
     "torch.distributed.get_rank": _get_rank,
