@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -149,12 +149,12 @@ def described(entry: CatalogueEntry) -> LoadedCheck:
     documentation = ast.get_docstring(ast.parse(head), clean=False) or ""
     names = dict(vars(sys.modules[Check.__module__]))
     exec(compile(head[begin:], entry.module, "exec"), names)
-    functions = {
+    halves: dict[str, Any] = {
         name: partial(_late, entry, name)
         for name in ("in_source", "in_run", "in_log", "in_restart")
         if f"\ndef {name}(" in source
     }
-    return LoadedCheck(check=names["CHECK"], documentation=documentation, **functions)
+    return LoadedCheck(check=names["CHECK"], documentation=documentation, **halves)
 
 
 def _late(entry: CatalogueEntry, name: str, evidence: object) -> Iterator[FoundInRun]:

@@ -11,16 +11,18 @@ import click
 import msgspec
 
 from ddpdoctor.api import checked
-from ddpdoctor.cli.options.command import (
+from ddpdoctor.cli.options import (
     MOST_PROCESSES,
     ScriptCommand,
     Seconds,
     help_option,
+    judging_options,
     launch_line,
     paths_argument,
+    rehearsal_options,
     script_path,
+    words,
 )
-from ddpdoctor.cli.options.rehearsal import judging_options, rehearsal_options, words
 from ddpdoctor.cli.output import ExaminationOutput, output_options
 from ddpdoctor.errors import ExitCode, UnreadableScript, UsageError
 from ddpdoctor.examination import Examination

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import click
 
-from ddpdoctor.cli.options.command import help_option
+from ddpdoctor.cli.options import help_option
 from ddpdoctor.errors import ExitCode, UsageError
 from ddpdoctor.launch.runs.created_files import Leftover, clean_up, leftovers
 from ddpdoctor.report import streams

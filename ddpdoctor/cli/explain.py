@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from ddpdoctor.catalogue.registry import described, find, gone_notes, read_catalogue
-from ddpdoctor.cli.options.command import checks as complete_checks
-from ddpdoctor.cli.options.command import help_option
+from ddpdoctor.cli.options import checks as complete_checks
+from ddpdoctor.cli.options import help_option
 from ddpdoctor.errors import UsageError
 from ddpdoctor.report import explanation, streams
 

@@ -10,19 +10,21 @@ from typing import Any
 
 import click
 
-from ddpdoctor.cli.options.command import (
+from ddpdoctor.cli.options import (
     OWN_WORDS,
     SCRIPT_ARGUMENTS,
     ScriptCommand,
     Seconds,
     Share,
     help_option,
+    judging_options,
     launch_line,
     options_of,
     paths_argument,
+    rehearsal_options,
     script_path,
+    words,
 )
-from ddpdoctor.cli.options.rehearsal import judging_options, rehearsal_options, words
 from ddpdoctor.cli.output import ExaminationOutput, output_options
 from ddpdoctor.config.settings import Settings, find_settings
 from ddpdoctor.errors import ConfigurationError, UsageError

@@ -14,7 +14,7 @@ from typing import NoReturn
 import click
 
 from ddpdoctor import __version__
-from ddpdoctor.cli.options.command import ScriptCommand, help_option, result_option
+from ddpdoctor.cli.options import ScriptCommand, help_option, result_option
 from ddpdoctor.errors import DdpDoctorError, ExitCode, UsageError
 from ddpdoctor.report import streams
 

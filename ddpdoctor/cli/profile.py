@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from ddpdoctor.cli.options.command import MOST_PROCESSES, SCRIPT, SCRIPT_ARGUMENTS, JobCommand, help_option
+from ddpdoctor.cli.options import MOST_PROCESSES, SCRIPT, SCRIPT_ARGUMENTS, JobCommand, help_option
 from ddpdoctor.cli.output import TRACE, RunOutput
 from ddpdoctor.errors import UsageError
 from ddpdoctor.launch.environment import RANKS_WITHOUT_GPU, ObservedCommand, launch_command, observed

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from ddpdoctor.cli.options.command import Share, help_option
-from ddpdoctor.cli.options.command import runs as complete_runs
+from ddpdoctor.cli.options import Share, help_option
+from ddpdoctor.cli.options import runs as complete_runs
 from ddpdoctor.cli.output import TRACE, RunOutput, of_page, run_output_options
 from ddpdoctor.errors import DdpDoctorError, ExitCode, UsageError
 from ddpdoctor.launch.runs.kept_runs import kept_runs, live_processes, remove_run, size_bytes

@@ -10,7 +10,7 @@ import click
 
 from ddpdoctor.cli.live import signals
 from ddpdoctor.cli.live.observed_job import ObservedJob
-from ddpdoctor.cli.options.command import MOST_PROCESSES, SCRIPT, SCRIPT_ARGUMENTS, JobCommand, help_option
+from ddpdoctor.cli.options import MOST_PROCESSES, SCRIPT, SCRIPT_ARGUMENTS, JobCommand, help_option
 from ddpdoctor.cli.output import RunOutput, of_page, run_output_options
 from ddpdoctor.errors import DdpDoctorError, ExitCode, UsageError
 from ddpdoctor.launch.environment import ObservedCommand

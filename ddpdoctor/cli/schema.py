@@ -13,7 +13,7 @@ import msgspec
 from msgspec import inspect
 
 from ddpdoctor.check import Outcome
-from ddpdoctor.cli.options.command import help_option
+from ddpdoctor.cli.options import help_option
 from ddpdoctor.equivalence_section import EquivalenceSection
 from ddpdoctor.examination import (
     AutopsySection,

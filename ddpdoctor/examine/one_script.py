@@ -41,7 +41,7 @@ from ddpdoctor.examine.rehearsal_variants import (
     with_variant,
 )
 from ddpdoctor.finding import Finding, Location, Severity, Trouble, same_file, shown_path, with_fingerprints
-from ddpdoctor.findings.merge import SUSPECTED, Confirmation, Refutation, confirmed, merge, unrefuted
+from ddpdoctor.findings import SUSPECTED, Confirmation, Refutation, confirmed, merge, unrefuted
 from ddpdoctor.launch.request import Layout, Progress, RehearsalOptions, RehearsalRequest, Stress
 from ddpdoctor.source.script.entry_point import is_entry
 from ddpdoctor.source.script.script import uses_part

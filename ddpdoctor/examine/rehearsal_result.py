@@ -15,7 +15,7 @@ from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.examine.another_try import USAGE
 from ddpdoctor.finding import Trouble, named_ranks, shown_path
-from ddpdoctor.findings.merge import DIVERGENCES, SUSPECTED
+from ddpdoctor.findings import DIVERGENCES, SUSPECTED
 from ddpdoctor.record.joining import headline
 
 if TYPE_CHECKING:

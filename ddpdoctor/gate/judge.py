@@ -10,7 +10,7 @@ import msgspec
 from ddpdoctor.errors import ExitCode
 from ddpdoctor.examination import Change, Difference, Examination, Figure, GateSection, TimeComparison
 from ddpdoctor.finding import Finding, Location, plain, shown_path, with_fingerprints
-from ddpdoctor.findings.merge import DIVERGENCES
+from ddpdoctor.findings import DIVERGENCES
 from ddpdoctor.gate import budget_growth, reach, step_time_growth
 from ddpdoctor.gate.baseline import Entry, KnownFinding, Rehearsed
 from ddpdoctor.gate.budget import METRICS, PER_STEP, Budget, Metric, Place, Share, budget_of

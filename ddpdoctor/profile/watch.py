@@ -40,7 +40,7 @@ from ddpdoctor.diagnosis.steps import WARM_UP_STEPS, recent
 from ddpdoctor.diagnosis.wording import only_lost_their_peers, placed
 from ddpdoctor.files.untrusted import source_of
 from ddpdoctor.finding import Fact, Finding, Severity, Trouble, with_fingerprints
-from ddpdoctor.findings.merge import merge
+from ddpdoctor.findings import merge
 from ddpdoctor.launch.job import LaunchedJob
 from ddpdoctor.monitor.build_snapshot import LastWait, Look, accused, build_snapshot, stall_view, steps_made
 from ddpdoctor.monitor.finding_hold import (
