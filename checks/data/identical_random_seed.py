@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ddpdoctor.check import Check
-from ddpdoctor.checks.data.random_numbers_source import Library, seeds_of
+from ddpdoctor.checks.data.unseeded_random_split import Library, seeds_of
 from ddpdoctor.finding import Finding, Location, Refuted, Severity
 from ddpdoctor.source.events import Event, LoopAround
 from ddpdoctor.source.interpreter.state import Machine

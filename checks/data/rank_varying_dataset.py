@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ddpdoctor.check import Check
-from ddpdoctor.checks.data.random_numbers_source import Draw, draw_of_samples, draws_in_constructor
+from ddpdoctor.checks.data.unseeded_random_split import Draw, draw_of_samples, draws_in_constructor
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import (
