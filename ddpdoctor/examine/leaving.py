@@ -20,14 +20,14 @@ def with_leaving(
 
     ``alone``: by file the lines that not all ranks ran, with the ranks that did.
     """
-    return tuple(_led(finding, alone) if _asks(finding) else finding for finding in findings)
+    return tuple(_with_way_out(finding, alone) if _asks(finding) else finding for finding in findings)
 
 
 def _asks(finding: Finding) -> bool:
     return finding.trouble == "early-exit" and "source" not in finding.basis and len(finding.ranks) == 1
 
 
-def _led(finding: Finding, alone: Mapping[str, Mapping[int, tuple[int, ...]]]) -> Finding:
+def _with_way_out(finding: Finding, alone: Mapping[str, Mapping[int, tuple[int, ...]]]) -> Finding:
     (rank,) = finding.ranks
     ways = [way for file, ran in sorted(alone.items()) for way in _ways_out(file, ran, rank)]
     if len(ways) != 1:

@@ -311,6 +311,11 @@ def _reason(error: OSError | ValueError) -> str:
 TOOL = "ddpdoctor"
 LARGEST_BYTES = 1 << 28
 """Of a file that is recognised, packed or not; a trace of 8 ranks has 20 MB."""
+# A report of ours is told from every other file by its content alone: it may be overwritten by the next one. What has a
+# place for its producer names it there (JSON, SARIF, JUnit, Code Quality, traces), and is parsed whole. Where each line
+# has a form of its own (``concise``, ``github``), every line must have it. Prose, which people may continue writing in,
+# ends with a seal: a line with the digest of all above it.
+
 SEALED = ("full", "html", "markdown", "text", "diff")
 """Formats whose files end with a seal."""
 

@@ -70,7 +70,7 @@ def reduced(
     if last not in _REDUCES or not isinstance(result, Unknown):
         return result
     arguments = derived(positional if receiver is None else [receiver, *positional])
-    if is_agreed(result) or not _is_own(machine, arguments, drawn=False):
+    if is_agreed(result) or not _is_of_own_data(machine, arguments, drawn=False):
         return result
     along = [named[word] for word in _DIMENSIONS if word in named] or list(positional[receiver is None :][:1])
     if any(_spares_samples(one) for one in along) or (len(positional) > 1 and last in ("max", "min")):
@@ -81,7 +81,7 @@ def reduced(
 def carried(machine: Machine, statement: ast.Assign | ast.AugAssign, value: Value) -> Value:
     """Return what is assigned, marked where a variable takes something of the rank's own data from turn to turn."""
     targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-    if not isinstance(value, Unknown) or len(targets) != 1 or not machine.loops or not _is_own(machine, value):
+    if not isinstance(value, Unknown) or len(targets) != 1 or not machine.loops or not _is_of_own_data(machine, value):
         return value
     if isinstance(statement, ast.Assign) and not _reads(statement.value, ast.unparse(targets[0])):
         return value
@@ -133,7 +133,7 @@ def _changed(
         root = root.func.value
     if isinstance(root, ast.Attribute) and root.attr == "data":
         root = root.value
-    if not isinstance(root, (ast.Name, ast.Attribute)) or not machine.loops or not _is_own(machine, value):
+    if not isinstance(root, (ast.Name, ast.Attribute)) or not machine.loops or not _is_of_own_data(machine, value):
         return result
     over = _carrying(machine, node, root)
     if not over:
@@ -143,7 +143,7 @@ def _changed(
     return marked
 
 
-def _is_own(machine: Machine, value: Unknown, *, drawn: bool = True) -> bool:
+def _is_of_own_data(machine: Machine, value: Unknown, *, drawn: bool = True) -> bool:
     """Return whether a value is made of samples that other ranks do not have, at a place that every rank comes to.
 
     With ``drawn`` also of random numbers: what they are added up to before the training may be no more than a start.
