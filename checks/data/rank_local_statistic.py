@@ -37,7 +37,7 @@ from ddpdoctor.source.events import Event, Statistic
 from ddpdoctor.source.interpreter.attributes import class_attribute
 from ddpdoctor.source.interpreter.values import ALL_RANKS, Function, Instance, Value, options_of
 from ddpdoctor.source.projection import Projection, whole_projection
-from ddpdoctor.source.ranks.own_statistics import statistics_in
+from ddpdoctor.source.ranks.rank_local_values import statistics_in
 from ddpdoctor.source.script.module import descend
 from ddpdoctor.source.script.script import Script
 

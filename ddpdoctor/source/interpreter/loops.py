@@ -30,7 +30,7 @@ from ddpdoctor.source.interpreter.values import (
     per_rank,
 )
 from ddpdoctor.source.ranks.data_partitions import filtered
-from ddpdoctor.source.ranks.own_statistics import with_keys
+from ddpdoctor.source.ranks.rank_local_values import with_keys
 from ddpdoctor.source.script.module import descend, last_name
 
 MAXIMUM_ITEMS = 20
