@@ -355,7 +355,7 @@ def conclude(
     unused = tuple(unused_suppressions(comments, sifted.used))
     kept = merge((*sifted.kept, *unused), ()) if unused else sifted.kept
     if reached is not None:
-        from ddpdoctor.examine.leaving import with_leaving
+        from ddpdoctor.examine.rehearsal_result import with_leaving
 
         kept = with_leaving(kept, reached.alone)
     findings = with_fingerprints(with_confirmation(kept, results, rehearsal, reached, root), root)
