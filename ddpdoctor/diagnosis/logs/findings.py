@@ -33,7 +33,7 @@ def from_log(check: Check, record: RunRecord) -> Iterator[Finding]:
                 "log",
                 remedies.title(cause) if is_cause or not cause.leads else remedies.of_attempt(cause),
                 remedy=(cause.first.implies or usual) if is_cause else remedies.of_echo(cause),
-                locations=wording.locations(cause),
+                locations=remedies.locations(cause),
                 ranks=named,
                 evidence=tuple(remedies.facts(cause)),
                 severity=None if is_cause and cause.is_known else Severity.WARNING if is_cause else Severity.ADVICE,
