@@ -32,14 +32,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from ddpdoctor.check import Check
 from ddpdoctor.checks.data.epochs_source import OF_TORCH, batches_remedy, loop_of_epochs
 from ddpdoctor.checks.data.missing_set_epoch import set_epoch_through
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Fact, Finding, Severity
 from ddpdoctor.fix import Edit, Fix, imported, with_keyword
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.attributes import base_names, class_attribute
@@ -57,9 +56,6 @@ from ddpdoctor.source.queries.training_loops import (
 from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP101",
@@ -136,11 +132,7 @@ def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
             yield from divide(feeding, finding)
 
 
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report loaders whose ranks draw the same samples; refute where they draw different ones."""
-    from ddpdoctor.checks.data.sharding_run import judge_sharding
-
-    yield from CHECK.judged(record.job.kind, judge_sharding(record))
+in_run = CHECK.judged_by("checks.data.sharding_run", "judge_sharding")
 
 
 # The suggestion to divide a data set between the ranks.

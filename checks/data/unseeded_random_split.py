@@ -31,12 +31,12 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Fact, Finding, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
@@ -55,9 +55,6 @@ from ddpdoctor.source.ranks.ranks import rank_names
 from ddpdoctor.source.script.module import Module, descend, last_name, made_from, origins_of
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.torch_model.recorded_calls import DATA_METHODS, ORDERING_METHODS, SEEDING
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP107",
@@ -113,11 +110,7 @@ def _why_it_differs(draw: Draw) -> Fact:
     )
 
 
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report splits whose parts differ between ranks; refute those that are the same, or of different data."""
-    from ddpdoctor.checks.data.samples_run import judge_splits
-
-    yield from CHECK.judged(record.job.kind, judge_splits(record), REMEDY)
+in_run = CHECK.judged_by("checks.data.samples_run", "judge_splits", REMEDY)
 
 
 Library = Literal["torch", "numpy", "random"]

@@ -152,7 +152,7 @@ def described(entry: CatalogueEntry) -> LoadedCheck:
     halves: dict[str, Any] = {
         name: partial(_late, entry, name)
         for name in ("in_source", "in_run", "in_log", "in_restart")
-        if f"\ndef {name}(" in source
+        if f"\ndef {name}(" in source or f"\n{name} = " in source
     }
     return LoadedCheck(check=names["CHECK"], documentation=documentation, **halves)
 
