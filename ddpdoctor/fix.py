@@ -19,7 +19,6 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from ddpdoctor.errors import DdpDoctorError, UsageError
-from ddpdoctor.files.replace_file import replace_file
 from ddpdoctor.files.untrusted import MAXIMUM_BYTES as _LARGEST_BYTES
 from ddpdoctor.files.untrusted import decoded, read_untrusted
 from ddpdoctor.finding import Location
@@ -259,6 +258,8 @@ def write(rewritten: Rewritten) -> None:
 
     Raises UsageError when the file was changed meanwhile, is read-only, or cannot be written.
     """
+    from ddpdoctor.files.replace_file import replace_file
+
     path = os.path.realpath(rewritten.file)
     changed = f"{rewritten.file} was changed during the examination; it was not edited"
     try:

@@ -241,7 +241,7 @@ def suggestion(catalogue: Catalogue, word: str) -> str:
 
 
 _BESIDE = {
-    ("DDP001", "unused-suppression"): "ddpdoctor.config.unused_suppression",
+    ("DDP001", "unused-suppression"): "ddpdoctor.catalogue.unused_suppression",
     ("DDP901", "budget-growth"): "ddpdoctor.gate.budget_growth",
     ("DDP902", "lost-reach"): "ddpdoctor.gate.reach",
     ("DDP903", "step-time-growth"): "ddpdoctor.gate.step_time_growth",

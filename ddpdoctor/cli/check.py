@@ -257,7 +257,7 @@ def _examined_script(request: ExamineRequest, fail_on: Severity | None) -> Exami
     """Examine one script, with its progress on a terminal."""
     if request.static:
         return checked(request, fail_on)
-    from ddpdoctor.launch.runs import created_files
+    from ddpdoctor.launch import created_files
 
     if note := created_files.leftovers_text(created_files.leftovers()):
         streams.say(note)

@@ -8,7 +8,7 @@ import click
 
 from ddpdoctor.cli.options import help_option
 from ddpdoctor.errors import ExitCode, UsageError
-from ddpdoctor.launch.runs.created_files import Leftover, clean_up, leftovers
+from ddpdoctor.launch.created_files import Leftover, clean_up, leftovers
 from ddpdoctor.report import streams
 from ddpdoctor.report.streams import one_line
 

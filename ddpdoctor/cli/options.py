@@ -36,7 +36,7 @@ def launch_line(ctx: click.Context, paths: tuple[str, ...], module: str | None) 
     if named is None:
         if not behind:
             raise click.UsageError("give a script, `-m MODULE`, or a launch command after `--`", ctx)
-        from ddpdoctor.launch.command.command_line import read_launch_line
+        from ddpdoctor.launch.command_line import read_launch_line
 
         return read_launch_line(behind, os.environ)
     if behind and _is_launch_line(behind):
@@ -50,7 +50,7 @@ def launch_line(ctx: click.Context, paths: tuple[str, ...], module: str | None) 
 
 
 def _is_launch_line(words: tuple[str, ...]) -> bool:
-    from ddpdoctor.launch.command.command_line import looks_like_launch
+    from ddpdoctor.launch.command_line import looks_like_launch
 
     return looks_like_launch(words)
 
@@ -113,7 +113,7 @@ def runs(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> lis
     """Complete the name of a kept run, and of a directory where none begins so."""
     from click.shell_completion import CompletionItem
 
-    from ddpdoctor.launch.runs.kept_runs import kept_runs
+    from ddpdoctor.launch.kept_runs import kept_runs
 
     names = [path.name for path in kept_runs() if path.name.startswith(incomplete)]
     return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="dir")]

@@ -21,11 +21,11 @@ from ddpdoctor.catalogue.select import (
     NO_COMMENTS,
     Comments,
     judging,
+    suppress,
     unused_suppressions,
 )
 from ddpdoctor.check import CUT_SHORT, Outcome, OutcomeState
-from ddpdoctor.config.settings import NO_SETTINGS, Settings
-from ddpdoctor.config.suppressions import suppress
+from ddpdoctor.config import NO_SETTINGS, Settings
 from ddpdoctor.errors import ConfigurationError, DdpDoctorError, ExitCode, UnreadableScript, UsageError
 from ddpdoctor.examination import Examination, RehearsalSection, SourceSection, Verdict, not_rehearsed
 from ddpdoctor.examine.reading import Reading, choice_of, comments_in, reading_of, source_section, together

@@ -13,6 +13,7 @@ import msgspec
 from ddpdoctor.catalogue.run_checks import CheckResult, bounds_of
 from ddpdoctor.catalogue.select import (
     UNUSED_SUPPRESSION,
+    Suppression,
     chosen_checks,
     comments_of,
     judged_codes,
@@ -21,7 +22,6 @@ from ddpdoctor.catalogue.select import (
     wants_unused_suppressions,
     words_gone,
 )
-from ddpdoctor.config.suppressions import Suppression
 from ddpdoctor.examination import SourceSection
 from ddpdoctor.finding import Finding, Location, shown_path
 from ddpdoctor.source.queries.subjects import is_recognised
@@ -29,7 +29,7 @@ from ddpdoctor.source.queries.subjects import is_recognised
 if TYPE_CHECKING:
     from ddpdoctor.catalogue.registry import Catalogue, CatalogueEntry
     from ddpdoctor.catalogue.run_checks import CheckResult
-    from ddpdoctor.config.settings import Settings
+    from ddpdoctor.config import Settings
     from ddpdoctor.examination import Examination
     from ddpdoctor.fix import Fix
     from ddpdoctor.source.script.script import Script

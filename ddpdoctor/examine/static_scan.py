@@ -21,7 +21,7 @@ from ddpdoctor.catalogue.run_checks import run_checks
 from ddpdoctor.catalogue.select import (
     chosen_checks,
 )
-from ddpdoctor.config.settings import NO_SETTINGS, Settings, find_settings
+from ddpdoctor.config import NO_SETTINGS, Settings, find_settings
 from ddpdoctor.errors import DdpDoctorError, UnreadableScript, UsageError
 from ddpdoctor.examination import Examination, not_rehearsed
 from ddpdoctor.examine.one_script import ExamineRequest, conclude_all

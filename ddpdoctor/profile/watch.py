@@ -24,14 +24,13 @@ import msgspec
 
 from ddpdoctor.catalogue.registry import CatalogueEntry, load, read_catalogue, standing_for
 from ddpdoctor.catalogue.run_checks import run_live_checks
-from ddpdoctor.catalogue.select import chosen_checks, unignored
-from ddpdoctor.config.settings import find_settings
-from ddpdoctor.config.suppressions import Suppression, suppress, suppressions_in
+from ddpdoctor.catalogue.select import Suppression, chosen_checks, suppress, suppressions_in, unignored
+from ddpdoctor.config import find_settings
 from ddpdoctor.diagnosis.divergence import describe
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
 from ddpdoctor.diagnosis.divergence_kind import classify
 from ddpdoctor.diagnosis.failures import may_yet_be_known
-from ddpdoctor.diagnosis.live.verdict import LastingWait, with_last_steps
+from ddpdoctor.diagnosis.live_verdict import LastingWait, with_last_steps
 from ddpdoctor.diagnosis.performance.stragglers import FEWEST_STEPS
 from ddpdoctor.diagnosis.performance.summarise import summarise
 from ddpdoctor.diagnosis.performance.summary import RunSummary, RunVerdict

@@ -64,7 +64,7 @@ def attach(
     head_at: tuple[str, int] | None = None,
 ) -> int:
     """Watch a job that runs, which continues when we leave."""
-    from ddpdoctor.launch.runs.kept_runs import find_run
+    from ddpdoctor.launch.kept_runs import find_run
     from ddpdoctor.profile.watch import live_source
 
     directory, others = find_run(run_directory)

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from ddpdoctor.check import Check
 from ddpdoctor.diagnosis.divergence.divergence import Divergence, find_divergence
 from ddpdoctor.diagnosis.divergence_kind import classify, divergence_finding
-from ddpdoctor.diagnosis.live.stacks import limits, native_stacks, parted_stacks, worker_stacks
 from ddpdoctor.diagnosis.logs import remedies
 from ddpdoctor.diagnosis.logs.causes import causes_of, first_cause
+from ddpdoctor.diagnosis.stacks import limits, native_stacks, parted_stacks, worker_stacks
 from ddpdoctor.diagnosis.steps import ByIdentity
 from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.finding import Finding, Severity, Trouble

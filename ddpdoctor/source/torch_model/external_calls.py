@@ -39,7 +39,7 @@ from ddpdoctor.source.interpreter.values import (
     never_none,
     tags_of,
 )
-from ddpdoctor.source.libraries import lightning, python_logging, sharding
+from ddpdoctor.source.libraries import lightning, sharding
 from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR
 from ddpdoctor.source.ranks.data_partitions import PART, ranged, strided
 from ddpdoctor.source.ranks.launches import is_process, run_callback, spawn, start_method, start_process
@@ -136,10 +136,12 @@ def _handler_of(name: str) -> Handler:
     special = _SPECIAL.get(name)
     if special is not None:
         return special
-    if name.startswith(("ignite.", "datasets.")):  # The files of libraries are read where a script has theirs.
-        from ddpdoctor.source.libraries import hugging_face_datasets, ignite
+    if name.startswith(("ignite.", "datasets.", "logging.")):  # Their files are read where a script has them.
+        from ddpdoctor.source.libraries import hugging_face_datasets, ignite, python_logging
 
-        special = {**ignite.CALLS, **hugging_face_datasets.CALLS}.get(name)
+        special = {**ignite.CALLS, **hugging_face_datasets.CALLS, "logging.getLogger": python_logging.get_logger}.get(
+            name
+        )
         if special is not None:
             return special
     if name in SPAWNERS:
@@ -524,7 +526,6 @@ _SPECIAL: dict[str, Handler] = {
     "torch.save": _save,
     "torch.load": _load,
     "deepspeed.initialize": make_engine,
-    "logging.getLogger": python_logging.get_logger,
     "torch.cuda.set_device": set_device,
     "torch.cuda.device": set_device,
     "torch.cuda.device_count": lambda machine, node, positional, named, complete: DEVICE_COUNT,
