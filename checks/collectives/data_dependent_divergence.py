@@ -288,11 +288,11 @@ def _words(node: ast.AST) -> Iterator[str]:
 
 _ENDING = re.compile(r"\.[A-Za-z]\w{0,11}$")
 _DIRECTORIES = frozenset({"mkdir", "makedirs"})
+# What conditions and paths have in common whatever they are about.
 _PLAIN_WORDS = frozenset(
     {"os", "path", "join", "self", "args", "exists", "isfile", "isdir", "is_file", "is_dir", "str", "Path", "pathlib"}
     | {"cfg", "config", "opt", "hparams", "params", "format", "epoch", "step", "mkdir", "dirname", "basename"}
 )
-"""What conditions and paths have in common whatever they are about."""
 _Found = tuple[OwnTest, Literal["branch", "loop"], Event, bool]
 
 
@@ -378,16 +378,16 @@ def _outermost_loop(test: OwnTest) -> ast.AST | None:
 
 
 _SETS = frozenset({"set", "frozenset"})
+# Methods that give tensors, which are hashed by their addresses.
 _TENSORS = frozenset({"parameters", "buffers"})
-"""Methods that give tensors, which are hashed by their addresses."""
 _OF_SETS = frozenset({"union", "intersection", "difference", "symmetric_difference"})
+# Functions and methods that give what they are given, or a view of it, in the same order.
 _KEEPS_ORDER = frozenset({"list", "tuple", "enumerate", "iter", "reversed", "dict", "keys", "values", "items", "copy"})
-"""Functions and methods that give what they are given, or a view of it, in the same order."""
+# Functions that put tensors or numbers one after another.
 _PACKS = frozenset({"stack", "cat", "concatenate", "tensor", "as_tensor", "array", "FloatTensor", "Tensor"})
-"""Functions that put tensors or numbers one after another."""
 _FIXES_ORDER = "PYTHONHASHSEED"
+# Variables, parameters and functions between a set and what is made of it.
 _DEEPEST = 8
-"""Variables, parameters and functions between a set and what is made of it."""
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 

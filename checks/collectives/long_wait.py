@@ -214,8 +214,8 @@ _FIRST_RANK = re.compile(
 )
 
 
+# Methods that take as long as there is data.
 _LONG = frozenset({"map", "generate"})
-"""Methods that take as long as there is data."""
 
 
 class LongWait(msgspec.Struct, frozen=True, kw_only=True):

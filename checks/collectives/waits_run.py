@@ -23,8 +23,8 @@ from ddpdoctor.record.streams.measured import CallTrack
 if TYPE_CHECKING:
     from ddpdoctor.record.streams.measured import RankHeartbeat
 
+# Where a rank may be waiting for others.
 _SHARED_PHASES = frozenset({"explicit", "backward"})
-"""Where a rank may be waiting for others."""
 
 
 class LiveWait(msgspec.Struct, frozen=True, kw_only=True):

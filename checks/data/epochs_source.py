@@ -44,8 +44,8 @@ def batches_remedy(sampler: str) -> str:
     )
 
 
+# Packages that are known to tell no sampler its epoch.
 _READ_LIBRARIES = sys.stdlib_module_names | {"torch", "torchvision", "numpy", "tqdm", "rich", "builtins"}
-"""Packages that are known to tell no sampler its epoch."""
 
 
 class ForgottenEpoch(msgspec.Struct, frozen=True, eq=False):

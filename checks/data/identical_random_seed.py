@@ -100,15 +100,15 @@ _DRAWS = re.compile(
     r"|(numpy\.random\.(rand|randn|randint|uniform|normal|choice|random|permutation|beta|shuffle))$"
     r"|(torch\.(rand|randn|randint|randperm|bernoulli|normal|rand_like|randn_like))$"
 )
+# Draws of a step that give each sample something of its own; one order for all ranks does no harm.
 _NOISE = frozenset(
     f"torch.{name}" for name in ("rand", "randn", "randint", "bernoulli", "normal", "rand_like", "randn_like")
 )
-"""Draws of a step that give each sample something of its own; one order for all ranks does no harm."""
+# Transforms of torchvision that draw from torch for each item.
 _TRANSFORMS = re.compile(
     r"torchvision\.transforms\.(v2\.)?"
     r"(Random\w+|ColorJitter|GaussianBlur|AutoAugment|RandAugment|TrivialAugmentWide|AugMix|ElasticTransform)$"
 )
-"""Transforms of torchvision that draw from torch for each item."""
 
 
 class SharedAugmentation(msgspec.Struct, frozen=True, eq=False):

@@ -190,14 +190,14 @@ def _with_sampler(module: Module, call: ast.Call, sampler: str) -> tuple[Edit, .
 
 # Batches of a reader that the project wrote, which goes through the data by a position of its own on every rank.
 
+# In a name: the reader may divide the data between the ranks.
 _OF_RANKS = re.compile(r"rank|world|num_proc|(?<!pre)process(?!ing|or)|replica|gpu", re.IGNORECASE)
-"""In a name: the reader may divide the data between the ranks."""
+# In a name: the order may be another one on each rank.
 _DRAWS = re.compile(r"rand|shuffle|perm|seed|choice", re.IGNORECASE)
-"""In a name: the order may be another one on each rank."""
 _STREAM = "torch.utils.data.IterableDataset"
 _READING = frozenset({"open", "reader", "iter_batches", "read_csv", "readlines", "scandir"})
+# Methods that are given a device, which differs between ranks by right.
 _PLACING = frozenset({"to", "cuda"})
-"""Methods that are given a device, which differs between ranks by right."""
 
 
 class OwnReader(msgspec.Struct, frozen=True, eq=False):

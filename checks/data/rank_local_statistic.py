@@ -49,8 +49,8 @@ CHECK = Check(
     triggers=("DistributedDataParallel", "ccelerat", "Fabric"),
 )
 _REACHES = {"object": "this is made with it", "loader": "the samples of this loader are made with it"}
+# Last part of the names of the transforms that are given a mean and a deviation.
 _NORMALISES = "Normalize"
-"""Last part of the names of the transforms that are given a mean and a deviation."""
 
 
 def in_source(script: Script) -> Iterator[Finding]:

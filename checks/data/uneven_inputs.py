@@ -147,8 +147,8 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 WORLD_SIZES = (2, 4, 8)
 """Numbers of ranks that a known number of items is divided by, to see whether it matters."""
 _BASES = frozenset({"Dataset", "IterableDataset", "Sampler", "object", "Generic", "Protocol"})
+# Classes of torch whose objects are as long as one of their arguments: its position and name.
 _HOLDING = {"torch.utils.data.Subset": (1, "indices"), "torch.utils.data.TensorDataset": (0, "")}
-"""Classes of torch whose objects are as long as one of their arguments: its position and name."""
 _ENDLESS = frozenset({"cycle", "repeat", "infinite", "RandomSampler"})
 
 

@@ -128,8 +128,8 @@ _DRAWS: dict[str, Library] = {
 _SUBSET = "torch.utils.data.Subset"
 _SPLIT_METHOD = "train_test_split"
 _SPLITS = frozenset({"torch.utils.data.random_split", "sklearn.model_selection.train_test_split", _SPLIT_METHOD})
+# What makes a data set of Hugging Face, by its full name.
 _TABLES = re.compile(r"^datasets\.(\w+\.)*(load_dataset|load_from_disk|(Dataset|DatasetDict)\.from_\w+)$")
-"""What makes a data set of Hugging Face, by its full name."""
 _SHARED_LATER = frozenset({"broadcast_object_list", "broadcast", "scatter_object_list", "all_gather_object"})
 
 

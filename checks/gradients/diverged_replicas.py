@@ -248,8 +248,8 @@ def _reasons(record: RunRecord, found: Diverged) -> Iterator[Fact]:
 # State of the training that ranks change apart: by a loss of their own, or on some ranks only.
 
 PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau"
+# Words of scripts whose metrics may be reduced where it cannot be read.
 _REDUCERS = ("torchmetrics", "all_avg", "dist_mean")
-"""Words of scripts whose metrics may be reduced where it cannot be read."""
 
 
 def own_plateaus(projection: Projection) -> Iterator[Event]:

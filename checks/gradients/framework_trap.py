@@ -58,8 +58,8 @@ CHECK = Check(
 Place = tuple[Module, ast.AST]
 _CLIPS = frozenset({"torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_"})
 _SCHEDULERS = "torch.optim.lr_scheduler."
+# Arguments of schedulers that count steps of the optimizer.
 _LENGTHS = frozenset({"total_steps", "T_max", "num_training_steps", "steps_per_epoch", "total_iters"})
-"""Arguments of schedulers that count steps of the optimizer."""
 _FSDP = "torch.distributed.fsdp.FullyShardedDataParallel"
 _HOROVOD = "horovod.torch.DistributedOptimizer"
 

@@ -147,6 +147,7 @@ _OTHER_WRAPPERS = (
     "ZeroRedundancy",
     "average_parameters",
 )
+# Wrap or average where they are imported; a comment that names the source of a helper means nothing.
 _OTHER_LIBRARIES = (
     "deepspeed",
     "horovod",
@@ -165,7 +166,6 @@ _OTHER_LIBRARIES = (
     "fastai",
     "composer",
 )
-"""Wrap or average where they are imported; a comment that names the source of a helper means nothing."""
 _KNOWN_MAKERS = ("torchvision.", "timm.", "torch.", "transformers.", "peft.", "segmentation_models_pytorch.")
 _PARAMETERS = frozenset({"parameters", "named_parameters"})
 

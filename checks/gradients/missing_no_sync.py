@@ -230,15 +230,15 @@ def _assigned(statements: Sequence[ast.stmt]) -> set[str]:
     }
 
 
+# In a context manager: it may decide whether a backward synchronises.
 _CONTROLS = re.compile(r"no_?sync|accumulat|backward_grad_sync|gradient_sync|nullcontext|suppress", re.IGNORECASE)
-"""In a context manager: it may decide whether a backward synchronises."""
 _CONTROLLING_CALLS = ("no_sync", "set require_backward_grad_sync")
 _REDUCING_HOOKS = re.compile(
     r"torch\.distributed\.algorithms\.ddp_comm_hooks\.(default|powerSGD|quantization)_hooks?\."
 )
 _COUNTING_NAME = re.compile(r"(^|_)(last|accum\w*|boundary|sync\w*)(_|$)")
+# A condition on how many batches were taken since the last step.
 _REACHES_COUNT = re.compile(r">=?\s*[\w.\[\]'\"]*accum\w*", re.IGNORECASE)
-"""A condition on how many batches were taken since the last step."""
 _OPTIMIZER_NAME = re.compile(r"opt(im\w*|imizer\w*)?(_\w+)?$|(^|\.|_)opt", re.IGNORECASE)
 
 

@@ -75,11 +75,11 @@ CHECK = Check(
     triggers=("DistributedDataParallel", "ccelerat", "Fabric", "auto_model", "Finetuning"),
 )
 REMEDY = "Change the model before the wrap, or wrap it again after the change."
+# Nobody wraps again what a framework has wrapped.
 _OF_FRAMEWORK = (
     "Let every parameter that is to learn want a gradient when the framework wraps the model, and hold it until then "
     "by a learning rate of 0 in a parameter group of its own, not by requires_grad."
 )
-"""Nobody wraps again what a framework has wrapped."""
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -148,11 +148,11 @@ def _remedy(record: RunRecord, number: int) -> str:
     return REMEDY if by_user else _OF_FRAMEWORK
 
 
+# Hooks of Lightning that run when the strategy has wrapped the module.
 _AFTER_WRAP = frozenset(
     {"on_train_start", "on_train_epoch_start", "on_train_batch_start", "training_step", "on_train_batch_end"}
     | {"on_train_epoch_end", "on_validation_epoch_end", "on_validation_end"}
 )
-"""Hooks of Lightning that run when the strategy has wrapped the module."""
 # fmt: off
 WRAPPER_ATTRIBUTES = frozenset(
     {

@@ -139,8 +139,8 @@ _NUMBERS = frozenset({"int", "float", "len", "sum", "bool", "item", "time", "per
 _DESTROYS = "destroy_process_group"
 _OTHER_DEFAULTS = ("set_default_device", "set_default_tensor_type")
 _BACKENDS = ("nccl", "NCCL")
+# Names of one backend for every device.
 _ALONE = frozenset({"nccl", "gloo", "mpi"})
-"""Names of one backend for every device."""
 _PLATFORMS = ("win32", "Windows", "darwin", "mps")
 
 

@@ -17,8 +17,8 @@ from ddpdoctor.record.streams.setup import CpuThreads, Setting
 
 _SEGFAULTING_TORCH = ("2.13.",)
 _OFF = frozenset({"0", "false", "off", "no", "n", ""})
+# Setting them once torch is imported changes nothing.
 _READ_AT_IMPORT = frozenset({"TORCH_DISTRIBUTED_DEBUG"})
-"""Setting them once torch is imported changes nothing."""
 _LEFTOVERS = {
     "NCCL_P2P_DISABLE": "it disables direct traffic between the GPUs of a node",
     "NCCL_SHM_DISABLE": "it disables shared memory between the ranks of a node",

@@ -30,8 +30,8 @@ _LOADING = ("torchvision.datasets.", "torchaudio.datasets.")
 _IN_MEMORY = ("MNIST", "CIFAR10", "CIFAR100", "FakeData", "FashionMNIST", "KMNIST", "QMNIST", "EMNIST", "SVHN")
 
 
+# Frameworks under which a script that has a loop around a backward writes its steps itself.
 _LOOPS_LEFT = frozenset({"", "accelerate", "lightning", "lightning_fabric"})
-"""Frameworks under which a script that has a loop around a backward writes its steps itself."""
 
 
 class SlowLoader(msgspec.Struct, frozen=True, eq=False):

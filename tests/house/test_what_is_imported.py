@@ -94,7 +94,7 @@ print(code, *sorted(module for module in sys.modules if module.partition(".")[0]
         (("--help",), 12, False),
         (("explain",), 25, False),
         (("explain", "DDP101"), 20, False),
-        (("check", "--static", "train.py"), 150, True),
+        (("check", "--static", "train.py"), 129, True),
     ],
     ids=str,
 )

@@ -36,8 +36,8 @@ from ddpdoctor.source.script.module import descend, last_name
 MAXIMUM_ITEMS = 20
 """Of a list whose items are looked at one by one."""
 MAXIMUM_PHASES = 4
+# Functions that make no object.
 _READING = frozenset({"int", "str", "float", "get", "getenv"})
-"""Functions that make no object."""
 
 
 def iterated(machine: Machine, iterable: Value) -> tuple[Value, list[int | None], int]:

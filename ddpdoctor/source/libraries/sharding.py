@@ -39,8 +39,8 @@ FORWARD = "forward of the sharded model"
 _PART = "a part of torch.distributed.DeviceMesh"
 _MESHES = frozenset({MESH, _PART})
 _GROUP = "torch.distributed.ProcessGroup of a mesh"
+# Methods of the older wrapper in which it gathers or reduces.
 _ITS_OWN = frozenset({"state_dict", "clip_grad_norm_"})
-"""Methods of the older wrapper in which it gathers or reduces."""
 SHARDS = "shards"
 """Kind of the tags of a rank's own part of a sharded model's state."""
 OF_TENSORS = frozenset({"full_tensor", "redistribute"})

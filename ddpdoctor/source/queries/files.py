@@ -40,6 +40,7 @@ from ddpdoctor.source.vocabulary import text_hints_at_ranks
 _OPEN = "builtins.open"
 LOG_FILE = "logging.FileHandler"
 """It appends unless it is given another mode."""
+# The argument that is the path of a new file or directory.
 _WRITERS: Mapping[str, tuple[str, int]] = {
     "torch.save": ("f", 1),
     "numpy.save": ("file", 0),
@@ -59,7 +60,6 @@ _WRITERS: Mapping[str, tuple[str, int]] = {
     "save_pretrained": ("save_directory", 0),
     "save_to_disk": ("dataset_path", 0),
 }
-"""The argument that is the path of a new file or directory."""
 _READERS: Mapping[str, tuple[str, int]] = {
     "torch.load": ("f", 0),
     "numpy.load": ("file", 0),
@@ -72,8 +72,8 @@ _READERS: Mapping[str, tuple[str, int]] = {
     "pandas.read_pickle": ("filepath_or_buffer", 0),
 }
 FIGURES = frozenset({"matplotlib.pyplot.savefig", "savefig"})
+# Libraries whose objects write themselves to the path that their method `save` is given.
 _SAVE_THEMSELVES = ("tokenizers.", "openpyxl.")
-"""Libraries whose objects write themselves to the path that their method ``save`` is given."""
 _PATH_WRITERS = frozenset({"write_text", "write_bytes"})
 _PATH_READERS = frozenset({"read_text", "read_bytes"})
 

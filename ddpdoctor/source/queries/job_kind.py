@@ -47,10 +47,10 @@ _FRAMEWORKS = frozenset(
         "torch_xla",
     }
 )
+# Names in a framework that start ranks, place the model or train; configurations and metrics do not.
 _TAKES_OVER = re.compile(
     r"(Trainer|Runner|Fabric|Accelerator|Strategy|Parallel|(^|\.)(init\w*|launch|spawn|run|train_\w+|main|remote|Parallel))$"
 )
-"""Names in a framework that start ranks, place the model or train; configurations and metrics do not."""
 _JOINING = frozenset(
     {"accelerate.Accelerator", "horovod.torch.init", "deepspeed.init_distributed", "deepspeed.initialize"}
 )
@@ -97,8 +97,8 @@ def is_distributed(projection: Projection) -> bool:
     return joins_by_framework(projection)
 
 
+# A mesh is made of the default group, which is made with it where there is none.
 _MAKE_WORLDS = frozenset({"init_process_group", "init_device_mesh"})
-"""A mesh is made of the default group, which is made with it where there is none."""
 
 
 def _is_alone(init: Event) -> bool:

@@ -16,14 +16,14 @@ from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.script.script import Script
 
 NumberKind = Literal["mean", "sum", "unknown"]
+# Methods of a tensor whose result is the same number.
 _AS_IT_IS = frozenset({"item", "detach", "cpu", "clone", "float", "double", "to", "cuda", "squeeze", "view", "reshape"})
-"""Methods of a tensor whose result is the same number."""
+# Functions that make a tensor or a number of one that they are given.
 _MADE_OF = frozenset({"tensor", "as_tensor", "Tensor", "FloatTensor", "float", "full", "stack", "cat"})
-"""Functions that make a tensor or a number of one that they are given."""
 _SUMS = frozenset({"sum", "numel", "size", "len", "count_nonzero", "nansum"})
 _MEANS = frozenset({"mean", "nanmean"})
+# In the names of the functions of torch.nn.functional, and of the classes of torch.nn, that give a mean by default.
 _LOSSES = ("loss", "entropy", "kl_div")
-"""In the names of the functions of torch.nn.functional, and of the classes of torch.nn, that give a mean by default."""
 SHOWS = frozenset(
     {
         *("print", "info", "log", "add_scalar", "add_scalars", "write", "debug", "set_postfix", "log_metric"),
@@ -185,15 +185,15 @@ def is_number_of(node: ast.expr, names: Set[str]) -> bool:
     return isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) in names
 
 
+# Methods by which a list, a dictionary or a meter takes a number in.
 _KEEPS = frozenset({"update", "append", "add", "extend", "setdefault"})
-"""Methods by which a list, a dictionary or a meter takes a number in."""
+# Builtins and methods of builtin types that give a number another form.
 _TURNS = frozenset(
     {
         *("bool", "dict", "float", "format", "int", "len", "list", "max", "min", "range", "round", "sorted", "str"),
         *("sum", "tuple", "zip", "enumerate", "items", "keys", "values", "join", "dumps"),
     }
 )
-"""Builtins and methods of builtin types that give a number another form."""
 _LIBRARIES = ("torch.", "numpy.", "math.", "json.")
 # A number that is logged passes a helper, its caller and a function that shows it; cycles end here.
 _DEEPEST = 5
@@ -394,8 +394,8 @@ def _targets(target: ast.expr) -> Iterator[str]:
 
 # Conditions that no turn of a loop changes.
 
+# Whether there is a process group, and of how many ranks: the same in every turn.
 _OF_THE_JOB = ("torch.distributed.is_", "torch.distributed.get_world_size")
-"""Whether there is a process group, and of how many ranks: the same in every turn."""
 
 
 def unsettled(script: Script, conditions: Sequence[Condition], loop: ast.AST, *, any_setting: bool) -> list[str]:

@@ -129,10 +129,10 @@ def _frameworks(projection: Projection) -> Iterator[Gap]:
             return
 
 
+# In a framework: what trains itself, rather than starting the script's own training.
 _RUNS = re.compile(r"(Trainer|Runner|Engine|Parallel|Fabric|remote)$")
-"""In a framework: what trains itself, rather than starting the script's own training."""
+# Frameworks whose effect on ranks, models and loaders is modelled in `torch_model`; apart from those, gaps.
 _MODELLED = frozenset({"accelerate", "deepspeed", "lightning", "lightning_fabric", "pytorch_lightning", "transformers"})
-"""Frameworks whose effect on ranks, models and loaders is modelled in ``torch_model``; apart from those, gaps."""
 
 
 def _samplers(projection: Projection) -> Iterator[Gap]:

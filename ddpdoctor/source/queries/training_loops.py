@@ -49,8 +49,8 @@ _RANK_WORDS = frozenset(
 )
 
 
+# Words for the part of a rank, in the class of a sampler.
 _SHARES = re.compile(r"shard|replica|world|process|worker", re.IGNORECASE)
-"""Words for the part of a rank, in the class of a sampler."""
 _DRAWS = frozenset(f"torch.{name}" for name in ("rand", "randn", "randint", "normal"))
 
 

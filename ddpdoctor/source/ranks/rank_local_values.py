@@ -85,16 +85,16 @@ OWN_KINDS = frozenset(
 OF_FILES: frozenset[OwnKind] = frozenset({"files", "polled"})
 """What ranks find on their disks, which is mostly the same: they share them."""
 _CLOCK = re.compile(r"^(time|datetime)\.")
+# Functions that look at the disk; the rest of `os.path` works on names.
 _FILES = re.compile(r"^(os\.path\.(l?exists|is|get|samefile)|os\.(stat|access)$)")
-"""Functions that look at the disk; the rest of ``os.path`` works on names."""
 _LISTS = re.compile(r"^(os\.(listdir|scandir|walk)$|glob\.)")
 _RANDOM = re.compile(r"^(random|numpy\.random)\.")
 _STORE = re.compile(r"^torch\.distributed\.(\w+\.)?\w*Store$")
 _FILE_METHODS = frozenset({"exists", "is_file", "is_dir"})
 FORM = frozenset({"dtype", "requires_grad", "is_leaf", "is_sparse", "layout"})
 """Attributes of a tensor that are alike on every rank, whatever data it holds."""
+# Attributes and functions that give the form of data.
 _SIZES = FORM | {"size", "shape", "numel", "nelement", "dim", "ndim", "ndimension", "len", "device", "grad_fn"}
-"""Attributes and functions that give the form of data."""
 _STRUCTURE_TESTS = frozenset({"isinstance", "hasattr", "callable", "is_tensor", "is_floating_point", "is_cuda", "type"})
 _MEMBERS = frozenset({"set", "frozenset", "unique", "unique_consecutive", "nonzero", "masked_select"})
 _AGREED = re.compile(r"(^|_)(all_?)?(reduced?|gather(ed)?|broadcast|sync(ed|hronized?)?|agree|consensus)(_|$)")
@@ -389,14 +389,14 @@ DRAWN: Tag = ("drawn", 0)
 """Tag of what comes from a generator that each rank has given a seed of its own."""
 TAKES_SEED = frozenset({"manual_seed", "seed", "Random", "RandomState", "default_rng"})
 """Functions and methods whose first argument is a seed; others have a keyword of that name."""
+# Draws from torch's own generator, whose seed is one constant on all ranks until the script sets another.
 _DRAWS = frozenset(
     f"torch.{name}"
     for name in ("bernoulli", "multinomial", "normal", "poisson", "rand", "rand_like", "randint", "randn", "randn_like")
 )
-"""Draws from torch's own generator, whose seed is one constant on all ranks until the script sets another."""
 _GENERATOR = "torch.Generator"
+# Kinds of the tags of what no two ranks have alike.
 _OWN_ORIGINS = frozenset({"clock", "random", "drawn", "store", "own", "batch", "part"})
-"""Kinds of the tags of what no two ranks have alike."""
 
 
 def drawn_apart(
@@ -474,6 +474,7 @@ def _is_guessed(machine: Machine, node: ast.AST) -> bool:
 
 STATISTIC = "statistic"
 """Kind of the tags of what was made of a statistic of the rank's own; the number is that of the ``Statistic``."""
+# Functions and methods that make one number or a few of many samples.
 _REDUCES = frozenset(
     {
         "mean",
@@ -491,10 +492,9 @@ _REDUCES = frozenset(
     }
     | {"bincount", "histc", "norm", "max", "min", "amax", "amin", "unique", "set", "frozenset"}
 )
-"""Functions and methods that make one number or a few of many samples."""
 _DIMENSIONS = ("dim", "axis")
+# Methods of a tensor that change it by arithmetic with another.
 _CHANGES = frozenset({"add_", "sub_", "mul_", "div_", "lerp_", "addcmul_"})
-"""Methods of a tensor that change it by arithmetic with another."""
 
 
 def reduced(

@@ -17,10 +17,10 @@ _SYNCHRONISING = frozenset(name.rpartition(".")[2] for name in COLLECTIVES if ".
     *("full_tensor", "fully_shard", "parallelize_module", "init_device_mesh"),
     *("get_model_state_dict", "get_optimizer_state_dict", "get_state_dict"),
 }
+# Method names that do not show which function is called.
 _TOO_COMMON = frozenset(
     {"get", "update", "append", "join", "format", "items", "keys", "values", "split", "strip", "add", "pop"}
 )
-"""Method names that do not show which function is called."""
 
 
 class Mentions(msgspec.Struct, frozen=True):

@@ -146,8 +146,8 @@ def made_from(node: ast.AST, body: ast.AST) -> Iterator[ast.AST]:
                 pending += assigned.pop(inner.id, ())
 
 
+# Methods by which a list, a set or a dictionary takes something in.
 _FILLS = frozenset({"add", "append", "extend", "insert", "update"})
-"""Methods by which a list, a set or a dictionary takes something in."""
 
 
 def origins_of(node: ast.AST, body: ast.AST) -> Iterator[ast.AST]:
@@ -190,13 +190,13 @@ _LEAVES = frozenset({ast.Name, ast.Constant, ast.alias, ast.Global, ast.Nonlocal
 _DEFINITIONS = frozenset({ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef})
 _WITH_GAPS = frozenset({ast.Dict, ast.arguments})
 """Classes whose lists of nodes may hold None: ``{**other}``, and parameters without a default."""
+# Fields that hold no nodes, or only operators and contexts.
 _WITHOUT_NODES = frozenset(
     {"arg", "attr", "conversion", "ctx", "id", "is_async", "kind", "kwd_attrs", "lineno", "module", "level", "name"}
     | {"op", "ops", "rest", "simple", "str", "tag", "type_comment", "type_ignores"}
 )
-"""Fields that hold no nodes, or only operators and contexts."""
+# Fields that hold nodes, of classes in which a field of the same name as in others holds something else.
 _EXCEPTIONS: Mapping[str, tuple[str, ...]] = {"MatchSingleton": (), "TypeAlias": ("name", "type_params", "value")}
-"""Fields that hold nodes, of classes in which a field of the same name as in others holds something else."""
 _FIELDS: dict[type[ast.AST], tuple[str, ...]] = dict.fromkeys(_LEAVES, ())
 """Fields that hold nodes, by the class of a node, filled as classes are met."""
 

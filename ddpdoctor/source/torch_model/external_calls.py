@@ -101,21 +101,21 @@ from ddpdoctor.source.vocabulary import (
 GIVEN_TO_BASE = "super().__init__()"
 """The attribute that stands for what the constructor of a library's class keeps of its arguments."""
 _SIZE_METHODS = frozenset({"size", "numel", "nelement", "dim"})
+# Methods on a file's name, which is the same wherever it is found.
 _FORMS_OF_NAMES = frozenset({"endswith", "startswith", "isdigit"})
-"""Methods on a file's name, which is the same wherever it is found."""
+# Methods that give another form of a tensor or a module, whatever it is, and so never None.
 _MOVES = frozenset({"to", "cuda", "cpu", "float", "half", "long", "detach", "clone", "contiguous"})
-"""Methods that give another form of a tensor or a module, whatever it is, and so never None."""
 _MAKE_TEXT = frozenset({"builtins.print", "builtins.str", "builtins.repr", "builtins.format"})
 _EXITS = frozenset({"sys.exit", "os._exit", "builtins.exit", "builtins.quit"})
 _ARGUMENT_PARSERS = frozenset({"parse_args", "parse_known_args"})
 _OF_TRAINERS = frozenset({"train", "evaluate", "predict"})
+# Methods with an effect of their own, whatever has them.
 _KNOWN_METHODS = (
     MODULE_SELF_METHODS
     | _ARGUMENT_PARSERS
     | {"backward", "register_buffer", "set_epoch", "no_sync", "set_defaults", "cuda", "to"}
     | sharding.OF_TENSORS
 )
-"""Methods with an effect of their own, whatever has them."""
 
 
 def call_external(
@@ -419,8 +419,8 @@ def _collective(
     return SYNCHRONISED
 
 
+# What a variable of unknown origin holds that is given under these names to `init_process_group`.
 _ROLES: dict[str, Value] = {"rank": exact_per_rank(GLOBAL_RANK), "world_size": WORLD_SIZE}
-"""What a variable of unknown origin holds that is given under these names to ``init_process_group``."""
 
 
 def _learn_roles(machine: Machine, node: ast.Call) -> None:

@@ -197,8 +197,8 @@ def make_dict(machine: Machine, node: ast.AST, positional: list[Value], named: N
     return DictValue(tuple((entries | named).items()))
 
 
+# Stage of ZeRO from which parameters are divided, too.
 _GATHERS_IN_FORWARD = 3
-"""Stage of ZeRO from which parameters are divided, too."""
 
 
 def make_engine(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
@@ -306,6 +306,7 @@ def note_device(
         machine.emit("device", name, node, [value])
 
 
+# What makes the process group, itself or in a framework.
 _STARTS = frozenset(
     {
         "torch.distributed.init_process_group",
@@ -314,18 +315,17 @@ _STARTS = frozenset(
         "accelerate.Accelerator",
     }
 )
-"""What makes the process group, itself or in a framework."""
 _STARTING = frozenset(name.rpartition(".")[2] for name in _STARTS)
 Named = dict[str, Value]
 Handler = Callable[[Machine, ast.AST, list[Value], Named, bool], Value]
 """Makes a call: where it stands, the arguments by position and by name, and whether those are all."""
 _MAKERS = frozenset({"from_pretrained", "from_config"})
 _OPENING = frozenset({"builtins.open", "io.open", "codecs.open", "gzip.open", "bz2.open", "lzma.open"})
+# Kinds of the tags of what names of files are made of.
 _OF_NAMES = frozenset({"clock", "random", "drawn"})
-"""Kinds of the tags of what names of files are made of."""
 _NUMBERS = frozenset({"world-size", "local-world-size", "device-count", "task-count"})
+# Generators of random numbers that may be given a seed.
 _GENERATORS = frozenset({"random.Random", "numpy.random.RandomState", "numpy.random.default_rng"})
-"""Generators of random numbers that may be given a seed."""
 TensorFactory = Callable[[Sequence[Value], Mapping[str, Value]], Value]
 
 
@@ -467,8 +467,8 @@ def _unread(name: str, machine: Machine, node: ast.AST, positional: list[Value],
     return members_of(name, Unknown(result.varying, opaque=not name.startswith("builtins."), tags=origins_kept(result)))
 
 
+# Beginnings of the names of what is known to train nothing and to give back no more than its arguments.
 _KNOWN = ("builtins.", "torch.", "torchvision.", "torchaudio.", "numpy.")
-"""Beginnings of the names of what is known to train nothing and to give back no more than its arguments."""
 
 
 def origins_kept(value: Unknown) -> frozenset[Tag]:
