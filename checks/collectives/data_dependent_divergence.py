@@ -161,6 +161,7 @@ WORDS: Mapping[OwnKind, str] = {
     "order": "in the order of a set, which differs between processes",
 }
 """What a condition asks, for titles."""
+# The loss of one rank may be NaN where those of the others are not: it raises there alone.
 _ASKS_FINITE = re.compile(r"isnan|isfinite|isinf|is_nan|is_finite|nan_")
 
 
@@ -380,6 +381,7 @@ def _outermost_loop(test: OwnTest) -> ast.AST | None:
 _SETS = frozenset({"set", "frozenset"})
 # Methods that give tensors, which are hashed by their addresses.
 _TENSORS = frozenset({"parameters", "buffers"})
+# Methods of a set that give another set, whose order is as little fixed.
 _OF_SETS = frozenset({"union", "intersection", "difference", "symmetric_difference"})
 # Functions and methods that give what they are given, or a view of it, in the same order.
 _KEEPS_ORDER = frozenset({"list", "tuple", "enumerate", "iter", "reversed", "dict", "keys", "values", "items", "copy"})

@@ -190,6 +190,7 @@ def _assigned_between(event: Event, backward: Event, name: str) -> bool:
 
 _TELLING = frozenset({ast.Assign, ast.AugAssign, ast.BinOp, ast.Call, ast.Return})
 """Classes of nodes that show a sum, make it a mean, or give it another name."""
+# Methods that may make a mean of a sum: a product counts, for the factor may be one over the ranks.
 _AVERAGES = frozenset({"div", "div_", "mul", "mul_", "mean", "true_divide", "divide", "divide_"})
 _DIVIDING = (ast.Div, ast.FloorDiv, ast.Mult)
 FunctionNode: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef"

@@ -114,6 +114,7 @@ _FETCHERS = frozenset(
 )
 # Functions that return what the network sends.
 _ANSWERS = frozenset({"requests.get", "urllib.request.urlopen", "httpx.get", "httpx.stream"})
+# Functions that are given a command line, or its words.
 _SHELLS = frozenset({"os.system", *(f"subprocess.{name}" for name in ("run", "call", "check_call", "check_output"))})
 # Commands of a shell that write what they fetch or unpack.
 _COMMANDS = re.compile(

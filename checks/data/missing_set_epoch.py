@@ -41,6 +41,7 @@ from ddpdoctor.source.script.script import Script
 # The fix of a sampler that is never told the epoch.
 
 _COUNTING = frozenset({"range", "trange"})
+# Progress bars: they yield what they are given.
 _WRAPPING = frozenset({"tqdm", "track"})
 
 

@@ -149,6 +149,7 @@ WORLD_SIZES = (2, 4, 8)
 _BASES = frozenset({"Dataset", "IterableDataset", "Sampler", "object", "Generic", "Protocol"})
 # Classes of torch whose objects are as long as one of their arguments: its position and name.
 _HOLDING = {"torch.utils.data.Subset": (1, "indices"), "torch.utils.data.TensorDataset": (0, "")}
+# Iterators without an end, and a sampler that is as long as it is asked to be.
 _ENDLESS = frozenset({"cycle", "repeat", "infinite", "RandomSampler"})
 
 
@@ -297,6 +298,7 @@ def _runs_to_its_end(backward: Event, loop: LoopAround) -> bool:
     return not any(_leaves(statement, outermost=True) for statement in loop.node.body)
 
 
+# DDP's join, the class behind it, and Accelerate's: ranks that end first shadow the others' collectives.
 _JOINS = frozenset({"join", "Join", "join_uneven_inputs"})
 
 

@@ -352,6 +352,7 @@ def _excludes(one: ast.expr, other: ast.expr) -> bool:
 
 
 Mistake = Literal["never-synchronised", "last-unsynchronised", "backward-only"]
+# Local SGD: parameters are averaged now and then, and gradients stay unsynchronised by intent.
 _OTHER_AVERAGING = ("PostLocalSGD", "PeriodicModelAverager", "average_parameters")
 
 

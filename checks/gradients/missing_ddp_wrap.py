@@ -134,6 +134,7 @@ def _title(found: Independent) -> str:
     )
 
 
+# Other ways to train on several ranks: gradients may be reduced, or divided, without a wrap by DDP.
 _OTHER_WRAPPERS = (
     "FullyShardedDataParallel",
     "fully_shard",
@@ -166,6 +167,7 @@ _OTHER_LIBRARIES = (
     "fastai",
     "composer",
 )
+# They make plain modules: none of them wraps its model for several ranks.
 _KNOWN_MAKERS = ("torchvision.", "timm.", "torch.", "transformers.", "peft.", "segmentation_models_pytorch.")
 _PARAMETERS = frozenset({"parameters", "named_parameters"})
 

@@ -233,6 +233,7 @@ def _assigned(statements: Sequence[ast.stmt]) -> set[str]:
 # In a context manager: it may decide whether a backward synchronises.
 _CONTROLS = re.compile(r"no_?sync|accumulat|backward_grad_sync|gradient_sync|nullcontext|suppress", re.IGNORECASE)
 _CONTROLLING_CALLS = ("no_sync", "set require_backward_grad_sync")
+# torch's own hooks send each gradient in every backward, as DDP without a hook does.
 _REDUCING_HOOKS = re.compile(
     r"torch\.distributed\.algorithms\.ddp_comm_hooks\.(default|powerSGD|quantization)_hooks?\."
 )

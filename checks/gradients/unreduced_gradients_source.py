@@ -26,6 +26,7 @@ from ddpdoctor.source.script.module import descend
 from ddpdoctor.source.script.script import uses_part
 from ddpdoctor.source.vocabulary import OPTIMIZER
 
+# What one rank loaded may reach the others by these.
 _SHARES_STATE = (
     "broadcast_object_list",
     "scatter_object_list",

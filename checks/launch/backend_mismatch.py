@@ -121,6 +121,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         )
 
 
+# Position and name of the tensor that a rank gives to the collective.
 _TENSOR_POSITION = {
     "all_reduce": (0, "tensor"),
     "broadcast": (0, "tensor"),
@@ -135,12 +136,15 @@ _FACTORIES = frozenset(
     for name in ("zeros", "ones", "empty", "full", "rand", "randn", "arange", "FloatTensor", "LongTensor", "Tensor")
 )
 _FROM_DATA = frozenset({"torch.tensor", "torch.as_tensor"})
+# Their results are numbers of Python: a tensor of them lies in the host's memory.
 _NUMBERS = frozenset({"int", "float", "len", "sum", "bool", "item", "time", "perf_counter", "tolist"})
 _DESTROYS = "destroy_process_group"
+# After them a factory without a device makes its tensor elsewhere.
 _OTHER_DEFAULTS = ("set_default_device", "set_default_tensor_type")
 _BACKENDS = ("nccl", "NCCL")
 # Names of one backend for every device.
 _ALONE = frozenset({"nccl", "gloo", "mpi"})
+# A script that names one of them chooses the backend by where it runs.
 _PLATFORMS = ("win32", "Windows", "darwin", "mps")
 
 

@@ -16,6 +16,7 @@ from ddpdoctor.source.script.script import Script, gives_each_rank_a_machine, us
 from ddpdoctor.source.torch_model.recorded_calls import SET_VARIABLE
 from ddpdoctor.source.vocabulary import ACCELERATE_STATES
 
+# Each may give the process its GPU.
 _CHOOSES = ("set_device", "CUDA_VISIBLE_DEVICES", "set_default_device", "init_distributed_device")
 # Collectives that bring no tensor of their own: NCCL takes the process's current device.
 _GUESSES = frozenset(

@@ -83,6 +83,7 @@ in_run = CHECK.judged_by("checks.launch.devices_run", "broken_forks", REMEDY)
 
 # Forked processes that use CUDA, which only the process that initialised it can.
 
+# A script that chooses how processes start may not fork at all.
 _OTHER_STARTS = ("set_start_method", "get_context", "forkserver", "start_method")
 
 

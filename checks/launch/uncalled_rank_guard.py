@@ -154,12 +154,14 @@ _EXTERNAL = frozenset(
     f"torch.distributed.{name}"
     for name in ("is_initialized", "is_available", "get_rank", "get_world_size", "is_torchelastic_launched")
 ) | {"torch.cuda.is_available"}
+# They answer the same on every rank, so an uncalled one separates no ranks.
 _OF_THE_MACHINE = frozenset({"is_available", "is_initialized", "is_torchelastic_launched"})
 _PREFIXES = ("is_", "_is_", "am_", "should_", "on_", "get_rank", "get_local_rank", "get_world_size", "get_global_rank")
 _RANK_WORDS = frozenset(
     {"get_rank", "RANK", "LOCAL_RANK", "rank", "local_rank", "get_world_size", "is_initialized", "world_size"}
 )
 _CONDITIONS = frozenset({ast.If, ast.While, ast.IfExp, ast.Assert, ast.UnaryOp, ast.BoolOp, ast.Compare})
+# Decorators under which a call still means the function: any other may make a property of it.
 _TRANSPARENT = frozenset({"lru_cache", "cache", "staticmethod", "classmethod"})
 _NO_LOCATION = Location(file="", line=0)
 

@@ -27,6 +27,7 @@ from ddpdoctor.source.torch_model.recorded_calls import READING_FUNCTIONS, READI
 from ddpdoctor.source.vocabulary import FABRICS
 
 _LOADING = ("torchvision.datasets.", "torchaudio.datasets.")
+# torchvision holds these in memory as a whole, or makes them up: an item costs no file.
 _IN_MEMORY = ("MNIST", "CIFAR10", "CIFAR100", "FakeData", "FashionMNIST", "KMNIST", "QMNIST", "EMNIST", "SVHN")
 
 
