@@ -231,7 +231,8 @@ class ExaminationOutput:
         """Append to the summary of a step of GitHub, then raise what had failed first."""
         if self._summary:
             from ddpdoctor.report.formats import markdown
-            from ddpdoctor.report.output_file import append_step_summary, encoded
+            from ddpdoctor.report.output_file import append_step_summary
+            from ddpdoctor.report.own_reports import encoded
 
             append_step_summary(self._summary, encoded(markdown.render(examination)), self._sources)
         for failure in failures:

@@ -16,7 +16,7 @@ from ddpdoctor.gate.budget import together
 from ddpdoctor.gate.judge import compared
 from ddpdoctor.report.finding_fields import headline
 from ddpdoctor.report.formats import html, markdown
-from ddpdoctor.report.output_file import encoded, is_own_report, sealed
+from ddpdoctor.report.own_reports import encoded, is_own_report, sealed
 from tests.demo.job import demo_snapshot
 from tests.gate.browser import browser, looked_at
 from tests.gate.budgets import budget, place, share

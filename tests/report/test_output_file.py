@@ -17,13 +17,8 @@ from ddpdoctor.examination import Examination
 from ddpdoctor.files import replace_file as replacing
 from ddpdoctor.record.model import Job, RunRecord
 from ddpdoctor.report.formats import FORMATS, rendered
-from ddpdoctor.report.output_file import (
-    STEP_SUMMARY,
-    OutputFile,
-    append_step_summary,
-    is_own_report,
-    refuse_step_summary,
-)
+from ddpdoctor.report.output_file import STEP_SUMMARY, OutputFile, append_step_summary, refuse_step_summary
+from ddpdoctor.report.own_reports import is_own_report
 from ddpdoctor.report.run import chrome_trace
 from tests.report.examples import dataparallel, examination, hang, result
 from tests.report.test_reports import failed

@@ -37,7 +37,7 @@ def _exports(source: SnapshotSource) -> dict[str, _Export]:
 
     def page(snapshot: Snapshot) -> bytes:
         from ddpdoctor.cli.output import of_run
-        from ddpdoctor.report.output_file import encoded, sealed
+        from ddpdoctor.report.own_reports import encoded, sealed
 
         return encoded(sealed(of_run(snapshot, "html"), "html"))
 
