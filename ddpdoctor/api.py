@@ -84,7 +84,7 @@ def check(
     if not isinstance(batch_size, int):
         _refuse_others("batch_size", (batch_size,), tuple(_BATCH_SIZES))
     if command:
-        from ddpdoctor.launch.command.command_line import read_launch_line
+        from ddpdoctor.launch.command_line import read_launch_line
 
         line = read_launch_line(tuple(command), os.environ)
     else:
@@ -205,7 +205,7 @@ def checked(request: ExamineRequest, fail_on: Severity | None = None, on_progres
     """Examine what is asked for under the settings of the project that it belongs to; raises what ``examine`` does."""
     from msgspec.structs import replace
 
-    from ddpdoctor.config.settings import find_settings
+    from ddpdoctor.config import find_settings
     from ddpdoctor.examine.one_script import examine
 
     beside = Path.cwd() if request.launch.module else Path(request.target).absolute().parent

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
+from importlib import import_module
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import msgspec
@@ -157,10 +158,38 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
             else:
                 yield from (Refuted(location=place, reason=verdict.sentence) for place in verdict.places)
 
+    def judged_by(self, module: str, name: str, remedy: str = "") -> Callable[[RunRecord], Iterator[Finding | Refuted]]:
+        """Return the ``in_run`` of a check of which a function passes the verdicts.
+
+        Its module, named below ``ddpdoctor``, is imported when a run is judged: a source needs nothing of it.
+        """
+
+        def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
+            verdicts = getattr(import_module(f"ddpdoctor.{module}"), name)
+            yield from self.judged(record.job.kind, verdicts(record), remedy)
+
+        return in_run
+
 
 def _fact(basis: Basis, text: str, place: Place, numbers: Numbers | None = None, rank: int | None = None) -> Fact:
     location, stack = (place, ()) if place is None or isinstance(place, Location) else (place.location, place.chain)
     return Fact(text=text, basis=basis, numbers=numbers or {}, rank=rank, location=location, stack=stack)
+
+
+AVERAGING = frozenset(
+    {
+        "wraps",
+        "wrap_changes",
+        "forwards",
+        "backwards",
+        "missing_gradients",
+        "optimizer_steps",
+        "gradient_digests",
+        "gradients_taken",
+        "written_averages",
+    }
+)
+"""What shows whether gradients were averaged over the ranks."""
 
 
 class LoadedCheck(msgspec.Struct, frozen=True, kw_only=True):

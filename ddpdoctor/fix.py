@@ -19,10 +19,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from ddpdoctor.errors import DdpDoctorError, UsageError
-from ddpdoctor.files.replace_file import replace_file
-from ddpdoctor.files.source_text import MAXIMUM_BYTES as _LARGEST_BYTES
-from ddpdoctor.files.source_text import decoded
-from ddpdoctor.files.untrusted import read_untrusted
+from ddpdoctor.files.untrusted import MAXIMUM_BYTES as _LARGEST_BYTES
+from ddpdoctor.files.untrusted import decoded, read_untrusted
 from ddpdoctor.finding import Location
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.vocabulary import canonical
@@ -260,6 +258,8 @@ def write(rewritten: Rewritten) -> None:
 
     Raises UsageError when the file was changed meanwhile, is read-only, or cannot be written.
     """
+    from ddpdoctor.files.replace_file import replace_file
+
     path = os.path.realpath(rewritten.file)
     changed = f"{rewritten.file} was changed during the examination; it was not edited"
     try:

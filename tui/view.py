@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ddpdoctor.findings.locations import shown_path
+from ddpdoctor.finding import shown_path
 from ddpdoctor.monitor.snapshot import PlaybackState, RankView, Snapshot
 from ddpdoctor.tui.draw.cells import shown
 from ddpdoctor.tui.draw.figures import span

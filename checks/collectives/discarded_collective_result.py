@@ -86,6 +86,7 @@ RETURNING = frozenset(
 )
 """Full names of collectives that leave their argument as it was."""
 _RETURNING_NAMES = frozenset((*_HOROVOD, *_FUNCTIONAL))
+# Methods of an Accelerator: all of them return what they made and leave the argument.
 _OF_ACCELERATE = frozenset({"gather", "gather_for_metrics", "reduce", "pad_across_processes"})
 
 

@@ -55,7 +55,7 @@ CHECK = Check(
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the standstill of the run, with the rank that stands and its stack."""
     from ddpdoctor.diagnosis.divergence_kind import divergence_finding, divergence_of
-    from ddpdoctor.diagnosis.live.verdict import may_go_on
+    from ddpdoctor.diagnosis.live_verdict import may_go_on
 
     divergence = divergence_of(record, CHECK.stands_for)
     if divergence is not None:
@@ -88,8 +88,8 @@ def of_world(divergence: Divergence, record: RunRecord) -> str:
 
 
 def _remedy(divergence: Divergence) -> str:
-    from ddpdoctor.diagnosis.live.stacks import wait_of
-    from ddpdoctor.diagnosis.live.verdict import POLLING_NS
+    from ddpdoctor.diagnosis.live_verdict import POLLING_NS
+    from ddpdoctor.diagnosis.stacks import wait_of
 
     if divergence.form == "standstill":
         return (

@@ -45,9 +45,8 @@ from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import events_through, function_around, reported_lines, sync_events
 from ddpdoctor.source.queries.training_loops import evaluating_forwards, only_loader
 from ddpdoctor.source.ranks.ranks import numbers_in
-from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.script.syntax_index import descend, last_name
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -215,8 +214,8 @@ _FIRST_RANK = re.compile(
 )
 
 
+# Methods that take as long as there is data.
 _LONG = frozenset({"map", "generate"})
-"""Methods that take as long as there is data."""
 
 
 class LongWait(msgspec.Struct, frozen=True, kw_only=True):

@@ -37,8 +37,8 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import finding_of, partings_by
 from ddpdoctor.source.queries.wrapped_models import innermost_loop
+from ddpdoctor.source.script.module import descend, made_from
 from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.script.syntax_index import descend, made_from
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord

@@ -27,12 +27,21 @@ References
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+import msgspec
 
 from ddpdoctor.check import Check
-from ddpdoctor.checks.collectives.sum_as_mean_source import compared_sums, shown_sums
 from ddpdoctor.finding import Finding, Severity
-from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import External, constant, tags_of
+from ddpdoctor.source.projection import Projection, whole_projection
+from ddpdoctor.source.queries.divergence import function_around, mentions, nodes_of, stores
+from ddpdoctor.source.queries.shown_numbers import SHOWS, followers, is_number_of, number_kind
+from ddpdoctor.source.ranks.ranks import size_names
+from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.script.script import Script
 
 CHECK = Check(
@@ -65,3 +74,286 @@ def in_source(script: Script) -> Iterator[Finding]:
             locations=(event.location, place),
             because=(("both sides were summed over the ranks before", place),),
         )
+
+
+# Losses that a collective changes before their backward.
+
+_IN_PLACE = frozenset({"all_reduce", "reduce"})
+
+
+class ReducedLoss(msgspec.Struct, frozen=True, eq=False):
+    """A loss that is reduced in place and then differentiated."""
+
+    name: str
+    collective: Event
+    backward: Event
+
+
+def reduced_losses(projection: Projection) -> Iterator[ReducedLoss]:
+    """Collectives that write a variable of which the same call of a function takes the backward afterwards."""
+    backwards = list(projection.of_kind("backward"))
+    seen: set[ast.AST] = set()
+    for event in reductions(projection):
+        name = argument_name(event)
+        for backward in backwards:
+            later = backward.ordinal > event.ordinal and backward.scopes == event.scopes
+            if not later or event.node in seen:
+                continue
+            if _starts_from(backward.node, name):
+                starts = not _assigned_between(event, backward, name)
+            else:
+                starts = _is_loss(projection, event, name) and _becomes(event, backward, name)
+            if starts:
+                seen.add(event.node)
+                yield ReducedLoss(name, event, backward)
+
+
+def _is_loss(projection: Projection, event: Event, name: str) -> bool:
+    """Return whether what is reduced was computed by the model, or by a loss of torch: a count of samples was not."""
+    if event.positional and any(kind == "ddp" for kind, _ in tags_of(event.positional[0])):
+        return True
+    modules, line = projection.machine.script.modules, getattr(event.node, "lineno", 0)
+    function, node = function_around(event.module, event.node), ast.parse(name, mode="eval").body
+    return number_kind(modules, event.module, function, node, line) == "mean"
+
+
+def reductions(projection: Projection) -> Iterator[Event]:
+    """Collectives that write the sum, or the like, of a variable of all ranks into that variable."""
+    for event in projection.of_kind("collective"):
+        if event.name in _IN_PLACE and argument_name(event):
+            yield event
+
+
+def argument_name(event: Event) -> str:
+    """Return the variable or attribute that a collective is given; empty when it is given anything else."""
+    named = [entry.value for entry in getattr(event.node, "keywords", []) if entry.arg == "tensor"]
+    arguments = getattr(event.node, "args", []) or named
+    if arguments and isinstance(arguments[0], (ast.Name, ast.Attribute)):
+        return arguments[0].id if isinstance(arguments[0], ast.Name) else ast.unparse(arguments[0])
+    return ""
+
+
+def _starts_from(node: ast.AST, name: str) -> bool:
+    """``name.backward()``, ``scaler.scale(name).backward()``, ``accelerator.backward(name)``."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    receiver = node.func.value
+    starts = [receiver, *node.args, *(receiver.args if isinstance(receiver, ast.Call) else ())]
+    return any(isinstance(start, (ast.Name, ast.Attribute)) and ast.unparse(start) == name for start in starts)
+
+
+def _becomes(event: Event, backward: Event, name: str) -> bool:
+    """Return whether a backward starts from a sum or a quotient that the reduced loss was made part of."""
+    first, last = getattr(event.node, "lineno", 0), getattr(backward.node, "lineno", 0)
+    nodes = nodes_of(function_around(event.module, event.node))
+    between = [node for node in nodes if isinstance(node, ast.Assign) and first < node.lineno < last]
+    holding = {name}
+    for node in sorted(between, key=lambda node: node.lineno):
+        if _excludes(event.module, event.node, node):
+            continue
+        made = isinstance(node.value, ast.BinOp) and _computes_with(node.value, holding)
+        for target in node.targets:
+            (holding.add if made else holding.discard)(ast.unparse(target))
+    return any(_starts_from(backward.node, one) for one in holding)
+
+
+def _computes_with(node: ast.expr, names: set[str]) -> bool:
+    """Return whether a variable is an operand, not merely an argument of a call, whose result may be cut off."""
+    if isinstance(node, ast.BinOp):
+        return _computes_with(node.left, names) or _computes_with(node.right, names)
+    return isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) in names
+
+
+def _excludes(module: Module, one: ast.AST, other: ast.AST) -> bool:
+    """Return whether two nodes are in different arms of an ``if``."""
+    mine, others = _arms(module, one), _arms(module, other)
+    return any(others[around] != arm for around, arm in mine.items() if around in others)
+
+
+def _arms(module: Module, node: ast.AST) -> dict[ast.If, bool]:
+    """Return the ``if`` statements around a node, with True where it is in the body and False where in the else."""
+    arms: dict[ast.If, bool] = {}
+    for around in module.ancestors(node):
+        if isinstance(around, ast.If) and node is not around.test:
+            arms[around] = node in around.body
+        node = around
+    return arms
+
+
+def _assigned_between(event: Event, backward: Event, name: str) -> bool:
+    first, last = getattr(event.node, "lineno", 0), getattr(backward.node, "lineno", 0)
+    if first >= last:
+        return True
+    nodes = nodes_of(function_around(event.module, event.node))
+    return any(stores(node, name) and first <= getattr(node, "lineno", 0) <= last for node in nodes)
+
+
+_TELLING = frozenset({ast.Assign, ast.AugAssign, ast.BinOp, ast.Call, ast.Return})
+"""Classes of nodes that show a sum, make it a mean, or give it another name."""
+# Methods that may make a mean of a sum: a product counts, for the factor may be one over the ranks.
+_AVERAGES = frozenset({"div", "div_", "mul", "mul_", "mean", "true_divide", "divide", "divide_"})
+_DIVIDING = (ast.Div, ast.FloorDiv, ast.Mult)
+FunctionNode: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef"
+
+
+class ShownSum(msgspec.Struct, frozen=True, eq=False):
+    """A number that is summed over the ranks and shown without having been divided."""
+
+    name: str
+    """The variable that holds it where it is shown, or the call that gives it."""
+    collective: Event
+    module: Module
+    """Where it is shown."""
+    shown: ast.Call
+
+
+class _Part(msgspec.Struct, frozen=True, eq=False):
+    """What a function does with a sum from some line on."""
+
+    module: Module
+    nodes: Sequence[ast.AST]
+    names: frozenset[str]
+    """The variables that hold it."""
+    after_line: int
+
+    @property
+    def averages(self) -> bool:
+        """It may become a mean here, or in what cannot be followed."""
+        returned = (node.value for node in self.nodes if isinstance(node, ast.Return) and node.value is not None)
+        given_back = any(mentions(value, self.names) and not self.is_sum(value) for value in returned)
+        return given_back or any(_divides(node, self.names) for node in self.nodes)
+
+    @property
+    def returns_it(self) -> bool:
+        """The sum itself is given back."""
+        returned = (node.value for node in self.nodes if isinstance(node, ast.Return) and node.value is not None)
+        return any(map(self.is_sum, returned))
+
+    def is_sum(self, node: ast.expr) -> bool:
+        """Return whether an expression is one of the variables, or its number."""
+        return is_number_of(node, self.names)
+
+    def shown(self) -> Iterator[ast.Call]:
+        """Yield the calls that show it."""
+        for node in self.nodes:
+            if isinstance(node, ast.Call) and last_name(node.func) in SHOWS and node.lineno > self.after_line:
+                inside = [*node.args, *(keyword.value for keyword in node.keywords)]
+                if any(mentions(part, self.names) for part in inside):
+                    yield node
+
+
+def shown_sums(projection: Projection) -> Iterator[ShownSum]:
+    """Sums over ranks of means of their batches, shown and nowhere divided; sums and counts are added up rightly."""
+    modules = projection.machine.script.modules
+    seen: set[ast.AST] = set()
+    for event in reductions(projection):
+        name = argument_name(event)
+        if event.node in seen or not _is_sum(event) or not _may_be_shown(modules):
+            continue
+        seen.add(event.node)
+        function, line = function_around(event.module, event.node), getattr(event.node, "lineno", 0)
+        if number_kind(modules, event.module, function, ast.parse(name, mode="eval").body, line) != "mean":
+            continue
+        part = _part(event.module, function, name, line)
+        if part.averages or _is_share(projection, event, function, name):
+            continue
+        if not part.returns_it:
+            yield from _shown_in(part, event, name)
+        elif isinstance(function, ast.FunctionDef):
+            yield from _shown_by_callers(modules, function, event)
+
+
+def compared_sums(projection: Projection) -> Iterator[tuple[Event, ast.Compare]]:
+    """Tensors that are summed over the ranks and then compared with each other, item by item: classes, say."""
+    summed: dict[FunctionNode | ast.AST, dict[str, Event]] = {}
+    for event in projection.of_kind("collective"):
+        if event.name in {"all_reduce", "reduce"} and _is_sum(event) and "group" not in event.named:
+            names = summed.setdefault(function_around(event.module, event.node), {})
+            names.setdefault(argument_name(event), event)
+    for function, names in summed.items():
+        for node in nodes_of(function) if len(names) > 1 else ():
+            if not isinstance(node, ast.Compare) or not isinstance(node.ops[0], (ast.Eq, ast.NotEq)):
+                continue
+            both = {ast.unparse(side) for side in (node.left, *node.comparators)}
+            first = names.get(ast.unparse(node.left))
+            if first is None or len(both) != 2 or not both <= names.keys() or not _is_after(node, names, both):
+                continue
+            # Of tensors what comes out is counted; two totals may well be asked whether they are one.
+            if isinstance(first.module.parents.get(node), (ast.Attribute, ast.Call)):
+                yield first, node
+                break
+
+
+def _is_after(node: ast.Compare, names: dict[str, Event], both: set[str]) -> bool:
+    return all(getattr(names[name].node, "lineno", 0) < node.lineno for name in both)
+
+
+def _shown_in(part: _Part, event: Event, name: str) -> Iterator[ShownSum]:
+    """Yield the first call that shows a sum."""
+    calls = list(part.shown())
+    if calls:
+        yield ShownSum(name, event, part.module, min(calls, key=lambda call: call.lineno))
+
+
+def _shown_by_callers(modules: Sequence[Module], function: FunctionNode, event: Event) -> Iterator[ShownSum]:
+    """Yield where the callers of a function show the sum that it gives back; none when one of them may divide it."""
+    found: list[ShownSum] = []
+    for module in modules:
+        others = [node for node in module.index.of(ast.FunctionDef) if node.name == function.name]
+        if any(node is not function for node in others):
+            return
+        for call in module.calls_by_name.get(function.name, ()):
+            statement = module.parents.get(call)
+            if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+                return
+            target = statement.targets[0]
+            if not isinstance(target, ast.Name):
+                return
+            part = _part(module, function_around(module, call), target.id, call.lineno)
+            if part.averages or part.returns_it:
+                return
+            found.extend(_shown_in(part, event, target.id))
+    yield from found[:1]
+
+
+def _may_be_shown(modules: Sequence[Module]) -> bool:
+    return any(not SHOWS.isdisjoint(module.calls_by_name) for module in modules)
+
+
+def _part(module: Module, function: ast.AST, name: str, after_line: int) -> _Part:
+    nodes = [node for node in nodes_of(function) if node.__class__ in _TELLING]
+    return _Part(module, nodes, frozenset(followers(nodes, name)), after_line)
+
+
+def _is_sum(event: Event) -> bool:
+    operation = event.argument("op", 1 if event.name == "all_reduce" else 2)
+    if operation is None:
+        return event.complete
+    return isinstance(operation, External) and operation.name.endswith(".SUM") and constant(operation) is ...
+
+
+def _is_share(projection: Projection, event: Event, function: ast.AST, name: str) -> bool:
+    """Return whether what is summed was divided by the number of ranks before: shares add up to the mean."""
+    counts = size_names(projection.machine.store)
+    return any(
+        isinstance(inner, ast.BinOp) and isinstance(inner.op, _DIVIDING) and not counts.isdisjoint(_words(inner))
+        for node in descend(function)
+        if isinstance(node, ast.Assign)
+        and any(ast.unparse(target) == name for target in node.targets)
+        and node.lineno < getattr(event.node, "lineno", 0)
+        for inner in descend(node.value)
+    )
+
+
+def _words(node: ast.AST) -> Iterator[str]:
+    return (last_name(inner) for inner in descend(node) if isinstance(inner, (ast.Name, ast.Attribute)))
+
+
+def _divides(node: ast.AST, names: frozenset[str]) -> bool:
+    """Return whether a node makes a mean of one of some variables."""
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, _DIVIDING) and mentions(node, names)
+    if isinstance(node, ast.AugAssign):
+        return isinstance(node.op, _DIVIDING) and mentions(node.target, names)
+    is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _AVERAGES
+    return is_method and mentions(node, names)

@@ -13,8 +13,7 @@ import msgspec
 from ddpdoctor.diagnosis.performance.exposure import BARRIERS
 from ddpdoctor.diagnosis.performance.stragglers import enough_steps
 from ddpdoctor.diagnosis.performance.summary import threshold
-from ddpdoctor.diagnosis.record_cache import ByIdentity
-from ddpdoctor.diagnosis.steps import RankSteps, measured_steps
+from ddpdoctor.diagnosis.steps import ByIdentity, RankSteps, measured_steps
 from ddpdoctor.diagnosis.sync_points import GRADIENTS, gradient_meetings, lane
 from ddpdoctor.diagnosis.wording import bytes_text, count, duration_text, location_of, place, rank_list, verb
 from ddpdoctor.finding import Confirmed, Fact, Frame, Refuted
@@ -24,8 +23,8 @@ from ddpdoctor.record.streams.measured import CallTrack
 if TYPE_CHECKING:
     from ddpdoctor.record.streams.measured import RankHeartbeat
 
+# Where a rank may be waiting for others.
 _SHARED_PHASES = frozenset({"explicit", "backward"})
-"""Where a rank may be waiting for others."""
 
 
 class LiveWait(msgspec.Struct, frozen=True, kw_only=True):

@@ -41,8 +41,8 @@ from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, PerRank, consta
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import BARRIERS, function_around
 from ddpdoctor.source.queries.job_kind import comes_before_ranks, hints_at_ranks, is_distributed
+from ddpdoctor.source.script.module import descend, last_name, origins_of
 from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.script.syntax_index import descend, last_name, origins_of
 from ddpdoctor.source.vocabulary import PREPARING_DATASETS
 
 if TYPE_CHECKING:
@@ -97,14 +97,14 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 # Downloads and extractions that every rank does at once.
 
 _DATASETS = re.compile(r"(torchvision|torchaudio|torchtext)\.datasets\.")
+# Data sets without `download=`; all of them keep their files in one directory unless they are given a root.
 _ALWAYS_FETCH = "torchtext.datasets."
-"""Data sets without ``download=``; all of them keep their files in one directory unless they are given a root."""
+# They download and process in their constructor what is not there, without a lock; the rest are made of nothing.
 _GRAPHS = re.compile(
     r"torch_geometric\.datasets\.(?!Fake|Explainer|Random|BA|StochasticBlock|InfectionDataset|motif_|graph_)[A-Z]"
     r"|ogb\.\w+\.(Pyg|Dgl)?\w*Dataset$"
     rf"|({'|'.join(map(re.escape, PREPARING_DATASETS))})\.\w+$"
 )
-"""They download and process in their constructor what is not there, without a lock; the rest are made of nothing."""
 _FETCHERS = frozenset(
     {"urllib.request.urlretrieve", "wget.download", "gdown.download", "nltk.download", "shutil.unpack_archive"}
     | {
@@ -112,21 +112,22 @@ _FETCHERS = frozenset(
         for name in ("download_url", "download_and_extract_archive", "extract_archive")
     }
 )
+# Functions that return what the network sends.
 _ANSWERS = frozenset({"requests.get", "urllib.request.urlopen", "httpx.get", "httpx.stream"})
-"""Functions that return what the network sends."""
+# Functions that are given a command line, or its words.
 _SHELLS = frozenset({"os.system", *(f"subprocess.{name}" for name in ("run", "call", "check_call", "check_output"))})
+# Commands of a shell that write what they fetch or unpack.
 _COMMANDS = re.compile(
     r"(?:^|&&|;)\s*(?:sudo\s+)?(?:(?P<downloads>(?:wget|gdown|aria2c|git\s+clone)\b|curl\s.*-(?:o|O|-output)\b)"
     r"|(?P<extracts>(?:unzip|gunzip)\b|tar\s+-{0,2}[a-z]*x))"
 )
-"""Commands of a shell that write what they fetch or unpack."""
 _OPEN = "builtins.open"
+# It fetches and unpacks the repository, unless its source is local.
 _HUB = "torch.hub.load"
-"""It fetches and unpacks the repository, unless its source is local."""
+# They download unless `download_if_missing=False`, and remove the archive when they have read it.
 _BY_FUNCTION = re.compile(r"sklearn\.datasets\.fetch_")
-"""They download unless ``download_if_missing=False``, and remove the archive when they have read it."""
+# Words in a context manager that may let the ranks in one after the other.
 _IN_TURN = re.compile(r"first|lock|zero|turn|main|rank", re.IGNORECASE)
-"""Words in a context manager that may let the ranks in one after the other."""
 _ON_DEVICE = ("torch.cuda.device", "torch.device", "torch.autocast", "torch.cuda.amp.")
 
 

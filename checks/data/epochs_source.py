@@ -22,8 +22,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.training_loops import Feeding, feedings, samplers_of
-from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.syntax_index import last_name
+from ddpdoctor.source.script.module import Module, last_name
 
 # What to do where a batch sampler gives every rank the same batches: a loader takes no `sampler` beside it.
 
@@ -45,8 +44,8 @@ def batches_remedy(sampler: str) -> str:
     )
 
 
+# Packages that are known to tell no sampler its epoch.
 _READ_LIBRARIES = sys.stdlib_module_names | {"torch", "torchvision", "numpy", "tqdm", "rich", "builtins"}
-"""Packages that are known to tell no sampler its epoch."""
 
 
 class ForgottenEpoch(msgspec.Struct, frozen=True, eq=False):

@@ -31,13 +31,12 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from ddpdoctor.check import Check
-from ddpdoctor.checks.data.random_numbers_source import Library, seeds_of
-from ddpdoctor.finding import Finding, Location, Refuted, Severity
+from ddpdoctor.checks.data.unseeded_random_split import Library, seeds_of
+from ddpdoctor.finding import Finding, Location, Severity
 from ddpdoctor.source.events import Event, LoopAround
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
@@ -55,12 +54,9 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.shown_numbers import unsettled
 from ddpdoctor.source.queries.training_loops import division, feedings
+from ddpdoctor.source.script.module import descend
 from ddpdoctor.source.script.script import Script, uses_part
-from ddpdoctor.source.script.syntax_index import descend
 from ddpdoctor.source.vocabulary import SEEDS_EVERYTHING
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP104",
@@ -94,11 +90,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         )
 
 
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report generators that are alike on all ranks when training begins; refute where they differ."""
-    from ddpdoctor.checks.data.samples_run import judge_randomness
-
-    yield from CHECK.judged(record.job.kind, judge_randomness(record), REMEDY)
+in_run = CHECK.judged_by("checks.data.samples_run", "judge_randomness", REMEDY)
 
 
 # Random augmentation in data sets, and whether all ranks draw the same numbers for it.
@@ -108,15 +100,15 @@ _DRAWS = re.compile(
     r"|(numpy\.random\.(rand|randn|randint|uniform|normal|choice|random|permutation|beta|shuffle))$"
     r"|(torch\.(rand|randn|randint|randperm|bernoulli|normal|rand_like|randn_like))$"
 )
+# Draws of a step that give each sample something of its own; one order for all ranks does no harm.
 _NOISE = frozenset(
     f"torch.{name}" for name in ("rand", "randn", "randint", "bernoulli", "normal", "rand_like", "randn_like")
 )
-"""Draws of a step that give each sample something of its own; one order for all ranks does no harm."""
+# Transforms of torchvision that draw from torch for each item.
 _TRANSFORMS = re.compile(
     r"torchvision\.transforms\.(v2\.)?"
     r"(Random\w+|ColorJitter|GaussianBlur|AutoAugment|RandAugment|TrivialAugmentWide|AugMix|ElasticTransform)$"
 )
-"""Transforms of torchvision that draw from torch for each item."""
 
 
 class SharedAugmentation(msgspec.Struct, frozen=True, eq=False):

@@ -32,14 +32,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from ddpdoctor.check import Check
 from ddpdoctor.checks.data.epochs_source import OF_TORCH, batches_remedy, loop_of_epochs
 from ddpdoctor.checks.data.missing_set_epoch import set_epoch_through
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Fact, Finding, Severity
 from ddpdoctor.fix import Edit, Fix, imported, with_keyword
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.attributes import base_names, class_attribute
@@ -54,13 +53,9 @@ from ddpdoctor.source.queries.training_loops import (
     feedings,
     is_drawn,
 )
-from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.script.syntax_index import descend, last_name
 from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP101",
@@ -137,11 +132,7 @@ def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
             yield from divide(feeding, finding)
 
 
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report loaders whose ranks draw the same samples; refute where they draw different ones."""
-    from ddpdoctor.checks.data.sharding_run import judge_sharding
-
-    yield from CHECK.judged(record.job.kind, judge_sharding(record))
+in_run = CHECK.judged_by("checks.data.sharding_run", "judge_sharding")
 
 
 # The suggestion to divide a data set between the ranks.
@@ -199,14 +190,14 @@ def _with_sampler(module: Module, call: ast.Call, sampler: str) -> tuple[Edit, .
 
 # Batches of a reader that the project wrote, which goes through the data by a position of its own on every rank.
 
+# In a name: the reader may divide the data between the ranks.
 _OF_RANKS = re.compile(r"rank|world|num_proc|(?<!pre)process(?!ing|or)|replica|gpu", re.IGNORECASE)
-"""In a name: the reader may divide the data between the ranks."""
+# In a name: the order may be another one on each rank.
 _DRAWS = re.compile(r"rand|shuffle|perm|seed|choice", re.IGNORECASE)
-"""In a name: the order may be another one on each rank."""
 _STREAM = "torch.utils.data.IterableDataset"
 _READING = frozenset({"open", "reader", "iter_batches", "read_csv", "readlines", "scandir"})
+# Methods that are given a device, which differs between ranks by right.
 _PLACING = frozenset({"to", "cuda"})
-"""Methods that are given a device, which differs between ranks by right."""
 
 
 class OwnReader(msgspec.Struct, frozen=True, eq=False):

@@ -28,23 +28,20 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check, TooLittleEvidence
 from ddpdoctor.checks.data.epochs_source import ForgottenEpoch, forgotten_epochs
-from ddpdoctor.finding import Finding, Location, Refuted, Severity
+from ddpdoctor.finding import Finding, Location, Severity
 from ddpdoctor.fix import Edit, Fix, first_in_body
 from ddpdoctor.source.events import Event, LoopAround
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.module import Module, Scope
 from ddpdoctor.source.script.script import Script
 
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
-
 # The fix of a sampler that is never told the epoch.
 
 _COUNTING = frozenset({"range", "trange"})
+# Progress bars: they yield what they are given.
 _WRAPPING = frozenset({"tqdm", "track"})
 
 
@@ -195,9 +192,8 @@ def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
             yield from set_epoch_fix(forgotten, finding)
 
 
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report training loaders that were shuffled alike twice; refute where `set_epoch` changed the order."""
-    from ddpdoctor.checks.data.sharding_run import judge_epochs
-
-    remedy = "Call sampler.set_epoch(epoch) at the start of every epoch, before the loop over the loader."
-    yield from CHECK.judged(record.job.kind, judge_epochs(record), remedy)
+in_run = CHECK.judged_by(
+    "checks.data.sharding_run",
+    "judge_epochs",
+    "Call sampler.set_epoch(epoch) at the start of every epoch, before the loop over the loader.",
+)

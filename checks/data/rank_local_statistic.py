@@ -37,9 +37,9 @@ from ddpdoctor.source.events import Event, Statistic
 from ddpdoctor.source.interpreter.attributes import class_attribute
 from ddpdoctor.source.interpreter.values import ALL_RANKS, Function, Instance, Value, options_of
 from ddpdoctor.source.projection import Projection, whole_projection
-from ddpdoctor.source.ranks.own_statistics import statistics_in
+from ddpdoctor.source.ranks.rank_local_values import statistics_in
+from ddpdoctor.source.script.module import descend
 from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.script.syntax_index import descend
 
 CHECK = Check(
     code="DDP110",
@@ -49,8 +49,8 @@ CHECK = Check(
     triggers=("DistributedDataParallel", "ccelerat", "Fabric"),
 )
 _REACHES = {"object": "this is made with it", "loader": "the samples of this loader are made with it"}
+# Last part of the names of the transforms that are given a mean and a deviation.
 _NORMALISES = "Normalize"
-"""Last part of the names of the transforms that are given a mean and a deviation."""
 
 
 def in_source(script: Script) -> Iterator[Finding]:

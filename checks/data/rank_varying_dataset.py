@@ -29,13 +29,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from ddpdoctor.check import Check
-from ddpdoctor.checks.data.random_numbers_source import Draw, draw_of_samples, draws_in_constructor
-from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.checks.data.unseeded_random_split import Draw, draw_of_samples, draws_in_constructor
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
@@ -50,14 +49,10 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.ranks.ranks import rank_names
-from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.script.syntax_index import descend, last_name
 from ddpdoctor.source.torch_model.recorded_calls import DATA_METHODS
 from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP108",
@@ -92,11 +87,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         )
 
 
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report samplers over data sets that were seen to differ; refute where their samples are the same."""
-    from ddpdoctor.checks.data.samples_run import judge_rank_data
-
-    yield from CHECK.judged(record.job.kind, judge_rank_data(record))
+in_run = CHECK.judged_by("checks.data.samples_run", "judge_rank_data")
 
 
 # Data sets that differ between ranks although one sampler, or an Accelerator, divides them.

@@ -50,8 +50,8 @@ from ddpdoctor.source.queries.training_loops import (
     is_averaged,
     only_loader,
 )
+from ddpdoctor.source.script.module import descend, last_name, made_from
 from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.script.syntax_index import descend, last_name, made_from
 from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER
 
 if TYPE_CHECKING:

@@ -59,9 +59,8 @@ from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.training_loops import by_shards, feedings, through_ddp
 from ddpdoctor.source.queries.wrapped_models import averages_by_hand
 from ddpdoctor.source.ranks.data_partitions import as_written, may_even_out, part_tags
-from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.module import Module, children_of, descend, last_name
 from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.script.syntax_index import children_of, descend, last_name
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -148,8 +147,9 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 WORLD_SIZES = (2, 4, 8)
 """Numbers of ranks that a known number of items is divided by, to see whether it matters."""
 _BASES = frozenset({"Dataset", "IterableDataset", "Sampler", "object", "Generic", "Protocol"})
+# Classes of torch whose objects are as long as one of their arguments: its position and name.
 _HOLDING = {"torch.utils.data.Subset": (1, "indices"), "torch.utils.data.TensorDataset": (0, "")}
-"""Classes of torch whose objects are as long as one of their arguments: its position and name."""
+# Iterators without an end, and a sampler that is as long as it is asked to be.
 _ENDLESS = frozenset({"cycle", "repeat", "infinite", "RandomSampler"})
 
 
@@ -298,6 +298,7 @@ def _runs_to_its_end(backward: Event, loop: LoopAround) -> bool:
     return not any(_leaves(statement, outermost=True) for statement in loop.node.body)
 
 
+# DDP's join, the class behind it, and Accelerate's: ranks that end first shadow the others' collectives.
 _JOINS = frozenset({"join", "Join", "join_uneven_inputs"})
 
 

@@ -28,17 +28,33 @@ References
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Literal
+
+import msgspec
 
 from ddpdoctor.check import Check
-from ddpdoctor.checks.data.random_numbers_source import Draw, unshared_parts, unshared_splits
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import (
+    ALL_RANKS,
+    NONE,
+    ExternalObject,
+    Instance,
+    Value,
+    constant,
+    is_varying,
+    tags_of,
+)
+from ddpdoctor.source.projection import Projection, whole_projection
+from ddpdoctor.source.queries.job_kind import is_distributed, is_run_again, is_training_by_trainer
+from ddpdoctor.source.ranks.rank_local_values import DRAWN, TAKES_SEED, is_own_seed
+from ddpdoctor.source.ranks.ranks import rank_names
+from ddpdoctor.source.script.module import Module, descend, last_name, made_from, origins_of
 from ddpdoctor.source.script.script import Script
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
+from ddpdoctor.source.torch_model.recorded_calls import DATA_METHODS, ORDERING_METHODS, SEEDING
 
 CHECK = Check(
     code="DDP107",
@@ -94,8 +110,273 @@ def _why_it_differs(draw: Draw) -> Fact:
     )
 
 
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report splits whose parts differ between ranks; refute those that are the same, or of different data."""
-    from ddpdoctor.checks.data.samples_run import judge_splits
+in_run = CHECK.judged_by("checks.data.samples_run", "judge_splits", REMEDY)
 
-    yield from CHECK.judged(record.job.kind, judge_splits(record), REMEDY)
+
+Library = Literal["torch", "numpy", "random"]
+_DRAWS: dict[str, Library] = {
+    "torch.utils.data.random_split": "torch",
+    "torch.randperm": "torch",
+    "sklearn.model_selection.train_test_split": "numpy",
+    "numpy.random.permutation": "numpy",
+    "numpy.random.shuffle": "numpy",
+    "numpy.random.choice": "numpy",
+    "random.shuffle": "random",
+    "random.sample": "random",
+    **dict.fromkeys(DATA_METHODS, "numpy"),
+}
+_SUBSET = "torch.utils.data.Subset"
+_SPLIT_METHOD = "train_test_split"
+_SPLITS = frozenset({"torch.utils.data.random_split", "sklearn.model_selection.train_test_split", _SPLIT_METHOD})
+# What makes a data set of Hugging Face, by its full name.
+_TABLES = re.compile(r"^datasets\.(\w+\.)*(load_dataset|load_from_disk|(Dataset|DatasetDict)\.from_\w+)$")
+_SHARED_LATER = frozenset({"broadcast_object_list", "broadcast", "scatter_object_list", "all_gather_object"})
+
+
+class Draw(msgspec.Struct, frozen=True, eq=False):
+    """A draw of random numbers that differs between ranks."""
+
+    event: Event
+    seed: Event | None
+    """The seed before it, which differs between ranks; None when there is none."""
+
+
+def unshared_splits(projection: Projection) -> Iterator[Draw]:
+    """Random splits of a data set that every rank makes on its own and differently."""
+    if not is_distributed(projection):
+        return
+    for event in projection.in_course("call"):
+        if _draws(event) and _on_every_rank(event) and _splits(event) and not _shared_after(projection, event):
+            draw = unshared_draw(projection, event)
+            if draw is not None:
+                yield draw
+    yield from _splits_of_imports(projection)
+
+
+def _splits_of_imports(projection: Projection) -> Iterator[Draw]:
+    """Splits at the top level of a script that spawns its ranks: each rank imports it, and so draws its own."""
+    script = projection.machine.script
+    before = [event for event in projection.events if event.in_parent and event.kind in ("call", "training")]
+    for event in before:
+        if event.name in _SPLITS and _splits(event) and is_run_again(script, event) and _is_read_in_function(event):
+            seeded = any(_seeds(seed, _DRAWS[event.name]) and seed.ordinal < event.ordinal for seed in before)
+            if not seeded and constant(_own_generator(event) or NONE) is None:
+                yield Draw(event, None)
+
+
+def _is_read_in_function(event: Event) -> bool:
+    """Return whether a function reads what a draw at the top level has filled, by its name there."""
+    statement = next((node for node in event.module.ancestors(event.node) if isinstance(node, ast.Assign)), None)
+    if statement is None:
+        return False
+    filled = {node.id for target in statement.targets for node in descend(target) if isinstance(node, ast.Name)}
+    for function in event.module.index.of(ast.FunctionDef):
+        inside = [node for node in descend(function) if isinstance(node, ast.Name) and node.id in filled]
+        own = {node.id for node in inside if not isinstance(node.ctx, ast.Load)}
+        own |= {argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)}
+        if any(node.id not in own for node in inside):
+            return True
+    return False
+
+
+def unshared_parts(projection: Projection) -> Iterator[Draw]:
+    """Lists that every rank shuffles on its own and differently, before each takes its part of them by its number."""
+    if not is_distributed(projection):
+        return
+    for event in projection.in_course("call"):
+        if not _draws(event) or event.name in _SPLITS or not _on_every_rank(event):
+            continue
+        of_table = event.name in DATA_METHODS and not _by_own_generator(event)
+        by_library = of_table and _is_divided_later(projection, event)
+        if (by_library or _is_taken_by_rank(projection, event)) and not _shared_after(projection, event):
+            draw = unshared_draw(projection, event)
+            if draw is not None:
+                yield draw
+
+
+def unshared_draw(projection: Projection, event: Event) -> Draw | None:
+    """Return the draw that a call makes when its numbers certainly differ between ranks."""
+    if _by_own_generator(event):
+        made = [
+            one for one in projection.of_kind("call", "training") if one.ordinal < event.ordinal and _gives_seed(one)
+        ]
+        return Draw(event, made[-1] if made else None)
+    own = _own_generator(event)
+    if own is not None and constant(own) is not None:
+        return Draw(event, None) if is_varying(own) else None
+    seeds = [seed for seed in seeds_of(projection, _DRAWS[event.name]) if seed.ordinal < event.ordinal]
+    if not seeds:
+        return Draw(event, None)
+    last = seeds[-1]
+    if all(_differs(seed) for seed in seeds if seed.conditions or seed is last):
+        return Draw(event, last)
+    return None
+
+
+def seeds_of(projection: Projection, library: Library) -> list[Event]:
+    """Return the calls that fix the random numbers of a library, or by their names may."""
+    return [event for event in projection.of_kind("call", "training") if _seeds(event, library)]
+
+
+def draws_in_constructor(projection: Projection, dataset: Value) -> Draw | None:
+    """Return a draw in the constructor of a project's data set that differs between ranks."""
+    if not isinstance(dataset, Instance):
+        return None
+    constructor = f"{dataset.cls.node.name}.__init__"
+    made_at = getattr(projection.machine.maker_of(dataset.number), "lineno", 0)
+    for event in projection.in_course("call"):
+        if _draws(event) and _on_every_rank(event):
+            frames = zip(event.chain, event.chain[1:], strict=False)
+            # Another object of the class, the one for the evaluation, say, may be made without drawing.
+            if any(inner.function == constructor and outer.line == made_at for inner, outer in frames):
+                return unshared_draw(projection, event)
+    return None
+
+
+def draw_of_samples(projection: Projection, dataset: Value) -> Draw | None:
+    """Return a draw that chooses the samples of a data set, or puts them in order, differently on each rank."""
+    made: object = None
+    if isinstance(dataset, Instance):
+        made = projection.machine.maker_of(dataset.number)
+    elif (event := projection.machine.object(dataset)) is not None and event.name == _SUBSET:
+        made = event.node
+    if not isinstance(made, ast.Call):
+        return None
+    given = [*made.args, *(entry.value for entry in made.keywords)]
+    for event in projection.in_course("call"):
+        if event.name in _SPLITS or not _draws(event) or not _on_every_rank(event) or _shared_after(projection, event):
+            continue
+        body = event.module.body_around(event.node)
+        if made in descend(body) and any(event.node in origins_of(one, body) for one in given):
+            return unshared_draw(projection, event)
+    return None
+
+
+def _draws(event: Event) -> bool:
+    """Return whether a call draws random numbers; of the methods that are called so, those of a data set that was read.
+
+    A stream is shuffled in a buffer, which knows no parts.
+    """
+    if event.name not in DATA_METHODS or _by_own_generator(event):
+        return event.name in _DRAWS or _by_own_generator(event)
+    call, module = event.node, event.module
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or "buffer_size" in event.named:
+        return False
+    body = module.body_around(call)
+    made = [node for node in made_from(call.func.value, body) if isinstance(node, ast.Call)]
+    read = [node for node in made if _TABLES.match(module.resolve(node.func))]
+    return bool(read) and not any(entry.arg == "streaming" for node in read for entry in node.keywords)
+
+
+def _by_own_generator(event: Event) -> bool:
+    """Return whether a method of a generator that each rank has given a seed of its own puts something in an order."""
+    return event.name in ORDERING_METHODS and event.receiver is not None and DRAWN in tags_of(event.receiver)
+
+
+def _is_divided_later(projection: Projection, event: Event) -> bool:
+    """Return whether ranks take their parts of something after a call, by a DistributedSampler or in a Trainer."""
+    return any(
+        later.ordinal > event.ordinal and (later.kind == "sampler" or is_training_by_trainer(later))
+        for later in projection.in_course("sampler", "collective")
+    )
+
+
+def _on_every_rank(event: Event) -> bool:
+    return event.ranks == ALL_RANKS and not event.guards and event.complete
+
+
+def _own_generator(event: Event) -> Value | None:
+    """Return the generator or seed that a call is given."""
+    for name, position in (("generator", 2), ("random_state", -1), ("seed", 0 if event.name == "shuffle" else -1)):
+        if name == "generator" and event.name != "torch.utils.data.random_split":
+            position = -1
+        value = event.argument(name, position)
+        if value is not None:
+            return value
+    return None
+
+
+def _seeds(event: Event, library: Library) -> bool:
+    last = event.name.rpartition(".")[2]
+    if not SEEDING.search(last) or last in {"initial_seed", "get_seed"}:
+        return False
+    if isinstance(event.receiver, ExternalObject) and event.receiver.name == "torch.Generator":
+        return False
+    head = event.name.partition(".")[0]
+    return head == library or head not in {"torch", "numpy", "random"}
+
+
+def _gives_seed(event: Event) -> bool:
+    """Return whether a call gives a generator a seed that differs between ranks."""
+    return event.name.rpartition(".")[2] in TAKES_SEED and _differs(event)
+
+
+def _differs(seed: Event) -> bool:
+    arguments = [*seed.positional, *seed.named.values()]
+    return bool(arguments) and seed.ranks == ALL_RANKS and any(map(is_own_seed, arguments))
+
+
+def _shared_after(projection: Projection, event: Event) -> bool:
+    return any(
+        later.ordinal > event.ordinal and later.name in _SHARED_LATER for later in projection.of_kind("collective")
+    )
+
+
+def _splits(event: Event) -> bool:
+    """Return whether the result of a draw divides a data set."""
+    if event.name in _SPLITS:
+        shuffle = event.named.get("shuffle", NONE)
+        return constant(shuffle) is not False
+    body = event.module.body_around(event.node)
+    return len(_slices(event, body)) >= 2 and _makes_subsets(event.module, body)
+
+
+def _is_taken_by_rank(projection: Projection, event: Event) -> bool:
+    """Return whether each rank takes a part of what a draw has put in order, by its number."""
+    ranks = rank_names(projection.machine.store)
+    body, drawn_at = event.module.body_around(event.node), getattr(event.node, "lineno", 0)
+    return any(
+        subscript.lineno >= drawn_at
+        and any(
+            last_name(node) in ranks or (isinstance(node, ast.Constant) and node.value == "RANK")
+            for limit in (limits.lower, limits.step)
+            if limit is not None
+            for node in made_from(limit, body)
+        )
+        for subscript, limits in _slices(event, body)
+    )
+
+
+def _slices(event: Event, body: ast.AST) -> list[tuple[ast.Subscript, ast.Slice]]:
+    """Return where a body takes slices of the variable that a draw fills."""
+    name = _drawn_name(event)
+    return [
+        (node, node.slice)
+        for node in descend(body)
+        if name
+        and isinstance(node, ast.Subscript)
+        and isinstance(node.slice, ast.Slice)
+        and ast.unparse(node.value) == name
+    ]
+
+
+def _drawn_name(event: Event) -> str:
+    """Return the variable or attribute that a draw fills: the one assigned, or the list shuffled in place."""
+    if event.name.endswith("shuffle") and isinstance(event.node, ast.Call) and event.node.args:
+        target: ast.AST = event.node.args[0]
+    else:
+        statement = next((node for node in event.module.ancestors(event.node) if isinstance(node, ast.stmt)), None)
+        if not isinstance(statement, ast.Assign):
+            return ""
+        target = statement.targets[0]
+    return ast.unparse(target) if isinstance(target, (ast.Name, ast.Attribute)) else ""
+
+
+def _makes_subsets(module: Module, body: ast.AST) -> bool:
+    """Return whether a body takes parts of data sets, by torch's names or a project's of the same name."""
+    return any(
+        (module.resolve(node.func) or last_name(node.func) or "").rpartition(".")[2]
+        in {"Subset", "SubsetRandomSampler", "DistributedSampler"}
+        for node in descend(body)
+        if isinstance(node, ast.Call)
+    )

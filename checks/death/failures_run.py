@@ -20,6 +20,7 @@ _ERROR = re.compile(
     r"|NCCL error[^\n]*?(unhandled cuda error|unhandled system error|internal error|invalid usage|remote process)",
     re.IGNORECASE,
 )
+# NCCL reports it as an invalid usage; the message says more than the class.
 _SAME_GPU = re.compile(r"Duplicate GPU detected", re.IGNORECASE)
 _NO_SPACE = re.compile(r"No space left on device|/dev/shm", re.IGNORECASE)
 _CLASSES = {

@@ -25,14 +25,8 @@ References
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Finding, Refuted, Severity
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
+from ddpdoctor.finding import Severity
 
 CHECK = Check(
     code="DDP704",
@@ -43,8 +37,4 @@ CHECK = Check(
 )
 
 
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report the faults of each GPU that ranks use."""
-    from ddpdoctor.checks.death.failures_run import gpu_faults
-
-    yield from CHECK.judged("run", gpu_faults(record))
+in_run = CHECK.judged_by("checks.death.failures_run", "gpu_faults")

@@ -25,14 +25,8 @@ References
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Finding, Refuted, Severity
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
+from ddpdoctor.finding import Severity
 
 CHECK = Check(
     code="DDP701",
@@ -43,8 +37,4 @@ CHECK = Check(
 )
 
 
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report the first error of NCCL."""
-    from ddpdoctor.checks.death.failures_run import nccl_errors
-
-    yield from CHECK.judged(record.job.kind, nccl_errors(record))
+in_run = CHECK.judged_by("checks.death.failures_run", "nccl_errors")

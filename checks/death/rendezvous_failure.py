@@ -23,14 +23,8 @@ References
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Finding, Refuted, Severity
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
+from ddpdoctor.finding import Severity
 
 CHECK = Check(
     code="DDP705",
@@ -41,8 +35,4 @@ CHECK = Check(
 )
 
 
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report why the ranks did not meet."""
-    from ddpdoctor.diagnosis.failures import failed_rendezvous
-
-    yield from CHECK.judged(record.job.kind, failed_rendezvous(record))
+in_run = CHECK.judged_by("diagnosis.failures", "failed_rendezvous")

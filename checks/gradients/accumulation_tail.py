@@ -30,16 +30,12 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.checks.gradients.accumulation_source import forgotten_tails
-from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.checks.gradients.missing_no_sync import forgotten_tails
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP216",
@@ -66,9 +62,6 @@ def in_source(script: Script) -> Iterator[Finding]:
         )
 
 
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report the end of the first whole pass that left gradients without a step."""
-    from ddpdoctor.checks.gradients.steps_run import tails
-
-    remedy = "Step after the last batch as well: `or i + 1 == len(loader)`."
-    yield from CHECK.judged(record.job.kind, tails(record), remedy)
+in_run = CHECK.judged_by(
+    "checks.gradients.steps_run", "tails", "Step after the last batch as well: `or i + 1 == len(loader)`."
+)

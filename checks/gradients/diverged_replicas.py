@@ -39,11 +39,9 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from ddpdoctor.check import Check, TooLittleEvidence, Via
+from ddpdoctor.check import AVERAGING, Check, TooLittleEvidence, Via
 from ddpdoctor.checks.gradients.unreduced_gradients_source import guard_of
-from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.streams.setup import AVERAGING
 from ddpdoctor.source.events import Event, Guard
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
@@ -57,7 +55,6 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.job_kind import is_distributed
-from ddpdoctor.source.queries.rank_logging import communicates, is_local, is_of_whole_set
 from ddpdoctor.source.queries.wrapped_models import (
     has_no_tensors,
     holders,
@@ -69,8 +66,8 @@ from ddpdoctor.source.queries.wrapped_models import (
     training_events,
     value_of_root,
 )
+from ddpdoctor.source.script.module import descend, last_name
 from ddpdoctor.source.script.script import Script, uses_part
-from ddpdoctor.source.script.syntax_index import descend, last_name
 from ddpdoctor.source.torch_model.recorded_calls import SET_PARAM_GROUP, SET_REQUIRES_GRAD
 
 if TYPE_CHECKING:
@@ -141,20 +138,22 @@ _LONE = {
 
 def _lone_changes(script: Script) -> Iterator[Finding]:
     for change in lone_changes(whole_projection(script)):
+        from ddpdoctor.diagnosis.wording import rank_list
+
         event, guard = change.event, change.guard
         place = event.location
-        ranks = tuple(rank for rank in RANKS if event.ranks >> rank & 1)
+        ranks = rank_list(rank for rank in RANKS if event.ranks >> rank & 1)
         title, verb = _LONE[change.what]
         condition = guard.module.excerpt(guard.node, 60)
         yield CHECK.finding(
             "source",
-            title.format(ranks=rank_list(ranks)),
+            title.format(ranks=ranks),
             remedy=f"{verb} on every rank: move it out of `if {condition}`.",
             locations=place,
             severity=Severity.ERROR,
             because=(
                 (
-                    f"of {len(RANKS)} ranks only {rank_list(ranks)} comes here, by `{condition}`",
+                    f"of {len(RANKS)} ranks only {ranks} comes here, by `{condition}`",
                     Via(guard.location, event.chain),
                 ),
             ),
@@ -172,6 +171,7 @@ def _steps_of_all(change: LoneChange) -> Iterator[Fact]:
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the first moment at which replicas differ."""
     from ddpdoctor.checks.gradients.diverged_run import diverged_replicas, own_buffers
+    from ddpdoctor.diagnosis.wording import rank_list
 
     if record.job.kind == "run":
         yield from _drifted(record)
@@ -220,6 +220,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 def _drifted(record: RunRecord) -> Iterator[Finding]:
     """Report the replicas of a live run whose parameters are no longer the same, and which of them is the odd one."""
     from ddpdoctor.diagnosis.training.replicas import drifted_digests
+    from ddpdoctor.diagnosis.wording import rank_list
 
     if not record.replica_digests:
         raise TooLittleEvidence("parameters are compared every 100 steps of the optimizers, and there were fewer")
@@ -270,15 +271,21 @@ def _reasons(record: RunRecord, found: Diverged) -> Iterator[Fact]:
 # State of the training that ranks change apart: by a loss of their own, or on some ranks only.
 
 PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau"
+# Words of scripts whose metrics may be reduced where it cannot be read.
 _REDUCERS = ("torchmetrics", "all_avg", "dist_mean")
-"""Words of scripts whose metrics may be reduced where it cannot be read."""
 
 
 def own_plateaus(projection: Projection) -> Iterator[Event]:
     """Steps of a ``ReduceLROnPlateau`` on every rank with a value of the rank's own batches, each once."""
     script = projection.machine.script
-    if not is_distributed(projection) or uses_part(script, _REDUCERS):
+    if (
+        not uses_part(script, (PLATEAU.rpartition(".")[2],))
+        or not is_distributed(projection)
+        or uses_part(script, _REDUCERS)
+    ):
         return
+    from ddpdoctor.source.queries.rank_logging import communicates, is_local, is_of_whole_set
+
     seen: set[ast.AST] = set()
     for event in training_events(projection, "step"):
         options = () if event.receiver is None else options_of(event.receiver)

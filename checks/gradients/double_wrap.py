@@ -24,16 +24,12 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.checks.gradients.after_wrap_source import double_wraps
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.checks.gradients.module_changed_after_wrap import double_wraps
+from ddpdoctor.finding import Fact, Finding, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP218",
@@ -60,8 +56,4 @@ def in_source(script: Script) -> Iterator[Finding]:
         )
 
 
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report wraps around a module with a wrap inside."""
-    from ddpdoctor.checks.gradients.wraps_run import double_wraps as wraps_of_wraps
-
-    yield from CHECK.judged(record.job.kind, wraps_of_wraps(record), "Wrap the model once.")
+in_run = CHECK.judged_by("checks.gradients.wraps_run", "double_wraps", "Wrap the model once.")

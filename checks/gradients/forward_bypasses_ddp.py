@@ -31,10 +31,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check
-from ddpdoctor.checks.gradients.unwrapped_training_source import bypassing_forwards
+from ddpdoctor.check import AVERAGING, Check
+from ddpdoctor.checks.gradients.missing_ddp_wrap import bypassing_forwards
 from ddpdoctor.finding import Finding, Refuted, Severity
-from ddpdoctor.record.streams.setup import AVERAGING
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
 

@@ -33,9 +33,8 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import AVERAGING, Check
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.record.streams.setup import AVERAGING
 from ddpdoctor.source.events import ContextAround, Event
 from ddpdoctor.source.interpreter.values import NO_SYNC, options_of
 from ddpdoctor.source.projection import Projection, whole_projection
@@ -49,9 +48,8 @@ from ddpdoctor.source.queries.wrapped_models import (
     training_forwards,
     wrap_numbers,
 )
-from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.script.script import Script, uses_part
-from ddpdoctor.source.script.syntax_index import descend, last_name
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnosis.training.replicas import Unaveraged
@@ -354,6 +352,7 @@ def _excludes(one: ast.expr, other: ast.expr) -> bool:
 
 
 Mistake = Literal["never-synchronised", "last-unsynchronised", "backward-only"]
+# Local SGD: parameters are averaged now and then, and gradients stay unsynchronised by intent.
 _OTHER_AVERAGING = ("PostLocalSGD", "PeriodicModelAverager", "average_parameters")
 
 

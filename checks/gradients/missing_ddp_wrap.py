@@ -28,14 +28,31 @@ References
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ddpdoctor.check import Check
-from ddpdoctor.checks.gradients.unwrapped_training_source import missing_wraps
 from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-from ddpdoctor.source.projection import whole_projection
-from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import ALL_RANKS, ExternalObject, Instance, Unknown, Value, options_of, tags_of
+from ddpdoctor.source.projection import Projection, whole_projection
+from ddpdoctor.source.queries.training_loops import division
+from ddpdoctor.source.queries.wrapped_models import (
+    averages_by_hand,
+    holders,
+    innermost_loop,
+    loop_nodes,
+    optimizers,
+    steps,
+    training_events,
+    wrap_numbers,
+)
+from ddpdoctor.source.script.module import Module, descend, made_from
+from ddpdoctor.source.script.script import Script, uses_part
+from ddpdoctor.source.vocabulary import DDP
 
 if TYPE_CHECKING:
     from ddpdoctor.checks.gradients.diverged_run import Independent
@@ -115,3 +132,208 @@ def _title(found: Independent) -> str:
         f"{found.unequal:,} {are} in no module that {by}: gradients stay on their rank, "
         f"and {rank_list(found.ranks)} train different models"
     )
+
+
+# Other ways to train on several ranks: gradients may be reduced, or divided, without a wrap by DDP.
+_OTHER_WRAPPERS = (
+    "FullyShardedDataParallel",
+    "fully_shard",
+    "FSDP",
+    "_composable",  # Where torch keeps replicate, which wraps in place.
+    "Accelerator",
+    "parallelize_module",
+    "distribute_tensor",
+    "rpc_async",
+    "pipelining",
+    "ZeroRedundancy",
+    "average_parameters",
+)
+# Wrap or average where they are imported; a comment that names the source of a helper means nothing.
+_OTHER_LIBRARIES = (
+    "deepspeed",
+    "horovod",
+    "apex.parallel",
+    "accelerate",
+    "lightning",
+    "fairscale",
+    "bagua",
+    "colossalai",
+    "megatron",
+    "smdistributed",
+    "torch_xla",
+    "mmengine",
+    "mmcv",
+    "ignite",
+    "fastai",
+    "composer",
+)
+# They make plain modules: none of them wraps its model for several ranks.
+_KNOWN_MAKERS = ("torchvision.", "timm.", "torch.", "transformers.", "peft.", "segmentation_models_pytorch.")
+_PARAMETERS = frozenset({"parameters", "named_parameters"})
+
+
+class MissingWrap(msgspec.Struct, frozen=True, eq=False):
+    """A training loop over a sharded loader whose gradients no one averages."""
+
+    backward: Event
+    init: Event
+    loader: Event
+
+
+class BypassingForward(msgspec.Struct, frozen=True, eq=False):
+    """A training forward of a module inside a DDP object that does not go through it."""
+
+    forward: Event
+    backward: Event
+    wrap: Event
+
+
+def missing_wraps(projection: Projection) -> Iterator[MissingWrap]:
+    """Backward passes of a job with ranks and sharded data, in a script that never averages gradients."""
+    script = projection.machine.script
+    init = next((event for event in projection.in_course("collective") if event.name == "init_process_group"), None)
+    if init is None or init.ranks != ALL_RANKS or any(projection.of_kind("wrap")):
+        return
+    if uses_part(script, _OTHER_WRAPPERS) or _imports_library(script) or _imports_trainer(script):
+        return
+    if any("_ddp_" in word for module in script.modules for word in module.words):
+        return
+    if _names_ddp(script) or averages_by_hand(script):
+        return
+    trained = steps(projection)
+    if not any(_trains_known_models(projection, optimizer) for optimizer in optimizers(projection)):
+        return
+    for backward in projection.in_course("backward"):
+        loop = innermost_loop(backward)
+        if backward.ranks != ALL_RANKS or not backward.gradients or loop is None:
+            continue
+        loader = _sharded_loader(projection, backward)
+        if loader is not None and any(innermost_loop(step) in loop_nodes(backward) for step in trained):
+            yield MissingWrap(backward, init, loader)
+            return
+
+
+def bypassing_forwards(projection: Projection) -> Iterator[BypassingForward]:
+    """Backward passes whose loss comes from a wrapped module and from no DDP forward at all."""
+    script = projection.machine.script
+    if averages_by_hand(script):
+        return
+    wraps = {event.ordinal: event for event in projection.of_kind("wrap")}
+    forwards = [event for event in training_events(projection, "bare forward") if event.gradients]
+    stepping = list(training_events(projection, "step"))
+    seen: set[ast.AST] = set()
+    for backward in projection.in_course("backward"):
+        if not any(_uses(step, backward) for step in stepping):
+            continue
+        if wrap_numbers(backward.receiver) or any(wrap_numbers(value) for value in backward.positional):
+            continue
+        for number in sorted(wrap_numbers(backward.receiver, "bare")):
+            forward = _forward_before(forwards, backward, projection.machine.wrapped, number)
+            if forward is None or number not in wraps or forward.node in seen or _has_ddp_forward(projection, backward):
+                continue
+            seen.add(forward.node)
+            yield BypassingForward(forward, backward, wraps[number])
+
+
+def _uses(step: Event, backward: Event) -> bool:
+    """Return whether a step may use the gradients of a backward: those for a picture of what a model looks at go
+    nowhere.
+    """
+    loop = innermost_loop(step)
+    return loop is innermost_loop(backward) or (step.function == backward.function and loop in loop_nodes(backward))
+
+
+def _forward_before(forwards: list[Event], backward: Event, wrapped: dict[int, int], number: int) -> Event | None:
+    found: Event | None = None
+    for event in forwards:
+        inside = isinstance(event.receiver, (Instance, ExternalObject)) and wrapped.get(event.receiver.number) == number
+        near = event.ordinal < backward.ordinal and innermost_loop(event) is innermost_loop(backward)
+        if inside and near and (found is None or len(event.chain) <= len(found.chain)):
+            found = event
+    return found
+
+
+def _has_ddp_forward(projection: Projection, backward: Event) -> bool:
+    """Return whether a DDP forward that records gradients is in the same loop, for instance of a loss that is summed
+    up.
+    """
+    loop = innermost_loop(backward)
+    return any(event.gradients and innermost_loop(event) is loop for event in projection.in_course("ddp-forward"))
+
+
+def _sharded_loader(projection: Projection, backward: Event) -> Event | None:
+    """Return the loader of a loop around a backward, or of the batches behind its loss, when ranks divide its data."""
+    found: list[int] = []
+    for loop in backward.loops:
+        numbers = {number for kind, number in tags_of(loop.iterable) if kind == "loader"}
+        numbers |= {option.number for option in options_of(loop.iterable) if isinstance(option, ExternalObject)}
+        found += sorted(numbers)
+    if backward.receiver is not None:
+        found += sorted(number for kind, number in tags_of(backward.receiver) if kind == "batch")
+    for number in found:
+        loader = projection.machine.events.get(number)
+        if loader is not None and loader.kind == "loader" and division(projection.machine, loader) == "sharded":
+            return loader
+    return None
+
+
+def _imports_library(script: Script) -> bool:
+    imported = (f"{entry.module}.{entry.name}" for module in script.modules for entry in module.imports)
+    return any(library in name for name in imported for library in _OTHER_LIBRARIES)
+
+
+def _imports_trainer(script: Script) -> bool:
+    """Return whether a trainer of a library, which may wrap what it is given, is imported; one's own is read."""
+    return any(
+        entry.name.endswith("Trainer") and script.module(entry.module) is None and not script.is_package(entry.module)
+        for module in script.modules
+        for entry in module.imports
+    )
+
+
+def _names_ddp(script: Script) -> bool:
+    """Return whether DDP is called or passed around anywhere, reached or not."""
+    return any(
+        module.resolve(node) == DDP
+        for module in script.modules
+        for kind in (ast.Name, ast.Attribute)
+        for node in module.index.of(kind)
+    )
+
+
+def _trains_known_models(projection: Projection, optimizer: Event) -> bool:
+    """Return whether everything that an optimizer holds was made by code that certainly does not wrap it."""
+    held = holders(projection, optimizer)
+    return bool(held) and all(_is_known_model(optimizer.module, optimizer, value) for value in held)
+
+
+def _is_known_model(module: Module, optimizer: Event, value: Value) -> bool:
+    for option in options_of(value):
+        if isinstance(option, Unknown):
+            if not _made_by_known_library(module, optimizer):
+                return False
+        elif not isinstance(option, (Instance, ExternalObject)):
+            return False
+    return True
+
+
+def _made_by_known_library(module: Module, optimizer: Event) -> bool:
+    """Return whether the models in an optimizer's arguments are assigned from calls of well-known libraries only."""
+    made = made_from(optimizer.node, module.body_around(optimizer.node))
+    models = [node.value for node in made if isinstance(node, ast.Attribute) and node.attr in _PARAMETERS]
+    names = {node.id for model in models for node in descend(model) if isinstance(node, ast.Name)}
+    found = False
+    for node in module.index.of(ast.Assign):
+        if any(isinstance(t, ast.Name) and t.id in names for t in node.targets):
+            head = node.value
+            while isinstance(head, ast.Call) and isinstance(head.func, ast.Attribute):
+                if module.resolve(head.func).startswith(_KNOWN_MAKERS):
+                    found = True
+                    break
+                head = head.func.value
+            else:
+                if isinstance(head, ast.Call) and module.resolve(head.func).startswith(_KNOWN_MAKERS):
+                    found = True
+                elif not isinstance(head, ast.Name) or head.id not in names:
+                    return False
+    return found

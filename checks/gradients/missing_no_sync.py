@@ -29,18 +29,39 @@ References
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ddpdoctor.check import Check
-from ddpdoctor.checks.gradients.accumulation_source import Accumulation, wasteful_accumulations
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.fix import Fix, imported, indented
+from ddpdoctor.source.events import Condition, ContextAround, Event
+from ddpdoctor.source.interpreter.values import (
+    NO_CONTEXT,
+    NO_SYNC,
+    ExternalObject,
+    OneOf,
+    options_of,
+    tags_of,
+)
 from ddpdoctor.source.projection import Projection, whole_projection
-from ddpdoctor.source.queries.wrapped_models import training_forwards, wrap_numbers
-from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.queries.job_kind import keyword
+from ddpdoctor.source.queries.wrapped_models import (
+    ddp_objects,
+    innermost_loop,
+    is_prefix,
+    loop_nodes,
+    steps,
+    training_events,
+    training_forwards,
+    wrap_numbers,
+)
+from ddpdoctor.source.script.module import Module, descend
 from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.script.syntax_index import descend
+from ddpdoctor.source.vocabulary import DATA_LOADER
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -207,3 +228,250 @@ def _assigned(statements: Sequence[ast.stmt]) -> set[str]:
         for node in descend(statement)
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     }
+
+
+# In a context manager: it may decide whether a backward synchronises.
+_CONTROLS = re.compile(r"no_?sync|accumulat|backward_grad_sync|gradient_sync|nullcontext|suppress", re.IGNORECASE)
+_CONTROLLING_CALLS = ("no_sync", "set require_backward_grad_sync")
+# torch's own hooks send each gradient in every backward, as DDP without a hook does.
+_REDUCING_HOOKS = re.compile(
+    r"torch\.distributed\.algorithms\.ddp_comm_hooks\.(default|powerSGD|quantization)_hooks?\."
+)
+_COUNTING_NAME = re.compile(r"(^|_)(last|accum\w*|boundary|sync\w*)(_|$)")
+# A condition on how many batches were taken since the last step.
+_REACHES_COUNT = re.compile(r">=?\s*[\w.\[\]'\"]*accum\w*", re.IGNORECASE)
+_OPTIMIZER_NAME = re.compile(r"opt(im\w*|imizer\w*)?(_\w+)?$|(^|\.|_)opt", re.IGNORECASE)
+
+
+class Accumulation(msgspec.Struct, frozen=True, eq=False):
+    """Backward passes through DDP of which several belong to one step of the optimizer."""
+
+    backward: Event
+    step: Event
+    condition: ast.If | None
+    """The test by a remainder that decides about the step, when it is in the step's own function."""
+    nested: bool
+    """The backward passes are in a loop of their own before the step."""
+
+
+def accumulations(projection: Projection) -> Iterator[Accumulation]:
+    """Backward passes that several times precede one step, each once."""
+    known: tuple[Accumulation, ...] | None = projection.__dict__.get("_accumulations")
+    if known is None:
+        known = projection.__dict__["_accumulations"] = tuple(_accumulations(projection))
+    return iter(known)
+
+
+def _accumulations(projection: Projection) -> Iterator[Accumulation]:
+    moves = [step for step in _any_steps(projection) if loop_nodes(step)]
+    seen: set[ast.AST] = set()
+    for backward in projection.in_course("backward"):
+        if backward.node in seen or not wrap_numbers(backward.receiver) or not loop_nodes(backward):
+            continue
+        for step in moves:
+            found = _accumulates(projection, backward, step)
+            if found is not None and not any(_follows_at_once(projection, backward, other) for other in moves):
+                seen.add(backward.node)
+                yield found
+                break
+
+
+def wasteful_accumulations(projection: Projection) -> Iterator[Accumulation]:
+    """Accumulations in which nothing around the forward and the backward may leave out a synchronisation."""
+    controls = [event for event in projection.of_kind("training") if event.name in _CONTROLLING_CALLS]
+    hooks = (event for event in projection.of_kind("training") if event.name == "ddp.register_comm_hook")
+    if not all(map(_reduces_always, hooks)) or any(
+        event.receiver is not None and ddp_objects(event.receiver) for event in controls
+    ):
+        return
+    told: set[ast.AST | None] = set()
+    for found in accumulations(projection):
+        loop = innermost_loop(found.backward)
+        if loop in told:
+            continue  # Two arms of one loop, with a scaler and without one, accumulate for one reason.
+        forwards = (event for event in projection.in_course("ddp-forward") if innermost_loop(event) is loop)
+        contexts = [context for event in (found.backward, *forwards) for context in event.contexts]
+        if not any(map(_may_control, contexts)) and not any(innermost_loop(event) is loop for event in controls):
+            told.add(loop)
+            yield found
+
+
+def _reduces_always(hooking: Event) -> bool:
+    """Return whether a communication hook is one of torch's that reduces each bucket; one's own may leave some out."""
+    call = hooking.module.parents.get(hooking.node)
+    if not isinstance(call, ast.Call):
+        return False
+    hook = keyword(call, "hook") or (call.args[1] if len(call.args) > 1 else None)
+    return hook is not None and _REDUCING_HOOKS.match(hooking.module.resolve(hook)) is not None
+
+
+def _may_control(context: ContextAround) -> bool:
+    if context.value in (NO_SYNC, NO_CONTEXT) or isinstance(context.value, OneOf):
+        return True
+    return _CONTROLS.search(context.module.excerpt(context.node, 500)) is not None
+
+
+def _is_accelerators(context: ContextAround) -> bool:
+    """Return whether a context manager takes the last micro-steps of an epoch for a whole step, as
+    ``accumulate(model)``.
+    """
+    return ".accumulate(" in context.module.excerpt(context.node, 500)
+
+
+def _any_steps(projection: Projection) -> list[Event]:
+    """Return the steps of known optimizers, and of what is used or named like one or stepped by a gradient scaler."""
+    known = steps(projection)
+    nodes = {event.node for event in known}
+    return known + [
+        event for event in training_events(projection, "step") if event.node not in nodes and _is_named_optimizer(event)
+    ]
+
+
+def _is_named_optimizer(event: Event) -> bool:
+    """Return whether what steps is used as an optimizer, which clears gradients, too, or is named like one."""
+    call = event.node
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+        return False
+    cleared = (one.func for one in event.module.calls_by_name.get("zero_grad", ()))
+    whose = ast.dump(call.func.value)
+    if any(isinstance(one, ast.Attribute) and ast.dump(one.value) == whose for one in cleared):
+        return True
+    names = [ast.unparse(node) for node in (call.func.value, *call.args[:1])]
+    return any(_OPTIMIZER_NAME.search(name.rpartition(".")[2]) for name in names)
+
+
+def forgotten_tails(projection: Projection) -> Iterator[Accumulation]:
+    """Accumulations counted by the position in a pass over a loader, without a step for the last batches."""
+    for found in accumulations(projection):
+        if found.nested or found.condition is None or any(map(_is_accelerators, found.backward.contexts)):
+            continue
+        loop = found.backward.loops[-1]
+        if (
+            not isinstance(loop.node, ast.For)
+            or not _over_loader(found)
+            or not _counts_turns(loop.node, found.condition)
+        ):
+            continue
+        outer = loop_nodes(found.step)[:-1]
+        after = any(
+            step is not found.step and loop_nodes(step) == outer and step.ordinal > found.step.ordinal
+            for step in steps(projection)
+        )
+        if not after:
+            yield found
+
+
+def _accumulates(projection: Projection, backward: Event, step: Event) -> Accumulation | None:
+    inner, outer = loop_nodes(backward), loop_nodes(step)
+    shared = _shared_conditions(backward, step)
+    if any(_is_counting(projection, backward, test) for test in backward.undecided[shared:]):
+        return None
+    if inner == outer:
+        if any(_is_counting(projection, backward, test) for test in step.undecided[shared:]):
+            return Accumulation(backward, step, _remainder_test(step), nested=False)
+        if _is_skipped(projection, backward, step):
+            return Accumulation(backward, step, None, nested=False)
+    if len(inner) == len(outer) + 1 and is_prefix(outer, inner) and backward.ordinal < step.ordinal and outer:
+        numbers = wrap_numbers(backward.receiver)
+        forwards = [event for number in numbers for event in training_forwards(projection, number)]
+        if any(innermost_loop(event) is inner[-1] for event in forwards) and len(step.conditions) == shared:
+            return Accumulation(backward, step, None, nested=True)
+    return None
+
+
+def _shared_conditions(backward: Event, step: Event) -> int:
+    """Return how many conditions are around both; of a backward in several precisions, each is in an arm of its own."""
+    pairs = zip(backward.conditions, step.conditions, strict=False)
+    return next(
+        (index for index, (one, other) in enumerate(pairs) if one != other),
+        min(map(len, (backward.conditions, step.conditions))),
+    )
+
+
+def _is_counting(projection: Projection, backward: Event, condition: Condition) -> bool:
+    module, test = condition
+    return test in projection.machine.counting or _counts(backward, module.excerpt(test, 1_000))
+
+
+def _is_skipped(projection: Projection, backward: Event, step: Event) -> bool:
+    """Return whether the turns of a loop between two steps end before the step: ``if i % n != 0: continue``."""
+    loop = innermost_loop(step)
+    if not isinstance(loop, (ast.For, ast.While)):
+        return False
+    for statement in loop.body:
+        if any(inner is step.node for inner in descend(statement)):
+            return False
+        if isinstance(statement, ast.If) and isinstance(statement.body[-1], ast.Continue):
+            before = backward.module is not step.module or backward.node.lineno < statement.lineno  # type: ignore[attr-defined]
+            if before and _is_counting(projection, backward, (step.module, statement.test)):
+                return True
+    return False
+
+
+def _follows_at_once(projection: Projection, backward: Event, step: Event) -> bool:
+    """Return whether some optimizer steps after every one of these backward passes."""
+    if loop_nodes(step) != loop_nodes(backward) or not is_prefix(step.conditions, backward.conditions):
+        return False
+    return not _is_skipped(projection, backward, step)
+
+
+def _counts(backward: Event, condition: str) -> bool:
+    """Return whether a condition is a test by a remainder other than 1, a variable that holds one, or is named like
+    one.
+    """
+    if condition.isidentifier():
+        values = [
+            ast.unparse(node.value)
+            for node in backward.module.index.of(ast.Assign)
+            if any(isinstance(t, ast.Name) and t.id == condition for t in node.targets)
+        ]
+        named = not values and _COUNTING_NAME.search(condition) is not None
+        return named or (len(values) == 1 and _counts(backward, values[0]) and not values[0].isidentifier())
+    reached = _REACHES_COUNT.search(condition)
+    if reached is not None and not _is_one(backward, reached[0].lstrip(">= ")):
+        return True
+    return "%" in condition and "% 1 " not in f"{condition} "
+
+
+def _is_one(backward: Event, name: str) -> bool:
+    """Return whether the module sets a variable to 1 and to nothing else: then every batch makes a step."""
+    values = [
+        ast.unparse(node.value)
+        for node in backward.module.index.of(ast.Assign)
+        if any(isinstance(target, ast.Name) and target.id.startswith(name) for target in node.targets)
+    ]
+    return bool(values) and set(values) == {"1"}
+
+
+def _remainder_test(step: Event) -> ast.If | None:
+    for around in step.module.ancestors(step.node):
+        if isinstance(around, (ast.FunctionDef, ast.For, ast.While)):
+            return None
+        if isinstance(around, ast.If):
+            return around
+    return None
+
+
+def _over_loader(found: Accumulation) -> bool:
+    iterable = found.backward.loops[-1].iterable
+    if any(kind in ("loader", "batch") for kind, _ in tags_of(iterable)):
+        return True
+    return any(isinstance(option, ExternalObject) and option.name == DATA_LOADER for option in options_of(iterable))
+
+
+def _counts_turns(loop: ast.For, condition: ast.If) -> bool:
+    """Return whether a test is ``(index + 1) % n == 0`` alone, with the index of ``enumerate`` of its loop."""
+    test = condition.test
+    if (
+        not isinstance(test, ast.Compare)
+        or not isinstance(test.left, ast.BinOp)
+        or not isinstance(test.left.op, ast.Mod)
+    ):
+        return False
+    if not isinstance(loop.target, ast.Tuple) or not isinstance(loop.target.elts[0], ast.Name):
+        return False
+    enumerates = any(isinstance(node, ast.Name) and node.id == "enumerate" for node in descend(loop.iter))
+    sliced = any(isinstance(node, ast.Name) and node.id == "islice" for node in descend(loop.iter))
+    names = {node.id for node in descend(test.left.left) if isinstance(node, ast.Name)}
+    drops = any(isinstance(node, (ast.Break, ast.Continue)) for node in descend(loop))
+    return enumerates and not sliced and not drops and names == {loop.target.elts[0].id} and not condition.orelse

@@ -25,16 +25,12 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.checks.gradients.after_wrap_source import late_conversions
-from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.checks.gradients.module_changed_after_wrap import late_conversions
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP219",
@@ -58,9 +54,6 @@ def in_source(script: Script) -> Iterator[Finding]:
         )
 
 
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report SyncBatchNorm layers that were not there when the model was wrapped."""
-    from ddpdoctor.checks.gradients.wraps_run import late_batch_norms
-
-    remedy = "Call convert_sync_batchnorm first, and wrap its result."
-    yield from CHECK.judged(record.job.kind, late_batch_norms(record), remedy)
+in_run = CHECK.judged_by(
+    "checks.gradients.wraps_run", "late_batch_norms", "Call convert_sync_batchnorm first, and wrap its result."
+)

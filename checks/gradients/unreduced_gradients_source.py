@@ -22,10 +22,11 @@ from ddpdoctor.source.queries.wrapped_models import (
     wrap_numbers,
 )
 from ddpdoctor.source.ranks.ranks import FIRST_RANKS
+from ddpdoctor.source.script.module import descend
 from ddpdoctor.source.script.script import uses_part
-from ddpdoctor.source.script.syntax_index import descend
 from ddpdoctor.source.vocabulary import OPTIMIZER
 
+# What one rank loaded may reach the others by these.
 _SHARES_STATE = (
     "broadcast_object_list",
     "scatter_object_list",

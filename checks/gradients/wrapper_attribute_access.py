@@ -24,16 +24,12 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.checks.gradients.after_wrap_source import wrapper_attributes
-from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.checks.gradients.module_changed_after_wrap import wrapper_attributes
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP215",
@@ -59,8 +55,4 @@ def in_source(script: Script) -> Iterator[Finding]:
         )
 
 
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report the exception that ended a rank because it asked the wrapper."""
-    from ddpdoctor.checks.gradients.wraps_run import wrapper_attributes as attributes_in_run
-
-    yield from CHECK.judged(record.job.kind, attributes_in_run(record))
+in_run = CHECK.judged_by("checks.gradients.wraps_run", "wrapper_attributes")

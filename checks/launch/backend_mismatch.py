@@ -31,15 +31,32 @@ References
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from itertools import combinations
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 from ddpdoctor.check import Check
-from ddpdoctor.checks.launch.backends_source import backend_mismatches
 from ddpdoctor.finding import Finding, Refuted, Severity
-from ddpdoctor.source.projection import whole_projection
+from ddpdoctor.source.events import Event
+from ddpdoctor.source.interpreter.values import RANKS, PerRank, constant, is_guessed, on_rank
+from ddpdoctor.source.projection import Projection, whole_projection
+from ddpdoctor.source.queries.job_kind import (
+    backend_of,
+    depends_on_mode,
+    framework,
+    initialisations,
+    is_nccl_only,
+    on_every_rank,
+    speaks_of_devices,
+)
+from ddpdoctor.source.queries.subjects import gaps
 from ddpdoctor.source.ranks.ranks import ranks_text
-from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.script.module import Module, descend, last_name
+from ddpdoctor.source.script.script import Script, gives_each_rank_a_machine, uses_part
+from ddpdoctor.source.torch_model.recorded_calls import SET_VARIABLE
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -102,3 +119,284 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             because=((wait.error[:200], location),),
             severity=Severity.ADVICE if wait.mentions_cuda else None,
         )
+
+
+# Position and name of the tensor that a rank gives to the collective.
+_TENSOR_POSITION = {
+    "all_reduce": (0, "tensor"),
+    "broadcast": (0, "tensor"),
+    "reduce": (0, "tensor"),
+    "all_gather": (1, "tensor"),
+    "all_gather_into_tensor": (1, "input_tensor"),
+    "reduce_scatter_tensor": (1, "input"),
+    "gather": (0, "tensor"),
+}
+_FACTORIES = frozenset(
+    f"torch.{name}"
+    for name in ("zeros", "ones", "empty", "full", "rand", "randn", "arange", "FloatTensor", "LongTensor", "Tensor")
+)
+_FROM_DATA = frozenset({"torch.tensor", "torch.as_tensor"})
+# Their results are numbers of Python: a tensor of them lies in the host's memory.
+_NUMBERS = frozenset({"int", "float", "len", "sum", "bool", "item", "time", "perf_counter", "tolist"})
+_DESTROYS = "destroy_process_group"
+# After them a factory without a device makes its tensor elsewhere.
+_OTHER_DEFAULTS = ("set_default_device", "set_default_tensor_type")
+_BACKENDS = ("nccl", "NCCL")
+# Names of one backend for every device.
+_ALONE = frozenset({"nccl", "gloo", "mpi"})
+# A script that names one of them chooses the backend by where it runs.
+_PLATFORMS = ("win32", "Windows", "darwin", "mps")
+
+
+class Mismatch(msgspec.Struct, frozen=True, eq=False):
+    """A backend that does not fit the devices."""
+
+    event: Event
+    """The initialisation of the group, or the choice of the GPU that all ranks share."""
+    form: Literal["nccl-without-gpu", "gloo-for-cuda", "shared-gpu", "one-visible", "mixed"]
+    backends: tuple[tuple[str, int], ...] = ()
+    """Of ranks that ask for different ones: each backend with the mask of its ranks."""
+
+
+class CpuTensor(msgspec.Struct, frozen=True, eq=False):
+    """A tensor in the host's memory, given to a collective of NCCL."""
+
+    collective: Event
+    tensor: str
+    """Source of the argument."""
+    made: ast.AST
+    """Where the tensor is made."""
+
+
+def backend_mismatches(projection: Projection) -> Iterator[Mismatch]:
+    """Process groups of NCCL in scripts without a GPU, and of gloo in scripts that train on one."""
+    script = projection.machine.script
+    if framework(script):
+        return
+    for event in initialisations(projection):
+        backend = backend_of(event)
+        name = constant(backend) if backend is not None else None
+        if event.conditions or not event.complete:
+            continue
+        unused = not speaks_of_devices(script) and not any("device" in gap.hides for gap in gaps(projection))
+        if name == "nccl" and unused and _communicates(projection) and not _moves_by_number(projection):
+            yield Mismatch(event, "nccl-without-gpu")
+        if name == "gloo" and not _on_purpose(projection, event) and _trains_on_gpu(projection):
+            yield Mismatch(event, "gloo-for-cuda")
+    yield from _shared_gpus(projection)
+    yield from _only_visible_gpus(projection)
+    mixed = _mixed_backends(projection)
+    if mixed is not None:
+        yield mixed
+
+
+def _mixed_backends(projection: Projection) -> Mismatch | None:
+    """Return the first initialisation that some ranks ask for NCCL and others for gloo; the group of all has to be of
+    one.
+    """
+    asked: dict[str, int] = {}
+    first: Event | None = None
+    for event in projection.in_course("collective"):
+        backend = backend_of(event) if event.name == "init_process_group" else None
+        if backend is None or event.undecided or is_guessed(backend) or any(one.guessed for one in event.guards):
+            continue
+        first = first or event
+        for rank in RANKS:
+            name = constant(on_rank(backend, rank))
+            if event.ranks >> rank & 1 and name in _ALONE:
+                asked[str(name)] = asked.get(str(name), 0) | 1 << rank
+    masks = list(asked.values())
+    if first is None or len(masks) < 2 or any(one & other for one, other in combinations(masks, 2)):
+        return None
+    return Mismatch(first, "mixed", tuple(asked.items()))
+
+
+def _moves_by_number(projection: Projection) -> bool:
+    """Return whether anything goes to a device that is no word: ``tensor.to(2 * local_rank)`` speaks of no GPU."""
+    moves = (event for event in projection.of_kind("device") if event.positional)
+    return any(not isinstance(constant(event.positional[0]), str) for event in moves)
+
+
+def _communicates(projection: Projection) -> bool:
+    """Return whether anything goes through the group: NCCL makes its connections with the first collective."""
+    return any(event.name != "init_process_group" for event in projection.of_kind("wrap", "collective"))
+
+
+def _shared_gpus(projection: Projection) -> Iterator[Mismatch]:
+    """Yield a GPU with a fixed number that all ranks choose, where the script itself starts several on one machine."""
+    script = projection.machine.script
+    if script.spawns_ranks is None or not is_nccl_only(projection) or uses_part(script, ("VISIBLE_DEVICES",)):
+        return
+    for event in projection.in_course("device"):
+        index = constant(event.positional[0]) if event.name == "set_device" else None
+        if isinstance(index, str) and index.startswith("cuda:"):
+            index = index.removeprefix("cuda:")
+        fixed = isinstance(index, int) or (isinstance(index, str) and index.isdigit())
+        if fixed and on_every_rank(event) and not event.conditions:
+            yield Mismatch(event, "shared-gpu")
+            return
+
+
+def _only_visible_gpus(projection: Projection) -> Iterator[Mismatch]:
+    """Yield where a process leaves itself one GPU, the same on all ranks of a launcher that each choose another one."""
+    script = projection.machine.script
+    if script.spawns_ranks is not None or not is_nccl_only(projection) or gives_each_rank_a_machine(script):
+        return
+    if not any(isinstance(event.positional[0], PerRank) for event in projection.in_course("device")):
+        return
+    for event in projection.in_course("call"):
+        if event.name == SET_VARIABLE and constant(event.positional[0]) == "CUDA_VISIBLE_DEVICES":
+            left = constant(event.positional[1])
+            if isinstance(left, str) and left.isdigit() and on_every_rank(event) and not event.conditions:
+                yield Mismatch(event, "one-visible")
+                return
+
+
+def _on_purpose(projection: Projection, event: Event) -> bool:
+    """Return whether the code speaks of NCCL elsewhere, or of a platform without it: ``sys.platform == "win32"``.
+
+    Asking ``torch.backends.mps.is_available()`` alone sends nothing to that device.
+    """
+    own = {node for node in descend(event.node) if isinstance(node, ast.Constant)}
+    for module in projection.machine.script.modules:
+        for node in module.index.of(ast.Constant):
+            text = node.value if isinstance(node.value, str) and node not in own else ""
+            if any(word in text for word in (*_BACKENDS, *_PLATFORMS)) and not any(map(str.isspace, text)):
+                return True
+    return uses_part(projection.machine.script, ("is_nccl_available",))
+
+
+def _trains_on_gpu(projection: Projection) -> bool:
+    for event in projection.in_course("device", "call"):
+        moves = (event.kind == "device" and event.name in {"device_ids", "set_device"}) or event.name == "cuda"
+        if moves and not depends_on_mode(event):
+            return any(projection.in_course("wrap")) and not _only_asks(projection)
+    return False
+
+
+def _only_asks(projection: Projection) -> bool:
+    """Return whether a job runs no backward, though it runs the model, or code that it imports could train it."""
+    if any(projection.in_course("backward")):
+        return False
+    runs = any(projection.in_course("ddp-forward"))
+    return runs or any("backward" in module.words for module in projection.machine.script.modules)
+
+
+def _may_destroy(projection: Projection, module: Module) -> bool:
+    """Return whether a module destroys a group outside of functions that no one calls."""
+    if _DESTROYS not in module.text or _DESTROYS not in module.words:
+        return False
+    called = frozenset[str]().union(*(one.words for one in projection.machine.script.modules))
+    for node in (*module.index.of(ast.Name), *module.index.of(ast.Attribute)):
+        if last_name(node) == _DESTROYS:
+            around = next((one for one in module.ancestors(node) if isinstance(one, ast.FunctionDef)), None)
+            if around is None or around.name in called or around.name.startswith("__"):
+                return True
+    return False
+
+
+def forgotten_groups(projection: Projection) -> Iterator[Event]:
+    """Yield the first initialisation of a process group in a script that never destroys one."""
+    script = projection.machine.script
+    if any(_may_destroy(projection, module) for module in script.modules) or framework(script):
+        return
+    yield from list(initialisations(projection))[:1]
+
+
+def cpu_tensors(projection: Projection) -> Iterator[CpuTensor]:
+    """Tensors made in the host's memory that go into a collective of a group which has NCCL only."""
+    script = projection.machine.script
+    if not is_nccl_only(projection) or uses_part(script, _OTHER_DEFAULTS):
+        return
+    seen: set[ast.AST] = set()
+    for event in projection.in_course("collective"):
+        where = _TENSOR_POSITION.get(event.name)
+        if where is None or event.node in seen or not isinstance(event.node, ast.Call) or "group" in event.named:
+            continue
+        seen.add(event.node)
+        position, name = where
+        tensor = next((entry.value for entry in event.node.keywords if entry.arg == name), None)
+        if tensor is None and position < len(event.node.args):
+            tensor = event.node.args[position]
+        made = _made_on_cpu(event.module, event.node, tensor)
+        if made is not None and tensor is not None and not _under_other_default(event.module, made):
+            yield CpuTensor(event, event.module.excerpt(tensor, 50), made)
+
+
+def _made_on_cpu(module: Module, call: ast.Call, tensor: ast.expr | None) -> ast.AST | None:
+    """Return the construction of a tensor on the CPU, here or in the only assignment to its name in the same
+    function.
+    """
+    if isinstance(tensor, ast.Call):
+        return tensor if _is_cpu_factory(module, tensor) else None
+    if not isinstance(tensor, ast.Name):
+        return None
+    function = _function_around(module, call)
+    made = [
+        node.value
+        for node in module.index.within(function, ast.Assign)
+        if node.lineno < call.lineno
+        and any(isinstance(target, ast.Name) and target.id == tensor.id for target in node.targets)
+    ]
+    whole = len(list(_assignments(function, tensor.id))) == len(made)
+    on_cpu = [value for value in made if isinstance(value, ast.Call) and _is_cpu_factory(module, value)]
+    last = made[-1] if made else None
+    if whole and on_cpu and last in on_cpu and all(value in on_cpu or _is_text(module, value) for value in made):
+        return last
+    return None
+
+
+def _is_text(module: Module, value: ast.expr) -> bool:
+    """Return whether a value is certainly no tensor: what ``socket`` or ``os`` gives."""
+    return isinstance(value, ast.Call) and module.resolve(value.func).startswith(("socket.", "os.", "time."))
+
+
+def _function_around(module: Module, node: ast.AST) -> ast.AST:
+    for around in module.ancestors(node):
+        if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            return around
+    return module.tree
+
+
+def _assignments(function: ast.AST, name: str) -> Iterator[ast.AST]:
+    """Every statement that gives a name a value, and parameters of that name."""
+    for node in descend(function):
+        if isinstance(node, ast.arg):
+            if node.arg == name:
+                yield node
+        elif isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.NamedExpr, ast.withitem)):
+            stored = [inner for inner in ast.iter_child_nodes(node) if isinstance(inner, (ast.Tuple, ast.Name))]
+            names = [one for entry in stored for one in descend(entry) if isinstance(one, ast.Name)]
+            if any(one.id == name and isinstance(one.ctx, ast.Store) for one in names):
+                yield node
+
+
+def _is_cpu_factory(module: Module, call: ast.Call) -> bool:
+    name = module.resolve(call.func)
+    if any(entry.arg == "device" or entry.arg is None for entry in call.keywords):
+        return False
+    if name in _FACTORIES:
+        return True
+    return name in _FROM_DATA and bool(call.args) and _is_plain_data(call.args[0])
+
+
+def _is_plain_data(node: ast.expr) -> bool:
+    """Return whether data of a new tensor is numbers: a tensor given to ``torch.tensor`` keeps its device."""
+    if isinstance(node, ast.Constant):
+        return True
+    if isinstance(node, (ast.List, ast.Tuple, ast.ListComp)):
+        return True
+    if isinstance(node, ast.Call):
+        last = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        return last in _NUMBERS
+    if isinstance(node, ast.BinOp):
+        return _is_plain_data(node.left) and _is_plain_data(node.right)
+    return isinstance(node, ast.UnaryOp) and _is_plain_data(node.operand)
+
+
+def _under_other_default(module: Module, node: ast.AST) -> bool:
+    """Return whether a ``with`` statement around a construction may name another device."""
+    return any(
+        isinstance(around, ast.With) and "device" in ast.unparse(around.items[0].context_expr)
+        for around in module.ancestors(node)
+    )

@@ -27,16 +27,12 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
 from ddpdoctor.checks.launch.device_choice_source import early_collectives
-from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP514",
@@ -63,8 +59,4 @@ def in_source(script: Script) -> Iterator[Finding]:
         )
 
 
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report barriers that ranks came to before they chose their GPU."""
-    from ddpdoctor.checks.launch.devices_run import barriers_before_choice
-
-    yield from CHECK.judged(record.job.kind, barriers_before_choice(record), REMEDY)
+in_run = CHECK.judged_by("checks.launch.devices_run", "barriers_before_choice", REMEDY)

@@ -16,7 +16,9 @@ from ddpdoctor.source.script.script import Script, gives_each_rank_a_machine, us
 from ddpdoctor.source.torch_model.recorded_calls import SET_VARIABLE
 from ddpdoctor.source.vocabulary import ACCELERATE_STATES
 
+# Each may give the process its GPU.
 _CHOOSES = ("set_device", "CUDA_VISIBLE_DEVICES", "set_default_device", "init_distributed_device")
+# Collectives that bring no tensor of their own: NCCL takes the process's current device.
 _GUESSES = frozenset(
     {
         "barrier",
@@ -27,7 +29,7 @@ _GUESSES = frozenset(
         "scatter_object_list",
     }
 )
-"""Collectives that bring no tensor of their own: NCCL takes the process's current device."""
+# Functions that initialise CUDA, whatever they are called with.
 _INITIALISING = frozenset(
     f"torch.cuda.{name}"
     for name in (
@@ -40,7 +42,6 @@ _INITIALISING = frozenset(
         "empty_cache",
     )
 )
-"""Functions that initialise CUDA, whatever they are called with."""
 
 
 class LateVisibility(msgspec.Struct, frozen=True, eq=False):

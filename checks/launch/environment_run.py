@@ -10,16 +10,15 @@ import msgspec
 from ddpdoctor.check import NotStated, Verdict
 from ddpdoctor.diagnosis.failures import failed_initialisations, named_failures
 from ddpdoctor.diagnosis.wording import rank_list, site_location
-from ddpdoctor.finding import Location
-from ddpdoctor.findings.locations import named_ranks
+from ddpdoctor.finding import Location, named_ranks
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.collectives import Wait
 from ddpdoctor.record.streams.setup import CpuThreads, Setting
 
 _SEGFAULTING_TORCH = ("2.13.",)
 _OFF = frozenset({"0", "false", "off", "no", "n", ""})
+# Setting them once torch is imported changes nothing.
 _READ_AT_IMPORT = frozenset({"TORCH_DISTRIBUTED_DEBUG"})
-"""Setting them once torch is imported changes nothing."""
 _LEFTOVERS = {
     "NCCL_P2P_DISABLE": "it disables direct traffic between the GPUs of a node",
     "NCCL_SHM_DISABLE": "it disables shared memory between the ranks of a node",
@@ -217,7 +216,9 @@ def _need(record: RunRecord, row: CpuThreads) -> NodeThreads:
 # Whether the ranks met where their launcher told them to.
 
 _TOLD_BY_LAUNCHER = frozenset({"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"})
+# torch's store and its libuv backend word a taken port differently.
 _IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
+# Names of this machine: a launcher and a script that use two of them meet all the same.
 _HERE = frozenset({"localhost", "127.0.0.1", "::1"})
 _PORT = re.compile(r"port: ?(\d+)|:(\d{2,5})\b")
 

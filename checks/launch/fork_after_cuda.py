@@ -31,23 +31,18 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from ddpdoctor.check import Check
 from ddpdoctor.checks.launch.device_choice_source import initialises_cuda
-from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import Function, Instance, Value, constant, options_of
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.training_loops import feedings
-from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.module import Module, descend
 from ddpdoctor.source.script.script import Script, calls_any, uses_part
-from ddpdoctor.source.script.syntax_index import descend
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP511",
@@ -83,15 +78,12 @@ def in_source(script: Script) -> Iterator[Finding]:
         )
 
 
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report forked processes that used what their parent had initialised."""
-    from ddpdoctor.checks.launch.devices_run import broken_forks
-
-    yield from CHECK.judged(record.job.kind, broken_forks(record), REMEDY)
+in_run = CHECK.judged_by("checks.launch.devices_run", "broken_forks", REMEDY)
 
 
 # Forked processes that use CUDA, which only the process that initialised it can.
 
+# A script that chooses how processes start may not fork at all.
 _OTHER_STARTS = ("set_start_method", "get_context", "forkserver", "start_method")
 
 

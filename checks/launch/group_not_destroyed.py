@@ -26,16 +26,12 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.checks.launch.backends_source import forgotten_groups
-from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.checks.launch.backend_mismatch import forgotten_groups
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP506",
@@ -54,8 +50,4 @@ def in_source(script: Script) -> Iterator[Finding]:
         yield CHECK.finding("source", "this process group is never destroyed", remedy=REMEDY, locations=event.location)
 
 
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report ranks that ended without destroying the group that they made; refute where all did."""
-    from ddpdoctor.checks.launch.environment_run import judge_ends
-
-    yield from CHECK.judged(record.job.kind, judge_ends(record), REMEDY)
+in_run = CHECK.judged_by("checks.launch.environment_run", "judge_ends", REMEDY)

@@ -28,16 +28,12 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Fact, Finding, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.rendezvous import fixed_rendezvous
 from ddpdoctor.source.script.script import Script
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP504",
@@ -73,8 +69,4 @@ def in_source(script: Script) -> Iterator[Finding]:
         )
 
 
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report what led the ranks away from their launcher, and ports that were taken."""
-    from ddpdoctor.checks.launch.environment_run import misled_ranks
-
-    yield from CHECK.judged(record.job.kind, misled_ranks(record))
+in_run = CHECK.judged_by("checks.launch.environment_run", "misled_ranks")

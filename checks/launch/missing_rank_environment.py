@@ -47,10 +47,10 @@ CHECK = Check(
     subjects=("job",),
     triggers=("init_process_group",),
 )
+# What torch reads in this order; it names the first that is not there, and what comes after may be missing as well.
 _READ = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What torch reads in this order; it names the first that is not there, and what comes after may be missing as well."""
+# What init_process_group takes as arguments as well.
 _PASSED = {"RANK": "rank=", "WORLD_SIZE": "world_size="}
-"""What init_process_group takes as arguments as well."""
 _MISSING = re.compile(r"environment variable (\w+) expected, but not set")
 
 

@@ -28,7 +28,6 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check, Via
 from ddpdoctor.checks.launch.device_choice_source import (
@@ -36,12 +35,9 @@ from ddpdoctor.checks.launch.device_choice_source import (
     unchosen_devices,
     unchosen_devices_of_collectives,
 )
-from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP502",
@@ -101,8 +97,4 @@ def _left_to_torch(script: Script) -> Iterator[Finding]:
         )
 
 
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report ranks of one node that all use GPU 0; refute where each had its own."""
-    from ddpdoctor.checks.launch.devices_run import shared_first_gpu
-
-    yield from CHECK.judged(record.job.kind, shared_first_gpu(record), REMEDY)
+in_run = CHECK.judged_by("checks.launch.devices_run", "shared_first_gpu", REMEDY)

@@ -35,9 +35,8 @@ from ddpdoctor.check import Check
 from ddpdoctor.finding import Fact, Finding, Location, Severity
 from ddpdoctor.fix import Fix, after
 from ddpdoctor.source.script.call_graph import mentions_of
-from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.module import Module, descend
 from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.script.syntax_index import descend
 from ddpdoctor.source.vocabulary import COLLECTIVES, is_first_rank_name
 
 CHECK = Check(
@@ -155,12 +154,14 @@ _EXTERNAL = frozenset(
     f"torch.distributed.{name}"
     for name in ("is_initialized", "is_available", "get_rank", "get_world_size", "is_torchelastic_launched")
 ) | {"torch.cuda.is_available"}
+# They answer the same on every rank, so an uncalled one separates no ranks.
 _OF_THE_MACHINE = frozenset({"is_available", "is_initialized", "is_torchelastic_launched"})
 _PREFIXES = ("is_", "_is_", "am_", "should_", "on_", "get_rank", "get_local_rank", "get_world_size", "get_global_rank")
 _RANK_WORDS = frozenset(
     {"get_rank", "RANK", "LOCAL_RANK", "rank", "local_rank", "get_world_size", "is_initialized", "world_size"}
 )
 _CONDITIONS = frozenset({ast.If, ast.While, ast.IfExp, ast.Assert, ast.UnaryOp, ast.BoolOp, ast.Compare})
+# Decorators under which a call still means the function: any other may make a property of it.
 _TRANSPARENT = frozenset({"lru_cache", "cache", "staticmethod", "classmethod"})
 _NO_LOCATION = Location(file="", line=0)
 

@@ -53,8 +53,8 @@ from ddpdoctor.source.queries.files import saves_by_guard
 from ddpdoctor.source.queries.job_kind import is_single_node, keyword, names_another_machine
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK
 from ddpdoctor.source.script.launch_facts import reads_launcher_rank
+from ddpdoctor.source.script.module import last_name, made_from
 from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.script.syntax_index import last_name, made_from
 from ddpdoctor.source.vocabulary import SPAWNERS
 
 if TYPE_CHECKING:
@@ -135,10 +135,10 @@ _BEYOND_FIRST_NODE = sum(1 << rank for rank in RANKS if GLOBAL_RANK[rank] != LOC
 """Mask of the ranks whose local rank is another number."""
 _NODE_SIZE = "the number of ranks of one node"
 _RANKS_TOO = frozenset({("world-size", 0)})
+# Names of the number of ranks that a node has.
 _NODE_SIZES = frozenset({"local_world_size", "LOCAL_WORLD_SIZE", "nproc_per_node", "ngpus_per_node", "n_gpus_per_node"})
-"""Names of the number of ranks that a node has."""
+# Collectives that fill a list with a tensor of each rank, and the argument that it is.
 _LISTS: Mapping[str, tuple[str, int]] = {"all_gather": ("tensor_list", 0), "gather": ("gather_list", 1)}
-"""Collectives that fill a list with a tensor of each rank, and the argument that it is."""
 
 
 class RankMixUp(msgspec.Struct, frozen=True, eq=False):

@@ -91,6 +91,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
 # DistributedSamplers that are reported another rank or another number of ranks than the process group has.
 
+# Right on one node, where there is a rank for each GPU, and wrong on two.
 _ONE_NODE = frozenset({("device-count", 0), ("local-world-size", 0)})
 
 

@@ -21,17 +21,18 @@ from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import depends_on_mode, framework, may_use_cuda, noted
 from ddpdoctor.source.queries.training_loops import feedings
+from ddpdoctor.source.script.module import descend
 from ddpdoctor.source.script.script import code_of
-from ddpdoctor.source.script.syntax_index import descend
 from ddpdoctor.source.torch_model.recorded_calls import READING_FUNCTIONS, READING_METHODS
 from ddpdoctor.source.vocabulary import FABRICS
 
 _LOADING = ("torchvision.datasets.", "torchaudio.datasets.")
+# torchvision holds these in memory as a whole, or makes them up: an item costs no file.
 _IN_MEMORY = ("MNIST", "CIFAR10", "CIFAR100", "FakeData", "FashionMNIST", "KMNIST", "QMNIST", "EMNIST", "SVHN")
 
 
+# Frameworks under which a script that has a loop around a backward writes its steps itself.
 _LOOPS_LEFT = frozenset({"", "accelerate", "lightning", "lightning_fabric"})
-"""Frameworks under which a script that has a loop around a backward writes its steps itself."""
 
 
 class SlowLoader(msgspec.Struct, frozen=True, eq=False):

@@ -27,18 +27,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check, Via
 from ddpdoctor.checks.state.loads_source import is_published, unmapped_loads
-from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.fix import Fix, with_keyword
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.module import Module, Scope
 from ddpdoctor.source.script.script import Script
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP602",
@@ -72,11 +68,7 @@ def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
     yield from load_to_cpu(script, finding)
 
 
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report checkpoints of one GPU that several ranks load back onto it; refute loads that name a place."""
-    from ddpdoctor.diagnosis.files import judge_map_locations
-
-    yield from CHECK.judged(record.job.kind, judge_map_locations(record), REMEDY)
+in_run = CHECK.judged_by("diagnosis.files", "judge_map_locations", REMEDY)
 
 
 # The fix of a checkpoint that is loaded onto the GPU from which it was saved.

@@ -26,12 +26,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ExternalObject, Instance, Value
 from ddpdoctor.source.projection import Projection, whole_projection
@@ -39,9 +38,6 @@ from ddpdoctor.source.queries.job_kind import noted
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script, uses_part
 from ddpdoctor.source.vocabulary import DDP
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP604",
@@ -71,11 +67,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         )
 
 
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report names that differ from the module's by the prefix; refute loads whose names fitted."""
-    from ddpdoctor.diagnosis.files import judge_prefixes
-
-    yield from CHECK.judged(record.job.kind, judge_prefixes(record), REMEDY)
+in_run = CHECK.judged_by("diagnosis.files", "judge_prefixes", REMEDY)
 
 
 # State dicts whose names begin with `module.` where the model's do not, or the reverse.

@@ -26,16 +26,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check, Via
-from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.files import SharedSave, appended_files, shared_saves
 from ddpdoctor.source.script.script import Script
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP601",
@@ -78,12 +74,9 @@ def in_source(script: Script) -> Iterator[Finding]:
         )
 
 
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report lines at which several ranks wrote one path; refute those at which only one did."""
-    from ddpdoctor.checks.state.save_on_all_ranks_run import judge_writers
-
-    remedy = (
-        "Write on one rank only (`if dist.get_rank() == 0:`), with a barrier after it where others read the file; or "
-        "include the rank in the path."
-    )
-    yield from CHECK.judged(record.job.kind, judge_writers(record), remedy)
+in_run = CHECK.judged_by(
+    "checks.state.save_on_all_ranks_run",
+    "judge_writers",
+    "Write on one rank only (`if dist.get_rank() == 0:`), with a barrier after it where others read the file; "
+    "or include the rank in the path.",
+)

@@ -54,8 +54,8 @@ from ddpdoctor.source.queries.files import (
 )
 from ddpdoctor.source.queries.job_kind import is_distributed, noted
 from ddpdoctor.source.ranks.ranks import ranks_text
+from ddpdoctor.source.script.module import made_from
 from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.script.syntax_index import made_from
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord

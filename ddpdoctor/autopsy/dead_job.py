@@ -26,8 +26,7 @@ from ddpdoctor.examination import (
     SourceSection,
     Verdict,
 )
-from ddpdoctor.finding import Finding, Severity, Trouble
-from ddpdoctor.findings.locations import in_user_code, with_fingerprints
+from ddpdoctor.finding import Finding, Severity, Trouble, in_user_code, with_fingerprints
 from ddpdoctor.postmortem.failures import details_of
 from ddpdoctor.postmortem.log_reader import LogRead
 from ddpdoctor.postmortem.read import Postmortem, read_postmortem
@@ -130,7 +129,7 @@ def _named(one: Incident, runs: Sequence[RunRecord]) -> tuple[tuple[str, ...], s
 
 def _of_script(path: Path) -> tuple[str, ...]:
     from ddpdoctor.source.queries.parameters import parameter_names
-    from ddpdoctor.source.recursion import deep_recursion
+    from ddpdoctor.source.script.module import deep_recursion
     from ddpdoctor.source.script.script import script_at
 
     try:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from ddpdoctor.autopsy.dead_job import AutopsyRequest, concluded
-from ddpdoctor.diagnosis.live.stacks import waits_for_a_worker, whereabouts
+from ddpdoctor.diagnosis.stacks import waits_for_a_worker, whereabouts
 from ddpdoctor.errors import UsageError
 from ddpdoctor.examination import Examination
 from ddpdoctor.files.untrusted import read_start

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
+import ast
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ddpdoctor.check import Check, Gone, LoadedCheck, Subject
 from ddpdoctor.errors import ConfigurationError, UsageError
-from ddpdoctor.finding import Finding, Trouble
+from ddpdoctor.finding import Finding, FoundInRun, Trouble
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -133,6 +134,33 @@ def load(entry: CatalogueEntry) -> LoadedCheck:
     return loaded
 
 
+def described(entry: CatalogueEntry) -> LoadedCheck:
+    """Return what a check says of itself, from the head of its file; its functions import it when they are called.
+
+    Raises ConfigurationError as ``load`` does.
+    """
+    finder = None if entry.loaded is not None else importlib.util.find_spec(entry.module)
+    source = getattr(finder and finder.loader, "get_source", lambda name: None)(entry.module) or ""
+    # To import a check is to import the reader of sources: 76 modules of ours, to print one docstring.
+    begin = source.find("\nCHECK = Check(")
+    head = source[: source.find("\n)\n", begin) + 3]
+    if begin < 0 or len(head) < begin:
+        return load(entry)
+    documentation = ast.get_docstring(ast.parse(head), clean=False) or ""
+    names = dict(vars(sys.modules[Check.__module__]))
+    exec(compile(head[begin:], entry.module, "exec"), names)
+    halves: dict[str, Any] = {
+        name: partial(_late, entry, name)
+        for name in ("in_source", "in_run", "in_log", "in_restart")
+        if f"\ndef {name}(" in source or f"\n{name} = " in source
+    }
+    return LoadedCheck(check=names["CHECK"], documentation=documentation, **halves)
+
+
+def _late(entry: CatalogueEntry, name: str, evidence: object) -> Iterator[FoundInRun]:
+    yield from getattr(load(entry), name)(evidence)
+
+
 def choose(catalogue: Catalogue, select: Sequence[str], ignore: Sequence[str]) -> tuple[CatalogueEntry, ...]:
     """Keep the entries that ``select`` names (all when empty) and ``ignore`` does not.
 
@@ -213,7 +241,7 @@ def suggestion(catalogue: Catalogue, word: str) -> str:
 
 
 _BESIDE = {
-    ("DDP001", "unused-suppression"): "ddpdoctor.config.unused_suppression",
+    ("DDP001", "unused-suppression"): "ddpdoctor.catalogue.unused_suppression",
     ("DDP901", "budget-growth"): "ddpdoctor.gate.budget_growth",
     ("DDP902", "lost-reach"): "ddpdoctor.gate.reach",
     ("DDP903", "step-time-growth"): "ddpdoctor.gate.step_time_growth",

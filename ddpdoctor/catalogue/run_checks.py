@@ -20,7 +20,7 @@ from ddpdoctor.check import (
     TooLittleEvidence,
 )
 from ddpdoctor.finding import Confirmed, Finding, FoundInRun, Refuted, Severity
-from ddpdoctor.source.recursion import deep_recursion
+from ddpdoctor.source.script.module import deep_recursion
 from ddpdoctor.source.script.script import take_gap, uses_part
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import msgspec
 from ddpdoctor.autopsy.dead_job import AutopsyRequest
 from ddpdoctor.autopsy.dead_job import autopsy as examine_dead_job
 from ddpdoctor.autopsy.live_job import live_autopsy, look
-from ddpdoctor.cli.options.command import help_option, paths_argument
+from ddpdoctor.cli.options import help_option, paths_argument
 from ddpdoctor.cli.output import ExaminationOutput, output_options
 from ddpdoctor.errors import UsageError
 from ddpdoctor.finding import Severity

@@ -5,31 +5,37 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 import msgspec
 
 from ddpdoctor.api import checked
-from ddpdoctor.cli.options.command import (
+from ddpdoctor.cli.options import (
     MOST_PROCESSES,
     ScriptCommand,
     Seconds,
     help_option,
+    judging_options,
     launch_line,
     paths_argument,
+    rehearsal_options,
     script_path,
+    words,
 )
-from ddpdoctor.cli.options.rehearsal import judging_options, rehearsal_options, words
 from ddpdoctor.cli.output import ExaminationOutput, output_options
 from ddpdoctor.errors import ExitCode, UnreadableScript, UsageError
 from ddpdoctor.examination import Examination
 from ddpdoctor.examine.one_script import ExamineRequest, unreadable
-from ddpdoctor.files.source_text import MAXIMUM_BYTES
-from ddpdoctor.finding import Severity
+from ddpdoctor.files.untrusted import MAXIMUM_BYTES
+from ddpdoctor.finding import Severity, shown_path
 from ddpdoctor.launch.request import STRESSES, Stress
 from ddpdoctor.report import streams
 from ddpdoctor.report.formats import FOR_PEOPLE
+
+if TYPE_CHECKING:
+    from ddpdoctor.examine.static_scan import Survey, SurveyRequest
+    from ddpdoctor.fix import Fix
 
 STDIN = "-"
 
@@ -172,7 +178,6 @@ def check(
     if fix or diff:
         paths = paths or (str(script_path(line)),)
     if fix or diff or _is_survey(paths, force_exclude=force_exclude, static=static):
-        from ddpdoctor.cli import fixing
         from ddpdoctor.examine.static_scan import SurveyRequest, survey
 
         request = SurveyRequest(
@@ -189,10 +194,10 @@ def check(
             hint=output_format == "full",
         )
         if diff:
-            found, text = fixing.shown(request)
+            found, text = _shown(request)
             wanted.write_text(text, "diff")
             ctx.exit(found.examination.exit_code)
-        survey_of = fixing.fixed if fix else survey
+        survey_of = _fixed if fix else survey
         one = ExamineRequest(target=request.stdin_name if STDIN in paths else paths[0])
         examination = _examined(lambda: survey_of(request).examination, one, for_people=for_people)
     else:
@@ -252,9 +257,54 @@ def _examined_script(request: ExamineRequest, fail_on: Severity | None) -> Exami
     """Examine one script, with its progress on a terminal."""
     if request.static:
         return checked(request, fail_on)
-    from ddpdoctor.launch.runs import created_files
+    from ddpdoctor.launch import created_files
 
     if note := created_files.leftovers_text(created_files.leftovers()):
         streams.say(note)
     with streams.live_progress() as show:
         return checked(request, fail_on, show)
+
+
+def _fixed(request: SurveyRequest) -> Survey:
+    """Make the safe fixes and examine again what is left; raises UsageError when a file cannot be written."""
+    from ddpdoctor.examine.static_scan import survey
+    from ddpdoctor.fix import rewrite, write
+
+    before = survey(request)
+    files, left = rewrite(fix for fix in before.fixes if fix.safe)
+    for file in files:
+        write(file)
+    made = sum(len(file.fixes) for file in files)
+    if made:
+        streams.say(f"made {_count(made, 'fix', 'fixes')} in {_count(len(files), 'file', 'files')}")
+    _say_not_made([*left, *(fix for fix in before.fixes if not fix.safe)], before)
+    return survey(msgspec.structs.replace(request, fixes=False)) if made else before
+
+
+def _shown(request: SurveyRequest) -> tuple[Survey, str]:
+    """Return the examination, and a unified diff of what ``--fix`` would do."""
+    from ddpdoctor.examine.static_scan import survey
+    from ddpdoctor.fix import difference, rewrite
+
+    found = survey(request)
+    root = found.examination.root
+    held = {f"{root}/{request.stdin_name}": request.stdin or b""} if STDIN in request.paths else None
+    files, left = rewrite((fix for fix in found.fixes if fix.safe), held)
+    _say_not_made([*left, *(fix for fix in found.fixes if not fix.safe)], found, held)
+    return found, "".join(difference(file, shown_path(file.file, root)) for file in files)
+
+
+def _say_not_made(fixes: Sequence[Fix], found: Survey, held: dict[str, bytes] | None = None) -> None:
+    """Say on stderr what was not made and why, with what it would change."""
+    from ddpdoctor.fix import difference, rewrite
+
+    for fix in fixes:
+        where = f"{shown_path(fix.location.file, found.examination.root)}:{fix.location.line}"
+        why = "it conflicts with the other fixes" if fix.safe else "it may change what else the script does"
+        files, _ = rewrite([fix], held)
+        changes = "".join(difference(file, shown_path(file.file, found.examination.root)) for file in files)
+        streams.say(f"{where}: {fix.code}: not made, since {why}: {fix.description}\n" + changes.replace("\r\n", "\n"))
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"

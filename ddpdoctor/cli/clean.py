@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import click
 
-from ddpdoctor.cli.options.command import help_option
+from ddpdoctor.cli.options import help_option
 from ddpdoctor.errors import ExitCode, UsageError
-from ddpdoctor.launch.runs.created_files import Leftover, clean_up, leftovers
+from ddpdoctor.launch.created_files import Leftover, clean_up, leftovers
 from ddpdoctor.report import streams
-from ddpdoctor.report.escape import one_line
+from ddpdoctor.report.streams import one_line
 
 SHOWN = 200
 """Paths of one rehearsal that are named."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from ddpdoctor.catalogue.registry import find, gone_notes, load, read_catalogue
-from ddpdoctor.cli.options.command import checks as complete_checks
-from ddpdoctor.cli.options.command import help_option
+from ddpdoctor.catalogue.registry import described, find, gone_notes, read_catalogue
+from ddpdoctor.cli.options import checks as complete_checks
+from ddpdoctor.cli.options import help_option
 from ddpdoctor.errors import UsageError
 from ddpdoctor.report import explanation, streams
 
@@ -29,9 +29,9 @@ def explain(check: str | None, every: bool, output_format: str) -> None:
     for note in (*catalogue.notes, *gone_notes(catalogue, filter(None, (check,)))):
         streams.say(f"note: {note}")
     if check is not None:
-        checks = [load(find(catalogue, check))]
+        checks = [described(find(catalogue, check))]
     else:
-        checks = [load(entry) for entry in catalogue.entries]
+        checks = [described(entry) for entry in catalogue.entries]
     if output_format == "json":
         streams.write_result(explanation.as_json(checks))
     elif check is None and not every:

@@ -10,21 +10,23 @@ from typing import Any
 
 import click
 
-from ddpdoctor.cli.options.command import (
+from ddpdoctor.cli.options import (
     OWN_WORDS,
     SCRIPT_ARGUMENTS,
     ScriptCommand,
     Seconds,
     Share,
     help_option,
+    judging_options,
     launch_line,
     options_of,
     paths_argument,
+    rehearsal_options,
     script_path,
+    words,
 )
-from ddpdoctor.cli.options.rehearsal import judging_options, rehearsal_options, words
 from ddpdoctor.cli.output import ExaminationOutput, output_options
-from ddpdoctor.config.settings import Settings, find_settings
+from ddpdoctor.config import Settings, find_settings
 from ddpdoctor.errors import ConfigurationError, UsageError
 from ddpdoctor.examine.one_script import ExamineRequest
 from ddpdoctor.examine.run_gate import GateRequest, GateTarget, Mode, run_gate, target_of
@@ -240,7 +242,7 @@ def _targets(
 
 
 def _read_target(text: str, file: str) -> GateTarget:
-    from ddpdoctor.launch.command.command_line import read_launch_line
+    from ddpdoctor.launch.command_line import read_launch_line
 
     try:
         split = tuple(shlex.split(text))

@@ -14,7 +14,7 @@ from typing import NoReturn
 import click
 
 from ddpdoctor import __version__
-from ddpdoctor.cli.options.command import ScriptCommand, help_option, result_option
+from ddpdoctor.cli.options import ScriptCommand, help_option, result_option
 from ddpdoctor.errors import DdpDoctorError, ExitCode, UsageError
 from ddpdoctor.report import streams
 
@@ -35,7 +35,7 @@ COMMANDS = {
     "explain": "Explain CHECK, a code or a name; without one, list all checks.",
 }
 """What each sub-command does, as its own help begins; its module has the same name, but for these."""
-_MODULES = {"runs": "report", "completion": "explain"}
+_MODULES = {"runs": "report", "what_if": "report", "compare": "report", "completion": "explain"}
 
 
 class LazyGroup(click.Group):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from ddpdoctor.cli.options.command import MOST_PROCESSES, SCRIPT, SCRIPT_ARGUMENTS, JobCommand, help_option
+from ddpdoctor.cli.options import MOST_PROCESSES, SCRIPT, SCRIPT_ARGUMENTS, JobCommand, help_option
 from ddpdoctor.cli.output import TRACE, RunOutput
 from ddpdoctor.errors import UsageError
 from ddpdoctor.launch.environment import RANKS_WITHOUT_GPU, ObservedCommand, launch_command, observed
@@ -119,7 +119,7 @@ def profile(
     recorded, and `ddpdoctor profile --one-rank RUN train.py` compares with it.
     """
     from ddpdoctor.cli.live import screen, watching
-    from ddpdoctor.cli.live.outlets import Outlets
+    from ddpdoctor.cli.live.hang_command import Outlets
     from ddpdoctor.monitor.nodes.meeting import host_and_port
 
     if demo or replay is not None or print_environment or attached is not None:
@@ -181,7 +181,7 @@ def profile(
 
 def _exports(run_dir: str | None) -> str:
     """Return the variables as a shell takes them: ``eval "$(ddpdoctor profile --env)"``."""
-    from ddpdoctor.launch.runs.kept_runs import unmade_run_directory
+    from ddpdoctor.launch.kept_runs import unmade_run_directory
 
     variables = observed(unmade_run_directory(run_dir), os.environ)
     return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
@@ -189,7 +189,7 @@ def _exports(run_dir: str | None) -> str:
 
 def _command(ctx: click.Context, module: str | None, nproc: int | None, python: str | None) -> ObservedCommand | None:
     """Return what is to be started; None when nothing is named."""
-    from ddpdoctor.launch.command.command_line import looks_like_launch
+    from ddpdoctor.launch.command_line import looks_like_launch
 
     script: str | None = ctx.meta.get(SCRIPT)
     words: tuple[str, ...] = ctx.meta[SCRIPT_ARGUMENTS]

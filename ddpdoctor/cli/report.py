@@ -1,23 +1,27 @@
-"""``ddpdoctor report`` and ``ddpdoctor runs``: what was recorded of a run, and which runs are kept."""
+"""The commands on what was recorded of a run: ``report``, ``runs``, ``what-if`` and ``compare``."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
-from ddpdoctor.cli.options.command import help_option
-from ddpdoctor.cli.options.command import runs as complete_runs
-from ddpdoctor.cli.options.recorded_run import run_directory
-from ddpdoctor.cli.output import TRACE, RunOutput
+from ddpdoctor.cli.options import Share, help_option
+from ddpdoctor.cli.options import runs as complete_runs
+from ddpdoctor.cli.output import TRACE, RunOutput, of_page, run_output_options
 from ddpdoctor.errors import DdpDoctorError, ExitCode, UsageError
-from ddpdoctor.launch.runs.kept_runs import kept_runs, live_processes, remove_run, size_bytes
+from ddpdoctor.launch.kept_runs import kept_runs, live_processes, remove_run, size_bytes
 from ddpdoctor.record.reader import read_plan
 from ddpdoctor.report import streams
-from ddpdoctor.report.escape import one_line
+from ddpdoctor.report.streams import one_line
+
+if TYPE_CHECKING:
+    from ddpdoctor.monitor.snapshot import Snapshot
+    from ddpdoctor.record.model import RunRecord
 
 NOT_KNOWN = "-"
 
@@ -161,3 +165,136 @@ def _delete(chosen: Sequence[Path]) -> ExitCode:
         else:
             streams.write_result(f"removed {directory.name}\n")
     return ExitCode.ERROR if stayed else ExitCode.CLEAN
+
+
+def run_directory(run: str | None) -> Path:
+    """Return the directory of a run: a path, or the name of a kept run; by default the newest.
+
+    Raises UsageError where there is none.
+    """
+    from ddpdoctor.launch.kept_runs import kept_runs, named_run
+
+    if run is not None:
+        return named_run(run).absolute()
+    runs = kept_runs()
+    if not runs:
+        raise UsageError("no run has been recorded yet", "`ddpdoctor profile train.py` records one.")
+    return runs[0].absolute()
+
+
+def finished_run(directory: Path) -> tuple[Snapshot, RunRecord]:
+    """Return what was recorded of a run that is over.
+
+    Raises UsageError where it continues, or is a rehearsal, RecordError where it cannot be read, and an inconclusive
+    error where its steps can be read in part only: what is said of all ranks would be said of some.
+    """
+    from ddpdoctor.launch.kept_runs import live_processes
+    from ddpdoctor.profile.recorded_run import recorded
+
+    snapshot, record = recorded(directory)
+    if live_processes(directory):
+        raise UsageError(f"the run in {directory} is still going on", "Wait until it ends.")
+    if record.job.kind != "run":
+        raise UsageError(
+            f"{directory} is the record of a rehearsal; its times are not those of the job",
+            "`ddpdoctor profile train.py` records a run.",
+        )
+    steps = record.stream("step_tracks")
+    if steps.state == "truncated":
+        error = DdpDoctorError(
+            f"the record in {directory} is not whole: {steps.reason}",
+            f"Copy the run directory anew; `ddpdoctor report {directory}` shows what there is.",
+        )
+        error.exit_code = ExitCode.INCONCLUSIVE
+        raise error
+    return snapshot, record
+
+
+@click.command(add_help_option=False)
+@click.argument("before", shell_complete=complete_runs)
+@click.argument("after", shell_complete=complete_runs)
+@click.option(
+    "--allowed-growth",
+    type=Share(),
+    default="5%",
+    show_default=True,
+    metavar="SHARE",
+    help="The share by which the step may become longer, such as 5%.",
+)
+@run_output_options()
+@help_option()
+@click.pass_context
+def compare(ctx: click.Context, before: str, after: str, allowed_growth: float, wanted: RunOutput) -> None:
+    """Compare two recorded runs of a job, BEFORE and AFTER: run directories, or names of kept runs.
+
+    Step time and phases come with a bootstrap interval, which separates change from noise; then bytes, new and resolved
+    findings, and different settings: versions, environment, DDP's options, the script's git commit. Exits with 1 when
+    the step is longer by more than --allowed-growth beyond noise, and with 3 when too little was measured.
+    """
+    from ddpdoctor.diagnosis.performance import run_comparison
+    from ddpdoctor.report.run import compare_text
+
+    wanted.refuse_what_cannot_be_written()
+    opened = [finished_run(run_directory(run)) for run in (before, after)]
+    (first, one), (second, other) = opened
+    try:
+        compared = run_comparison.compare(one, other)
+    except run_comparison.TooShort as gap:
+        error = DdpDoctorError(
+            f"{(before, after)[gap.position]} is too short: {gap.steps} steps were measured on all ranks after the "
+            f"warm-up, and at least {run_comparison.FEWEST_STEPS} are needed",
+            "Profile a longer run of the job.",
+        )
+        error.exit_code = ExitCode.INCONCLUSIVE
+        raise error from gap
+    findings = [
+        {view.finding.fingerprint: view.finding for view in snapshot.findings if view.until_ns is None}
+        for snapshot in (first, second)
+    ]
+    gone = [finding for mark, finding in findings[0].items() if mark not in findings[1]]
+    come = [finding for mark, finding in findings[1].items() if mark not in findings[0]]
+
+    def render(kind: str, width: int, colour: bool) -> str:
+        if kind == "json":
+            return compare_text.as_json(compared, gone, come, allowed_growth)
+        name = f"{first.name} and {second.name}"
+        return of_page(kind, compare_text.page(compared, gone, come, allowed_growth, name), width, colour=colour)
+
+    wanted.write_rendered(render)
+    ctx.exit(ExitCode.FINDINGS if compared.is_regression(allowed_growth) else ExitCode.CLEAN)
+
+
+@click.command(name="what-if", add_help_option=False)
+@click.argument("run", required=False, shell_complete=complete_runs)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Predict only this change, such as bucket_cap_mb=100, workers=4, accumulation=4, hook=bf16_compress, "
+    "link_speed=2, ranks=64; repeat the option to combine changes.",
+)
+@run_output_options()
+@help_option()
+def what_if(run: str | None, settings: tuple[str, ...], wanted: RunOutput) -> None:
+    """Predict the gain of changes to RUN: a run directory, or the name of a kept run; by default the newest.
+
+    The steps of the run are simulated: every rank's computation, its buckets on one stream, its waits. Each change
+    comes with a prediction interval, its costs, and the line to change.
+    """
+    from ddpdoctor.what_if.answer import what_if as predict
+    from ddpdoctor.what_if.settings import parse
+
+    wanted.refuse_what_cannot_be_written()
+    asked = parse(settings) if settings else None
+    directory = run_directory(run)
+    snapshot, record = finished_run(directory)
+    answer = predict(record, asked, name=snapshot.name, directory=str(directory))
+    from ddpdoctor.report.run import what_if_text
+
+    def render(kind: str, width: int, colour: bool) -> str:
+        if kind == "json":
+            return what_if_text.as_json(answer)
+        return of_page(kind, what_if_text.page(answer, str(Path.cwd())), width, colour=colour)
+
+    wanted.write_rendered(render)

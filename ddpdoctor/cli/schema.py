@@ -13,17 +13,18 @@ import msgspec
 from msgspec import inspect
 
 from ddpdoctor.check import Outcome
-from ddpdoctor.cli.options.command import help_option
+from ddpdoctor.cli.options import help_option
 from ddpdoctor.equivalence_section import EquivalenceSection
 from ddpdoctor.examination import (
     AutopsySection,
+    GateSection,
     RefutedSuspicion,
     RehearsalSection,
     SourceSection,
+    TimeComparison,
     Verdict,
 )
 from ddpdoctor.finding import Finding, Gain, Location
-from ddpdoctor.gate_section import GateSection, TimeComparison
 from ddpdoctor.report import streams
 from ddpdoctor.report.formats.json import LEFT_OUT, RENAMED
 

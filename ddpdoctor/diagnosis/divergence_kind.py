@@ -11,8 +11,8 @@ from ddpdoctor.diagnosis.divergence.divergence import Divergence, find_divergenc
 from ddpdoctor.diagnosis.divergence.next_calls import NextCall
 from ddpdoctor.diagnosis.failures import asks_for_global_rank, failed_rendezvous, lack_behind, trouble_of
 from ddpdoctor.diagnosis.files import races
-from ddpdoctor.diagnosis.live.stacks import worker_stacks
-from ddpdoctor.diagnosis.record_cache import ByIdentity
+from ddpdoctor.diagnosis.stacks import worker_stacks
+from ddpdoctor.diagnosis.steps import ByIdentity
 from ddpdoctor.diagnosis.training.lone_forwards import forward_ranks, left_out_before
 from ddpdoctor.diagnosis.training.pass_lengths import SkippedBatch, skipped_batches, uneven_passes
 from ddpdoctor.diagnosis.training.replicas import blocked_in_backward, drifts, skipped_backward

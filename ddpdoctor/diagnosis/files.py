@@ -13,7 +13,7 @@ import msgspec
 
 from ddpdoctor.check import Reason, Verdict
 from ddpdoctor.diagnosis.failures import named_failures
-from ddpdoctor.diagnosis.record_cache import ByIdentity
+from ddpdoctor.diagnosis.steps import ByIdentity
 from ddpdoctor.diagnosis.wording import count, place, rank_list, site_location
 from ddpdoctor.finding import Location, Severity, Trouble
 from ddpdoctor.record.model import Rank, RankException, RunRecord

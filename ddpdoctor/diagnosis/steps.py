@@ -7,13 +7,28 @@ from bisect import bisect_left
 from collections.abc import Sequence, Set
 from functools import lru_cache
 from operator import add, gt, sub
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
-from ddpdoctor.diagnosis.record_cache import ByIdentity
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.measured import CallTrack, StepTrack
+
+Held = TypeVar("Held")
+
+
+class ByIdentity(Generic[Held]):
+    """A record, or a part of one, as the key of a cache: equal to itself only, so that nothing in it is compared."""
+
+    def __init__(self, of: Held) -> None:
+        self.of = of
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByIdentity) and other.of is self.of
+
+    def __hash__(self) -> int:
+        return id(self.of)
+
 
 WARM_UP_STEPS = 3
 """The first steps allocate memory, start workers, compile, and let DDP rebuild its buckets."""

@@ -20,8 +20,7 @@ from operator import sub
 
 import msgspec
 
-from ddpdoctor.diagnosis.record_cache import ByIdentity
-from ddpdoctor.diagnosis.steps import RankSteps, common_rows, mean_exposed_ns, measured_steps, taken
+from ddpdoctor.diagnosis.steps import ByIdentity, RankSteps, common_rows, mean_exposed_ns, measured_steps, taken
 from ddpdoctor.record.model import RunRecord, Wrap
 from ddpdoctor.record.streams.measured import CallTrack
 

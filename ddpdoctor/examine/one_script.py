@@ -21,15 +21,13 @@ from ddpdoctor.catalogue.select import (
     NO_COMMENTS,
     Comments,
     judging,
+    suppress,
     unused_suppressions,
 )
 from ddpdoctor.check import CUT_SHORT, Outcome, OutcomeState
-from ddpdoctor.config.settings import NO_SETTINGS, Settings
-from ddpdoctor.config.suppressions import suppress
-from ddpdoctor.diagnosis.wording import rank_list
+from ddpdoctor.config import NO_SETTINGS, Settings
 from ddpdoctor.errors import ConfigurationError, DdpDoctorError, ExitCode, UnreadableScript, UsageError
 from ddpdoctor.examination import Examination, RehearsalSection, SourceSection, Verdict, not_rehearsed
-from ddpdoctor.examine.leaving import with_leaving
 from ddpdoctor.examine.reading import Reading, choice_of, comments_in, reading_of, source_section, together
 from ddpdoctor.examine.rehearsal_variants import (
     is_clean,
@@ -42,9 +40,8 @@ from ddpdoctor.examine.rehearsal_variants import (
     with_run_of,
     with_variant,
 )
-from ddpdoctor.finding import Finding, Location, Severity, Trouble
-from ddpdoctor.findings.locations import same_file, shown_path, with_fingerprints
-from ddpdoctor.findings.merge import SUSPECTED, Confirmation, Refutation, confirmed, merge, unrefuted
+from ddpdoctor.finding import Finding, Location, Severity, Trouble, same_file, shown_path, with_fingerprints
+from ddpdoctor.findings import SUSPECTED, Confirmation, Refutation, confirmed, merge, unrefuted
 from ddpdoctor.launch.request import Layout, Progress, RehearsalOptions, RehearsalRequest, Stress
 from ddpdoctor.source.script.entry_point import is_entry
 from ddpdoctor.source.script.script import uses_part
@@ -133,6 +130,8 @@ def _sentence(
         shortened = ", on the first batches of each pass" if rehearsal.passes_cut else ""
         apart = _where_ranks_parted(finding, seen) if finding.trouble in SUSPECTED else None
         if apart is not None:
+            from ddpdoctor.diagnosis.wording import rank_list
+
             where, ranks = apart
             line = f"{shown_path(where.file, root)}:{where.line}{'' if reached is not None else ' in training'}"
             told = f"only {rank_list(ranks)} ran {line}, and nothing came of it in the rehearsal"
@@ -301,7 +300,7 @@ def conclude_all(
     )
     if not request.hint:
         return examination
-    from ddpdoctor.examine.fix_offers import with_hint
+    from ddpdoctor.examine.reading import with_hint
 
     return with_hint(examination, [fix for reading in readings for fix in reading.fixes])
 
@@ -355,7 +354,10 @@ def conclude(
     sifted = suppress(merge(suspicions, seen), comments.by_file, comments.codes)
     unused = tuple(unused_suppressions(comments, sifted.used))
     kept = merge((*sifted.kept, *unused), ()) if unused else sifted.kept
-    kept = with_leaving(kept, reached.alone) if reached is not None else kept
+    if reached is not None:
+        from ddpdoctor.examine.rehearsal_result import with_leaving
+
+        kept = with_leaving(kept, reached.alone)
     findings = with_fingerprints(with_confirmation(kept, results, rehearsal, reached, root), root)
     gone = {finding.code for finding in sifted.suppressed} - {finding.code for finding in sifted.kept}
     standing = {finding.code for finding in (*suspicions, *seen)} - gone

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import msgspec
 from ddpdoctor.catalogue.run_checks import CheckResult, bounds_of
 from ddpdoctor.catalogue.select import (
     UNUSED_SUPPRESSION,
+    Suppression,
     chosen_checks,
     comments_of,
     judged_codes,
@@ -20,15 +22,15 @@ from ddpdoctor.catalogue.select import (
     wants_unused_suppressions,
     words_gone,
 )
-from ddpdoctor.config.suppressions import Suppression
 from ddpdoctor.examination import SourceSection
-from ddpdoctor.finding import Finding, Location
-from ddpdoctor.findings.locations import shown_path
+from ddpdoctor.finding import Finding, Location, shown_path
 from ddpdoctor.source.queries.subjects import is_recognised
 
 if TYPE_CHECKING:
     from ddpdoctor.catalogue.registry import Catalogue, CatalogueEntry
-    from ddpdoctor.config.settings import Settings
+    from ddpdoctor.catalogue.run_checks import CheckResult
+    from ddpdoctor.config import Settings
+    from ddpdoctor.examination import Examination
     from ddpdoctor.fix import Fix
     from ddpdoctor.source.script.script import Script
 
@@ -94,8 +96,6 @@ def reading_of(
     """Put together what the checks said of a script; only comments of an entry script are judged."""
     fixes: tuple[Fix, ...] = ()
     if with_fixes:
-        from ddpdoctor.examine.fix_offers import offers
-
         fixes = tuple(offers(choice.entries, results, script))
     comments = comments_of(script)
     judged: frozenset[str] = frozenset()
@@ -182,3 +182,47 @@ def _one_result(said: Sequence[tuple[Reading, CheckResult]], root: str, scripts:
         bound_hit=any(result.bound_hit for _, result in said),
         crashed=any(result.crashed for _, result in said),
     )
+
+
+def offered(modules: Iterable[tuple[str, Sequence[Finding]]], script: Script) -> Iterator[Fix]:
+    """Yield the fixes that checks, named by their modules, offer for their findings; a check that fails here offers
+    none.
+    """
+    for name, findings in modules:
+        if not findings:
+            continue
+        function = getattr(importlib.import_module(name), "fixes", None)
+        if not callable(function):
+            continue
+        for finding in findings:
+            try:
+                yield from list(function(script, finding))
+            except Exception:
+                continue
+
+
+def offers(entries: Sequence[CatalogueEntry], results: Sequence[CheckResult], script: Script) -> Iterator[Fix]:
+    """Return the fixes for all that the checks found in a source."""
+    modules = {entry.code: entry.module for entry in entries}
+    return offered(((modules[result.code], result.from_source) for result in results), script)
+
+
+def with_hint(examination: Examination, fixes: Iterable[Fix]) -> Examination:
+    """Note which findings ``--diff`` shows a patch for, and which of them ``--fix`` mends."""
+    standing = for_findings(fixes, examination.findings)
+    codes, safe = _codes(standing), _codes(fix for fix in standing if fix.safe)
+    if not codes:
+        return examination
+    made = "" if not safe else "; `--fix` applies it" if safe == codes else f"; `--fix` applies what is safe: {safe}"
+    note = f"`--diff` shows a patch for {codes}{made}"
+    return msgspec.structs.replace(examination, notes=(*examination.notes, note))
+
+
+def _codes(fixes: Iterable[Fix]) -> str:
+    return " and ".join(", ".join(sorted({fix.code for fix in fixes})).rsplit(", ", 1))
+
+
+def for_findings(fixes: Iterable[Fix], findings: Sequence[Finding]) -> tuple[Fix, ...]:
+    """Keep, each once, the fixes of findings that stand."""
+    standing = {(finding.code, finding.location) for finding in findings}
+    return tuple(dict.fromkeys(fix for fix in fixes if (fix.code, fix.location) in standing))

@@ -16,7 +16,7 @@ from ddpdoctor.catalogue.run_checks import CheckResult
 from ddpdoctor.equivalence_section import EquivalenceSection
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.finding import Fact, Finding, Severity, Trouble
-from ddpdoctor.findings.merge import DIVERGENCES
+from ddpdoctor.findings import DIVERGENCES
 from ddpdoctor.launch.request import STRESSES, Layout, RehearsalRequest, Stress
 
 if TYPE_CHECKING:

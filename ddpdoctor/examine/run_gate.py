@@ -20,13 +20,19 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from ddpdoctor.errors import DdpDoctorError, ExitCode, UnreadableScript, UsageError
-from ddpdoctor.examination import Examination, RehearsalSection, SourceSection, not_rehearsed
+from ddpdoctor.examination import (
+    Examination,
+    GateSection,
+    RehearsalSection,
+    SourceSection,
+    TimeComparison,
+    not_rehearsed,
+)
 from ddpdoctor.examine.one_script import ExamineRequest, OnProgress, examine_and_record, unreadable
-from ddpdoctor.findings.locations import plain
+from ddpdoctor.finding import plain
 from ddpdoctor.gate.baseline import Entry, read_baseline, refuse_unwritable, write_entries
 from ddpdoctor.gate.budget import Budget, windows_of
 from ddpdoctor.gate.judge import Wanted, entry_of, judged, may_be_agreed_on, pruned
-from ddpdoctor.gate_section import GateSection, TimeComparison
 from ddpdoctor.launch.interpreter import other_revision, working_in
 from ddpdoctor.launch.request import LaunchLine
 

@@ -6,10 +6,13 @@ and what is found in such a module is said once.
 
 from __future__ import annotations
 
+import multiprocessing
+import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -18,15 +21,13 @@ from ddpdoctor.catalogue.run_checks import run_checks
 from ddpdoctor.catalogue.select import (
     chosen_checks,
 )
-from ddpdoctor.config.settings import NO_SETTINGS, Settings, find_settings
+from ddpdoctor.config import NO_SETTINGS, Settings, find_settings
 from ddpdoctor.errors import DdpDoctorError, UnreadableScript, UsageError
 from ddpdoctor.examination import Examination, not_rehearsed
-from ddpdoctor.examine.fix_offers import for_findings
 from ddpdoctor.examine.one_script import ExamineRequest, conclude_all
-from ddpdoctor.examine.reading import Choice, Reading, choice_of, reading_of
+from ddpdoctor.examine.reading import Choice, Reading, choice_of, for_findings, reading_of
 from ddpdoctor.files.patterns import matches_below, python_files
-from ddpdoctor.finding import Severity
-from ddpdoctor.findings.locations import shown_path
+from ddpdoctor.finding import Severity, shown_path
 from ddpdoctor.fix import Fix
 from ddpdoctor.source.script.entry_point import Library, acts, is_entry, may_be_entry
 from ddpdoctor.source.script.project import Surroundings
@@ -85,7 +86,7 @@ def survey(request: SurveyRequest) -> Survey:
     ConfigurationError for wrong settings. One of several that were named and cannot be read leaves the examination
     inconclusive; one that was found gives a note.
     """
-    from ddpdoctor.files.source_text import hold
+    from ddpdoctor.files.untrusted import hold
 
     started_s = time.perf_counter()
     root = Path.cwd()
@@ -168,7 +169,6 @@ def _read_all(
     jobs = min(request.jobs, max(1, len(targets) // 4))
     if jobs <= 1:
         return list(_readings(targets, request, catalogue, held))
-    from ddpdoctor.examine.worker_processes import in_processes
 
     return in_processes(jobs, targets, lambda part: list(_readings(part, request, catalogue, held)))
 
@@ -246,3 +246,85 @@ def _remarks(request: SurveyRequest, targets: Sequence[Target], readings: Sequen
             f"nothing was examined: none of {len(targets)} Python files starts or joins a distributed job; pass a "
             "script explicitly to examine it anyway"
         )
+
+
+Piece = TypeVar("Piece")
+Result = TypeVar("Result")
+
+SHARES = 4
+"""Parts a process: the files of one directory import the same modules and stay together as far as that allows."""
+
+
+def in_processes(jobs: int, pieces: Sequence[Piece], work: Callable[[Sequence[Piece]], list[Result]]) -> list[Result]:
+    """Do ``work`` on runs of neighbouring ``pieces`` in ``jobs`` processes; results come in the order of the pieces.
+
+    Raises DdpDoctorError when a process dies, and what ``work`` raises.
+    """
+    size = max(1, -(-len(pieces) // (jobs * SHARES)))
+    parts = [pieces[start : start + size] for start in range(0, len(pieces), size)]
+    # Forked processes have everything imported already and get the work without pickling; nothing here has threads.
+    context = multiprocessing.get_context("fork")
+    next_part = context.Value("i", 0)
+    processes = []
+    for _ in range(min(jobs, len(parts))):
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_serve, args=(parts, work, next_part, sender), daemon=True)
+        process.start()
+        sender.close()
+        processes.append((process, receiver))
+    results: dict[int, list[Result]] = {}
+    try:
+        for process, receiver in processes:
+            try:
+                raw = receiver.recv_bytes()
+            except EOFError:
+                process.join()
+                raise DdpDoctorError(
+                    f"a process that examined scripts died (exit code {process.exitcode})",
+                    "Examine with `-j 1` to see which script it was.",
+                ) from None
+            done = pickle.loads(raw)
+            if isinstance(done, Exception):
+                raise done
+            results.update(done)
+            process.join()
+    finally:
+        for process, receiver in processes:
+            receiver.close()
+            if process.is_alive():
+                process.terminate()
+                process.join()
+    return [result for number in range(len(parts)) for result in results[number]]
+
+
+def _serve(
+    parts: Sequence[Sequence[Piece]],
+    work: Callable[[Sequence[Piece]], list[Result]],
+    next_part: object,
+    sender: object,
+) -> None:
+    """Work on parts until none is left, and send everything at once."""
+    results: dict[int, list[Result]] = {}
+    try:
+        while True:
+            with next_part.get_lock():  # type: ignore[attr-defined]
+                number = next_part.value  # type: ignore[attr-defined]
+                next_part.value += 1  # type: ignore[attr-defined]
+            if number >= len(parts):
+                break
+            results[number] = work(parts[number])
+        raw = pickle.dumps(results)
+    except KeyboardInterrupt:
+        return
+    except Exception as error:
+        raw = pickle.dumps(_portable(error))
+    sender.send_bytes(raw)  # type: ignore[attr-defined]
+
+
+def _portable(error: Exception) -> Exception:
+    """Return the error, or one with its text, when it cannot be sent to another process."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return DdpDoctorError(f"{type(error).__name__}: {error}")
+    return error

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ddpdoctor.examination import Unreached
-from ddpdoctor.files.source_text import tree_of
+from ddpdoctor.files.untrusted import tree_of
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord

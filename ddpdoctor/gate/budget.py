@@ -15,11 +15,9 @@ import msgspec
 
 from ddpdoctor.check import Outcome, OutcomeState
 from ddpdoctor.errors import ExitCode
-from ddpdoctor.examination import Examination, Verdict
-from ddpdoctor.files.source_text import line_of
-from ddpdoctor.finding import Severity
-from ddpdoctor.findings.locations import plain, shown_path
-from ddpdoctor.gate_section import Figure
+from ddpdoctor.examination import Examination, Figure, Verdict
+from ddpdoctor.files.untrusted import line_of
+from ddpdoctor.finding import Severity, plain, shown_path
 from ddpdoctor.record.model import RunRecord, Wrap
 from ddpdoctor.record.streams.collectives import Signature
 

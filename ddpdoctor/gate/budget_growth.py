@@ -30,9 +30,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ddpdoctor.check import Check, LoadedCheck
+from ddpdoctor.examination import Difference, Figure
 from ddpdoctor.finding import Fact, Finding, Location, Severity
 from ddpdoctor.gate.budget import amount
-from ddpdoctor.gate_section import Difference, Figure
 
 CHECK = Check(code="DDP901", name="budget-growth", severity={"rehearsal": Severity.ERROR})
 LOADED = LoadedCheck(check=CHECK, documentation=__doc__ or "")

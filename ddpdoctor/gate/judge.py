@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from ddpdoctor.errors import ExitCode
-from ddpdoctor.examination import Examination
-from ddpdoctor.finding import Finding, Location
-from ddpdoctor.findings.locations import plain, shown_path, with_fingerprints
-from ddpdoctor.findings.merge import DIVERGENCES
+from ddpdoctor.examination import Change, Difference, Examination, Figure, GateSection, TimeComparison
+from ddpdoctor.finding import Finding, Location, plain, shown_path, with_fingerprints
+from ddpdoctor.findings import DIVERGENCES
 from ddpdoctor.gate import budget_growth, reach, step_time_growth
 from ddpdoctor.gate.baseline import Entry, KnownFinding, Rehearsed
 from ddpdoctor.gate.budget import METRICS, PER_STEP, Budget, Metric, Place, Share, budget_of
 from ddpdoctor.gate.reach import lost, reach_of
-from ddpdoctor.gate_section import Change, Difference, Figure, GateSection, TimeComparison
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord

@@ -10,9 +10,8 @@ from hashlib import sha256
 import msgspec
 
 from ddpdoctor.check import Check, LoadedCheck
-from ddpdoctor.files.source_text import line_of, tree_of
-from ddpdoctor.finding import Finding, Location, Severity
-from ddpdoctor.findings.locations import plain, shown_path
+from ddpdoctor.files.untrusted import line_of, tree_of
+from ddpdoctor.finding import Finding, Location, Severity, plain, shown_path
 from ddpdoctor.record.model import RunRecord
 
 # A rehearsal no longer reaches code that it reached when the baseline was written.

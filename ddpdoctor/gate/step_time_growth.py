@@ -24,9 +24,9 @@ References
 from __future__ import annotations
 
 from ddpdoctor.check import Check, LoadedCheck
+from ddpdoctor.examination import TimeComparison
 from ddpdoctor.finding import Fact, Finding, Severity
 from ddpdoctor.gate.budget import percent
-from ddpdoctor.gate_section import TimeComparison
 
 CHECK = Check(code="DDP903", name="step-time-growth", severity={"rehearsal": Severity.ERROR})
 LOADED = LoadedCheck(check=CHECK, documentation=__doc__ or "")

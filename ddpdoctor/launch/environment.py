@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.errors import UsageError
-from ddpdoctor.launch.command.launcher_options import without_wrappers
+from ddpdoctor.launch.launcher_options import without_wrappers
 from ddpdoctor.launch.request import Launch, RehearsalRequest
 from ddpdoctor.probe.free_port import free_port
 from ddpdoctor.record import layout

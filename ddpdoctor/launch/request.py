@@ -61,7 +61,7 @@ class RehearsalOptions(msgspec.Struct, frozen=True, kw_only=True):
     arguments: tuple[str, ...] = ()
     """The script's own."""
     launch: Launch = Launch()
-    """How the job is started; ``ddpdoctor.launch.command.command_line`` reads it from a command."""
+    """How the job is started; ``ddpdoctor.launch.command_line`` reads it from a command."""
     nproc: int = 2
     """Ranks of all nodes; fewer when the job has fewer."""
     batches: int = 4

@@ -14,7 +14,7 @@ import msgspec
 from ddpdoctor.diagnosis.divergence import describe
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
 from ddpdoctor.diagnosis.divergence.waiting import LEFT
-from ddpdoctor.diagnosis.live.verdict import LastingWait, may_go_on, wait_text
+from ddpdoctor.diagnosis.live_verdict import LastingWait, may_go_on, wait_text
 from ddpdoctor.diagnosis.performance.gpus import mean_utilisation
 from ddpdoctor.diagnosis.performance.run_comparison import scaling_efficiency
 from ddpdoctor.diagnosis.performance.summary import JobFigures, RunSummary, RunVerdict, StepTimes, threshold

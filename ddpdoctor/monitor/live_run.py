@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
-from ddpdoctor.diagnosis.live.stacks import waits_for_a_worker
-from ddpdoctor.diagnosis.live.verdict import CONFIRM_NS, LastingWait, VerdictMemory, live_verdict
+from ddpdoctor.diagnosis.live_verdict import CONFIRM_NS, LastingWait, VerdictMemory, live_verdict
+from ddpdoctor.diagnosis.stacks import waits_for_a_worker
 from ddpdoctor.diagnosis.wording import count
 from ddpdoctor.files.untrusted import read_start
 from ddpdoctor.launch.environment import network_interfaces, recorded_environment

@@ -18,9 +18,10 @@ import msgspec
 
 from ddpdoctor import __version__
 from ddpdoctor.errors import ConfigurationError
-from ddpdoctor.findings.locations import named_ranks
+from ddpdoctor.finding import named_ranks
 from ddpdoctor.launch.box import restore
 from ddpdoctor.launch.box.start import Box, BoxRefused, mount_points, start_in_box
+from ddpdoctor.launch.created_files import Left, remove_created
 from ddpdoctor.launch.environment import (
     LOOPBACK_ONLY,
     chooses_threads,
@@ -30,6 +31,7 @@ from ddpdoctor.launch.environment import (
     rehearsal_environment,
 )
 from ddpdoctor.launch.interpreter import Interpreter, find_interpreter
+from ddpdoctor.launch.kept_runs import keep_for_cleaning, state_directory, temporary_run_directory
 from ddpdoctor.launch.processes import JobProcesses, interruptible, start_plainly, started
 from ddpdoctor.launch.rehearsal_plan import (
     batch_size,
@@ -52,8 +54,6 @@ from ddpdoctor.launch.request import (
     on_cpu,
     visible_gpus,
 )
-from ddpdoctor.launch.runs.created_files import Left, remove_created
-from ddpdoctor.launch.runs.kept_runs import keep_for_cleaning, state_directory, temporary_run_directory
 from ddpdoctor.monitor.processes import liveness
 from ddpdoctor.monitor.processes.liveness import probe_logs
 from ddpdoctor.monitor.rehearsed_ranks import RehearsedRanks

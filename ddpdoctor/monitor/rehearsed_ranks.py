@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.diagnosis.live.verdict import VerdictMemory, live_verdict
+from ddpdoctor.diagnosis.live_verdict import VerdictMemory, live_verdict
 from ddpdoctor.launch.pid_namespaces import is_alive, is_stopped
 from ddpdoctor.monitor.processes.liveness import LivenessSampler
 from ddpdoctor.monitor.processes.stacks import ask_for_stacks, signal_for_stacks, users_stacks

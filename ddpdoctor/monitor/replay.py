@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.diagnosis.performance.summary import RunSummary
-from ddpdoctor.files.source_text import hold
+from ddpdoctor.files.untrusted import hold
 from ddpdoctor.monitor.history import NeverWatched, recorded_moments, recorded_snapshot
 from ddpdoctor.monitor.snapshot import History, PlaybackState, Snapshot
 from ddpdoctor.record.reader import read_plan

@@ -16,7 +16,7 @@ from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.errors import RecordError, UsageError
 from ddpdoctor.files.untrusted import read_untrusted
 from ddpdoctor.finding import Finding, Severity
-from ddpdoctor.launch.runs.kept_runs import QUIET_FOR_S, live_processes, named_run, written_ago_s
+from ddpdoctor.launch.kept_runs import QUIET_FOR_S, live_processes, named_run, written_ago_s
 from ddpdoctor.monitor.finding_hold import is_of_the_end, raised_its_own, same_cause
 from ddpdoctor.monitor.history import NeverWatched
 from ddpdoctor.monitor.replay import final_snapshot

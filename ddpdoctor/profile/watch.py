@@ -24,24 +24,22 @@ import msgspec
 
 from ddpdoctor.catalogue.registry import CatalogueEntry, load, read_catalogue, standing_for
 from ddpdoctor.catalogue.run_checks import run_live_checks
-from ddpdoctor.catalogue.select import chosen_checks, unignored
-from ddpdoctor.config.settings import find_settings
-from ddpdoctor.config.suppressions import Suppression, suppress, suppressions_in
+from ddpdoctor.catalogue.select import Suppression, chosen_checks, suppress, suppressions_in, unignored
+from ddpdoctor.config import find_settings
 from ddpdoctor.diagnosis.divergence import describe
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
 from ddpdoctor.diagnosis.divergence_kind import classify
 from ddpdoctor.diagnosis.failures import may_yet_be_known
-from ddpdoctor.diagnosis.live.verdict import LastingWait, with_last_steps
+from ddpdoctor.diagnosis.live_verdict import LastingWait, with_last_steps
 from ddpdoctor.diagnosis.performance.stragglers import FEWEST_STEPS
 from ddpdoctor.diagnosis.performance.summarise import summarise
 from ddpdoctor.diagnosis.performance.summary import RunSummary, RunVerdict
 from ddpdoctor.diagnosis.performance.verdict import SEE_ALL, run_verdict
 from ddpdoctor.diagnosis.steps import WARM_UP_STEPS, recent
 from ddpdoctor.diagnosis.wording import only_lost_their_peers, placed
-from ddpdoctor.files.source_text import source_of
-from ddpdoctor.finding import Fact, Finding, Severity, Trouble
-from ddpdoctor.findings.locations import with_fingerprints
-from ddpdoctor.findings.merge import merge
+from ddpdoctor.files.untrusted import source_of
+from ddpdoctor.finding import Fact, Finding, Severity, Trouble, with_fingerprints
+from ddpdoctor.findings import merge
 from ddpdoctor.launch.job import LaunchedJob
 from ddpdoctor.monitor.build_snapshot import LastWait, Look, accused, build_snapshot, stall_view, steps_made
 from ddpdoctor.monitor.finding_hold import (

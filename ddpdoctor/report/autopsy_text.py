@@ -5,11 +5,10 @@ from __future__ import annotations
 from rich.text import Text
 
 from ddpdoctor.examination import AutopsySection, Examination
-from ddpdoctor.finding import Finding
-from ddpdoctor.findings.locations import shown_path
-from ddpdoctor.report.escape import one_line
+from ddpdoctor.finding import Finding, shown_path
 from ddpdoctor.report.finding_text import explanation_lines, finding_lines, label
 from ddpdoctor.report.layout import paragraph, to_string
+from ddpdoctor.report.streams import one_line
 
 ECHOES = 6
 """How many echoes are shown; all are in the JSON."""

@@ -11,8 +11,8 @@ import msgspec
 from rich.cells import cell_len
 from rich.text import Text
 
-from ddpdoctor.report.escape import one_line
 from ddpdoctor.report.layout import paragraph, spaced, to_string
+from ddpdoctor.report.streams import one_line
 
 _BETWEEN = 2
 """Blanks between two columns."""

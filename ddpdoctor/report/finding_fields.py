@@ -7,10 +7,9 @@ from collections.abc import Iterable
 import msgspec
 
 from ddpdoctor.examination import Examination
-from ddpdoctor.files.source_text import line_of
-from ddpdoctor.finding import Finding, Location, Severity
-from ddpdoctor.findings.locations import shown_path
-from ddpdoctor.report.escape import one_line
+from ddpdoctor.files.untrusted import line_of
+from ddpdoctor.finding import Finding, Location, Severity, shown_path
+from ddpdoctor.report.streams import one_line
 
 _PLURALS = {Severity.ERROR: "errors", Severity.WARNING: "warnings", Severity.ADVICE: "advice"}
 _OF_A_GATE = {"clean": "passed", "findings": "failed", "inconclusive": "inconclusive"}

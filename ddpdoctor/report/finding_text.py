@@ -9,12 +9,11 @@ from collections.abc import Mapping, Sequence
 from rich.cells import cell_len
 from rich.text import Text
 
-from ddpdoctor.files.source_text import line_of
-from ddpdoctor.finding import Basis, Fact, Finding, Frame, Location, Severity
-from ddpdoctor.findings.locations import in_user_code, named_ranks, shown_path
-from ddpdoctor.report.escape import one_line, visible
+from ddpdoctor.files.untrusted import line_of
+from ddpdoctor.finding import Basis, Fact, Finding, Frame, Location, Severity, in_user_code, named_ranks, shown_path
 from ddpdoctor.report.finding_fields import doubt_of, place_of
 from ddpdoctor.report.layout import GAP, cut, cut_left, paragraph, side_by_side
+from ddpdoctor.report.streams import one_line, visible
 
 EXCERPT_LINES = 4
 STACK_FRAMES = 6

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rich.text import Text
 
+from ddpdoctor.examination import Difference, Figure, GateSection
 from ddpdoctor.gate.budget import amount, percent, share
-from ddpdoctor.gate_section import Difference, Figure, GateSection
-from ddpdoctor.report.escape import one_line
 from ddpdoctor.report.layout import paragraph
+from ddpdoctor.report.streams import one_line
 
 _STYLES = {"grown": "bold red", "within": "yellow", "shrunk": "green"}
 LINES_SHOWN = 4

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from ddpdoctor.report.escape import without_commands
+from ddpdoctor.report.streams import without_commands
 
 if TYPE_CHECKING:
     from rich.console import Console

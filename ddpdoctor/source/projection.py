@@ -20,8 +20,7 @@ from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.statements import execute
 from ddpdoctor.source.interpreter.values import ALL_RANKS, MAXIMUM_WEIGHT, Function, Instance, ProjectClass
 from ddpdoctor.source.ranks.rank_local_values import mark_decided, own_test
-from ddpdoctor.source.recursion import deep_recursion
-from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.module import Module, deep_recursion
 from ddpdoctor.source.script.script import Script, note_gap
 
 _MAIN_NAMES = re.compile(r"_?(main|train|run|worker|demo|fit|finetune|pretrain)(_|$)")

@@ -10,8 +10,7 @@ from statistics import fmean, median
 
 import msgspec
 
-from ddpdoctor.diagnosis.record_cache import ByIdentity
-from ddpdoctor.diagnosis.steps import RankSteps, common_rows, measured_steps
+from ddpdoctor.diagnosis.steps import ByIdentity, RankSteps, common_rows, measured_steps
 from ddpdoctor.diagnosis.sync_points import BUFFERS, Meetings, explicit_meetings, replica_sets
 from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.errors import DdpDoctorError, ExitCode

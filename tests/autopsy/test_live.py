@@ -16,7 +16,7 @@ import pytest
 from ddpdoctor.autopsy.dead_job import AutopsyRequest
 from ddpdoctor.autopsy.live_job import Seen, live_autopsy, record_of
 from ddpdoctor.cli.main import main
-from ddpdoctor.diagnosis.live.stacks import WAITS, is_at_work, parted_stacks, wait_of
+from ddpdoctor.diagnosis.stacks import WAITS, is_at_work, parted_stacks, wait_of
 from ddpdoctor.errors import ExitCode, UsageError
 from ddpdoctor.examination import Examination
 from ddpdoctor.finding import Finding, Frame

@@ -20,7 +20,7 @@ import pytest
 from ddpdoctor.autopsy import live_job
 from ddpdoctor.autopsy.dead_job import AutopsyRequest
 from ddpdoctor.autopsy.live_job import Recording, Seen, live_autopsy, look, record_of, recordings, with_recordings
-from ddpdoctor.diagnosis.live.stacks import native_stacks
+from ddpdoctor.diagnosis.stacks import native_stacks
 from ddpdoctor.errors import UsageError
 from ddpdoctor.launch.processes import RunningRank
 from ddpdoctor.monitor.processes import stacks

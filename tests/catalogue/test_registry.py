@@ -8,7 +8,16 @@ import pytest
 
 from ddpdoctor import checks
 from ddpdoctor.catalogue import registry
-from ddpdoctor.catalogue.registry import Catalogue, CatalogueEntry, choose, find, gone_notes, load, read_catalogue
+from ddpdoctor.catalogue.registry import (
+    Catalogue,
+    CatalogueEntry,
+    choose,
+    described,
+    find,
+    gone_notes,
+    load,
+    read_catalogue,
+)
 from ddpdoctor.errors import ConfigurationError, UsageError
 
 GOOD = '''"""Ranks are counted from one.
@@ -193,3 +202,11 @@ def _catalogue() -> Catalogue:
     }
     entries = (CatalogueEntry(code=code, name=name, module="x", in_source=True) for code, name in names.items())
     return Catalogue(entries=tuple(entries))
+
+
+def test_what_a_check_says_of_itself_is_read_from_its_file_as_its_module_has_it() -> None:
+    for entry in read_catalogue().entries:
+        read, loaded = described(entry), load(entry)
+        assert (read.check, read.documentation) == (loaded.check, loaded.documentation)
+        for name in ("in_source", "in_run"):
+            assert (getattr(read, name) is None) is (getattr(loaded, name) is None), (entry.code, name)

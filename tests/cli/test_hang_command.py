@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ddpdoctor.cli.live import outlets, signals
-from ddpdoctor.cli.live.hang_command import HELD_NS, OUTPUT_FILE, HangCommand, read_command
+from ddpdoctor.cli.live import hang_command, signals
+from ddpdoctor.cli.live.hang_command import HELD_NS, OUTPUT_FILE, HangCommand, Outlets, read_command
 from ddpdoctor.errors import UsageError
 from ddpdoctor.launch.job import LaunchedJob
 from ddpdoctor.monitor.snapshot import Snapshot
@@ -197,9 +197,9 @@ def test_the_report_does_not_wait_for_a_long_command_which_ctrl_c_kills(
 ) -> None:
     said: list[str] = []
     monkeypatch.setattr(streams, "say", said.append)
-    monkeypatch.setattr(outlets, "REPORT_WAITS_S", 0.5)
+    monkeypatch.setattr(hang_command, "REPORT_WAITS_S", 0.5)
     source = _Source()
-    told = outlets.Outlets(on_hang="sleep 600")
+    told = Outlets(on_hang="sleep 600")
     told.connect(source, tmp_path)  # type: ignore[arg-type]
     (command,) = source.listeners
     command.take(HANGS)

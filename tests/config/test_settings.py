@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.cli.main import main
-from ddpdoctor.config.settings import NO_SETTINGS, find_settings
+from ddpdoctor.config import NO_SETTINGS, find_settings
 from ddpdoctor.errors import ConfigurationError, ExitCode
 from ddpdoctor.finding import Severity
 from ddpdoctor.record.streams.setup import JobMachine

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.catalogue.select import suppressions_in
 from ddpdoctor.cli.main import main
-from ddpdoctor.config.suppressions import suppressions_in
 
 HEAD = "import torch.distributed as dist\n\ndist.init_process_group('gloo')\nif dist.get_rank() == 0:\n"
 TAIL = "dist.destroy_process_group()\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpdoctor.diagnosis.performance.summary import RunVerdict
-from ddpdoctor.files.source_text import hold
+from ddpdoctor.files.untrusted import hold
 from ddpdoctor.finding import Basis, Fact, Finding, Frame, Location, Severity
 from ddpdoctor.monitor.replay import SCRIPT
 from ddpdoctor.monitor.snapshot import FindingView, StallSide, StallView

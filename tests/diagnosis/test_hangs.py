@@ -7,7 +7,7 @@ import pytest
 
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
 from ddpdoctor.diagnosis.divergence.next_calls import NextCall
-from ddpdoctor.diagnosis.live.verdict import PATIENCE_NS, may_go_on
+from ddpdoctor.diagnosis.live_verdict import PATIENCE_NS, may_go_on
 from ddpdoctor.record.model import Job, Rank, RunRecord
 from ddpdoctor.record.streams.measured import RankHeartbeat
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddpdoctor.diagnosis.live.verdict import ASK_IT, stood_at_the_end, with_last_steps
+from ddpdoctor.diagnosis.live_verdict import ASK_IT, stood_at_the_end, with_last_steps
 from ddpdoctor.diagnosis.performance.summary import RunVerdict
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.measured import RankHeartbeat, StepTrack

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ddpdoctor.diagnosis.live.verdict import VerdictMemory, live_verdict, wait_text
+from ddpdoctor.diagnosis.live_verdict import VerdictMemory, live_verdict, wait_text
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.streams.measured import RankHeartbeat
 from ddpdoctor.record.streams.setup import StackDump

@@ -10,7 +10,7 @@ from ddpdoctor.diagnosis.divergence.describe import title
 from ddpdoctor.diagnosis.divergence.divergence import Divergence, find_divergence
 from ddpdoctor.diagnosis.divergence.matching import Matcher
 from ddpdoctor.diagnosis.divergence.waiting import blocked_ranks
-from ddpdoctor.diagnosis.live.verdict import VerdictMemory, live_verdict
+from ddpdoctor.diagnosis.live_verdict import VerdictMemory, live_verdict
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.streams.collectives import Wait
 from ddpdoctor.record.streams.measured import RankHeartbeat

@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ddpdoctor.diagnosis.live.stacks import ProcessSample, Standing, at_rest, judge_liveness, stands_on
+from ddpdoctor.diagnosis.stacks import ProcessSample, Standing, at_rest, judge_liveness, stands_on
 
 
 def samples(seconds: int, cpu_ns: int = 0, io_bytes: int = 0, stacks: str = "a") -> list[ProcessSample]:

@@ -9,7 +9,7 @@ import pytest
 
 from ddpdoctor.diagnosis.divergence.matching import Matcher
 from ddpdoctor.diagnosis.divergence.waiting import blocked_ranks
-from ddpdoctor.diagnosis.live.verdict import VerdictMemory, live_verdict
+from ddpdoctor.diagnosis.live_verdict import VerdictMemory, live_verdict
 from ddpdoctor.finding import Frame
 from ddpdoctor.record import layout
 from ddpdoctor.record.model import Job, Rank, RunRecord, Site

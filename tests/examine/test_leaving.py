@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.examine.leaving import with_leaving
+from ddpdoctor.examine.rehearsal_result import with_leaving
 from ddpdoctor.finding import Finding, Location, Severity
 
 SCRIPT = """\

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from ddpdoctor.examine.one_script import ExamineRequest, examine
-from ddpdoctor.launch.runs.created_files import clean_up, leftovers
+from ddpdoctor.launch.created_files import clean_up, leftovers
 from tests.check_command import check, with_our_tree
 
 TRAINING = """

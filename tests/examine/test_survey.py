@@ -13,8 +13,7 @@ import pytest
 from ddpdoctor.cli.main import main
 from ddpdoctor.errors import ConfigurationError, DdpDoctorError, ExitCode, UsageError
 from ddpdoctor.examination import Examination
-from ddpdoctor.examine.static_scan import SurveyRequest, survey
-from ddpdoctor.examine.worker_processes import in_processes
+from ddpdoctor.examine.static_scan import SurveyRequest, in_processes, survey
 from ddpdoctor.source.script import entry_point, script
 
 Output = pytest.CaptureFixture[str]

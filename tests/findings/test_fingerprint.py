@@ -2,9 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ddpdoctor.files.source_text import _lines
-from ddpdoctor.finding import Finding, Location, Severity
-from ddpdoctor.findings.locations import with_fingerprints
+from ddpdoctor.files.untrusted import _lines
+from ddpdoctor.finding import Finding, Location, Severity, with_fingerprints
 from tests.report.examples import finding
 
 TEXT = """import torch

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.finding import Fact, Finding, Frame, Refuted, Severity
-from ddpdoctor.findings.merge import Refutation, merge, unrefuted
+from ddpdoctor.findings import Refutation, merge, unrefuted
 from tests.report.examples import TRAIN, at, finding, hang, unsharded, unsharded_seen
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ddpdoctor.examination import Figure
 from ddpdoctor.gate.budget import Budget, Metric
 from ddpdoctor.gate.judge import compared
-from ddpdoctor.gate_section import Figure
 from tests.gate.budgets import budget, place, share
 
 

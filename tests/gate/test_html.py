@@ -10,11 +10,10 @@ import msgspec
 import pytest
 
 from ddpdoctor.catalogue.registry import find, load, read_catalogue
-from ddpdoctor.examination import Examination, Verdict
+from ddpdoctor.examination import Examination, GateSection, Verdict
 from ddpdoctor.finding import Fact, Finding, Frame, Severity
 from ddpdoctor.gate.budget import together
 from ddpdoctor.gate.judge import compared
-from ddpdoctor.gate_section import GateSection
 from ddpdoctor.report.finding_fields import headline
 from ddpdoctor.report.formats import html, markdown
 from ddpdoctor.report.own_reports import encoded, is_own_report, sealed

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.files.source_text import hold
+from ddpdoctor.files.untrusted import hold
 from ddpdoctor.gate.reach import Reach, lost, reach_of
 from ddpdoctor.record.model import Job, Rank, RunRecord, StreamState
 from ddpdoctor.record.streams.setup import LinesExecuted

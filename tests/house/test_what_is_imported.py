@@ -18,6 +18,31 @@ code = main(sys.argv[1:])
 print(code, *sorted(module for module in sys.modules if "." not in module), file=sys.stderr)
 """
 
+HEALTHY = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+import os
+def main():
+    dist.init_process_group("gloo")
+    data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+    sampler = DistributedSampler(data)
+    loader = DataLoader(data, batch_size=4, sampler=sampler)
+    model = DDP(torch.nn.Linear(4, 1))
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            opt.zero_grad()
+            loss = ((model(x) - y) ** 2).mean()
+            loss.backward()
+            opt.step()
+    dist.destroy_process_group()
+if __name__ == "__main__":
+    main()
+"""
+
 SCRIPT = """
 import torch
 import torch.distributed as dist
@@ -53,6 +78,42 @@ def test_a_quick_command_imports_nothing_heavy(
     code, *modules = done.stderr.splitlines()[-1].split()
     assert code == "0", done.stderr
     assert set(absent) & set(modules) == set()
+
+
+OURS = """
+import sys
+from ddpdoctor.cli.main import main
+code = main(sys.argv[1:])
+print(code, *sorted(module for module in sys.modules if module.partition(".")[0] == "ddpdoctor"), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "most", "reads_sources"),
+    [
+        (("--help",), 12, False),
+        (("explain",), 25, False),
+        (("explain", "DDP101"), 20, False),
+        (("check", "--static", "train.py"), 129, True),
+    ],
+    ids=str,
+)
+def test_a_quick_command_imports_few_modules_of_ours(
+    arguments: tuple[str, ...], most: int, reads_sources: bool, tmp_path: Path
+) -> None:
+    """``most`` only ever gets smaller: one part of a module that a command needs is no reason to import five others."""
+    (tmp_path / "train.py").write_text(HEALTHY)
+    done = subprocess.run(
+        (sys.executable, "-c", OURS, *arguments),
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        capture_output=True,
+        text=True,
+    )
+    code, *modules = done.stderr.splitlines()[-1].split()
+    assert code == "0", done.stderr
+    assert len(modules) <= most, modules
+    assert any(module.startswith("ddpdoctor.source") for module in modules) is reads_sources
 
 
 def test_the_package_itself_imports_nothing() -> None:

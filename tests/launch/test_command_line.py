@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.errors import UsageError
-from ddpdoctor.launch.command.command_line import looks_like_launch, read_launch_line
+from ddpdoctor.launch.command_line import looks_like_launch, read_launch_line
 from ddpdoctor.launch.rehearsal_plan import ranks_to_start
 from ddpdoctor.launch.request import Launch, LaunchLine, on_cpu
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.launch.command.command_line import read_launch_line
+from ddpdoctor.launch.command_line import read_launch_line
 from ddpdoctor.launch.environment import chooses_threads
 from ddpdoctor.launch.request import Launch, RehearsalRequest
 from ddpdoctor.monitor.rehearsal import job_machine, usable_cores

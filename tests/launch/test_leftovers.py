@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from ddpdoctor.cli.main import ddpdoctor
 from ddpdoctor.errors import UsageError
-from ddpdoctor.launch.runs.created_files import CHANGED, HOLDS_OTHERS, IN_USE, clean_up, leftovers, leftovers_text
-from ddpdoctor.launch.runs.kept_runs import OWNER_FILE, remove_run_directory, state_directory, this_process
+from ddpdoctor.launch.created_files import CHANGED, HOLDS_OTHERS, IN_USE, clean_up, leftovers, leftovers_text
+from ddpdoctor.launch.kept_runs import OWNER_FILE, remove_run_directory, state_directory, this_process
 from ddpdoctor.probe.rehearsal.files.created_log import LOG_NAME, CreatedFiles, identity_of
 from ddpdoctor.record import layout
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from ddpdoctor.launch.runs.kept_runs import OWNER_FILE, owner_of, sign, standing, this_process
+from ddpdoctor.launch.kept_runs import OWNER_FILE, owner_of, sign, standing, this_process
 
 
 def test_a_signed_directory_tells_its_process(tmp_path: Path) -> None:

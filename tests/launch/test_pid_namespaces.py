@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.launch.kept_runs import QUIET_FOR_S, live_processes, prune
 from ddpdoctor.launch.pid_namespaces import OuterPids, number_inside
-from ddpdoctor.launch.runs.kept_runs import QUIET_FOR_S, live_processes, prune
 from ddpdoctor.record import layout
 
 _SLEEPS = "import os; print(os.getpid(), flush=True); os.read(0, 1)"
@@ -76,7 +76,7 @@ def test_a_run_in_a_container_is_live(
 
 def test_a_run_that_was_written_to_lately_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr("ddpdoctor.launch.runs.kept_runs.MOST_RUNS", 1)
+    monkeypatch.setattr("ddpdoctor.launch.kept_runs.MOST_RUNS", 1)
     runs = tmp_path / "ddpdoctor" / "runs"
     new, old = runs / "run-2", runs / "run-1"
     long_ago = time.time() - QUIET_FOR_S - 60

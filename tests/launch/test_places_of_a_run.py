@@ -11,7 +11,7 @@ import pytest
 
 from ddpdoctor.errors import ConfigurationError
 from ddpdoctor.launch.kept_output import KeptOutput
-from ddpdoctor.launch.runs.kept_runs import new_run_directory
+from ddpdoctor.launch.kept_runs import new_run_directory
 from ddpdoctor.record import layout
 
 PLAN = {"version": 1, "kind": "run"}

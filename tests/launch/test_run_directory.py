@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.launch.runs.kept_runs import (
+from ddpdoctor.launch.kept_runs import (
     QUIET_FOR_S,
     keep_for_cleaning,
     prune,
@@ -47,7 +47,7 @@ def test_a_state_directory_that_cannot_be_made_is_replaced(tmp_path: Path, monke
 
 
 def test_of_an_old_run_what_the_user_put_there_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddpdoctor.launch.runs.kept_runs.MOST_RUNS", 2)
+    monkeypatch.setattr("ddpdoctor.launch.kept_runs.MOST_RUNS", 2)
     runs, mine = state_directory() / "runs", tmp_path / "mine"
     long_ago = time.time() - QUIET_FOR_S - 60
     mine.mkdir()

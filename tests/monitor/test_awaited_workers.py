@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.diagnosis.divergence.divergence import find_divergence
-from ddpdoctor.diagnosis.live.stacks import is_at_work, worker_stacks
+from ddpdoctor.diagnosis.stacks import is_at_work, worker_stacks
 from ddpdoctor.finding import Frame
 from ddpdoctor.monitor.snapshot import StallSide, StallView
 from ddpdoctor.report.run.run_lines import RunLines

@@ -22,7 +22,7 @@ from ddpdoctor.cli.live.watching import LOOK_EVERY_S, _Watcher
 from ddpdoctor.errors import UsageError
 from ddpdoctor.launch.environment import observed
 from ddpdoctor.launch.job import AGAIN_AFTER_S, LaunchedJob
-from ddpdoctor.launch.runs.kept_runs import find_run, write_plan
+from ddpdoctor.launch.kept_runs import find_run, write_plan
 from ddpdoctor.probe.environment import plan_of
 from ddpdoctor.record import layout
 from tests.jobs_of_tests import kill_marked, marked

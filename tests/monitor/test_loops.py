@@ -8,7 +8,7 @@ from array import array
 import msgspec
 import pytest
 
-from ddpdoctor.diagnosis.live.verdict import LastingWait
+from ddpdoctor.diagnosis.live_verdict import LastingWait
 from ddpdoctor.finding import Frame
 from ddpdoctor.monitor.processes import liveness
 from ddpdoctor.record.model import RunRecord

@@ -15,7 +15,7 @@ import pytest
 
 from ddpdoctor.errors import RecordError
 from ddpdoctor.finding import Finding, Severity
-from ddpdoctor.launch.runs.kept_runs import live_processes
+from ddpdoctor.launch.kept_runs import live_processes
 from ddpdoctor.monitor.history import HistoryWriter
 from ddpdoctor.monitor.replay import final_snapshot
 from ddpdoctor.monitor.snapshot import Snapshot, WaitView

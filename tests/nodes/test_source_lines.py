@@ -10,8 +10,8 @@ import pytest
 
 from ddpdoctor.cli.live import elsewhere, screen
 from ddpdoctor.errors import ExitCode
-from ddpdoctor.files import source_text
-from ddpdoctor.files.source_text import line_of
+from ddpdoctor.files import untrusted
+from ddpdoctor.files.untrusted import line_of
 from ddpdoctor.finding import Finding, Frame, Location, Severity
 from ddpdoctor.monitor.nodes import screens
 from ddpdoctor.monitor.nodes.attached import AttachedRun
@@ -60,7 +60,7 @@ def test_another_file_of_that_name_is_not_shown(tmp_path: Path, monkeypatch: pyt
 
     def show(source: AttachedRun) -> str:
         script.write_text("another\n" * 5)
-        source_text._lines.cache_clear()
+        untrusted._lines.cache_clear()
         return "left"
 
     monkeypatch.setattr(screen, "show", show)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.diagnosis.live.verdict import VerdictMemory, live_verdict
+from ddpdoctor.diagnosis.live_verdict import VerdictMemory, live_verdict
 from ddpdoctor.finding import Finding
 from ddpdoctor.monitor.live_run import NODES_CONFIRM_NS
 from ddpdoctor.profile.watch import LiveChecks

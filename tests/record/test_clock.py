@@ -13,7 +13,7 @@ import pytest
 
 from ddpdoctor.diagnosis.performance.summary import RunSummary
 from ddpdoctor.launch.environment import observed
-from ddpdoctor.launch.runs.kept_runs import write_plan
+from ddpdoctor.launch.kept_runs import write_plan
 from ddpdoctor.monitor.build_snapshot import meanwhile, rank_views
 from ddpdoctor.monitor.processes.liveness import _is_silent
 from ddpdoctor.profile.watch import live_source

@@ -14,11 +14,11 @@ from ddpdoctor.examination import AutopsySection, Examination
 from ddpdoctor.finding import Fact, Severity
 from ddpdoctor.monitor.snapshot import FindingView, Snapshot, StallSide, StallView
 from ddpdoctor.report import streams
-from ddpdoctor.report.escape import one_line, visible, without_commands
 from ddpdoctor.report.formats import concise, full, markdown
 from ddpdoctor.report.layout import paragraph, to_string
 from ddpdoctor.report.run import run_text
 from ddpdoctor.report.run.run_lines import RunLines
+from ddpdoctor.report.streams import one_line, visible, without_commands
 from tests.report.examples import at, examination, finding, result
 
 WORDS = (

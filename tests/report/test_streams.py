@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.report import streams
-from ddpdoctor.report.escape import one_line, visible
+from ddpdoctor.report.streams import one_line, visible
 
 ROOT = Path(__file__).parents[2]
 REPORT = """

@@ -13,8 +13,7 @@ from ddpdoctor.errors import UsageError
 from ddpdoctor.source.interpreter.memory import MAXIMUM_STEPS
 from ddpdoctor.source.projection import project, whole_projection
 from ddpdoctor.source.queries.job_kind import starts_own_ranks, wants_cuda
-from ddpdoctor.source.recursion import deep_recursion
-from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.module import Module, deep_recursion
 from ddpdoctor.source.script.script import MAXIMUM_BYTES, read_script, take_gap
 from tests.source.marked import findings_of, written
 

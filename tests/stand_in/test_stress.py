@@ -11,7 +11,7 @@ from ddpdoctor.checks import STANDS_FOR
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.examine.rehearsal_variants import Variant, noted, variants, with_variant
 from ddpdoctor.finding import Finding, Location, Severity
-from ddpdoctor.findings.merge import merge
+from ddpdoctor.findings import merge
 from tests.check_command import check
 
 SCRIPT = """

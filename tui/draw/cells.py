@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 
-from ddpdoctor.report.escape import one_line
+from ddpdoctor.report.streams import one_line
 
 Align = Literal["left", "right"]
 _UNITS = re.compile(r"(\d) (?=(?:[nmµ]?s|%|[kMGT]i?B(?:/s)?|°C|MHz|W|min|h|d)(?:\W|$))")

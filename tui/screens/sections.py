@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from rich.cells import cell_len
 
-from ddpdoctor.files.source_text import line_of
-from ddpdoctor.finding import Frame, Severity
-from ddpdoctor.findings.locations import in_user_code
+from ddpdoctor.files.untrusted import line_of
+from ddpdoctor.finding import Frame, Severity, in_user_code
 from ddpdoctor.monitor.snapshot import FindingView, Snapshot
 from ddpdoctor.tui.draw.cells import Cell, Line, cut, cut_left, fitted, in_role, line, paragraph, shown, width_of
 from ddpdoctor.tui.draw.figures import span

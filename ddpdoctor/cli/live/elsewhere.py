@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.cli.live import screen, signals
 from ddpdoctor.errors import ExitCode, RecordError
-from ddpdoctor.files.source_text import lines_by
+from ddpdoctor.files.untrusted import lines_by
 from ddpdoctor.report import streams
 from ddpdoctor.report.run.run_lines import RunLines
 

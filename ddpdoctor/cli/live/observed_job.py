@@ -37,7 +37,7 @@ class ObservedJob:
 
         Raises ConfigurationError where there is none; with ``even_unobserved`` the job is started without a record.
         """
-        from ddpdoctor.launch.runs.kept_runs import new_run_directory
+        from ddpdoctor.launch.kept_runs import new_run_directory
 
         self._command = command
         environment = {name: value for name, value in os.environ.items() if name not in command.without}
@@ -59,7 +59,7 @@ class ObservedJob:
         Raises UsageError when it cannot be started.
         """
         from ddpdoctor.launch.job import LaunchedJob
-        from ddpdoctor.launch.runs.kept_runs import write_plan
+        from ddpdoctor.launch.kept_runs import write_plan
         from ddpdoctor.monitor.processes.liveness import launcher_output
 
         file = launcher_output(self.directory) if apart else None

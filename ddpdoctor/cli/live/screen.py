@@ -68,7 +68,7 @@ def show_replay(run: str) -> None:
 
     Raises UsageError without a terminal, and RecordError when nothing was recorded.
     """
-    from ddpdoctor.launch.runs.kept_runs import named_run
+    from ddpdoctor.launch.kept_runs import named_run
     from ddpdoctor.monitor.replay import recorded_run
 
     _demand_terminal("--replay")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.diagnosis.wording import count
 from ddpdoctor.report import streams
-from ddpdoctor.report.escape import one_line
+from ddpdoctor.report.streams import one_line
 
 if TYPE_CHECKING:
     from ddpdoctor.launch.job import LaunchedJob

@@ -15,7 +15,7 @@ from ddpdoctor.report import streams
 from ddpdoctor.report.run.run_lines import RunLines
 
 if TYPE_CHECKING:
-    from ddpdoctor.cli.live.outlets import Outlets
+    from ddpdoctor.cli.live.hang_command import Outlets
     from ddpdoctor.cli.output import RunOutput
     from ddpdoctor.launch.job import LaunchedJob
     from ddpdoctor.profile.watch import RunSource
@@ -64,7 +64,7 @@ def attach(
     head_at: tuple[str, int] | None = None,
 ) -> int:
     """Watch a job that runs, which continues when we leave."""
-    from ddpdoctor.launch.runs.kept_runs import find_run
+    from ddpdoctor.launch.kept_runs import find_run
     from ddpdoctor.profile.watch import live_source
 
     directory, others = find_run(run_directory)

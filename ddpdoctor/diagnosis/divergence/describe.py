@@ -24,8 +24,7 @@ from ddpdoctor.diagnosis.wording import (
     rank_list,
     verb,
 )
-from ddpdoctor.finding import NAMED_BECAUSE, Basis, Fact, Frame, Location
-from ddpdoctor.findings.locations import is_of_python
+from ddpdoctor.finding import NAMED_BECAUSE, Basis, Fact, Frame, Location, is_of_python
 from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import RunRecord
 

@@ -32,7 +32,7 @@ from ddpdoctor.diagnosis.divergence.waiting import (
     standing_still,
     was_ended_by_launcher,
 )
-from ddpdoctor.diagnosis.record_cache import ByIdentity
+from ddpdoctor.diagnosis.steps import ByIdentity
 from ddpdoctor.diagnosis.wording import frame_of, place
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.model import Rank, RankException, RunRecord

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from ddpdoctor.diagnosis.record_cache import ByIdentity
+from ddpdoctor.diagnosis.steps import ByIdentity
 from ddpdoctor.record.model import Rank, RunRecord
 from ddpdoctor.record.streams.collectives import CollectiveTrack, Signature
 

@@ -11,9 +11,8 @@ import msgspec
 
 from ddpdoctor.diagnosis.divergence.matching import Matcher
 from ddpdoctor.diagnosis.divergence.waiting import Blocked
-from ddpdoctor.diagnosis.record_cache import ByIdentity
-from ddpdoctor.finding import Frame
-from ddpdoctor.findings.locations import in_user_code
+from ddpdoctor.diagnosis.steps import ByIdentity
+from ddpdoctor.finding import Frame, in_user_code
 from ddpdoctor.record.model import Rank, RankException, RunRecord
 from ddpdoctor.record.streams.collectives import CollectiveTrack, Group, Handled, Signature, Wait
 from ddpdoctor.record.streams.setup import StackDump

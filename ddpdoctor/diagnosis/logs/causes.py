@@ -16,10 +16,9 @@ import msgspec
 from msgspec.structs import replace
 
 from ddpdoctor.diagnosis.logs.ranks import SIGKILL, SIGTERM, Ending, endings_of, unexplained, with_ranks
-from ddpdoctor.diagnosis.record_cache import ByIdentity
+from ddpdoctor.diagnosis.steps import ByIdentity
 from ddpdoctor.diagnosis.wording import rank_list, verb
-from ddpdoctor.finding import Frame, Trouble
-from ddpdoctor.findings.locations import in_user_code
+from ddpdoctor.finding import Frame, Trouble, in_user_code
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.setup import ERROR_LINE, NO_START, WATCHDOG, Incident, LogEvidence
 

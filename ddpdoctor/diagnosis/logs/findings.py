@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from ddpdoctor.check import Check
 from ddpdoctor.diagnosis.divergence.divergence import Divergence, find_divergence
 from ddpdoctor.diagnosis.divergence_kind import classify, divergence_finding
-from ddpdoctor.diagnosis.live.stacks import limits, native_stacks, parted_stacks, worker_stacks
-from ddpdoctor.diagnosis.logs import remedies, wording
+from ddpdoctor.diagnosis.logs import remedies
 from ddpdoctor.diagnosis.logs.causes import causes_of, first_cause
-from ddpdoctor.diagnosis.record_cache import ByIdentity
+from ddpdoctor.diagnosis.stacks import limits, native_stacks, parted_stacks, worker_stacks
+from ddpdoctor.diagnosis.steps import ByIdentity
 from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.finding import Finding, Severity, Trouble
 from ddpdoctor.record.model import RunRecord
@@ -31,11 +31,11 @@ def from_log(check: Check, record: RunRecord) -> Iterator[Finding]:
             usual = remedy if isinstance(remedy, str) else remedy(cause)
             yield check.finding(
                 "log",
-                wording.title(cause) if is_cause or not cause.leads else wording.of_attempt(cause),
+                remedies.title(cause) if is_cause or not cause.leads else remedies.of_attempt(cause),
                 remedy=(cause.first.implies or usual) if is_cause else remedies.of_echo(cause),
-                locations=wording.locations(cause),
+                locations=remedies.locations(cause),
                 ranks=named,
-                evidence=tuple(wording.facts(cause)),
+                evidence=tuple(remedies.facts(cause)),
                 severity=None if is_cause and cause.is_known else Severity.WARNING if is_cause else Severity.ADVICE,
                 role="cause" if is_cause else "echo",
                 doubt=cause.doubt,

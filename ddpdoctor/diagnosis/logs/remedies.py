@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ddpdoctor.diagnosis.failures import number_of, xid
-from ddpdoctor.diagnosis.logs.causes import LogCause, first_cause
+from ddpdoctor.diagnosis.logs.causes import LogCause, first_cause, user_frames
 from ddpdoctor.diagnosis.logs.ranks import SIGABRT, SIGKILL, SIGTERM
-from ddpdoctor.diagnosis.logs.wording import TEARDOWN
-from ddpdoctor.diagnosis.wording import rank_list
+from ddpdoctor.diagnosis.wording import count, duration_text, location_of, place, rank_list, verb
 from ddpdoctor.examination import Advice
-from ddpdoctor.finding import Trouble
-from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.streams.setup import ERROR_LINE
+from ddpdoctor.finding import Fact, Location, Trouble
+from ddpdoctor.record.joining import headline
+from ddpdoctor.record.model import RankException, RunRecord
+from ddpdoctor.record.streams.setup import ERROR_LINE, NO_START, Incident
 
 # What a launcher may do about a first cause: start the job again, exclude a node, or leave it to a person.
-
 # Which evidence of a death is missing, and how to have it the next time.
 
 DUMPS = (
@@ -285,3 +285,302 @@ OF_LOGS: Mapping[Trouble, str | Callable[[LogCause], str]] = {
     ),
 }
 """What to do about a first cause of each kind; the check that stands for it reports it from the logs."""
+
+
+MESSAGE_CHARACTERS = 200
+FACTS_OF_RANKS = 16
+"""Of more ranks than this the facts are not listed one by one."""
+UNUSED_SHOWN = 6
+_ADDRESS = re.compile(r"\d:\d{2,5}\b|\]:\d{2,5}\b|, \d{2,5}\)|port: \d+")
+_STORE = re.compile(r"\baddress (\S+:\d{2,5})\b")
+TEARDOWN = "terminate called without an active exception"
+
+
+def title(cause: LogCause) -> str:
+    """Say in one sentence what happened, to whom, and where."""
+    first = cause.first
+    match first.kind:
+        case "timed-out":
+            return _of_timeout(cause)
+        case "mismatch":
+            return _of_mismatch(cause)
+        case "lost-peer":
+            return _of_lost_peer(cause)
+        case "signalled":
+            if not first.signal:
+                who = f"the process of {_who(cause)}" if cause.of_training else _who(cause)
+                return f"{who} ended unexpectedly, and without an exception"
+            return f"{_who(cause)} {_was(cause)} killed by {signal_name(first.signal)}"
+        case "stuck":
+            stuck = f" for {duration_text(first.timeout_ns)}" if first.timeout_ns else ""
+            return f"the NCCL watchdog of {_who(cause)} was stuck{stuck}, probably in a call of CUDA or NCCL"
+        case "cuda":
+            return f"{_who(cause)} failed with a CUDA error{_at(first)}: {_of_cuda(first)}"
+        case "left":
+            return f"{_who(cause)} left with exit code {first.exit_code} and without a traceback"
+        case "killed-by-kernel":
+            by = first.type if first.type != "out of memory" else "the kernel"
+            where = next((f" on {one.host}" for one in cause.incidents if one.host), "")
+            return f"{by} killed {_whom(cause)}{where} because memory had run out"
+        case "killed-by-scheduler":
+            return _of_scheduler(first)
+        case "worker-lost":
+            how = f" by {signal_name(first.signal)}" if first.signal else ""
+            return f"a loader worker of {_who(cause)} {'was killed' + how if how else 'disappeared'}{_at(first)}"
+        case "ended-from-outside":
+            return f"the job was ended externally: its launcher received {signal_name(first.signal)}"
+        case "interrupted":
+            return f"{_who(cause)} {_was(cause)} interrupted (Ctrl-C, SIGINT){_at(first)}"
+        case "gpu":
+            meaning = xid(number_of(first.type)).meaning
+            return f"a GPU of {_who(cause)} failed{f' ({meaning})' if meaning else ''}: {incident_text(first)}"
+        case "nccl":
+            return f"NCCL failed on {_who(cause)}{_at(first)}: {_of_nccl(cause)}"
+        case "no-rendezvous":
+            return f"the rendezvous failed: {_of_rendezvous(cause)}"
+    if first.trouble == "unused-parameters":
+        return _of_unused(cause)
+    if first.trouble == "ready-twice":
+        names = next((one.unused for one in cause.incidents if one.unused), ())
+        return (
+            f"on {_who(cause)} {_parameters(names) if names else 'a parameter'} was marked as ready twice{_at(first)}"
+        )
+    if first.trouble == "out-of-memory":
+        gpu = "GPU " if any(name in first.message for name in ("CUDA", "Cuda", "cuda runtime", "HIP")) else ""
+        return f"{_who(cause)} ran out of {gpu}memory{_at(first)}"
+    if first.trouble == "shared-memory":
+        return f"{_who(cause)} ran out of shared memory{_at(first)}: {incident_text(first)}"
+    if first.type == "NCCL WARN":
+        return f"NCCL failed on {_who(cause)}: {incident_text(first)}"
+    if first.type == NO_START:
+        return f"the job did not start: {incident_text(first)}"
+    if first.type == ERROR_LINE:
+        return f"the log ends with an error of {_who(cause)}: {incident_text(first)}"
+    if first.type == "usage error":
+        return f"{_who(cause)} ended with a usage error: {incident_text(first)}"
+    if not first.type:
+        return f"{_who(cause)} raised an exception{_at(first)} whose message is not in the log"
+    return (
+        f"{_who(cause)} raised {first.type}{_at(first)}: {incident_text(first)}"
+        if incident_text(first)
+        else f"{_who(cause)} raised {first.type}{_at(first)}"
+    )
+
+
+def of_attempt(cause: LogCause) -> str:
+    """Say what the first cause of a later attempt was."""
+    return f"in attempt {cause.attempts[0] + 1} of the launcher, {title(cause)}"
+
+
+def incident_text(one: Incident) -> str:
+    """Return what an exception's message says, in one line."""
+    raised = RankException(time_ns=0, type=one.type, message=one.message or "")
+    text = " ".join((headline(raised) or one.type).split())
+    return text if len(text) <= MESSAGE_CHARACTERS else f"{text[: MESSAGE_CHARACTERS - 1]}…"
+
+
+def locations(cause: LogCause) -> tuple[Location, ...]:
+    """Return the user's lines, the first incident's first."""
+    found = [location_of(frame) for one in (*cause.incidents, *cause.behind) for frame in user_frames(one.frames)[:1]]
+    return tuple(dict.fromkeys(place for place in found if place is not None))
+
+
+def facts(cause: LogCause) -> Iterator[Fact]:
+    """Yield where the logs hold it, on which ranks, and what else bears on it."""
+    incidents = cause.incidents
+    for one in incidents[:FACTS_OF_RANKS]:
+        numbers: dict[str, int | float] = {}
+        if one.sequence is not None:
+            numbers["sequence"] = one.sequence
+        if one.timeout_ns:
+            numbers["timeout_s"] = one.timeout_ns / 1e9
+        if one.pid:
+            numbers["pid"] = one.pid
+        own = user_frames(one.frames)
+        yield Fact(
+            text=_sentence(one),
+            basis="log",
+            numbers=numbers,
+            rank=one.rank,
+            location=location_of(own[0]) if own else None,
+            stack=own,
+        )
+    if len(incidents) > FACTS_OF_RANKS:
+        yield Fact(text=f"{count(len(incidents) - FACTS_OF_RANKS, 'more line')} say the same", basis="log")
+    for one in cause.behind[:4]:
+        yield Fact(text=_sentence(one), basis="log", rank=one.rank)
+    if len(cause.attempts) > 1:
+        text = f"the launcher started the ranks again, and the same happened in {count(len(cause.attempts), 'attempt')}"
+        yield Fact(text=text, basis="log", numbers={"attempts": len(cause.attempts)})
+
+
+def signal_name(number: int | None) -> str:
+    """``SIGKILL``; what is known where the number is not."""
+    if not number:
+        return "a signal"
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _sentence(one: Incident) -> str:
+    who = "a rank" if one.rank is None else f"rank {one.rank}"
+    where = f" on {one.host}" if one.host else ""
+    log = f"{one.file}:{one.line}: " if one.line else f"{one.file}: " if one.file else ""
+    if one.kind in ("signalled", "left") and one.type == "launcher":
+        how = f"was killed by {signal_name(one.signal)}" if one.signal else f"left with exit code {one.exit_code}"
+        return f"{log}the launcher reports that {who}{where} {how}"
+    kind = f"{one.type}: " if one.type and one.type not in ("terminate", "launcher", "shell") else ""
+    who = f"process {one.pid} ({one.process})" if one.process and one.rank is None else who
+    return f"{log}{who}{where}: {kind}{incident_text(one)}"
+
+
+def _of_timeout(cause: LogCause) -> str:
+    first = cause.first
+    limit = next((one.timeout_ns for one in cause.incidents if one.timeout_ns), 0)
+    after = f" after {duration_text(limit)}" if limit else ""
+    if cause.trouble in ("rank-branch", "mismatch"):
+        return f"the ranks timed out{after} in different collectives: {_apart(cause.incidents)}"
+    names = {one.collective for one in cause.incidents if one.collective}
+    what = next(iter(names)) if len(names) == 1 else "a collective"
+    number = next((one.sequence for one in cause.incidents if one.sequence is not None), None)
+    what += f" #{number:,}" if number is not None else ""
+    if first.type == "Horovod":
+        waited = f"{_who(cause)} waited in {what}{after.replace('after', 'for more than')}"
+    else:
+        waited = f"{_who(cause)} timed out in {what}{_at(first)}{after}"
+    if cause.trouble == "early-exit":
+        return f"a rank left early: {waited}, and no other process remained"
+    return f"{waited}: {rank_list(cause.absent)} did not arrive" if cause.absent else waited
+
+
+def _of_mismatch(cause: LogCause) -> str:
+    first = cause.first
+    if "same model" in first.message or "appears not to match" in first.message:
+        return f"the ranks build DDP from different models{_at(first)}: {incident_text(first)}"
+    if cause.trouble == "rank-branch":
+        return f"the ranks were in different collectives: {_apart(cause.incidents)}"
+    differs = _difference(first.message)
+    where = next((_at(one) for one in (*cause.incidents, *cause.behind) if user_frames(one.frames)), "")
+    if "preamble" in first.message or "data size doesn't match" in first.message:
+        return (
+            f"the ranks' collectives{where} differ in size or dtype: gloo received a different number of bytes "
+            "than expected"
+        )
+    return f"the ranks' collectives{where} differ{differs}"
+
+
+def _difference(message: str) -> str:
+    """Return what ProcessGroupWrapper lists, as ``in: Op type: BROADCAST vs ALLREDUCE``."""
+    _, found, listed = message.partition("differ in the following aspects:")
+    text = " ".join(listed.replace("vs ", " vs ").split())
+    return f": {text[:MESSAGE_CHARACTERS]}" if found and text else ""
+
+
+def _apart(incidents: Sequence[Incident]) -> str:
+    by_call: dict[str, list[int]] = {}
+    for one in incidents:
+        by_call.setdefault(f"{one.collective or 'a collective'}{_at(one)}", []).append(
+            -1 if one.rank is None else one.rank
+        )
+    parts = []
+    for call, ranks in by_call.items():
+        known = [rank for rank in ranks if rank >= 0]
+        parts.append(f"{rank_list(known) if known else 'one'} in {call}")
+    return "; ".join(parts)
+
+
+def _of_lost_peer(cause: LogCause) -> str:
+    peer = next((one.peer for one in cause.incidents if one.peer), "a peer")
+    lost = f"{_who(cause)} lost the connection to {peer}{_in(cause.first)}{_at(cause.first)}"
+    if cause.role == "echo":
+        return lost
+    if cause.trouble == "no-rendezvous":
+        where = f" at {cause.endpoint}" if cause.endpoint else ""
+        return f"{_who(cause)} lost the store{where}{_at(cause.first)}: the process that holds it had ended"
+    if cause.absent and not cause.ranks:
+        return f"{rank_list(cause.absent)} left: {incident_text(cause.first)}"
+    if cause.absent:
+        return f"{rank_list(cause.absent)} left while {_who(cause)} {_was(cause)}{_in(cause.first)}{_at(cause.first)}"
+    return f"{lost}: a process there ended, or the network failed"
+
+
+def _of_scheduler(one: Incident) -> str:
+    why = {
+        "time limit": "its time limit was reached",
+        "node failure": "a node failed",
+        "preemption": "it was preempted",
+        "eviction": "Kubernetes evicted a pod",
+    }
+    if one.type == "launch":
+        return f"the scheduler could not start a task on {one.host}"
+    return f"the scheduler ended the job: {why.get(one.type, 'it was cancelled')}" + (
+        f" ({one.host})" if one.host else ""
+    )
+
+
+def _of_unused(cause: LogCause) -> str:
+    names = next((one.unused for one in cause.incidents if one.unused), ())
+    return f"on {_who(cause)} {_parameters(names)} got no gradient{_at(cause.first)}"
+
+
+def _parameters(names: Sequence[str]) -> str:
+    """Return the parameters by their names, or by their indices where these are known only."""
+    shown = ", ".join(names[:UNUSED_SHOWN]) + (
+        f" and {len(names) - UNUSED_SHOWN} more" if len(names) > UNUSED_SHOWN else ""
+    )
+    if not names:
+        return "some parameters"
+    some = "parameters" if len(names) > 1 else "parameter"
+    if not names[0].startswith("#"):
+        return f"{some} {shown}"
+    indices = "indices" if len(names) > 1 else "index"
+    return f"{some} with the {indices} {shown.replace('#', '')}"
+
+
+def _of_nccl(cause: LogCause) -> str:
+    """Return what NCCL says itself, where someone told it: torch's words around it name the class only."""
+    last = (one.message.partition("Last error:")[2].strip() for one in cause.incidents)
+    own = (incident_text(one) for one in cause.incidents if "NCCL error in" not in one.message)
+    return next(filter(None, (*last, *own)), "").partition("\n")[0][:MESSAGE_CHARACTERS] or incident_text(cause.first)
+
+
+def _of_cuda(one: Incident) -> str:
+    """Return what CUDA says, without what stands before and after it."""
+    text = " ".join(one.message.partition("\n")[0].split())
+    return text[text.find("CUDA error: ") + 12 :] if "CUDA error: " in text else text
+
+
+def _of_rendezvous(cause: LogCause) -> str:
+    """Return the statement that names an address, where one does."""
+    texts = [incident_text(one) for one in (*cause.incidents, *cause.behind)]
+    told = next((text for text in texts if _ADDRESS.search(text)), texts[0])
+    store = _STORE.search(cause.first.message)
+    endpoint = cause.endpoint or (store[1] if store else "")
+    return told if _ADDRESS.search(told) or not endpoint else f"{told} (the ranks meet at {endpoint})"
+
+
+def _who(cause: LogCause) -> str:
+    if cause.ranks:
+        return rank_list(cause.ranks)
+    who = "a rank" if cause.of_training else "a process"
+    hosts = {one.host for one in cause.incidents if one.host}
+    return f"{who} on {hosts.pop()}" if len(hosts) == 1 else who
+
+
+def _whom(cause: LogCause) -> str:
+    return rank_list(cause.ranks) if cause.ranks else "a process of the job"
+
+
+def _was(cause: LogCause) -> str:
+    return verb(cause.ranks or (0,), "was", "were")
+
+
+def _in(one: Incident) -> str:
+    return f" in {one.collective}" if one.collective else ""
+
+
+def _at(one: Incident) -> str:
+    own = user_frames(one.frames)
+    return f" at {place(own[0])}" if own else ""

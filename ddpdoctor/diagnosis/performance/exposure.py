@@ -12,7 +12,7 @@ from ddpdoctor.check import TooLittleEvidence
 from ddpdoctor.diagnosis.performance.stragglers import enough_steps, holds, straggler, typical
 from ddpdoctor.diagnosis.performance.summary import RunSummary, Traffic, threshold
 from ddpdoctor.diagnosis.performance.traffic import wasted_broadcasts
-from ddpdoctor.diagnosis.record_cache import ByIdentity
+from ddpdoctor.diagnosis.steps import ByIdentity
 from ddpdoctor.diagnosis.sync_points import BUFFERS, GRADIENTS
 from ddpdoctor.record.model import RunRecord
 

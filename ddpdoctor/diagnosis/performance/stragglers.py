@@ -14,8 +14,7 @@ import msgspec
 from ddpdoctor.check import TooLittleEvidence
 from ddpdoctor.diagnosis.performance.summarise import MOST, summarise
 from ddpdoctor.diagnosis.performance.summary import RankSummary, RunSummary, threshold
-from ddpdoctor.diagnosis.record_cache import ByIdentity
-from ddpdoctor.diagnosis.steps import between, measured_steps
+from ddpdoctor.diagnosis.steps import ByIdentity, between, measured_steps
 from ddpdoctor.diagnosis.sync_points import explicit_meetings, gradient_meetings
 from ddpdoctor.diagnosis.wording import site_location
 from ddpdoctor.finding import Location

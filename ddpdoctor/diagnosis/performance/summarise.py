@@ -14,8 +14,7 @@ import msgspec
 
 from ddpdoctor.diagnosis.performance.summary import Phases, RankSummary, RunSummary, StepTimes
 from ddpdoctor.diagnosis.performance.traffic import explicit_traffic, gradient_traffic, hidden_share
-from ddpdoctor.diagnosis.record_cache import ByIdentity
-from ddpdoctor.diagnosis.steps import RankSteps, mean, mean_exposed_ns, measured_steps, taken
+from ddpdoctor.diagnosis.steps import ByIdentity, RankSteps, mean, mean_exposed_ns, measured_steps, taken
 from ddpdoctor.diagnosis.sync_points import Meetings, explicit_meetings, gradient_meetings, unseen_ranks
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.measured import StepTrack

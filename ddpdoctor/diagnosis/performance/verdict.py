@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from ddpdoctor.diagnosis.live.verdict import PATIENCE_NS
+from ddpdoctor.diagnosis.live_verdict import PATIENCE_NS
 from ddpdoctor.diagnosis.performance.stragglers import FEWEST_STEPS
 from ddpdoctor.diagnosis.performance.summary import DEFAULTS, Phases, RunSummary, RunVerdict, VerdictState
 from ddpdoctor.diagnosis.wording import count, duration_text, milliseconds_text, rank_list

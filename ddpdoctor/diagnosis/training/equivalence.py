@@ -19,7 +19,7 @@ import msgspec
 
 from ddpdoctor.diagnosis.wording import count
 from ddpdoctor.equivalence_section import EquivalenceSection
-from ddpdoctor.findings.locations import named_ranks
+from ddpdoctor.finding import named_ranks
 
 TOLERANCE = 2e-3
 """Of the norm of a parameter's gradient. Sums of float32 in another order differ by 1e-6 to 1e-5 in public models; a

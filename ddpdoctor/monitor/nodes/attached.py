@@ -20,7 +20,7 @@ import zmq
 from ddpdoctor.diagnosis.clocks import Bound, ClockBounds
 from ddpdoctor.errors import RecordError, UsageError
 from ddpdoctor.files.untrusted import read_start, reason_of
-from ddpdoctor.launch.runs.kept_runs import kept_runs, named_run
+from ddpdoctor.launch.kept_runs import kept_runs, named_run
 from ddpdoctor.monitor.nodes.meeting import Meeting, endpoint, host_and_port, reach, read_meeting
 from ddpdoctor.monitor.nodes.messages import (
     PROTOCOL,

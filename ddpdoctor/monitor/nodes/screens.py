@@ -15,7 +15,7 @@ from itertools import chain, islice
 import msgspec
 
 from ddpdoctor.errors import RecordError
-from ddpdoctor.files.source_text import line_of
+from ddpdoctor.files.untrusted import line_of
 from ddpdoctor.finding import Finding
 from ddpdoctor.monitor.nodes.messages import OtherVersion, Picture, Request, Shown, decoded, pack_answer, unpacked
 from ddpdoctor.monitor.snapshot import Snapshot

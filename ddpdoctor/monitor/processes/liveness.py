@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from ddpdoctor.diagnosis.live.stacks import ProcessSample, Standing, at_rest, judge_liveness, stands_on
-from ddpdoctor.diagnosis.live.verdict import LastingWait
+from ddpdoctor.diagnosis.live_verdict import LastingWait
+from ddpdoctor.diagnosis.stacks import ProcessSample, Standing, at_rest, judge_liveness, stands_on
 from ddpdoctor.files.untrusted import read_start
 from ddpdoctor.probe.live.clocks import clock_of
 from ddpdoctor.record.model import RunRecord

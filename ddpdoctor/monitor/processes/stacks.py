@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.diagnosis.live.stacks import WORKER, is_at_work, is_worker
+from ddpdoctor.diagnosis.stacks import WORKER, is_at_work, is_worker
 from ddpdoctor.errors import DdpDoctorError, UsageError
 from ddpdoctor.files.untrusted import read_start
 from ddpdoctor.finding import Frame

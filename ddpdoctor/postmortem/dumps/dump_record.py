@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ddpdoctor.finding import Frame
-from ddpdoctor.findings.locations import in_user_code
+from ddpdoctor.finding import Frame, in_user_code
 from ddpdoctor.postmortem.dumps.dumps import Dump, DumpFrame, Entry, ranks_of
 from ddpdoctor.probe.live.flight_recorder import KINDS, described
 from ddpdoctor.probe.user_code import origin_of

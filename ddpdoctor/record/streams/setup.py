@@ -11,22 +11,6 @@ from ddpdoctor.finding import Frame, Trouble
 
 # Groups of streams that several checks need.
 
-AVERAGING = frozenset(
-    {
-        "wraps",
-        "wrap_changes",
-        "forwards",
-        "backwards",
-        "missing_gradients",
-        "optimizer_steps",
-        "gradient_digests",
-        "gradients_taken",
-        "written_averages",
-    }
-)
-"""What shows whether gradients were averaged over the ranks."""
-
-
 # Where in the code ranks were: the stacks of their threads, and the lines of the user's files that they ran.
 
 

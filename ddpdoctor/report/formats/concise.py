@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from ddpdoctor.check import Outcome
 from ddpdoctor.examination import Examination
-from ddpdoctor.finding import Finding
-from ddpdoctor.findings.locations import shown_path
-from ddpdoctor.report.escape import one_line, without_commands
+from ddpdoctor.finding import Finding, shown_path
 from ddpdoctor.report.finding_fields import stated
+from ddpdoctor.report.streams import one_line, without_commands
 
 
 def render(examination: Examination) -> str:

@@ -8,10 +8,9 @@ from rich.text import Text
 
 from ddpdoctor.check import CUT_SHORT, NEEDS_A_RUN, OutcomeState
 from ddpdoctor.examination import Examination, RehearsalSection, Unreached
-from ddpdoctor.finding import Finding, Severity
-from ddpdoctor.findings.locations import shown_path
-from ddpdoctor.report.escape import one_line, visible
+from ddpdoctor.finding import Finding, Severity, shown_path
 from ddpdoctor.report.layout import paragraph, spaced, to_string
+from ddpdoctor.report.streams import one_line, visible
 
 PLACES_SHOWN = 4
 """How many places that the rehearsal did not reach are named."""

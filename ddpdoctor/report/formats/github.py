@@ -8,11 +8,10 @@ https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-comm
 from __future__ import annotations
 
 from ddpdoctor.examination import Examination
-from ddpdoctor.finding import Finding, Severity
-from ddpdoctor.findings.locations import shown_path
-from ddpdoctor.report.escape import one_line
+from ddpdoctor.finding import Finding, Severity, shown_path
 from ddpdoctor.report.finding_fields import region_of, stated
 from ddpdoctor.report.formats.concise import leaves_doubt, why_incomplete
+from ddpdoctor.report.streams import one_line
 
 _KINDS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.ADVICE: "notice"}
 

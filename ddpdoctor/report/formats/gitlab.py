@@ -6,12 +6,11 @@ https://docs.gitlab.com/ci/testing/code_quality/#code-quality-report-format
 from __future__ import annotations
 
 from ddpdoctor.examination import Examination
-from ddpdoctor.finding import Finding, Severity
-from ddpdoctor.findings.locations import shown_path
-from ddpdoctor.report.escape import one_line
+from ddpdoctor.finding import Finding, Severity, shown_path
 from ddpdoctor.report.finding_fields import region_of, stated
 from ddpdoctor.report.formats.concise import leaves_doubt, why_incomplete
 from ddpdoctor.report.formats.json import indented
+from ddpdoctor.report.streams import one_line
 
 _SEVERITIES = {Severity.ERROR: "critical", Severity.WARNING: "major", Severity.ADVICE: "info"}
 

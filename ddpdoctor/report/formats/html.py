@@ -16,17 +16,15 @@ import msgspec
 
 from ddpdoctor import __version__
 from ddpdoctor.check import LoadedCheck, OutcomeState
-from ddpdoctor.examination import Examination
-from ddpdoctor.files.source_text import line_of
-from ddpdoctor.finding import Basis, Fact, Finding, Frame, Location
-from ddpdoctor.findings.locations import in_user_code, named_ranks, shown_path
+from ddpdoctor.examination import Examination, Figure, GateSection
+from ddpdoctor.files.untrusted import line_of
+from ddpdoctor.finding import Basis, Fact, Finding, Frame, Location, in_user_code, named_ranks, shown_path
 from ddpdoctor.gate.budget import amount, share
-from ddpdoctor.gate_section import Figure, GateSection
 from ddpdoctor.report import explanation
-from ddpdoctor.report.escape import one_line, visible
 from ddpdoctor.report.finding_fields import doubt_of, headline, place_of
 from ddpdoctor.report.formats.concise import leaves_doubt, why_incomplete
 from ddpdoctor.report.layout import in_milliseconds
+from ddpdoctor.report.streams import one_line, visible
 
 if TYPE_CHECKING:
     from jinja2 import Template

@@ -10,10 +10,8 @@ import msgspec
 
 from ddpdoctor import __version__
 from ddpdoctor.check import Outcome
-from ddpdoctor.examination import AutopsySection, Examination, RehearsalSection
-from ddpdoctor.finding import Finding, Location
-from ddpdoctor.findings.locations import plain, shown_path
-from ddpdoctor.gate_section import Difference, Figure, TimeComparison
+from ddpdoctor.examination import AutopsySection, Difference, Examination, Figure, RehearsalSection, TimeComparison
+from ddpdoctor.finding import Finding, Location, plain, shown_path
 
 HEAD: Mapping[str, Any] = {"schema": 1, "tool": {"name": "ddpdoctor", "version": __version__}}
 """How the object of every JSON report begins."""

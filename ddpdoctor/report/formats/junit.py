@@ -10,11 +10,10 @@ from xml.etree import ElementTree
 
 from ddpdoctor.check import OutcomeState
 from ddpdoctor.examination import Examination
-from ddpdoctor.finding import Finding
-from ddpdoctor.findings.locations import shown_path
-from ddpdoctor.report.escape import one_line, visible
+from ddpdoctor.finding import Finding, shown_path
 from ddpdoctor.report.finding_fields import stated
 from ddpdoctor.report.formats.concise import leaves_doubt, why_incomplete
+from ddpdoctor.report.streams import one_line, visible
 
 
 def render(examination: Examination) -> str:

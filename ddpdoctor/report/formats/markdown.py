@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 
 from ddpdoctor.examination import Examination
-from ddpdoctor.finding import Finding
-from ddpdoctor.findings.locations import named_ranks, shown_path
+from ddpdoctor.finding import Finding, named_ranks, shown_path
 from ddpdoctor.gate.budget import percent
-from ddpdoctor.report.escape import one_line, without_commands
 from ddpdoctor.report.finding_fields import headline, stated
 from ddpdoctor.report.formats.concise import leaves_doubt, why_incomplete
 from ddpdoctor.report.formats.html import budget_rows
 from ddpdoctor.report.gate_text import commands_of, notes_of, times_sentence
+from ddpdoctor.report.streams import one_line, without_commands
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!$@&])")
 _CODE = re.compile(r"(?<!`)`([^`|]+)`(?!`)")

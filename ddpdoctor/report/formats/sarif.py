@@ -17,13 +17,12 @@ from urllib.parse import quote
 from ddpdoctor import __version__
 from ddpdoctor.check import LoadedCheck
 from ddpdoctor.examination import Examination
-from ddpdoctor.finding import Fact, Finding, Frame, Location, Severity
-from ddpdoctor.findings.locations import shown_path
-from ddpdoctor.report.escape import one_line, visible
+from ddpdoctor.finding import Fact, Finding, Frame, Location, Severity, shown_path
 from ddpdoctor.report.explanation import sections, summary
 from ddpdoctor.report.finding_fields import region_of, stated
 from ddpdoctor.report.formats.concise import leaves_doubt, why_incomplete
 from ddpdoctor.report.formats.json import indented
+from ddpdoctor.report.streams import one_line, visible
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 LONGEST_DESCRIPTION = 1024

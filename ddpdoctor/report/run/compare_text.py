@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ddpdoctor.report.blocks import Page, Said, Table, notes
-from ddpdoctor.report.escape import one_line
 from ddpdoctor.report.formats.json import HEAD, indented
 from ddpdoctor.report.layout import UNKNOWN, cut, milliseconds, rate, size
+from ddpdoctor.report.streams import one_line
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnosis.performance.run_comparison import Amount, Difference, RunComparison

@@ -6,9 +6,9 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ddpdoctor.findings.locations import in_user_code, named_ranks, shown_path
-from ddpdoctor.report.escape import one_line
+from ddpdoctor.finding import in_user_code, named_ranks, shown_path
 from ddpdoctor.report.layout import added, in_milliseconds, percent, rate, seconds, share_of
+from ddpdoctor.report.streams import one_line
 
 if TYPE_CHECKING:
     from ddpdoctor.finding import Finding

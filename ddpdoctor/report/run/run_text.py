@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from ddpdoctor.report.escape import one_line
 from ddpdoctor.report.finding_text import finding_lines, label
 from ddpdoctor.report.layout import (
     in_milliseconds,
@@ -22,6 +21,7 @@ from ddpdoctor.report.layout import (
     to_string,
 )
 from ddpdoctor.report.run.run_lines import stall_lines
+from ddpdoctor.report.streams import one_line
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnosis.performance.summary import Traffic

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ddpdoctor.report.blocks import Block, Page, Plot, Said, Table, notes
-from ddpdoctor.report.escape import one_line
 from ddpdoctor.report.formats.json import HEAD, indented
 from ddpdoctor.report.layout import UNKNOWN, milliseconds, percent, rate, size
+from ddpdoctor.report.streams import one_line
 
 if TYPE_CHECKING:
     from ddpdoctor.what_if.links import LinkSweep, MeasuredScaling, ScalingPoint

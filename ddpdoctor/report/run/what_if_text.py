@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ddpdoctor.finding import MOST_TIMES
-from ddpdoctor.findings.locations import shown_path
+from ddpdoctor.finding import MOST_TIMES, shown_path
 from ddpdoctor.report import blocks
 from ddpdoctor.report.blocks import Block, Page, Said, Table, notes
-from ddpdoctor.report.escape import one_line
 from ddpdoctor.report.formats.json import HEAD, indented
 from ddpdoctor.report.layout import in_milliseconds, milliseconds, percent, rate
+from ddpdoctor.report.streams import one_line
 
 if TYPE_CHECKING:
     from ddpdoctor.what_if.scenario import Change, Curve, Interval, WhatIf

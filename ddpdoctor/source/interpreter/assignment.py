@@ -35,7 +35,7 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.ranks.data_partitions import parts_held
-from ddpdoctor.source.script.syntax_index import descend
+from ddpdoctor.source.script.module import descend
 from ddpdoctor.source.torch_model.recorded_calls import PRINT_REPLACED, note_attribute_set, note_item
 from ddpdoctor.source.vocabulary import DATA_LOADER
 

@@ -34,7 +34,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.libraries import rank_attributes
 from ddpdoctor.source.ranks.ranks import FIRST, GLOBAL_RANK, LOCAL_RANK, WORLD_SIZE, guessed_per_rank
-from ddpdoctor.source.script.syntax_index import last_name
+from ddpdoctor.source.script.module import last_name
 from ddpdoctor.source.vocabulary import (
     DATA_LOADER,
     DDP,
@@ -47,10 +47,10 @@ from ddpdoctor.source.vocabulary import (
 )
 
 MAXIMUM_BASES = 20
+# Attributes under which objects of torch keep an argument of their construction.
 _KEPT_ARGUMENTS = frozenset({"module", "sampler", "batch_sampler", "dataset"})
-"""Attributes under which objects of torch keep an argument of their construction."""
+# The number of a cluster's tasks, called the number of ranks.
 _TASKS_FOR_RANKS = Unknown(tags=frozenset({("world-size", 0), TASK_COUNT}))
-"""The number of a cluster's tasks, called the number of ranks."""
 _COUNTS = frozenset({"device-count", "world-size", "local-world-size", "task-count", "remainder", "quotient", "share"})
 
 

@@ -38,11 +38,9 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.libraries import sharding
-from ddpdoctor.source.ranks.own_statistics import reduced
-from ddpdoctor.source.ranks.rank_local_values import chooses_keys, drawn_apart, of_unread
+from ddpdoctor.source.ranks.rank_local_values import chooses_keys, drawn_apart, of_unread, reduced
 from ddpdoctor.source.ranks.ranks import FIRST, guessed_per_rank
-from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.syntax_index import descend, last_name
+from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.torch_model.choices import call_option
 from ddpdoctor.source.torch_model.ddp import call_wrapped, is_thin_wrap, wrap_by_class
 from ddpdoctor.source.torch_model.external_calls import call_external, call_method

@@ -30,14 +30,14 @@ from ddpdoctor.source.interpreter.values import (
     per_rank,
 )
 from ddpdoctor.source.ranks.data_partitions import filtered
-from ddpdoctor.source.ranks.own_statistics import with_keys
-from ddpdoctor.source.script.syntax_index import descend, last_name
+from ddpdoctor.source.ranks.rank_local_values import with_keys
+from ddpdoctor.source.script.module import descend, last_name
 
 MAXIMUM_ITEMS = 20
 """Of a list whose items are looked at one by one."""
 MAXIMUM_PHASES = 4
+# Functions that make no object.
 _READING = frozenset({"int", "str", "float", "get", "getenv"})
-"""Functions that make no object."""
 
 
 def iterated(machine: Machine, iterable: Value) -> tuple[Value, list[int | None], int]:

@@ -39,9 +39,8 @@ from ddpdoctor.source.interpreter.values import (
     is_agreed,
 )
 from ddpdoctor.source.script.call_graph import Mentions, mentions_of
-from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.script.syntax_index import descend, last_name
 from ddpdoctor.source.vocabulary import DDP, LOCAL_RANK_NAMES, RANK_NAMES
 
 # Names of flags that are true in a job with ranks: the group is made, or the model wrapped, where they hold.

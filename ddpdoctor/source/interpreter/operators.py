@@ -42,8 +42,8 @@ WORLD = Unknown(tags=frozenset({("world-size", 0)}))
 LONGEST = 10_000
 """Largest text or sequence that is computed."""
 LARGEST = 10**18
+# Formats that can produce more text than is worth computing.
 _WIDE = re.compile(r"\*|\d{4}")
-"""Formats that can produce more text than is worth computing."""
 
 _BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,

@@ -32,12 +32,11 @@ from ddpdoctor.source.interpreter.values import (
     tagged,
     tags_of,
 )
-from ddpdoctor.source.ranks.own_statistics import carried
-from ddpdoctor.source.ranks.rank_local_values import COUNTED, UNREAD_ITEM, own_iterable, own_test
-from ddpdoctor.source.script.syntax_index import descend, last_name
+from ddpdoctor.source.ranks.rank_local_values import COUNTED, UNREAD_ITEM, carried, own_iterable, own_test
+from ddpdoctor.source.script.module import descend, last_name
 
+# Name of a flag that is set in a job with ranks.
 _HAS_RANKS = re.compile(r"^(is_|use_)?(distributed|ddp)$")
-"""Name of a flag that is set in a job with ranks."""
 
 
 def execute(machine: Machine, body: Sequence[ast.stmt]) -> None:

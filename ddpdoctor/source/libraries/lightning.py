@@ -30,24 +30,24 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.libraries.rank_attributes import TRAINERS, attribute
 
+# What comes from the batches of a rank; Lightning gives every loader a sampler for its ranks.
 _FROM_BATCH = Unknown(varying=True, tags=frozenset({("batch", 0)}))
-"""What comes from the batches of a rank; Lightning gives every loader a sampler for its ranks."""
+# The words in the names of the hooks that a method of the Trainer runs.
 _STAGES: Mapping[str, tuple[str, ...]] = {
     "fit": ("fit", "train", "validation"),
     "validate": ("validate", "validation"),
     "test": ("test",),
     "predict": ("predict",),
 }
-"""The words in the names of the hooks that a method of the Trainer runs."""
 MODULES = frozenset(f"{package}.LightningModule" for package in ("lightning", "lightning.pytorch", "pytorch_lightning"))
+# Options of a Trainer that say how several ranks work together, the older ones last.
 _STRATEGIES = ("strategy", "accelerator", "distributed_backend")
-"""Options of a Trainer that say how several ranks work together, the older ones last."""
+# Options of a Trainer that leave the division of the data to the script, of Lightning 2 and of those before.
 _DIVIDES = ("use_distributed_sampler", "replace_sampler_ddp")
-"""Options of a Trainer that leave the division of the data to the script, of Lightning 2 and of those before."""
+# What the loaders of a stage are called, where it is not the stage's own name.
 _LOADED: Mapping[str, str] = {"validation": "val", "validate": "val"}
-"""What the loaders of a stage are called, where it is not the stage's own name."""
+# Hooks in which `self.log` reports, and reduces, at once.
 _IN_STEP = re.compile(r"(^|\.)(training_step|on_train_batch_\w+|on_before_\w+|on_after_backward)$")
-"""Hooks in which ``self.log`` reports, and reduces, at once."""
 _ON_MODULE = frozenset({"log", "log_dict", "all_gather", "manual_backward"})
 _HOOKS_BEFORE_2 = frozenset({"training_epoch_end", "validation_epoch_end", "test_epoch_end"})
 _ON_TRAINER = frozenset({*_STAGES, "save_checkpoint"})

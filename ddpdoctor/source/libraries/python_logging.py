@@ -24,8 +24,8 @@ from ddpdoctor.source.interpreter.values import (
 LOGGER = "logging.Logger"
 _FOR_THE_SCREEN = frozenset({"logging.StreamHandler", "rich.logging.RichHandler", "colorlog.StreamHandler"})
 _SETTINGS = frozenset({"setLevel", "addHandler", "setFormatter"})
+# Functions that give the root logger a handler for the screen, where it has none.
 _LINES = frozenset(f"logging.{name}" for name in ("debug", "info", "warning", "error", "critical", "exception", "log"))
-"""Functions that give the root logger a handler for the screen, where it has none."""
 _LOGURU = "loguru.logger"
 _UNKNOWN = logging.CRITICAL + 1
 """Stands for a level that is not known: no line is said to be shown by it."""

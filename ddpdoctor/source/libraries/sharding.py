@@ -31,7 +31,7 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, WORLD_SIZE, exact_per_rank
 from ddpdoctor.source.script.script import uses_part
 from ddpdoctor.source.torch_model.ddp import SHARDED_TAGS
-from ddpdoctor.source.torch_model.library_calls import Handler, Named
+from ddpdoctor.source.torch_model.external_objects import Handler, Named
 from ddpdoctor.source.torch_model.recorded_calls import SHARDED
 from ddpdoctor.source.vocabulary import ENGINE, MESH, SHARDED_WRAPPER
 
@@ -39,8 +39,8 @@ FORWARD = "forward of the sharded model"
 _PART = "a part of torch.distributed.DeviceMesh"
 _MESHES = frozenset({MESH, _PART})
 _GROUP = "torch.distributed.ProcessGroup of a mesh"
+# Methods of the older wrapper in which it gathers or reduces.
 _ITS_OWN = frozenset({"state_dict", "clip_grad_norm_"})
-"""Methods of the older wrapper in which it gathers or reduces."""
 SHARDS = "shards"
 """Kind of the tags of a rank's own part of a sharded model's state."""
 OF_TENSORS = frozenset({"full_tensor", "redistribute"})

@@ -15,8 +15,7 @@ from ddpdoctor.source.events import Branch, Event, Exit, Guard, Item, Jump, Loop
 from ddpdoctor.source.interpreter.values import ALL_RANKS, RANKS, is_guessed
 from ddpdoctor.source.projection import Projection, Walk
 from ddpdoctor.source.ranks.ranks import numbers_in, ranks_text
-from ddpdoctor.source.script.module import Module, dotted
-from ddpdoctor.source.script.syntax_index import children_of, descend, last_name
+from ddpdoctor.source.script.module import Module, children_of, descend, dotted, last_name
 
 SHOWN = 3
 """Collectives shown of what a rank runs."""

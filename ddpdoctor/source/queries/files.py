@@ -34,13 +34,14 @@ from ddpdoctor.source.queries.job_kind import (
     on_every_rank,
 )
 from ddpdoctor.source.ranks.ranks import LOCAL_RANK, numbers_in, rank_names
-from ddpdoctor.source.script.syntax_index import descend, last_name, made_from
+from ddpdoctor.source.script.module import descend, last_name, made_from
 from ddpdoctor.source.torch_model.recorded_calls import FILE_METHODS
 from ddpdoctor.source.vocabulary import text_hints_at_ranks
 
 _OPEN = "builtins.open"
 LOG_FILE = "logging.FileHandler"
 """It appends unless it is given another mode."""
+# The argument that is the path of a new file or directory.
 _WRITERS: Mapping[str, tuple[str, int]] = {
     "torch.save": ("f", 1),
     "numpy.save": ("file", 0),
@@ -60,7 +61,6 @@ _WRITERS: Mapping[str, tuple[str, int]] = {
     "save_pretrained": ("save_directory", 0),
     "save_to_disk": ("dataset_path", 0),
 }
-"""The argument that is the path of a new file or directory."""
 _READERS: Mapping[str, tuple[str, int]] = {
     "torch.load": ("f", 0),
     "numpy.load": ("file", 0),
@@ -73,8 +73,8 @@ _READERS: Mapping[str, tuple[str, int]] = {
     "pandas.read_pickle": ("filepath_or_buffer", 0),
 }
 FIGURES = frozenset({"matplotlib.pyplot.savefig", "savefig"})
+# Libraries whose objects write themselves to the path that their method `save` is given.
 _SAVE_THEMSELVES = ("tokenizers.", "openpyxl.")
-"""Libraries whose objects write themselves to the path that their method ``save`` is given."""
 _PATH_WRITERS = frozenset({"write_text", "write_bytes"})
 _PATH_READERS = frozenset({"read_text", "read_bytes"})
 

@@ -12,9 +12,8 @@ from ddpdoctor.source.libraries.lightning import has_several
 from ddpdoctor.source.libraries.rank_attributes import TRAINERS
 from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.script.launch_facts import declared_options, launches, reads_launcher_rank, tests_for_gpu
-from ddpdoctor.source.script.module import Module, dotted
+from ddpdoctor.source.script.module import Module, descend, dotted, last_name
 from ddpdoctor.source.script.script import Script, calls_any, uses_part
-from ddpdoctor.source.script.syntax_index import descend, last_name
 from ddpdoctor.source.torch_model.recorded_calls import SET_VARIABLE
 from ddpdoctor.source.vocabulary import (
     GLOBAL_RANK_VARIABLES,
@@ -48,10 +47,10 @@ _FRAMEWORKS = frozenset(
         "torch_xla",
     }
 )
+# Names in a framework that start ranks, place the model or train; configurations and metrics do not.
 _TAKES_OVER = re.compile(
     r"(Trainer|Runner|Fabric|Accelerator|Strategy|Parallel|(^|\.)(init\w*|launch|spawn|run|train_\w+|main|remote|Parallel))$"
 )
-"""Names in a framework that start ranks, place the model or train; configurations and metrics do not."""
 _JOINING = frozenset(
     {"accelerate.Accelerator", "horovod.torch.init", "deepspeed.init_distributed", "deepspeed.initialize"}
 )
@@ -98,8 +97,8 @@ def is_distributed(projection: Projection) -> bool:
     return joins_by_framework(projection)
 
 
+# A mesh is made of the default group, which is made with it where there is none.
 _MAKE_WORLDS = frozenset({"init_process_group", "init_device_mesh"})
-"""A mesh is made of the default group, which is made with it where there is none."""
 
 
 def _is_alone(init: Event) -> bool:

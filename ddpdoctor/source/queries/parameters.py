@@ -26,9 +26,8 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.libraries.lightning import MODULES, has_several, searches_unused
 from ddpdoctor.source.projection import Projection, whole_projection
-from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.script.script import Script, uses_part
-from ddpdoctor.source.script.syntax_index import descend, last_name
 from ddpdoctor.source.torch_model.buffers import parts_of_module
 from ddpdoctor.source.torch_model.recorded_calls import SET_REQUIRES_GRAD
 
@@ -37,19 +36,19 @@ HAS_PARAMETERS = re.compile(
     r"|PReLU|LSTM|GRU|RNN|LSTMCell|GRUCell|MultiheadAttention|Transformer\w*|Parameter)$"
 )
 """Modules of torch.nn that have parameters by default."""
+# Words by which a method may come to any attribute.
 _ALL_AT_ONCE = frozenset(
     {"getattr", "children", "named_children", "modules", "named_modules", "_modules", "__dict__", "vars", "parameters"}
 )
-"""Words by which a method may come to any attribute."""
 _TREATED_OPTIONS = ("find_unused_parameters", "static_graph", "skip_all_reduce_unused_params")
+# Attributes and functions whose results have no graph; any use beside these lets gradients through.
 _WITHOUT_GRADIENT = frozenset({"argmax", "argmin", "detach", "data"})
-"""Attributes and functions whose results have no graph; any use beside these lets gradients through."""
+# Position of `find_unused_parameters` among DDP's arguments.
 _UNUSED_POSITION = 5
-"""Position of ``find_unused_parameters`` among DDP's arguments."""
 
 
+# Methods of a module that are run in a training without being named in the script.
 _ENTERED = frozenset({"forward", "__call__", "__init__", "training_step"})
-"""Methods of a module that are run in a training without being named in the script."""
 
 
 class UnusedPart(msgspec.Struct, frozen=True, eq=False):

@@ -27,15 +27,14 @@ from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import is_distributed, is_of_one_process, left_in_mode, on_every_rank
 from ddpdoctor.source.queries.training_loops import division, feedings
 from ddpdoctor.source.ranks.ranks import FIRST_RANKS
-from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.syntax_index import descend
+from ddpdoctor.source.script.module import Module, descend
 from ddpdoctor.source.torch_model.recorded_calls import PRINT_REPLACED
 
 _BARS = ("tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.trange", "tqdm.auto.trange")
+# Functions that open a run of a tracker; `aim.Run` and the like are objects.
 _TRACKERS = re.compile(
     r"(wandb\.init|mlflow\.start_run|neptune(\.new)?\.(init|init_run)|comet_ml\.start|clearml\.Task\.init|swanlab\.init)$"
 )
-"""Functions that open a run of a tracker; ``aim.Run`` and the like are objects."""
 _WRITERS = re.compile(
     r"(tensorboard|tensorboardX)\.(\w+\.)?SummaryWriter$|^comet_ml\.(Offline)?Experiment$|^aim\.Run$|^neptune\.(new\.)?Run$"
 )
@@ -46,15 +45,15 @@ _PRINTS = frozenset(
     {"builtins.print", "pprint.pprint", "pprint.pp", "rich.print", "torchinfo.summary", "torchsummary.summary"}
 )
 _PRINTING_METHODS = {"pprint": "pprint.PrettyPrinter"}
+# Of the name of a collective: it brings values of all ranks together.
 _REDUCING = re.compile(r"reduce|gather")
-"""Of the name of a collective: it brings values of all ranks together."""
 _CURVES = frozenset({"add_scalar", "add_scalars", "log_metric", "log_metrics"})
 _REPORTS = _CURVES | {"info", "set_description", "set_postfix"}
 _REPORTING = re.compile(
     r"^(builtins\.print|wandb\.log|logging\.info|mlflow\.log_metrics?|tqdm\.(\w+\.)?tqdm\.write)$|\.info$"
 )
+# Hooks of Lightning that report on batches to evaluate on.
 _EVALUATES = re.compile(r"(^|[._])(validation|test)_(step|epoch_end|batch_end)$")
-"""Hooks of Lightning that report on batches to evaluate on."""
 _EXITS = frozenset({"sys.exit", "exit", "quit", "os._exit"})
 
 

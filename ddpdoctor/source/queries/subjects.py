@@ -25,9 +25,8 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.queries.job_kind import frameworks, is_distributed, speaks_of_devices
 from ddpdoctor.source.queries.training_loops import feedings, is_averaged, through_ddp, unread_loss
-from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.module import Module, last_name
 from ddpdoctor.source.script.script import Script, says
-from ddpdoctor.source.script.syntax_index import last_name
 
 _OF_TRAINING: tuple[Subject, ...] = ("wrap", "model", "training", "loss", "training-loader", "sampler")
 MOST_GAPS = 3
@@ -130,10 +129,10 @@ def _frameworks(projection: Projection) -> Iterator[Gap]:
             return
 
 
+# In a framework: what trains itself, rather than starting the script's own training.
 _RUNS = re.compile(r"(Trainer|Runner|Engine|Parallel|Fabric|remote)$")
-"""In a framework: what trains itself, rather than starting the script's own training."""
+# Frameworks whose effect on ranks, models and loaders is modelled in `torch_model`; apart from those, gaps.
 _MODELLED = frozenset({"accelerate", "deepspeed", "lightning", "lightning_fabric", "pytorch_lightning", "transformers"})
-"""Frameworks whose effect on ranks, models and loaders is modelled in ``torch_model``; apart from those, gaps."""
 
 
 def _samplers(projection: Projection) -> Iterator[Gap]:

@@ -31,8 +31,8 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.ranks.rank_local_values import is_found_alike, lists_names
+from ddpdoctor.source.script.module import descend, made_from
 from ddpdoctor.source.script.script import code_of, uses_part
-from ddpdoctor.source.script.syntax_index import descend, made_from
 from ddpdoctor.source.torch_model.ddp import SHARDED_TAGS
 from ddpdoctor.source.torch_model.recorded_calls import UNWRAPPED_FORWARD
 from ddpdoctor.source.vocabulary import DATA_LOADER, DISTRIBUTED_SAMPLER, MAP_STYLE_DATASETS, text_hints_at_ranks
@@ -49,8 +49,8 @@ _RANK_WORDS = frozenset(
 )
 
 
+# Words for the part of a rank, in the class of a sampler.
 _SHARES = re.compile(r"shard|replica|world|process|worker", re.IGNORECASE)
-"""Words for the part of a rank, in the class of a sampler."""
 _DRAWS = frozenset(f"torch.{name}" for name in ("rand", "randn", "randint", "normal"))
 
 

@@ -12,18 +12,17 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ExternalObject, Instance, Value, options_of, tags_of
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.parameters import HAS_PARAMETERS
-from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.module import Module, descend, made_from
 from ddpdoctor.source.script.script import Script, calls_any, uses_part
-from ddpdoctor.source.script.syntax_index import descend, made_from
 from ddpdoctor.source.torch_model.recorded_calls import SHARDED
 from ddpdoctor.source.vocabulary import DDP
 
 _AVERAGERS = ("all_reduce", "allreduce", "average_grad", "sync_grad", "reduce_grad", "average_param", "sync_param")
+# They leave each gradient with the rank that steps its parameter, as optimizers do that divide their state.
 _REDUCING_IN_PARTS = frozenset({"reduce", "reduce_scatter", "reduce_scatter_tensor"})
-"""They leave each gradient with the rank that steps its parameter, as optimizers do that divide their state."""
 _COLLECTIVE_NAMES = frozenset({"all_reduce", "all_reduce_coalesced", "all_gather", "allreduce"}) | _REDUCING_IN_PARTS
+# They average gradients in two halves: one rank collects them, and gives the mean back.
 _BRINGING_TOGETHER = frozenset({"gather", "scatter", "send", "isend", "batch_isend_irecv"})
-"""They average gradients in two halves: one rank collects them, and gives the mean back."""
 _GRADIENT_WORDS = (".grad", "grad", "parameters()")
 
 

@@ -25,8 +25,7 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.ranks.ranks import rank_names
-from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.syntax_index import descend, last_name
+from ddpdoctor.source.script.module import Module, descend, last_name
 
 PART = "part"
 """Kind of the tags of what a rank took for itself; the number is that of the ``Part``."""
@@ -37,16 +36,16 @@ _WORLD_WORDS = frozenset(
     {"world_size", "get_world_size", "WORLD_SIZE", "world", "num_replicas", "num_ranks", "n_ranks", "nranks"}
     | {"num_processes", "nprocs", "num_gpus", "ngpus", "ws"}
 )
+# Kinds of the tags of what is a rank's own for another reason than its number.
 _OWN = frozenset({"batch", "ddp", "clock", "files", "random", "own"})
-"""Kinds of the tags of what is a rank's own for another reason than its number."""
+# Last names of functions that divide into parts of which some are longer.
 _SPLITS = frozenset({"array_split", "tensor_split", "chunk"})
-"""Last names of functions that divide into parts of which some are longer."""
+# Names of numbers that are divided by the number of ranks and are no amount of data.
 _NO_DATA = re.compile(
     r"batch|worker|(^|_)bs($|_)|accum|thread|cpu|gpu|device|node|(^|_)lr($|_)|seed|step", re.IGNORECASE
 )
-"""Names of numbers that are divided by the number of ranks and are no amount of data."""
+# Names in a script that makes the parts equal.
 _EVEN = re.compile(r"total_size|per_rank|evenly|make_even|equali[sz]e|divisible|pad_to|padded|truncat|drop_tail")
-"""Names in a script that makes the parts equal."""
 
 
 def part_tags(value: Value) -> frozenset[int]:

@@ -28,14 +28,13 @@ from ddpdoctor.source.interpreter.values import (
     per_rank,
 )
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK, exact_per_rank
-from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.syntax_index import last_name
+from ddpdoctor.source.script.module import Module, last_name
 from ddpdoctor.source.vocabulary import PROCESSES
 
+# In the name of an option: a launcher may give another value to each process.
 _OF_A_PROCESS = re.compile(r"rank|gpu|device|node|proc|world|main|master", re.IGNORECASE)
-"""In the name of an option: a launcher may give another value to each process."""
+# What a loop goes over that counts its turns.
 _COUNT = frozenset({"range", "enumerate"})
-"""What a loop goes over that counts its turns."""
 _CALLABLE = (Function, Partial, BoundMethod, ProjectClass, Instance)
 """What a rank may run: a function, or a class whose constructor trains."""
 

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from ddpdoctor.finding import Frame
-from ddpdoctor.source.events import OwnKind, OwnTest
+from ddpdoctor.source.events import Event, OwnKind, OwnTest, Statistic
 from ddpdoctor.source.interpreter.assignment import overwrite
 from ddpdoctor.source.interpreter.scopes import Cell, Store
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
+    ALL_RANKS,
     UNIFORM,
     BoundMethod,
     Const,
@@ -32,6 +33,7 @@ from ddpdoctor.source.interpreter.values import (
     Value,
     constant,
     derived,
+    is_agreed,
     is_guessed,
     is_varying,
     options_of,
@@ -39,10 +41,11 @@ from ddpdoctor.source.interpreter.values import (
     tagged,
     tags_of,
 )
+from ddpdoctor.source.ranks.data_partitions import PART
 from ddpdoctor.source.script.call_graph import adds_key
+from ddpdoctor.source.script.module import descend, last_name
 from ddpdoctor.source.script.script import uses_part
-from ddpdoctor.source.script.syntax_index import descend
-from ddpdoctor.source.vocabulary import RANK_VARYING_CALLS, text_hints_at_ranks
+from ddpdoctor.source.vocabulary import DATA_LOADER, RANK_VARYING_CALLS, text_hints_at_ranks
 
 DECIDED: Tag = ("own", 0)
 """Of a value that depends on what a rank decided by itself."""
@@ -82,16 +85,16 @@ OWN_KINDS = frozenset(
 OF_FILES: frozenset[OwnKind] = frozenset({"files", "polled"})
 """What ranks find on their disks, which is mostly the same: they share them."""
 _CLOCK = re.compile(r"^(time|datetime)\.")
+# Functions that look at the disk; the rest of `os.path` works on names.
 _FILES = re.compile(r"^(os\.path\.(l?exists|is|get|samefile)|os\.(stat|access)$)")
-"""Functions that look at the disk; the rest of ``os.path`` works on names."""
 _LISTS = re.compile(r"^(os\.(listdir|scandir|walk)$|glob\.)")
 _RANDOM = re.compile(r"^(random|numpy\.random)\.")
 _STORE = re.compile(r"^torch\.distributed\.(\w+\.)?\w*Store$")
 _FILE_METHODS = frozenset({"exists", "is_file", "is_dir"})
 FORM = frozenset({"dtype", "requires_grad", "is_leaf", "is_sparse", "layout"})
 """Attributes of a tensor that are alike on every rank, whatever data it holds."""
+# Attributes and functions that give the form of data.
 _SIZES = FORM | {"size", "shape", "numel", "nelement", "dim", "ndim", "ndimension", "len", "device", "grad_fn"}
-"""Attributes and functions that give the form of data."""
 _STRUCTURE_TESTS = frozenset({"isinstance", "hasattr", "callable", "is_tensor", "is_floating_point", "is_cuda", "type"})
 _MEMBERS = frozenset({"set", "frozenset", "unique", "unique_consecutive", "nonzero", "masked_select"})
 _AGREED = re.compile(r"(^|_)(all_?)?(reduced?|gather(ed)?|broadcast|sync(ed|hronized?)?|agree|consensus)(_|$)")
@@ -386,14 +389,14 @@ DRAWN: Tag = ("drawn", 0)
 """Tag of what comes from a generator that each rank has given a seed of its own."""
 TAKES_SEED = frozenset({"manual_seed", "seed", "Random", "RandomState", "default_rng"})
 """Functions and methods whose first argument is a seed; others have a keyword of that name."""
+# Draws from torch's own generator, whose seed is one constant on all ranks until the script sets another.
 _DRAWS = frozenset(
     f"torch.{name}"
     for name in ("bernoulli", "multinomial", "normal", "poisson", "rand", "rand_like", "randint", "randn", "randn_like")
 )
-"""Draws from torch's own generator, whose seed is one constant on all ranks until the script sets another."""
 _GENERATOR = "torch.Generator"
+# Kinds of the tags of what no two ranks have alike.
 _OWN_ORIGINS = frozenset({"clock", "random", "drawn", "store", "own", "batch", "part"})
-"""Kinds of the tags of what no two ranks have alike."""
 
 
 def drawn_apart(
@@ -467,3 +470,185 @@ def _is_guessed(machine: Machine, node: ast.AST) -> bool:
     arguments = [*node.args, *(word.value for word in node.keywords)] if isinstance(node, ast.Call) else []
     names = (inner for argument in arguments for inner in descend(argument) if isinstance(inner, ast.Name))
     return any(is_guessed(machine.evaluate(machine, inner)) for inner in names)
+
+
+STATISTIC = "statistic"
+"""Kind of the tags of what was made of a statistic of the rank's own; the number is that of the ``Statistic``."""
+# Functions and methods that make one number or a few of many samples.
+_REDUCES = frozenset(
+    {
+        "mean",
+        "nanmean",
+        "std",
+        "var",
+        "std_mean",
+        "var_mean",
+        "sum",
+        "nansum",
+        "median",
+        "quantile",
+        "percentile",
+        "cov",
+    }
+    | {"bincount", "histc", "norm", "max", "min", "amax", "amin", "unique", "set", "frozenset"}
+)
+_DIMENSIONS = ("dim", "axis")
+# Methods of a tensor that change it by arithmetic with another.
+_CHANGES = frozenset({"add_", "sub_", "mul_", "div_", "lerp_", "addcmul_"})
+
+
+def reduced(
+    machine: Machine,
+    node: ast.AST,
+    name: str,
+    receiver: Value | None,
+    positional: Sequence[Value],
+    named: Mapping[str, Value],
+    result: Value,
+) -> Value:
+    """Return the result of a call, marked where it makes one number of the samples of a rank."""
+    last = name.rpartition(".")[2]
+    if last in _CHANGES and receiver is not None:
+        return _changed(machine, node, receiver, positional, named, result)
+    if last not in _REDUCES or not isinstance(result, Unknown):
+        return result
+    arguments = derived(positional if receiver is None else [receiver, *positional])
+    if is_agreed(result) or not _is_of_own_data(machine, arguments, drawn=False):
+        return result
+    along = [named[word] for word in _DIMENSIONS if word in named] or list(positional[receiver is None :][:1])
+    if any(_spares_samples(one) for one in along) or (len(positional) > 1 and last in ("max", "min")):
+        return result
+    return _marked(machine, node, result)
+
+
+def carried(machine: Machine, statement: ast.Assign | ast.AugAssign, value: Value) -> Value:
+    """Return what is assigned, marked where a variable takes something of the rank's own data from turn to turn."""
+    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+    if not isinstance(value, Unknown) or len(targets) != 1 or not machine.loops or not _is_of_own_data(machine, value):
+        return value
+    if isinstance(statement, ast.Assign) and not _reads(statement.value, ast.unparse(targets[0])):
+        return value
+    over = _carrying(machine, statement, targets[0])
+    return _marked(machine, statement, value, over) if over else value
+
+
+def statistics_in(machine: Machine, value: Value, use: Event) -> list[Statistic]:
+    """Return the statistics that a value is made of and that are older than the batch that they are used for."""
+    found = (machine.statistics[number] for kind, number in tags_of(value) if kind == STATISTIC)
+    return sorted((one for one in found if _outlasts(one, use)), key=lambda one: one.location.line)
+
+
+def with_keys(value: Value, key: Value) -> Value:
+    """Return the values of a dict whose keys are numbered by what the rank's own data holds: a vocabulary."""
+    found = frozenset(tag for tag in tags_of(key) if tag[0] == STATISTIC)
+    return tagged(value, found) if found else value
+
+
+def _outlasts(statistic: Statistic, use: Event) -> bool:
+    if any(loop.node in statistic.carried for loop in use.loops):
+        return True
+    if statistic.carried and not statistic.of_pass:
+        return False
+    around = [loop for loop in use.loops if loop.node not in statistic.loops]
+    common = len(around) < len(use.loops)
+    return (bool(around) or use.kind in ("object", "loader")) and (
+        not common or any(_goes_over_batches(loop.iterable) for loop in around)
+    )
+
+
+def _goes_over_batches(iterable: Value) -> bool:
+    return any(kind in ("batch", "loader") for kind, _ in tags_of(iterable)) or (
+        isinstance(iterable, ExternalObject) and iterable.name == DATA_LOADER
+    )
+
+
+def _changed(
+    machine: Machine,
+    node: ast.AST,
+    receiver: Value,
+    positional: Sequence[Value],
+    named: Mapping[str, Value],
+    result: Value,
+) -> Value:
+    """Give a variable what a method such as ``mul_(0.9).add_(mean)`` makes of it, where that is of the rank's data."""
+    value, root = derived([receiver, *positional, *named.values()]), node
+    while isinstance(root, ast.Call) and last_name(root.func) in _CHANGES and isinstance(root.func, ast.Attribute):
+        root = root.func.value
+    if isinstance(root, ast.Attribute) and root.attr == "data":
+        root = root.value
+    if not isinstance(root, (ast.Name, ast.Attribute)) or not machine.loops or not _is_of_own_data(machine, value):
+        return result
+    over = _carrying(machine, node, root)
+    if not over:
+        return result
+    marked = _marked(machine, node, value, over)
+    overwrite(machine, root, marked)
+    return marked
+
+
+def _is_of_own_data(machine: Machine, value: Unknown, *, drawn: bool = True) -> bool:
+    """Return whether a value is made of samples that other ranks do not have, at a place that every rank comes to.
+
+    With ``drawn`` also of random numbers: what they are added up to before the training may be no more than a start.
+    """
+    if not value.varying or is_agreed(value) or machine.guards or machine.inside_ddp:
+        return False
+    if machine.mask != ALL_RANKS & ~machine.gone:
+        return False
+    return any(
+        kind == PART or (drawn and (kind, number) == DRAWN) or (kind == "batch" and is_own_loader(machine, number))
+        for kind, number in value.tags
+    )
+
+
+def _spares_samples(along: Value) -> bool:
+    """Return whether a reduction leaves the samples apart: it goes along another dimension than the first."""
+    if isinstance(along, SequenceValue):
+        return bool(along.values) and Const(0) not in along.values
+    number = constant(along)
+    return isinstance(number, int) and not isinstance(number, bool) and number != 0
+
+
+def _carrying(machine: Machine, node: ast.AST, target: ast.expr) -> frozenset[ast.AST]:
+    """Return the loops whose next turns find what a variable holds: in none of them it is set anew.
+
+    Of an attribute of an object these are all loops around; a variable of a function lives in one call of it.
+    """
+    module, name = machine.frame.module, ast.unparse(target)
+    if name.startswith("self."):
+        setting = (one for one in module.index.of(ast.Assign) if any(ast.unparse(each) == name for each in one.targets))
+        others = (one for one in setting if getattr(module.body_around(one), "name", "") != "__init__")
+        kept = all(_reads(one.value, name) for one in others)
+        return frozenset(loop.around.node for loop in machine.loops) if kept else frozenset()
+    found: set[ast.AST] = set()
+    for loop in module.ancestors(node) if isinstance(target, ast.Name) else ():
+        if isinstance(loop, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            break
+        if isinstance(loop, (ast.For, ast.While)):
+            if any(_sets_anew(one, name) for one in descend(loop)):
+                break
+            found.add(loop)
+    return frozenset(found)
+
+
+def _sets_anew(node: ast.AST, name: str) -> bool:
+    if isinstance(node, ast.Assign):
+        return any(_sets_in(target, name) for target in node.targets) and not _reads(node.value, name)
+    return isinstance(node, (ast.For, ast.comprehension)) and _sets_in(node.target, name)
+
+
+def _sets_in(target: ast.expr, name: str) -> bool:
+    return any(isinstance(one, ast.Name) and one.id == name for one in descend(target))
+
+
+def _reads(value: ast.expr, name: str) -> bool:
+    inside = (one for one in descend(value) if isinstance(one, (ast.Name, ast.Attribute)))
+    return isinstance(value, ast.BinOp) and any(ast.unparse(one) == name for one in inside)
+
+
+def _marked(machine: Machine, node: ast.AST, value: Unknown, over: frozenset[ast.AST] = frozenset()) -> Unknown:
+    number = machine.object_number(node)
+    loops = frozenset(loop.around.node for loop in machine.loops)
+    of_pass = any(loop.around.node in over and _goes_over_batches(loop.around.iterable) for loop in machine.loops)
+    machine.statistics[number] = Statistic(node, machine.frame.module, loops, over, of_pass)
+    return Unknown(True, value.opaque, value.tags | {(STATISTIC, number)}, value.not_none)

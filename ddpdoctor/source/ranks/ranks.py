@@ -96,8 +96,8 @@ def _text(numbers: tuple[int, ...]) -> PerRank:
 
 # The names under which a script keeps its ranks and their number, by the values that the walk found in them.
 
+# Names of torch, of launchers and of Accelerate for the number of ranks.
 _ASKING_SIZE = frozenset({"get_world_size", "world_size", "WORLD_SIZE", "device_count", "num_processes"})
-"""Names of torch, of launchers and of Accelerate for the number of ranks."""
 _ASKING_RANK = RANK_NAMES | {"get_rank", "RANK"}
 
 

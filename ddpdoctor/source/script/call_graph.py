@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from ddpdoctor.source.script.module import Module
-from ddpdoctor.source.script.syntax_index import NodeIndex, descend, last_name
+from ddpdoctor.source.script.module import Module, NodeIndex, descend, last_name
 from ddpdoctor.source.vocabulary import COLLECTIVES, SAME, canonical, collective_methods
 
 _SYNCHRONISING = frozenset(name.rpartition(".")[2] for name in COLLECTIVES if ".checkpoint." not in name) | {
@@ -18,10 +17,10 @@ _SYNCHRONISING = frozenset(name.rpartition(".")[2] for name in COLLECTIVES if ".
     *("full_tensor", "fully_shard", "parallelize_module", "init_device_mesh"),
     *("get_model_state_dict", "get_optimizer_state_dict", "get_state_dict"),
 }
+# Method names that do not show which function is called.
 _TOO_COMMON = frozenset(
     {"get", "update", "append", "join", "format", "items", "keys", "values", "split", "strip", "add", "pop"}
 )
-"""Method names that do not show which function is called."""
 
 
 class Mentions(msgspec.Struct, frozen=True):

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.module import Module, descend
 from ddpdoctor.source.script.script import Script, imports_any, parse_bytes, uses_part
-from ddpdoctor.source.script.syntax_index import descend
 
 FRAMEWORKS = (b"torch", b"accelerate", b"lightning", b"transformers", b"deepspeed", b"horovod")
+# What joins the ranks of a job or wraps a model for them; `DataParallel` is in the name of DDP too.
 _JOINS = (
     "init_process_group",
     "init_device_mesh",
@@ -22,7 +22,6 @@ _JOINS = (
     "horovod",
     "init_device_mesh",
 )
-"""What joins the ranks of a job or wraps a model for them; ``DataParallel`` is in the name of DDP too."""
 
 
 def may_be_entry(raw: bytes) -> bool:
@@ -69,10 +68,10 @@ def _statement_acts(statement: ast.stmt) -> bool:
     return isinstance(statement, (ast.For, ast.While, ast.With))
 
 
+# Last names of calls that modules make at their top level when they are imported.
 _SETTING_UP = frozenset(
     {"filterwarnings", "simplefilter", "basicConfig", "append", "insert", "setdefault", "update", "register", "extend"}
 )
-"""Last names of calls that modules make at their top level when they are imported."""
 
 
 def _sets_up_a_module(call: ast.Call) -> bool:

@@ -9,8 +9,7 @@ import msgspec
 
 from ddpdoctor.finding import Location
 from ddpdoctor.source.script.call_graph import leads_to
-from ddpdoctor.source.script.module import Module, dotted
-from ddpdoctor.source.script.syntax_index import descend, last_name
+from ddpdoctor.source.script.module import Module, descend, dotted, last_name
 from ddpdoctor.source.vocabulary import GLOBAL_RANK_VARIABLES, LOCAL_RANK_VARIABLES, PROCESSES, SPAWNERS
 
 _MOVES_TO_CUDA = frozenset(

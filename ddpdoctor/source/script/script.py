@@ -15,21 +15,19 @@ import msgspec
 
 from ddpdoctor.errors import UnreadableScript, UsageError
 from ddpdoctor.files.patterns import home_directory
-from ddpdoctor.files.source_text import decoded
-from ddpdoctor.source.recursion import deep_recursion
+from ddpdoctor.files.untrusted import decoded
 from ddpdoctor.source.script.launch_facts import SourceFact, cuda_demand, rank_launch
-from ddpdoctor.source.script.module import Module, Scope, dotted
+from ddpdoctor.source.script.module import Module, Scope, children_of, deep_recursion, descend, dotted, last_name
 from ddpdoctor.source.script.project import UNDERSTOOD, Finder, Surroundings, find_main
-from ddpdoctor.source.script.syntax_index import children_of, descend, last_name
 
 # Directories that modules add to `sys.path`: `sys.path.append(os.path.join(os.path.dirname(__file__), "lib"))`.
 
+# Calls that add one directory, and which argument names it.
 _ADDS = {"sys.path.append": 0, "sys.path.insert": 1, "site.addsitedir": 0}
-"""Calls that add one directory, and which argument names it."""
 _UNCHANGED = frozenset({"abspath", "realpath", "normpath", "expanduser", "resolve", "absolute", "as_posix", "str"})
 _SAME_AS_TEXT = frozenset({"str", "fspath", "Path", "PurePath"})
+# Nested expressions further down are no path.
 _DEEPEST = 20
-"""Nested expressions further down are no path."""
 
 
 def added_directories(module: Module, bases: Sequence[Path]) -> Iterator[Path]:
@@ -216,8 +214,8 @@ PARSER_RECURSION_LIMIT = 4_000
 MAXIMUM_BYTES = 5_000_000
 """Larger files are data or generated code."""
 
+# In the text of a module: it may read attributes by their names as strings, or have f-strings.
 _OTHER_SPELLINGS = re.compile(r"[gs]etattr\(|\b[rR]?[fF][rR]?[\"']")
-"""In the text of a module: it may read attributes by their names as strings, or have f-strings."""
 
 Reader = Callable[[Path, str, str], Module]
 """Makes a module of a file, the module's dotted name, and that of its package; raises what ``parse`` raises."""
@@ -472,8 +470,8 @@ def take_gap(script: Script) -> str:
 
 LONGEST_WORD = 120
 """Characters of a string that counts as a word: longer ones are data."""
+# Last names of Python's own functions and classes whose strings are for people to read.
 _SAYING = re.compile(r"(print|debug|info|warn(ing)?|log|error|critical|exception|write|\w*(Error|Exception|Warning))$")
-"""Last names of Python's own functions and classes whose strings are for people to read."""
 _PART = re.compile(r"\w+")
 
 

@@ -29,7 +29,7 @@ from ddpdoctor.source.interpreter.values import (
     constant,
     options_of,
 )
-from ddpdoctor.source.script.syntax_index import descend
+from ddpdoctor.source.script.module import descend
 from ddpdoctor.source.vocabulary import (
     BUFFERLESS_MODULE,
     CONTAINER_MODULES,
@@ -41,8 +41,8 @@ from ddpdoctor.source.vocabulary import (
 MAXIMUM_PARTS = 2_000
 MAXIMUM_CHOICES = 3
 """One inside of the other: the alternatives of a part may hold what they are parts of."""
+# Packages of which a name without a call is a function or a class, not a module of torch.
 _KNOWN_FUNCTIONS = sys.stdlib_module_names | {"builtins", "torch", "torchvision", "numpy", "einops"}
-"""Packages of which a name without a call is a function or a class, not a module of torch."""
 Registration = tuple[str, ast.Call, Location]
 """Name of a buffer, and the call of ``register_buffer`` with its place."""
 

@@ -37,7 +37,7 @@ from ddpdoctor.source.interpreter.values import (
     per_rank,
     tags_of,
 )
-from ddpdoctor.source.script.syntax_index import descend, last_name
+from ddpdoctor.source.script.module import descend, last_name
 from ddpdoctor.source.vocabulary import DDP, MODULE, MODULE_SELF_METHODS, OPTIMIZER
 
 _LIKE_TORCH = ("torch.", "torchvision.", "torchaudio.", "torchtext.")

@@ -123,8 +123,8 @@ def backward(machine: Machine, node: ast.AST, losses: list[Value], receiver: Val
 
 
 _HANDS_ON = "__getattr__"
+# Methods of a class derived from DDP that leave its forward and its synchronisation alone.
 _ADDED = frozenset({"__init__", _HANDS_ON})
-"""Methods of a class derived from DDP that leave its forward and its synchronisation alone."""
 
 
 def is_thin_wrap(machine: Machine, cls: ProjectClass) -> bool:

@@ -39,15 +39,8 @@ from ddpdoctor.source.interpreter.values import (
     never_none,
     tags_of,
 )
-from ddpdoctor.source.libraries import (
-    accelerate,
-    fabric,
-    hugging_face_datasets,
-    ignite,
-    lightning,
-    python_logging,
-    sharding,
-)
+from ddpdoctor.source.libraries import lightning, sharding
+from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR
 from ddpdoctor.source.ranks.data_partitions import PART, ranged, strided
 from ddpdoctor.source.ranks.launches import is_process, run_callback, spawn, start_method, start_process
 from ddpdoctor.source.ranks.rank_local_values import (
@@ -64,6 +57,8 @@ from ddpdoctor.source.torch_model.choices import MERGES, chosen_command, is_mode
 from ddpdoctor.source.torch_model.ddp import backward, is_thin_wrap, wrap
 from ddpdoctor.source.torch_model.external_objects import (
     WORLD_GROUP,
+    Handler,
+    Named,
     has_attribute,
     is_instance,
     make_ddp,
@@ -76,16 +71,12 @@ from ddpdoctor.source.torch_model.external_objects import (
     make_sampler,
     make_super,
     note_device,
-    set_device,
-    type_of,
-)
-from ddpdoctor.source.torch_model.library_calls import (
-    Handler,
-    Named,
     origins_kept,
     plain_handler_of,
     read_attribute,
+    set_device,
     tensor_method,
+    type_of,
 )
 from ddpdoctor.source.torch_model.recorded_calls import is_noted_method, note_call, note_method
 from ddpdoctor.source.vocabulary import (
@@ -94,6 +85,7 @@ from ddpdoctor.source.vocabulary import (
     DATA_LOADER,
     DDP,
     DISTRIBUTED_SAMPLER,
+    FABRICS,
     METRICS,
     MODEL_PRESERVING,
     MODULE_SELF_METHODS,
@@ -109,21 +101,21 @@ from ddpdoctor.source.vocabulary import (
 GIVEN_TO_BASE = "super().__init__()"
 """The attribute that stands for what the constructor of a library's class keeps of its arguments."""
 _SIZE_METHODS = frozenset({"size", "numel", "nelement", "dim"})
+# Methods on a file's name, which is the same wherever it is found.
 _FORMS_OF_NAMES = frozenset({"endswith", "startswith", "isdigit"})
-"""Methods on a file's name, which is the same wherever it is found."""
+# Methods that give another form of a tensor or a module, whatever it is, and so never None.
 _MOVES = frozenset({"to", "cuda", "cpu", "float", "half", "long", "detach", "clone", "contiguous"})
-"""Methods that give another form of a tensor or a module, whatever it is, and so never None."""
 _MAKE_TEXT = frozenset({"builtins.print", "builtins.str", "builtins.repr", "builtins.format"})
 _EXITS = frozenset({"sys.exit", "os._exit", "builtins.exit", "builtins.quit"})
 _ARGUMENT_PARSERS = frozenset({"parse_args", "parse_known_args"})
 _OF_TRAINERS = frozenset({"train", "evaluate", "predict"})
+# Methods with an effect of their own, whatever has them.
 _KNOWN_METHODS = (
     MODULE_SELF_METHODS
     | _ARGUMENT_PARSERS
     | {"backward", "register_buffer", "set_epoch", "no_sync", "set_defaults", "cuda", "to"}
     | sharding.OF_TENSORS
 )
-"""Methods with an effect of their own, whatever has them."""
 
 
 def call_external(
@@ -144,6 +136,14 @@ def _handler_of(name: str) -> Handler:
     special = _SPECIAL.get(name)
     if special is not None:
         return special
+    if name.startswith(("ignite.", "datasets.", "logging.")):  # Their files are read where a script has them.
+        from ddpdoctor.source.libraries import hugging_face_datasets, ignite, python_logging
+
+        special = {**ignite.CALLS, **hugging_face_datasets.CALLS, "logging.getLogger": python_logging.get_logger}.get(
+            name
+        )
+        if special is not None:
+            return special
     if name in SPAWNERS:
         return _spawn
     if name in PROCESSES or name.endswith(".Process"):
@@ -192,6 +192,23 @@ def _exit(machine: Machine, node: ast.AST, positional: list[Value], named: Named
     return NONE
 
 
+def _served_by_library(
+    machine: Machine, node: ast.AST, receiver: Value, name: str, positional: list[Value], named: Named
+) -> Value | None:
+    """Do a method of a library's object, and return its result; None for one like any other."""
+    made_by = receiver.name if isinstance(receiver, ExternalObject) else ""
+    if made_by == ACCELERATOR:
+        from ddpdoctor.source.libraries.accelerate import method
+    elif made_by in FABRICS:
+        from ddpdoctor.source.libraries.fabric import method
+    elif made_by.startswith("ignite."):
+        from ddpdoctor.source.libraries.ignite import method
+    else:
+        served = lightning.method(machine, node, receiver, name, positional, named)
+        return sharding.method(machine, node, receiver, name, positional, named) if served is None else served
+    return method(machine, node, receiver, name, positional, named)
+
+
 def call_method(
     machine: Machine, node: ast.AST, function: BoundMethod, positional: list[Value], named: Named, complete: bool
 ) -> Value:
@@ -210,10 +227,9 @@ def call_method(
     if name == "state_dict" and machine.sharded and (part := sharding.own_part(machine, receiver)) is not None:
         return part
     if receiver.__class__ is ExternalObject or name in lightning.METHODS:
-        for of_library in _METHODS_OF_LIBRARIES:
-            served = of_library(machine, node, receiver, name, positional, named)
-            if served is not None:
-                return served
+        served = _served_by_library(machine, node, receiver, name, positional, named)
+        if served is not None:
+            return served
     if name in _KNOWN_METHODS or receiver.__class__ is ExternalObject:
         known = _known_method(machine, node, function, positional, named)
         if known is not None:
@@ -403,8 +419,8 @@ def _collective(
     return SYNCHRONISED
 
 
+# What a variable of unknown origin holds that is given under these names to `init_process_group`.
 _ROLES: dict[str, Value] = {"rank": exact_per_rank(GLOBAL_RANK), "world_size": WORLD_SIZE}
-"""What a variable of unknown origin holds that is given under these names to ``init_process_group``."""
 
 
 def _learn_roles(machine: Machine, node: ast.Call) -> None:
@@ -490,10 +506,7 @@ def _no_gradients(machine: Machine, node: ast.AST, positional: list[Value], name
     return NO_GRADIENTS
 
 
-_METHODS_OF_LIBRARIES = (lightning.method, accelerate.method, fabric.method, ignite.method, sharding.method)
 _SPECIAL: dict[str, Handler] = {
-    **ignite.CALLS,
-    **hugging_face_datasets.CALLS,
     **sharding.CALLS,
     "torch.distributed.new_group": make_group,
     "torch.distributed.get_rank": _get_rank,
@@ -513,7 +526,6 @@ _SPECIAL: dict[str, Handler] = {
     "torch.save": _save,
     "torch.load": _load,
     "deepspeed.initialize": make_engine,
-    "logging.getLogger": python_logging.get_logger,
     "torch.cuda.set_device": set_device,
     "torch.cuda.device": set_device,
     "torch.cuda.device_count": lambda machine, node, positional, named, complete: DEVICE_COUNT,

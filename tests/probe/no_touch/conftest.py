@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import ddpdoctor
-from ddpdoctor.launch.runs.created_files import created_paths, remove_created
+from ddpdoctor.launch.created_files import created_paths, remove_created
 
 _RANK = """
 import importlib, json, os, runpy, sys, types

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ddpdoctor.launch.runs.created_files import HOLDS_OTHERS, Cleaning, born_ns, created_paths, remove_created
+from ddpdoctor.launch.created_files import HOLDS_OTHERS, Cleaning, born_ns, created_paths, remove_created
 from ddpdoctor.probe.rehearsal.files.created_log import LOG_NAME, Record, encode
 
 

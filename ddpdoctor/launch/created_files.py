@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.files.untrusted import read_untrusted
-from ddpdoctor.launch.runs.kept_runs import (
+from ddpdoctor.launch.kept_runs import (
     Owner,
     live_processes,
     owner_of,

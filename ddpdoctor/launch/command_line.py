@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.errors import UsageError
-from ddpdoctor.launch.command.launcher_options import (
+from ddpdoctor.launch.launcher_options import (
     Parsed,
     Syntax,
     names,

@@ -12,8 +12,7 @@ import msgspec
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
 from ddpdoctor.diagnosis.divergence.next_calls import NextCall
 from ddpdoctor.diagnosis.wording import duration_text, group_name, place, rank_list, verb
-from ddpdoctor.finding import Fact, Frame, Trouble
-from ddpdoctor.findings.locations import in_user_code
+from ddpdoctor.finding import Fact, Frame, Trouble, in_user_code
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.collectives import Signature
 from ddpdoctor.record.streams.setup import StackDump

@@ -7,8 +7,19 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from ddpdoctor.examination import RefutedSuspicion
-from ddpdoctor.finding import NAMED_BECAUSE, Confirmed, Fact, Finding, Location, Refuted, Severity, Trouble
-from ddpdoctor.findings.locations import meets, of_frame, same_lines
+from ddpdoctor.finding import (
+    NAMED_BECAUSE,
+    Confirmed,
+    Fact,
+    Finding,
+    Location,
+    Refuted,
+    Severity,
+    Trouble,
+    meets,
+    of_frame,
+    same_lines,
+)
 
 SUSPECTED: frozenset[Trouble] = frozenset(
     {"rank-branch", "data-branch", "lone-forward", "subset-group", "caught-exception", "ddp-on-subset"}

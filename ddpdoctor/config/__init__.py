@@ -1,1 +1,0 @@
-"""What the project says: its settings, and the comments that suppress findings."""

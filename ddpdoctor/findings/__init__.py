@@ -1,1 +1,0 @@
-"""Findings compared: where they are, which are the same, and which belong together."""

@@ -1,1 +1,0 @@
-"""The command line that starts a job."""

@@ -1,1 +1,0 @@
-"""The directories of runs, and what a run left elsewhere."""
