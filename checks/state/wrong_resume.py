@@ -7,10 +7,11 @@ What it finds
     step, the samples of the first pass, the learning rates of the steps after it, and the counters, averages and other
     states in the next checkpoint. The finding names what differs, its effect, and the lines that save and load. A
     restart that fails on what was saved is an error, too; so is, with `--resume=torn`, one that fails on what a death
-    amid a save leaves, or takes it for whole; `--resume-ranks` tells what means something else with another number of
-    ranks. A save over the only checkpoint that is there is a warning. In the source: the state of an optimizer, a
-    scheduler or a scaler that is saved and that nothing loads, and a scheduler that is left out, though weights and
-    epoch of the same checkpoint are loaded.
+    amid a save leaves, or takes it for whole. A script that handles a signal of schedulers is sent it in the middle of
+    an epoch, and started again from what it saved then. `--resume-ranks` tells what means something else with another
+    number of ranks. A save over the only checkpoint that is there is a warning. In the source: the state of an
+    optimizer, a scheduler or a scaler that is saved and that nothing loads, and a scheduler that is left out, though
+    weights and epoch of the same checkpoint are loaded.
 
 Why it is bad
     The loss jumps a little and recovers, and nobody looks. Samples are seen twice or never, the schedule runs from its
@@ -46,7 +47,8 @@ from ddpdoctor.source.queries.job_kind import noted
 from ddpdoctor.source.queries.wrapped_models import has_no_tensors, is_optimizer, numbers_of, training_events
 
 if TYPE_CHECKING:
-    from ddpdoctor.record.model import Restart
+    from ddpdoctor.diagnosis.resume import Comparison, Difference
+    from ddpdoctor.record.model import Restart, RunRecord
     from ddpdoctor.source.events import Event
     from ddpdoctor.source.script.module import Module
     from ddpdoctor.source.script.script import Script
@@ -63,6 +65,8 @@ _REMEDIES = {
     "learning-rate": "{save}Load the scheduler's state on every rank, and step it as often as without a restart.",
     "scale": "{save}Load the scaler's state on every rank.",
     "data": "Begin with the epoch after the one that was finished, on every rank, and give it to set_epoch.",
+    "place": "Save how many batches of the epoch are done, and leave out so many in the first one after the restart.",
+    "signal": "Save on the way out what the code that resumes looks for, and let all ranks leave together.",
     "counter": "Save this count as it is after the step, load it, and go on from it.",
     "kept": "Load this state, too, on every rank that uses it.",
     "fails": "Let the code that resumes load, on every rank, what was saved, as it was saved.",
@@ -75,42 +79,65 @@ _STATES = {"optimizer": "the optimizer", "learning-rate": "the scheduler", "scal
 
 def in_restart(restart: Restart) -> Iterator[Finding]:
     """Report what the second start of a job does otherwise than the first one had gone on."""
-    from ddpdoctor.diagnosis.resume import compare, loads_of, torn_restart
+    from ddpdoctor.diagnosis.resume import compare, signalled_restart, torn_restart
     from ddpdoctor.diagnosis.wording import site_location
 
     compared = compare(restart)
     if compared.gap:
         raise TooLittleEvidence(compared.gap)
-    save, second = compared.save, restart.second
-    loads = sorted(loads_of(second, restart.files), key=lambda one: one.rank)
-    load_place = next((place for one in loads if (place := site_location(second.site(one.site)))), None)
-    save_place = None if save is None else site_location(restart.first.site(save.site))
-    path = "" if save is None else save.path
+    first, path = restart.first, "" if compared.save is None else compared.save.path
     torn = torn_restart(restart)
-    over = next((one for one in restart.first.resume_saves if one.over_only and one.path == path), None)
+    over = next((one for one in first.resume_saves if one.over_only and one.path == path), None)
     if over is not None and torn is None:
         yield CHECK.finding(
             "rehearsal",
             "a checkpoint is written over the only one: a job that is killed while it saves leaves none that is whole",
             remedy=_REMEDIES["torn"],
-            locations=site_location(restart.first.site(over.site)),
+            locations=site_location(first.site(over.site)),
             evidence=_told((f"when it was saved after step {over.step}, no other file of its size was there",)),
             severity=Severity.WARNING,
         )
-    for found in (*compared.differences, *filter(None, (torn,))):
+    differences = (*compared.differences, *filter(None, (torn,)))
+    yield from _found(differences, compared, first, restart.second, restart.files, restart.how)
+    signalled = signalled_restart(restart)
+    if signalled is not None and restart.ended is not None:
+        later = restart.resumed or restart.ended
+        yield from _found(signalled.differences, signalled, restart.ended, later, restart.left, restart.how_resumed)
+
+
+def _found(
+    differences: Iterable[Difference],
+    compared: Comparison,
+    first: RunRecord,
+    second: RunRecord,
+    files: Iterable[str],
+    how: str,
+) -> Iterator[Finding]:
+    """Yield what is otherwise in a second start, with the lines that save in the first one and load in the second."""
+    from ddpdoctor.diagnosis.resume import loads_of
+    from ddpdoctor.diagnosis.wording import site_location
+
+    save = compared.save
+    loads = sorted(loads_of(second, files), key=lambda one: one.rank)
+    load_place = next((place for one in loads if (place := site_location(second.site(one.site)))), None)
+    save_place = None if save is None else site_location(first.site(save.site))
+    for found in differences:
         state = _STATES.get(found.what)
         missing = "" if found.saved or state is None else f"Save the state of {state} in the checkpoint. "
-        places = (load_place, save_place) if found.saved and found.what != "torn" else (save_place, load_place)
-        told = [Fact(text=restart.how, basis="rehearsal"), *_told(found.facts)]
+        loaded_first = found.saved and found.what not in ("torn", "place", "signal")
+        places = (load_place, save_place) if loaded_first else (save_place, load_place)
+        told = [Fact(text=how, basis="rehearsal"), *_told(found.facts)]
         if missing:
             told += _told((f"the state of {state} is not saved: no key of the checkpoint holds it",))
-        told.append(Fact(text="the checkpoint is saved here", basis="rehearsal", location=save_place))
-        told.append(Fact(text="it is loaded here", basis="rehearsal", location=load_place))
+        if save is not None:
+            told.append(Fact(text="the checkpoint is saved here", basis="rehearsal", location=save_place))
+        if loads:
+            told.append(Fact(text="it is loaded here", basis="rehearsal", location=load_place))
         yield CHECK.finding(
             "rehearsal",
             found.title,
             remedy=_REMEDIES[found.what].format(save=missing),
-            ranks=found.ranks if len(found.ranks) < len(restart.first.ranks) else (),
+            ranks=found.ranks if len(found.ranks) < len(first.ranks) else (),
             locations=tuple(place for place in (found.place, *places) if place is not None),
             evidence=tuple(told),
             severity=Severity.WARNING if found.what == "ranks" else None,

@@ -331,6 +331,21 @@ FRAMEWORK_FAULTS: Mapping[str, Case] = {
         ),
         words=("optimizer",),
     ),
+    "torn write: a sharded one, the newest": Case(
+        script=_FRAMEWORKS["torch.distributed.checkpoint"]
+        .replace('parser.add_argument("--resume", default="")', "pass")
+        .replace(
+            "if args.resume:",
+            'args.resume = max((d for d in os.listdir(".") if d[:2] == "at"), default="")\nif args.resume:',
+        ),
+        torn=True,
+        words=("fails on the torn file", "is whole"),
+    ),
+    "torn write: a sharded one over the only one": Case(
+        script=_FRAMEWORKS["torch.distributed.checkpoint"].replace('f"at{epoch}"', '"at"'),
+        torn=True,
+        words=("fails on the torn file",),
+    ),
     "safetensors: the weights are not loaded": Case(
         script=_FRAMEWORKS["safetensors"].replace("net.load_state_dict(load_file", "dict(load_file"), words=("weights",)
     ),
@@ -374,6 +389,100 @@ OTHER_RANKS: Mapping[str, Case] = {
         words=("fails", "last2.pt"),
     ),
 }
+_HANDLER = (
+    "def told(number, frame):\n    global stop\n    stop = True\nsignal.signal(signal.SIGTERM, told)\nstop = False\n"
+)
+_HEAD = "import argparse, os, signal, sys,"
+
+
+def _told(script: str, leaves: str = "", handler: str = _HANDLER) -> str:
+    """Return a script that handles SIGTERM, and leaves after a step where it was told to."""
+    script = script.replace("import argparse, os,", _HEAD).replace("def load(path):", f"{handler}\ndef load(path):")
+    lines = f"        if stop:\n            {leaves}\n" if leaves else ""
+    return script.replace("    scheduler.step()\n    if rank", f"{lines}    scheduler.step()\n    if rank").replace(
+        "    scheduler.step()\n    dist.barrier", f"{lines}    scheduler.step()\n    dist.barrier"
+    )
+
+
+_OPTIONAL = script_of(
+    OPTIMIZER='if "optimizer" in state: optimizer.load_state_dict(state["optimizer"])', SAVE=RIGHT["SAVE"]
+)
+_BY_LOOKING = {"OPTION": "pass", "RESUME": 'if os.path.exists("last.pt"): load("last.pt")'}
+SIGNALLED: Mapping[str, Case] = {
+    "signal: the rest of the epoch is left out": Case(
+        script=_told(script_of(), "if rank == 0: save(epoch)\n            sys.exit(0)"),
+        words=("SIGTERM", "never seen"),
+    ),
+    "signal: the epoch begins again": Case(
+        script=_told(script_of(), "if rank == 0: save(epoch - 1)\n            break").replace(
+            "    scheduler.step()\n    if rank == 0", "    if stop: break\n    scheduler.step()\n    if rank == 0"
+        ),
+        words=("SIGTERM", "from the beginning of the epoch"),
+    ),
+    "signal: another file, which nothing looks for": Case(
+        script=_told(
+            script_of(**_BY_LOOKING),
+            'if rank == 0: torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict(), '
+            '"epoch": epoch}, "preempted.pt")\n            sys.exit(0)',
+        ),
+        words=("is not what the restart loads",),
+    ),
+    "signal: the optimizer is left out": Case(
+        script=_told(
+            _OPTIONAL,
+            handler="def told(number, frame):\n"
+            '    if rank == 0: torch.save({"model": net.state_dict(), "scheduler": scheduler.state_dict(), '
+            '"ema": ema, "epoch": epoch, "global_step": global_step}, "last.pt")\n'
+            "    sys.exit(0)\nsignal.signal(signal.SIGTERM, told)",
+        ),
+        words=("optimizer", "is not saved"),
+    ),
+    "signal: a file that cannot be loaded": Case(
+        script=_told(
+            script_of(),
+            handler='def told(number, frame):\n    if rank == 0: torch.save({"model": net.state_dict()}, "last.pt")\n'
+            "    sys.exit(0)\nsignal.signal(signal.SIGUSR1, told)",
+        ),
+        words=("SIGUSR1", "the restart fails", "KeyError"),
+    ),
+    "signal: one rank leaves while the other waits for it": Case(
+        script=_told(script_of(), "if rank != 0: sys.exit(0)\n            dist.barrier()\n            save(epoch - 1)"),
+        words=("breaks off before it has saved",),
+    ),
+}
+SIGNALLED_TWINS: Mapping[str, Case] = {
+    "signal: the place in the epoch is saved": Case(
+        script=_told(_IN_THE_EPOCH, "if rank == 0: save(epoch)\n            break").replace(
+            "    scheduler.step()\n", "    if stop: break\n    scheduler.step()\n"
+        )
+    ),
+    "signal: at the end of the epoch": Case(
+        script=_told(script_of()).replace("    dist.barrier()\n", "    dist.barrier()\n    if stop: sys.exit(0)\n")
+    ),
+    "signal: it only says so": Case(
+        script=_told(
+            script_of(),
+            handler='def told(number, frame): print("so long", flush=True)\nsignal.signal(signal.SIGTERM, told)',
+        )
+    ),
+    "signal: it leaves, and the newest epoch stands": Case(
+        script=_told(script_of(), handler="def told(number, frame): sys.exit(0)\nsignal.signal(signal.SIGTERM, told)")
+    ),
+    "signal: in the handler, and away": Case(
+        script=_told(
+            _IN_THE_EPOCH.replace("batch + 1", "batch + 1"),
+            handler="class Stops:\n    def __call__(self, number, frame):\n        if rank == 0: save(epoch)\n"
+            "        os._exit(0)\nsignal.signal(signal.SIGUSR1, Stops())",
+        )
+    ),
+    "signal: all ranks agree on it": Case(
+        script=_told(
+            _IN_THE_EPOCH,
+            "if rank == 0: save(epoch)\n            dist.barrier()\n            dist.destroy_process_group()\n"
+            "            sys.exit(0)",
+        ).replace("        if stop:", "        dist.all_reduce(said := torch.tensor(int(stop)))\n        if said > 0:")
+    ),
+}
 OTHER_RANKS_TWINS: Mapping[str, Case] = {
     **{name: Case(script=script) for name, script in _FRAMEWORKS.items()},
     "an object is in the file, and it is allowed": case_of(
@@ -397,6 +506,19 @@ OTHER_RANKS_TWINS: Mapping[str, Case] = {
 TWINS: Mapping[str, Case] = {
     **OTHER_RANKS_TWINS,
     "in the middle of an epoch": Case(script=_IN_THE_EPOCH),
+    "torn write: a sharded one, and the user names a whole one": Case(
+        script=_FRAMEWORKS["torch.distributed.checkpoint"], torn=True
+    ),
+    "torn write: a sharded one, the newest that is whole": Case(
+        script=_FRAMEWORKS["torch.distributed.checkpoint"]
+        .replace('parser.add_argument("--resume", default="")', "pass")
+        .replace(
+            "if args.resume:",
+            'whole = [d for d in os.listdir(".") if os.path.exists(d + "/.metadata")]\n'
+            'args.resume = max(whole, default="")\nif args.resume:',
+        ),
+        torn=True,
+    ),
     "torn write: another name, then os.replace": case_of(torn=True),
     "torn write: it falls back to the one before": case_of(
         torn=True, **_BY_ITSELF, SAVE=_EACH_EPOCH, RESUME=_NEWEST + _FALLS_BACK
@@ -484,6 +606,8 @@ CASES: Mapping[str, Case] = {
     **FAILING,
     **FRAMEWORK_FAULTS,
     **TORN_FAULTS,
+    **SIGNALLED,
+    **SIGNALLED_TWINS,
     **OTHER_RANKS,
     **TWINS,
     **INCONCLUSIVE,
