@@ -380,7 +380,7 @@ def _data(
         if not length or not all(wanted[:length]) or wanted[:length] == drawn[:length]:
             continue
         earlier = _passes(first, rank, step)
-        found[rank] = _kind(first, second, before[rank][0], after[rank][0], earlier, drawn, rank)
+        found[rank] = _kind(first, second, before[rank][0], after[rank][0], earlier, (wanted, drawn), rank)
     if not found:
         return
     what, kind, effect = found[min(found)]
@@ -399,10 +399,13 @@ def _kind(
     was: ResumeStep,
     now: ResumeStep,
     earlier: Mapping[int, list[tuple[int, ...]]],
-    drawn: list[tuple[int, ...]],
+    passes: tuple[list[tuple[int, ...]], list[tuple[int, ...]]],
     rank: int,
 ) -> tuple[What, str, str]:
-    """Return what the samples are that a rank draws in the place of the right ones, and what comes of it."""
+    """Return what the samples are that a rank draws in the place of the right ones, and what comes of it; ``passes``
+    are the batches of both.
+    """
+    right, drawn = passes
     epoch, wanted = _epoch(second, now, rank), _epoch(first, was, rank)
     samples, done = sum(map(len, drawn)), was.batches[0][2]
     said = f"the epoch of its sampler is {epoch}, and without a restart {wanted}" if epoch != wanted else ""
@@ -426,10 +429,26 @@ def _kind(
             effect = f"the checkpoint was written after {batches} of it; {said}"
             return "place", "the samples of the next epoch: what was left of this one is never seen", effect
         return "data", f"the samples of epoch {epoch}: {count(epoch - wanted, 'epoch is', 'epochs are')} left out", said
+    if shift := _shift(right, drawn):
+        several = count(abs(shift), "batch", "batches")
+        verb = "are" if abs(shift) > 1 else "is"
+        if shift < 0:
+            return "place", f"{several} that {verb} trained on already", f"{several} of this epoch {verb} seen twice"
+        return "place", f"the samples after {several} of this epoch", f"{several} of this epoch {verb} never seen"
     if done and now.batches[0][2] == 0:
         effect = f"the checkpoint was written after {batches} of it; {said or 'another order begins'}"
         return "place", "an epoch from its beginning in the place of what was left of this one", effect
     return "data", "its samples in another order", said or f"of the first {samples} samples not the same ones come"
+
+
+def _shift(right: list[tuple[int, ...]], drawn: list[tuple[int, ...]]) -> int:
+    """Return how many batches too late a pass begins, less than 0 for too early; 0 where it is another one."""
+    for number in range(1, min(len(right), len(drawn))):
+        if all(map(tuple.__eq__, right[number:], drawn)):
+            return number
+        if all(map(tuple.__eq__, right, drawn[number:])):
+            return -number
+    return 0
 
 
 def _epoch(record: RunRecord, row: ResumeStep, rank: int) -> int | None:
