@@ -60,6 +60,7 @@ _REMEDIES = {
     "scale": "{save}Load the scaler's state on every rank.",
     "data": "Begin with the epoch after the one that was finished, on every rank, and give it to set_epoch.",
     "place": "Save how many batches of the epoch are done, and leave out so many in the first one after the restart.",
+    "late": "Save between two steps: let the handler set a flag only, and look at it when the step has been counted.",
     "signal": "Save on the way out what the code that resumes looks for, and let all ranks leave together.",
     "counter": "Save this count as it is after the step, load it, and go on from it.",
     "kept": "Load this state, too, on every rank that uses it.",
@@ -118,7 +119,7 @@ def _found(
     for found in differences:
         state = _STATES.get(found.what)
         missing = "" if found.saved or state is None else f"Save the state of {state} in the checkpoint. "
-        loaded_first = found.saved and found.what not in ("torn", "place", "signal")
+        loaded_first = found.saved and found.what not in ("torn", "place", "late", "signal")
         places = (load_place, save_place) if loaded_first else (save_place, load_place)
         told = [Fact(text=how, basis="rehearsal"), *_told(found.facts)]
         if missing:
@@ -134,7 +135,7 @@ def _found(
             ranks=found.ranks if len(found.ranks) < len(first.ranks) else (),
             locations=tuple(place for place in (found.place, *places) if place is not None),
             evidence=tuple(told),
-            severity=Severity.WARNING if found.what == "ranks" else None,
+            severity=Severity.WARNING if found.what in ("ranks", "late") else None,
         )
 
 

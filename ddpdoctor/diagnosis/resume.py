@@ -24,6 +24,7 @@ What = Literal[
     "scale",
     "data",
     "place",
+    "late",
     "counter",
     "kept",
     "fails",
@@ -216,7 +217,11 @@ def signalled_restart(restart: Restart) -> Comparison | None:
         return Comparison(differences=(Difference(what="signal", title=title, ranks=(), facts=(told,)),), save=save)
     trained = [rank for rank in sorted(after) if after[rank] and before.get(rank)]
     same = [one for one in trained if _own(ended, one, 0, save.step) == _own(first, one, restart.step, at)]
-    return Comparison(differences=(*states, *_data(first, resumed, before, after, same, at)), steps=1, save=save)
+    data = list(_data(first, resumed, before, after, same, at))
+    if any(_shift(_pass(before[rank]), _pass(after[rank])) == -1 for rank in same):
+        # The signal came right after a step, and was handled before the script had counted it.
+        data = [msgspec.structs.replace(one, what="late") for one in data]
+    return Comparison(differences=(*states, *data), steps=1, save=save)
 
 
 def saved_at_signal(ended: RunRecord) -> ResumeSave | None:

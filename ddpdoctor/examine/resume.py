@@ -162,7 +162,7 @@ def _with_signal(
     told = msgspec.structs.replace(request, arguments=(*request.arguments, *options))
     ended, _ = rehearse_once(msgspec.structs.replace(told, snapshot_into=snapshot))
     name = signal.Signals(next(row.handled for row in restart.second.resume_steps if row.handled)).name
-    sent = f"{name} was sent to every rank in the middle of an epoch"
+    sent = f"{name} was sent to every rank right after a step, in the middle of an epoch"
     save, left = saved_at_signal(ended), _left(snapshot, SIGNALLED)
     if save is None or left is None:
         return msgspec.structs.replace(restart, ended=ended, how_resumed=sent), f"; {sent}, which then saved nothing"

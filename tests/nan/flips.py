@@ -118,6 +118,7 @@ def wrong_flips(job: int, folder: Path) -> dict[str, str]:
             if explodes
             else found is not None and (found.step, found.odd, found.names[:1]) == (step, odd, (flip.name,))
         )
-        label = f"{RANKS[job]} ranks, {DTYPES[model]}: bit {flip.bit} of {flip.name} on rank {flip.rank} after step {made_steps}"
+        where = f"{flip.name} on rank {flip.rank} after step {made_steps}"
+        label = f"{RANKS[job]} ranks, {DTYPES[model]}: bit {flip.bit} of {where}"
         wrong[label] = "" if right else f"said: {found}; looked at {looks}"
     return wrong

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tests.resume.job import RIGHT, Case, case_of, script_of
+from tests.resume.signals import IN_THE_EPOCH, SIGNALLED, SIGNALLED_TWINS
 
 _IN_PLACE = (
     RIGHT["SAVE"]
@@ -300,6 +301,8 @@ if args.resume:
         MODEL='net.load_state_dict(load_file("last.safetensors"))',
     ).replace("from torch import nn\n", "from torch import nn\nfrom safetensors.torch import load_file, save_file\n"),
 }
+_SHARDED = _FRAMEWORKS["torch.distributed.checkpoint"]
+_BY_ITSELF_SHARDED = _SHARDED.replace('parser.add_argument("--resume", default="")', "pass")
 FRAMEWORK_FAULTS: Mapping[str, Case] = {
     "Lightning: weights are loaded by hand": Case(
         script=_FRAMEWORKS["Lightning"]
@@ -326,15 +329,11 @@ FRAMEWORK_FAULTS: Mapping[str, Case] = {
         words=("learning rate",),
     ),
     "torch.distributed.checkpoint: the optimizer is not loaded": Case(
-        script=_FRAMEWORKS["torch.distributed.checkpoint"].replace(
-            '    optimizer.load_state_dict(state["optimizer"])\n', "    optimizer.state.clear()\n"
-        ),
+        script=_SHARDED.replace('    optimizer.load_state_dict(state["optimizer"])\n', "    optimizer.state.clear()\n"),
         words=("optimizer",),
     ),
     "torn write: a sharded one, the newest": Case(
-        script=_FRAMEWORKS["torch.distributed.checkpoint"]
-        .replace('parser.add_argument("--resume", default="")', "pass")
-        .replace(
+        script=_BY_ITSELF_SHARDED.replace(
             "if args.resume:",
             'args.resume = max((d for d in os.listdir(".") if d[:2] == "at"), default="")\nif args.resume:',
         ),
@@ -342,7 +341,7 @@ FRAMEWORK_FAULTS: Mapping[str, Case] = {
         words=("fails on the torn file", "is whole"),
     ),
     "torn write: a sharded one over the only one": Case(
-        script=_FRAMEWORKS["torch.distributed.checkpoint"].replace('f"at{epoch}"', '"at"'),
+        script=_SHARDED.replace('f"at{epoch}"', '"at"'),
         torn=True,
         words=("fails on the torn file",),
     ),
@@ -350,16 +349,6 @@ FRAMEWORK_FAULTS: Mapping[str, Case] = {
         script=_FRAMEWORKS["safetensors"].replace("net.load_state_dict(load_file", "dict(load_file"), words=("weights",)
     ),
 }
-_IN_THE_EPOCH = script_of(
-    SAVE=RIGHT["SAVE"].replace('"epoch": epoch', '"epoch": epoch, "batch": batch + 1'),
-    COUNT='start_epoch = state["epoch"]\nglobal_step = state["global_step"]\nglobal skip\nskip = state["batch"]',
-    STEP="if global_step % 3 == 0 and rank == 0: save(epoch)",
-    RESUME="skip = 0\nif args.resume: load(args.resume)",
-)
-_IN_THE_EPOCH = _IN_THE_EPOCH.replace("    if rank == 0: save(epoch)\n", "", 1).replace(
-    "for x, y in loader:",
-    "for batch, (x, y) in enumerate(loader):\n        if epoch == start_epoch and batch < skip: continue",
-)
 _SHARED_OUT = script_of().replace("Samples(), 4", "Samples(), 8 // dist.get_world_size()")
 OTHER_RANKS: Mapping[str, Case] = {
     "other ranks: the batch of a rank is fixed": Case(
@@ -372,13 +361,13 @@ OTHER_RANKS: Mapping[str, Case] = {
         words=("counts steps",),
     ),
     "other ranks: batches are skipped by their number": Case(
-        script=_IN_THE_EPOCH.replace("Samples(), 4", "Samples(), 8 // dist.get_world_size()")
+        script=IN_THE_EPOCH.replace("Samples(), 4", "Samples(), 8 // dist.get_world_size()")
         .replace('"batch": batch + 1', '"batch": 2')
         .replace("batch < skip", "batch < skip - 1"),
         ranks=4,
         words=("seen again",),
     ),
-    "other ranks: too many batches are skipped": Case(script=_IN_THE_EPOCH, ranks=4, words=("never seen",)),
+    "other ranks: too many batches are skipped": Case(script=IN_THE_EPOCH, ranks=4, words=("never seen",)),
     "other ranks: a file for each rank": Case(
         script=script_of(SAVE=RIGHT["SAVE"], RESUME='if args.resume: load(args.resume.replace("last", f"last{rank}"))')
         .replace("if rank == 0: save(epoch)", "save(epoch)")
@@ -387,100 +376,6 @@ OTHER_RANKS: Mapping[str, Case] = {
         ranks=3,
         resume_with="--resume last.pt",
         words=("fails", "last2.pt"),
-    ),
-}
-_HANDLER = (
-    "def told(number, frame):\n    global stop\n    stop = True\nsignal.signal(signal.SIGTERM, told)\nstop = False\n"
-)
-_HEAD = "import argparse, os, signal, sys,"
-
-
-def _told(script: str, leaves: str = "", handler: str = _HANDLER) -> str:
-    """Return a script that handles SIGTERM, and leaves after a step where it was told to."""
-    script = script.replace("import argparse, os,", _HEAD).replace("def load(path):", f"{handler}\ndef load(path):")
-    lines = f"        if stop:\n            {leaves}\n" if leaves else ""
-    return script.replace("    scheduler.step()\n    if rank", f"{lines}    scheduler.step()\n    if rank").replace(
-        "    scheduler.step()\n    dist.barrier", f"{lines}    scheduler.step()\n    dist.barrier"
-    )
-
-
-_OPTIONAL = script_of(
-    OPTIMIZER='if "optimizer" in state: optimizer.load_state_dict(state["optimizer"])', SAVE=RIGHT["SAVE"]
-)
-_BY_LOOKING = {"OPTION": "pass", "RESUME": 'if os.path.exists("last.pt"): load("last.pt")'}
-SIGNALLED: Mapping[str, Case] = {
-    "signal: the rest of the epoch is left out": Case(
-        script=_told(script_of(), "if rank == 0: save(epoch)\n            sys.exit(0)"),
-        words=("SIGTERM", "never seen"),
-    ),
-    "signal: the epoch begins again": Case(
-        script=_told(script_of(), "if rank == 0: save(epoch - 1)\n            break").replace(
-            "    scheduler.step()\n    if rank == 0", "    if stop: break\n    scheduler.step()\n    if rank == 0"
-        ),
-        words=("SIGTERM", "from the beginning of the epoch"),
-    ),
-    "signal: another file, which nothing looks for": Case(
-        script=_told(
-            script_of(**_BY_LOOKING),
-            'if rank == 0: torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict(), '
-            '"epoch": epoch}, "preempted.pt")\n            sys.exit(0)',
-        ),
-        words=("is not what the restart loads",),
-    ),
-    "signal: the optimizer is left out": Case(
-        script=_told(
-            _OPTIONAL,
-            handler="def told(number, frame):\n"
-            '    if rank == 0: torch.save({"model": net.state_dict(), "scheduler": scheduler.state_dict(), '
-            '"ema": ema, "epoch": epoch, "global_step": global_step}, "last.pt")\n'
-            "    sys.exit(0)\nsignal.signal(signal.SIGTERM, told)",
-        ),
-        words=("optimizer", "is not saved"),
-    ),
-    "signal: a file that cannot be loaded": Case(
-        script=_told(
-            script_of(),
-            handler='def told(number, frame):\n    if rank == 0: torch.save({"model": net.state_dict()}, "last.pt")\n'
-            "    sys.exit(0)\nsignal.signal(signal.SIGUSR1, told)",
-        ),
-        words=("SIGUSR1", "the restart fails", "KeyError"),
-    ),
-    "signal: one rank leaves while the other waits for it": Case(
-        script=_told(script_of(), "if rank != 0: sys.exit(0)\n            dist.barrier()\n            save(epoch - 1)"),
-        words=("breaks off before it has saved",),
-    ),
-}
-SIGNALLED_TWINS: Mapping[str, Case] = {
-    "signal: the place in the epoch is saved": Case(
-        script=_told(_IN_THE_EPOCH, "if rank == 0: save(epoch)\n            break").replace(
-            "    scheduler.step()\n", "    if stop: break\n    scheduler.step()\n"
-        )
-    ),
-    "signal: at the end of the epoch": Case(
-        script=_told(script_of()).replace("    dist.barrier()\n", "    dist.barrier()\n    if stop: sys.exit(0)\n")
-    ),
-    "signal: it only says so": Case(
-        script=_told(
-            script_of(),
-            handler='def told(number, frame): print("so long", flush=True)\nsignal.signal(signal.SIGTERM, told)',
-        )
-    ),
-    "signal: it leaves, and the newest epoch stands": Case(
-        script=_told(script_of(), handler="def told(number, frame): sys.exit(0)\nsignal.signal(signal.SIGTERM, told)")
-    ),
-    "signal: in the handler, and away": Case(
-        script=_told(
-            _IN_THE_EPOCH.replace("batch + 1", "batch + 1"),
-            handler="class Stops:\n    def __call__(self, number, frame):\n        if rank == 0: save(epoch)\n"
-            "        os._exit(0)\nsignal.signal(signal.SIGUSR1, Stops())",
-        )
-    ),
-    "signal: all ranks agree on it": Case(
-        script=_told(
-            _IN_THE_EPOCH,
-            "if rank == 0: save(epoch)\n            dist.barrier()\n            dist.destroy_process_group()\n"
-            "            sys.exit(0)",
-        ).replace("        if stop:", "        dist.all_reduce(said := torch.tensor(int(stop)))\n        if said > 0:")
     ),
 }
 OTHER_RANKS_TWINS: Mapping[str, Case] = {
@@ -500,19 +395,15 @@ OTHER_RANKS_TWINS: Mapping[str, Case] = {
     ),
     "other ranks: the batch is shared out": Case(script=_SHARED_OUT, ranks=4),
     "other ranks: the batch is shared out, in the middle of an epoch": Case(
-        script=_IN_THE_EPOCH.replace("Samples(), 4", "Samples(), 8 // dist.get_world_size()"), ranks=4
+        script=IN_THE_EPOCH.replace("Samples(), 4", "Samples(), 8 // dist.get_world_size()"), ranks=4
     ),
 }
 TWINS: Mapping[str, Case] = {
     **OTHER_RANKS_TWINS,
-    "in the middle of an epoch": Case(script=_IN_THE_EPOCH),
-    "torn write: a sharded one, and the user names a whole one": Case(
-        script=_FRAMEWORKS["torch.distributed.checkpoint"], torn=True
-    ),
+    "in the middle of an epoch": Case(script=IN_THE_EPOCH),
+    "torn write: a sharded one, and the user names a whole one": Case(script=_SHARDED, torn=True),
     "torn write: a sharded one, the newest that is whole": Case(
-        script=_FRAMEWORKS["torch.distributed.checkpoint"]
-        .replace('parser.add_argument("--resume", default="")', "pass")
-        .replace(
+        script=_BY_ITSELF_SHARDED.replace(
             "if args.resume:",
             'whole = [d for d in os.listdir(".") if os.path.exists(d + "/.metadata")]\n'
             'args.resume = max(whole, default="")\nif args.resume:',

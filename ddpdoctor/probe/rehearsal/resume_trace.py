@@ -32,7 +32,7 @@ CHECKPOINT = 2
 LAST = {"first": 4, "second": 2, "torn": 1}
 """The checkpoint at which each start ends: what a schedule does next shows at the end of an epoch."""
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""By which a job's end is announced: by the first in Slurm, Kubernetes and torchrun; others ``sbatch --signal`` names."""
+"""Slurm, Kubernetes and torchrun announce the end by the first one; ``sbatch --signal`` has the others, too."""
 SIGNALLED_AFTER = 2
 """Steps of a start that a scheduler ends: in the middle of an epoch."""
 GRACE_S = 30.0
