@@ -10,8 +10,9 @@ What it finds
     amid a save leaves, or takes it for whole. A script that handles a signal of schedulers is sent it in the middle of
     an epoch, and started again from what it saved then. `--resume-ranks` tells what means something else with another
     number of ranks. A save over the only checkpoint that is there is a warning. In the source: the state of an
-    optimizer, a scheduler or a scaler that is saved and that nothing loads, and a scheduler that is left out, though
-    weights and epoch of the same checkpoint are loaded.
+    optimizer, a scheduler or a scaler that is saved and that nothing loads, and a scheduler or scaler that is left out,
+    though weights and epoch of the same checkpoint are loaded; a sampler that is told epochs from 0 again, orders that
+    are drawn again, and a load with `assign=True` after the optimizer was made.
 
 Why it is bad
     The loss jumps a little and recovers, and nobody looks. Samples are seen twice or never, the schedule runs from its
@@ -39,7 +40,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check, TooLittleEvidence
-from ddpdoctor.checks.state.wrong_resume_source import begun_again, left_out
+from ddpdoctor.checks.state.wrong_resume_source import begun_again, left_out, replaced
 from ddpdoctor.finding import Fact, Finding, Severity
 
 if TYPE_CHECKING:
@@ -144,8 +145,8 @@ def _told(texts: Iterable[str]) -> list[Fact]:
 
 
 def in_source(script: Script) -> Iterator[Finding]:
-    """Report what a restart does not bring back, though the weights and the epoch of the same checkpoint are loaded."""
-    for found in (*left_out(script), *begun_again(script)):
+    """Report what a restart does not bring back of a checkpoint, and weights that the optimizer does not step then."""
+    for found in (*left_out(script), *begun_again(script), *replaced(script)):
         yield CHECK.finding(
             "source",
             found.title,

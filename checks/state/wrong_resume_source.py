@@ -11,7 +11,14 @@ from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import NONE, ExternalObject, Instance, Value, constant, options_of
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.job_kind import noted
-from ddpdoctor.source.queries.wrapped_models import has_no_tensors, is_optimizer, numbers_of, training_events
+from ddpdoctor.source.queries.wrapped_models import (
+    has_no_tensors,
+    holders,
+    is_optimizer,
+    numbers_of,
+    optimizers,
+    training_events,
+)
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.script.syntax_index import descend, last_name, made_from
@@ -322,3 +329,26 @@ def _key_of(part: ast.AST) -> str:
         return _text(part.slice)
     is_get = isinstance(part, ast.Call) and last_name(part.func) == "get" and part.args
     return _text(part.args[0]) if isinstance(part, ast.Call) and is_get else ""
+
+
+# Parameters that a load replaces while an optimizer holds them.
+
+
+def replaced(script: Script) -> Iterator[LeftOut]:
+    """Yield loads with ``assign=True`` into a model after its only optimizer was made of it."""
+    projection = whole_projection(script)
+    held = [(one, holders(projection, one)) for one in optimizers(projection)]
+    if any(training_events(projection, "add_param_group")):
+        return
+    for load in noted(projection, "load_state_dict"):
+        owners = [one for one, models in held if load.receiver in models]
+        if constant(load.argument("assign", 2) or NONE) is not True or not owners:
+            continue
+        if max(one.ordinal for one in owners) < load.ordinal:
+            yield LeftOut(
+                "assign=True replaces the parameters that the optimizer holds: it steps those that nothing uses now",
+                "Load without assign=True, or make the optimizer after the load.",
+                load.location,
+                "the optimizer is made of them here",
+                owners[-1].location,
+            )

@@ -216,6 +216,10 @@ def signalled_restart(restart: Restart) -> Comparison | None:
         told = f"the restart goes on from step {restart.step}, and step {at} was saved"
         return Comparison(differences=(Difference(what="signal", title=title, ranks=(), facts=(told,)),), save=save)
     trained = [rank for rank in sorted(after) if after[rank] and before.get(rank)]
+    if trained:
+        # Where the pass was at its end, the schedule may have stepped since the save: as without a restart.
+        apart = {one.what for one in _at_once(before, after, trained, save)}
+        states = [one for one in states if one.what in apart]
     same = [one for one in trained if _own(ended, one, 0, save.step) == _own(first, one, restart.step, at)]
     data = list(_data(first, resumed, before, after, same, at))
     if any(_shift(_pass(before[rank]), _pass(after[rank])) == -1 for rank in same):
