@@ -123,6 +123,8 @@ def _failure(record: RunRecord, files: Sequence[str]) -> Difference | None:
     folders = {os.path.dirname(os.path.realpath(path)) for path in files}
     asked = [one for one in record.checkpoint_loads if one.failed and one.rank == rank]
     own = any(os.path.dirname(os.path.realpath(one.path)) in folders for one in asked)
+    # Of a directory it is not known whether its load has failed.
+    own = own or any(one.rank == rank and os.path.realpath(one.path) in folders for one in record.checkpoint_loads)
     if not own and lack_behind(first, record) is not None:
         return None
     refused = _REFUSED.search(first.message)
@@ -222,7 +224,8 @@ def signalled_restart(restart: Restart) -> Comparison | None:
         states = [one for one in states if one.what in apart]
     same = [one for one in trained if _own(ended, one, 0, save.step) == _own(first, one, restart.step, at)]
     data = list(_data(first, resumed, before, after, same, at))
-    if any(_shift(_pass(before[rank]), _pass(after[rank])) == -1 for rank in same):
+    again = {rank: _passes(first, rank, at) for rank in same}
+    if any(_shift([], _pass(after[rank]), passes[max(passes)]) == -1 for rank, passes in again.items() if passes):
         # The signal came right after a step, and was handled before the script had counted it.
         data = [msgspec.structs.replace(one, what="late") for one in data]
     return Comparison(differences=(*states, *data), steps=1, save=save)
@@ -438,7 +441,7 @@ def _kind(
             effect = f"the checkpoint was written after {batches} of it; {said}"
             return "place", "the samples of the next epoch: what was left of this one is never seen", effect
         return "data", f"the samples of epoch {epoch}: {count(epoch - wanted, 'epoch is', 'epochs are')} left out", said
-    if shift := _shift(right, drawn):
+    if shift := _shift(right, drawn, earlier.get(newest, [])):
         several = count(abs(shift), "batch", "batches")
         verb = "are" if abs(shift) > 1 else "is"
         if shift < 0:
@@ -450,12 +453,16 @@ def _kind(
     return "data", "its samples in another order", said or f"of the first {samples} samples not the same ones come"
 
 
-def _shift(right: list[tuple[int, ...]], drawn: list[tuple[int, ...]]) -> int:
-    """Return how many batches too late a pass begins, less than 0 for too early; 0 where it is another one."""
+def _shift(right: list[tuple[int, ...]], drawn: list[tuple[int, ...]], behind: list[tuple[int, ...]]) -> int:
+    """Return how many batches too late a pass begins, less than 0 for too early; 0 where it is another one.
+
+    ``behind`` are the batches of the newest pass before the checkpoint.
+    """
     for number in range(1, min(len(right), len(drawn))):
         if all(map(tuple.__eq__, right[number:], drawn)):
             return number
-        if all(map(tuple.__eq__, right, drawn[number:])):
+    for number in range(1, min(len(behind), len(drawn) + 1)):
+        if behind[-number:] == drawn[:number]:
             return -number
     return 0
 
