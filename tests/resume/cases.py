@@ -107,9 +107,7 @@ _EACH_EPOCH = (
     .replace("torch.save({", "torch.save({  # here")
     .replace('"last.new")\nos.replace("last.new", "last.pt")', 'f"epoch-{epoch}.pt")')
 )
-_NEWEST = """
-files = sorted(name for name in os.listdir(".") if name.startswith("epoch-"))
-"""
+_NEWEST = '\nfiles = sorted(name for name in os.listdir(".") if name.startswith("epoch-"))\n'
 _FALLS_BACK = """
 for name in reversed(files):
     try:
@@ -117,11 +115,6 @@ for name in reversed(files):
         break
     except Exception as error:
         print("not whole:", name, error)
-"""
-_TWO_FILES = """
-new = {"model": net.state_dict(), "epoch": epoch, "global_step": global_step, "ema": ema}
-torch.save(new, "last.new")
-os.replace("last.new", "last.pt")
 """
 TORN_FAULTS: Mapping[str, Case] = {
     "torn write: the only file": case_of("fails on the torn file", "no other", at="# here", torn=True, SAVE=_IN_PLACE),
