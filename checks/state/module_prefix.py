@@ -72,6 +72,8 @@ in_run = CHECK.judged_by("diagnosis.files", "judge_prefixes", REMEDY)
 
 # State dicts whose names begin with `module.` where the model's do not, or the reverse.
 
+_MOVES = ("os.replace", "os.rename", "shutil.move")
+"""Give a file that is whole the name that it is loaded by."""
 _HANDLE_PREFIX = ("module.", "consume_prefix", "strip_prefix")
 
 
@@ -93,6 +95,7 @@ def prefix_mismatches(projection: Projection) -> Iterator[PrefixMismatch]:
     if not saves:
         return
     loads = {event.node: event for event in noted(projection, "torch.load")}
+    moves = list(noted(projection, *_MOVES))
     seen: set[ast.AST] = set()
     for event in noted(projection, "load_state_dict"):
         load, key = _loaded(event, loads)
@@ -100,8 +103,9 @@ def prefix_mismatches(projection: Projection) -> Iterator[PrefixMismatch]:
         if load is None or target is None or event.node in seen or "strict" in event.named:
             continue
         path = _source(load, "f", 0)
+        paths = {path, *(_source(move, "src", 0) for move in moves if _source(move, "dst", 1) == path)}
         for save in saves:
-            wrapped = _saved_states(save, states) if _source(save, "f", 1) == path else {}
+            wrapped = _saved_states(save, states) if _source(save, "f", 1) in paths else {}
             if key in wrapped and wrapped[key] is not target:
                 seen.add(event.node)
                 yield PrefixMismatch(event, save, wrapped[key])

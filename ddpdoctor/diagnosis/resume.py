@@ -18,7 +18,20 @@ from ddpdoctor.record.streams.setup import CheckpointLoad
 from ddpdoctor.record.streams.training import ResumeSave, ResumeStep
 
 What = Literal[
-    "weights", "optimizer", "learning-rate", "scale", "data", "counter", "kept", "fails", "refused", "torn", "ranks"
+    "weights",
+    "optimizer",
+    "learning-rate",
+    "scale",
+    "data",
+    "place",
+    "late",
+    "counter",
+    "kept",
+    "fails",
+    "refused",
+    "torn",
+    "ranks",
+    "signal",
 ]
 _SHOWN = 3
 _COUNTERS = ("epoch", "step", "iter")
@@ -110,6 +123,8 @@ def _failure(record: RunRecord, files: Sequence[str]) -> Difference | None:
     folders = {os.path.dirname(os.path.realpath(path)) for path in files}
     asked = [one for one in record.checkpoint_loads if one.failed and one.rank == rank]
     own = any(os.path.dirname(os.path.realpath(one.path)) in folders for one in asked)
+    # Of a directory it is not known whether its load has failed.
+    own = own or any(one.rank == rank and os.path.realpath(one.path) in folders for one in record.checkpoint_loads)
     if not own and lack_behind(first, record) is not None:
         return None
     refused = _REFUSED.search(first.message)
@@ -176,6 +191,71 @@ def torn_restart(restart: Restart) -> Difference | None:
             title = "a torn checkpoint is taken for whole: what goes on is the state of no step"
         return Difference(what="torn", title=title, ranks=(rank,), facts=(about,))
     return None
+
+
+def signalled_restart(restart: Restart) -> Comparison | None:
+    """Compare what a start goes on with after a scheduler has ended the one before, with what the script's handler of
+    the signal has saved; None where it has saved nothing, and nothing has kept it from that.
+    """
+    ended, first, resumed = restart.ended, restart.first, restart.resumed
+    save = None if ended is None else saved_at_signal(ended)
+    if ended is None or save is None or resumed is None:
+        broken = None if ended is None or save is not None else _broken_off(ended)
+        return None if broken is None else Comparison(differences=(broken,))
+    if failure := _failure(resumed, restart.left):
+        return Comparison(differences=(failure,), save=save)
+    at = restart.step + save.step
+    before, after = _by_rank(first, at), _by_rank(resumed, 0)
+    held = {row.rank: row for row in ended.resume_steps if row.ordinal == save.step + 1 and not row.batches}
+    ranks = [rank for rank in sorted(held) if after.get(rank)]
+    if not ranks:
+        return Comparison(gap="the start after the signal made no step", save=save)
+    older = _by_rank(first, restart.step)
+    saved = {rank: [held[rank]] for rank in ranks}
+    states = list(_at_once(saved, after, ranks, save))
+    if states and not any(_at_once(older, after, [rank for rank in ranks if older.get(rank)], save)):
+        title = "what the script saves when it is told to end is not what the restart loads"
+        told = f"the restart goes on from step {restart.step}, and step {at} was saved"
+        return Comparison(differences=(Difference(what="signal", title=title, ranks=(), facts=(told,)),), save=save)
+    trained = [rank for rank in sorted(after) if after[rank] and before.get(rank)]
+    if trained:
+        # Where the pass was at its end, the schedule may have stepped since the save: as without a restart.
+        apart = {one.what for one in _at_once(before, after, trained, save)}
+        states = [one for one in states if one.what in apart]
+    same = [one for one in trained if _own(ended, one, 0, save.step) == _own(first, one, restart.step, at)]
+    data = list(_data(first, resumed, before, after, same, at))
+    again = {rank: _passes(first, rank, at) for rank in same}
+    if any(_shift([], _pass(after[rank]), passes[max(passes)]) == -1 for rank, passes in again.items() if passes):
+        # The signal came right after a step, and was handled before the script had counted it.
+        data = [msgspec.structs.replace(one, what="late") for one in data]
+    return Comparison(differences=(*states, *data), steps=1, save=save)
+
+
+def saved_at_signal(ended: RunRecord) -> ResumeSave | None:
+    """Return the newest checkpoint that was written after a scheduler's signal."""
+    saves = [one for one in ended.resume_saves if one.signal and (one.whole or one.weights)]
+    return max(saves, key=lambda save: (save.step, save.optimizer, -save.rank), default=None)
+
+
+def _broken_off(ended: RunRecord) -> Difference | None:
+    """Return how a job ends that a scheduler's signal has come to, where its ranks did not leave together."""
+    raised = [(one, rank.rank) for rank in ended.ranks for one in rank.exceptions if one.communication]
+    if not raised and ended.job.stop_reason != "proof":
+        return None
+    ranks = sorted({rank for _, rank in raised})
+    told = "the ranks wait for each other" if not raised else f"{raised[0][0].type}: {_said(raised[0][0])}"
+    return Difference(
+        what="signal",
+        title="told to end, the job breaks off before it has saved",
+        ranks=tuple(ranks),
+        facts=(told,),
+        place=next((location_of(one.frames[0]) for one, _ in raised if one.frames), None),
+    )
+
+
+def _own(record: RunRecord, rank: int, after: int, until: int) -> list[tuple[int, ...]]:
+    rows = [row for row in _by_rank(record, after).get(rank, []) if row.ordinal <= until]
+    return [batch[3] for row in rows for batch in row.batches]
 
 
 def _by_rank(record: RunRecord, step: int) -> dict[int, list[ResumeStep]]:
@@ -305,20 +385,20 @@ def _data(
     first: RunRecord, second: RunRecord, before: Rows, after: Rows, ranks: Sequence[int], step: int
 ) -> Iterator[Difference]:
     """Yield where the first pass after the restart draws other samples than it should, as long as both passes last."""
-    found: dict[int, tuple[str, str]] = {}
+    found: dict[int, tuple[What, str, str]] = {}
     for rank in ranks:
         wanted, drawn = _pass(before[rank]), _pass(after[rank])
         length = min(len(wanted), len(drawn))
         if not length or not all(wanted[:length]) or wanted[:length] == drawn[:length]:
             continue
         earlier = _passes(first, rank, step)
-        found[rank] = _kind(first, second, before[rank][0], after[rank][0], earlier, drawn, rank)
+        found[rank] = _kind(first, second, before[rank][0], after[rank][0], earlier, (wanted, drawn), rank)
     if not found:
         return
-    kind, effect = found[min(found)]
+    what, kind, effect = found[min(found)]
     draws = "draws" if len(found) in (1, len(ranks)) else "draw"
     yield Difference(
-        what="data",
+        what=what,
         title=f"after the restart {_who(list(found), ranks)} {draws} {kind}",
         ranks=tuple(found),
         facts=(effect,),
@@ -331,30 +411,60 @@ def _kind(
     was: ResumeStep,
     now: ResumeStep,
     earlier: Mapping[int, list[tuple[int, ...]]],
-    drawn: list[tuple[int, ...]],
+    passes: tuple[list[tuple[int, ...]], list[tuple[int, ...]]],
     rank: int,
-) -> tuple[str, str]:
-    """Return what the samples are that a rank draws in the place of the right ones, and what comes of it."""
+) -> tuple[What, str, str]:
+    """Return what the samples are that a rank draws in the place of the right ones, and what comes of it; ``passes``
+    are the batches of both.
+    """
+    right, drawn = passes
     epoch, wanted = _epoch(second, now, rank), _epoch(first, was, rank)
-    samples = sum(map(len, drawn))
+    samples, done = sum(map(len, drawn)), was.batches[0][2]
     said = f"the epoch of its sampler is {epoch}, and without a restart {wanted}" if epoch != wanted else ""
     again = [number for number, batches in earlier.items() if batches[: len(drawn)] == drawn[: len(batches)]]
-    if again and again[0] == 0 and max(earlier) > 0:
-        return "the order of epoch 0 again", said or f"its first {samples} samples are those of the first pass"
-    if again and again[-1] == max(earlier):
+    newest = max(earlier, default=0)
+    batches = count(done, "batch", "batches")
+    if done and now.batches[0][2] == 0 and newest in again:
+        effect = f"the checkpoint was written after {batches} of it, which are seen twice"
+        return "place", "the samples from the beginning of the epoch again", effect
+    if again and again[0] == 0 and newest > 0:
+        effect = said or f"its first {samples} samples are those of the first pass"
+        return "data", "the order of epoch 0 again", effect
+    if again and again[-1] == newest:
         return (
+            "data",
             "the samples of the epoch that the checkpoint had finished: it is run again",
             said or f"the {samples} samples that were compared are those of the pass before the checkpoint",
         )
     if epoch is not None and wanted is not None and epoch > wanted:
-        return f"the samples of epoch {epoch}: {count(epoch - wanted, 'epoch is', 'epochs are')} left out", said
-    if was.batches[0][2] > 0 and now.batches[0][2] == 0:
-        skipped = was.batches[0][2]
-        return (
-            "the samples from the beginning of the epoch again",
-            f"the checkpoint was written after {count(skipped, 'batch', 'batches')} of it, which are seen twice",
-        )
-    return "its samples in another order", said or f"of the first {samples} samples not the same ones come"
+        if done and epoch == wanted + 1:
+            effect = f"the checkpoint was written after {batches} of it; {said}"
+            return "place", "the samples of the next epoch: what was left of this one is never seen", effect
+        return "data", f"the samples of epoch {epoch}: {count(epoch - wanted, 'epoch is', 'epochs are')} left out", said
+    if shift := _shift(right, drawn, earlier.get(newest, [])):
+        several = count(abs(shift), "batch", "batches")
+        verb = "are" if abs(shift) > 1 else "is"
+        if shift < 0:
+            return "place", f"{several} that {verb} trained on already", f"{several} of this epoch {verb} seen twice"
+        return "place", f"the samples after {several} of this epoch", f"{several} of this epoch {verb} never seen"
+    if done and now.batches[0][2] == 0:
+        effect = f"the checkpoint was written after {batches} of it; {said or 'another order begins'}"
+        return "place", "an epoch from its beginning in the place of what was left of this one", effect
+    return "data", "its samples in another order", said or f"of the first {samples} samples not the same ones come"
+
+
+def _shift(right: list[tuple[int, ...]], drawn: list[tuple[int, ...]], behind: list[tuple[int, ...]]) -> int:
+    """Return how many batches too late a pass begins, less than 0 for too early; 0 where it is another one.
+
+    ``behind`` are the batches of the newest pass before the checkpoint.
+    """
+    for number in range(1, min(len(right), len(drawn))):
+        if all(map(tuple.__eq__, right[number:], drawn)):
+            return number
+    for number in range(1, min(len(behind), len(drawn) + 1)):
+        if behind[-number:] == drawn[:number]:
+            return -number
+    return 0
 
 
 def _epoch(record: RunRecord, row: ResumeStep, rank: int) -> int | None:

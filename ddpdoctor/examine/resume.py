@@ -8,6 +8,7 @@ import math
 import os
 import re
 import shlex
+import signal
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,12 +18,13 @@ import msgspec
 
 from ddpdoctor.catalogue.registry import load, read_catalogue
 from ddpdoctor.catalogue.run_checks import CheckResult, run_restart_checks
-from ddpdoctor.diagnosis.resume import checkpoint_of, loads_of
+from ddpdoctor.diagnosis.resume import checkpoint_of, loads_of, saved_at_signal
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.examine.rehearsal_result import judge
 from ddpdoctor.files.untrusted import read_untrusted
-from ddpdoctor.launch.request import TORN, Progress, RehearsalRequest
+from ddpdoctor.finding import Severity
+from ddpdoctor.launch.request import SIGNALLED, TORN, Progress, RehearsalRequest
 from ddpdoctor.record.model import Restart
 
 if TYPE_CHECKING:
@@ -118,25 +120,62 @@ def prove_resume(
         if broken is not None:
             third, _ = rehearse_once(msgspec.structs.replace(told, restore_from=broken.folder))
         whole = broken.whole() if broken is not None else ()
-    shown = shlex.join(options)
-    many = f" on {ranks} ranks" if ranks else ""
-    how = f"started again{many}{f' with `{shown}`' if shown else ''} from the checkpoint after step {left.step}"
-    restart = Restart(
-        first=first,
-        second=second,
-        torn=third,
-        torn_files=tuple(broken.torn) if broken is not None else (),
-        whole_files=whole,
-        step=left.step,
-        files=tuple(left.files),
-        how=how,
-    )
-    (result,) = run_restart_checks((check,), restart)
+        shown = shlex.join(options)
+        many = f" on {ranks} ranks" if ranks else ""
+        how = f"started again{many}{f' with `{shown}`' if shown else ''} from the checkpoint after step {left.step}"
+        restart = Restart(
+            first=first,
+            second=second,
+            torn=third,
+            torn_files=tuple(broken.torn) if broken is not None else (),
+            whole_files=whole,
+            step=left.step,
+            files=tuple(left.files),
+            how=how,
+        )
+        (result,) = run_restart_checks((check,), restart)
+        signalled = ""
+        handles = not ranks and any(row.handled for row in second.resume_steps)
+        if handles and not any(one.severity == Severity.ERROR for one in result.from_run):
+            base = msgspec.structs.replace(again_with, restore_from=left.folder)
+            restart, signalled = _with_signal(restart, base, options, file, Path(folder), rehearse_once)
+            (result,) = run_restart_checks((check,), restart)
     if again.status == "failed" and not second.resume_steps and not result.from_run:
         return _gap(check, f"{how}, the script failed: {again.reason}")
     looked = "" if not torn else "; " + ("and once more from a torn save" if third else "no save could be torn")
     compared = "the steps after it were compared" if second.resume_steps else "it ended before its first step"
-    return Resumed(result, f"{how}: {result.gap or compared}{looked}")
+    return Resumed(result, f"{how}: {result.gap or compared}{looked}{signalled}")
+
+
+def _with_signal(
+    restart: Restart,
+    request: RehearsalRequest,
+    options: Sequence[str],
+    file: str,
+    snapshot: Path,
+    rehearse_once: RehearseOnce,
+) -> tuple[Restart, str]:
+    """Add the start that a scheduler's signal ends, and the one that finds what was saved then; and say what was done.
+
+    ``request`` is that of the second start, without the script's ``options`` to resume from a ``file``.
+    """
+    told = msgspec.structs.replace(request, arguments=(*request.arguments, *options))
+    ended, _ = rehearse_once(msgspec.structs.replace(told, snapshot_into=snapshot))
+    name = signal.Signals(next(row.handled for row in restart.second.resume_steps if row.handled)).name
+    sent = f"{name} was sent to every rank right after a step, in the middle of an epoch"
+    save, left = saved_at_signal(ended), _left(snapshot, SIGNALLED)
+    if save is None or left is None:
+        return msgspec.structs.replace(restart, ended=ended, how_resumed=sent), f"; {sent}, which then saved nothing"
+    newest = _file_of(save.path, list(left.files), left)
+    if os.path.dirname(file) in options:
+        file, newest = os.path.dirname(file), os.path.dirname(newest) or "."
+    options = [newest.join(word.rsplit(file, 1)) if word.endswith(file) else word for word in options]
+    told = msgspec.structs.replace(request, arguments=(*request.arguments, *options), restore_from=left.folder)
+    resumed, _ = rehearse_once(told)
+    shown = f" with `{shlex.join(options)}`" if options else ""
+    how = f"{sent}; started again{shown} from what was saved then, after step {restart.step + save.step}"
+    restart = msgspec.structs.replace(restart, ended=ended, resumed=resumed, left=tuple(left.files), how_resumed=how)
+    return restart, f"; {sent}, and it was started once more from what was saved then"
 
 
 def _gap(check: CatalogueEntry, reason: str) -> Resumed:

@@ -94,6 +94,8 @@ class RehearsalOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 TORN = "torn"
 """The folder of a snapshot that the start after a save which was broken off takes its files from."""
+SIGNALLED = "signalled"
+"""The folder of what a start leaves that a scheduler's signal has ended."""
 
 
 class RehearsalRequest(RehearsalOptions, frozen=True, kw_only=True):
@@ -129,7 +131,8 @@ class RehearsalRequest(RehearsalOptions, frozen=True, kw_only=True):
     """For ``--resume``: where the files of its second checkpoint are copied to, and those that a death amid the next
     save leaves. Steps and checkpoints are noted."""
     restore_from: Path | None = None
-    """The same of a start that follows: the folder that such files are taken from, ``second-N`` or ``torn``."""
+    """The same of a start that follows: the folder that such files are taken from, ``second-N``, ``torn`` or
+    ``signalled``. With both, it is one that a scheduler's signal ends."""
     tells_slurm: bool = False
     """The ranks find what Slurm would tell them, which they asked for in an earlier try."""
     spawned_ranks: int = 0

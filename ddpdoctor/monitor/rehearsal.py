@@ -19,7 +19,6 @@ import msgspec
 from ddpdoctor import __version__
 from ddpdoctor.errors import ConfigurationError
 from ddpdoctor.finding import named_ranks
-from ddpdoctor.launch.box import restore
 from ddpdoctor.launch.box.start import Box, BoxRefused, mount_points, start_in_box
 from ddpdoctor.launch.created_files import Left, remove_created
 from ddpdoctor.launch.environment import (
@@ -45,6 +44,7 @@ from ddpdoctor.launch.rehearsal_plan import (
 )
 from ddpdoctor.launch.request import (
     HIDE_GPUS,
+    SIGNALLED,
     TORN,
     Device,
     Layout,
@@ -57,6 +57,7 @@ from ddpdoctor.launch.request import (
 from ddpdoctor.monitor.processes import liveness
 from ddpdoctor.monitor.processes.liveness import probe_logs
 from ddpdoctor.monitor.rehearsed_ranks import RehearsedRanks
+from ddpdoctor.probe.rehearsal.files import snapshot
 from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.assemble import Assembly
 from ddpdoctor.record.model import Job, Rank, RunRecord, StopReason
@@ -179,7 +180,7 @@ def kernel_kills(vmstat: Path = VMSTAT) -> int:
     return next((int(count[1]) for count in counts if len(count) == 2 and count[1].isdigit()), 0)
 
 
-RESTORE = Path(restore.__file__)
+SNAPSHOTS = str(snapshot.__file__)
 LOOK_EVERY_S = 0.1
 PROGRESS_EVERY_S = 0.25
 SHOWN_OF_A_PATH = 36
@@ -229,7 +230,8 @@ class _Rehearsal:
         self._ranks = RehearsedRanks(directory, request.stall_after_s, lambda: liveness.exit_statuses(directory))
         self._command = rehearsal_command(request, interpreter.path, liveness.rank_outputs(directory))
         if request.restore_from is not None:
-            self._command = [interpreter.path, str(RESTORE), str(request.restore_from), *self._command]
+            leave = str(directory / "snapshot" / SIGNALLED) if request.snapshot_into is not None else ""
+            self._command = [interpreter.path, SNAPSHOTS, str(request.restore_from), leave, *self._command]
         self._environment = rehearsal_environment(
             directory, os.environ, request.launch, spawns_ranks=request.spawns_ranks
         )
@@ -299,9 +301,9 @@ class _Rehearsal:
         if processes.left:
             left = listed(map(str, processes.left))
             record = _with_notes(record, (f"processes blocked on a disk or a driver could not be killed: {left}",))
-        snapshot = self._directory / "snapshot"
-        if self._request.snapshot_into is not None and snapshot.is_dir():
-            shutil.copytree(snapshot, self._request.snapshot_into, dirs_exist_ok=True)
+        copied = self._directory / "snapshot"
+        if self._request.snapshot_into is not None and copied.is_dir():
+            shutil.copytree(copied, self._request.snapshot_into, dirs_exist_ok=True)
         if self._box is not None and self._request.keep:
             record = _with_notes(record, (keep_overlay(self._box, self._directory.name),))
         return record
@@ -362,7 +364,7 @@ class _Rehearsal:
             "has_launcher": has_launcher(self._request),
             "threads_chosen": chooses_threads(os.environ, self._request.launch),
             "stress": self._request.stress,
-            "resume": "first" if self._request.snapshot_into else _start_from(self._request.restore_from),
+            "resume": _start_of(self._request),
             # In an overlay nothing needs to be refused.
             "allow_writes": self._request.allow_writes or self._job.overlay,
             "mount_points": mount_points() if self._job.overlay else None,
@@ -533,8 +535,13 @@ def _with_earlier_starts(newest: RunRecord, earlier: tuple[RunRecord, ...]) -> R
     return msgspec.structs.replace(chosen, lines=lines, other_starts=others)
 
 
-def _start_from(folder: Path | None) -> str:
-    return "" if folder is None else TORN if folder.name == TORN else "second"
+def _start_of(request: RehearsalRequest) -> str:
+    """Return which of the starts for ``--resume`` this one is; empty for none."""
+    if request.restore_from is None:
+        return "" if request.snapshot_into is None else "first"
+    if request.snapshot_into is not None:
+        return SIGNALLED
+    return TORN if request.restore_from.name == TORN else "second"
 
 
 def _with_notes(record: RunRecord, notes: Iterable[str]) -> RunRecord:

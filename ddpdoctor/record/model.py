@@ -476,7 +476,9 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 class Restart(msgspec.Struct, frozen=True, kw_only=True):
-    """Rehearsals: of a job that goes on past a checkpoint, of its second start, and of one that finds a torn file."""
+    """Rehearsals: of a job that goes on past a checkpoint, of its second start, of one that finds a torn file, and of
+    those around a scheduler's signal.
+    """
 
     first: RunRecord
     second: RunRecord
@@ -492,6 +494,14 @@ class Restart(msgspec.Struct, frozen=True, kw_only=True):
     """What the second start found of the first one's."""
     how: str = ""
     """How it was started, in words."""
+    ended: RunRecord | None = None
+    """The same as the second start, until a scheduler's signal, which the script handles …"""
+    resumed: RunRecord | None = None
+    """… and a start that has found what was left then, where a checkpoint was …"""
+    left: tuple[str, ...] = ()
+    """… which are these files …"""
+    how_resumed: str = ""
+    """… and how it was started."""
 
 
 _BESIDE_STREAMS = ("job", "sites", "signatures", "streams", "heartbeats", "logs", "nodes", "other_starts")

@@ -1,4 +1,4 @@
-"""The table of values that are not finite: ``python -m tests.nan [--only WORDS] [--healthy]``."""
+"""The table of values that are not finite: ``python -m tests.nan [--only WORDS] [--healthy] [--flips]``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 from tests.nan.cases import healthy, injections
+from tests.nan.flips import RANKS, wrong_flips
 from tests.nan.judge import complaints, watched
 
 
@@ -15,7 +16,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="names that hold these words")
     parser.add_argument("--healthy", action="store_true", help="the healthy jobs instead of the injections")
+    parser.add_argument("--flips", action="store_true", help="bits that are flipped in a parameter instead")
     chosen = parser.parse_args()
+    if chosen.flips:
+        return _flips()
     known = injections()
     names = healthy() if chosen.healthy else {name: one.script for name, one in known.items()}
     wrong = right = 0
@@ -30,6 +34,17 @@ def main() -> int:
         print(f"{'WRONG' if bad else 'right'}  {name}", *bad, sep="\n         ", flush=True)
     print(f"{right} of {right + wrong} right")
     return int(wrong > 0)
+
+
+def _flips() -> int:
+    wrong: dict[str, str] = {}
+    for job in range(len(RANKS)):
+        with tempfile.TemporaryDirectory() as folder:
+            wrong |= wrong_flips(job, Path(folder))
+    for label, bad in wrong.items():
+        print("WRONG" if bad else "right", label, bad)
+    print(f"{sum(not bad for bad in wrong.values())} of {len(wrong)} right")
+    return int(any(wrong.values()))
 
 
 if __name__ == "__main__":

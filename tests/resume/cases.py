@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tests.resume.job import RIGHT, Case, case_of, script_of
+from tests.resume.signals import IN_THE_EPOCH, SIGNALLED, SIGNALLED_TWINS
 
 _IN_PLACE = (
     RIGHT["SAVE"]
@@ -106,9 +107,7 @@ _EACH_EPOCH = (
     .replace("torch.save({", "torch.save({  # here")
     .replace('"last.new")\nos.replace("last.new", "last.pt")', 'f"epoch-{epoch}.pt")')
 )
-_NEWEST = """
-files = sorted(name for name in os.listdir(".") if name.startswith("epoch-"))
-"""
+_NEWEST = '\nfiles = sorted(name for name in os.listdir(".") if name.startswith("epoch-"))\n'
 _FALLS_BACK = """
 for name in reversed(files):
     try:
@@ -116,11 +115,6 @@ for name in reversed(files):
         break
     except Exception as error:
         print("not whole:", name, error)
-"""
-_TWO_FILES = """
-new = {"model": net.state_dict(), "epoch": epoch, "global_step": global_step, "ema": ema}
-torch.save(new, "last.new")
-os.replace("last.new", "last.pt")
 """
 TORN_FAULTS: Mapping[str, Case] = {
     "torn write: the only file": case_of("fails on the torn file", "no other", at="# here", torn=True, SAVE=_IN_PLACE),
@@ -300,6 +294,8 @@ if args.resume:
         MODEL='net.load_state_dict(load_file("last.safetensors"))',
     ).replace("from torch import nn\n", "from torch import nn\nfrom safetensors.torch import load_file, save_file\n"),
 }
+_SHARDED = _FRAMEWORKS["torch.distributed.checkpoint"]
+_BY_ITSELF_SHARDED = _SHARDED.replace('parser.add_argument("--resume", default="")', "pass")
 FRAMEWORK_FAULTS: Mapping[str, Case] = {
     "Lightning: weights are loaded by hand": Case(
         script=_FRAMEWORKS["Lightning"]
@@ -326,25 +322,26 @@ FRAMEWORK_FAULTS: Mapping[str, Case] = {
         words=("learning rate",),
     ),
     "torch.distributed.checkpoint: the optimizer is not loaded": Case(
-        script=_FRAMEWORKS["torch.distributed.checkpoint"].replace(
-            '    optimizer.load_state_dict(state["optimizer"])\n', "    optimizer.state.clear()\n"
-        ),
+        script=_SHARDED.replace('    optimizer.load_state_dict(state["optimizer"])\n', "    optimizer.state.clear()\n"),
         words=("optimizer",),
+    ),
+    "torn write: a sharded one, the newest": Case(
+        script=_BY_ITSELF_SHARDED.replace(
+            "if args.resume:",
+            'args.resume = max((d for d in os.listdir(".") if d[:2] == "at"), default="")\nif args.resume:',
+        ),
+        torn=True,
+        words=("fails on the torn file", "is whole"),
+    ),
+    "torn write: a sharded one over the only one": Case(
+        script=_SHARDED.replace('f"at{epoch}"', '"at"'),
+        torn=True,
+        words=("fails on the torn file",),
     ),
     "safetensors: the weights are not loaded": Case(
         script=_FRAMEWORKS["safetensors"].replace("net.load_state_dict(load_file", "dict(load_file"), words=("weights",)
     ),
 }
-_IN_THE_EPOCH = script_of(
-    SAVE=RIGHT["SAVE"].replace('"epoch": epoch', '"epoch": epoch, "batch": batch + 1'),
-    COUNT='start_epoch = state["epoch"]\nglobal_step = state["global_step"]\nglobal skip\nskip = state["batch"]',
-    STEP="if global_step % 3 == 0 and rank == 0: save(epoch)",
-    RESUME="skip = 0\nif args.resume: load(args.resume)",
-)
-_IN_THE_EPOCH = _IN_THE_EPOCH.replace("    if rank == 0: save(epoch)\n", "", 1).replace(
-    "for x, y in loader:",
-    "for batch, (x, y) in enumerate(loader):\n        if epoch == start_epoch and batch < skip: continue",
-)
 _SHARED_OUT = script_of().replace("Samples(), 4", "Samples(), 8 // dist.get_world_size()")
 OTHER_RANKS: Mapping[str, Case] = {
     "other ranks: the batch of a rank is fixed": Case(
@@ -357,13 +354,13 @@ OTHER_RANKS: Mapping[str, Case] = {
         words=("counts steps",),
     ),
     "other ranks: batches are skipped by their number": Case(
-        script=_IN_THE_EPOCH.replace("Samples(), 4", "Samples(), 8 // dist.get_world_size()")
+        script=IN_THE_EPOCH.replace("Samples(), 4", "Samples(), 8 // dist.get_world_size()")
         .replace('"batch": batch + 1', '"batch": 2')
         .replace("batch < skip", "batch < skip - 1"),
         ranks=4,
         words=("seen again",),
     ),
-    "other ranks: too many batches are skipped": Case(script=_IN_THE_EPOCH, ranks=4, words=("never seen",)),
+    "other ranks: too many batches are skipped": Case(script=IN_THE_EPOCH, ranks=4, words=("never seen",)),
     "other ranks: a file for each rank": Case(
         script=script_of(SAVE=RIGHT["SAVE"], RESUME='if args.resume: load(args.resume.replace("last", f"last{rank}"))')
         .replace("if rank == 0: save(epoch)", "save(epoch)")
@@ -391,12 +388,21 @@ OTHER_RANKS_TWINS: Mapping[str, Case] = {
     ),
     "other ranks: the batch is shared out": Case(script=_SHARED_OUT, ranks=4),
     "other ranks: the batch is shared out, in the middle of an epoch": Case(
-        script=_IN_THE_EPOCH.replace("Samples(), 4", "Samples(), 8 // dist.get_world_size()"), ranks=4
+        script=IN_THE_EPOCH.replace("Samples(), 4", "Samples(), 8 // dist.get_world_size()"), ranks=4
     ),
 }
 TWINS: Mapping[str, Case] = {
     **OTHER_RANKS_TWINS,
-    "in the middle of an epoch": Case(script=_IN_THE_EPOCH),
+    "in the middle of an epoch": Case(script=IN_THE_EPOCH),
+    "torn write: a sharded one, and the user names a whole one": Case(script=_SHARDED, torn=True),
+    "torn write: a sharded one, the newest that is whole": Case(
+        script=_BY_ITSELF_SHARDED.replace(
+            "if args.resume:",
+            'whole = [d for d in os.listdir(".") if os.path.exists(d + "/.metadata")]\n'
+            'args.resume = max(whole, default="")\nif args.resume:',
+        ),
+        torn=True,
+    ),
     "torn write: another name, then os.replace": case_of(torn=True),
     "torn write: it falls back to the one before": case_of(
         torn=True, **_BY_ITSELF, SAVE=_EACH_EPOCH, RESUME=_NEWEST + _FALLS_BACK
@@ -484,6 +490,8 @@ CASES: Mapping[str, Case] = {
     **FAILING,
     **FRAMEWORK_FAULTS,
     **TORN_FAULTS,
+    **SIGNALLED,
+    **SIGNALLED_TWINS,
     **OTHER_RANKS,
     **TWINS,
     **INCONCLUSIVE,

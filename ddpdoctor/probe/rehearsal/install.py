@@ -28,7 +28,7 @@ from .rendezvous import Rendezvous, hook_network
 from .resume_trace import ResumeTrace
 from .schedule import RESUMED_PASSES, TRAINING_PASSES, Ending, Pace, Schedule, Trail
 from .stress import Stress
-from .surroundings import DeviceChoices, Failure, LightningTrainers, hook_sleep
+from .surroundings import DeviceChoices, Failure, LightningTrainers, hook_sleep, hook_terminal
 from .training.ddp_modules import HostReads, Modules, ShardedModules
 from .training.reduction import ReducedLosses
 from .training.steps import Steps
@@ -57,6 +57,7 @@ class Rehearsal:
         if self._pretence is not None:
             self._pretence.before_torch()
         hook_sleep(journal)
+        hook_terminal()
         hook_network(journal)
         if journal.rank is not None or journal.plan.get("spawns_ranks"):
             journal.guarded(self._lines.start_before_torch, harms=("lines",))

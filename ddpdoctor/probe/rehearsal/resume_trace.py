@@ -6,13 +6,14 @@ then are copied aside for the second start, and for another one those that a dea
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import io
-import json
 import os
-import shutil
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from types import FrameType
@@ -23,18 +24,27 @@ from ..journal import Journal
 from ..nonfinite import Batch
 from ..observed import tensor_digest
 from ..torch_compat import after_import, on_call
+from .files.snapshot import copy_files, new_files
 from .training.ddp_modules import Modules
 
 CHECKPOINT = 2
 """The restart is from this one, so that the order of its epoch is neither the first nor the last."""
 LAST = {"first": 4, "second": 2, "torn": 1}
 """The checkpoint at which each start ends: what a schedule does next shows at the end of an epoch."""
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""Slurm, Kubernetes and torchrun announce the end by the first one; ``sbatch --signal`` has the others, too."""
+SIGNALLED_AFTER = 2
+"""Steps of a start that a scheduler ends: in the middle of an epoch."""
+GRACE_S = 30.0
+"""As Slurm, Kubernetes and torchrun have it, until SIGKILL …"""
+GRACE_STEPS = 12
+"""… or so many further steps, which are several shortened epochs."""
 STEPS_NOTED = 400
 BYTES_OF_A_TENSOR = 1 << 16
 MOST_TENSORS = 512
 MOST_KEYS = 200
-MOST_FILES = 2_000
-MOST_BYTES = 1 << 31
+METADATA = ".metadata"
+"""Of a sharded checkpoint, written when all shards are there."""
 _COUNTERS = ("epoch", "step", "iter")
 
 
@@ -59,6 +69,10 @@ class ResumeTrace:
         self._is_whole = False
         """A checkpoint that holds more than weights was written."""
         self._tearing = False
+        self._signal = 0
+        """What a scheduler has sent."""
+        self._metadata: dict[str, bytes] = {}
+        """Of a directory what a sharded save replaces last of all."""
         self._nameless: list[tuple[dict[str, Any], Any, float]] = []
         """What was saved into buffers since the newest step, with the buffer and the time."""
 
@@ -94,13 +108,19 @@ class ResumeTrace:
         optimizers.register_optimizer_step_post_hook(
             lambda *_: journal.guarded(self._step_ends, harms=("resume_steps", "resume_saves"))
         )
+        if self._start == "signalled":
+            # What a handler raises belongs to the script.
+            optimizers.register_optimizer_step_post_hook(lambda *_: self._receive())
 
     def _hook_sharded(self, verb: str, module: Any) -> None:
         listener = self._saves_sharded if verb == "save" else self._loads_sharded
-        on_call(self._journal, module, verb, before=listener, harms=("resume_saves",))
+        after = self._tears_sharded if verb == "save" else None
+        on_call(self._journal, module, verb, before=listener, after=after, harms=("resume_saves",))
 
     def _saves_sharded(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         if (path := _directory_of(options)) is not None and isinstance(held := _held(arguments, options), dict):
+            with contextlib.suppress(OSError), open(os.path.join(path, METADATA), "rb") as file:
+                self._metadata[path] = file.read()
             states = {key: one.state_dict() if hasattr(one, "state_dict") else one for key, one in held.items()}
             self._note_save(frame, states, path, is_file=False)
 
@@ -119,22 +139,42 @@ class ResumeTrace:
     def _step_begins(self) -> None:
         for row, buffer, time_s in self._nameless:
             size = buffer.getbuffer().nbytes
-            found = (one for one in _new_files(os.getcwd(), time_s, 6) if os.path.getsize(one) == size)
+            found = (one for one in new_files(os.getcwd(), time_s, 6) if os.path.getsize(one) == size)
             if path := max(found, key=os.path.getmtime, default=None):
                 self._write_save({**row, "path": path})
         self._nameless.clear()
         if self._snapshot_due:
             self._snapshot_due = False
             if self._start == "first" and len(self._saved_at) <= CHECKPOINT:
-                self._copy_files(f"second-{self._saved_at[-1]:06}")
+                self._copy_files(f"second-{self._saved_at[-1]:06}", self._saved_at[-1])
 
     def _step_ends(self) -> None:
         row, self._row = self._row, {}
         if row:  # Of several optimizers the first one's step ends it.
             self._steps += 1
-            self._journal.event("resume_step", ordinal=self._steps, **row)
-            if self._start == "torn":
+            self._journal.event("resume_step", ordinal=self._steps, handled=self._handled(), **row)
+            if self._start == "torn" or (self._signal and self._steps > SIGNALLED_AFTER + GRACE_STEPS):
                 self._leave()
+
+    def _handled(self) -> int:
+        """Return the first of a scheduler's signals that the script has a handler for; 0 for none."""
+        for number in SIGNALS:
+            handler: Any = signal.getsignal(number)
+            handler = getattr(handler, "func", handler)  # functools.partial
+            found = getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
+            if found is not None and self._journal.user_code.holds(found.co_filename):
+                return int(number)
+        return 0
+
+    def _receive(self) -> None:
+        """Have this process get, between two steps, the signal by which a scheduler ends a job."""
+        if self._steps == SIGNALLED_AFTER and not self._signal:
+            self._signal = self._journal.guarded(self._handled, harms=()) or 0
+            if self._signal:
+                timer = threading.Timer(GRACE_S, self._leave)
+                timer.daemon = True
+                timer.start()
+                os.kill(os.getpid(), self._signal)
 
     def _state(self) -> dict[str, Any]:
         """Return what the ranks hold before a step."""
@@ -183,6 +223,9 @@ class ResumeTrace:
         if isinstance(target, io.BytesIO):
             self._nameless.append((row, target, time.time()))
             return
+        if self._signal:
+            self._journal.event("resume_step", ordinal=self._steps + 1, **self._state())
+            row["signal"] = self._signal
         counts = row["whole"] or (row["weights"] and not self._is_whole)
         row["over_only"] = is_file and counts and target in self._paths and self._is_only(target)
         if counts and is_file and self._start == "first" and self._is_new() and len(self._saved_at) == CHECKPOINT:
@@ -205,7 +248,7 @@ class ResumeTrace:
         if new:
             self._saved_at.append(row["step"])
         self._snapshot_due = True
-        if new and self._is_whole and len(self._saved_at) == LAST[self._start]:
+        if new and self._is_whole and len(self._saved_at) == LAST.get(self._start):
             self._leave()
 
     def _leave(self) -> None:
@@ -223,12 +266,31 @@ class ResumeTrace:
             self._torch.save(held, whole)
         finally:
             self._tearing = False
+        half = bytes(whole.getbuffer()[: len(whole.getbuffer()) // 2])
 
-        def is_torn(other: str) -> bool:
+        def torn(other: str) -> Optional[bytes]:
             there = os.path.exists(path) and os.path.exists(other)
-            return other == path or (there and os.path.samefile(path, other))
+            return half if other == path or (there and os.path.samefile(path, other)) else None
 
-        self._copy_files("torn", path, is_torn, whole.getbuffer()[: len(whole.getbuffer()) // 2])
+        self._copy_files("torn", self._saved_at[-1], torn, path)
+
+    def _tears_sharded(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """Do the same with a directory: of each shard a half is there, and what is written last is not, or is that of
+        the save before.
+        """
+        folder = _directory_of(options)
+        if folder is None or self._start != "first" or len(self._saved_at) != CHECKPOINT + 1:
+            return
+
+        def torn(path: str) -> Optional[bytes]:
+            if os.path.dirname(path) != folder:
+                return None
+            if os.path.basename(path) == METADATA:
+                return self._metadata.get(folder, b"")
+            with open(path, "rb") as file:
+                return file.read(max(1, os.path.getsize(path) // 2))
+
+        self._copy_files("torn", self._saved_at[-2], torn)
 
     def _is_only(self, path: str) -> bool:
         """Return whether a file is there, and nothing of its size beside it or below the working directory."""
@@ -239,7 +301,7 @@ class ResumeTrace:
             return not any(
                 2 * os.path.getsize(other) >= size and not os.path.samefile(other, path)
                 for folder in folders
-                for other in _new_files(folder, began_s)
+                for other in new_files(folder, began_s)
             )
         except OSError:  # It is not there, or another rank is replacing files meanwhile.
             return False
@@ -254,33 +316,12 @@ class ResumeTrace:
         return f"{'tensors' if tensors else type(value).__name__} {self._digest(tensors or value)}"
 
     def _copy_files(
-        self, name: str, path: str = "", is_torn: Callable[[str], bool] = lambda _: False, half: Any = b""
+        self, name: str, step: int, torn: Callable[[str], Optional[bytes]] = lambda _: None, *others: str
     ) -> None:
-        """Copy what the job has written beside its checkpoints, with a list of where it belongs; by one rank of all."""
-        target = os.path.join(self._journal.run_directory, "snapshot", name)
-        try:
-            os.makedirs(target)
-        except FileExistsError:
-            return
+        """Copy what the job has written beside its checkpoints; by one rank of all."""
         began_s = int(self._journal.plan["job"]["started_ns"]) / 1e9
-        places: dict[str, str] = {}
-        torn: list[str] = []
-        left = MOST_BYTES
-        found = [one for folder in self._folders() for one in _new_files(folder, began_s)]
-        for one in dict.fromkeys([*found, *filter(None, [path])]):
-            places[one] = str(len(places))
-            copy = os.path.join(target, places[one])
-            if is_torn(one):
-                torn.append(one)
-                with open(copy, "wb") as file:
-                    file.write(half)
-                continue
-            left -= os.lstat(one).st_size
-            if left < 0 or len(places) >= MOST_FILES:
-                return
-            shutil.copy2(one, copy, follow_symlinks=False)
-        with open(os.path.join(target, "places.json"), "w", encoding="utf-8") as file:
-            json.dump({"step": self._saved_at[-1], "places": places, "torn": torn}, file)
+        found = [one for folder in self._folders() for one in new_files(folder, began_s)]
+        copy_files(os.path.join(self._journal.run_directory, "snapshot", name), [*found, *others], step, torn)
 
     def _folders(self) -> list[str]:
         return list(dict.fromkeys(os.path.dirname(path) for path in self._paths))
@@ -328,16 +369,3 @@ def _flat(value: Any, tensor_class: Any, depth: int = 8) -> Iterator[Any]:
         yield value
     else:
         yield type(value).__name__
-
-
-def _new_files(directory: str, since_s: float, depth: int = 3) -> Iterator[str]:
-    try:
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    if depth and not entry.name.startswith("."):
-                        yield from _new_files(entry.path, since_s, depth - 1)
-                elif entry.stat(follow_symlinks=False).st_mtime >= since_s and (entry.is_symlink() or entry.is_file()):
-                    yield entry.path
-    except OSError:
-        return

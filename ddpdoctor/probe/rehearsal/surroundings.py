@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import os
 import threading
 import time
@@ -37,6 +38,34 @@ def hook_sleep(journal: Journal) -> None:
 
 def _end_ns(seconds: Any) -> int:
     return min(epoch_ns() + int(seconds * 1e9), 1 << 62)
+
+
+_TERMINAL = os.terminal_size((80, 24))
+"""Columns and lines."""
+
+
+def hook_terminal() -> None:
+    """Answer what asks for the size of the terminal, as progress bars do: a rehearsed rank has none.
+
+    Scripts ask by ``os.get_terminal_size()``, which raises then, and by ``os.popen("stty size")``, which says nothing.
+    """
+    size, start = os.get_terminal_size, os.popen
+
+    @functools.wraps(size)
+    def get_terminal_size(*descriptor: Any) -> os.terminal_size:
+        try:
+            return size(*descriptor)
+        except OSError:
+            return _TERMINAL
+
+    @functools.wraps(start)
+    def popen(cmd: str, mode: str = "r", buffering: int = -1) -> Any:
+        if isinstance(cmd, str) and cmd.split() == ["stty", "size"]:
+            return io.StringIO(f"{_TERMINAL.lines} {_TERMINAL.columns}\n")
+        return start(cmd, mode, buffering)
+
+    os.get_terminal_size = get_terminal_size
+    os.popen = popen
 
 
 # Fits a Lightning Trainer or Fabric to the ranks of the rehearsal: as many devices as there are ranks, on one node.

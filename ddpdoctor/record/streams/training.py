@@ -273,6 +273,8 @@ class ResumeStep(msgspec.Struct, frozen=True, kw_only=True):
     learning_rates: tuple[str, ...] = ()
     scales: tuple[str, ...] = ()
     """Of gradient scalers that are enabled."""
+    handled: int = 0
+    """The number of a signal of schedulers that the script handles; 0 for none."""
 
 
 class ResumeSave(msgspec.Struct, frozen=True, kw_only=True):
@@ -291,6 +293,8 @@ class ResumeSave(msgspec.Struct, frozen=True, kw_only=True):
     """By key a whole number as it is, and anything else by kind and digest."""
     over_only: bool = False
     """It was written over an earlier one of the job, and no other file of that size was seen."""
+    signal: int = 0
+    """The signal that the rank had been sent before; a row of its state without batches stands beside it."""
     site: int = -1
 
 
