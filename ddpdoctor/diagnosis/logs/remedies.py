@@ -13,7 +13,7 @@ from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.examination import Advice
 from ddpdoctor.finding import Trouble
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.streams.setup import ERROR_LINE
+from ddpdoctor.record.streams.setup import ERROR_LINE, IN_THE_KERNEL
 
 # What a launcher may do about a first cause: start the job again, exclude a node, or leave it to a person.
 
@@ -88,6 +88,8 @@ def advice_of(cause: LogCause) -> Advice:
     if first.kind == "gpu":
         number = number_of(first.type)
         return "replace-the-node" if not number or xid(number).blame == "machine" else "fix-the-script"
+    if first.type == IN_THE_KERNEL:
+        return "replace-the-node"
     if first.kind == "lost-peer":
         return "unknown" if cause.absent else "retry"
     if cause.trouble == "no-rendezvous":

@@ -12,7 +12,7 @@ from ddpdoctor.diagnosis.wording import count, duration_text, location_of, place
 from ddpdoctor.finding import Fact, Location
 from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import RankException
-from ddpdoctor.record.streams.setup import ERROR_LINE, NO_START, Incident
+from ddpdoctor.record.streams.setup import ERROR_LINE, IN_THE_KERNEL, NO_START, Incident
 
 MESSAGE_CHARACTERS = 200
 FACTS_OF_RANKS = 16
@@ -39,6 +39,8 @@ def title(cause: LogCause) -> str:
                 return f"{who} ended unexpectedly, and without an exception"
             return f"{_who(cause)} {_was(cause)} killed by {signal_name(first.signal)}"
         case "stuck":
+            if first.type == IN_THE_KERNEL:
+                return f"the process of {_who(cause)} was stuck in the kernel, where no signal can end it"
             stuck = f" for {duration_text(first.timeout_ns)}" if first.timeout_ns else ""
             return f"the NCCL watchdog of {_who(cause)} was stuck{stuck}, probably in a call of CUDA or NCCL"
         case "cuda":
@@ -48,7 +50,8 @@ def title(cause: LogCause) -> str:
         case "killed-by-kernel":
             by = first.type if first.type != "out of memory" else "the kernel"
             where = next((f" on {one.host}" for one in cause.incidents if one.host), "")
-            return f"{by} killed {_whom(cause)}{where} because memory had run out"
+            why = "its time was up" if "timer" in by else "memory had run out"
+            return f"{by} killed {_whom(cause)}{where} because {why}"
         case "killed-by-scheduler":
             return _of_scheduler(first)
         case "worker-lost":

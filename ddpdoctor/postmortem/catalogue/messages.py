@@ -20,7 +20,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-_FILES = ("messages.toml", "torch.toml")
+_FILES = ("messages.toml", "torch.toml", "python.toml")
 _NCCL = "nccl.toml"
 _Where = Literal["any", "anywhere", "nccl"]
 """An exception or a line of torch's C++ side, the line of any program, a warning of NCCL."""
