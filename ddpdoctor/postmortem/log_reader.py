@@ -357,10 +357,12 @@ class LogReader:
             self._add(replace(incident, rank=None) if elsewhere else incident, prefixed, number)
         if endings or incidents or launchers.OF_NCCL in text:
             return
-        grave = _GRAVE.search(text[:HEAD_OF_A_LINE]) is not None
-        match = _BARE.search(text[:LONGEST_NAMED]) if grave else _BARE.match(text, _start_of(text))
-        match = match or _QUALIFIED.search(text[:LONGEST_NAMED])
-        alone = None if match else _ALONE.search(text[-LONGEST_NAMED:])
+        match = alone = None
+        if "Error" in text or "Exception" in text:
+            grave = _GRAVE.search(text[:HEAD_OF_A_LINE]) is not None
+            match = _BARE.search(text[:LONGEST_NAMED]) if grave else _BARE.match(text, _start_of(text))
+            match = match or _QUALIFIED.search(text[:LONGEST_NAMED])
+            alone = None if match else _ALONE.search(text[-LONGEST_NAMED:])
         if match:
             self._after = LINES_AFTER
             self._loose(prefixed, number, match["type"], text[match.start("message") :])
