@@ -1,9 +1,9 @@
 """Which statements of torch's distributed code and of NCCL no row of the catalogue classifies.
 
 The statements are those in ``printed``: what the Python files log as an error or a warning, and what the C++ side and
-NCCL print, taken from their binaries and their source. A statement that the installed torch has and the list has not is
-told as new, and so are those of a source of NCCL that is named. An exception of the Python files that has no row is read
-as what it is, an exception (DDP706); a warning of NCCL without one is an error of NCCL.
+NCCL print, taken from their binaries and their source. A statement that the installed torch has and the list has not
+is told as new, and so are those of a source of NCCL that is named. An exception of the Python files that has no row is
+read as what it is, an exception (DDP706); a warning of NCCL without one is an error of NCCL.
 """
 
 from __future__ import annotations
