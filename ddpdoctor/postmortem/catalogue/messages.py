@@ -111,7 +111,8 @@ class _Index(msgspec.Struct, frozen=True):
 
 
 @lru_cache(maxsize=3)
-def _index(where: _Where) -> _Index:
+def index_of(where: _Where) -> _Index:
+    """Return the index of the rows of a place."""
     chosen = [row for row in (rows_of_nccl() if where == "nccl" else rows()) if row.anywhere or where != "anywhere"]
     places: dict[str, frozenset[int]] = {}
     named = sorted({(word, place) for place, row in enumerate(chosen) for word in _words_of(row.pattern)}, key=_length)
@@ -133,7 +134,7 @@ def _length(named: tuple[str, int]) -> tuple[int, str, int]:
 
 def counts_at_any_level(text: str) -> bool:
     """Return whether a line reports a failure though its logger calls it a warning, or information."""
-    index = _index("anywhere")
+    index = index_of("anywhere")
     return any(
         row.any_level and pattern.search(text) for row, pattern in map(index.rows.__getitem__, index.likely(text))
     )
@@ -191,7 +192,7 @@ def statement_of_nccl(text: str) -> Statement | None:
 
 
 def _first(where: _Where, text: str) -> Statement | None:
-    index = _index(where)
+    index = index_of(where)
     kind = (where, text.translate(_NO_DIGITS)) if len(text) <= _LONGEST_KEPT else None
     place = _PLACES.get(kind) if kind is not None else None
     if place is None:
