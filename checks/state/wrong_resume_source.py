@@ -21,7 +21,7 @@ from ddpdoctor.source.queries.wrapped_models import (
 )
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.script.syntax_index import descend, last_name, made_from
+from ddpdoctor.source.script.module import descend, last_name, made_from
 
 
 class LeftOut(NamedTuple):

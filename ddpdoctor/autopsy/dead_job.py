@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 import msgspec
 from msgspec.structs import replace
 
+from ddpdoctor.autopsy.cores import read_core
 from ddpdoctor.catalogue.registry import read_catalogue
 from ddpdoctor.catalogue.run_checks import CheckResult, outcome_of, run_live_checks, run_log_checks
 from ddpdoctor.diagnosis.logs.causes import causes_of, first_cause
@@ -159,7 +160,7 @@ def autopsy(request: AutopsyRequest, stdin: BinaryIO | None = None) -> Examinati
         )
     started = time.perf_counter()
     runs = RecordedRuns()
-    read = read_postmortem(request.paths, stdin, runs.read)
+    read = read_postmortem(request.paths, stdin, runs.read, read_core)
     record, notes = with_names(read.record, runs.records)
     read = replace(read, record=record, notes=(*read.notes, *runs.notes, *_other_nodes(read), *notes))
     return concluded(request, read, time.perf_counter() - started, runs.findings)

@@ -22,7 +22,7 @@ from ddpdoctor.postmortem import packed
 from ddpdoctor.postmortem.dumps.nccl_reports import REPORT
 from ddpdoctor.record.layout import JOB_FILE
 
-InputKind = Literal["log", "dump", "error-file", "run"]
+InputKind = Literal["log", "dump", "error-file", "run", "core"]
 MOST_FILES = 20_000
 """Of one directory; a job of thousands of ranks has a few files a rank."""
 PIPE_PATIENCE_S = 5.0
@@ -213,6 +213,8 @@ def _add_log(found: Found, path: Path, inputs: Inputs, *, named: bool) -> None:
 
 def _kind_of(sample: bytes, path: Path) -> InputKind | None:
     start = sample.lstrip()[:400]
+    if sample.startswith(b"\x7fELF") and b"\x04" in sample[16:18]:
+        return "core"
     if sample[:1] == b"\x80" and len(sample) > 1 and sample[1] <= 5:
         return "dump"
     if start.startswith(b"{"):

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from ddpdoctor.files.untrusted import reason_of
 from ddpdoctor.finding import Frame
 from ddpdoctor.postmortem import launchers
-from ddpdoctor.postmortem.catalogue.messages import counts_at_any_level
+from ddpdoctor.postmortem.catalogue.messages import counts_at_any_level, statement_in
 from ddpdoctor.postmortem.failures import details_of, is_of_rendezvous, own_rank
 from ddpdoctor.postmortem.line_forms import BoxedTracebacks, lines_in, parts_of
 from ddpdoctor.postmortem.prefixes import Habit, OtherPrefixes, Prefixed, last_time, split
@@ -357,10 +357,12 @@ class LogReader:
             self._add(replace(incident, rank=None) if elsewhere else incident, prefixed, number)
         if endings or incidents or launchers.OF_NCCL in text:
             return
-        grave = _GRAVE.search(text[:HEAD_OF_A_LINE]) is not None
-        match = _BARE.search(text[:LONGEST_NAMED]) if grave else _BARE.match(text, _start_of(text))
-        match = match or _QUALIFIED.search(text[:LONGEST_NAMED])
-        alone = None if match else _ALONE.search(text[-LONGEST_NAMED:])
+        match = alone = None
+        if "Error" in text or "Exception" in text:
+            grave = _GRAVE.search(text[:HEAD_OF_A_LINE]) is not None
+            match = _BARE.search(text[:LONGEST_NAMED]) if grave else _BARE.match(text, _start_of(text))
+            match = match or _QUALIFIED.search(text[:LONGEST_NAMED])
+            alone = None if match else _ALONE.search(text[-LONGEST_NAMED:])
         if match:
             self._after = LINES_AFTER
             self._loose(prefixed, number, match["type"], text[match.start("message") :])
@@ -390,7 +392,8 @@ class LogReader:
         kind, trouble, more = details_of(name, message, (), anywhere=not name)
         unknown = (kind, trouble) == ("raised", "exception") and "type" not in more
         if unknown and not name:
-            if _GRAVE.search(message[:HEAD_OF_A_LINE]) or _REPORTED.match(message):
+            grave = _GRAVE.search(message[:HEAD_OF_A_LINE]) or _REPORTED.match(message)
+            if grave and ((found := statement_in(message)) is None or found.row.role != "noise"):
                 self._reported = prefixed, message, number
             return False
         if kind == "timed-out":

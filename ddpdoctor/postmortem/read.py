@@ -171,8 +171,15 @@ RunReader = Callable[[Path, str, "count[int]"], LogRead]
 """Reads a run directory of ours, by its path and its name in messages."""
 
 
+CoreReader = Callable[[Found, "count[int]"], LogRead]
+"""Reads a core file; raises OSError with why it cannot."""
+
+
 def read_postmortem(
-    paths: Sequence[str], stdin: BinaryIO | None = None, read_run: RunReader | None = None
+    paths: Sequence[str],
+    stdin: BinaryIO | None = None,
+    read_run: RunReader | None = None,
+    read_core: CoreReader | None = None,
 ) -> Postmortem:
     """Read logs, error files, dumps and recorded runs under the paths; ``-`` is ``stdin``."""
     inputs = find_inputs(tuple(paths))
@@ -207,6 +214,14 @@ def read_postmortem(
     runs = [found for found in inputs.found if found.kind == "run"]
     if read_run is not None:
         read += [read_run(found.path, found.name, positions) for found in runs if found.path is not None]
+    cores = 0
+    for found in inputs.found:
+        if found.kind == "core" and read_core is not None:
+            try:
+                read.append(read_core(found, positions))
+                cores += 1
+            except OSError as error:
+                notes.append(f"{found.name} was not read: {reason_of(error)}")
     dumped = read_dumps([found for found in inputs.found if found.kind == "dump"])
     notes += dumped.notes
     if dumped.incidents:
@@ -216,7 +231,7 @@ def read_postmortem(
         record = dumped.book.into(record, dumped.written_ns)
     return Postmortem(
         record=record,
-        dumps=dumped.read,
+        dumps=dumped.read + cores,
         logs=sum(found.kind == "log" for found in logs),
         lines=sum(one.lines for one in read),
         error_files=sum(found.kind == "error-file" for found in logs),

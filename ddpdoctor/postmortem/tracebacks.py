@@ -242,6 +242,8 @@ class Tracebacks:
 
     def _aged(self) -> list[Raised]:
         """Give out what nothing more is to come of."""
+        if not self.busy:
+            return []
         for one in (*self._open, *self._closed):
             one.age += 1
         done = [one for one in self._closed if one.age > (LINES_AFTER if not one.nested else MOST_LINES)]

@@ -1,10 +1,9 @@
 """Which statements of torch's distributed code and of NCCL no row of the catalogue classifies.
 
-Of the Python files: the texts of exceptions, and what is logged as an error or a warning. Of the C++ side and of NCCL:
-the statements in ``printed``, which were taken from their binaries and their source. A statement of C++ that the
-installed torch has and the list has not is told as new, and so are those of a source of NCCL that is named. An
-exception that has no row is read as what it is, an exception (DDP706); a warning of NCCL without one is an error of
-NCCL; what else is logged without a row counts for nothing.
+The statements are those in ``printed``: what the Python files log as an error or a warning, and what the C++ side and
+NCCL print, taken from their binaries and their source. A statement that the installed torch has and the list has not
+is told as new, and so are those of a source of NCCL that is named. An exception of the Python files that has no row is
+read as what it is, an exception (DDP706); a warning of NCCL without one is an error of NCCL.
 """
 
 from __future__ import annotations
@@ -33,6 +32,8 @@ _NO_STATEMENT = re.compile(
 _HOLE = re.compile(r"%[-#0-9.]*[lzh]*(?P<form>[a-zA-Z])|\{\}")
 _FILLED = {"s": "abc", "p": "0x7f", "c": "c", "m": "failure"}
 _WARN = re.compile(r'\bWARN\(\s*(?P<texts>(?:"(?:[^"\\]|\\.)*"\s*)+)')
+_LONGEST = 200
+"""Characters of a statement of Python in the list."""
 SHOWN = 40
 
 
@@ -59,8 +60,8 @@ def _statements(node: ast.AST) -> Iterator[tuple[str, str]]:
             yield "raised", f"{ast.unparse(node.exc.func).rpartition('.')[2]}: {text}"
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
         text = _text(node.args[0])
-        if node.func.attr in _LOGGED and text:
-            yield "logged", text
+        if node.func.attr in _LOGGED and any(map(str.isalpha, text)):
+            yield "logged", " ".join(text.split())[:_LONGEST].rstrip()
 
 
 def _text(node: ast.expr) -> str:
@@ -110,7 +111,7 @@ def filled(text: str) -> str:
 
 def unclassified() -> list[str]:
     """Return the statements of the lists that no row classifies."""
-    torch, nccl = printed("torch.txt")[0], printed("nccl.txt")[0]
+    torch, nccl = printed("torch.txt")[0] + printed("python.txt")[0], printed("nccl.txt")[0]
     return [text for text in torch if statement_in(filled(text)) is None] + [
         text for text in nccl if statement_of_nccl(filled(text)) is None
     ]
@@ -121,20 +122,24 @@ def main(arguments: list[str]) -> int:
     root = torch_directory()
     python = list(dict.fromkeys(of_python(root)))
     raised = [text for kind, text in python if kind == "raised"]
-    logged = [text for kind, text in python if kind == "logged" and statement_in(text) is None]
-    rows = sum(statement_in(text) is not None for text in raised)
+    logged, listed = {text for kind, text in python if kind == "logged"}, set(printed("python.txt")[0])
+    rows = sum(found is not None and found.row.role != "noise" for found in map(statement_in, raised))
     print(f"{len(raised)} exceptions of Python files: {rows} have a row, the others are read as exceptions")
-    print(f"{len(logged)} of {sum(kind == 'logged' for kind, _ in python)} logged texts of Python files have no row")
     unread = unclassified()
     torch, nccl = (len(printed(name)[0]) for name in ("torch.txt", "nccl.txt"))
-    print(f"{len(unread)} of {torch:,} statements of torch's C++ side and {nccl:,} of NCCL have no row")
+    print(
+        f"{len(unread)} of {len(listed):,} statements that torch's Python files log, {torch:,} of its C++ side and "
+        f"{nccl:,} of NCCL have no row"
+    )
+    print(f"{len(logged - listed)} of {len(logged):,} that those of the installed torch log are not in the list")
     known = "\n".join(filled(line) for part in printed("torch.txt") for line in part)
     literals = list(dict.fromkeys(of_library(root)))
     new = [text for text in literals if filled(text).strip(" .,:7")[:150] not in known]
     print(f"{len(new)} of {len(literals):,} literals of c10d in the installed torch are not in the list")
+    new += sorted(logged - listed)
     if arguments:
-        formats, listed = list(dict.fromkeys(of_nccl(Path(arguments[0])))), set(printed("nccl.txt")[0])
-        lacking = [text for text in formats if text[:200] not in listed]
+        formats, of_list = list(dict.fromkeys(of_nccl(Path(arguments[0])))), set(printed("nccl.txt")[0])
+        lacking = [text for text in formats if text[:200] not in of_list]
         print(f"{len(lacking)} of {len(formats):,} warnings in {arguments[0]} are not in the list")
         new += lacking
     for text in (*unread, *new[:SHOWN]):

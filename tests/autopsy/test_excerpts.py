@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from ddpdoctor.autopsy.dead_job import AutopsyRequest, autopsy
 from ddpdoctor.examination import Examination
-from ddpdoctor.postmortem.catalogue.messages import Row, rows, rows_of_nccl, statement_in, statement_of_nccl
+from ddpdoctor.postmortem.catalogue.messages import (
+    Row,
+    index_of,
+    rows,
+    rows_of_nccl,
+    statement_in,
+    statement_of_nccl,
+)
 from ddpdoctor.postmortem.read import read_postmortem
-from tests.autopsy.catalogue import unclassified
+from tests.autopsy.catalogue import filled, printed, unclassified
 from tests.autopsy.excerpts import Excerpt, excerpts, faults_of
 from tests.autopsy.test_logs import LOST, RAISED
 
@@ -54,6 +62,16 @@ def test_a_row_of_the_catalogue_is_found_in_any_surroundings(row: Row, before: s
 
 def test_every_statement_of_torch_and_every_warning_of_nccl_has_a_row() -> None:
     assert unclassified() == []
+
+
+@pytest.mark.parametrize("where", ["any", "anywhere", "nccl"])
+def test_no_row_that_fits_is_left_out_for_its_words(where: Literal["any", "anywhere", "nccl"]) -> None:
+    chosen = index_of(where)
+    texts = [row.example for row in (*rows(), *rows_of_nccl())]
+    texts += [filled(text) for name in ("torch.txt", "python.txt", "nccl.txt") for text in printed(name)[0]]
+    for text in texts:
+        fits = [place for place, (_, pattern) in enumerate(chosen.rows) if pattern.search(text)]
+        assert set(fits) <= set(chosen.likely(text)), text
 
 
 def test_a_row_of_noise_hides_no_exception(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from ddpdoctor.examination import Advice
 from ddpdoctor.finding import Fact, Location, Trouble
 from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import RankException, RunRecord
-from ddpdoctor.record.streams.setup import ERROR_LINE, NO_START, Incident
+from ddpdoctor.record.streams.setup import ERROR_LINE, IN_THE_KERNEL, NO_START, Incident
 
 # What a launcher may do about a first cause: start the job again, exclude a node, or leave it to a person.
 # Which evidence of a death is missing, and how to have it the next time.
@@ -88,6 +88,8 @@ def advice_of(cause: LogCause) -> Advice:
     if first.kind == "gpu":
         number = number_of(first.type)
         return "replace-the-node" if not number or xid(number).blame == "machine" else "fix-the-script"
+    if first.type == IN_THE_KERNEL:
+        return "replace-the-node"
     if first.kind == "lost-peer":
         return "unknown" if cause.absent else "retry"
     if cause.trouble == "no-rendezvous":
@@ -312,6 +314,8 @@ def title(cause: LogCause) -> str:
                 return f"{who} ended unexpectedly, and without an exception"
             return f"{_who(cause)} {_was(cause)} killed by {signal_name(first.signal)}"
         case "stuck":
+            if first.type == IN_THE_KERNEL:
+                return f"the process of {_who(cause)} was stuck in the kernel, where no signal can end it"
             stuck = f" for {duration_text(first.timeout_ns)}" if first.timeout_ns else ""
             return f"the NCCL watchdog of {_who(cause)} was stuck{stuck}, probably in a call of CUDA or NCCL"
         case "cuda":
@@ -321,7 +325,8 @@ def title(cause: LogCause) -> str:
         case "killed-by-kernel":
             by = first.type if first.type != "out of memory" else "the kernel"
             where = next((f" on {one.host}" for one in cause.incidents if one.host), "")
-            return f"{by} killed {_whom(cause)}{where} because memory had run out"
+            why = "its time was up" if "timer" in by else "memory had run out"
+            return f"{by} killed {_whom(cause)}{where} because {why}"
         case "killed-by-scheduler":
             return _of_scheduler(first)
         case "worker-lost":

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -20,7 +20,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-_FILES = ("messages.toml", "torch.toml")
+_FILES = ("messages.toml", "torch.toml", "python.toml")
 _NCCL = "nccl.toml"
 _Where = Literal["any", "anywhere", "nccl"]
 """An exception or a line of torch's C++ side, the line of any program, a warning of NCCL."""
@@ -38,8 +38,12 @@ _PLACES: dict[tuple[_Where, str], int] = {}
 """Which row texts fit that differ in their figures only: of a statement a dying job writes thousands."""
 _NONE = -1
 _MOST_KEPT, _LONGEST_KEPT = 4_096, 600
-_BEGINS_WITH_A_LETTER = re.compile(r"[A-Za-z](?![?*{|])")
-_NAMED = re.compile(r"\(\?P<\w+>")
+_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]])*\]|.", re.DOTALL)
+_TIMES = re.compile(r"(?:[*+?]|\{[\d,]+\})?[?+]?")
+_OPTIONAL = frozenset("?*{")
+_GROUP = re.compile(r"\((?:\?(?:[a-z]*(?:-[a-z]+)?:|P<\w+>)|(?!\?))")
+"""The beginning of a group that has to be there; not that of a look ahead or behind."""
+_SHORTEST_WORD = 3
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -86,57 +90,95 @@ def _read(name: str) -> list[Row]:
     return msgspec.convert(tomllib.loads(text)["message"], list[Row])
 
 
+class _Index(msgspec.Struct, frozen=True):
+    """The rows of a place, and how the few are found that a text may fit: each is searched for only where a word of it
+    is in the text.
+    """
+
+    rows: tuple[tuple[Row, re.Pattern[str]], ...]
+    words: re.Pattern[str]
+    places: Mapping[str, frozenset[int]]
+    """Rows by their words, in small letters; by an empty one those of which no word is known."""
+
+    def likely(self, text: str) -> list[int]:
+        """Return the places of the rows that a text may fit, in their order."""
+        text = text.lower()
+        found, match = set(self.places.get("", ())), self.words.search(text)
+        while match:
+            found |= self.places[match[0]]
+            match = self.words.search(text, match.start() + 1)
+        return sorted(found)
+
+
 @lru_cache(maxsize=3)
-def _compiled(where: _Where) -> tuple[tuple[Row, re.Pattern[str]], ...]:
-    chosen = rows_of_nccl() if where == "nccl" else rows()
-    return tuple((row, re.compile(row.pattern, re.IGNORECASE)) for row in chosen if row.anywhere or where != "anywhere")
+def index_of(where: _Where) -> _Index:
+    """Return the index of the rows of a place."""
+    chosen = [row for row in (rows_of_nccl() if where == "nccl" else rows()) if row.anywhere or where != "anywhere"]
+    places: dict[str, frozenset[int]] = {}
+    named = sorted({(word, place) for place, row in enumerate(chosen) for word in _words_of(row.pattern)}, key=_length)
+    for word, place in named:
+        # No word is the beginning of another one: at a position of a text one of them is looked for.
+        shorter = next((one for one in places if one and word.startswith(one)), word)
+        places[shorter] = places.get(shorter, frozenset()) | {place}
+    groups: dict[str, list[str]] = {}
+    for word in filter(None, places):
+        groups.setdefault(word[0], []).append(re.escape(word[1:]))
+    pattern = "|".join(f"{re.escape(first)}(?:{'|'.join(rest)})" for first, rest in groups.items())
+    compiled = tuple((row, re.compile(row.pattern, re.IGNORECASE)) for row in chosen)
+    return _Index(rows=compiled, words=re.compile(pattern), places=places)
 
 
-@lru_cache(maxsize=1)
-def _of_any_level() -> re.Pattern[str]:
-    among = [row for row in rows() if row.any_level and row.anywhere]
-    return re.compile("|".join(_NAMED.sub("(?:", row.pattern) for row in among), re.IGNORECASE)
+def _length(named: tuple[str, int]) -> tuple[int, str, int]:
+    return len(named[0]), *named
 
 
 def counts_at_any_level(text: str) -> bool:
     """Return whether a line reports a failure though its logger calls it a warning, or information."""
-    return _of_any_level().search(text) is not None
+    index = index_of("anywhere")
+    return any(
+        row.any_level and pattern.search(text) for row, pattern in map(index.rows.__getitem__, index.likely(text))
+    )
 
 
-@lru_cache(maxsize=2)
-def _any(where: _Where) -> re.Pattern[str]:
-    """One pattern for all rows: most texts fit none.
-
-    Its alternatives are grouped by their first letter: of hundreds a position of the text is compared with a few.
-    """
-    groups: dict[str, list[str]] = {}
-    for row, _ in _compiled(where):
-        for branch in _branches(_NAMED.sub("(?:", row.pattern)):
-            first = branch[0].lower() if _BEGINS_WITH_A_LETTER.match(branch) else ""
-            groups.setdefault(first, []).append(branch)
-    apart = groups.pop("", [])
-    return re.compile("|".join([*(f"(?={first})(?:{'|'.join(one)})" for first, one in groups.items()), *apart]), re.I)
+def _words_of(pattern: str) -> set[str]:
+    """Return words one of which is in every text that a pattern fits; an empty one among them: that is not known."""
+    branches: list[list[tuple[str, str]]] = [[]]
+    for part, times in _parts(pattern):
+        if part == "|":
+            branches.append([])
+        else:
+            branches[-1].append((part, times))
+    words = {word for branch in branches for word in _words_of_branch(branch)}
+    return words if min(map(len, words)) >= _SHORTEST_WORD else {""}
 
 
-def _branches(pattern: str) -> list[str]:
-    """Return the alternatives of a pattern, those within parentheses left as they are."""
-    found, depth, start, in_set = [], 0, 0, False
+def _words_of_branch(parts: Iterable[tuple[str, str]]) -> set[str]:
+    """Return the longest run of letters and signs, or the words of a group if those are longer."""
+    runs, groups = [""], []
+    for part, times in parts:
+        optional, escaped = times[:1] in _OPTIONAL, part[0] == "\\"
+        plain = not optional and (not part[-1].isalnum() if escaped else len(part) == 1 and part not in ".^$")
+        if plain:
+            runs[-1] += part[-1].lower()
+        elif not optional and (group := _GROUP.match(part)):
+            groups.append(_words_of(part[group.end() : -1]))
+        if times or not plain:
+            runs.append("")
+    return max([{max(runs, key=len)}, *groups], key=lambda words: min(map(len, words)))
+
+
+def _parts(pattern: str) -> Iterator[tuple[str, str]]:
+    """Yield the parts of a pattern, a group as one, each with what says how often it comes."""
     place = 0
     while place < len(pattern):
-        character = pattern[place]
-        if character == "\\":
-            place += 1
-        elif in_set:
-            in_set = character != "]"
-        elif character == "[":
-            in_set = True
-        elif character in "()":
-            depth += 1 if character == "(" else -1
-        elif character == "|" and not depth:
-            found.append(pattern[start:place])
-            start = place + 1
-        place += 1
-    return [*found, pattern[start:]]
+        start, depth = place, 0
+        while place == start or depth:
+            token = cast("re.Match[str]", _TOKEN.match(pattern, place))
+            depth += (token[0] == "(") - (token[0] == ")")
+            place = token.end()
+        times = cast("re.Match[str]", _TIMES.match(pattern, place))
+        yield pattern[start:place], times[0]
+        place = times.end()
 
 
 def statement_in(text: str, *, anywhere: bool = False) -> Statement | None:
@@ -150,20 +192,18 @@ def statement_of_nccl(text: str) -> Statement | None:
 
 
 def _first(where: _Where, text: str) -> Statement | None:
-    compiled = _compiled(where)
+    index = index_of(where)
     kind = (where, text.translate(_NO_DIGITS)) if len(text) <= _LONGEST_KEPT else None
     place = _PLACES.get(kind) if kind is not None else None
     if place is None:
-        likely = where == "nccl" or _any(where).search(text) is not None
-        fits = (place for place, (_, pattern) in enumerate(compiled) if pattern.search(text)) if likely else iter(())
-        place = next(fits, _NONE)
+        place = next((place for place in index.likely(text) if index.rows[place][1].search(text)), _NONE)
         if kind is not None:
             if len(_PLACES) >= _MOST_KEPT:
                 _PLACES.clear()
             _PLACES[kind] = place
     if place == _NONE:
         return None
-    row, pattern = compiled[place]
+    row, pattern = index.rows[place]
     match = pattern.search(text)
     if match is None:
         return None

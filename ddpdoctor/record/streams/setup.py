@@ -173,8 +173,9 @@ line that looks like an exception, without a traceback: it counts where its rank
 
 
 ERROR_LINE, NO_START, WATCHDOG = "error line", "start", "watchdog"
-"""Types of incidents: a line that only says that there is an error, a job that did not come to its script, and a
-watchdog that does not say what it detected.
+IN_THE_KERNEL = "uninterruptible sleep"
+"""Types of incidents: a line that only says that there is an error, a job that did not come to its script, a watchdog
+that does not say what it detected, and a process that no signal can end.
 """
 
 
