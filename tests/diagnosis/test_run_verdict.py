@@ -94,12 +94,18 @@ def test_of_two_warnings_the_one_that_costs_more_decides() -> None:
     assert run_verdict(summary(), found[:1]).state == "slow"
 
 
+def test_the_loader_of_one_rank_is_what_keeps_the_others_waiting() -> None:
+    found = (finding("DDP404", Severity.WARNING), finding("DDP403", Severity.WARNING))
+    assert run_verdict(summary(slower={1: {"data_wait": 90.0}}, data_wait=40.0), found).code == "DDP403"
+    assert run_verdict(summary(slower={1: {"data_wait": 20.0}}, data_wait=60.0), found).code == "DDP404"
+
+
 def test_advice_and_warnings_of_other_kinds_leave_a_run_healthy() -> None:
     found = finding("DDP509", Severity.WARNING, "a variable harms"), finding("DDP403", Severity.ADVICE, "it is slow")
     verdict = run_verdict(summary(slower={1: {"forward": 10.0}}), (finding("DDP205", Severity.ADVICE), *found))
     assert (verdict.state, verdict.why[-2:]) == ("healthy", ("a variable harms", "it is slow"))
     assert verdict.next == "mend DDP509"
-    assert verdict.text == "91% of the step is computation, and 9% waiting for other ranks"
+    assert verdict.text == "91% of the step is computation, and rank 0 waits 9% of it for the others"
 
 
 def test_a_standstill_goes_before_everything() -> None:
