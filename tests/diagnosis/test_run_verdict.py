@@ -96,8 +96,10 @@ def test_of_two_warnings_the_one_that_costs_more_decides() -> None:
 
 def test_the_loader_of_one_rank_is_what_keeps_the_others_waiting() -> None:
     found = (finding("DDP404", Severity.WARNING), finding("DDP403", Severity.WARNING))
-    assert run_verdict(summary(slower={1: {"data_wait": 90.0}}, data_wait=40.0), found).code == "DDP403"
-    assert run_verdict(summary(slower={1: {"data_wait": 20.0}}, data_wait=60.0), found).code == "DDP404"
+    of_one, of_both = (60.0, 140.0), (140.0, 160.0)
+    for waits_ms, code in ((of_one, "DDP403"), (of_both, "DDP404")):
+        slower = {rank: {"data_wait": wait_ms} for rank, wait_ms in enumerate(waits_ms)}
+        assert run_verdict(summary(slower=slower), found).code == code
 
 
 def test_advice_and_warnings_of_other_kinds_leave_a_run_healthy() -> None:

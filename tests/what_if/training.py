@@ -3,8 +3,8 @@
 Usage: training.py OUTPUT STEPS CHAPTER...
 
 A chapter is a job and its changes, ``comm``, ``comm:bucket_cap_mb=1``. Computation is sleep, so that ranks that share
-cores do not compete; in jobs with ``busy`` or ``busy_fetch`` it takes a core. The links of jobs with ``ns_per_byte`` are
-emulated: a hook lets the ranks meet over gloo for each bucket, in a thread of its own and one after the other, and
+cores do not compete; in jobs with ``busy`` or ``busy_fetch`` it takes a core. The links of jobs with ``ns_per_byte``
+are emulated: a hook lets the ranks meet over gloo for each bucket, in a thread of its own and one after the other, and
 sleeps for what a ring would take to send it; gradients are not averaged. Rank r writes OUTPUT.r.
 """
 
