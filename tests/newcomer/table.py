@@ -127,7 +127,9 @@ NOT_DONE: Mapping[str, str] = {
     'ddpdoctor autopsy "slurm-$SLURM_JOB_ID.out" --output-format json > autopsy.json': "needs Slurm: tests/clusters",
 }
 """Commands that are only parsed, with the reason."""
-NAMES = frozenset({"ddpdoctor check", "ddpdoctor gate", "ddpdoctor autopsy", "ddpdoctor check --equivalence"})
+NAMES = frozenset(
+    {f"ddpdoctor {name}" for name in ("check", "check --static", "check --equivalence", "gate", "autopsy")}
+)
 """What a sentence names, without what it is to be done with."""
 
 
