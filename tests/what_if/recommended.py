@@ -12,7 +12,6 @@ import os
 import sys
 import time
 from statistics import median
-from typing import Any
 
 import msgspec
 
@@ -27,6 +26,10 @@ SWEEPS: dict[str, tuple[str, tuple[float, ...]]] = {
     "far": ("bucket_cap_mb", (1, 2, 5, 25)),
     "gloo": ("bucket_cap_mb", (1, 5, 10, 25)),
     "cores": ("bucket_cap_mb", (1, 5, 10, 25)),
+    "logged": ("bucket_cap_mb", (1, 5, 10, 25)),
+    "wide": ("bucket_cap_mb", (5, 10, 25)),
+    "narrow": ("bucket_cap_mb", (1, 2, 5, 10)),
+    "busy": ("bucket_cap_mb", (1, 5, 25)),
     "accumulate": ("bucket_cap_mb", (1, 2, 5)),
     "small": ("bucket_cap_mb", (0.01, 1)),
     "input": ("workers", (0, 1)),
@@ -46,7 +49,8 @@ class Advised(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     setting: str
     present: float
-    recommended: float
+    recommended: float | None
+    """None: the run does not tell, and nothing is recommended."""
     measured_ms: dict[float, float]
     cores: int
 
@@ -54,11 +58,13 @@ class Advised(msgspec.Struct, frozen=True, kw_only=True):
     def behind(self) -> float:
         """By how much a step with the recommended value is longer than with the best of those that fit the cores."""
         fitting = [took for value, took in self.measured_ms.items() if self.setting != "workers" or value <= self.cores]
-        return self.measured_ms[self.recommended] / min(fitting) - 1.0
+        return self.measured_ms[self.present if self.recommended is None else self.recommended] / min(fitting) - 1.0
 
     @property
     def right(self) -> bool:
         """Within 5% of the best, and no more workers than there are cores for."""
+        if self.recommended is None:
+            return True
         return self.behind <= WITHIN and (self.setting != "workers" or self.recommended <= max(1, self.cores))
 
 
@@ -73,14 +79,19 @@ def main() -> int:
         for pair in advised(job):
             measured = ", ".join(f"{value:g}: {took:.1f}" for value, took in pair.measured_ms.items())
             print(
-                f"{pair.job:<12}{pair.setting:<15}{pair.present:>8g}{pair.recommended:>13g}{pair.behind:>13.1%}  "
+                f"{pair.job:<12}{pair.setting:<15}{pair.present:>8g}"
+                f"{'none' if pair.recommended is None else f'{pair.recommended:g}':>13}{pair.behind:>13.1%}  "
                 f"{measured}{'' if pair.right else '  OFF'}",
                 flush=True,
             )
             found.append(pair)
-    right = sum(pair.right for pair in found)
-    print(f"{right} of {len(found)} within {WITHIN:.0%} of the best; {time.monotonic() - began_s:.0f} s")
-    return 0 if right == len(found) and (len(found) >= 30 or len(jobs) < len(SWEEPS)) else 1
+    told = [pair for pair in found if pair.recommended is not None]
+    right = sum(pair.right for pair in told)
+    print(
+        f"{right} of {len(told)} recommendations within {WITHIN:.0%} of the best, none of {len(found) - len(told)} "
+        f"runs that do not tell; {time.monotonic() - began_s:.0f} s"
+    )
+    return 0 if right == len(told) and (len(told) >= 30 or len(jobs) < len(SWEEPS)) else 1
 
 
 def advised(job: str) -> list[Advised]:
@@ -107,19 +118,20 @@ def advised(job: str) -> list[Advised]:
     ]
 
 
-def recommended(done: Done, setting: str, present: float) -> float:
-    """Return the value that the table of ``ddpdoctor what-if`` shows; the present one where that brings nothing."""
-    changes: list[dict[str, Any]] = [
-        change.settings
-        for change in what_if(done.record).changes
-        if setting in change.settings and change.speedup.value > LEAST_GAIN
-    ]
-    return float(changes[0][setting]) if changes else present
+def recommended(done: Done, setting: str, present: float) -> float | None:
+    """Return the value that ``ddpdoctor what-if`` recommends.
+
+    The present one where no other brings anything, None where it says that the run does not tell.
+    """
+    changes = [change for change in what_if(done.record).changes if setting in change.settings]
+    if not changes or changes[0].speedup.value <= LEAST_GAIN:
+        return present
+    return float(changes[0].settings[setting]) if changes[0].recommended else None
 
 
-def _among(values: tuple[float, ...], value: float) -> float:
+def _among(values: tuple[float, ...], value: float | None) -> float | None:
     """The measured value that is the same: caps above the largest make one bucket, as that does."""
-    return value if value in values or value < values[-1] else values[-1]
+    return value if value is None or value < values[-1] else values[-1]
 
 
 if __name__ == "__main__":

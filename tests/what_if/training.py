@@ -56,6 +56,11 @@ JOBS: dict[str, dict[str, Any]] = {
     # Gradients over gloo as it is, beside computation that sleeps and beside one that takes the core.
     "gloo": {"width": 768, "layers": 8, "forward_ms": 8, "layer_ms": 5},
     "cores": {"width": 768, "layers": 8, "forward_ms": 8, "layer_ms": 4, "busy": True},
+    # The same with a loss that is averaged in each step, which tells the latency of an all-reduce.
+    "logged": {"width": 768, "layers": 8, "forward_ms": 8, "layer_ms": 5, "reduces": 1},
+    "wide": {"width": 1024, "layers": 6, "forward_ms": 8, "layer_ms": 8, "reduces": 2},
+    "narrow": {"width": 256, "layers": 30, "forward_ms": 8, "layer_ms": 1, "reduces": 1},
+    "busy": {"width": 768, "layers": 8, "forward_ms": 8, "layer_ms": 4, "busy": True, "reduces": 1},
     # Batches that are decoded on a core, beside a computation that leaves it free (a GPU's) and one that does not.
     "decode": {"width": 128, "layers": 4, "forward_ms": 15, "layer_ms": 6, "fetch_ms": 30, "busy_fetch": True},
     "crowded": {
