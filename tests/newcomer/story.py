@@ -35,7 +35,7 @@ def _on_every_rank(project: Path) -> None:
     script = project / "train.py"
     reported = 'print(f"epoch {epoch}: accuracy {evaluate(model, test_loader):.3f}")'
     head, tail = script.read_text().split(f"        if dist.get_rank() == 0:\n            {reported}\n")
-    fixed = [block for language, block in _BLOCK.findall(PAGE.read_text()) if language == "python"][0]
+    fixed = next(block for language, block in _BLOCK.findall(PAGE.read_text()) if language == "python")
     script.write_text(head + "".join(f"        {line}\n" for line in fixed.splitlines()) + tail)
 
 

@@ -125,7 +125,8 @@ def recommended(done: Done, setting: str, present: float) -> float | None:
     """
     changes = [change for change in what_if(done.record).changes if setting in change.settings]
     if not changes or changes[0].speedup.value <= LEAST_GAIN:
-        return present
+        tells = setting == "workers" or observe(done.record).fit.splits
+        return present if tells else None
     return float(changes[0].settings[setting]) if changes[0].recommended else None
 
 

@@ -52,7 +52,7 @@ JOBS: dict[str, dict[str, Any]] = {
     },
     # Links of little bandwidth and of much latency: few buckets are best, and many.
     "near": {"width": 768, "layers": 8, "forward_ms": 8, "layer_ms": 6, "ns_per_byte": 2, "hop_ms": 0.1},
-    "far": {"width": 512, "layers": 10, "forward_ms": 8, "layer_ms": 3, "ns_per_byte": 3, "hop_ms": 3},
+    "far": {"width": 512, "layers": 10, "forward_ms": 8, "layer_ms": 3, "ns_per_byte": 3, "hop_ms": 1},
     # Gradients over gloo as it is, beside computation that sleeps and beside one that takes the core.
     "gloo": {"width": 768, "layers": 8, "forward_ms": 8, "layer_ms": 5},
     "cores": {"width": 768, "layers": 8, "forward_ms": 8, "layer_ms": 4, "busy": True},
