@@ -74,7 +74,7 @@ def test_a_rank_that_waits_for_half_of_its_step_is_not_healthy_though_the_ranks_
 def test_nothing_is_healthy_that_was_not_measured() -> None:
     assert run_verdict(RunSummary(), ()).text == "no training step has been measured"
     early = run_verdict(summary(15), ())
-    assert early.text == "too early to tell: 12 steps of the 20 needed were measured"
+    assert early.text == "too few steps to tell: 12 of the 20 needed were measured"
     unmeasured = run_verdict(summary(sampled=1_000), ())
     assert "communication of gradients could not be measured" in unmeasured.text
     assert {early.state, unmeasured.state, run_verdict(RunSummary(), ()).state} == {"unknown"}

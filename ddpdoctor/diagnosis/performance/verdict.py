@@ -117,7 +117,7 @@ def _without_finding(summary: RunSummary, remarks: Sequence[Finding]) -> RunVerd
         return RunVerdict(state="unknown", text="no training step has been measured")
     figures = _figures(summary, phases)
     if summary.steps < FEWEST_STEPS:
-        text = f"too early to tell: {count(summary.steps, 'step')} of the {FEWEST_STEPS} needed were measured"
+        text = f"too few steps to tell: {summary.steps} of the {FEWEST_STEPS} needed were measured"
         return RunVerdict(state="unknown", text=text, why=figures)
     if summary.unseen:
         seen = f"{len(summary.ranks)} of {count(len(summary.ranks) + summary.unseen, 'rank')}"
