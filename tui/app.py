@@ -458,6 +458,8 @@ class DoctorApp(App[ScreenEnd]):
         snapshot = self._timeline.newest
         if snapshot is not None and snapshot.source == "attached":
             self.say("attached read-only: stacks can be taken only where the job is watched")
+        elif snapshot is not None and (snapshot.source != "live" or snapshot.state == "ended"):
+            self.say("stacks can be taken only of ranks that run")
         else:
             rank = int(self.where.opened)
             self._watcher.request(lambda: self._source.ask_for_stacks(rank))

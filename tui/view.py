@@ -53,6 +53,11 @@ class View:
     coloured: bool = True
 
     @property
+    def lives(self) -> bool:
+        """The ranks are there, and asked from here: stacks can be taken."""
+        return self.snapshot.source == "live" and self.snapshot.state != "ended"
+
+    @property
     def cursor(self) -> Cursor:
         """The cursor of the page."""
         return self.cursors.get(self.page, Cursor())

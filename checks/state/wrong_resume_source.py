@@ -19,9 +19,8 @@ from ddpdoctor.source.queries.wrapped_models import (
     optimizers,
     training_events,
 )
-from ddpdoctor.source.script.module import Module
+from ddpdoctor.source.script.module import Module, descend, last_name, made_from
 from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.script.module import descend, last_name, made_from
 
 
 class LeftOut(NamedTuple):

@@ -7,6 +7,7 @@ import click
 from ddpdoctor.catalogue.registry import described, find, gone_notes, read_catalogue
 from ddpdoctor.cli.options import checks as complete_checks
 from ddpdoctor.cli.options import help_option
+from ddpdoctor.cli.output import LIST_FORMATS, RunOutput, run_output_options
 from ddpdoctor.errors import UsageError
 from ddpdoctor.report import explanation, streams
 
@@ -17,11 +18,9 @@ SHELLS = ("bash", "zsh", "fish")
 @click.command(add_help_option=False)
 @click.argument("check", required=False, shell_complete=complete_checks)
 @click.option("--all", "every", is_flag=True, help="Explain every check.")
-@click.option(
-    "--output-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Text or JSON."
-)
+@run_output_options(formats=LIST_FORMATS)
 @help_option()
-def explain(check: str | None, every: bool, output_format: str) -> None:
+def explain(check: str | None, every: bool, wanted: RunOutput) -> None:
     """Explain CHECK, a code or a name; without one, list all checks."""
     catalogue = read_catalogue()
     if check is not None and every:
@@ -32,12 +31,12 @@ def explain(check: str | None, every: bool, output_format: str) -> None:
         checks = [described(find(catalogue, check))]
     else:
         checks = [described(entry) for entry in catalogue.entries]
-    if output_format == "json":
-        streams.write_result(explanation.as_json(checks))
-    elif check is None and not every:
-        streams.write_result(explanation.as_list(checks))
-    else:
-        streams.write_result(explanation.as_text(checks))
+    as_text = explanation.as_list if check is None and not every else explanation.as_text
+
+    def render(kind: str, width: int, colour: bool) -> str:  # It has neither lines to break nor colours.
+        return explanation.as_json(checks) if kind == "json" else as_text(checks)
+
+    wanted.write_rendered(render)
 
 
 @click.command(add_help_option=False)

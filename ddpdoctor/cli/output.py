@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 RunFormat = Literal["text", "json", "html"]
 RUN_FORMATS: tuple[RunFormat, ...] = get_args(RunFormat)
+LIST_FORMATS: tuple[RunFormat, ...] = ("text", "json")
+"""Of what lists runs and checks."""
 KINDS = ("text", *(name for name in FORMATS if name != "full"))
 """What a file may hold of an examination; ``text`` is what ``full`` is on a screen."""
 
@@ -60,7 +62,9 @@ def output_options(function: Decorated) -> Decorated:
     return _options(function, KINDS, FORMATS, meaning)
 
 
-def run_output_options(*exports: str, help: str = "") -> Callable[[Decorated], Decorated]:
+def run_output_options(
+    *exports: str, help: str = "", formats: tuple[RunFormat, ...] = RUN_FORMATS
+) -> Callable[[Decorated], Decorated]:
     """Return the options that make a ``RunOutput``, which the command takes as ``wanted``.
 
     ``exports`` are the kinds of what ``--export KIND=FILE`` writes, of which ``help`` tells.
@@ -75,13 +79,14 @@ def run_output_options(*exports: str, help: str = "") -> Callable[[Decorated], D
                 reports=given.pop("reports"),
                 export=given.pop("export", None),
                 exports=exports,
+                formats=formats,
                 force=given.pop("force"),
                 no_color=given.pop("no_color"),
             )
             return function(*arguments, wanted=wanted, **given)
 
         more = (click.option("--export", metavar="KIND=FILE", help=help),) if exports else ()
-        return cast("Decorated", _options(gathered, RUN_FORMATS, RUN_FORMATS, "Format of the report.", *more))
+        return cast("Decorated", _options(gathered, formats, formats, "Format of the report.", *more))
 
     return decorate
 
@@ -267,6 +272,7 @@ class RunOutput(msgspec.Struct, frozen=True, kw_only=True):
     """For the trace or the plot: ``KIND=FILE``."""
     exports: tuple[str, ...] = ("trace",)
     """The kinds there are of it."""
+    formats: tuple[RunFormat, ...] = RUN_FORMATS
     force: bool = False
     """Overwrite what is no report of ours."""
     no_color: bool = False
@@ -316,7 +322,7 @@ class RunOutput(msgspec.Struct, frozen=True, kw_only=True):
             raise failure
 
     def _further(self) -> list[tuple[str, str]]:
-        return [kind_and_file(word, RUN_FORMATS) for word in self.reports]
+        return [kind_and_file(word, self.formats) for word in self.reports]
 
     def write_trace(self, record: RunRecord) -> None:
         """Write the trace where one is wanted; raises UsageError when that is not possible."""

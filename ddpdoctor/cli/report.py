@@ -12,11 +12,12 @@ import msgspec
 
 from ddpdoctor.cli.options import Share, help_option
 from ddpdoctor.cli.options import runs as complete_runs
-from ddpdoctor.cli.output import TRACE, RunOutput, of_page, run_output_options
+from ddpdoctor.cli.output import LIST_FORMATS, TRACE, RunOutput, of_page, run_output_options
 from ddpdoctor.errors import DdpDoctorError, ExitCode, UsageError
 from ddpdoctor.launch.kept_runs import kept_runs, live_processes, remove_run, size_bytes
 from ddpdoctor.record.reader import read_plan
 from ddpdoctor.report import streams
+from ddpdoctor.report.formats.json import HEAD, indented
 from ddpdoctor.report.streams import one_line
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
 
 NOT_KNOWN = "-"
+NONE_YET = "No run has been recorded yet; `ddpdoctor profile train.py` records one.\n"
 
 
 class KeptRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,12 +73,10 @@ def report(runs: tuple[str, ...], wanted: RunOutput) -> None:
 @click.command(add_help_option=False)
 @click.argument("names", metavar="[RUN]...", nargs=-1, shell_complete=complete_runs)
 @click.option("--delete", is_flag=True, help="Remove the named runs.")
-@click.option(
-    "--output-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Text or JSON."
-)
+@run_output_options(formats=LIST_FORMATS)
 @help_option()
 @click.pass_context
-def runs(ctx: click.Context, names: tuple[str, ...], delete: bool, output_format: str) -> None:
+def runs(ctx: click.Context, names: tuple[str, ...], delete: bool, wanted: RunOutput) -> None:
     """List the kept runs of watched jobs, newest first, with the names that other commands take.
 
     With --delete the named runs are removed; one whose job is still running is not.
@@ -91,13 +91,13 @@ def runs(ctx: click.Context, names: tuple[str, ...], delete: bool, output_format
     if delete:
         ctx.exit(_delete(chosen))
     listed = [kept_run(directory) for directory in chosen]
-    if output_format == "json":
-        encoded = msgspec.json.format(msgspec.json.encode(listed), indent=2).decode()
-        streams.write_result(encoded + "\n")
-    elif not listed:
-        streams.write_result("No run has been recorded yet; `ddpdoctor profile train.py` records one.\n")
-    else:
-        streams.write_result(runs_text(listed))
+
+    def render(kind: str, width: int, colour: bool) -> str:  # A table has neither to break nor to colour.
+        if kind == "json":
+            return indented({**HEAD, "runs": listed})
+        return runs_text(listed) if listed else NONE_YET
+
+    wanted.write_rendered(render)
 
 
 def kept_run(directory: Path) -> KeptRun:

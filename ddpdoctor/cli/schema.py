@@ -183,6 +183,12 @@ def _run() -> Schema:
     )
 
 
+def _runs() -> Schema:
+    from ddpdoctor.cli.report import KeptRun
+
+    return _document({"runs": _list(_object(_fields(KeptRun, reported=False)))})
+
+
 def _compare() -> Schema:
     from ddpdoctor.diagnosis.performance.run_comparison import RunComparison
 
@@ -216,6 +222,7 @@ _MADE: Mapping[str, Callable[[], Schema]] = {
     "autopsy": _examination,
     "profile": _run,
     "report": _run,
+    "runs": _runs,
     "compare": _compare,
     "what-if": _what_if,
     "scaling": _scaling,

@@ -37,6 +37,8 @@ CAPS_MB = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 200.0)
 WORKERS = (1, 2, 4, 8)
 ACCUMULATIONS = (2, 4, 8)
 SPEEDS = (2.0, 10.0)
+NO_SPLIT = "the split of latency and bandwidth is assumed"
+NOT_TOLD = f"no recommendation: {NO_SPLIT}, and with another one it is slower; a small all-reduce in each step tells it"
 _CLEAR_WAIT = 0.01
 """Share of the step from which on waiting for data is worth a change."""
 
@@ -180,7 +182,7 @@ def _bucket_cap(observed: Observed, settings: Settings) -> Remedy:
         memory=f"a bucket of {bytes_text(largest)}",
         do=f"DistributedDataParallel(..., bucket_cap_mb={settings.bucket_cap_mb:g})",
         location=_wrap_line(observed),
-        note="" if observed.fit.splits else "the split of latency and bandwidth is assumed",
+        note="" if observed.fit.splits else NO_SPLIT,
     )
 
 
@@ -484,8 +486,10 @@ def _table(model: Model, left_out: list[str]) -> list[Change]:
 
 
 def _best(model: Model, changes: Sequence[Change]) -> Change:
-    """Return the value of a setting that is shown; of two that do the same, which rounding tells, the first one."""
-    best = max(changes, key=lambda change: round(change.speedup.value, 2))
+    """Return the value of a setting that is shown: one that brings something whatever the run leaves open, if there is
+    one; of two that do the same, which rounding tells, the first one.
+    """
+    best = max(changes, key=lambda change: (change.recommended, round(change.speedup.value, 2)))
     return _fewest_workers(changes, cores_per_rank(model.observed)) if "workers" in best.settings else best
 
 
@@ -539,7 +543,7 @@ def _greedily(model: Model, changes: Sequence[Change]) -> list[Change]:
 def _may_join(observed: Observed, change: Change) -> bool:
     """Only what leaves the training as it is: no larger batch, no rounding, nothing dropped, no other hardware."""
     names = set(change.settings)
-    if change.settings.get("collectives") == "dropped" or change.speedup.value <= LEAST_GAIN:
+    if change.settings.get("collectives") == "dropped" or not change.recommended:
         return False
     if "accumulation" in names and change.settings["accumulation"] != round(observed.micro_batches):
         return False
@@ -550,6 +554,8 @@ def _change(model: Model, each: Remedy) -> Change:
     outcome = model.outcome(each.settings)
     step = outcome.step_ns
     samples = outcome.samples
+    brings = outcome.speedup.value > LEAST_GAIN
+    told = NO_SPLIT not in each.note or outcome.least >= 1.0
     return Change(
         settings=each.settings.named(),
         title=each.title,
@@ -564,7 +570,8 @@ def _change(model: Model, each: Remedy) -> Change:
         semantics=each.semantics,
         do=each.do,
         location=each.location,
-        note=each.note,
+        note=each.note if told or not brings else each.note.replace(NO_SPLIT, NOT_TOLD),
+        recommended=brings and told,
     )
 
 

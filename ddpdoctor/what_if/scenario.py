@@ -375,6 +375,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     """Other values of the same setting, and how many times as fast they make the job."""
     note: str = ""
     """What the figure stands on, where that is not the run itself."""
+    recommended: bool = False
+    """It brings something, whatever the run leaves open."""
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -448,6 +450,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Of all ranks in a step; 0 where they are not known."""
     speedup: Interval
     """Of the work done a second; a step of four micro-batches does four times as much as one of one."""
+    least: float
+    """The speed-up under the worst of the assumptions, for what the run does not tell."""
     best: Replay
     scenario: Scenario
 
@@ -488,7 +492,14 @@ class Model:
         step_ns = Interval(best, max(0.0, min(steps_ns) - spread), max(steps_ns) + spread)
         base = self.observed.step_ns
         speedup = Interval(*(_times(work * base, step) for step in (best, step_ns.high, step_ns.low)))
-        return Outcome(step_ns=step_ns, samples=made[0].samples, speedup=speedup, best=after[0], scenario=made[0])
+        return Outcome(
+            step_ns=step_ns,
+            samples=made[0].samples,
+            speedup=speedup,
+            least=_times(work * base, max(steps_ns)),
+            best=after[0],
+            scenario=made[0],
+        )
 
     def _spread(self, step_ns: float, work: float) -> float:
         """Return what the interval adds on either side: how unsteady the run is, and what the model cannot know.

@@ -45,6 +45,14 @@ def test_the_help_of_all_commands_says_whole_what_their_own_say(capsys: Output) 
         assert summary in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.parametrize("name", sorted({*COMMANDS} - {"clean", "completion", "schema"}))
+def test_all_commands_that_report_have_the_same_options(name: str, capsys: Output) -> None:
+    assert main([name, "--help"]) == 0
+    told = capsys.readouterr().out
+    for option in ("--output-format", "-o, --output FILE", "--report KIND=FILE", "--force", "--no-color"):
+        assert option in told
+
+
 def test_the_version_is_told_without_click_and_the_help_without_msgspec() -> None:
     for option, without in (("--version", "click"), ("--help", "msgspec")):
         script = (

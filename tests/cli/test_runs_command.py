@@ -9,8 +9,10 @@ import sys
 import time
 from pathlib import Path
 
+import jsonschema
 import pytest
 
+from ddpdoctor.cli.schema import schema_of
 from tests.jobs_of_tests import kill_marked, marked
 
 JOB = """
@@ -61,12 +63,16 @@ def test_runs_are_listed_and_removed_but_for_one_that_lives_and_for_what_others_
         while not (tmp_path / "ready").exists():
             assert time.monotonic() < until and live.poll() is None
             time.sleep(0.05)
-        running, over = json.loads(_run(tmp_path, "runs", "--output-format", "json").stdout)
+        told = json.loads(_run(tmp_path, "runs", "--output-format", "json").stdout)
+        jsonschema.validate(told, schema_of("runs"))
+        running, over = told["runs"]
         assert (running["verdict"], running["script"]) == ("live", "train.py")
         assert (over["ranks"], over["steps"], over["verdict"], over["note"]) == (1, 5, "UNKNOWN", "")
         table = _run(tmp_path, "runs").stdout.splitlines()
         assert [line.split()[0] for line in table] == ["NAME", running["name"], over["name"]]
         assert _run(tmp_path, "report", over["name"]).returncode == 0
+        assert [_run(tmp_path, "runs", "-o", "list.txt").returncode for _ in range(2)] == [0, 0]
+        assert (tmp_path / "list.txt").read_text().splitlines()[:3] == table
 
         refused = _run(tmp_path, "runs", "--delete", running["name"])
         assert (refused.returncode, "its job is still running" in refused.stderr) == (2, True)

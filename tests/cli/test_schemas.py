@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from ddpdoctor.catalogue.registry import load, read_catalogue
 from ddpdoctor.cli.main import main
+from ddpdoctor.cli.report import KeptRun
 from ddpdoctor.cli.schema import COMMANDS, Schema, schema_of
 from ddpdoctor.diagnosis.performance.run_comparison import compare
 from ddpdoctor.equivalence_section import EquivalenceSection
@@ -19,6 +20,7 @@ from ddpdoctor.examination import AutopsySection, Examination, FirstCause
 from ddpdoctor.finding import Gain
 from ddpdoctor.report.explanation import as_json
 from ddpdoctor.report.formats import json as json_report
+from ddpdoctor.report.formats.json import HEAD, indented
 from ddpdoctor.report.run import compare_text, run_json, scaling_text, what_if_text
 from ddpdoctor.what_if.answer import what_if
 from ddpdoctor.what_if.links import MeasuredScaling, ScalingRun, points_of
@@ -85,6 +87,7 @@ WRITTEN: dict[str, tuple[str, Callable[[], str]]] = {
     "compare": ("compare", compared),
     "what-if": ("what-if", predicted),
     "scaling": ("scaling", scaled),
+    "runs": ("runs", lambda: indented({**HEAD, "runs": [KeptRun(name="run-1", directory="/run", size_bytes=1)]})),
     "explain": ("explain", lambda: as_json([load(entry) for entry in read_catalogue().entries])),
 }
 

@@ -74,7 +74,7 @@ def test_a_rank_that_waits_for_half_of_its_step_is_not_healthy_though_the_ranks_
 def test_nothing_is_healthy_that_was_not_measured() -> None:
     assert run_verdict(RunSummary(), ()).text == "no training step has been measured"
     early = run_verdict(summary(15), ())
-    assert early.text == "too early to tell: 12 steps of the 20 needed were measured"
+    assert early.text == "too few steps to tell: 12 of the 20 needed were measured"
     unmeasured = run_verdict(summary(sampled=1_000), ())
     assert "communication of gradients could not be measured" in unmeasured.text
     assert {early.state, unmeasured.state, run_verdict(RunSummary(), ()).state} == {"unknown"}
@@ -94,12 +94,20 @@ def test_of_two_warnings_the_one_that_costs_more_decides() -> None:
     assert run_verdict(summary(), found[:1]).state == "slow"
 
 
+def test_the_loader_of_one_rank_is_what_keeps_the_others_waiting() -> None:
+    found = (finding("DDP404", Severity.WARNING), finding("DDP403", Severity.WARNING))
+    of_one, of_both = (60.0, 140.0), (140.0, 160.0)
+    for waits_ms, code in ((of_one, "DDP403"), (of_both, "DDP404")):
+        slower = {rank: {"data_wait": wait_ms} for rank, wait_ms in enumerate(waits_ms)}
+        assert run_verdict(summary(slower=slower), found).code == code
+
+
 def test_advice_and_warnings_of_other_kinds_leave_a_run_healthy() -> None:
     found = finding("DDP509", Severity.WARNING, "a variable harms"), finding("DDP403", Severity.ADVICE, "it is slow")
     verdict = run_verdict(summary(slower={1: {"forward": 10.0}}), (finding("DDP205", Severity.ADVICE), *found))
     assert (verdict.state, verdict.why[-2:]) == ("healthy", ("a variable harms", "it is slow"))
     assert verdict.next == "mend DDP509"
-    assert verdict.text == "91% of the step is computation, and 9% waiting for other ranks"
+    assert verdict.text == "91% of the step is computation, and rank 0 waits 9% of it for the others"
 
 
 def test_a_standstill_goes_before_everything() -> None:

@@ -3,7 +3,8 @@
 python -m tests.newcomer [WORDS ...]
 
 The environment has this tree installed as a package, beside what the interpreter that runs this has; WORDS choose the
-commands that hold one of them. Exits with 1 where a command does not end as it should.
+commands that hold one of them, ``tutorial`` the tutorial from top to bottom. Exits with 1 where a command does not end
+as it should, or the tutorial shows what is not printed.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import venv
 from pathlib import Path
 
 from tests.newcomer.printed import ROOT, Printed, printed
+from tests.newcomer.story import followed
 from tests.newcomer.table import FILES, FIRST, done
 from tests.scratch import scratch_directory
 
 AT_MOST_S = 600.0
+STORY = "tutorial"
 
 
 def main(chosen: list[str]) -> int:
@@ -35,7 +38,8 @@ def main(chosen: list[str]) -> int:
         (directory / ".config" / "fish" / "completions").mkdir(parents=True)
         for one in in_order(printed()):
             what = done(one.command)
-            if what is None or (chosen and not any(word in one.command for word in (*chosen, *FIRST))):
+            words = (*chosen, *FIRST) if chosen != [STORY] else ()
+            if what is None or (chosen and not any(word in one.command for word in words)):
                 continue
             kept = sorted((directory / "state" / "ddpdoctor" / "runs").glob("run-*"))
             names = {"first": kept[0].name, "newest": kept[-1].name} if kept else {}
@@ -54,7 +58,21 @@ def main(chosen: list[str]) -> int:
             print(f"{'ok ' if right else 'BAD'} {ended.returncode:>3} {took:>6}  {one.page}: {command}", flush=True)
             if not right:
                 print(f"{ended.stdout[-2000:]}\n{ended.stderr[-2000:]}", flush=True)
+        if not chosen or STORY in chosen:
+            wrong += _follow_the_tutorial(directory, environment)
     return min(wrong, 1)
+
+
+def _follow_the_tutorial(directory: Path, environment: dict[str, str]) -> int:
+    project, state = directory / "story", directory / "state-of-story"
+    make_project(project)
+    wrong = 0
+    for told in followed(project, {**environment, "XDG_STATE_HOME": str(state)}, state / "ddpdoctor" / "runs"):
+        print(f"{'BAD' if told.missing else 'ok '}  tutorial.md shows: {told.block.splitlines()[0]}", flush=True)
+        for piece in told.missing:
+            print(f"     not printed: {piece}", flush=True)
+        wrong += bool(told.missing)
+    return wrong
 
 
 def in_order(commands: tuple[Printed, ...]) -> list[Printed]:

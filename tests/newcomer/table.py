@@ -100,7 +100,7 @@ STANDS_FOR = (
     (r"\bRUN\b", "{newest}"),
     (r"--nproc-per-node 8", "--nproc-per-node 2"),
     (r"--ranks 1,2,4", "--ranks 1,2 --no-links"),
-    (r"torchrun …|torchrun train.py", "torchrun --nproc-per-node 2 train.py"),
+    (r"torchrun …|torchrun \.\.\.|torchrun train.py", "torchrun --nproc-per-node 2 train.py"),
     (r"PATH\.\.\.", "job.log"),
 )
 """What a reader puts in the place of a word of the documents, and fewer ranks, for a machine of two cores."""
@@ -127,7 +127,9 @@ NOT_DONE: Mapping[str, str] = {
     'ddpdoctor autopsy "slurm-$SLURM_JOB_ID.out" --output-format json > autopsy.json': "needs Slurm: tests/clusters",
 }
 """Commands that are only parsed, with the reason."""
-NAMES = frozenset({"ddpdoctor check", "ddpdoctor gate", "ddpdoctor autopsy", "ddpdoctor check --equivalence"})
+NAMES = frozenset(
+    {f"ddpdoctor {name}" for name in ("check", "check --static", "check --equivalence", "gate", "autopsy")}
+)
 """What a sentence names, without what it is to be done with."""
 
 

@@ -14,6 +14,8 @@ from textual.pilot import Pilot
 
 from ddpdoctor.monitor.snapshot import Snapshot
 from ddpdoctor.tui.app import DoctorApp, ScreenEnd
+from ddpdoctor.tui.screens.pages import paint_screen
+from ddpdoctor.tui.view import View
 from tests.tui import runs
 from tests.tui.screens import lines_of, opened, text_of, until
 
@@ -180,6 +182,31 @@ def test_a_stack_is_asked_of_the_opened_rank() -> None:
         await until(pilot, lambda: source.asked == ["stacks of rank 5"])
 
     with_app(deed, source)
+
+
+def test_of_a_recording_no_stack_is_asked_and_none_is_promised() -> None:
+    source = runs.Still(msgspec.structs.replace(runs.straggler(), source="demo"))
+
+    async def deed(app: DoctorApp, pilot: Pilot[ScreenEnd]) -> None:
+        await pilot.press("2", "enter")
+        assert "not taken in this run" in text_of(app) and "t takes it" not in text_of(app)
+        await pilot.press("t")
+        assert "stacks can be taken only of ranks that run" in text_of(app)
+
+    with_app(deed, source)
+    assert source.asked == []
+
+
+def test_there_is_nothing_to_copy_without_a_standstill_and_what_was_done_is_said_whole() -> None:
+    note = "wrote ddpdoctor-stacks-train-step-123456789-2.txt"
+    for snapshot, offered in ((runs.straggler(), False), (runs.stalled(), True)):
+        view = View(snapshot=snapshot, page="stall")
+        keys, said = (
+            "".join(cell.text for cell in paint_screen(each, 80, 24).lines[-1])
+            for each in (view, replace(view, note=note))
+        )
+        assert ("c copy" in keys) == offered
+        assert note in said and "copy" not in said
 
 
 def test_what_is_shown_is_exported_without_overwriting(tmp_path: Path) -> None:

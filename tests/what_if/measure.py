@@ -69,6 +69,17 @@ def run_chapters(directory: Path, ranks: int, steps: int, specs: Sequence[str], 
 
     All are trained ``rounds`` times; of each the round counts in which the machine disturbed it least.
     """
+    found: dict[str, Done] = {}
+    for done in run_rounds(directory, ranks, steps, specs, rounds):
+        if done.spec not in found or done.step_ms < found[done.spec].step_ms:
+            found[done.spec] = done
+    return found
+
+
+def run_rounds(directory: Path, ranks: int, steps: int, specs: Sequence[str], rounds: int) -> list[Done]:
+    """Train chapters in one observed job, one after the other and all of them so often, ahead of them one for the
+    warm-up; in the order in which they were trained.
+    """
     assert 1 + rounds * len(specs) <= MOST_CHAPTERS
     assert steps - WARM_UP >= FEWEST_STEPS
     run, output = directory / f"run-{ranks}", directory / f"told-{ranks}"
@@ -85,13 +96,15 @@ def run_chapters(directory: Path, ranks: int, steps: int, specs: Sequence[str], 
         raise RuntimeError(f"the chapters were not trained to their end:\n{told.stderr[-4_000:]}")
     true = [json.loads(Path(f"{output}.{rank}").read_text(encoding="utf-8")) for rank in range(ranks)]
     record = _record(run)
-    found: dict[str, Done] = {}
-    for at, spec in enumerate(trained):
-        step_ms = 1e3 * fmean(own[at]["step_s"] for own in true)
-        if at and (spec not in found or step_ms < found[spec].step_ms):
-            own = of_chapter(record, at, 1 + at * steps + WARM_UP, 1 + (at + 1) * steps)
-            found[spec] = Done(spec=spec, step_ms=step_ms, record=own)
-    return found
+    return [
+        Done(
+            spec=spec,
+            step_ms=1e3 * fmean(own[at]["step_s"] for own in true),
+            record=of_chapter(record, at, 1 + at * steps + WARM_UP, 1 + (at + 1) * steps),
+        )
+        for at, spec in enumerate(trained)
+        if at
+    ]
 
 
 def of_chapter(record: RunRecord, number: int, first: int, stop: int) -> RunRecord:

@@ -10,7 +10,7 @@ from ddpdoctor.record.streams.setup import Node
 from ddpdoctor.what_if.answer import what_if
 from ddpdoctor.what_if.links import Link, on_other_ranks
 from ddpdoctor.what_if.observed import NoGround, RankTimes, Scenario, observe, replay
-from ddpdoctor.what_if.scenario import Model, Outcome
+from ddpdoctor.what_if.scenario import Change, Model, Outcome
 from ddpdoctor.what_if.settings import Settings, layout_with, parse, ready_shares
 from tests.diagnosis.measured_job import MeasuredJob
 from tests.what_if.records import EVEN, MEGABYTE, bucketed, record_of
@@ -91,14 +91,18 @@ def test_the_run_itself_is_reproduced() -> None:
     assert abs(sampled.error) < 0.01
 
 
-def test_the_bandwidth_is_fitted_to_what_was_exposed() -> None:
-    small = MeasuredJob(2, kinds=("all_reduce",))
+def with_small_all_reduces(each_ms: float) -> MeasuredJob:
+    job = MeasuredJob(2, kinds=("all_reduce",))
     for _ in range(40):
-        began = max(small.now_ms.values())
-        small.run(1, {**EVEN, "other": 3.0}, transfer=18.0, hidden=30.0, explicit_ns=2_000_000)
-        for rank in small.ranks:
-            small.call(rank, "all_reduce", began + 15, began + 17, size_bytes=4)
-    fitted = model_of(small).observed.fit
+        began = max(job.now_ms.values())
+        job.run(1, {**EVEN, "other": 1.0 + each_ms}, transfer=18.0, hidden=30.0, explicit_ns=int(each_ms * MS))
+        for rank in job.ranks:
+            job.call(rank, "all_reduce", began + 15, began + 15 + each_ms, size_bytes=4)
+    return job
+
+
+def test_the_bandwidth_is_fitted_to_what_was_exposed() -> None:
+    fitted = model_of(with_small_all_reduces(2.0)).observed.fit
     assert fitted.splits
     assert fitted.best.latency_ns == pytest.approx(2 * MS, rel=0.01)
     # 12 ms a bucket, of which 2 are latency: 10 MB in 10 ms.
@@ -111,6 +115,16 @@ def test_without_small_all_reduces_the_interval_holds_both_splits() -> None:
     assert "cannot be separated" in model.observed.fit.ground
     narrow = predicted(model, "link_speed=2").step_ns
     assert narrow.low < step_ms(model, "link_speed=2") * MS < narrow.high
+
+
+def test_a_bucket_size_is_recommended_only_where_the_run_tells_what_a_call_costs() -> None:
+    def cap(job: MeasuredJob) -> Change:
+        return next(change for change in what_if(record_of(job)).changes if "bucket_cap_mb" in change.settings)
+
+    untold, told = cap(bucketed(2, 60)), cap(with_small_all_reduces(0.2))
+    assert (untold.settings, told.settings) == ({"bucket_cap_mb": 1.0},) * 2
+    assert untold.speedup.value > 1.01 and not untold.recommended and "no recommendation" in untold.note
+    assert told.speedup.value > 1.01 and told.recommended and not told.note
 
 
 def test_faster_links_leave_only_what_is_computed() -> None:

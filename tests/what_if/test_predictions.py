@@ -1,4 +1,4 @@
-"""With ``-m full`` the table of ``python -m tests.what_if``: predictions beside changed runs on real ranks."""
+"""With ``-m full`` the tables of ``python -m tests.what_if`` and ``tests.what_if.recommended``, on real ranks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.full
 @pytest.mark.timeout(3_000)
-def test_the_table_keeps_its_bounds() -> None:
+@pytest.mark.parametrize("table", ["tests.what_if", "tests.what_if.recommended"])
+def test_the_table_keeps_its_bounds(table: str) -> None:
     told = subprocess.run(
-        [sys.executable, "-m", "tests.what_if"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=2_900
+        [sys.executable, "-m", table], cwd=ROOT, capture_output=True, text=True, check=False, timeout=2_900
     )
     assert told.returncode == 0, told.stdout[-6_000:] + told.stderr[-2_000:]

@@ -3,13 +3,14 @@
 Usage: training.py OUTPUT STEPS CHAPTER...
 
 A chapter is a job and its changes, ``comm``, ``comm:bucket_cap_mb=1``. Computation is sleep, so that ranks that share
-cores do not compete. The links of all jobs but ``small`` are emulated: a hook lets the ranks meet over gloo for each
-bucket, in a thread of its own and one after the other, and sleeps for what a ring would take to send it; gradients are
-not averaged. Rank r writes OUTPUT.r.
+cores do not compete; in jobs with ``busy`` or ``busy_fetch`` it takes a core. The links of jobs with ``ns_per_byte``
+are emulated: a hook lets the ranks meet over gloo for each bucket, in a thread of its own and one after the other, and
+sleeps for what a ring would take to send it; gradients are not averaged. Rank r writes OUTPUT.r.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import queue
@@ -49,9 +50,39 @@ JOBS: dict[str, dict[str, Any]] = {
         "width": 384, "layers": 6, "forward_ms": 6, "layer_ms": 3, "micro": 4, "sync_all": True, "bucket_cap_mb": 1,
         "ns_per_byte": 15,
     },
+    # Links of little bandwidth and of much latency: few buckets are best, and many.
+    "near": {"width": 768, "layers": 8, "forward_ms": 8, "layer_ms": 6, "ns_per_byte": 2, "hop_ms": 0.1},
+    "far": {"width": 512, "layers": 10, "forward_ms": 8, "layer_ms": 3, "ns_per_byte": 3, "hop_ms": 1},
+    # Gradients over gloo as it is, beside computation that sleeps and beside one that takes the core.
+    "gloo": {"width": 768, "layers": 8, "forward_ms": 8, "layer_ms": 5},
+    "cores": {"width": 768, "layers": 8, "forward_ms": 8, "layer_ms": 4, "busy": True},
+    # The same with a loss that is averaged in each step, which tells the latency of an all-reduce.
+    "logged": {"width": 768, "layers": 8, "forward_ms": 8, "layer_ms": 5, "reduces": 1},
+    "wide": {"width": 1024, "layers": 6, "forward_ms": 8, "layer_ms": 8, "reduces": 2},
+    "narrow": {"width": 256, "layers": 30, "forward_ms": 8, "layer_ms": 1, "reduces": 1},
+    "busy": {"width": 768, "layers": 8, "forward_ms": 8, "layer_ms": 4, "busy": True, "reduces": 1},
+    # Batches that are decoded on a core, beside a computation that leaves it free (a GPU's) and one that does not.
+    "decode": {"width": 128, "layers": 4, "forward_ms": 15, "layer_ms": 6, "fetch_ms": 30, "busy_fetch": True},
+    "crowded": {
+        "width": 128, "layers": 4, "forward_ms": 15, "layer_ms": 6, "fetch_ms": 30, "busy": True, "busy_fetch": True,
+    },
+    "disk": {"width": 128, "layers": 4, "forward_ms": 15, "layer_ms": 6, "fetch_ms": 30, "busy": True},
+    # Batches that are soon there: workers bring little.
+    "quick": {"width": 128, "layers": 4, "forward_ms": 15, "layer_ms": 6, "fetch_ms": 3, "busy_fetch": True},
 }  # fmt: skip
 HOP_MS = 0.3
-"""Latency of a hop of the emulated ring."""
+"""Latency of a hop of the emulated ring, where a job names no other."""
+CHUNK = bytes(1 << 16)
+
+
+def take(own_ms: float, *, busy: bool) -> None:
+    """Let so much time pass; ``busy`` on a core, as much of its time however many want it."""
+    if not busy:
+        time.sleep(own_ms / 1e3)
+        return
+    until_s = time.thread_time() + own_ms / 1e3
+    while time.thread_time() < until_s:
+        hashlib.sha256(CHUNK)  # Without the lock of the interpreter, as computations of torch are.
 
 
 class Stream:
@@ -60,6 +91,7 @@ class Stream:
     def __init__(self, group: Any) -> None:
         self.group = group
         self.ns_per_byte = 0.0
+        self.hop_ms = HOP_MS
         self.halves = False
         self.jobs: queue.Queue[Any] = queue.Queue()
         threading.Thread(target=self._run, daemon=True).start()
@@ -71,7 +103,7 @@ class Stream:
             self.group.allreduce([meeting]).wait()
             size_bytes = tensor.numel() * tensor.element_size() * (0.5 if self.halves else 1.0)
             ring_ns = 2 * (ranks - 1) / ranks * size_bytes * self.ns_per_byte
-            time.sleep(2 * (ranks - 1) * HOP_MS / 1e3 + ring_ns / 1e9)
+            time.sleep(2 * (ranks - 1) * self.hop_ms / 1e3 + ring_ns / 1e9)
             future.set_result(tensor)
 
     def hook(self, state, bucket):  # type: ignore[no-untyped-def]  # torch looks at the annotations
@@ -81,27 +113,27 @@ class Stream:
 
 
 class Samples(Dataset):  # type: ignore[misc]
-    def __init__(self, length: int, width: int, fetch_ms: float) -> None:
-        self.length, self.width, self.fetch_ms = length, width, fetch_ms
+    def __init__(self, length: int, width: int, fetch_ms: float, busy: bool) -> None:
+        self.length, self.width, self.fetch_ms, self.busy = length, width, fetch_ms, busy
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        time.sleep(self.fetch_ms / BATCH / 1e3)
+        take(self.fetch_ms / BATCH, busy=self.busy)
         return torch.full((self.width,), 0.01 * (index % 7))
 
 
 class Slow(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(context: Any, value: torch.Tensor, layer_ms: float) -> torch.Tensor:
-        context.layer_ms = layer_ms
+    def forward(context: Any, value: torch.Tensor, layer_ms: float, busy: bool) -> torch.Tensor:
+        context.layer_ms, context.busy = layer_ms, busy
         return value.view_as(value)
 
     @staticmethod
     def backward(context: Any, gradient: torch.Tensor) -> Any:
-        time.sleep(context.layer_ms / 1e3)
-        return gradient, None
+        take(context.layer_ms, busy=context.busy)
+        return gradient, None, None
 
 
 class Net(nn.Module):  # type: ignore[misc]
@@ -111,13 +143,14 @@ class Net(nn.Module):  # type: ignore[misc]
         self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(job["layers"]))
         self.forward_ms = job["forward_ms"] + (job.get("late_ms", 0) if late else 0)
         self.layer_ms = job["layer_ms"]
+        self.busy = bool(job.get("busy"))
         for number in range(job.get("buffers", 0)):
             self.register_buffer(f"constant_{number}", torch.ones(4_000 + number))
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
-        time.sleep(self.forward_ms / 1e3)
+        take(self.forward_ms, busy=self.busy)
         for layer in self.layers:
-            value = Slow.apply(layer(value), self.layer_ms)
+            value = Slow.apply(layer(value), self.layer_ms, self.busy)
         return value
 
 
@@ -157,9 +190,11 @@ def chapter(spec: str, steps: int, stream: Stream) -> dict[str, Any]:
     )
     if "ns_per_byte" in job:
         stream.ns_per_byte, stream.halves = job["ns_per_byte"], job.get("halves", False)
+        stream.hop_ms = job.get("hop_ms", HOP_MS)
         model.register_comm_hook(None, stream.hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
-    samples = Samples(steps * micro * BATCH * world_size, job["width"], job.get("fetch_ms", 0))
+    length = steps * micro * BATCH * world_size
+    samples = Samples(length, job["width"], job.get("fetch_ms", 0), bool(job.get("busy_fetch")))
     loader = DataLoader(samples, batch_size=BATCH, sampler=DistributedSampler(samples), num_workers=job["workers"])
     logged = torch.zeros(1)
     ends = []
@@ -183,9 +218,10 @@ def chapter(spec: str, steps: int, stream: Stream) -> dict[str, Any]:
 def main() -> None:
     output, steps, *specs = sys.argv[1:]
     torch.set_num_threads(1)
-    with suppress(PermissionError):
-        # Ranks that sleep have to wake up in time on a machine that does other things as well.
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    if not any(job_of(spec).get("busy") or job_of(spec).get("busy_fetch") for spec in specs):
+        with suppress(PermissionError):
+            # Ranks that sleep have to wake up in time on a machine that does other things as well.
+            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     dist.init_process_group("gloo")
     stream = Stream(dist.new_group())
     told = [chapter(spec, int(steps), stream) for spec in specs]

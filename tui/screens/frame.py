@@ -142,7 +142,7 @@ def key_line(view: View, keys: Sequence[tuple[str, str]], width: int) -> Line:
             Cell(shown(view.filter) + "_", "strong"),
             Cell("   Enter keeps it, Esc clears it", "dim"),
         )
-    right = line(Cell(f"{cut(shown(view.note), width // 2, view.glyphs.dots)} ", "strong")) if view.note else ()
+    right = line(Cell(f"{cut(shown(view.note), width - 2, view.glyphs.dots)} ", "strong")) if view.note else ()
     room = width - width_of(right) - 1
     kept: set[int] = set()
     # Help and quitting, the last two, stay when there is little room.

@@ -151,9 +151,9 @@ def paint_screen(view: View, width: int, height: int) -> Painting:
 
 def _may_be_pressed(key: str, view: View) -> bool:
     """Return whether a key can do anything: a recording has no job to end and no stack to take."""
-    snapshot = view.snapshot
-    lives = snapshot.source == "live" and snapshot.state != "ended"
-    return lives and (key == "t" or snapshot.launched) if key in ("k", "t") else True
+    if key == "c":
+        return view.snapshot.stall is not None
+    return view.lives and (key == "t" or view.snapshot.launched) if key in ("k", "t") else True
 
 
 def paint_defect(view: View, width: int, height: int, error: Exception) -> Painting:

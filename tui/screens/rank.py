@@ -109,7 +109,7 @@ def _stack(rank: RankView, view: View, width: int) -> list[Line]:
     remark = "" if taken is None else f"taken {span(view.snapshot.now_ns - taken)} ago"
     head = heading("Stack, innermost first", width, view.glyphs, remark)
     if not rank.stack:
-        return [head, line(Cell("  t takes it", "dim"))]
+        return [head, line(Cell("  t takes it" if view.lives else "  not taken in this run", "dim"))]
     return [head, *(line("  ", *cells) for cells in stack_lines(rank.stack, width - 2, view))]
 
 

@@ -117,7 +117,7 @@ def _without_finding(summary: RunSummary, remarks: Sequence[Finding]) -> RunVerd
         return RunVerdict(state="unknown", text="no training step has been measured")
     figures = _figures(summary, phases)
     if summary.steps < FEWEST_STEPS:
-        text = f"too early to tell: {count(summary.steps, 'step')} of the {FEWEST_STEPS} needed were measured"
+        text = f"too few steps to tell: {summary.steps} of the {FEWEST_STEPS} needed were measured"
         return RunVerdict(state="unknown", text=text, why=figures)
     if summary.unseen:
         seen = f"{len(summary.ranks)} of {count(len(summary.ranks) + summary.unseen, 'rank')}"
@@ -131,7 +131,8 @@ def _without_finding(summary: RunSummary, remarks: Sequence[Finding]) -> RunVerd
         text = "nothing slow was found, but the communication of gradients could not be measured"
         return RunVerdict(state="unknown", text=text, why=figures)
     computing = (phases.forward_ns + phases.backward_compute_ns + phases.optimizer_ns) / phases.step_ns
-    waiting = max((rank.waiting_ns or 0.0 for rank in summary.ranks), default=0.0) / phases.step_ns
+    longest = max(summary.ranks, key=lambda rank: rank.waiting_ns or 0.0, default=None)
+    waiting = (longest.waiting_ns or 0.0) / phases.step_ns if longest else 0.0
     if waiting > _MOSTLY:
         # Of a rank that is slower in all that it does no cause in the script is known, and the straggler is advice.
         known = [finding for finding in remarks if _lost_share(finding, summary) > _MOSTLY]
@@ -143,8 +144,10 @@ def _without_finding(summary: RunSummary, remarks: Sequence[Finding]) -> RunVerd
             why=(*figures, *(finding.title for finding in remarks[:_FACTS])),
             next="Check what the ranks do in long steps; they may be late in turns.",
         )
-    nobody = "no rank keeps the others waiting"
-    waits = nobody if waiting < DEFAULTS["straggler"] else f"{waiting:.0%} waiting for other ranks"
+    waits = "no rank keeps the others waiting"
+    if longest and waiting >= DEFAULTS["straggler"]:
+        # The computation is the mean of the ranks: together with one rank's wait it may be more than the whole.
+        waits = f"{rank_list((longest.rank,))} waits {waiting:.0%} of it for the others"
     between = phases.other_ns / phases.step_ns
     text, todo = f"{computing:.0%} of the step is computation, and {waits}", ""
     if between > max(computing, _MOSTLY):
@@ -191,7 +194,10 @@ def _lost_share(finding: Finding, summary: RunSummary) -> float:
     lost_ns = {
         "exposed-communication": (phases.exposed_transfer_ns or 0.0) + phases.explicit_ns,
         "straggler": max((rank.waiting_ns or 0.0 for rank in summary.ranks), default=0.0),
-        "input-bound": phases.data_wait_ns,
+        # What half of the ranks wait at least, as the check has it: the loader of a single one is a straggler's.
+        "input-bound": sorted(rank.phases.data_wait_ns for rank in summary.ranks)[(len(summary.ranks) - 1) // 2]
+        if summary.ranks
+        else phases.data_wait_ns,
         "hot-barrier": phases.explicit_ns,
     }
     return lost_ns.get(finding.trouble or "", 0.0) / phases.step_ns
