@@ -67,7 +67,6 @@ _PATIENCE = Said(code="DDP302", line=57, words=("All-reduce or broadcast",))
 _CUT = Said(code="DDP105", line=18, words=("not in the order of the samples", "torch.stack(parts, 1)"))
 _SCHEDULE = Said(code="DDP224", line=14, words=("accelerator.num_processes",))
 _CODEBOOK = Said(code="DDP208", line=64, ranks=(0, 1), words=("stages.0.embed", "DDP broadcasts none", "all_reduce"))
-_BEST = Said(code="DDP606", line=53, words=("chooses the checkpoint", "all_reduce"))
 _FOLDER = Said(code="DDP603", line=20, words=("which rank 0 makes just before", "exist_ok=True"))
 _LAST_TURN = Said(code="DDP217", line=21, words=("the micro-step after which the optimizer steps",))
 
@@ -171,7 +170,6 @@ CASES = (
     Case(script="reports/episodes_global_rng.py", source=(_EPISODES,), checked=(_EPISODES,)),
     # No line of the source shows what the ranks' batches make of the codebook: the run sees it.
     Case(script="reports/codebook_not_broadcast.py", checked=(_CODEBOOK,)),
-    Case(script="reports/ranking_of_own_shard.py", source=(_BEST,), checked=(_BEST,)),
     Case(script="reports/shard_into_missing_folder.py", source=(_FOLDER,), checked=(_FOLDER,)),
     Case(script="reports/accumulation_off_by_one.py", source=(_LAST_TURN,), checked=(_LAST_TURN,)),
     Case(script="reports/conversations_shuffled.py", source=(_ROWS,), checked=(_ROWS,)),

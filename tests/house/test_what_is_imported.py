@@ -92,8 +92,8 @@ print(code, *sorted(module for module in sys.modules if module.partition(".")[0]
     ("arguments", "most", "reads_sources"),
     [
         (("--help",), 12, False),
-        (("explain",), 25, False),
-        (("explain", "DDP101"), 20, False),
+        (("explain",), 28, False),
+        (("explain", "DDP101"), 21, False),
         (("check", "--static", "train.py"), 129, True),
     ],
     ids=str,

@@ -8,7 +8,7 @@ decides, where it is known.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Literal
 
@@ -273,12 +273,42 @@ def _gone_on(told: Sequence[Incident], endings: Sequence[Ending], evidence: LogE
     passed = [one for one in told if one.went_on and (one.kind in _DISMISSIBLE or one.type == "Horovod")]
     # With a death elsewhere an unknown rank's exception needs more to be dismissed: others may be some lines behind.
     lonely = not ended and len(passed) == len(told)
-    return tuple(
-        one
+    dismissed = {
+        one.position
         for one in passed
         if (one.rank is not None and one.rank not in ended)
         or (one.rank is None and one.went_on >= (1 if lonely else _GONE_ON))
-    )
+    }
+    dismissed |= _raised_again(told, {ending.rank for ending in endings if ending.exit_code > 0})
+    return tuple(one for one in told if one.position in dismissed)
+
+
+_Process = tuple[str, int, int]
+"""Log, process and rank."""
+
+
+def _raised_again(told: Sequence[Incident], failed: Collection[int | None]) -> set[int]:
+    """Return the positions of exceptions that a rank caught, as it raised others at the same place later.
+
+    The last of them is the one that ended it, unless the rank raised something else after that, as a process ends once,
+    or a launcher names the ranks that failed, and it is none of them.
+    """
+    series: dict[tuple[_Process, str, Frame], list[Incident]] = {}
+    newest: dict[_Process, int] = {}
+    for one in told:
+        if one.kind == "raised" and one.rank is not None and one.frames and not one.mixed:
+            process = one.file, one.pid, one.rank
+            place = (user_frames(one.frames) or one.frames)[0]
+            series.setdefault((process, one.type, place), []).append(one)
+            newest[process] = max(newest.get(process, -1), one.position)
+    caught: set[int] = set()
+    for (process, _, _), raised in series.items():
+        # One death may be told twice, by a logger and by Python: then the words are the same.
+        if len({one.message for one in raised}) > 1:
+            last = max(one.position for one in raised)
+            went_on = newest[process] != last or (failed and raised[0].rank not in failed)
+            caught.update(one.position for one in raised if one.position != last or went_on)
+    return caught
 
 
 def _detected(told: Sequence[Incident]) -> tuple[Incident, ...]:

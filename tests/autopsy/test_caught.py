@@ -1,0 +1,61 @@
+"""Exceptions that ranks caught, printed and went on after, before something else ended them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.autopsy.dead_job import AutopsyRequest, autopsy
+
+
+def raised(rank: int, place: int, what: str, function: str = "step") -> list[str]:
+    lines = ("Traceback (most recent call last):", f'  File "/job/train.py", line {place}, in {function}', what)
+    return [f"[rank{rank}]: {line}" for line in lines]
+
+
+def skipped(*samples: int, ranks: tuple[int, ...] = (0, 1)) -> list[str]:
+    """What each rank prints of each sample that it leaves out."""
+    return [
+        line for one in samples for rank in ranks for line in raised(rank, 40, f"ValueError: sample {one} is broken")
+    ]
+
+
+def failed(rank: int, pid: int = 4123) -> list[str]:
+    """What torchrun prints of the rank that it saw first."""
+    return [
+        "E1127 20:00:00.000 1 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: 1) "
+        f"local_rank: {rank} (pid: {pid}) of binary: /usr/bin/python3",
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
+        "Root Cause (first observed failure):",
+        "[0]:",
+        f"  rank      : {rank} (local_rank: {rank})",
+        f"  exitcode  : 1 (pid: {pid})",
+    ]
+
+
+GONE = raised(1, 77, "RuntimeError: the index is gone", "main")
+OF_MEMORY = [
+    line
+    for size in (2, 1)
+    for line in raised(0, 55, f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {size}.00 GiB.")
+]
+TWICE = raised(0, 40, "ValueError: sample 3 is broken") * 2
+CASES = {
+    "others at the same place, then one of another kind": (skipped(1, 2, 3) + GONE + failed(1), "the index is gone", 1),
+    "without a word of the launcher": (skipped(1, 2, 3, ranks=(1,)) + GONE, "the index is gone", 1),
+    "the last at the same place was not caught": (skipped(1, 2, 9, ranks=(0,)) + failed(0), "sample 9 is broken", 0),
+    "memory that ran out and was asked for again": (OF_MEMORY + GONE + failed(1), "the index is gone", 1),
+    "the launcher names a rank of several": (GONE + skipped(4, 5, ranks=(0,)) + failed(1), "the index is gone", 1),
+    "one on each rank": (skipped(7, ranks=(0,)) + GONE + failed(0), "sample 7 is broken", 0),
+    "one death told twice": (TWICE + GONE + failed(0), "sample 3 is broken", 0),
+}
+
+
+@pytest.mark.parametrize(("lines", "words", "rank"), CASES.values(), ids=list(CASES))
+def test_what_a_rank_went_on_after_did_not_end_it(lines: list[str], words: str, rank: int, tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    log.write_text("\n".join(lines) + "\n")
+    examination = autopsy(AutopsyRequest(paths=(str(log),)))
+    causes = [finding for finding in examination.findings if finding.role == "cause"]
+    assert [(words in one.title, one.ranks) for one in causes] == [(True, (rank,))], [one.title for one in causes]
