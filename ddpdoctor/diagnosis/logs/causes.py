@@ -226,7 +226,8 @@ def _of_attempt(evidence: LogEvidence, attempt: int) -> tuple[LogCause, ...]:
     here = [one for one in evidence.incidents if one.attempt == attempt and _is_of_the_job(one, endings, evidence)]
     everything = with_ranks(here, endings)
     gone_on = _gone_on(everything, endings, evidence)
-    told = tuple(one for one in everything if one not in gone_on)
+    passed_by = {one.position for one in gone_on}
+    told = tuple(one for one in everything if one.position not in passed_by)
     raised = [_with_what_it_said(one, told) for one in told if one.kind != "said"]
     left = [] if evidence.finished else [_with_what_it_said(one, told) for one in unexplained(endings, raised)]
     incidents = _without_shadows((*raised, *left))
