@@ -2,8 +2,9 @@
 
 Without an argument the logs of our own jobs are judged, with a directory the logs in it that are named
 ``torch<version>_<scenario>.log``. Tables: ``false_deaths`` are logs in which no one died, ``speed`` reads 1 GB,
-``dumps`` runs beside torchfrtrace, ``live`` looks at 21 jobs that hang, ``catalogue [SOURCE OF NCCL]`` lists messages
-of torch and NCCL that no row classifies. The exit code is 1 where a bound is not kept.
+``dumps`` runs beside torchfrtrace, ``live`` looks at 21 jobs that hang, ``catalogue [TORCH | NCCL ...]`` lists messages
+of torch and NCCL that no row classifies, and those of other versions that its lists lack. The exit code is 1 where a
+bound is not kept.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The statements are those in ``printed``: what the Python files log as an error or a warning, and what the C++ side and
 NCCL print, taken from their binaries and their source. A statement that the installed torch has and the list has not
-is told as new, and so are those of a source of NCCL that is named. An exception of the Python files that has no row is
-read as what it is, an exception (DDP706); a warning of NCCL without one is an error of NCCL.
+is told as new, and so are those of another torch or a source of NCCL that is named. An exception of the Python files
+that has no row is read as what it is, an exception (DDP706); a warning of NCCL without one is an error of NCCL.
 """
 
 from __future__ import annotations
@@ -27,8 +27,27 @@ _C10D_FILE = re.compile(rb"/torch/csrc/distributed/c10d/(?!symm_mem/)[\w/]+\.[ch
 _NEAR_BYTES = 8_192
 _NO_STATEMENT = re.compile(
     r"INTERNAL ASSERT FAILED|wait_counter|to be true, but got false|/(?:csrc|third_party|aten|c10)/|constexpr |-> |::_"
-    r"|^[^ ]*$|^[\w:]+<.*>$|Tensor\(|SymmetricMemory|symm_mem|DMA connectivity"
+    r"|^[^ ]*$|^(?:but|of) |^[\w:]+<.*>$|Tensor\(|DMA connectivity"
+    # Interfaces of their own: symmetric memory, the collectives within a node.
+    r"|SymmetricMemory|symm_mem|IntraNodeComm|NVLink|multicast|ShotAllReduce|CubeAllReduce|async_input_mm|alloc_id"
+    r"|aligment|cuda driver|kBFloat16|sizes\(\)\[\d\] == |create socket:$|overlapping devices"
+    r"|However, this is unexpected|^must be greater than 0 \(got$"
+    # Headers of others: ATen, c10, fmt, the C++ library, a server of HTTP.
+    r"|Caffe2|DispatchKey|mkldnn|IValues|GenericList|ComplexDouble|createWithContained|schema registered|not an accel"
+    r"|'s device type|Future (?:is already|as complete)|Expected (?:all d|dev)|resizable storage|std::|chrono value"
+    r"|Both events must|__pos|format s(?:pecifier|tring)|precision (?:is|not)|fill character"
+    r"|argument indexing|Prohibited header"
+    # Constants without an end, one behind the other.
+    r"|[a-z](?:TORCH_|getD|number is|Environ|appli|checkSame|Unrec)|inputotal|deprecated; Failed"
 )
+_SAYS_A_FAILURE = re.compile(
+    r"\b(?:not|no|cannot|can't|\w+n't|fail\w*|errors?|abort\w*|invalid|un(?:supported|able|known|implemented|expected"
+    r"|initialized|set|available|waited)|timed? ?out|timeout|must|should|exceptions?|caught|mismatch\w*|miss(?:es|ing)"
+    r"|require[sd]?|only|already|exceeds|overflows|null|expected|deprecated|empty|nan|incompatible|disagree|double|non"
+    r"|detected|leak|ignor\w+|without|disabl\w+|crash|stuck)\b",
+    re.IGNORECASE,
+)
+"""A literal without such a word is information, the text of a help, or the half of a message that another one names."""
 _HOLE = re.compile(r"%[-#0-9.]*[lzh]*(?P<form>[a-zA-Z])|\{\}")
 _FILLED = {"s": "abc", "p": "0x7f", "c": "c", "m": "failure"}
 _WARN = re.compile(r'\bWARN\(\s*(?P<texts>(?:"(?:[^"\\]|\\.)*"\s*)+)')
@@ -83,7 +102,7 @@ def of_library(root: Path) -> Iterator[str]:
                 low, high = name.start() if name.start() > done + _NEAR_BYTES else done, name.end()
                 for match in _LITERAL.finditer(content, low, high):
                     text = " ".join(match[0].decode("ascii").split())
-                    if not _NO_STATEMENT.search(text):
+                    if _SAYS_A_FAILURE.search(text) and not _NO_STATEMENT.search(text):
                         yield text
                 done = high
 
@@ -118,7 +137,7 @@ def unclassified() -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Print what no row classifies, and what the lists lack; an argument is a source tree of NCCL."""
+    """Print what no row classifies, and what the lists lack; arguments are unpacked torches and sources of NCCL."""
     root = torch_directory()
     python = list(dict.fromkeys(of_python(root)))
     raised = [text for kind, text in python if kind == "raised"]
@@ -133,14 +152,16 @@ def main(arguments: list[str]) -> int:
     )
     print(f"{len(logged - listed)} of {len(logged):,} that those of the installed torch log are not in the list")
     known = "\n".join(filled(line) for part in printed("torch.txt") for line in part)
-    literals = list(dict.fromkeys(of_library(root)))
-    new = [text for text in literals if filled(text).strip(" .,:7")[:150] not in known]
-    print(f"{len(new)} of {len(literals):,} literals of c10d in the installed torch are not in the list")
-    new += sorted(logged - listed)
-    if arguments:
-        formats, of_list = list(dict.fromkeys(of_nccl(Path(arguments[0])))), set(printed("nccl.txt")[0])
-        lacking = [text for text in formats if text[:200] not in of_list]
-        print(f"{len(lacking)} of {len(formats):,} warnings in {arguments[0]} are not in the list")
+    new, of_list = sorted(logged - listed), set(printed("nccl.txt")[0])
+    for other in (root, *map(Path, arguments)):
+        if (other / "lib").is_dir():
+            literals = list(dict.fromkeys(of_library(other)))
+            lacking = [text for text in literals if filled(text).strip(" .,:7")[:150] not in known]
+            print(f"{len(lacking)} of {len(literals):,} literals of c10d in {other} are not in the list")
+        else:
+            literals = list(dict.fromkeys(of_nccl(other)))
+            lacking = [text for text in literals if text[:200] not in of_list]
+            print(f"{len(lacking)} of {len(literals):,} warnings in {other} are not in the list")
         new += lacking
     for text in (*unread, *new[:SHOWN]):
         print("  ", text[:150])

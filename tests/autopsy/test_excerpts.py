@@ -64,6 +64,28 @@ def test_every_statement_of_torch_and_every_warning_of_nccl_has_a_row() -> None:
     assert unclassified() == []
 
 
+@pytest.mark.parametrize(
+    ("text", "event"),
+    [
+        (
+            "RuntimeError: ProcessGroupNCCL: Health check failure: Failed to initialize NCCL communicator on rank 2",
+            "timed-out",
+        ),
+        ("[Rank 3] Caught collective operation timeout: WorkNCCL(OpType=ALLREDUCE)", "timed-out"),
+        ("Aborting process on rank 3 due to timeout - timeout watchdog detected operation timeout", "timed-out"),
+        ("Aborting process on rank 3 due to error - nccl hit async error: unhandled cuda error", "nccl"),
+        ("RuntimeError: Failed to initialize NCCL communicator: invalid usage", "nccl"),
+        ("CUDA error during end event query: an illegal memory access was encountered", "cuda"),
+        ("RuntimeError: Libuv implementation missing", "no-rendezvous"),
+        ("torch.distributed.DistNetworkError: failed to send, sent 0 bytes", "lost-peer"),
+        ("ValueError: window size (7) must be smaller than the image", None),
+    ],
+)
+def test_a_cause_of_an_older_or_newer_torch_is_its_event(text: str, event: str | None) -> None:
+    found = statement_in(text)
+    assert (found and found.row.event) == event
+
+
 @pytest.mark.parametrize("where", ["any", "anywhere", "nccl"])
 def test_no_row_that_fits_is_left_out_for_its_words(where: Literal["any", "anywhere", "nccl"]) -> None:
     chosen = index_of(where)
