@@ -19,6 +19,7 @@ _FINISHED = re.compile(
 """How trainers (Hugging Face, Lightning, MMEngine, scripts of their own) and torchrun say that they came to the end."""
 _FAILED = re.compile(r"error|exception|fail|abort|traceback|exit code [1-9]", re.IGNORECASE)
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")
+_COLUMNS = re.compile(r"\t| {2,}")
 _WORDS = re.compile(r"[^\W\d_]{2,}")
 _BAR = re.compile(r"\d+%\|.*?(?P<done>\d+)/(?P<of>\d+) \[")
 _MOST_KINDS = 2_000
@@ -46,6 +47,8 @@ class Progress:
         self._kinds: set[tuple[str, ...]] = set()
         self._once: set[tuple[str, ...]] = set()
         self._followed = 0
+        self._columns = 0
+        """Of the table whose rows are being read; 0 outside of one."""
         self._noted = 0
 
     def note(self, text: bytes) -> None:
@@ -62,7 +65,13 @@ class Progress:
         self._followed += 1
         if self._followed > _MOST_FOLLOWED:
             return
-        kind = _kind_of(split(line.decode("utf-8", "replace"), self._habit, self._year).text)
+        text = split(line.decode("utf-8", "replace"), self._habit, self._year).text
+        columns = len(_COLUMNS.split(text.strip()))
+        # Rows below a heading are of the failure: the processes that had most of the memory.
+        heads = columns > 1 and not any(character.isdigit() for character in text)
+        if heads or columns != self._columns:
+            self._columns = columns if heads else 0
+        kind = _kind_of(text) if not self._columns else ()
         if kind and kind in self._once:
             self._kinds.add(kind)
         self._once.add(kind)

@@ -59,3 +59,13 @@ def test_what_a_rank_went_on_after_did_not_end_it(lines: list[str], words: str, 
     examination = autopsy(AutopsyRequest(paths=(str(log),)))
     causes = [finding for finding in examination.findings if finding.role == "cause"]
     assert [(words in one.title, one.ranks) for one in causes] == [(True, (rank,))], [one.title for one in causes]
+
+
+@pytest.mark.parametrize("gap", ["\t", "   "])
+def test_the_rows_of_a_table_below_a_failure_are_no_progress(gap: str, tmp_path: Path) -> None:
+    rows = [gap.join(row) for row in (("PID", "GB", "NAME"), *((str(n), f"{n}.5", "ray::Trainer") for n in (7, 8, 9)))]
+    log = tmp_path / "job.log"
+    head = "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory."
+    log.write_text("\n".join([head, "Top 10 memory users:", *rows]) + "\n")
+    examination = autopsy(AutopsyRequest(paths=(str(log),)))
+    assert [finding.role for finding in examination.findings] == ["cause"]
