@@ -72,7 +72,10 @@ def test_runs_are_listed_and_removed_but_for_one_that_lives_and_for_what_others_
         assert [line.split()[0] for line in table] == ["NAME", running["name"], over["name"]]
         assert _run(tmp_path, "report", over["name"]).returncode == 0
         assert [_run(tmp_path, "runs", "-o", "list.txt").returncode for _ in range(2)] == [0, 0]
-        assert (tmp_path / "list.txt").read_text().splitlines()[:3] == table
+        # The job that lives makes steps in between.
+        assert [line.split()[0] for line in (tmp_path / "list.txt").read_text().splitlines()[:3]] == [
+            line.split()[0] for line in table
+        ]
 
         refused = _run(tmp_path, "runs", "--delete", running["name"])
         assert (refused.returncode, "its job is still running" in refused.stderr) == (2, True)
