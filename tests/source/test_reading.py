@@ -263,6 +263,7 @@ LONGEST_S = 2.0
 """CPU seconds that reading and projecting a script may take."""
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("text", PATHOLOGICAL.values(), ids=PATHOLOGICAL)
 def test_pathological_scripts_end_within_the_bound(tmp_path: Path, text: str) -> None:
     path = written(tmp_path, text)
