@@ -25,6 +25,7 @@ from ddpdoctor.source.interpreter.values import (
     TensorSize,
     Unknown,
     Value,
+    appended,
     by_rank,
     constant,
     derived,
@@ -285,7 +286,7 @@ def _mutated(machine: Machine, receiver: Value, name: str, arguments: list[Value
     ):
         return derived([receiver, *arguments])
     if not machine.loops and not receiver.open:
-        return SequenceValue((*receiver.values, arguments[0]))
+        return appended(receiver, arguments[0])
     item: Value = arguments[0]
     for other in receiver.values:
         item = join(other, item)

@@ -294,6 +294,20 @@ def _summary(value: Value) -> _Summary:
     return kept
 
 
+def appended(sequence: SequenceValue, item: Value) -> SequenceValue:
+    """Return a sequence with one more item; what is known of it as a whole is not looked for in all of them again."""
+    varies, tags, weight, nesting = _summary(sequence)
+    of_item = _summary(item)
+    longer = SequenceValue((*sequence.values, item))
+    longer.__dict__["summary"] = (
+        varies or of_item[0],
+        tags | of_item[1],
+        weight + of_item[2],
+        max(nesting, of_item[3] + 1),
+    )
+    return longer
+
+
 def only_of_files(value: Value) -> bool:
     """Return whether a value is unknown because of what the file system holds, and of nothing else."""
     return isinstance(value, Unknown) and {kind for kind, _ in value.tags if kind != "item"} == {"files"}
