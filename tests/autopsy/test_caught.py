@@ -59,6 +59,8 @@ def test_what_a_rank_went_on_after_did_not_end_it(lines: list[str], words: str, 
     examination = autopsy(AutopsyRequest(paths=(str(log),)))
     causes = [finding for finding in examination.findings if finding.role == "cause"]
     assert [(words in one.title, one.ranks) for one in causes] == [(True, (rank,))], [one.title for one in causes]
+    passed = [one.title for one in examination.findings if one.remedy.startswith("Nothing shows that a process ended")]
+    assert all(title.endswith("the log goes on after it") for title in passed)
 
 
 @pytest.mark.parametrize("gap", ["\t", "   "])

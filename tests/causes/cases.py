@@ -170,6 +170,7 @@ CASES = (
     Case(script="reports/episodes_global_rng.py", source=(_EPISODES,), checked=(_EPISODES,)),
     # No line of the source shows what the ranks' batches make of the codebook: the run sees it.
     Case(script="reports/codebook_not_broadcast.py", checked=(_CODEBOOK,)),
+    Case(script="reports/codebook_reduced.py"),
     Case(script="reports/shard_into_missing_folder.py", source=(_FOLDER,), checked=(_FOLDER,)),
     Case(script="reports/accumulation_off_by_one.py", source=(_LAST_TURN,), checked=(_LAST_TURN,)),
     Case(script="reports/conversations_shuffled.py", source=(_ROWS,), checked=(_ROWS,)),

@@ -13,7 +13,7 @@ from ddpdoctor.check import Check
 from ddpdoctor.diagnosis.divergence.divergence import Divergence, find_divergence
 from ddpdoctor.diagnosis.divergence_kind import classify, divergence_finding
 from ddpdoctor.diagnosis.logs import remedies
-from ddpdoctor.diagnosis.logs.causes import causes_of, first_cause
+from ddpdoctor.diagnosis.logs.causes import LogCause, causes_of, first_cause
 from ddpdoctor.diagnosis.stacks import limits, native_stacks, parted_stacks, worker_stacks
 from ddpdoctor.diagnosis.steps import ByIdentity
 from ddpdoctor.diagnosis.wording import rank_list
@@ -31,7 +31,7 @@ def from_log(check: Check, record: RunRecord) -> Iterator[Finding]:
             usual = remedy if isinstance(remedy, str) else remedy(cause)
             yield check.finding(
                 "log",
-                remedies.title(cause) if is_cause or not cause.leads else remedies.of_attempt(cause),
+                _title(cause, is_cause=is_cause),
                 remedy=(cause.first.implies or usual) if is_cause else remedies.of_echo(cause),
                 locations=remedies.locations(cause),
                 ranks=named,
@@ -40,6 +40,12 @@ def from_log(check: Check, record: RunRecord) -> Iterator[Finding]:
                 role="cause" if is_cause else "echo",
                 doubt=cause.doubt,
             )
+
+
+def _title(cause: LogCause, *, is_cause: bool) -> str:
+    if cause.survived:
+        return f"{remedies.title(cause)}; the log goes on after it"
+    return remedies.title(cause) if is_cause or not cause.leads else remedies.of_attempt(cause)
 
 
 def from_dumps(check: Check, record: RunRecord, remedy: Callable[[Divergence], str]) -> Iterator[Finding]:
