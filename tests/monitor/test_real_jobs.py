@@ -160,7 +160,8 @@ def test_the_report_on_an_example_begins_with_its_verdict(
     text = (tmp_path / "report.txt").read_text()
     assert text.startswith(first_line), text
     trace = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))
-    assert {event["pid"] for event in trace["traceEvents"] if event["ph"] == "X"} == {0, 1}
+    # A rank without a step: the report says which part of the observation failed, or what could not be read.
+    assert {event["pid"] for event in trace["traceEvents"] if event["ph"] == "X"} == {0, 1}, text + err.decode()
     assert violations(trace) == []
     again = _start(started, tmp_path, *MAIN, "report")
     # A report in a file ends with a seal, by which it is known as ours.

@@ -196,7 +196,8 @@ class HeartbeatThread:
                     self._beat()
                 except Exception as error:
                     self._observer.fault("pulse", error, harms=("call_tracks", "step_tracks"))
-                    return
+                    if self._observer.is_off:
+                        return
 
     def _beat(self, *, dumps: bool = True) -> None:
         """Write how this rank is; ``dumps``: and answer requests, and read the flight recorder where that is due."""

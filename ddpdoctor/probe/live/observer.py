@@ -211,6 +211,11 @@ class Observer:
         """The ring of explicit collectives."""
         return self.course.call_ring
 
+    @property
+    def is_off(self) -> bool:
+        """The probe has switched itself off, after some faults."""
+        return self._faults >= MOST_FAULTS
+
     def current_step(self) -> int:
         """Return the number of the step that the training thread is in."""
         self.moments.take_in()
@@ -257,7 +262,7 @@ class Observer:
         """Note that a part of the probe has failed, and which streams lack something; switch off after some faults."""
         self._faults += 1
         self.journal.event("probe_fault", where=where, text=repr(error), harms=list(harms))
-        if self._faults >= MOST_FAULTS:
+        if self.is_off:
             self.thread = _NO_THREAD
 
     def finish(self) -> None:
