@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from ddpdoctor.errors import DdpDoctorError, UsageError
+from ddpdoctor.files.patterns import regex
 from ddpdoctor.files.untrusted import MAXIMUM_BYTES as _LARGEST_BYTES
 from ddpdoctor.files.untrusted import decoded, read_untrusted
 from ddpdoctor.finding import Location
@@ -163,7 +164,7 @@ def _in_parentheses(module: Module, call: ast.Call, last: ast.expr) -> bool:
 
 # Makes edits in files: the rest of a file stays as it is, its encoding, line ends and mode included.
 
-_LINE_END = re.compile("\r\n|\r|\n")
+_LINE_END = regex("\r\n|\r|\n")
 
 
 class Rewritten(msgspec.Struct, frozen=True, kw_only=True):

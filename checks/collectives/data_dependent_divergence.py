@@ -32,6 +32,8 @@ References
 
 from __future__ import annotations
 
+from ddpdoctor.files.patterns import regex
+
 import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -162,7 +164,7 @@ WORDS: Mapping[OwnKind, str] = {
 }
 """What a condition asks, for titles."""
 # The loss of one rank may be NaN where those of the others are not: it raises there alone.
-_ASKS_FINITE = re.compile(r"isnan|isfinite|isinf|is_nan|is_finite|nan_")
+_ASKS_FINITE = regex(r"isnan|isfinite|isinf|is_nan|is_finite|nan_")
 
 
 class OwnParting(msgspec.Struct, frozen=True, kw_only=True):
@@ -287,7 +289,7 @@ def _words(node: ast.AST) -> Iterator[str]:
             yield inner.value
 
 
-_ENDING = re.compile(r"\.[A-Za-z]\w{0,11}$")
+_ENDING = regex(r"\.[A-Za-z]\w{0,11}$")
 _DIRECTORIES = frozenset({"mkdir", "makedirs"})
 # What conditions and paths have in common whatever they are about.
 _PLAIN_WORDS = frozenset(

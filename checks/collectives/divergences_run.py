@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ddpdoctor.files.patterns import regex
+
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -104,11 +106,11 @@ def _of_set(tracks: list[StepTrack], location: Location | None) -> Iterator[Ahea
 # Ranks that build different models, as DDP's constructor tells it.
 
 # What DDP's constructor says when it compares the models: the ranks have different numbers of parameters …
-_COUNTS = re.compile(
+_COUNTS = regex(
     r"expects same model across all ranks.*?rank (\d+) has (\d+) params.*?inconsistent (\d+) params", re.IGNORECASE
 )
 # … or a parameter of another shape.
-_SIZES = re.compile(r"params\[(\d+)\] in this process with sizes \[([\d, ]*)\] appears not to match sizes")
+_SIZES = regex(r"params\[(\d+)\] in this process with sizes \[([\d, ]*)\] appears not to match sizes")
 MOST_PARAMETERS = 1_000_000
 """Counts beyond are what a rank read of another collective, no number of parameters."""
 
@@ -155,15 +157,15 @@ def find_model_mismatch(record: RunRecord) -> Verdict | None:
 # The collective that timed out, and the ranks that did not reach it.
 
 # The watchdog of NCCL, a wait of gloo, and monitored_barrier each have words of their own.
-_TIMED_OUT = re.compile(
+_TIMED_OUT = regex(
     r"Watchdog caught collective operation timeout|Timed out waiting \d+ms for|failed to pass monitoredBarrier"
     r"|ran for \d+ milliseconds before timing out",
     re.IGNORECASE,
 )
 # NCCL's watchdog prints the work: WorkNCCL(SeqNum=5, OpType=ALLREDUCE, …).
-_NCCL = re.compile(r"SeqNum=(?P<sequence>\d+), OpType=(?P<kind>\w+)")
-_LIMIT = re.compile(r"Timeout\(ms\)=(\d+)|Timed out waiting (\d+)ms|in (\d+) ?ms")
-_MONITORED = re.compile(r"Rank (\d+) failed to pass monitoredBarrier", re.IGNORECASE)
+_NCCL = regex(r"SeqNum=(?P<sequence>\d+), OpType=(?P<kind>\w+)")
+_LIMIT = regex(r"Timeout\(ms\)=(\d+)|Timed out waiting (\d+)ms|in (\d+) ?ms")
+_MONITORED = regex(r"Rank (\d+) failed to pass monitoredBarrier", re.IGNORECASE)
 
 
 class TimedOut(msgspec.Struct, frozen=True, kw_only=True):

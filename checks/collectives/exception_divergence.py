@@ -31,6 +31,8 @@ References
 
 from __future__ import annotations
 
+from ddpdoctor.files.patterns import regex
+
 import ast
 import builtins
 import re
@@ -112,7 +114,7 @@ _UNIFORM = (ImportError, NotImplementedError, StopIteration, StopAsyncIteration,
 _OF_CONTENT = (LookupError, TypeError, AttributeError, NameError)
 """What a configuration raises alike on every rank, and only data of its own on one."""
 _SETTING_UP = frozenset({"init_process_group", "new_group"})
-_ENDS = re.compile(r"exit|quit$|abort|kill|terminate|shutdown|destroy|fatal|fail", re.IGNORECASE)
+_ENDS = regex(r"exit|quit$|abort|kill|terminate|shutdown|destroy|fatal|fail", re.IGNORECASE)
 _JUMPS = (ast.Continue, ast.Break, ast.Return)
 _FETCHES = frozenset({"next", "anext"})
 

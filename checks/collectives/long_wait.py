@@ -30,6 +30,8 @@ References
 
 from __future__ import annotations
 
+from ddpdoctor.files.patterns import regex
+
 import ast
 import re
 from collections.abc import Iterator, Sequence
@@ -208,7 +210,7 @@ def _next_meeting(forward: Event, meetings: Sequence[Event]) -> Event | None:
 
 # Long work of the first rank that the other ranks wait for in their next collective.
 
-_FIRST_RANK = re.compile(
+_FIRST_RANK = regex(
     r"rank\w*(\(\))? == 0\b|rank\w*\"\]\)? == |not \w*rank\b|is_main|is_master|main_process|master_process"
     r"|is_rank_?(0|zero)|RANK.* == "
 )

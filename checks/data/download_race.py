@@ -27,6 +27,8 @@ References
 
 from __future__ import annotations
 
+from ddpdoctor.files.patterns import regex
+
 import ast
 import re
 from collections.abc import Iterable, Iterator
@@ -96,11 +98,11 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
 # Downloads and extractions that every rank does at once.
 
-_DATASETS = re.compile(r"(torchvision|torchaudio|torchtext)\.datasets\.")
+_DATASETS = regex(r"(torchvision|torchaudio|torchtext)\.datasets\.")
 # Data sets without `download=`; all of them keep their files in one directory unless they are given a root.
 _ALWAYS_FETCH = "torchtext.datasets."
 # They download and process in their constructor what is not there, without a lock; the rest are made of nothing.
-_GRAPHS = re.compile(
+_GRAPHS = regex(
     r"torch_geometric\.datasets\.(?!Fake|Explainer|Random|BA|StochasticBlock|InfectionDataset|motif_|graph_)[A-Z]"
     r"|ogb\.\w+\.(Pyg|Dgl)?\w*Dataset$"
     rf"|({'|'.join(map(re.escape, PREPARING_DATASETS))})\.\w+$"
@@ -117,7 +119,7 @@ _ANSWERS = frozenset({"requests.get", "urllib.request.urlopen", "httpx.get", "ht
 # Functions that are given a command line, or its words.
 _SHELLS = frozenset({"os.system", *(f"subprocess.{name}" for name in ("run", "call", "check_call", "check_output"))})
 # Commands of a shell that write what they fetch or unpack.
-_COMMANDS = re.compile(
+_COMMANDS = regex(
     r"(?:^|&&|;)\s*(?:sudo\s+)?(?:(?P<downloads>(?:wget|gdown|aria2c|git\s+clone)\b|curl\s.*-(?:o|O|-output)\b)"
     r"|(?P<extracts>(?:unzip|gunzip)\b|tar\s+-{0,2}[a-z]*x))"
 )
@@ -125,9 +127,9 @@ _OPEN = "builtins.open"
 # It fetches and unpacks the repository, unless its source is local.
 _HUB = "torch.hub.load"
 # They download unless `download_if_missing=False`, and remove the archive when they have read it.
-_BY_FUNCTION = re.compile(r"sklearn\.datasets\.fetch_")
+_BY_FUNCTION = regex(r"sklearn\.datasets\.fetch_")
 # Words in a context manager that may let the ranks in one after the other.
-_IN_TURN = re.compile(r"first|lock|zero|turn|main|rank", re.IGNORECASE)
+_IN_TURN = regex(r"first|lock|zero|turn|main|rank", re.IGNORECASE)
 _ON_DEVICE = ("torch.cuda.device", "torch.device", "torch.autocast", "torch.cuda.amp.")
 
 

@@ -28,6 +28,8 @@ References
 
 from __future__ import annotations
 
+from ddpdoctor.files.patterns import regex
+
 import ast
 import re
 from collections.abc import Callable, Iterator
@@ -95,7 +97,7 @@ in_run = CHECK.judged_by("checks.data.samples_run", "judge_randomness", REMEDY)
 
 # Random augmentation in data sets, and whether all ranks draw the same numbers for it.
 
-_DRAWS = re.compile(
+_DRAWS = regex(
     r"(random\.(random|randint|uniform|choice|choices|gauss|shuffle|sample|randrange))$"
     r"|(numpy\.random\.(rand|randn|randint|uniform|normal|choice|random|permutation|beta|shuffle))$"
     r"|(torch\.(rand|randn|randint|randperm|bernoulli|normal|rand_like|randn_like))$"
@@ -105,7 +107,7 @@ _NOISE = frozenset(
     f"torch.{name}" for name in ("rand", "randn", "randint", "bernoulli", "normal", "rand_like", "randn_like")
 )
 # Transforms of torchvision that draw from torch for each item.
-_TRANSFORMS = re.compile(
+_TRANSFORMS = regex(
     r"torchvision\.transforms\.(v2\.)?"
     r"(Random\w+|ColorJitter|GaussianBlur|AutoAugment|RandAugment|TrivialAugmentWide|AugMix|ElasticTransform)$"
 )

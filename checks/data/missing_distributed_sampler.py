@@ -29,6 +29,8 @@ References
 
 from __future__ import annotations
 
+from ddpdoctor.files.patterns import regex
+
 import ast
 import re
 from collections.abc import Iterator, Sequence
@@ -191,9 +193,9 @@ def _with_sampler(module: Module, call: ast.Call, sampler: str) -> tuple[Edit, .
 # Batches of a reader that the project wrote, which goes through the data by a position of its own on every rank.
 
 # In a name: the reader may divide the data between the ranks.
-_OF_RANKS = re.compile(r"rank|world|num_proc|(?<!pre)process(?!ing|or)|replica|gpu", re.IGNORECASE)
+_OF_RANKS = regex(r"rank|world|num_proc|(?<!pre)process(?!ing|or)|replica|gpu", re.IGNORECASE)
 # In a name: the order may be another one on each rank.
-_DRAWS = re.compile(r"rand|shuffle|perm|seed|choice", re.IGNORECASE)
+_DRAWS = regex(r"rand|shuffle|perm|seed|choice", re.IGNORECASE)
 _STREAM = "torch.utils.data.IterableDataset"
 _READING = frozenset({"open", "reader", "iter_batches", "read_csv", "readlines", "scandir"})
 # Methods that are given a device, which differs between ranks by right.

@@ -28,6 +28,8 @@ References
 
 from __future__ import annotations
 
+from ddpdoctor.files.patterns import regex
+
 import ast
 import re
 from collections.abc import Iterator
@@ -129,7 +131,7 @@ _SUBSET = "torch.utils.data.Subset"
 _SPLIT_METHOD = "train_test_split"
 _SPLITS = frozenset({"torch.utils.data.random_split", "sklearn.model_selection.train_test_split", _SPLIT_METHOD})
 # What makes a data set of Hugging Face, by its full name.
-_TABLES = re.compile(r"^datasets\.(\w+\.)*(load_dataset|load_from_disk|(Dataset|DatasetDict)\.from_\w+)$")
+_TABLES = regex(r"^datasets\.(\w+\.)*(load_dataset|load_from_disk|(Dataset|DatasetDict)\.from_\w+)$")
 _SHARED_LATER = frozenset({"broadcast_object_list", "broadcast", "scatter_object_list", "all_gather_object"})
 
 

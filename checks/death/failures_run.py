@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ddpdoctor.files.patterns import regex
+
 import re
 from collections.abc import Iterator, Mapping
 
@@ -15,14 +17,14 @@ from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import Rank, RankException, RunRecord
 from ddpdoctor.record.streams.measured import Gpu, GpuSample
 
-_ERROR = re.compile(
+_ERROR = regex(
     r"nccl(UnhandledCudaError|SystemError|InternalError|InvalidArgument|InvalidUsage|RemoteError)"
     r"|NCCL error[^\n]*?(unhandled cuda error|unhandled system error|internal error|invalid usage|remote process)",
     re.IGNORECASE,
 )
 # NCCL reports it as an invalid usage; the message says more than the class.
-_SAME_GPU = re.compile(r"Duplicate GPU detected", re.IGNORECASE)
-_NO_SPACE = re.compile(r"No space left on device|/dev/shm", re.IGNORECASE)
+_SAME_GPU = regex(r"Duplicate GPU detected", re.IGNORECASE)
+_NO_SPACE = regex(r"No space left on device|/dev/shm", re.IGNORECASE)
 _CLASSES = {
     "unhandledcudaerror": "unhandled CUDA error",
     "unhandled cuda error": "unhandled CUDA error",

@@ -28,6 +28,8 @@ References
 
 from __future__ import annotations
 
+from ddpdoctor.files.patterns import regex
+
 import ast
 import re
 from collections.abc import Iterator, Sequence
@@ -231,16 +233,16 @@ def _assigned(statements: Sequence[ast.stmt]) -> set[str]:
 
 
 # In a context manager: it may decide whether a backward synchronises.
-_CONTROLS = re.compile(r"no_?sync|accumulat|backward_grad_sync|gradient_sync|nullcontext|suppress", re.IGNORECASE)
+_CONTROLS = regex(r"no_?sync|accumulat|backward_grad_sync|gradient_sync|nullcontext|suppress", re.IGNORECASE)
 _CONTROLLING_CALLS = ("no_sync", "set require_backward_grad_sync")
 # torch's own hooks send each gradient in every backward, as DDP without a hook does.
-_REDUCING_HOOKS = re.compile(
+_REDUCING_HOOKS = regex(
     r"torch\.distributed\.algorithms\.ddp_comm_hooks\.(default|powerSGD|quantization)_hooks?\."
 )
-_COUNTING_NAME = re.compile(r"(^|_)(last|accum\w*|boundary|sync\w*)(_|$)")
+_COUNTING_NAME = regex(r"(^|_)(last|accum\w*|boundary|sync\w*)(_|$)")
 # A condition on how many batches were taken since the last step.
-_REACHES_COUNT = re.compile(r">=?\s*[\w.\[\]'\"]*accum\w*", re.IGNORECASE)
-_OPTIMIZER_NAME = re.compile(r"opt(im\w*|imizer\w*)?(_\w+)?$|(^|\.|_)opt", re.IGNORECASE)
+_REACHES_COUNT = regex(r">=?\s*[\w.\[\]'\"]*accum\w*", re.IGNORECASE)
+_OPTIMIZER_NAME = regex(r"opt(im\w*|imizer\w*)?(_\w+)?$|(^|\.|_)opt", re.IGNORECASE)
 
 
 class Accumulation(msgspec.Struct, frozen=True, eq=False):

@@ -26,6 +26,8 @@ References
 
 from __future__ import annotations
 
+from ddpdoctor.files.patterns import regex
+
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -108,7 +110,7 @@ def _title(layers: int, samples: int) -> str:
 # BatchNorm in DDP models whose batch on each rank is small.
 
 """Samples a rank below which the statistics of a batch are known to hurt (Wu and He, Group Normalization, 2018)."""
-_BATCH_NORM = re.compile(r"torch\.nn\.BatchNorm\dd$")
+_BATCH_NORM = regex(r"torch\.nn\.BatchNorm\dd$")
 
 
 class SmallBatchNorm(msgspec.Struct, frozen=True, eq=False):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ddpdoctor.files.patterns import regex
+
 import re
 from collections.abc import Iterator, Mapping
 
@@ -127,9 +129,9 @@ def wrap_location(record: RunRecord, wraps: Mapping[int, Wrap]) -> Location | No
     return site_location(record.site(wraps[min(wraps)].site))
 
 
-_INDEX = re.compile(r"Parameter at index (\d+)")
-_NAME = re.compile(r"with name ([\w.]+)")
-_ATTRIBUTE = re.compile(r"has no attribute '(\w+)'")
+_INDEX = regex(r"Parameter at index (\d+)")
+_NAME = regex(r"with name ([\w.]+)")
+_ATTRIBUTE = regex(r"has no attribute '(\w+)'")
 
 
 class ReadyTwice(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ddpdoctor.files.patterns import regex
+
 import re
 from collections.abc import Iterator, Mapping
 
@@ -217,10 +219,10 @@ def _need(record: RunRecord, row: CpuThreads) -> NodeThreads:
 
 _TOLD_BY_LAUNCHER = frozenset({"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"})
 # torch's store and its libuv backend word a taken port differently.
-_IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
+_IN_USE = regex(r"EADDRINUSE|address already in use", re.IGNORECASE)
 # Names of this machine: a launcher and a script that use two of them meet all the same.
 _HERE = frozenset({"localhost", "127.0.0.1", "::1"})
-_PORT = re.compile(r"port: ?(\d+)|:(\d{2,5})\b")
+_PORT = regex(r"port: ?(\d+)|:(\d{2,5})\b")
 
 
 def misled_ranks(record: RunRecord) -> Iterator[Verdict]:

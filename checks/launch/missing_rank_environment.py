@@ -26,6 +26,8 @@ References
 
 from __future__ import annotations
 
+from ddpdoctor.files.patterns import regex
+
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -51,7 +53,7 @@ CHECK = Check(
 _READ = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # What init_process_group takes as arguments as well.
 _PASSED = {"RANK": "rank=", "WORLD_SIZE": "world_size="}
-_MISSING = re.compile(r"environment variable (\w+) expected, but not set")
+_MISSING = regex(r"environment variable (\w+) expected, but not set")
 
 
 def in_source(script: Script) -> Iterator[Finding]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ddpdoctor.files.patterns import regex
+
 import ast
 import re
 from collections.abc import Iterator, Sequence
@@ -18,13 +20,13 @@ from ddpdoctor.source.script.module import Module, descend, last_name, made_from
 from ddpdoctor.source.script.script import uses_part
 from ddpdoctor.source.vocabulary import DDP, MODEL_PRESERVING, text_hints_at_ranks
 
-_CHECKPOINT = re.compile(r"check_?point|ckpt|resume|snapshot|state_?dict|weights|pretrained", re.IGNORECASE)
-_STATE = re.compile(r"state|model|net|weight|param|optim|sched|scaler|ema|module|encoder|decoder|epoch|step|iter", re.I)
+_CHECKPOINT = regex(r"check_?point|ckpt|resume|snapshot|state_?dict|weights|pretrained", re.IGNORECASE)
+_STATE = regex(r"state|model|net|weight|param|optim|sched|scaler|ema|module|encoder|decoder|epoch|step|iter", re.I)
 """In a key of a checkpoint."""
-_PUBLISHED = re.compile(r"pre_?train\w*/|\.cache/|hub/checkpoints/|[-_]f?[0-9a-f]{8,}\.(pth?|pyth|bin)$", re.IGNORECASE)
+_PUBLISHED = regex(r"pre_?train\w*/|\.cache/|hub/checkpoints/|[-_]f?[0-9a-f]{8,}\.(pth?|pyth|bin)$", re.IGNORECASE)
 """In a path: a directory of published weights, or a file with its digest in its name, as torch.hub's have it."""
 _SHARDED_STATE = ("set_default_device", "FSDP", "fully_shard")
-_TO_CPU = re.compile(r"\.cpu\(\)|\.to\(\s*(device=)?(torch\.device\()?['\"]cpu")
+_TO_CPU = regex(r"\.cpu\(\)|\.to\(\s*(device=)?(torch\.device\()?['\"]cpu")
 
 
 def unmapped_loads(projection: Projection) -> Iterator[Event]:

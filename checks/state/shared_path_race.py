@@ -29,6 +29,8 @@ References
 
 from __future__ import annotations
 
+from ddpdoctor.files.patterns import regex
+
 import ast
 import re
 from collections.abc import Iterator
@@ -207,13 +209,13 @@ def _is_that_file(use: FileUse, module: Module, loop: ast.While, path: str) -> b
     return use.event.module is module and same_function and use.source == path
 
 
-_PREPARATION = re.compile(
+_PREPARATION = regex(
     r"download|extract|untar|unzip|unpack|tokeni[sz](?!er)|preprocess|urlretrieve|gdown|cache|prepare_data(?!_?loader)",
     re.IGNORECASE,
 )
 _CREATES = frozenset({"mkdir", "makedirs", "symlink", "symlink_to"})
 _REWRITES = FIGURES | {"builtins.open", LOG_FILE, "shutil.copy", "shutil.copy2", "shutil.copyfile"}
-_PER_PROCESS = re.compile(r"rank|getpid|tmp|temp|hostname|node", re.IGNORECASE)
+_PER_PROCESS = regex(r"rank|getpid|tmp|temp|hostname|node", re.IGNORECASE)
 
 
 class SharedPath(msgspec.Struct, frozen=True, eq=False):

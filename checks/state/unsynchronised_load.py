@@ -28,6 +28,8 @@ References
 
 from __future__ import annotations
 
+from ddpdoctor.files.patterns import regex
+
 import ast
 import re
 from collections.abc import Iterator
@@ -106,7 +108,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
 # Files that one rank writes and others read at once, without waiting for it.
 
-_WAITS = re.compile(r"barrier|synchron|wait_for|wait_all|sync_proc", re.IGNORECASE)
+_WAITS = regex(r"barrier|synchron|wait_for|wait_all|sync_proc", re.IGNORECASE)
 
 
 class EarlyLoad(msgspec.Struct, frozen=True, eq=False):

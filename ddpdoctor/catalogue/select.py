@@ -15,6 +15,7 @@ import msgspec
 from ddpdoctor.catalogue.registry import Catalogue, CatalogueEntry, choose, codes_meant, gone_notes, load, suggestion
 from ddpdoctor.catalogue.run_checks import CheckResult
 from ddpdoctor.config import Settings
+from ddpdoctor.files.patterns import regex
 from ddpdoctor.finding import Finding, Location
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 # line of the place that a report names, on its last line, or alone on the line above. ``# ddpdoctor:
 # file-ignore[DDP601]`` alone on a line suppresses what they find in the file. The checks are named by codes or names.
 
-_MARK = re.compile(r"#\s*ddpdoctor\s*:\s*(?P<kind>file-ignore|ignore)\b(?:\s*\[(?P<words>[^\][#]*)\])?", re.IGNORECASE)
+_MARK = regex(r"#\s*ddpdoctor\s*:\s*(?P<kind>file-ignore|ignore)\b(?:\s*\[(?P<words>[^\][#]*)\])?", re.IGNORECASE)
 
 
 class Suppression(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ import click
 from click.core import ParameterSource
 
 from ddpdoctor.errors import UsageError
+from ddpdoctor.files.patterns import regex
 from ddpdoctor.report import streams
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ MOST_PROCESSES = 1024
 LONGEST_S = 604_800.0
 """A week; waiting for more than 292 years is beyond what the clock can hold."""
 
-_SHARE = re.compile(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*(%?)\s*")
+_SHARE = regex(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*(%?)\s*")
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 

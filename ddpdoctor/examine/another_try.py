@@ -17,6 +17,7 @@ import msgspec
 from ddpdoctor.diagnosis.failures import gpus_for_the_ranks, lack_behind
 from ddpdoctor.diagnosis.files import races
 from ddpdoctor.examination import RehearsalSection
+from ddpdoctor.files.patterns import regex
 from ddpdoctor.finding import Trouble
 from ddpdoctor.launch.request import RehearsalRequest
 from ddpdoctor.record.joining import headline
@@ -33,26 +34,26 @@ MOST_GPUS = 8
 USAGE = 2
 """The exit code of a script that does not know its arguments."""
 
-_SPEAKS_OF_GPUS = re.compile(r"cuda|\bn?gpus?\b|nvidia|nccl|accelerator device", re.IGNORECASE)
+_SPEAKS_OF_GPUS = regex(r"cuda|\bn?gpus?\b|nvidia|nccl|accelerator device", re.IGNORECASE)
 _LAST_LINES = 4
 """Of a traceback: the line that raised, as the source has it, and the message."""
-_SPEAKS_OF_SIZES = re.compile(
+_SPEAKS_OF_SIZES = regex(
     r"shape|siz(e|ing)|dimension|reshape|elements|chunk|split|divisible|batch|must match|more than 1 value|empty|"
     r"out of (range|bounds)",
     re.IGNORECASE,
 )
-_NO_FILE = re.compile(r"No such file or directory: '([^']+)'")
-_OF_SLURM = re.compile(r"'SLURM_\w+'")
+_NO_FILE = regex(r"No such file or directory: '([^']+)'")
+_OF_SLURM = regex(r"'SLURM_\w+'")
 """The message of a KeyError for a variable that is not there."""
 _APEX = "apex"
-_LACKS_APEX = re.compile(r"\b(apex|amp)\b.*\binstall|\binstall.*\b(apex|amp)\b", re.IGNORECASE | re.DOTALL)
+_LACKS_APEX = regex(r"\b(apex|amp)\b.*\binstall|\binstall.*\b(apex|amp)\b", re.IGNORECASE | re.DOTALL)
 """The sentence of a script that has caught the ImportError."""
 _OF_TORCH_LOAD = "torch/serialization.py"
-_WEIGHTS_FILE = re.compile(r"[\w./\\:~-]+\.(?:pth(?:\.tar)?|pt|ckpt|safetensors)(?![\w.])")
+_WEIGHTS_FILE = regex(r"[\w./\\:~-]+\.(?:pth(?:\.tar)?|pt|ckpt|safetensors)(?![\w.])")
 """In the message of a script that has looked for its checkpoint before it loads it."""
 _OF_NO_WEIGHTS = "NoWeights"
 """The class that stands for an absent checkpoint, as the message of an exception names it."""
-_OF_ANY_SIZE = re.compile(r"view size is not compatible.*", re.DOTALL)
+_OF_ANY_SIZE = regex(r"view size is not compatible.*", re.DOTALL)
 """What torch says of a tensor that is not contiguous, however large it is."""
 _OF_FEWER_SAMPLES = frozenset({"IndexError", "ZeroDivisionError", "AssertionError", "StopIteration"})
 """What code raises that splits a batch, whatever the message."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 import signal
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,6 +14,7 @@ import msgspec
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.examine.another_try import USAGE
+from ddpdoctor.files.patterns import regex
 from ddpdoctor.files.untrusted import tree_of
 from ddpdoctor.finding import Fact, Finding, Location, Trouble, named_ranks, shown_path
 from ddpdoctor.findings import DIVERGENCES, SUSPECTED
@@ -40,9 +40,9 @@ _NETWORK_HINT = (
     "The script fetches this from the network, which a rehearsal keeps from it: put the data where the script looks "
     "before it downloads, or rehearse with `--network`; `--static` reads the source only."
 )
-_VARIABLE = re.compile(r"'([A-Z][A-Z0-9_]+)'")
+_VARIABLE = regex(r"'([A-Z][A-Z0-9_]+)'")
 """The message of a KeyError for what must be the name of an environment variable."""
-_PROGRAM = re.compile(r"No such file or directory: '([^/']+)'")
+_PROGRAM = regex(r"No such file or directory: '([^/']+)'")
 _COMPILED = frozenset({".pyx", ".c", ".cc", ".cpp", ".cu"})
 _STARTS_A_PROGRAM = "in _execute_child"
 """Where Python's subprocess module raises it; Python names no other place for a program that is missing."""

@@ -6,7 +6,6 @@ import ast
 import json
 import math
 import os
-import re
 import shlex
 import signal
 import tempfile
@@ -22,6 +21,7 @@ from ddpdoctor.diagnosis.resume import checkpoint_of, loads_of, saved_at_signal
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.examine.rehearsal_result import judge
+from ddpdoctor.files.patterns import regex
 from ddpdoctor.files.untrusted import read_untrusted
 from ddpdoctor.finding import Severity
 from ddpdoctor.launch.request import SIGNALLED, TORN, Progress, RehearsalRequest
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ddpdoctor.source.script.script import Script
 
 RehearseOnce = Callable[[RehearsalRequest], "tuple[RunRecord, RehearsalSection]"]
-_OPTION = re.compile(
+_OPTION = regex(
     r"--?(auto[-_]?)?resume([-_](from|path|ckpt|checkpoint|file|model|training|from[-_](checkpoint|path|ckpt)))*"
 )
 """As public training scripts call it: torch's ImageNet example has ``--resume``, timm and the Trainer's scripts

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.errors import UsageError
+from ddpdoctor.files.patterns import regex
 from ddpdoctor.launch.launcher_options import (
     Parsed,
     Syntax,
@@ -259,8 +260,8 @@ def _configuration(path: Path) -> dict[str, str]:
     return {key.strip(): value.strip().strip("'\"") for key, _, value in scalars}
 
 
-_PYTHON = re.compile(r"python(w|\d+(\.\d+)?)?$")
-_MODULE_OR_CODE = re.compile(r"-(?P<flags>[bBdEiIOPqsSuvx]*)(?P<what>[mc])(?P<value>.*)$", re.DOTALL)
+_PYTHON = regex(r"python(w|\d+(\.\d+)?)?$")
+_MODULE_OR_CODE = regex(r"-(?P<flags>[bBdEiIOPqsSuvx]*)(?P<what>[mc])(?P<value>.*)$", re.DOTALL)
 """``-m`` or ``-c``, maybe behind other letters and before its value in one word."""
 _PYTHON_OPTION_WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
 _LAUNCHER_MODULES: dict[str, Starter] = {

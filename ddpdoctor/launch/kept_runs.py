@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import socket
 import stat
@@ -19,7 +18,7 @@ from typing import Any, Literal
 import msgspec
 
 from ddpdoctor.errors import ConfigurationError, RecordError, UsageError
-from ddpdoctor.files.patterns import home_directory
+from ddpdoctor.files.patterns import home_directory, regex
 from ddpdoctor.files.untrusted import read_untrusted
 from ddpdoctor.launch.box.start import remove_layers
 from ddpdoctor.launch.pid_namespaces import OuterPids, is_alive, is_of_run
@@ -104,7 +103,7 @@ _WRITTEN = (
     *("events-*.jsonl", "*-*.ring", "indices-*.bin", "stacks-*.txt", "last-words-*.txt", "probe-*.log", "owner.json"),
 )
 """What ``layout`` names of a watched run."""
-_EVENTS = re.compile(r"events-(\d+)\.jsonl$")
+_EVENTS = regex(r"events-(\d+)\.jsonl$")
 
 
 def new_run_directory(named: str | None, plan: Mapping[str, Any] | None = None) -> Path:

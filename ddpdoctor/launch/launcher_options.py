@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.errors import UsageError
+from ddpdoctor.files.patterns import regex
 
 
 class Syntax(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,19 +188,17 @@ def _devices(text: str) -> int | None:
 
 # What stands around a launch command: environment assignments, and programs that start it for someone else.
 
-_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
+_ASSIGNMENT = regex(r"[A-Za-z_][A-Za-z0-9_]*=")
 _TRANSPARENT = frozenset({"exec", "nohup", "time", "setsid", "unbuffer"})
 _SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh", "fish", "source", "."})
-_LAUNCH_IN_SHELL = re.compile(
-    r"\b(torchrun|accelerate\s+launch|torch\.distributed\.(run|launch)|python[\d.]*\s+\S*\.py)\b"
-)
+_LAUNCH_IN_SHELL = regex(r"\b(torchrun|accelerate\s+launch|torch\.distributed\.(run|launch)|python[\d.]*\s+\S*\.py)\b")
 _ELSEWHERE = names(
     "srun sbatch salloc mpirun mpiexec mpiexec.hydra horovodrun deepspeed ds colossalai jsrun aprun lsrun flux ray"
     " kubectl docker podman singularity apptainer ssh sky modal nsys ncu numactl taskset nice chrt sudo xvfb-run"
     " timeout stdbuf"
 )
 _ENVIRONMENTS = frozenset({"uv", "poetry", "pipenv", "pdm", "hatch", "conda", "mamba", "micromamba", "pixi", "rye"})
-_STARTS = re.compile(r"(torchrun|accelerate|python[\d.]*)$")
+_STARTS = regex(r"(torchrun|accelerate|python[\d.]*)$")
 _HINT = "Pass the script and its arguments: `ddpdoctor check train.py -- --its options`."
 
 

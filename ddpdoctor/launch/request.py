@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, get_args
@@ -10,6 +9,7 @@ from typing import Literal, get_args
 import msgspec
 
 from ddpdoctor.errors import UsageError
+from ddpdoctor.files.patterns import regex
 from ddpdoctor.record.streams.setup import JobMachine
 
 Stress = Literal["", "nan", "short-batch", "slow-rank0"]
@@ -164,7 +164,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 # Layouts of nodes, how many GPUs this machine offers to a job, and what the ranks of a rehearsal run on.
 
-_SHAPE = re.compile(r"(\d{1,3})x(\d{1,3})")
+_SHAPE = regex(r"(\d{1,3})x(\d{1,3})")
 FEWEST_RANKS = 2
 """With one rank there is nothing to compare."""
 MOST_RANKS = 64

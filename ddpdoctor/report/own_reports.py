@@ -7,13 +7,13 @@ writing in, ends with a seal: a line with the digest of all above it.
 
 from __future__ import annotations
 
-import re
 import zlib
 from hashlib import sha256
 
 import msgspec
 
 from ddpdoctor import __version__
+from ddpdoctor.files.patterns import regex
 
 TOOL = "ddpdoctor"
 LARGEST_BYTES = 1 << 28
@@ -21,12 +21,12 @@ LARGEST_BYTES = 1 << 28
 SEALED = ("full", "html", "markdown", "text", "diff")
 """Formats whose files end with a seal."""
 
-_SEAL = re.compile(rb"(?:<!-- |\[)" + TOOL.encode() + rb" \S+, report (?P<digest>[0-9a-f]{16})(?: -->|\])\n\Z")
+_SEAL = regex(rb"(?:<!-- |\[)" + TOOL.encode() + rb" \S+, report (?P<digest>[0-9a-f]{16})(?: -->|\])\n\Z")
 _LONGEST_SEAL = 120
 _FINDING = rb".+:\d+:\d+: (?:error|warning|advice) \w+ [\w-]+: .*"
 _DOUBT = rb".+: inconclusive: .*"
 _COMMAND = rb"::(?:error|warning|notice) title=ddpdoctor \(.*"
-_LINE = re.compile(rb"|".join((_FINDING, _DOUBT, _COMMAND)))
+_LINE = regex(rb"|".join((_FINDING, _DOUBT, _COMMAND)))
 _NOTHING = (b"", b"[]\n")
 """Contents that are overwritten without a loss; the second is a Code Quality report without a finding."""
 

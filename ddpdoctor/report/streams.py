@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 from ddpdoctor.errors import DdpDoctorError, UsageError
+from ddpdoctor.files.patterns import regex
 from ddpdoctor.files.untrusted import LONGEST_QUOTE, quoted
 
 if TYPE_CHECKING:
@@ -21,14 +22,14 @@ if TYPE_CHECKING:
 # File names, exception messages and source lines may hold commands. A terminal obeys control characters. The log of a
 # CI obeys text: GitHub a line that begins with ``::error::`` after blanks, Azure, GitHub and TeamCity what looks like
 # ``##vso[``, ``##[`` or ``##teamcity[`` anywhere in it.
-_HARMFUL = re.compile(
+_HARMFUL = regex(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but tab and line feed
     "\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff"  # invisible or changing the direction of what follows
     "\ud800-\udfff"  # halves of characters that no stream can encode
     "\U000e0000-\U000e007f]"  # invisible tags
     r"|#(?=#[A-Za-z]*\[)"
 )
-_COMMAND = re.compile(r"^(\s*):(?=:[A-Za-z])", re.MULTILINE)
+_COMMAND = regex(r"^(\s*):(?=:[A-Za-z])", re.MULTILINE)
 _LONGEST = 20_000
 """Characters of one text on one line; an exception's message may have millions."""
 
@@ -64,7 +65,7 @@ PLAIN_WIDTH = 80
 """Columns of text that goes to a file or a pipe."""
 _LONGEST_MESSAGE = 1000
 """Characters of an error; a path may have 4,096."""
-_LONG_WORD = re.compile(rf"[^\s/]{{{LONGEST_QUOTE + 1},}}")
+_LONG_WORD = regex(rf"[^\s/]{{{LONGEST_QUOTE + 1},}}")
 """What a file may hold, and no path."""
 MAXIMUM_WIDTH = 100
 """Columns of text on a wide terminal; longer lines are hard to read."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TypeAlias
 
 import msgspec
 
+from ddpdoctor.files.patterns import regex
 from ddpdoctor.source.events import Event, EventKind, Exit, Item, Tree, settle
 from ddpdoctor.source.interpreter.attributes import bound_to, class_attribute
 from ddpdoctor.source.interpreter.calls import apply, call_function, construct
@@ -23,7 +23,7 @@ from ddpdoctor.source.ranks.rank_local_values import mark_decided, own_test
 from ddpdoctor.source.script.module import Module, deep_recursion
 from ddpdoctor.source.script.script import Script, note_gap
 
-_MAIN_NAMES = re.compile(r"_?(main|train|run|worker|demo|fit|finetune|pretrain)(_|$)")
+_MAIN_NAMES = regex(r"_?(main|train|run|worker|demo|fit|finetune|pretrain)(_|$)")
 
 
 class Walk(msgspec.Struct, frozen=True, eq=False):

@@ -9,6 +9,8 @@ from types import MappingProxyType
 
 import msgspec
 
+from ddpdoctor.files.patterns import regex
+
 
 def _named(places: tuple[str, ...], names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for place in places:
@@ -265,24 +267,24 @@ MODULE_SELF_METHODS = frozenset(
 SAME_ITEMS = frozenset({"enumerate", "zip", "iter", "next", "list", "tuple", "reversed", "tqdm", "track", "trange"})
 """Last names of functions whose result yields the items of their arguments."""
 
-STATEFUL_BUFFER_MODULES = re.compile(r"(Sync)?(Lazy)?(Batch|Instance)Norm(\dd)?$|SpectralNorm$|FakeQuantize")
+STATEFUL_BUFFER_MODULES = regex(r"(Sync)?(Lazy)?(Batch|Instance)Norm(\dd)?$|SpectralNorm$|FakeQuantize")
 """Modules of torch.nn whose buffers change in forward."""
 OPTIMIZER = "torch.optim.Optimizer"
 """Base class of the optimizers of torch, for one that is chosen by a name."""
 MODEL_LIBRARY = "torchvision.models."
-PRETRAINED = re.compile(
+PRETRAINED = regex(
     r"^(transformers|diffusers)\.(\w+\.)*"
     r"(?!\w*(Config|Extractor|Pipeline|Processor|Scheduler|Tokenizer(Fast)?|Adam\w*|Adafactor)$)[A-Z]\w*$"
 )
 """Classes of models whose ``from_pretrained`` and ``from_config`` make their objects."""
-MODULE = re.compile(rf"\.nn\.|^torchvision\.models\.|{PRETRAINED.pattern}")
+MODULE = regex(rf"\.nn\.|^torchvision\.models\.|{PRETRAINED.pattern}")
 """What makes a ``torch.nn.Module``, by its full name."""
-MODELS_WITH_STATISTICS = re.compile(
+MODELS_WITH_STATISTICS = regex(
     r"torchvision\.models\.(\w+\.)*(\w*res(net|next)\w*|densenet\w*|mobilenet\w*|efficientnet\w*|mnasnet\w*|regnet\w*"
     r"|shufflenet\w*|googlenet|inception\w*|vgg\d+_bn|deeplab\w*|fcn_\w*)$"
 )
 """Functions of torchvision whose models hold BatchNorm modules, for any arguments."""
-BUFFERLESS_MODULE = re.compile(
+BUFFERLESS_MODULE = regex(
     r"torch\.nn\.(Linear|Bilinear|Identity|Conv\dd|ConvTranspose\dd|Embedding|EmbeddingBag|LayerNorm|GroupNorm|RMSNorm"
     r"|ReLU|ReLU6|LeakyReLU|PReLU|GELU|SiLU|Mish|Tanh|Sigmoid|Softmax|LogSoftmax|ELU|Hardswish|Softplus|Dropout\dd|Dropout"
     r"|MaxPool\dd|AvgPool\dd|Adaptive\w+Pool\dd|Flatten|Unflatten|Upsample|PixelShuffle|ZeroPad2d|LSTM|GRU|RNN"
@@ -290,7 +292,7 @@ BUFFERLESS_MODULE = re.compile(
 )
 CONTAINER_MODULES = frozenset({"torch.nn.Sequential", "torch.nn.ModuleList", "torch.nn.ModuleDict"})
 
-MAP_STYLE_DATASETS = re.compile(
+MAP_STYLE_DATASETS = regex(
     r"(torchvision\.datasets\.\w+|torch\.utils\.data\.(TensorDataset|Subset|ConcatDataset|StackDataset)"
     r"|torchaudio\.datasets\.\w+|torch_geometric\.data\.InMemoryDataset|torch_geometric\.datasets\.\w+"
     r"|monai\.data\.(dataset\.)?(Cache|Persistent)?Dataset)$"
@@ -304,7 +306,7 @@ PREPARING_DATASETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """Base classes of data sets that write files while an object is made, and the methods of the project that do it."""
-RANK_VARYING_CALLS = re.compile(
+RANK_VARYING_CALLS = regex(
     r"^(time\.|datetime\.(?!date\.today$)|os\.getpid$|os\.urandom$|socket\.|uuid\.|(\w+\.)+uuid[14]$|tempfile\.(?!gettempdir$)|random\.|numpy\.random\.|secrets\.|platform\.node"
     r"|os\.path\.(exists|isfile|isdir|getmtime|getsize)$|os\.(listdir|scandir|walk|stat|access)$|glob\.|psutil\.)"
 )
@@ -315,7 +317,7 @@ The day is not among them: but for a start at midnight it is the same on every r
 
 RANK_NAMES = frozenset({"rank", "global_rank", "world_rank", "process_index", "proc_id", "rank_id", "process_rank"})
 LOCAL_RANK_NAMES = frozenset({"local_rank", "local_process_index", "local_rank_id", "localrank"})
-FIRST_RANK_NAMES = re.compile(
+FIRST_RANK_NAMES = regex(
     r"^_?(is_|am_i_|on_)?((global|world|main|master|rank|process|proc|local)_?)*"
     r"(main_process|master_process|main_proc|master_proc|main_rank|master_rank|global_zero|world_zero|world_process_zero"
     r"|rank_?0|rank_zero|main|master|primary|chief|global_master|local_master|local_main_process)$"
@@ -328,7 +330,7 @@ DISTRIBUTION_ATTRIBUTES = frozenset({"ddp", "use_ddp", "is_ddp", "distributed_tr
 FIRST_RANK_DECORATORS = frozenset(
     {"rank_zero_only", "main_process_only", "master_only", "on_main_process", "rank0_only", "only_on_master"}
 )
-SYNCHRONISES = re.compile(r"sync|reduce|gather|broadcast|barrier", re.IGNORECASE)
+SYNCHRONISES = regex(r"sync|reduce|gather|broadcast|barrier", re.IGNORECASE)
 """In the name of a method: it promises to run a collective."""
 COMMAND_LINES = frozenset({"fire.Fire", "typer.run", "tyro.cli"})
 """Functions that call the function that they are given with the options of the command line."""
@@ -369,7 +371,7 @@ def text_hints_at_ranks(text: str) -> bool:
     return _RANK_WORDS.search(text) is not None
 
 
-_RANK_WORDS = re.compile(
+_RANK_WORDS = regex(
     r"rank|master|main_proc|is_main|primary|chief|leader|process_zero|is_zero|should_save|world_zero|node_?0|proc_?id"
     r"|process_index|is_root|is_head|coordinator|is_first|save_on_each_node|logger_?on|is_logger|standalone",
     re.IGNORECASE,

@@ -44,6 +44,13 @@ def test_what_a_step_needs_more_is_red_with_the_line_that_brought_it(project: Pa
     assert [place["line"] for place in finding["locations"]] == [line]
 
 
+def test_a_cause_stands_before_what_grew_by_it(project: Path) -> None:
+    (project / "train.py").write_text(BROKEN["no sampler"][0])
+    code, found = report("train.py", cwd=project)
+    assert code == 1
+    assert [one["code"] for one in found["findings"] if one["severity"] == "error"] == ["DDP101", "DDP901"]
+
+
 def test_a_hang_is_red_and_cannot_be_agreed_on(project: Path) -> None:
     (project / "train.py").write_text(BROKEN["hang"][0])
     before = (project / "ddpdoctor-baseline.json").read_bytes()

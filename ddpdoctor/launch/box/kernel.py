@@ -6,11 +6,12 @@ import ctypes
 import errno
 import fcntl
 import os
-import re
 import socket
 import struct
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
+
+from ddpdoctor.files.patterns import regex
 
 # What is mounted where, and who listens on which socket, read from the kernel's lists.
 
@@ -23,7 +24,7 @@ NO_FILES = frozenset(
 )
 """File systems of the kernel's own, which no overlay can cover; they are read-only in the box."""
 
-_ESCAPED = re.compile(rb"\\([0-7]{3})")
+_ESCAPED = regex(rb"\\([0-7]{3})")
 
 
 class Mount(NamedTuple):

@@ -5,7 +5,6 @@ All text is escaped by the template library; the page's own policy forbids scrip
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -17,6 +16,7 @@ import msgspec
 from ddpdoctor import __version__
 from ddpdoctor.check import LoadedCheck, OutcomeState
 from ddpdoctor.examination import Examination, Figure, GateSection
+from ddpdoctor.files.patterns import regex
 from ddpdoctor.files.untrusted import line_of
 from ddpdoctor.finding import Basis, Fact, Finding, Frame, Location, in_user_code, named_ranks, shown_path
 from ddpdoctor.gate.budget import amount, share
@@ -287,7 +287,7 @@ _NOTHING: Mapping[str, Any] = {
 }
 """A section of the page before anything is in it."""
 _PAGES = Path(__file__).with_name("page")
-_QUOTED = re.compile("`([^`]+)`")
+_QUOTED = regex("`([^`]+)`")
 
 
 def render(examination: Examination, checks: Sequence[LoadedCheck] = ()) -> str:

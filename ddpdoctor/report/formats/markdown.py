@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
 from ddpdoctor.examination import Examination
+from ddpdoctor.files.patterns import regex
 from ddpdoctor.finding import Finding, named_ranks, shown_path
 from ddpdoctor.gate.budget import percent
 from ddpdoctor.report.finding_fields import headline, stated
@@ -13,8 +12,8 @@ from ddpdoctor.report.formats.html import budget_rows
 from ddpdoctor.report.gate_text import commands_of, notes_of, times_sentence
 from ddpdoctor.report.streams import one_line, without_commands
 
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!$@&])")
-_CODE = re.compile(r"(?<!`)`([^`|]+)`(?!`)")
+_SPECIAL = regex(r"([\\`*_{}\[\]<>#|~!$@&])")
+_CODE = regex(r"(?<!`)`([^`|]+)`(?!`)")
 """A span; not one with a bar, which ends a cell of a table even there."""
 
 

@@ -9,7 +9,6 @@ https://docs.github.com/en/code-security/code-scanning/integrating-with-code-sca
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
@@ -17,6 +16,7 @@ from urllib.parse import quote
 from ddpdoctor import __version__
 from ddpdoctor.check import LoadedCheck
 from ddpdoctor.examination import Examination
+from ddpdoctor.files.patterns import regex
 from ddpdoctor.finding import Fact, Finding, Frame, Location, Severity, shown_path
 from ddpdoctor.report.explanation import sections, summary
 from ddpdoctor.report.finding_fields import region_of, stated
@@ -28,7 +28,7 @@ SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 LONGEST_DESCRIPTION = 1024
 """Characters that GitHub takes of a rule's description."""
 
-_URL = re.compile(r"https://[!-~]+")
+_URL = regex(r"https://[!-~]+")
 _LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.ADVICE: "note"}
 _PROBLEMS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.ADVICE: "recommendation"}
 

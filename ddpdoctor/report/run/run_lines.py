@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from ddpdoctor.files.patterns import regex
 from ddpdoctor.finding import in_user_code, named_ranks, shown_path
 from ddpdoctor.report.layout import added, in_milliseconds, percent, rate, seconds, share_of
 from ddpdoctor.report.streams import one_line
@@ -19,7 +19,7 @@ PROGRESS_EVERY_NS = 5_000_000_000
 WAITING_EVERY_NS = 30_000_000_000
 SHARES = (0.5, 0.8)
 """A wait is shown again when so much of the group's timeout is over."""
-_LENGTH = re.compile(r"\d[\d.,]* ?(ms|s|min|h|d)\b")
+_LENGTH = regex(r"\d[\d.,]* ?(ms|s|min|h|d)\b")
 STALLED_EVERY_NS = 30_000_000_000
 """A job that is known to stand still has nothing new to tell."""
 ENDED_AFTER_NS = 3_000_000_000

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import operator
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ddpdoctor.files.patterns import regex
 from ddpdoctor.source.interpreter.values import (
     RANKS,
     TASK_COUNT,
@@ -43,7 +43,7 @@ LONGEST = 10_000
 """Largest text or sequence that is computed."""
 LARGEST = 10**18
 # Formats that can produce more text than is worth computing.
-_WIDE = re.compile(r"\*|\d{4}")
+_WIDE = regex(r"\*|\d{4}")
 
 _BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,

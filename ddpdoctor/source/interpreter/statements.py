@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable, Sequence
 
+from ddpdoctor.files.patterns import regex
 from ddpdoctor.source.events import ContextAround, Jump, LoopAround, OwnTest
 from ddpdoctor.source.interpreter.assignment import assign_to, forget
 from ddpdoctor.source.interpreter.calls import decorated, run_class_body
@@ -36,7 +36,7 @@ from ddpdoctor.source.ranks.rank_local_values import COUNTED, UNREAD_ITEM, carri
 from ddpdoctor.source.script.module import descend, last_name
 
 # Name of a flag that is set in a job with ranks.
-_HAS_RANKS = re.compile(r"^(is_|use_)?(distributed|ddp)$")
+_HAS_RANKS = regex(r"^(is_|use_)?(distributed|ddp)$")
 
 
 def execute(machine: Machine, body: Sequence[ast.stmt]) -> None:

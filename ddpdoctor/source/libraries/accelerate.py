@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Mapping
 
+from ddpdoctor.files.patterns import regex
 from ddpdoctor.source.interpreter.attributes import base_names
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
@@ -26,7 +27,7 @@ from ddpdoctor.source.vocabulary import DDP, MODULE
 
 DEEPEST = 10
 """Modules within modules that are looked into."""
-_MODEL_NAME = re.compile(r"model|net(work)?$|unet|encoder|decoder|generator|discriminator", re.IGNORECASE)
+_MODEL_NAME = regex(r"model|net(work)?$|unet|encoder|decoder|generator|discriminator", re.IGNORECASE)
 
 
 def method(

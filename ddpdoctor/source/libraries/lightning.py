@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 
+from ddpdoctor.files.patterns import regex
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.attributes import base_names, bound_to, class_attribute
 from ddpdoctor.source.interpreter.state import Machine
@@ -47,7 +48,7 @@ _DIVIDES = ("use_distributed_sampler", "replace_sampler_ddp")
 # What the loaders of a stage are called, where it is not the stage's own name.
 _LOADED: Mapping[str, str] = {"validation": "val", "validate": "val"}
 # Hooks in which `self.log` reports, and reduces, at once.
-_IN_STEP = re.compile(r"(^|\.)(training_step|on_train_batch_\w+|on_before_\w+|on_after_backward)$")
+_IN_STEP = regex(r"(^|\.)(training_step|on_train_batch_\w+|on_before_\w+|on_after_backward)$")
 _ON_MODULE = frozenset({"log", "log_dict", "all_gather", "manual_backward"})
 _HOOKS_BEFORE_2 = frozenset({"training_epoch_end", "validation_epoch_end", "test_epoch_end"})
 _ON_TRAINER = frozenset({*_STAGES, "save_checkpoint"})

@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from ddpdoctor.files.patterns import regex
 from ddpdoctor.source.events import LONGEST_CONDITION, Event, Guard
 from ddpdoctor.source.interpreter.operators import QUOTIENT
 from ddpdoctor.source.interpreter.values import (
@@ -208,7 +209,7 @@ def directory_of(path: ast.expr) -> ast.expr | None:
 
 
 _IN_MEMORY = ("io.", "tempfile.")
-_PASSING = re.compile(r"log|lock|cache|te?mp|rank|pid|host|node|devnull|stdout|stderr", re.IGNORECASE)
+_PASSING = regex(r"log|lock|cache|te?mp|rank|pid|host|node|devnull|stdout|stderr", re.IGNORECASE)
 
 
 class SharedSave(msgspec.Struct, frozen=True, eq=False):

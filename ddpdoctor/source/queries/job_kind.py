@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
+from ddpdoctor.files.patterns import regex
 from ddpdoctor.source.events import LONGEST_CONDITION, Condition, Event, Guard
 from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, Value, constant, tags_of
 from ddpdoctor.source.libraries.lightning import has_several
@@ -48,7 +49,7 @@ _FRAMEWORKS = frozenset(
     }
 )
 # Names in a framework that start ranks, place the model or train; configurations and metrics do not.
-_TAKES_OVER = re.compile(
+_TAKES_OVER = regex(
     r"(Trainer|Runner|Fabric|Accelerator|Strategy|Parallel|(^|\.)(init\w*|launch|spawn|run|train_\w+|main|remote|Parallel))$"
 )
 _JOINING = frozenset(
@@ -56,8 +57,8 @@ _JOINING = frozenset(
 )
 _TRAINING = frozenset(f"{name.rpartition('.')[2]}.train" for name in HUGGING_FACE_TRAINERS)
 _OF_LAUNCHER = GLOBAL_RANK_VARIABLES | LOCAL_RANK_VARIABLES | WORLD_SIZE_VARIABLES
-_WORD = re.compile(r"\w+")
-_CHOICES_OF_MODE = re.compile(r"distributed|ddp|world|multi|gpu|device|nproc|parallel|rank|cuda|backend", re.IGNORECASE)
+_WORD = regex(r"\w+")
+_CHOICES_OF_MODE = regex(r"distributed|ddp|world|multi|gpu|device|nproc|parallel|rank|cuda|backend", re.IGNORECASE)
 
 
 def framework(script: Script) -> str:
@@ -283,7 +284,7 @@ def _is_device_count(module: Module, value: ast.expr) -> bool:
     return bool(calls) and all(calls)
 
 
-_THIS_MACHINE = re.compile(r"^(tcp://)?(localhost|127\.0\.0\.1|\[?::1\]?)(:|$)")
+_THIS_MACHINE = regex(r"^(tcp://)?(localhost|127\.0\.0\.1|\[?::1\]?)(:|$)")
 
 
 def is_single_node(projection: Projection) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from ddpdoctor.files.patterns import regex
 from ddpdoctor.finding import Location
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.attributes import base_names, bases_of
@@ -31,7 +32,7 @@ from ddpdoctor.source.script.script import Script, uses_part
 from ddpdoctor.source.torch_model.buffers import parts_of_module
 from ddpdoctor.source.torch_model.recorded_calls import SET_REQUIRES_GRAD
 
-HAS_PARAMETERS = re.compile(
+HAS_PARAMETERS = regex(
     r"torch\.nn\.(Linear|Bilinear|Conv\dd|ConvTranspose\dd|Embedding|EmbeddingBag|LayerNorm|GroupNorm|RMSNorm|BatchNorm\dd"
     r"|PReLU|LSTM|GRU|RNN|LSTMCell|GRUCell|MultiheadAttention|Transformer\w*|Parameter)$"
 )
@@ -431,11 +432,11 @@ def _is_own(node: ast.AST) -> bool:
 # A module's own parameters come before those of its parts, and its parts in the order of their first assignment: DDP
 # counts those that need a gradient. Behind a part with unknown parameters no number is known.
 
-_WEIGHT_AND_BIAS = re.compile(
+_WEIGHT_AND_BIAS = regex(
     r"torch\.nn\.(Linear|Bilinear|Conv\dd|ConvTranspose\dd|LayerNorm|GroupNorm|BatchNorm\dd|SyncBatchNorm)$"
 )
-_WEIGHT = re.compile(r"torch\.nn\.(Embedding|EmbeddingBag|RMSNorm|PReLU)$")
-_WITHOUT = re.compile(
+_WEIGHT = regex(r"torch\.nn\.(Embedding|EmbeddingBag|RMSNorm|PReLU)$")
+_WITHOUT = regex(
     r"torch\.nn\.(\w*Loss|\w*ReLU6?|\w*ELU|Sigmoid|LogSigmoid|Tanh\w*|\w*[sS]oftmax\w*|Soft\w+|Hard\w+|SiLU|Mish"
     r"|\w*Dropout\w*|\w*Pool\dd|Flatten|Unflatten|Identity|Upsample|\w*Pad\dd|Pixel(?:Uns|S)huffle|Fold|Unfold"
     r"|CosineSimilarity|PairwiseDistance|InstanceNorm\dd|LocalResponseNorm)$"

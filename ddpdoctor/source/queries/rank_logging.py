@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
+from ddpdoctor.files.patterns import regex
 from ddpdoctor.source.events import Event, LoopAround
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
@@ -32,13 +33,13 @@ from ddpdoctor.source.torch_model.recorded_calls import PRINT_REPLACED
 
 _BARS = ("tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.trange", "tqdm.auto.trange")
 # Functions that open a run of a tracker; `aim.Run` and the like are objects.
-_TRACKERS = re.compile(
+_TRACKERS = regex(
     r"(wandb\.init|mlflow\.start_run|neptune(\.new)?\.(init|init_run)|comet_ml\.start|clearml\.Task\.init|swanlab\.init)$"
 )
-_WRITERS = re.compile(
+_WRITERS = regex(
     r"(tensorboard|tensorboardX)\.(\w+\.)?SummaryWriter$|^comet_ml\.(Offline)?Experiment$|^aim\.Run$|^neptune\.(new\.)?Run$"
 )
-_RANK_NAMED = re.compile(r"rank|gpu|device|worker|proc|host|node|pid|world|file=|stderr", re.IGNORECASE)
+_RANK_NAMED = regex(r"rank|gpu|device|worker|proc|host|node|pid|world|file=|stderr", re.IGNORECASE)
 _OUTPUT = frozenset({"print", "stdout"})
 _PRINTS = frozenset(
     # What the standard library and rich print with, and the functions that print a model's table as they return it.
@@ -46,14 +47,14 @@ _PRINTS = frozenset(
 )
 _PRINTING_METHODS = {"pprint": "pprint.PrettyPrinter"}
 # Of the name of a collective: it brings values of all ranks together.
-_REDUCING = re.compile(r"reduce|gather")
+_REDUCING = regex(r"reduce|gather")
 _CURVES = frozenset({"add_scalar", "add_scalars", "log_metric", "log_metrics"})
 _REPORTS = _CURVES | {"info", "set_description", "set_postfix"}
-_REPORTING = re.compile(
+_REPORTING = regex(
     r"^(builtins\.print|wandb\.log|logging\.info|mlflow\.log_metrics?|tqdm\.(\w+\.)?tqdm\.write)$|\.info$"
 )
 # Hooks of Lightning that report on batches to evaluate on.
-_EVALUATES = re.compile(r"(^|[._])(validation|test)_(step|epoch_end|batch_end)$")
+_EVALUATES = regex(r"(^|[._])(validation|test)_(step|epoch_end|batch_end)$")
 _EXITS = frozenset({"sys.exit", "exit", "quit", "os._exit"})
 
 

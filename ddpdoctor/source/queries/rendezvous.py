@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import itertools
-import re
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import msgspec
 
+from ddpdoctor.files.patterns import regex
 from ddpdoctor.finding import Frame, Location
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, constant
@@ -31,7 +31,7 @@ from ddpdoctor.source.vocabulary import LAUNCHER_VARIABLES, LOCAL_RANK_VARIABLES
 
 LOCAL_RANK_OPTIONS = frozenset({"--local_rank", "--local-rank"})
 _ADDRESS = frozenset({"MASTER_ADDR", "MASTER_PORT"})
-_NAMES_THIS_MACHINE = re.compile(r"localhost$|127\.|::1$|0\.0\.0\.0$")
+_NAMES_THIS_MACHINE = regex(r"localhost$|127\.|::1$|0\.0\.0\.0$")
 _FIXED = _ADDRESS | {"WORLD_SIZE", "RANK"}
 
 

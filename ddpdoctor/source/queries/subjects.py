@@ -7,12 +7,12 @@ script has none of them, and was not evaluated where a gap may hide them.
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from ddpdoctor.check import Subject
+from ddpdoctor.files.patterns import regex
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import (
     ExternalObject,
@@ -130,7 +130,7 @@ def _frameworks(projection: Projection) -> Iterator[Gap]:
 
 
 # In a framework: what trains itself, rather than starting the script's own training.
-_RUNS = re.compile(r"(Trainer|Runner|Engine|Parallel|Fabric|remote)$")
+_RUNS = regex(r"(Trainer|Runner|Engine|Parallel|Fabric|remote)$")
 # Frameworks whose effect on ranks, models and loaders is modelled in `torch_model`; apart from those, gaps.
 _MODELLED = frozenset({"accelerate", "deepspeed", "lightning", "lightning_fabric", "pytorch_lightning", "transformers"})
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from ddpdoctor.files.patterns import regex
 from ddpdoctor.source.events import Event, LoopAround
 from ddpdoctor.source.interpreter.attributes import base_names, bases_of, class_attribute
 from ddpdoctor.source.interpreter.state import Machine
@@ -50,7 +51,7 @@ _RANK_WORDS = frozenset(
 
 
 # Words for the part of a rank, in the class of a sampler.
-_SHARES = re.compile(r"shard|replica|world|process|worker", re.IGNORECASE)
+_SHARES = regex(r"shard|replica|world|process|worker", re.IGNORECASE)
 _DRAWS = frozenset(f"torch.{name}" for name in ("rand", "randn", "randint", "normal"))
 
 

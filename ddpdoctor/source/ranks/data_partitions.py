@@ -9,6 +9,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 
+from ddpdoctor.files.patterns import regex
 from ddpdoctor.source.events import Part
 from ddpdoctor.source.interpreter.scopes import Store
 from ddpdoctor.source.interpreter.state import Machine
@@ -41,11 +42,9 @@ _OWN = frozenset({"batch", "ddp", "clock", "files", "random", "own"})
 # Last names of functions that divide into parts of which some are longer.
 _SPLITS = frozenset({"array_split", "tensor_split", "chunk"})
 # Names of numbers that are divided by the number of ranks and are no amount of data.
-_NO_DATA = re.compile(
-    r"batch|worker|(^|_)bs($|_)|accum|thread|cpu|gpu|device|node|(^|_)lr($|_)|seed|step", re.IGNORECASE
-)
+_NO_DATA = regex(r"batch|worker|(^|_)bs($|_)|accum|thread|cpu|gpu|device|node|(^|_)lr($|_)|seed|step", re.IGNORECASE)
 # Names in a script that makes the parts equal.
-_EVEN = re.compile(r"total_size|per_rank|evenly|make_even|equali[sz]e|divisible|pad_to|padded|truncat|drop_tail")
+_EVEN = regex(r"total_size|per_rank|evenly|make_even|equali[sz]e|divisible|pad_to|padded|truncat|drop_tail")
 
 
 def part_tags(value: Value) -> frozenset[int]:

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from ddpdoctor.files.patterns import regex
 from ddpdoctor.source.interpreter.attributes import base_names, bound_to, class_attribute
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
@@ -32,7 +33,7 @@ from ddpdoctor.source.script.module import Module, last_name
 from ddpdoctor.source.vocabulary import PROCESSES
 
 # In the name of an option: a launcher may give another value to each process.
-_OF_A_PROCESS = re.compile(r"rank|gpu|device|node|proc|world|main|master", re.IGNORECASE)
+_OF_A_PROCESS = regex(r"rank|gpu|device|node|proc|world|main|master", re.IGNORECASE)
 # What a loop goes over that counts its turns.
 _COUNT = frozenset({"range", "enumerate"})
 _CALLABLE = (Function, Partial, BoundMethod, ProjectClass, Instance)

@@ -6,10 +6,10 @@ The tags of a value are its origins; a value that was decided by such a conditio
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
+from ddpdoctor.files.patterns import regex
 from ddpdoctor.finding import Frame
 from ddpdoctor.source.events import Event, OwnKind, OwnTest, Statistic
 from ddpdoctor.source.interpreter.assignment import overwrite
@@ -84,12 +84,12 @@ OWN_KINDS = frozenset(
 
 OF_FILES: frozenset[OwnKind] = frozenset({"files", "polled"})
 """What ranks find on their disks, which is mostly the same: they share them."""
-_CLOCK = re.compile(r"^(time|datetime)\.")
+_CLOCK = regex(r"^(time|datetime)\.")
 # Functions that look at the disk; the rest of `os.path` works on names.
-_FILES = re.compile(r"^(os\.path\.(l?exists|is|get|samefile)|os\.(stat|access)$)")
-_LISTS = re.compile(r"^(os\.(listdir|scandir|walk)$|glob\.)")
-_RANDOM = re.compile(r"^(random|numpy\.random)\.")
-_STORE = re.compile(r"^torch\.distributed\.(\w+\.)?\w*Store$")
+_FILES = regex(r"^(os\.path\.(l?exists|is|get|samefile)|os\.(stat|access)$)")
+_LISTS = regex(r"^(os\.(listdir|scandir|walk)$|glob\.)")
+_RANDOM = regex(r"^(random|numpy\.random)\.")
+_STORE = regex(r"^torch\.distributed\.(\w+\.)?\w*Store$")
 _FILE_METHODS = frozenset({"exists", "is_file", "is_dir"})
 FORM = frozenset({"dtype", "requires_grad", "is_leaf", "is_sparse", "layout"})
 """Attributes of a tensor that are alike on every rank, whatever data it holds."""
@@ -97,7 +97,7 @@ FORM = frozenset({"dtype", "requires_grad", "is_leaf", "is_sparse", "layout"})
 _SIZES = FORM | {"size", "shape", "numel", "nelement", "dim", "ndim", "ndimension", "len", "device", "grad_fn"}
 _STRUCTURE_TESTS = frozenset({"isinstance", "hasattr", "callable", "is_tensor", "is_floating_point", "is_cuda", "type"})
 _MEMBERS = frozenset({"set", "frozenset", "unique", "unique_consecutive", "nonzero", "masked_select"})
-_AGREED = re.compile(r"(^|_)(all_?)?(reduced?|gather(ed)?|broadcast|sync(ed|hronized?)?|agree|consensus)(_|$)")
+_AGREED = regex(r"(^|_)(all_?)?(reduced?|gather(ed)?|broadcast|sync(ed|hronized?)?|agree|consensus)(_|$)")
 
 
 def origin_of(name: str) -> frozenset[Tag]:

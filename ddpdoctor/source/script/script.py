@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.errors import UnreadableScript, UsageError
-from ddpdoctor.files.patterns import home_directory
+from ddpdoctor.files.patterns import home_directory, regex
 from ddpdoctor.files.untrusted import decoded
 from ddpdoctor.source.script.launch_facts import SourceFact, cuda_demand, rank_launch
 from ddpdoctor.source.script.module import Module, Scope, children_of, deep_recursion, descend, dotted, last_name
@@ -215,7 +215,7 @@ MAXIMUM_BYTES = 5_000_000
 """Larger files are data or generated code."""
 
 # In the text of a module: it may read attributes by their names as strings, or have f-strings.
-_OTHER_SPELLINGS = re.compile(r"[gs]etattr\(|\b[rR]?[fF][rR]?[\"']")
+_OTHER_SPELLINGS = regex(r"[gs]etattr\(|\b[rR]?[fF][rR]?[\"']")
 
 Reader = Callable[[Path, str, str], Module]
 """Makes a module of a file, the module's dotted name, and that of its package; raises what ``parse`` raises."""
@@ -471,8 +471,8 @@ def take_gap(script: Script) -> str:
 LONGEST_WORD = 120
 """Characters of a string that counts as a word: longer ones are data."""
 # Last names of Python's own functions and classes whose strings are for people to read.
-_SAYING = re.compile(r"(print|debug|info|warn(ing)?|log|error|critical|exception|write|\w*(Error|Exception|Warning))$")
-_PART = re.compile(r"\w+")
+_SAYING = regex(r"(print|debug|info|warn(ing)?|log|error|critical|exception|write|\w*(Error|Exception|Warning))$")
+_PART = regex(r"\w+")
 
 
 def uses_any(script: Script, words: Iterable[str]) -> bool:
@@ -586,8 +586,8 @@ def _is_prose(module: Module, node: ast.Constant, text: str) -> bool:
 LEVELS_DOWN = 2
 """How far below the project's root such files are looked for: ``deploy/kubernetes/job.yaml``."""
 MOST_FILES, MOST_BYTES = 60, 200_000
-_JOB = re.compile(r"^kind:\s*['\"]?PyTorchJob\b", re.MULTILINE)
-_LAUNCH_FILES = re.compile(r"^readme|^requirements.*\.txt$|\.(sh|slurm|sbatch|ya?ml)$", re.IGNORECASE)
+_JOB = regex(r"^kind:\s*['\"]?PyTorchJob\b", re.MULTILINE)
+_LAUNCH_FILES = regex(r"^readme|^requirements.*\.txt$|\.(sh|slurm|sbatch|ya?ml)$", re.IGNORECASE)
 
 
 def exports(script: Script, variable: str) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Mapping, Sequence
 from functools import partial, reduce
 
 import msgspec
 
+from ddpdoctor.files.patterns import regex
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     NO_CONTEXT,
@@ -41,8 +41,8 @@ from ddpdoctor.source.script.module import descend, last_name
 from ddpdoctor.source.vocabulary import DDP, MODULE, MODULE_SELF_METHODS, OPTIMIZER
 
 _LIKE_TORCH = ("torch.", "torchvision.", "torchaudio.", "torchtext.")
-_OPTIMIZER_CLASS = re.compile(r"torch\.optim\.(?!lr_scheduler|swa_utils)")
-_TRAINS = re.compile(r"train|fit|tune")
+_OPTIMIZER_CLASS = regex(r"torch\.optim\.(?!lr_scheduler|swa_utils)")
+_TRAINS = regex(r"train|fit|tune")
 _SCHEDULER = "torch.optim.lr_scheduler.LRScheduler"
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
+from ddpdoctor.files.patterns import regex
 from ddpdoctor.source.events import EventKind
 from ddpdoctor.source.interpreter.attributes import base_names
 from ddpdoctor.source.interpreter.state import Machine
@@ -148,7 +149,7 @@ TRAINING_METHODS = frozenset(
     }
 )
 """Names of the methods whose calls are recorded as events of the kind ``training``."""
-SEEDING = re.compile(r"seed|(?<!use_)determinis|reproduc|(set|fix|init|same)_(all_)?rand", re.IGNORECASE)
+SEEDING = regex(r"seed|(?<!use_)determinis|reproduc|(set|fix|init|same)_(all_)?rand", re.IGNORECASE)
 """Names of functions that may fix random numbers."""
 
 
