@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from ddpdoctor.files.patterns import matches, matches_below, parse_patterns
@@ -58,3 +61,20 @@ def test_what_lies_in_a_matched_directory_is_matched() -> None:
 @pytest.mark.timeout(20)
 def test_no_pattern_explodes(pattern: str, path: str) -> None:
     assert matches(parse_patterns([pattern]), path, directory=False) is None
+
+
+def test_each_expression_that_is_compiled_late_compiles() -> None:
+    code = """
+import gc, importlib, pathlib, ddpdoctor
+root = pathlib.Path(ddpdoctor.__file__).parent
+for path in (*root.rglob("*.py"), *(root / "checks").rglob("*.py")):
+    if "import regex" in path.read_text():
+        importlib.import_module(".".join(("ddpdoctor", *path.relative_to(root).with_suffix("").parts)))
+late = [one for one in gc.get_objects() if type(one).__name__ == "_Expression"]
+for one in late:
+    one.pattern
+print(len(late))
+"""
+    done = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 100
