@@ -55,10 +55,12 @@ CHECK = Check(
     triggers=("load_state_dict",),
 )
 _REMEDIES = {
-    "weights": "Load the weights under the names that they were saved by, on every rank, with strict=True.",
+    "weights": "Load weights and buffers under the names that they were saved by, on every rank, with strict=True.",
     "optimizer": "{save}Load the optimizer's state on every rank, after the optimizer is made.",
     "learning-rate": "{save}Load the scheduler's state on every rank, and step it as often as without a restart.",
     "scale": "{save}Load the scaler's state on every rank.",
+    "gradient": "Save and load what the loss depends on beside them: a weight that is counted, a memory, a teacher.",
+    "random": "Save the state of the generators on each rank, and set it as the last thing before the first batch.",
     "data": "Begin with the epoch after the one that was finished, on every rank, and give it to set_epoch.",
     "place": "Save how many batches of the epoch are done, and leave out so many in the first one after the restart.",
     "late": "Save between two steps: let the handler set a flag only, and look at it when the step has been counted.",
@@ -136,7 +138,7 @@ def _found(
             ranks=found.ranks if len(found.ranks) < len(first.ranks) else (),
             locations=tuple(place for place in (found.place, *places) if place is not None),
             evidence=tuple(told),
-            severity=Severity.WARNING if found.what in ("ranks", "late") else None,
+            severity=Severity.WARNING if found.what in ("ranks", "late", "gradient", "random") else None,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os.path
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,6 +23,8 @@ What = Literal[
     "optimizer",
     "learning-rate",
     "scale",
+    "gradient",
+    "random",
     "data",
     "place",
     "late",
@@ -35,6 +38,8 @@ What = Literal[
 ]
 _SHOWN = 3
 _COUNTERS = ("epoch", "step", "iter")
+ALIKE = 1e-3
+"""Of the whole norm: DDP's buckets, and so the order in which ranks are added, are made anew after a first backward."""
 _REFUSED = re.compile(r"Unsupported global: GLOBAL ([\w.]+)")
 """As torch.load says it since 2.4, of anything but tensors and plain values; by default since 2.6."""
 Rows = Mapping[int, Sequence[ResumeStep]]
@@ -101,6 +106,8 @@ def compare(restart: Restart) -> Comparison:
     if not data:
         differences += _later_rates(before, after, ranks, steps, save, differences)
     differences += data
+    if not differences:
+        differences += _first_step(before, after, ranks, save, first)
     differences += _kept(first, second, step, differences)
     return Comparison(differences=tuple(differences), steps=steps, save=save)
 
@@ -268,16 +275,19 @@ def _by_rank(record: RunRecord, step: int) -> dict[int, list[ResumeStep]]:
 
 def _at_once(before: Rows, after: Rows, ranks: Sequence[int], save: ResumeSave) -> Iterator[Difference]:
     """Yield what is otherwise when the first forward begins."""
-    differing = {rank: _names(before[rank][0].weights, after[rank][0].weights) for rank in ranks}
-    if apart := [rank for rank in ranks if differing[rank]]:
-        names = differing[apart[0]]
-        whole = len(before[apart[0]][0].weights)
-        yield Difference(
-            what="weights",
-            title=f"the weights after the restart are not those of the checkpoint on {_who(apart, ranks)}",
-            ranks=tuple(apart),
-            facts=(f"{len(names)} of {count(whole, 'parameter', 'parameters')} differ: {_listed(names)}",),
-        )
+    # In training each rank counts buffers of its own, and those of the rank that saves are loaded by all.
+    for kind, own in (("weights", ranks), ("buffers", [rank for rank in ranks if rank == save.rank])):
+        states = {rank: (getattr(before[rank][0], kind), getattr(after[rank][0], kind)) for rank in own}
+        if apart := [rank for rank, (was, now) in states.items() if _names(was, now)]:
+            was, now = states[apart[0]]
+            names = _names(was, now)
+            yield Difference(
+                what="weights",
+                title=f"the {kind} after the restart are not those of the checkpoint on {_who(apart, ranks)}",
+                ranks=tuple(apart),
+                facts=(f"{len(names)} of {count(len(was), kind[:-1], kind)} differ: {_listed(names)}",),
+            )
+            break
     if apart := [rank for rank in ranks if before[rank][0].optimizer != after[rank][0].optimizer]:
         yield Difference(
             what="optimizer",
@@ -297,6 +307,49 @@ def _at_once(before: Rows, after: Rows, ranks: Sequence[int], save: ResumeSave) 
             facts=(f"its scale is {', '.join(now)} and was {', '.join(was)}",),
             saved=_has(save, "scal"),
         )
+
+
+def _first_step(
+    before: Rows, after: Rows, ranks: Sequence[int], save: ResumeSave, first: RunRecord
+) -> Iterator[Difference]:
+    """Yield what the gradient shows of the first step, where all that is compared one by one is the same.
+
+    Random numbers may be others, unless the checkpoint holds what they come from.
+    """
+    pairs = {rank: (before[rank][0], after[rank][0]) for rank in ranks}
+    fed = [rank for rank, (was, now) in pairs.items() if was.inputs != now.inputs]
+    drawn = [rank for rank in ranks if _draws(before[rank]) and before[rank][0].random != after[rank][0].random]
+    apart = [rank for rank, (was, now) in pairs.items() if _far(was.gradients, now.gradients)]
+    if not apart:
+        return
+    was, now = (math.hypot(*one.gradients) for one in pairs[apart[0]])
+    effect = f"the norm of its gradient is {now:.6g}, and without a restart {was:.6g}"
+    if not fed and not drawn:
+        yield Difference(
+            what="gradient",
+            title=f"the first gradient after the restart is another one on {_who(apart, ranks)}",
+            ranks=tuple(apart),
+            facts=(effect, "weights, buffers and what the model is given are the same, and so are random numbers"),
+        )
+    elif any(one.random for one in first.resume_saves if one.step == save.step):
+        ranks_apart = fed or drawn
+        yield Difference(
+            what="random",
+            title=f"the random numbers after the restart are not those of the checkpoint on {_who(ranks_apart, ranks)}",
+            ranks=tuple(ranks_apart),
+            facts=(effect, "the same samples are given to the model as other values")[: 2 if fed else 1],
+        )
+
+
+def _draws(rows: Sequence[ResumeStep]) -> bool:
+    """Return whether a step may draw random numbers: it does not where the next one begins with the same state."""
+    return len(rows) < 2 or rows[0].random != rows[1].random
+
+
+def _far(was: Sequence[float], now: Sequence[float]) -> bool:
+    """Return whether norms differ by more than another order of summation explains."""
+    least = ALIKE * math.hypot(*was, *now)
+    return len(was) == len(now) and any(abs(one - other) > least for one, other in zip(was, now, strict=True))
 
 
 def _with_other_ranks(

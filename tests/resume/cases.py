@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tests.resume.first_step import FIRST_STEP, FIRST_STEP_TWINS
 from tests.resume.job import RIGHT, Case, case_of, script_of
 from tests.resume.signals import IN_THE_EPOCH, SIGNALLED, SIGNALLED_TWINS
 
@@ -487,6 +488,7 @@ INCONCLUSIVE: Mapping[str, Case] = {
 }
 CASES: Mapping[str, Case] = {
     **FAULTS,
+    **FIRST_STEP,
     **FAILING,
     **FRAMEWORK_FAULTS,
     **TORN_FAULTS,
@@ -494,5 +496,6 @@ CASES: Mapping[str, Case] = {
     **SIGNALLED_TWINS,
     **OTHER_RANKS,
     **TWINS,
+    **FIRST_STEP_TWINS,
     **INCONCLUSIVE,
 }

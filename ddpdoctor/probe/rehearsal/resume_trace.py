@@ -10,7 +10,9 @@ import contextlib
 import functools
 import hashlib
 import io
+import itertools
 import os
+import random
 import signal
 import sys
 import threading
@@ -61,6 +63,8 @@ class ResumeTrace:
         self._scalers: Any = WeakSet()
         self._row: dict[str, Any] = {}
         """Of the step that is under way."""
+        self._came = ""
+        """A digest of the newest batch."""
         self._steps = 0
         self._saved_at: list[int] = []
         """Steps after which checkpoints were written."""
@@ -102,7 +106,7 @@ class ResumeTrace:
             harms=("resume_steps", "resume_saves"),
         )
         optimizers.register_optimizer_step_pre_hook(
-            lambda *_: journal.guarded(self._step_begins, harms=("resume_steps", "resume_saves"))
+            lambda optimizer, *_: journal.guarded(self._step_begins, optimizer, harms=("resume_steps", "resume_saves"))
         )
         # A closure that is given to a step makes the forward: the step's row is there only afterwards.
         optimizers.register_optimizer_step_post_hook(
@@ -128,15 +132,25 @@ class ResumeTrace:
         if (path := _directory_of(options)) is not None:
             self._journal.event("checkpoint_loaded", path=path, site=self._journal.site(frame))
 
+    def batch_came(self, batch: Any) -> None:
+        """Take in the batch that the script is given."""
+        if self._steps <= STEPS_NOTED:
+            self._came = self._digest(self._tensors(batch))
+
     def _forward_begins(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         if not self._torch.is_grad_enabled() or not arguments[0].training or self._steps > STEPS_NOTED:
             return
         if not self._row:
-            self._row = {"batches": [], **self._state()}
+            self._row = {"batches": [], "inputs": "", "random": self._random(), **self._state()}
         batch = self._newest_samples()
+        given = self._tensors([*arguments[1:], options])
+        self._row["inputs"] = self._digest([self._row["inputs"], self._came, given])
         self._row["batches"].append([batch.loader, batch.ordinal, batch.batch, list(batch.indices)])
 
-    def _step_begins(self) -> None:
+    def _step_begins(self, optimizer: Any) -> None:
+        if self._row:
+            stepped = [one for group in optimizer.param_groups for one in group["params"]][:MOST_TENSORS]
+            self._row["gradients"] = [0.0 if one.grad is None else float(one.grad.detach().norm()) for one in stepped]
         for row, buffer, time_s in self._nameless:
             size = buffer.getbuffer().nbytes
             found = (one for one in new_files(os.getcwd(), time_s, 6) if os.path.getsize(one) == size)
@@ -182,14 +196,28 @@ class ResumeTrace:
         for wrap, name, parameter in self._modules.parameters():
             if len(tensors) < MOST_TENSORS:
                 tensors[f"{wrap}:{name}"] = tensor_digest(parameter, BYTES_OF_A_TENSOR)
+        buffers = {
+            f"{wrap}:{name}": tensor_digest(buffer, BYTES_OF_A_TENSOR)
+            for wrap, name, buffer in itertools.islice(self._modules.saved_buffers(), MOST_TENSORS)
+        }
         optimizers = [one for one in self._optimizers if any(one.param_groups)]
         optimizers.sort(key=lambda one: (type(one).__name__, sum(len(group["params"]) for group in one.param_groups)))
         return {
             "weights": tensors,
+            "buffers": buffers,
             "optimizer": [self._digest(_state_of(one)) for one in optimizers],
             "learning_rates": [str(float(group["lr"])) for one in optimizers for group in one.param_groups][:32],
             "scales": [str(one.get_scale()) for one in self._scalers if one.is_enabled()],
         }
+
+    def _random(self) -> str:
+        """Return a digest of the state of the generators that everything draws from that has none of its own."""
+        numpy: Any = sys.modules.get("numpy.random")
+        others = (random.getstate(), numpy and [str(numpy.get_state()[2]), numpy.get_state()[1].tobytes()])
+        return self._digest([self._torch.get_rng_state(), repr(others)])
+
+    def _tensors(self, value: Any) -> list[Any]:
+        return [one for one in _flat(value, self._torch.Tensor) if isinstance(one, self._torch.Tensor)]
 
     def _digest(self, value: Any) -> str:
         digest = hashlib.blake2b(digest_size=8)
@@ -218,6 +246,7 @@ class ResumeTrace:
             "weights": bool(tensors),
             "keys": keys,
             "optimizer": _holds_optimizer(held),
+            "random": any(map(functools.partial(_equal, self._torch.get_rng_state()), self._tensors(held))),
             "site": self._journal.site(frame),
         }
         if isinstance(target, io.BytesIO):
@@ -312,7 +341,7 @@ class ResumeTrace:
         """
         if isinstance(value, int):
             return f"int {value}"
-        tensors = [one for one in _flat(value, self._torch.Tensor) if isinstance(one, self._torch.Tensor)]
+        tensors = self._tensors(value)
         return f"{'tensors' if tensors else type(value).__name__} {self._digest(tensors or value)}"
 
     def _copy_files(
@@ -337,6 +366,10 @@ def _directory_of(options: dict[str, Any]) -> Optional[str]:
         (getattr(options[key], "path", None) for key in ("storage_writer", "storage_reader") if options.get(key)), None
     )
     return None if path is None else os.path.abspath(os.fspath(path))
+
+
+def _equal(tensor: Any, other: Any) -> bool:
+    return bool(other.dtype == tensor.dtype and other.shape == tensor.shape and (other.cpu() == tensor).all())
 
 
 def _state_of(optimizer: Any) -> list[Any]:
