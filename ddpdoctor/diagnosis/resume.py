@@ -318,7 +318,7 @@ def _first_step(
     """
     pairs = {rank: (before[rank][0], after[rank][0]) for rank in ranks}
     fed = [rank for rank, (was, now) in pairs.items() if was.inputs != now.inputs]
-    drawn = [rank for rank in ranks if _draws(before[rank]) and before[rank][0].random != after[rank][0].random]
+    drawn = [rank for rank in ranks if _draws_others(before[rank], after[rank])]
     apart = [rank for rank, (was, now) in pairs.items() if _far(was.gradients, now.gradients)]
     if not apart:
         return
@@ -341,9 +341,10 @@ def _first_step(
         )
 
 
-def _draws(rows: Sequence[ResumeStep]) -> bool:
-    """Return whether a step may draw random numbers: it does not where the next one begins with the same state."""
-    return len(rows) < 2 or rows[0].random != rows[1].random
+def _draws_others(before: Sequence[ResumeStep], after: Sequence[ResumeStep]) -> bool:
+    """Return whether a generator has another state, of those that the next step finds otherwise than the first one."""
+    later = before[1].random if len(before) > 1 else ()
+    return any(was not in (now, *later) for was, now in zip(before[0].random, after[0].random, strict=True))
 
 
 def _far(was: Sequence[float], now: Sequence[float]) -> bool:

@@ -89,6 +89,7 @@ FIRST_STEP: Mapping[str, Case] = {
     "random: those of the augmentation are saved, and not loaded": _augmented(
         case_of("random numbers", SAVE=_NUMBERS), 0
     ),
+    "random: saved, not loaded, and nothing draws any": case_of("`rng`", SAVE=_NUMBERS),
     "random: worker seeds": _augmented(case_of("random numbers", SAVE=_NUMBERS), 2),
     "scaler: not loaded": _scaled("gradient scaler", save=', "scaler": scaler.state_dict()', load="pass"),
     "scaler: not saved": _scaled("gradient scaler", "not saved", save="", load="pass"),
@@ -113,7 +114,6 @@ FIRST_STEP_TWINS: Mapping[str, Case] = {
             ).replace("if rank == 0: save(epoch)", "save(epoch)")
         )
     ),
-    "random: saved, and nothing draws any": case_of(SAVE=_NUMBERS),
     "random: worker seeds, and nobody saves them": _augmented(case_of(), 2),
     "random: worker seeds, saved and loaded": _augmented(case_of(SAVE=_NUMBERS, COUNT=_NUMBERS_LOADED), 2),
     "scaler: saved and loaded": _scaled(

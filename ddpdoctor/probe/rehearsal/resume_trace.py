@@ -150,7 +150,9 @@ class ResumeTrace:
     def _step_begins(self, optimizer: Any) -> None:
         if self._row:
             stepped = [one for group in optimizer.param_groups for one in group["params"]][:MOST_TENSORS]
-            self._row["gradients"] = [0.0 if one.grad is None else float(one.grad.detach().norm()) for one in stepped]
+            # The norm of one that is spread over ranks is a collective.
+            plain = [one.grad if type(one.grad) is self._torch.Tensor else None for one in stepped]
+            self._row["gradients"] = [0.0 if one is None else float(one.detach().norm()) for one in plain]
         for row, buffer, time_s in self._nameless:
             size = buffer.getbuffer().nbytes
             found = (one for one in new_files(os.getcwd(), time_s, 6) if os.path.getsize(one) == size)
@@ -210,11 +212,11 @@ class ResumeTrace:
             "scales": [str(one.get_scale()) for one in self._scalers if one.is_enabled()],
         }
 
-    def _random(self) -> str:
-        """Return a digest of the state of the generators that everything draws from that has none of its own."""
+    def _random(self) -> list[str]:
+        """Return digests of the generators of torch, Python and NumPy that what has none of its own draws from."""
         numpy: Any = sys.modules.get("numpy.random")
-        others = (random.getstate(), numpy and [str(numpy.get_state()[2]), numpy.get_state()[1].tobytes()])
-        return self._digest([self._torch.get_rng_state(), repr(others)])
+        of_numpy = (numpy.get_state()[1].tobytes(), numpy.get_state()[2:]) if numpy else ()
+        return [self._digest(one) for one in (self._torch.get_rng_state(), repr(random.getstate()), repr(of_numpy))]
 
     def _tensors(self, value: Any) -> list[Any]:
         return [one for one in _flat(value, self._torch.Tensor) if isinstance(one, self._torch.Tensor)]

@@ -272,8 +272,8 @@ class ResumeStep(msgspec.Struct, frozen=True, kw_only=True):
     """Likewise, of those that are part of a state."""
     inputs: str = ""
     """A digest of the tensors of the batches, and of those that the forwards are given."""
-    random: str = ""
-    """A digest of the states of torch's, Python's and NumPy's own generators as the first of these begins."""
+    random: tuple[str, ...] = ()
+    """Digests of the states of torch's, Python's and NumPy's own generators as the first of these begins."""
     gradients: tuple[float, ...] = ()
     """Norms of what the optimizer steps with."""
     optimizer: tuple[str, ...] = ()
