@@ -3,9 +3,10 @@
 What it finds
     With `ddpdoctor check --resume`: the script is rehearsed until it has written its second checkpoint and further, and
     started again from that checkpoint, in an overlay. What the ranks hold and draw after the restart is compared with
-    what the first start went on with: weights, the optimizer's state, the learning rate and the scaler before the first
-    step, the samples of the first pass, the learning rates of the steps after it, and the counters, averages and other
-    states in the next checkpoint. The finding names what differs, its effect, and the lines that save and load. A
+    what the first start went on with: weights, buffers, the optimizer's state, the learning rate and the scaler before
+    the first step, the samples of the first pass, the gradient of the first step, the learning rates of the steps after
+    it, and the counters, averages and other states in the next checkpoint. The finding names what differs, its effect,
+    and the lines that save and load; random numbers are left out unless the checkpoint holds their state. A
     restart that fails on what was saved is an error, too; so is, with `--resume=torn`, one that fails on what a death
     amid a save leaves, or takes it for whole. A script that handles a signal of schedulers is sent it in the middle of
     an epoch, and started again from what it saved then. `--resume-ranks` tells what means something else with another

@@ -377,7 +377,7 @@ def _with_other_ranks(
                 ranks=(),
                 facts=(changed, "the learning rate changes within an epoch"),
             )
-    done = before[0][0].batches[0][2] if before[0] and before[0][0].batches else 0
+    done = _done(first, before[0][0], 0) if before[0] else 0
     if not done:
         return
     of = before[0][0].batches[0][:2]
@@ -473,12 +473,13 @@ def _kind(
     """
     right, drawn = passes
     epoch, wanted = _epoch(second, now, rank), _epoch(first, was, rank)
-    samples, done = sum(map(len, drawn)), was.batches[0][2]
+    samples, done = sum(map(len, drawn)), _done(first, was, rank)
+    begins = not _done(first, now, rank)
     said = f"the epoch of its sampler is {epoch}, and without a restart {wanted}" if epoch != wanted else ""
     again = [number for number, batches in earlier.items() if batches[: len(drawn)] == drawn[: len(batches)]]
     newest = max(earlier, default=0)
     batches = count(done, "batch", "batches")
-    if done and now.batches[0][2] == 0 and newest in again:
+    if done and begins and newest in again:
         effect = f"the checkpoint was written after {batches} of it, which are seen twice"
         return "place", "the samples from the beginning of the epoch again", effect
     if again and again[0] == 0 and newest > 0:
@@ -501,7 +502,7 @@ def _kind(
         if shift < 0:
             return "place", f"{several} that {verb} trained on already", f"{several} of this epoch {verb} seen twice"
         return "place", f"the samples after {several} of this epoch", f"{several} of this epoch {verb} never seen"
-    if done and now.batches[0][2] == 0:
+    if done and begins:
         effect = f"the checkpoint was written after {batches} of it; {said or 'another order begins'}"
         return "place", "an epoch from its beginning in the place of what was left of this one", effect
     return "data", "its samples in another order", said or f"of the first {samples} samples not the same ones come"
@@ -519,6 +520,13 @@ def _shift(right: list[tuple[int, ...]], drawn: list[tuple[int, ...]], behind: l
         if behind[-number:] == drawn[:number]:
             return -number
     return 0
+
+
+def _done(first: RunRecord, row: ResumeStep, rank: int) -> int:
+    """Return how many batches of a pass are behind a step; some loaders are ahead by one, as they are in the first."""
+    rows = [*_by_rank(first, 0)[rank][:1], row]
+    places = [one.batches[0][2] if one.batches else 0 for one in rows]
+    return max(0, places[-1] - places[0])
 
 
 def _epoch(record: RunRecord, row: ResumeStep, rank: int) -> int | None:

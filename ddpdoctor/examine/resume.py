@@ -38,6 +38,10 @@ _OPTION = re.compile(
 )
 """As public training scripts call it: torch's ImageNet example has ``--resume``, timm and the Trainer's scripts
 ``--resume_from_checkpoint``, detectron2 and nanoGPT's followers ``--resume`` as a flag."""
+_KEYWORDS = ("ckpt_path", "resume_from_checkpoint")
+"""By which ``Trainer.fit`` of Lightning and ``Trainer.train`` of transformers are told."""
+_OF_DATACLASSES = "HfArgumentParser"
+"""It makes options of the fields of transformers' ``TrainingArguments``."""
 _STORES_TRUE = "store_true"
 MOST_BYTES = 1 << 20
 FILE = "{checkpoint}"
@@ -242,12 +246,21 @@ def _options(script: Script, given: str | None, file: str) -> Sequence[str]:
         return [word.replace(FILE, file) for word in shlex.split(given)]
     from ddpdoctor.source.script.launch_facts import declared_options
 
+    flags: dict[str, bool] = {}
+    told: list[str] = []
     for module in script.modules:
         for call in declared_options(module):
-            for argument in call.args:
-                name = argument.value if isinstance(argument, ast.Constant) else None
-                if isinstance(name, str) and _OPTION.fullmatch(name):
-                    action = next((one.value for one in call.keywords if one.arg == "action"), None)
-                    is_flag = isinstance(action, ast.Constant) and action.value == _STORES_TRUE
-                    return [name] if is_flag else [name, file]
-    return []
+            action = next((one.value for one in call.keywords if one.arg == "action"), None)
+            is_flag = isinstance(action, ast.Constant) and action.value == _STORES_TRUE
+            flags.update({str(one.value): is_flag for one in call.args if isinstance(one, ast.Constant)})
+        keywords = [
+            one for name in ("fit", "train") for call in module.calls_by_name.get(name, ()) for one in call.keywords
+        ]
+        read = [one.value.attr for one in keywords if one.arg in _KEYWORDS and isinstance(one.value, ast.Attribute)]
+        told += [f"--{name}" for word in read for name in (word, word.replace("_", "-"))]
+        if _OF_DATACLASSES in module.calls_by_name:
+            told.append("--resume_from_checkpoint")
+            flags.setdefault(told[-1], False)
+    found = next((name for name in flags if _OPTION.fullmatch(name)), None)
+    name = found or next((name for name in told if name in flags), "")
+    return [name, file][: 1 if flags.get(name) else 2] if name else []

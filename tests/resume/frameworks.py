@@ -136,6 +136,19 @@ if args.resume:
         MODEL='net.load_state_dict(load_file("last.safetensors"))',
     ).replace("from torch import nn\n", "from torch import nn\nfrom safetensors.torch import load_file, save_file\n"),
 }
+FRAMEWORKS["Lightning: an option of any name"] = (
+    FRAMEWORKS["Lightning"].replace("args.resume", "args.from_file").replace("--resume", "--from-file")
+)
+FRAMEWORKS["Trainer: options of a dataclass"] = (
+    FRAMEWORKS["Trainer"]
+    .replace("import Trainer,", "import HfArgumentParser, Trainer,")
+    .replace('parser = argparse.ArgumentParser()\nparser.add_argument("--resume_from_checkpoint", default=None)\n', "")
+    .replace(
+        "args = parser.parse_args()\n", "(args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()\n"
+    )
+    .replace("    args=TrainingArguments(\n", "    args=dataclasses.replace(\n        args,\n")
+    .replace("import argparse, os", "import dataclasses")
+)
 SHARDED = FRAMEWORKS["torch.distributed.checkpoint"]
 BY_ITSELF_SHARDED = SHARDED.replace('parser.add_argument("--resume", default="")', "pass")
 FRAMEWORK_FAULTS: Mapping[str, Case] = {

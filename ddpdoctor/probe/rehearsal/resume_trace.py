@@ -48,6 +48,8 @@ MOST_KEYS = 200
 METADATA = ".metadata"
 """Of a sharded checkpoint, written when all shards are there."""
 _COUNTERS = ("epoch", "step", "iter")
+_HELD = ("obj", "state_dict", "tensors")
+"""As torch.save, sharded checkpoints and safetensors call what is saved."""
 
 
 class ResumeTrace:
@@ -88,6 +90,7 @@ class ResumeTrace:
         on_call(journal, torch, "save", before=self._saves, harms=("resume_steps", "resume_saves"))
         for verb, module in (("save", "state_dict_saver"), ("load", "state_dict_loader")):
             after_import(f"torch.distributed.checkpoint.{module}", functools.partial(self._hook_sharded, verb))
+        after_import("safetensors.torch", self._hook_safetensors)
         scaler = getattr(getattr(torch, "amp", None), "GradScaler", None) or torch.cuda.amp.GradScaler
         on_call(
             journal,
@@ -117,9 +120,13 @@ class ResumeTrace:
             optimizers.register_optimizer_step_post_hook(lambda *_: self._receive())
 
     def _hook_sharded(self, verb: str, module: Any) -> None:
-        listener = self._saves_sharded if verb == "save" else self._loads_sharded
+        listener = self._saves_sharded if verb == "save" else self._loads_otherwise
         after = self._tears_sharded if verb == "save" else None
         on_call(self._journal, module, verb, before=listener, after=after, harms=("resume_saves",))
+
+    def _hook_safetensors(self, module: Any) -> None:
+        on_call(self._journal, module, "load_file", before=self._loads_otherwise, harms=("resume_saves",))
+        on_call(self._journal, module, "save_file", before=self._saves, harms=("resume_saves",))
 
     def _saves_sharded(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         if (path := _directory_of(options)) is not None and isinstance(held := _held(arguments, options), dict):
@@ -128,8 +135,11 @@ class ResumeTrace:
             states = {key: one.state_dict() if hasattr(one, "state_dict") else one for key, one in held.items()}
             self._note_save(frame, states, path, is_file=False)
 
-    def _loads_sharded(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        if (path := _directory_of(options)) is not None:
+    def _loads_otherwise(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """Note what no call of torch.load reads: a sharded checkpoint, or a file of safetensors."""
+        given = options.get("filename", arguments[0] if arguments else None)
+        is_path = isinstance(given, (str, os.PathLike))
+        if (path := _directory_of({"checkpoint_id": given} if is_path else options)) is not None:
             self._journal.event("checkpoint_loaded", path=path, site=self._journal.site(frame))
 
     def batch_came(self, batch: Any) -> None:
@@ -229,7 +239,8 @@ class ResumeTrace:
         return digest.hexdigest()
 
     def _saves(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        held, target = _held(arguments, options), arguments[1] if len(arguments) > 1 else options.get("f")
+        held = _held(arguments, options)
+        target = arguments[1] if len(arguments) > 1 else options.get("f", options.get("filename"))
         if not self._tearing and isinstance(held, dict):
             path = target if isinstance(target, (str, os.PathLike)) else getattr(target, "name", None)
             if isinstance(target, io.BytesIO):
@@ -359,7 +370,7 @@ class ResumeTrace:
 
 
 def _held(arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    return arguments[0] if arguments else options.get("obj", options.get("state_dict"))
+    return arguments[0] if arguments else next((options[key] for key in _HELD if key in options), None)
 
 
 def _directory_of(options: dict[str, Any]) -> Optional[str]:
