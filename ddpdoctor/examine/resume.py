@@ -81,7 +81,9 @@ def with_restart(
         proved, note = _gap(judge_of_restarts, error.message)
     others = tuple(result for result in results if result.code != proved.code)
     own = next((result for result in results if result.code == proved.code), proved)
-    merged = msgspec.structs.replace(own, from_run=proved.from_run, gap=proved.gap or own.gap, looked_at_run=True)
+    # What the source suspects may be one of the differences, which are found at other lines.
+    clear = not proved.from_run
+    merged = msgspec.structs.replace(own, from_run=proved.from_run, gap=proved.gap or own.gap, looked_at_run=clear)
     return (*others, merged), msgspec.structs.replace(rehearsal, notes=(*rehearsal.notes, note))
 
 
