@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ddpdoctor.source.script.script import Script
 
 RehearseOnce = Callable[[RehearsalRequest], "tuple[RunRecord, RehearsalSection]"]
+Start = Callable[["_Left", Sequence[str], "Path | None"], "tuple[RunRecord, RehearsalSection]"]
 _OPTION = re.compile(
     r"--?(auto[-_]?)?resume([-_](from|path|ckpt|checkpoint|file|model|training|from[-_](checkpoint|path|ckpt)))*"
 )
@@ -113,18 +114,19 @@ def prove_resume(
         others = {one.path for one in first.resume_saves if one.path != save.path}
         file = _file_of(save.path, [path for path in left.files if path not in others], left)
         options = _options(script, given, file)
-        again_with = msgspec.structs.replace(request, nproc=ranks or request.nproc)
-        told = msgspec.structs.replace(again_with, arguments=(*request.arguments, *options))
-        second, again = rehearse_once(msgspec.structs.replace(told, restore_from=left.folder))
+        base = msgspec.structs.replace(request, nproc=ranks or request.nproc)
+
+        def start(left: _Left, words: Sequence[str], into: Path | None = None) -> tuple[RunRecord, RehearsalSection]:
+            told = msgspec.structs.replace(base, arguments=(*base.arguments, *words), restore_from=left.folder)
+            return rehearse_once(msgspec.structs.replace(told, snapshot_into=into))
+
+        second, again = start(left, options)
         if file in options and again.status == "failed" and not loads_of(second, left.files):
             # Libraries that write several files are given their folder.
             options = [os.path.dirname(file) or "." if word == file else word for word in options]
-            told = msgspec.structs.replace(again_with, arguments=(*request.arguments, *options))
-            second, again = rehearse_once(msgspec.structs.replace(told, restore_from=left.folder))
+            second, again = start(left, options)
         broken = _left(Path(folder), TORN) if torn else None
-        third = None
-        if broken is not None:
-            third, _ = rehearse_once(msgspec.structs.replace(told, restore_from=broken.folder))
+        third = None if broken is None else start(broken, options)[0]
         whole = broken.whole() if broken is not None else ()
         shown = shlex.join(options)
         many = f" on {ranks} ranks" if ranks else ""
@@ -143,8 +145,7 @@ def prove_resume(
         signalled = ""
         handles = not ranks and any(row.handled for row in second.resume_steps)
         if handles and not any(one.severity == Severity.ERROR for one in result.from_run):
-            base = msgspec.structs.replace(again_with, restore_from=left.folder)
-            restart, signalled = _with_signal(restart, base, options, file, Path(folder), rehearse_once)
+            restart, signalled = _with_signal(restart, left, options, file, Path(folder), start)
             (result,) = run_restart_checks((check,), restart)
     if again.status == "failed" and not second.resume_steps and not result.from_run:
         return _gap(check, f"{how}, the script failed: {again.reason}")
@@ -154,19 +155,13 @@ def prove_resume(
 
 
 def _with_signal(
-    restart: Restart,
-    request: RehearsalRequest,
-    options: Sequence[str],
-    file: str,
-    snapshot: Path,
-    rehearse_once: RehearseOnce,
+    restart: Restart, before: _Left, options: Sequence[str], file: str, snapshot: Path, start: Start
 ) -> tuple[Restart, str]:
     """Add the start that a scheduler's signal ends, and the one that finds what was saved then; and say what was done.
 
-    ``request`` is that of the second start, without the script's ``options`` to resume from a ``file``.
+    ``before`` is what the second start found, and ``options`` are the script's to resume from a ``file`` of it.
     """
-    told = msgspec.structs.replace(request, arguments=(*request.arguments, *options))
-    ended, _ = rehearse_once(msgspec.structs.replace(told, snapshot_into=snapshot))
+    ended, _ = start(before, options, snapshot)
     name = signal.Signals(next(row.handled for row in restart.second.resume_steps if row.handled)).name
     sent = f"{name} was sent to every rank right after a step, in the middle of an epoch"
     save, left = saved_at_signal(ended), _left(snapshot, SIGNALLED)
@@ -176,8 +171,7 @@ def _with_signal(
     if os.path.dirname(file) in options:
         file, newest = os.path.dirname(file), os.path.dirname(newest) or "."
     options = [newest.join(word.rsplit(file, 1)) if word.endswith(file) else word for word in options]
-    told = msgspec.structs.replace(request, arguments=(*request.arguments, *options), restore_from=left.folder)
-    resumed, _ = rehearse_once(told)
+    resumed, _ = start(left, options, None)
     shown = f" with `{shlex.join(options)}`" if options else ""
     how = f"{sent}; started again{shown} from what was saved then, after step {restart.step + save.step}"
     restart = msgspec.structs.replace(restart, ended=ended, resumed=resumed, left=tuple(left.files), how_resumed=how)

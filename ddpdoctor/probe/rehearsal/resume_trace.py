@@ -48,6 +48,7 @@ MOST_KEYS = 200
 METADATA = ".metadata"
 """Of a sharded checkpoint, written when all shards are there."""
 _COUNTERS = ("epoch", "step", "iter")
+_HARMED = ("resume_steps", "resume_saves")
 _HELD = ("obj", "state_dict", "tensors")
 """As torch.save, sharded checkpoints and safetensors call what is saved."""
 
@@ -85,36 +86,22 @@ class ResumeTrace:
     def install(self) -> None:
         """Listen to forwards, steps, constructors and saves."""
         torch, journal = self._torch, self._journal
-        ddp_class = torch.nn.parallel.DistributedDataParallel
-        on_call(journal, ddp_class, "forward", before=self._forward_begins, harms=("resume_steps", "resume_saves"))
-        on_call(journal, torch, "save", before=self._saves, harms=("resume_steps", "resume_saves"))
+        listen = functools.partial(on_call, journal, harms=_HARMED)
+        listen(torch.nn.parallel.DistributedDataParallel, "forward", before=self._forward_begins)
+        listen(torch, "save", before=self._saves)
         for verb, module in (("save", "state_dict_saver"), ("load", "state_dict_loader")):
             after_import(f"torch.distributed.checkpoint.{module}", functools.partial(self._hook_sharded, verb))
         after_import("safetensors.torch", self._hook_safetensors)
         scaler = getattr(getattr(torch, "amp", None), "GradScaler", None) or torch.cuda.amp.GradScaler
-        on_call(
-            journal,
-            scaler,
-            "__init__",
-            after=lambda _, given, __: self._scalers.add(given[0]),
-            harms=("resume_steps", "resume_saves"),
-        )
+        for owner, known in ((scaler, self._scalers), (torch.optim.Optimizer, self._optimizers)):
+            listen(owner, "__init__", after=functools.partial(_remember, known))
         # The package hides its module of the same name.
         optimizers = sys.modules["torch.optim.optimizer"]
-        on_call(
-            journal,
-            torch.optim.Optimizer,
-            "__init__",
-            after=lambda _, given, __: self._optimizers.add(given[0]),
-            harms=("resume_steps", "resume_saves"),
-        )
         optimizers.register_optimizer_step_pre_hook(
-            lambda optimizer, *_: journal.guarded(self._step_begins, optimizer, harms=("resume_steps", "resume_saves"))
+            lambda optimizer, *_: journal.guarded(self._step_begins, optimizer, harms=_HARMED)
         )
         # A closure that is given to a step makes the forward: the step's row is there only afterwards.
-        optimizers.register_optimizer_step_post_hook(
-            lambda *_: journal.guarded(self._step_ends, harms=("resume_steps", "resume_saves"))
-        )
+        optimizers.register_optimizer_step_post_hook(lambda *_: journal.guarded(self._step_ends, harms=_HARMED))
         if self._start == "signalled":
             # What a handler raises belongs to the script.
             optimizers.register_optimizer_step_post_hook(lambda *_: self._receive())
@@ -367,6 +354,10 @@ class ResumeTrace:
 
     def _folders(self) -> list[str]:
         return list(dict.fromkeys(os.path.dirname(path) for path in self._paths))
+
+
+def _remember(known: Any, _: FrameType, arguments: tuple[Any, ...], __: dict[str, Any]) -> None:
+    known.add(arguments[0])
 
 
 def _held(arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
