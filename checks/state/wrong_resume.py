@@ -64,6 +64,7 @@ _REMEDIES = {
     "random": "Save the state of the generators on each rank, and set it as the last thing before the first batch.",
     "data": "Begin with the epoch after the one that was finished, on every rank, and give it to set_epoch.",
     "place": "Save how many batches of the epoch are done, and leave out so many in the first one after the restart.",
+    "again": "Save how far the data were read, or the state of what draws them, and go on from there on every rank.",
     "late": "Save between two steps: let the handler set a flag only, and look at it when the step has been counted.",
     "signal": "Save on the way out what the code that resumes looks for, and let all ranks leave together.",
     "counter": "Save this count as it is after the step, load it, and go on from it.",
@@ -123,7 +124,7 @@ def _found(
     for found in differences:
         state = _STATES.get(found.what)
         missing = "" if found.saved or state is None else f"Save the state of {state} in the checkpoint. "
-        loaded_first = found.saved and found.what not in ("torn", "place", "late", "signal")
+        loaded_first = found.saved and found.what not in ("torn", "place", "again", "late", "signal")
         places = (load_place, save_place) if loaded_first else (save_place, load_place)
         told = [Fact(text=how, basis="rehearsal"), *_told(found.facts)]
         if missing:

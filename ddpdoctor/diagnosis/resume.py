@@ -27,6 +27,7 @@ What = Literal[
     "random",
     "data",
     "place",
+    "again",
     "late",
     "counter",
     "kept",
@@ -320,6 +321,17 @@ def _first_step(
     fed = [rank for rank, (was, now) in pairs.items() if was.inputs != now.inputs]
     drawn = [rank for rank in ranks if _draws_others(before[rank], after[rank])]
     apart = [rank for rank, (was, now) in pairs.items() if _far(was.gradients, now.gradients)]
+    unknown = [rank for rank in fed if not any(batch[3] for batch in after[rank][0].batches)]
+    earlier = {(row.rank, row.inputs): row.ordinal for row in first.resume_steps if row.ordinal <= save.step}
+    if again := [rank for rank in unknown if (rank, after[rank][0].inputs) in earlier]:
+        at = earlier[again[0], after[again[0]][0].inputs]
+        yield Difference(
+            what="again",
+            title=f"after the restart {_who(again, ranks)} trains on the batch of step {at} again",
+            ranks=tuple(again),
+            facts=("the tensors of both are the same, and other ones without a restart",),
+        )
+        return
     if not apart:
         return
     was, now = (math.hypot(*one.gradients) for one in pairs[apart[0]])

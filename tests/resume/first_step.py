@@ -32,6 +32,20 @@ def _with_memory(kept: bool, used: str) -> Case:
     return Case(script=script_of().replace(f"net = {RIGHT['NET']}\n", text))
 
 
+def _streamed(*words: str, save: str = "", load: str = "pass") -> Case:
+    script = script_of(
+        SAVE=RIGHT["SAVE"].replace('"ema": ema', f'"ema": ema{save}'), SCHEDULER=f"{RIGHT['SCHEDULER']}\n{load}"
+    )
+    script = script.replace("start_epoch, global_step = 0, 0\n", _STREAM)
+    return Case(script=script.replace("for x, y in loader:", "for x, y in stream():"), words=words)
+
+
+def _iterable(*words: str, load: str) -> Case:
+    script = script_of(COUNT=f"{RIGHT['COUNT']}\n{load}", EPOCH="pass").replace("class Samples(Dataset):", _ITERABLE)
+    script = script.replace("DataLoader(Samples(), 4, sampler=sampler)", "DataLoader(Read(), 4)")
+    return Case(script=script, words=words)
+
+
 def _seeded_apart(case: Case) -> Case:
     return Case(script=case.script.replace("torch.manual_seed(3)", "torch.manual_seed(3 + rank)"), words=case.words)
 
@@ -54,6 +68,22 @@ def _scaled(*words: str, save: str, load: str) -> Case:
 _SCALER = """start_epoch, global_step = 0, 0
 scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3)
 """
+
+_STREAM = """start_epoch, global_step = 0, 0
+numbers, data = torch.Generator().manual_seed(7), Samples()
+def stream():
+    for _ in range(8):
+        at = torch.randint(0, 64, (4 * dist.get_world_size(),), generator=numbers)[rank :: dist.get_world_size()]
+        yield data.x[at], data.y[at]
+"""
+_ITERABLE = """class Read(torch.utils.data.IterableDataset):
+    epoch = 0
+    def __iter__(self):
+        Read.epoch += 1
+        data, order = Samples(), torch.randperm(64, generator=torch.Generator().manual_seed(Read.epoch))
+        yield from ((data.x[at], data.y[at]) for at in order[rank :: dist.get_world_size()])
+
+class Samples(Dataset):"""
 
 FIRST_STEP: Mapping[str, Case] = {
     "buffers: strict=False leaves the statistics out": case_of(
@@ -82,6 +112,8 @@ FIRST_STEP: Mapping[str, Case] = {
         LOSS=_TEACHER,
         EMA='[ema[n].copy_(v) for n, v in state["model"].items()]',
     ),
+    "data: they are drawn from a generator that is made anew": _streamed("the batch of step 1 again"),
+    "data: an iterable data set begins anew": _iterable("the batch of step 1 again", load="pass"),
     "random: dropout's are saved, and not loaded": case_of("random numbers", NET=_DROPPED, SAVE=_NUMBERS),
     "random: every rank goes on with those of rank 0": _seeded_apart(
         case_of("random numbers", "rank 1", NET=_DROPPED, SAVE=_NUMBERS, COUNT=_NUMBERS_LOADED)
@@ -102,6 +134,10 @@ FIRST_STEP_TWINS: Mapping[str, Case] = {
         LOSS="F.mse_loss(model(x), y) * min(1.0, 0.1 + 0.05 * global_step)"
     ),
     "gradient: a teacher that is loaded": case_of(LOSS=_TEACHER),
+    "data: they are drawn from a generator that is loaded": _streamed(
+        save=', "numbers": numbers.get_state()', load='numbers.set_state(state["numbers"])'
+    ),
+    "data: an iterable data set goes on": _iterable(load="Read.epoch = start_epoch"),
     "random: dropout's, and nobody saves them": case_of(NET=_DROPPED),
     "random: dropout's, which each rank saves and loads": _seeded_apart(
         Case(
