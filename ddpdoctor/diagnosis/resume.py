@@ -567,11 +567,12 @@ def _passes(record: RunRecord, rank: int, step: int) -> dict[int, list[tuple[int
 def _kept(first: RunRecord, second: RunRecord, step: int, known: Sequence[Difference]) -> Iterator[Difference]:
     """Yield what the next checkpoint holds otherwise, after as many steps from the same state."""
     later = [save for save in first.resume_saves if save.whole and save.step > step]
-    now = next((save for save in second.resume_saves if save.whole), None)
+    now = next((save for save in second.resume_saves if save.whole and save.step), None)
     if now is None or not later:
         return
     was = next((save for save in later if save.path == now.path or save.keys.keys() == now.keys.keys()), None)
     if was is None or was.step - step != now.step:
+        yield from _counted_again(first, now, step)
         return
     common = [key for key in was.keys if key in now.keys]
     counters = [
@@ -600,6 +601,22 @@ def _kept(first: RunRecord, second: RunRecord, step: int, known: Sequence[Differ
                 title=f"`{key}` of the next checkpoint is not what it is without a restart",
                 ranks=(),
                 facts=(f"{_listed([f'`{name}`' for name in alike])} of the same checkpoint are the same, bit for bit",),
+            )
+
+
+def _counted_again(first: RunRecord, now: ResumeSave, step: int) -> Iterator[Difference]:
+    """Yield a count that the next checkpoint holds as the loaded one does, where no two of the first start agree."""
+    for key in now.keys:
+        held = {one.step: one.keys[key] for one in first.resume_saves if one.whole and key in one.keys}
+        is_counter = now.keys[key].startswith("int ") and any(word in key.lower() for word in _COUNTERS)
+        if is_counter and held.get(step) == now.keys[key] and len(held) == len(set(held.values())) > 2:
+            yield Difference(
+                what="counter",
+                title=f"`{key}` counts the same again after the restart",
+                ranks=(),
+                facts=(
+                    f"the next checkpoint, {count(now.step, 'step', 'steps')} later, holds {now.keys[key][4:]} too",
+                ),
             )
 
 

@@ -35,6 +35,13 @@ FAULTS: Mapping[str, Case] = {
     "the finished epoch is run again": case_of(
         "is run again", COUNT='start_epoch = state["epoch"]\nglobal_step = state["global_step"]'
     ),
+    "the finished epoch is run again, and every second one saved": case_of(
+        "`epoch` counts the same again",
+        SAMPLER="DistributedSampler(Samples(), shuffle=False)",
+        EPOCH="pass",
+        SAVE="if epoch % 2: return" + RIGHT["SAVE"],
+        COUNT='start_epoch = state["epoch"]\nglobal_step = state["global_step"]',
+    ),
     "an epoch is left out": case_of(
         "left out", COUNT='start_epoch = state["epoch"] + 2\nglobal_step = state["global_step"]'
     ),
