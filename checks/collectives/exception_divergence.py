@@ -31,8 +31,6 @@ References
 
 from __future__ import annotations
 
-from ddpdoctor.files.patterns import regex
-
 import ast
 import builtins
 import re
@@ -42,6 +40,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ddpdoctor.check import Check
+from ddpdoctor.files.patterns import regex
 from ddpdoctor.finding import Fact, Finding, Location, Severity
 from ddpdoctor.source.events import Event, OwnTest
 from ddpdoctor.source.projection import Projection, whole_projection

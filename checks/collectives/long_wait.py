@@ -30,16 +30,14 @@ References
 
 from __future__ import annotations
 
-from ddpdoctor.files.patterns import regex
-
 import ast
-import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from ddpdoctor.check import Check
+from ddpdoctor.files.patterns import regex
 from ddpdoctor.finding import Finding, Location, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS

@@ -28,16 +28,14 @@ References
 
 from __future__ import annotations
 
-from ddpdoctor.files.patterns import regex
-
 import ast
-import re
 from collections.abc import Callable, Iterator
 
 import msgspec
 
 from ddpdoctor.check import Check
 from ddpdoctor.checks.data.unseeded_random_split import Library, seeds_of
+from ddpdoctor.files.patterns import regex
 from ddpdoctor.finding import Finding, Location, Severity
 from ddpdoctor.source.events import Event, LoopAround
 from ddpdoctor.source.interpreter.state import Machine

@@ -28,16 +28,14 @@ References
 
 from __future__ import annotations
 
-from ddpdoctor.files.patterns import regex
-
 import ast
-import re
 from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
 
 from ddpdoctor.check import Check
+from ddpdoctor.files.patterns import regex
 from ddpdoctor.finding import Fact, Finding, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import (

@@ -28,8 +28,6 @@ References
 
 from __future__ import annotations
 
-from ddpdoctor.files.patterns import regex
-
 import ast
 import re
 from collections.abc import Iterator, Sequence
@@ -38,6 +36,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ddpdoctor.check import Check
+from ddpdoctor.files.patterns import regex
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.fix import Fix, imported, indented
 from ddpdoctor.source.events import Condition, ContextAround, Event
@@ -236,9 +235,7 @@ def _assigned(statements: Sequence[ast.stmt]) -> set[str]:
 _CONTROLS = regex(r"no_?sync|accumulat|backward_grad_sync|gradient_sync|nullcontext|suppress", re.IGNORECASE)
 _CONTROLLING_CALLS = ("no_sync", "set require_backward_grad_sync")
 # torch's own hooks send each gradient in every backward, as DDP without a hook does.
-_REDUCING_HOOKS = regex(
-    r"torch\.distributed\.algorithms\.ddp_comm_hooks\.(default|powerSGD|quantization)_hooks?\."
-)
+_REDUCING_HOOKS = regex(r"torch\.distributed\.algorithms\.ddp_comm_hooks\.(default|powerSGD|quantization)_hooks?\.")
 _COUNTING_NAME = regex(r"(^|_)(last|accum\w*|boundary|sync\w*)(_|$)")
 # A condition on how many batches were taken since the last step.
 _REACHES_COUNT = regex(r">=?\s*[\w.\[\]'\"]*accum\w*", re.IGNORECASE)

@@ -26,15 +26,13 @@ References
 
 from __future__ import annotations
 
-from ddpdoctor.files.patterns import regex
-
-import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from ddpdoctor.check import Check
+from ddpdoctor.files.patterns import regex
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import Const, ExternalObject, constant

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from ddpdoctor.files.patterns import regex
-
 import ast
 import re
 from collections.abc import Iterator, Sequence
 
+from ddpdoctor.files.patterns import regex
 from ddpdoctor.finding import Fact
 from ddpdoctor.source.events import LONGEST_CONDITION, Event
 from ddpdoctor.source.interpreter.values import NONE, UNIFORM, Value, constant, only_of_files, options_of

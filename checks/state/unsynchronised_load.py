@@ -28,8 +28,6 @@ References
 
 from __future__ import annotations
 
-from ddpdoctor.files.patterns import regex
-
 import ast
 import re
 from collections.abc import Iterator
@@ -40,6 +38,7 @@ import msgspec
 
 from ddpdoctor.check import Check
 from ddpdoctor.checks.state.loads_source import may_be_one_path
+from ddpdoctor.files.patterns import regex
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, constant

@@ -3,9 +3,10 @@
 What it finds
     With `ddpdoctor check --resume`: the script is rehearsed until it has written its second checkpoint and further, and
     started again from that checkpoint, in an overlay. What the ranks hold and draw after the restart is compared with
-    what the first start went on with: weights, the optimizer's state, the learning rate and the scaler before the first
-    step, the samples of the first pass, the learning rates of the steps after it, and the counters, averages and other
-    states in the next checkpoint. The finding names what differs, its effect, and the lines that save and load. A
+    what the first start went on with: weights, buffers, the optimizer's state, the learning rate and the scaler before
+    the first step, the samples of the first pass, the gradient of the first step, the learning rates of the steps after
+    it, and the counters, averages and other states in the next checkpoint. The finding names what differs, its effect,
+    and the lines that save and load; random numbers are left out unless the checkpoint holds their state. A
     restart that fails on what was saved is an error, too; so is, with `--resume=torn`, one that fails on what a death
     amid a save leaves, or takes it for whole. A script that handles a signal of schedulers is sent it in the middle of
     an epoch, and started again from what it saved then. `--resume-ranks` tells what means something else with another
@@ -55,12 +56,15 @@ CHECK = Check(
     triggers=("load_state_dict",),
 )
 _REMEDIES = {
-    "weights": "Load the weights under the names that they were saved by, on every rank, with strict=True.",
+    "weights": "Load weights and buffers under the names that they were saved by, on every rank, with strict=True.",
     "optimizer": "{save}Load the optimizer's state on every rank, after the optimizer is made.",
     "learning-rate": "{save}Load the scheduler's state on every rank, and step it as often as without a restart.",
     "scale": "{save}Load the scaler's state on every rank.",
+    "gradient": "Save and load what the loss depends on beside them: a weight that is counted, a memory, a teacher.",
+    "random": "Save the state of the generators on each rank, and set it as the last thing before the first batch.",
     "data": "Begin with the epoch after the one that was finished, on every rank, and give it to set_epoch.",
     "place": "Save how many batches of the epoch are done, and leave out so many in the first one after the restart.",
+    "again": "Save how far the data were read, or the state of what draws them, and go on from there on every rank.",
     "late": "Save between two steps: let the handler set a flag only, and look at it when the step has been counted.",
     "signal": "Save on the way out what the code that resumes looks for, and let all ranks leave together.",
     "counter": "Save this count as it is after the step, load it, and go on from it.",
@@ -120,7 +124,7 @@ def _found(
     for found in differences:
         state = _STATES.get(found.what)
         missing = "" if found.saved or state is None else f"Save the state of {state} in the checkpoint. "
-        loaded_first = found.saved and found.what not in ("torn", "place", "late", "signal")
+        loaded_first = found.saved and found.what not in ("torn", "place", "again", "late", "signal")
         places = (load_place, save_place) if loaded_first else (save_place, load_place)
         told = [Fact(text=how, basis="rehearsal"), *_told(found.facts)]
         if missing:
@@ -136,7 +140,7 @@ def _found(
             ranks=found.ranks if len(found.ranks) < len(first.ranks) else (),
             locations=tuple(place for place in (found.place, *places) if place is not None),
             evidence=tuple(told),
-            severity=Severity.WARNING if found.what in ("ranks", "late") else None,
+            severity=Severity.WARNING if found.what in ("ranks", "late", "gradient", "random") else None,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os.path
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,8 +23,11 @@ What = Literal[
     "optimizer",
     "learning-rate",
     "scale",
+    "gradient",
+    "random",
     "data",
     "place",
+    "again",
     "late",
     "counter",
     "kept",
@@ -35,6 +39,8 @@ What = Literal[
 ]
 _SHOWN = 3
 _COUNTERS = ("epoch", "step", "iter")
+ALIKE = 1e-3
+"""Of the whole norm: DDP's buckets, and so the order in which ranks are added, are made anew after a first backward."""
 _REFUSED = re.compile(r"Unsupported global: GLOBAL ([\w.]+)")
 """As torch.load says it since 2.4, of anything but tensors and plain values; by default since 2.6."""
 Rows = Mapping[int, Sequence[ResumeStep]]
@@ -101,6 +107,8 @@ def compare(restart: Restart) -> Comparison:
     if not data:
         differences += _later_rates(before, after, ranks, steps, save, differences)
     differences += data
+    if not differences:
+        differences += _first_step(before, after, ranks, save, first)
     differences += _kept(first, second, step, differences)
     return Comparison(differences=tuple(differences), steps=steps, save=save)
 
@@ -268,16 +276,19 @@ def _by_rank(record: RunRecord, step: int) -> dict[int, list[ResumeStep]]:
 
 def _at_once(before: Rows, after: Rows, ranks: Sequence[int], save: ResumeSave) -> Iterator[Difference]:
     """Yield what is otherwise when the first forward begins."""
-    differing = {rank: _names(before[rank][0].weights, after[rank][0].weights) for rank in ranks}
-    if apart := [rank for rank in ranks if differing[rank]]:
-        names = differing[apart[0]]
-        whole = len(before[apart[0]][0].weights)
-        yield Difference(
-            what="weights",
-            title=f"the weights after the restart are not those of the checkpoint on {_who(apart, ranks)}",
-            ranks=tuple(apart),
-            facts=(f"{len(names)} of {count(whole, 'parameter', 'parameters')} differ: {_listed(names)}",),
-        )
+    # In training each rank counts buffers of its own, and those of the rank that saves are loaded by all.
+    for kind, own in (("weights", ranks), ("buffers", [rank for rank in ranks if rank == save.rank])):
+        states = {rank: (getattr(before[rank][0], kind), getattr(after[rank][0], kind)) for rank in own}
+        if apart := [rank for rank, (was, now) in states.items() if _names(was, now)]:
+            was, now = states[apart[0]]
+            names = _names(was, now)
+            yield Difference(
+                what="weights",
+                title=f"the {kind} after the restart are not those of the checkpoint on {_who(apart, ranks)}",
+                ranks=tuple(apart),
+                facts=(f"{len(names)} of {count(len(was), kind[:-1], kind)} differ: {_listed(names)}",),
+            )
+            break
     if apart := [rank for rank in ranks if before[rank][0].optimizer != after[rank][0].optimizer]:
         yield Difference(
             what="optimizer",
@@ -297,6 +308,61 @@ def _at_once(before: Rows, after: Rows, ranks: Sequence[int], save: ResumeSave) 
             facts=(f"its scale is {', '.join(now)} and was {', '.join(was)}",),
             saved=_has(save, "scal"),
         )
+
+
+def _first_step(
+    before: Rows, after: Rows, ranks: Sequence[int], save: ResumeSave, first: RunRecord
+) -> Iterator[Difference]:
+    """Yield what the gradient shows of the first step, where all that is compared one by one is the same.
+
+    Random numbers may be others, unless the checkpoint holds what they come from.
+    """
+    pairs = {rank: (before[rank][0], after[rank][0]) for rank in ranks}
+    fed = [rank for rank, (was, now) in pairs.items() if was.inputs != now.inputs]
+    drawn = [rank for rank in ranks if _draws_others(before[rank], after[rank])]
+    apart = [rank for rank, (was, now) in pairs.items() if _far(was.gradients, now.gradients)]
+    unknown = [rank for rank in fed if not any(batch[3] for batch in after[rank][0].batches)]
+    earlier = {(row.rank, row.inputs): row.ordinal for row in first.resume_steps if row.ordinal <= save.step}
+    if again := [rank for rank in unknown if (rank, after[rank][0].inputs) in earlier]:
+        at = earlier[again[0], after[again[0]][0].inputs]
+        yield Difference(
+            what="again",
+            title=f"after the restart {_who(again, ranks)} trains on the batch of step {at} again",
+            ranks=tuple(again),
+            facts=("the tensors of both are the same, and other ones without a restart",),
+        )
+        return
+    if not apart:
+        return
+    was, now = (math.hypot(*one.gradients) for one in pairs[apart[0]])
+    effect = f"the norm of its gradient is {now:.6g}, and without a restart {was:.6g}"
+    if not fed and not drawn:
+        yield Difference(
+            what="gradient",
+            title=f"the first gradient after the restart is another one on {_who(apart, ranks)}",
+            ranks=tuple(apart),
+            facts=(effect, "weights, buffers and what the model is given are the same, and so are random numbers"),
+        )
+    elif any(one.random for one in first.resume_saves if one.step == save.step):
+        ranks_apart = fed or drawn
+        yield Difference(
+            what="random",
+            title=f"the random numbers after the restart are not those of the checkpoint on {_who(ranks_apart, ranks)}",
+            ranks=tuple(ranks_apart),
+            facts=(effect, "the same samples are given to the model as other values")[: 2 if fed else 1],
+        )
+
+
+def _draws_others(before: Sequence[ResumeStep], after: Sequence[ResumeStep]) -> bool:
+    """Return whether a generator has another state, of those that the next step finds otherwise than the first one."""
+    later = before[1].random if len(before) > 1 else ()
+    return any(was not in (now, *later) for was, now in zip(before[0].random, after[0].random, strict=True))
+
+
+def _far(was: Sequence[float], now: Sequence[float]) -> bool:
+    """Return whether norms differ by more than another order of summation explains."""
+    least = ALIKE * math.hypot(*was, *now)
+    return len(was) == len(now) and any(abs(one - other) > least for one, other in zip(was, now, strict=True))
 
 
 def _with_other_ranks(
@@ -323,7 +389,7 @@ def _with_other_ranks(
                 ranks=(),
                 facts=(changed, "the learning rate changes within an epoch"),
             )
-    done = before[0][0].batches[0][2] if before[0] and before[0][0].batches else 0
+    done = _done(first, before[0][0], 0) if before[0] else 0
     if not done:
         return
     of = before[0][0].batches[0][:2]
@@ -419,12 +485,13 @@ def _kind(
     """
     right, drawn = passes
     epoch, wanted = _epoch(second, now, rank), _epoch(first, was, rank)
-    samples, done = sum(map(len, drawn)), was.batches[0][2]
+    samples, done = sum(map(len, drawn)), _done(first, was, rank)
+    begins = not _done(first, now, rank)
     said = f"the epoch of its sampler is {epoch}, and without a restart {wanted}" if epoch != wanted else ""
     again = [number for number, batches in earlier.items() if batches[: len(drawn)] == drawn[: len(batches)]]
     newest = max(earlier, default=0)
     batches = count(done, "batch", "batches")
-    if done and now.batches[0][2] == 0 and newest in again:
+    if done and begins and newest in again:
         effect = f"the checkpoint was written after {batches} of it, which are seen twice"
         return "place", "the samples from the beginning of the epoch again", effect
     if again and again[0] == 0 and newest > 0:
@@ -447,7 +514,7 @@ def _kind(
         if shift < 0:
             return "place", f"{several} that {verb} trained on already", f"{several} of this epoch {verb} seen twice"
         return "place", f"the samples after {several} of this epoch", f"{several} of this epoch {verb} never seen"
-    if done and now.batches[0][2] == 0:
+    if done and begins:
         effect = f"the checkpoint was written after {batches} of it; {said or 'another order begins'}"
         return "place", "an epoch from its beginning in the place of what was left of this one", effect
     return "data", "its samples in another order", said or f"of the first {samples} samples not the same ones come"
@@ -465,6 +532,13 @@ def _shift(right: list[tuple[int, ...]], drawn: list[tuple[int, ...]], behind: l
         if behind[-number:] == drawn[:number]:
             return -number
     return 0
+
+
+def _done(first: RunRecord, row: ResumeStep, rank: int) -> int:
+    """Return how many batches of a pass are behind a step; some loaders are ahead by one, as they are in the first."""
+    rows = [*_by_rank(first, 0)[rank][:1], row]
+    places = [one.batches[0][2] if one.batches else 0 for one in rows]
+    return max(0, places[-1] - places[0])
 
 
 def _epoch(record: RunRecord, row: ResumeStep, rank: int) -> int | None:
@@ -493,11 +567,12 @@ def _passes(record: RunRecord, rank: int, step: int) -> dict[int, list[tuple[int
 def _kept(first: RunRecord, second: RunRecord, step: int, known: Sequence[Difference]) -> Iterator[Difference]:
     """Yield what the next checkpoint holds otherwise, after as many steps from the same state."""
     later = [save for save in first.resume_saves if save.whole and save.step > step]
-    now = next((save for save in second.resume_saves if save.whole), None)
+    now = next((save for save in second.resume_saves if save.whole and save.step), None)
     if now is None or not later:
         return
     was = next((save for save in later if save.path == now.path or save.keys.keys() == now.keys.keys()), None)
     if was is None or was.step - step != now.step:
+        yield from _counted_again(first, now, step)
         return
     common = [key for key in was.keys if key in now.keys]
     counters = [
@@ -526,6 +601,22 @@ def _kept(first: RunRecord, second: RunRecord, step: int, known: Sequence[Differ
                 title=f"`{key}` of the next checkpoint is not what it is without a restart",
                 ranks=(),
                 facts=(f"{_listed([f'`{name}`' for name in alike])} of the same checkpoint are the same, bit for bit",),
+            )
+
+
+def _counted_again(first: RunRecord, now: ResumeSave, step: int) -> Iterator[Difference]:
+    """Yield a count that the next checkpoint holds as the loaded one does, where no two of the first start agree."""
+    for key in now.keys:
+        held = {one.step: one.keys[key] for one in first.resume_saves if one.whole and key in one.keys}
+        is_counter = now.keys[key].startswith("int ") and any(word in key.lower() for word in _COUNTERS)
+        if is_counter and held.get(step) == now.keys[key] and len(held) == len(set(held.values())) > 2:
+            yield Difference(
+                what="counter",
+                title=f"`{key}` counts the same again after the restart",
+                ranks=(),
+                facts=(
+                    f"the next checkpoint, {count(now.step, 'step', 'steps')} later, holds {now.keys[key][4:]} too",
+                ),
             )
 
 

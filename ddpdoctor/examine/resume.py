@@ -33,11 +33,16 @@ if TYPE_CHECKING:
     from ddpdoctor.source.script.script import Script
 
 RehearseOnce = Callable[[RehearsalRequest], "tuple[RunRecord, RehearsalSection]"]
+Start = Callable[["_Left", Sequence[str], "Path | None"], "tuple[RunRecord, RehearsalSection]"]
 _OPTION = regex(
     r"--?(auto[-_]?)?resume([-_](from|path|ckpt|checkpoint|file|model|training|from[-_](checkpoint|path|ckpt)))*"
 )
 """As public training scripts call it: torch's ImageNet example has ``--resume``, timm and the Trainer's scripts
 ``--resume_from_checkpoint``, detectron2 and nanoGPT's followers ``--resume`` as a flag."""
+_KEYWORDS = ("ckpt_path", "resume_from_checkpoint")
+"""By which ``Trainer.fit`` of Lightning and ``Trainer.train`` of transformers are told."""
+_OF_DATACLASSES = "HfArgumentParser"
+"""It makes options of the fields of transformers' ``TrainingArguments``."""
 _STORES_TRUE = "store_true"
 MOST_BYTES = 1 << 20
 FILE = "{checkpoint}"
@@ -77,7 +82,9 @@ def with_restart(
         proved, note = _gap(judge_of_restarts, error.message)
     others = tuple(result for result in results if result.code != proved.code)
     own = next((result for result in results if result.code == proved.code), proved)
-    merged = msgspec.structs.replace(own, from_run=proved.from_run, gap=proved.gap or own.gap, looked_at_run=True)
+    # What the source suspects may be one of the differences, which are found at other lines.
+    clear = not proved.from_run
+    merged = msgspec.structs.replace(own, from_run=proved.from_run, gap=proved.gap or own.gap, looked_at_run=clear)
     return (*others, merged), msgspec.structs.replace(rehearsal, notes=(*rehearsal.notes, note))
 
 
@@ -107,18 +114,19 @@ def prove_resume(
         others = {one.path for one in first.resume_saves if one.path != save.path}
         file = _file_of(save.path, [path for path in left.files if path not in others], left)
         options = _options(script, given, file)
-        again_with = msgspec.structs.replace(request, nproc=ranks or request.nproc)
-        told = msgspec.structs.replace(again_with, arguments=(*request.arguments, *options))
-        second, again = rehearse_once(msgspec.structs.replace(told, restore_from=left.folder))
+        base = msgspec.structs.replace(request, nproc=ranks or request.nproc)
+
+        def start(left: _Left, words: Sequence[str], into: Path | None = None) -> tuple[RunRecord, RehearsalSection]:
+            told = msgspec.structs.replace(base, arguments=(*base.arguments, *words), restore_from=left.folder)
+            return rehearse_once(msgspec.structs.replace(told, snapshot_into=into))
+
+        second, again = start(left, options)
         if file in options and again.status == "failed" and not loads_of(second, left.files):
             # Libraries that write several files are given their folder.
             options = [os.path.dirname(file) or "." if word == file else word for word in options]
-            told = msgspec.structs.replace(again_with, arguments=(*request.arguments, *options))
-            second, again = rehearse_once(msgspec.structs.replace(told, restore_from=left.folder))
+            second, again = start(left, options)
         broken = _left(Path(folder), TORN) if torn else None
-        third = None
-        if broken is not None:
-            third, _ = rehearse_once(msgspec.structs.replace(told, restore_from=broken.folder))
+        third = None if broken is None else start(broken, options)[0]
         whole = broken.whole() if broken is not None else ()
         shown = shlex.join(options)
         many = f" on {ranks} ranks" if ranks else ""
@@ -137,8 +145,7 @@ def prove_resume(
         signalled = ""
         handles = not ranks and any(row.handled for row in second.resume_steps)
         if handles and not any(one.severity == Severity.ERROR for one in result.from_run):
-            base = msgspec.structs.replace(again_with, restore_from=left.folder)
-            restart, signalled = _with_signal(restart, base, options, file, Path(folder), rehearse_once)
+            restart, signalled = _with_signal(restart, left, options, file, Path(folder), start)
             (result,) = run_restart_checks((check,), restart)
     if again.status == "failed" and not second.resume_steps and not result.from_run:
         return _gap(check, f"{how}, the script failed: {again.reason}")
@@ -148,19 +155,13 @@ def prove_resume(
 
 
 def _with_signal(
-    restart: Restart,
-    request: RehearsalRequest,
-    options: Sequence[str],
-    file: str,
-    snapshot: Path,
-    rehearse_once: RehearseOnce,
+    restart: Restart, before: _Left, options: Sequence[str], file: str, snapshot: Path, start: Start
 ) -> tuple[Restart, str]:
     """Add the start that a scheduler's signal ends, and the one that finds what was saved then; and say what was done.
 
-    ``request`` is that of the second start, without the script's ``options`` to resume from a ``file``.
+    ``before`` is what the second start found, and ``options`` are the script's to resume from a ``file`` of it.
     """
-    told = msgspec.structs.replace(request, arguments=(*request.arguments, *options))
-    ended, _ = rehearse_once(msgspec.structs.replace(told, snapshot_into=snapshot))
+    ended, _ = start(before, options, snapshot)
     name = signal.Signals(next(row.handled for row in restart.second.resume_steps if row.handled)).name
     sent = f"{name} was sent to every rank right after a step, in the middle of an epoch"
     save, left = saved_at_signal(ended), _left(snapshot, SIGNALLED)
@@ -170,8 +171,7 @@ def _with_signal(
     if os.path.dirname(file) in options:
         file, newest = os.path.dirname(file), os.path.dirname(newest) or "."
     options = [newest.join(word.rsplit(file, 1)) if word.endswith(file) else word for word in options]
-    told = msgspec.structs.replace(request, arguments=(*request.arguments, *options), restore_from=left.folder)
-    resumed, _ = rehearse_once(told)
+    resumed, _ = start(left, options, None)
     shown = f" with `{shlex.join(options)}`" if options else ""
     how = f"{sent}; started again{shown} from what was saved then, after step {restart.step + save.step}"
     restart = msgspec.structs.replace(restart, ended=ended, resumed=resumed, left=tuple(left.files), how_resumed=how)
@@ -242,12 +242,21 @@ def _options(script: Script, given: str | None, file: str) -> Sequence[str]:
         return [word.replace(FILE, file) for word in shlex.split(given)]
     from ddpdoctor.source.script.launch_facts import declared_options
 
+    flags: dict[str, bool] = {}
+    told: list[str] = []
     for module in script.modules:
         for call in declared_options(module):
-            for argument in call.args:
-                name = argument.value if isinstance(argument, ast.Constant) else None
-                if isinstance(name, str) and _OPTION.fullmatch(name):
-                    action = next((one.value for one in call.keywords if one.arg == "action"), None)
-                    is_flag = isinstance(action, ast.Constant) and action.value == _STORES_TRUE
-                    return [name] if is_flag else [name, file]
-    return []
+            action = next((one.value for one in call.keywords if one.arg == "action"), None)
+            is_flag = isinstance(action, ast.Constant) and action.value == _STORES_TRUE
+            flags.update({str(one.value): is_flag for one in call.args if isinstance(one, ast.Constant)})
+        keywords = [
+            one for name in ("fit", "train") for call in module.calls_by_name.get(name, ()) for one in call.keywords
+        ]
+        read = [one.value.attr for one in keywords if one.arg in _KEYWORDS and isinstance(one.value, ast.Attribute)]
+        told += [f"--{name}" for word in read for name in (word, word.replace("_", "-"))]
+        if _OF_DATACLASSES in module.calls_by_name:
+            told.append("--resume_from_checkpoint")
+            flags.setdefault(told[-1], False)
+    found = next((name for name in flags if _OPTION.fullmatch(name)), None)
+    name = found or next((name for name in told if name in flags), "")
+    return [name, file][: 1 if flags.get(name) else 2] if name else []

@@ -13,6 +13,7 @@ from tests.benchmarks import (
     probe_cost,
     profile_cost,
     rehearsal_cost,
+    replica_cost,
     screen_cost,
     start_up,
     static_tree,
@@ -32,6 +33,7 @@ BENCHMARKS = (
     monitor_cost,
     plugin,
     what_if_cost,
+    replica_cost,
     step_cost,
     probe_cost,
 )

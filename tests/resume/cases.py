@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tests.resume.first_step import FIRST_STEP, FIRST_STEP_TWINS
+from tests.resume.frameworks import BY_ITSELF_SHARDED, FRAMEWORK_FAULTS, FRAMEWORKS, SHARDED
 from tests.resume.job import RIGHT, Case, case_of, script_of
 from tests.resume.signals import IN_THE_EPOCH, SIGNALLED, SIGNALLED_TWINS
 
@@ -32,6 +34,13 @@ FAULTS: Mapping[str, Case] = {
     "the sampler starts from epoch 0": case_of("order of epoch 0", EPOCH="sampler.set_epoch(epoch - start_epoch)"),
     "the finished epoch is run again": case_of(
         "is run again", COUNT='start_epoch = state["epoch"]\nglobal_step = state["global_step"]'
+    ),
+    "the finished epoch is run again, and every second one saved": case_of(
+        "`epoch` counts the same again",
+        SAMPLER="DistributedSampler(Samples(), shuffle=False)",
+        EPOCH="pass",
+        SAVE="if epoch % 2: return" + RIGHT["SAVE"],
+        COUNT='start_epoch = state["epoch"]\nglobal_step = state["global_step"]',
     ),
     "an epoch is left out": case_of(
         "left out", COUNT='start_epoch = state["epoch"] + 2\nglobal_step = state["global_step"]'
@@ -204,144 +213,6 @@ FAILING: Mapping[str, Case] = {
         script=script_of(**_ALONE).replace(*_BY_SGD).replace(*_NO_SCHEDULE), words=("order of epoch 0",)
     ),
 }
-_FRAMEWORKS = {
-    "Lightning": """
-import argparse, os
-import lightning as L, torch
-from torch import nn
-from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--resume", default=None)
-args = parser.parse_args()
-
-class Job(L.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Linear(8, 3)
-    def training_step(self, batch, number):
-        return F.mse_loss(self.net(batch[0]), batch[1])
-    def configure_optimizers(self):
-        optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
-        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
-
-torch.manual_seed(3)
-data = TensorDataset(torch.randn(64, 8), torch.randn(64, 3))
-trainer = L.Trainer(max_epochs=6, accelerator="cpu", devices=2, strategy="ddp", enable_progress_bar=False)
-job = Job()
-# RESTORE
-trainer.fit(job, DataLoader(data, 4, shuffle=True), ckpt_path=args.resume)
-""",
-    "Accelerate": """
-import argparse, os
-import torch
-from accelerate import Accelerator, DataLoaderConfiguration
-from torch import nn
-from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--resume_from_checkpoint", default=None)
-args = parser.parse_args()
-torch.manual_seed(3)
-accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
-model = nn.Linear(8, 3)
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.7**epoch)
-data = TensorDataset(torch.randn(64, 8), torch.randn(64, 3))
-loader = DataLoader(data, 4, shuffle=True)
-model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
-start = 0
-if args.resume_from_checkpoint:
-    accelerator.load_state(args.resume_from_checkpoint)
-    start = int(args.resume_from_checkpoint.split("epoch_")[1][:1]) + 1
-for epoch in range(start, 6):
-    loader.set_epoch(epoch)
-    for x, y in loader:
-        optimizer.zero_grad()
-        accelerator.backward(F.mse_loss(model(x), y))
-        optimizer.step()
-    scheduler.step()
-    accelerator.save_state(f"epoch_{epoch}")
-""",
-    "torch.distributed.checkpoint": script_of(
-        SAVE='dcp.save({"model": net.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": '
-        'scheduler.state_dict(), "epoch": epoch}, checkpoint_id=f"at{epoch}")',
-        RESUME="""
-if args.resume:
-    state = {"model": net.state_dict(), "optimizer": None, "scheduler": scheduler.state_dict(), "epoch": 0}
-    [p.grad.zero_() if p.grad is not None else setattr(p, "grad", torch.zeros_like(p)) for p in net.parameters()]
-    lr = [group["lr"] for group in optimizer.param_groups]
-    for group in optimizer.param_groups: group["lr"] = 0.0
-    optimizer.step()
-    state["optimizer"] = optimizer.state_dict()
-    dcp.load(state, checkpoint_id=args.resume)
-    net.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    scheduler.load_state_dict(state["scheduler"])
-    start_epoch = state["epoch"] + 1
-""",
-    )
-    .replace(
-        "import torch, torch.distributed as dist",
-        "import torch, torch.distributed as dist\nimport torch.distributed.checkpoint as dcp",
-    )
-    .replace("if rank == 0: save(epoch)", "save(epoch)"),
-    "safetensors": script_of(
-        SAVE='save_file(net.state_dict(), "weights.new")\nos.replace("weights.new", "last.safetensors")'
-        + RIGHT["SAVE"].replace('"model": net.state_dict(), ', ""),
-        MODEL='net.load_state_dict(load_file("last.safetensors"))',
-    ).replace("from torch import nn\n", "from torch import nn\nfrom safetensors.torch import load_file, save_file\n"),
-}
-_SHARDED = _FRAMEWORKS["torch.distributed.checkpoint"]
-_BY_ITSELF_SHARDED = _SHARDED.replace('parser.add_argument("--resume", default="")', "pass")
-FRAMEWORK_FAULTS: Mapping[str, Case] = {
-    "Lightning: weights are loaded by hand": Case(
-        script=_FRAMEWORKS["Lightning"]
-        .replace(", ckpt_path=args.resume", "")
-        .replace(
-            "# RESTORE",
-            'if args.resume: job.load_state_dict(torch.load(args.resume, weights_only=False)["state_dict"])',
-        ),
-        words=("optimizer",),
-    ),
-    "Accelerate: the epoch begins at 0": Case(
-        script=_FRAMEWORKS["Accelerate"].replace("+ 1\n", "* 0\n"), words=("order of epoch 0",)
-    ),
-    "Accelerate: its own sampler, whose generator is not saved": Case(
-        script=_FRAMEWORKS["Accelerate"]
-        .replace("use_seedable_sampler=True", "")
-        .replace("loader.set_epoch(epoch)", "pass"),
-        words=("order of epoch 0",),
-    ),
-    "Accelerate: the scheduler is not prepared": Case(
-        script=_FRAMEWORKS["Accelerate"]
-        .replace("model, optimizer, loader, scheduler = ", "model, optimizer, loader = ")
-        .replace("loader, scheduler)", "loader)"),
-        words=("learning rate",),
-    ),
-    "torch.distributed.checkpoint: the optimizer is not loaded": Case(
-        script=_SHARDED.replace('    optimizer.load_state_dict(state["optimizer"])\n', "    optimizer.state.clear()\n"),
-        words=("optimizer",),
-    ),
-    "torn write: a sharded one, the newest": Case(
-        script=_BY_ITSELF_SHARDED.replace(
-            "if args.resume:",
-            'args.resume = max((d for d in os.listdir(".") if d[:2] == "at"), default="")\nif args.resume:',
-        ),
-        torn=True,
-        words=("fails on the torn file", "is whole"),
-    ),
-    "torn write: a sharded one over the only one": Case(
-        script=_SHARDED.replace('f"at{epoch}"', '"at"'),
-        torn=True,
-        words=("fails on the torn file",),
-    ),
-    "safetensors: the weights are not loaded": Case(
-        script=_FRAMEWORKS["safetensors"].replace("net.load_state_dict(load_file", "dict(load_file"), words=("weights",)
-    ),
-}
 _SHARED_OUT = script_of().replace("Samples(), 4", "Samples(), 8 // dist.get_world_size()")
 OTHER_RANKS: Mapping[str, Case] = {
     "other ranks: the batch of a rank is fixed": Case(
@@ -372,7 +243,7 @@ OTHER_RANKS: Mapping[str, Case] = {
     ),
 }
 OTHER_RANKS_TWINS: Mapping[str, Case] = {
-    **{name: Case(script=script) for name, script in _FRAMEWORKS.items()},
+    **{name: Case(script=script) for name, script in FRAMEWORKS.items()},
     "an object is in the file, and it is allowed": case_of(
         SAVE=RIGHT["SAVE"].replace('"ema": ema', '"ema": ema, "args": args')
     ),
@@ -394,9 +265,9 @@ OTHER_RANKS_TWINS: Mapping[str, Case] = {
 TWINS: Mapping[str, Case] = {
     **OTHER_RANKS_TWINS,
     "in the middle of an epoch": Case(script=IN_THE_EPOCH),
-    "torn write: a sharded one, and the user names a whole one": Case(script=_SHARDED, torn=True),
+    "torn write: a sharded one, and the user names a whole one": Case(script=SHARDED, torn=True),
     "torn write: a sharded one, the newest that is whole": Case(
-        script=_BY_ITSELF_SHARDED.replace(
+        script=BY_ITSELF_SHARDED.replace(
             "if args.resume:",
             'whole = [d for d in os.listdir(".") if os.path.exists(d + "/.metadata")]\n'
             'args.resume = max(whole, default="")\nif args.resume:',
@@ -487,6 +358,7 @@ INCONCLUSIVE: Mapping[str, Case] = {
 }
 CASES: Mapping[str, Case] = {
     **FAULTS,
+    **FIRST_STEP,
     **FAILING,
     **FRAMEWORK_FAULTS,
     **TORN_FAULTS,
@@ -494,5 +366,6 @@ CASES: Mapping[str, Case] = {
     **SIGNALLED_TWINS,
     **OTHER_RANKS,
     **TWINS,
+    **FIRST_STEP_TWINS,
     **INCONCLUSIVE,
 }

@@ -31,7 +31,7 @@ rank = dist.get_rank()
 torch.manual_seed(3)
 sampler = SAMPLER
 loader = DataLoader(Samples(), 4, sampler=sampler)
-net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+net = NET
 model = DDP(net)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.7**epoch)
@@ -55,11 +55,11 @@ for epoch in range(start_epoch, args.epochs):
     EPOCH
     for x, y in loader:
         optimizer.zero_grad()
-        loss = F.mse_loss(model(x), y)
+        loss = LOSS
         loss.backward()
         optimizer.step()
         global_step += 1
-        for name, value in net.state_dict().items(): ema[name].lerp_(value, 0.1)
+        for name, value in net.named_parameters(): ema[name].lerp_(value.detach(), 0.1)
         STEP
     scheduler.step()
     if rank == 0: save(epoch)
@@ -70,6 +70,8 @@ dist.destroy_process_group()
 RIGHT = {
     "OPTION": 'parser.add_argument("--resume", default="")',
     "SAMPLER": "DistributedSampler(Samples(), shuffle=True, seed=5)",
+    "NET": "nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))",
+    "LOSS": "F.mse_loss(model(x), y)",
     "SAVE": """
 torch.save({
     "model": net.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(),

@@ -8,8 +8,10 @@ logger sees the rate that the user has set, or torch's own, whenever it looks.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import weakref
+import zlib
 from types import FrameType
 from typing import Any, Callable, Optional
 from weakref import WeakKeyDictionary
@@ -343,6 +345,7 @@ PARAMETERS = 128
 READ_AFTER = 10
 """Steps after which a GPU has surely made what was asked of it."""
 MOST_LOOKS = 2_000
+_PLAIN = ("Tensor", "Parameter")
 
 
 class ReplicaDigests:
@@ -366,7 +369,7 @@ class ReplicaDigests:
         """By wrap the forwards that had synchronised, and those that had not, at the newest step."""
         self._local: set[int] = set()
         """Wraps that were stepped without a reduction: they may differ for a while."""
-        self._made: list[tuple[dict[str, Any], list[str], Any]] = []
+        self._made: list[tuple[dict[str, Any], dict[str, int], list[str], Any]] = []
         self._read_at = 0
 
     def stepped(self) -> None:
@@ -380,8 +383,9 @@ class ReplicaDigests:
     def write(self) -> None:
         """Write what was digested and is not written yet."""
         made, self._made = self._made, []
-        for row, names, sums in made:
-            digests = {name: f"{number & (1 << 64) - 1:x}" for name, number in zip(names, sums.tolist())}
+        for row, here, names, sums in made:
+            numbers = {**here, **dict(zip(names, sums.tolist()))}
+            digests = {name: f"{number & (1 << 64) - 1:x}" for name, number in numbers.items()}
             self._journal.event("replica_digest", **row, digests=digests)
 
     def _look(self) -> None:
@@ -407,21 +411,25 @@ class ReplicaDigests:
     def _digest(self, ddp: Any, wrap: int, iterations: int) -> int:
         torch = self._torch
         ignored = set(getattr(ddp, "parameters_to_ignore", ()))
-        sums, names = [], []
+        here: dict[str, int] = {}
+        names, sums = [], []
         kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
         for name, parameter in ddp.module.named_parameters():
-            own = parameter.detach()
-            kind = kinds.get(own.element_size())
-            if name in ignored or not parameter.requires_grad or type(own).__name__ not in ("Tensor", "Parameter"):
+            size = parameter.element_size()
+            if name in ignored or not parameter.requires_grad or type(parameter).__name__ not in _PLAIN:
                 continue
-            if kind is not None and not own.is_sparse and not own.is_complex():
+            if parameter.is_cpu and parameter.is_contiguous():
+                # Four operations of torch on a small tensor cost 11 µs, and this 4.
+                content = ctypes.c_char * (size * parameter.numel())
+                here[name] = zlib.crc32(content.from_address(parameter.data_ptr()))
+            elif size in kinds and not parameter.is_sparse and not parameter.is_complex():
                 names.append(name)
-                sums.append(own.view(kind).sum())
-        if sums:
-            together = torch.stack(sums)
-            if together.is_cuda:
-                together = together.to("cpu", non_blocking=True)
+                sums.append(parameter.detach().view(kinds[size]).sum())
+        together = torch.stack(sums) if sums else torch.zeros(0)
+        if together.is_cuda:
+            together = together.to("cpu", non_blocking=True)
+        if here or sums:
             row = {"wrap": wrap, "step": self._steps, "iterations": iterations}
-            self._made.append((row, names, together))
-            self._read_at = self._steps + (READ_AFTER if parameter.is_cuda else 1)
-        return len(sums)
+            self._made.append((row, here, names, together))
+            self._read_at = self._steps + (READ_AFTER if sums else 1)
+        return len(here) + len(sums)

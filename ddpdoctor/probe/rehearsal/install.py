@@ -134,10 +134,14 @@ class Rehearsal:
             every_gradient=True,
         )
 
+        trace = ResumeTrace(journal, torch, modules, loaders.newest_samples) if plan.get("resume") else None
+
         def hand_out(trail: Trail, batch: Any, inner: Any) -> Any:
             given = self._stress.hand_out(trail, batch, inner)
             journal.guarded(loaders.draws_from, inner, harms=())
             journal.guarded(nonfinite.batch_came, given, harms=("nonfinites",))
+            if trace is not None:
+                journal.guarded(trace.batch_came, given, harms=("resume_steps",))
             return given
 
         loaders.hand_out = hand_out
@@ -152,8 +156,8 @@ class Rehearsal:
         self._stress.after_torch(torch)
         nonfinite.install()
         nonfinite.listen()
-        if plan.get("resume"):
-            ResumeTrace(journal, torch, modules, loaders.newest_samples).install()
+        if trace is not None:
+            trace.install()
         Steps(journal, modules, loaders, schedule, pace, self._ending, torch, reduced).install()
         Checkpoints(journal, torch).install()
         DeviceChoices(journal, torch).install()

@@ -10,7 +10,9 @@ import contextlib
 import functools
 import hashlib
 import io
+import itertools
 import os
+import random
 import signal
 import sys
 import threading
@@ -46,6 +48,9 @@ MOST_KEYS = 200
 METADATA = ".metadata"
 """Of a sharded checkpoint, written when all shards are there."""
 _COUNTERS = ("epoch", "step", "iter")
+_HARMED = ("resume_steps", "resume_saves")
+_HELD = ("obj", "state_dict", "tensors")
+"""As torch.save, sharded checkpoints and safetensors call what is saved."""
 
 
 class ResumeTrace:
@@ -61,6 +66,8 @@ class ResumeTrace:
         self._scalers: Any = WeakSet()
         self._row: dict[str, Any] = {}
         """Of the step that is under way."""
+        self._came = ""
+        """A digest of the newest batch."""
         self._steps = 0
         self._saved_at: list[int] = []
         """Steps after which checkpoints were written."""
@@ -79,43 +86,34 @@ class ResumeTrace:
     def install(self) -> None:
         """Listen to forwards, steps, constructors and saves."""
         torch, journal = self._torch, self._journal
-        ddp_class = torch.nn.parallel.DistributedDataParallel
-        on_call(journal, ddp_class, "forward", before=self._forward_begins, harms=("resume_steps", "resume_saves"))
-        on_call(journal, torch, "save", before=self._saves, harms=("resume_steps", "resume_saves"))
+        listen = functools.partial(on_call, journal, harms=_HARMED)
+        listen(torch.nn.parallel.DistributedDataParallel, "forward", before=self._forward_begins)
+        listen(torch, "save", before=self._saves)
         for verb, module in (("save", "state_dict_saver"), ("load", "state_dict_loader")):
             after_import(f"torch.distributed.checkpoint.{module}", functools.partial(self._hook_sharded, verb))
+        after_import("safetensors.torch", self._hook_safetensors)
         scaler = getattr(getattr(torch, "amp", None), "GradScaler", None) or torch.cuda.amp.GradScaler
-        on_call(
-            journal,
-            scaler,
-            "__init__",
-            after=lambda _, given, __: self._scalers.add(given[0]),
-            harms=("resume_steps", "resume_saves"),
-        )
+        for owner, known in ((scaler, self._scalers), (torch.optim.Optimizer, self._optimizers)):
+            listen(owner, "__init__", after=functools.partial(_remember, known))
         # The package hides its module of the same name.
         optimizers = sys.modules["torch.optim.optimizer"]
-        on_call(
-            journal,
-            torch.optim.Optimizer,
-            "__init__",
-            after=lambda _, given, __: self._optimizers.add(given[0]),
-            harms=("resume_steps", "resume_saves"),
-        )
         optimizers.register_optimizer_step_pre_hook(
-            lambda *_: journal.guarded(self._step_begins, harms=("resume_steps", "resume_saves"))
+            lambda optimizer, *_: journal.guarded(self._step_begins, optimizer, harms=_HARMED)
         )
         # A closure that is given to a step makes the forward: the step's row is there only afterwards.
-        optimizers.register_optimizer_step_post_hook(
-            lambda *_: journal.guarded(self._step_ends, harms=("resume_steps", "resume_saves"))
-        )
+        optimizers.register_optimizer_step_post_hook(lambda *_: journal.guarded(self._step_ends, harms=_HARMED))
         if self._start == "signalled":
             # What a handler raises belongs to the script.
             optimizers.register_optimizer_step_post_hook(lambda *_: self._receive())
 
     def _hook_sharded(self, verb: str, module: Any) -> None:
-        listener = self._saves_sharded if verb == "save" else self._loads_sharded
+        listener = self._saves_sharded if verb == "save" else self._loads_otherwise
         after = self._tears_sharded if verb == "save" else None
         on_call(self._journal, module, verb, before=listener, after=after, harms=("resume_saves",))
+
+    def _hook_safetensors(self, module: Any) -> None:
+        on_call(self._journal, module, "load_file", before=self._loads_otherwise, harms=("resume_saves",))
+        on_call(self._journal, module, "save_file", before=self._saves, harms=("resume_saves",))
 
     def _saves_sharded(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         if (path := _directory_of(options)) is not None and isinstance(held := _held(arguments, options), dict):
@@ -124,19 +122,34 @@ class ResumeTrace:
             states = {key: one.state_dict() if hasattr(one, "state_dict") else one for key, one in held.items()}
             self._note_save(frame, states, path, is_file=False)
 
-    def _loads_sharded(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        if (path := _directory_of(options)) is not None:
+    def _loads_otherwise(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """Note what no call of torch.load reads: a sharded checkpoint, or a file of safetensors."""
+        given = options.get("filename", arguments[0] if arguments else None)
+        is_path = isinstance(given, (str, os.PathLike))
+        if (path := _directory_of({"checkpoint_id": given} if is_path else options)) is not None:
             self._journal.event("checkpoint_loaded", path=path, site=self._journal.site(frame))
+
+    def batch_came(self, batch: Any) -> None:
+        """Take in the batch that the script is given."""
+        if self._steps <= STEPS_NOTED:
+            self._came = self._digest(self._tensors(batch))
 
     def _forward_begins(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         if not self._torch.is_grad_enabled() or not arguments[0].training or self._steps > STEPS_NOTED:
             return
         if not self._row:
-            self._row = {"batches": [], **self._state()}
+            self._row = {"batches": [], "inputs": "", "random": self._random(), **self._state()}
         batch = self._newest_samples()
+        given = self._tensors([*arguments[1:], options])
+        self._row["inputs"] = self._digest([self._row["inputs"], self._came, given])
         self._row["batches"].append([batch.loader, batch.ordinal, batch.batch, list(batch.indices)])
 
-    def _step_begins(self) -> None:
+    def _step_begins(self, optimizer: Any) -> None:
+        if self._row:
+            stepped = [one for group in optimizer.param_groups for one in group["params"]][:MOST_TENSORS]
+            # The norm of one that is spread over ranks is a collective.
+            plain = [one.grad if type(one.grad) is self._torch.Tensor else None for one in stepped]
+            self._row["gradients"] = [0.0 if one is None else float(one.detach().norm()) for one in plain]
         for row, buffer, time_s in self._nameless:
             size = buffer.getbuffer().nbytes
             found = (one for one in new_files(os.getcwd(), time_s, 6) if os.path.getsize(one) == size)
@@ -182,14 +195,28 @@ class ResumeTrace:
         for wrap, name, parameter in self._modules.parameters():
             if len(tensors) < MOST_TENSORS:
                 tensors[f"{wrap}:{name}"] = tensor_digest(parameter, BYTES_OF_A_TENSOR)
+        buffers = {
+            f"{wrap}:{name}": tensor_digest(buffer, BYTES_OF_A_TENSOR)
+            for wrap, name, buffer in itertools.islice(self._modules.saved_buffers(), MOST_TENSORS)
+        }
         optimizers = [one for one in self._optimizers if any(one.param_groups)]
         optimizers.sort(key=lambda one: (type(one).__name__, sum(len(group["params"]) for group in one.param_groups)))
         return {
             "weights": tensors,
+            "buffers": buffers,
             "optimizer": [self._digest(_state_of(one)) for one in optimizers],
             "learning_rates": [str(float(group["lr"])) for one in optimizers for group in one.param_groups][:32],
             "scales": [str(one.get_scale()) for one in self._scalers if one.is_enabled()],
         }
+
+    def _random(self) -> list[str]:
+        """Return digests of the generators of torch, Python and NumPy that what has none of its own draws from."""
+        numpy: Any = sys.modules.get("numpy.random")
+        of_numpy = (numpy.get_state()[1].tobytes(), numpy.get_state()[2:]) if numpy else ()
+        return [self._digest(one) for one in (self._torch.get_rng_state(), repr(random.getstate()), repr(of_numpy))]
+
+    def _tensors(self, value: Any) -> list[Any]:
+        return [one for one in _flat(value, self._torch.Tensor) if isinstance(one, self._torch.Tensor)]
 
     def _digest(self, value: Any) -> str:
         digest = hashlib.blake2b(digest_size=8)
@@ -199,7 +226,8 @@ class ResumeTrace:
         return digest.hexdigest()
 
     def _saves(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        held, target = _held(arguments, options), arguments[1] if len(arguments) > 1 else options.get("f")
+        held = _held(arguments, options)
+        target = arguments[1] if len(arguments) > 1 else options.get("f", options.get("filename"))
         if not self._tearing and isinstance(held, dict):
             path = target if isinstance(target, (str, os.PathLike)) else getattr(target, "name", None)
             if isinstance(target, io.BytesIO):
@@ -218,6 +246,7 @@ class ResumeTrace:
             "weights": bool(tensors),
             "keys": keys,
             "optimizer": _holds_optimizer(held),
+            "random": any(map(functools.partial(_equal, self._torch.get_rng_state()), self._tensors(held))),
             "site": self._journal.site(frame),
         }
         if isinstance(target, io.BytesIO):
@@ -312,7 +341,7 @@ class ResumeTrace:
         """
         if isinstance(value, int):
             return f"int {value}"
-        tensors = [one for one in _flat(value, self._torch.Tensor) if isinstance(one, self._torch.Tensor)]
+        tensors = self._tensors(value)
         return f"{'tensors' if tensors else type(value).__name__} {self._digest(tensors or value)}"
 
     def _copy_files(
@@ -327,8 +356,12 @@ class ResumeTrace:
         return list(dict.fromkeys(os.path.dirname(path) for path in self._paths))
 
 
+def _remember(known: Any, _: FrameType, arguments: tuple[Any, ...], __: dict[str, Any]) -> None:
+    known.add(arguments[0])
+
+
 def _held(arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    return arguments[0] if arguments else options.get("obj", options.get("state_dict"))
+    return arguments[0] if arguments else next((options[key] for key in _HELD if key in options), None)
 
 
 def _directory_of(options: dict[str, Any]) -> Optional[str]:
@@ -337,6 +370,10 @@ def _directory_of(options: dict[str, Any]) -> Optional[str]:
         (getattr(options[key], "path", None) for key in ("storage_writer", "storage_reader") if options.get(key)), None
     )
     return None if path is None else os.path.abspath(os.fspath(path))
+
+
+def _equal(tensor: Any, other: Any) -> bool:
+    return bool(other.dtype == tensor.dtype and other.shape == tensor.shape and (other.cpu() == tensor).all())
 
 
 def _state_of(optimizer: Any) -> list[Any]:

@@ -89,6 +89,8 @@ AFTERWARDS_S = 10.0
 """Time for the rest of the script once the training passes were rehearsed."""
 STEPS_WITHOUT_LOADER = 8
 """Optimizer steps since the newest batch after which a training loop draws from no loader, and is ended …"""
+RESUMED_STEPS = 400
+"""… or, where checkpoints are awaited, so many …"""
 STEPS_ON_ONE_BATCH = 64
 """… and the same while a pass is open, whose batches may serve many steps each."""
 
@@ -238,9 +240,10 @@ class Schedule:
             return
         steps = self._steps_since_draw[optimizer] = self._steps_since_draw.get(optimizer, 0) + 1
         feeding = [trail for trail in self._fed if not trail.ended]
-        if steps >= (STEPS_ON_ONE_BATCH if feeding else STEPS_WITHOUT_LOADER):
+        most = STEPS_WITHOUT_LOADER if self._training_passes <= TRAINING_PASSES else RESUMED_STEPS
+        if steps >= (STEPS_ON_ONE_BATCH if feeding else most):
             self._ending.end("steps")
-        self.on_pace(self._left_of(feeding[-1]) if feeding else STEPS_WITHOUT_LOADER - steps)
+        self.on_pace(self._left_of(feeding[-1]) if feeding else min(STEPS_WITHOUT_LOADER, most - steps))
 
     def length(self, loader: int, true: int, *, turns: bool = False) -> int:
         """Return the length for a loop that ends by it; the pass will keep to it."""

@@ -268,6 +268,14 @@ class ResumeStep(msgspec.Struct, frozen=True, kw_only=True):
     """Loader, pass of it, position in that pass, and indices of the samples, which are empty where not known."""
     weights: Mapping[str, str] = {}
     """Digests by wrap and name."""
+    buffers: Mapping[str, str] = {}
+    """Likewise, of those that are part of a state."""
+    inputs: str = ""
+    """A digest of the tensors of the batches, and of those that the forwards are given."""
+    random: tuple[str, ...] = ()
+    """Digests of the states of torch's, Python's and NumPy's own generators as the first of these begins."""
+    gradients: tuple[float, ...] = ()
+    """Norms of what the optimizer steps with."""
     optimizer: tuple[str, ...] = ()
     """Digests of the state of each optimizer."""
     learning_rates: tuple[str, ...] = ()
@@ -289,6 +297,8 @@ class ResumeSave(msgspec.Struct, frozen=True, kw_only=True):
     weights: bool = False
     """There are tensors in it."""
     optimizer: bool = False
+    random: bool = False
+    """The state of torch's generator is in it."""
     keys: Mapping[str, str] = {}
     """By key a whole number as it is, and anything else by kind and digest."""
     over_only: bool = False

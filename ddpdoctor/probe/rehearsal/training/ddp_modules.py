@@ -164,6 +164,14 @@ class Modules:
                 yield reduction.number, name, parameter
         yield from self.beside()
 
+    def saved_buffers(self) -> Iterator[tuple[int, str, Any]]:
+        """Yield every buffer of wrapped modules that is part of their state, likewise."""
+        for ddp, reduction in list(self._wraps.items()):
+            for path, part in ddp.module.named_modules():
+                for name, buffer in part._buffers.items():
+                    if buffer is not None and name not in part._non_persistent_buffers_set:
+                        yield reduction.number, f"{path}.{name}" if path else name, buffer
+
     def tensor_name(self, tensor: Any) -> str:
         """Return the name of a parameter or a buffer in a wrapped module, with the wrap's number; empty for others."""
         known = self.name_of(tensor)
