@@ -10,10 +10,12 @@ from ddpdoctor.equivalence_section import EquivalenceSection
 from ddpdoctor.examine.equivalence import compared as compared_by_runs
 from ddpdoctor.examine.equivalence import equivalence
 from ddpdoctor.launch.request import Device, Launch, RehearsalRequest
+from tests.equivalence import cases, correct, sharded
 from tests.equivalence.cases import Case
 from tests.equivalence.forks import rehearse
 
 FACTOR_WITHIN = 0.02
+TABLE = (*cases.FAULTS, *correct.CORRECT, *sharded.FAULTS, *sharded.CORRECT)
 
 
 def compared(case: Case) -> EquivalenceSection:

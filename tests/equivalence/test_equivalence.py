@@ -9,10 +9,10 @@ import pytest
 from tests.check_command import check
 from tests.equivalence.cases import FAULTS, Case
 from tests.equivalence.correct import CORRECT
-from tests.equivalence.judge import compared, complaint
+from tests.equivalence.judge import TABLE, compared, complaint
 
-QUICK = tuple(case for case in (*FAULTS, *CORRECT) if case.quick)
-OTHERS = tuple(case for case in (*FAULTS, *CORRECT) if not case.quick)
+QUICK = tuple(case for case in TABLE if case.quick)
+OTHERS = tuple(case for case in TABLE if not case.quick)
 
 
 @pytest.mark.parametrize("case", QUICK, ids=lambda case: case.name)

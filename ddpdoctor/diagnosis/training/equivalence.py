@@ -72,7 +72,6 @@ class Step(msgspec.Struct, frozen=True):
     random: str = ""
     random_moved: bool = False
     facts: Mapping[str, bool] = {}
-    sharded: bool = False
     thinned: bool = False
     """Of a parameter not all elements were kept."""
 
@@ -119,7 +118,6 @@ def read_step(head: Mapping[str, Any], numbers: array[float]) -> Step:
         random=str(head["random"]),
         random_moved=bool(head["random_moved"]),
         facts=head["facts"],
-        sharded=any(row["sharded"] for row in head["parameters"]),
         thinned=any(0 < row["kept"] < math.prod(row["shape"]) for row in head["parameters"]),
     )
 
@@ -199,8 +197,6 @@ def _other_steps(runs: Runs, count: int) -> str:
         for mine, one in zip(steps, runs.one[:count], strict=False):
             if (mine.optimizer, mine.ordinal) != (one.optimizer, one.ordinal):
                 return "one process steps its optimizers in another order"
-            if mine.sharded or one.sharded:
-                return "the gradients are sharded"
             if len(mine.gradients) != len(one.gradients):
                 return "one process has other parameters"
             pairs = zip(mine.gradients, one.gradients, strict=True)
