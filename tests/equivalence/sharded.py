@@ -8,37 +8,40 @@ from tests.equivalence.cases import ALL_REDUCED, BACKWARD, Case
 _TIMES_WORLD = ((BACKWARD, "(loss * world).backward()"),)
 _MESH = 'init_device_mesh("cpu", (world,))'
 _ROOT = "    fully_shard(model, mesh=mesh)\n"
-_TOKENS = "        tokens = (labels != -100).sum().float()\n"
-_ADDED = "        optimizer.zero_grad()\n        loss.backward()\n"
-_POLICY = "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)"
-_LAST = "last = number % STEPS == STEPS - 1\n"
+_NOT_DIVIDED = (
+    _ROOT,
+    f"{_ROOT}    for module in (model, *model.blocks):\n        module.set_gradient_divide_factor(1.0)\n        module.set_force_sum_reduction_for_comms(True)\n",
+)
+_BLOCK = "        fully_shard(block, mesh=mesh)\n"
+_POLICY = "mesh=mesh, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32)"
+_BFLOAT16 = ((_BLOCK, f"        fully_shard(block, {_POLICY})\n"), (_ROOT, f"    fully_shard(model, {_POLICY})\n"))
 _SYNC = "model.set_requires_gradient_sync(last)"
 
 FAULTS = (
-    Case("sharded: the loss times the world size", "sharded", _TIMES_WORLD, "scaled", 2.0, says="2.00 ×", line="world).backward", quick=True),
+    Case("sharded: the loss times the world size", "sharded", _TIMES_WORLD, "scaled", 2.0, says="2.00 ×", quick=True),
     Case("sharded: the loss by the world size", "sharded", ((BACKWARD, "(loss / world).backward()"),), "scaled", 0.5),
     Case(
         "sharded: a divisor that sums",
         "sharded",
-        ((_ROOT, f"{_ROOT}    for module in (model, *model.blocks):\n        module.set_gradient_divide_factor(1.0)\n"),),
+        (_NOT_DIVIDED,),
         "scaled",
         2.0,
     ),
     Case(
         "sharded: the divisor of one layer",
         "sharded",
-        ((_ROOT, f"{_ROOT}    model.blocks[1].set_gradient_divide_factor(1.0)\n"),),
+        ((_ROOT, f"{_ROOT}    model.blocks[1].set_gradient_divide_factor(1.0)\n    model.blocks[1].set_force_sum_reduction_for_comms(True)\n"),),
         "part",
         2.0,
         ("blocks",),
     ),
     Case("sharded: a mean over a rank's own tokens", "sharded", ((ALL_REDUCED, ""), ("* world / tokens", "/ tokens")), "weighted"),
     Case(
-        "sharded: a penalty on rank 0 only",
+        "sharded: smoothed labels on rank 0 only",
         "sharded",
-        ((_ADDED, f"        if rank == 0:\n            loss = loss + 0.1 * logits.pow(2).mean()\n{_ADDED}"),),
+        (("reduction=\"sum\"", "reduction=\"sum\", label_smoothing=0.2 * (rank == 0)"),),
         "one-rank",
-        ranks=(0,),
+        ranks=(1,),
     ),
     Case(
         "sharded: a head that is neither sharded nor reduced",
@@ -62,7 +65,7 @@ FAULTS = (
     Case(
         "sharded bfloat16: the loss times the world size",
         "sharded",
-        ((_ROOT, f"    fully_shard(model, mesh=mesh, mp_policy={_POLICY})\n"), *_TIMES_WORLD),
+        (*_BFLOAT16, *_TIMES_WORLD),
         "scaled",
         2.0,
     ),
@@ -89,13 +92,13 @@ CORRECT = (
     Case("sharded: cut to a small norm", "sharded", (("50.0", "0.05"),)),
     Case("sharded: a sum of each rank, with the divisor of it", "sharded", (
         ("* world / tokens", "/ tokens"),
-        (_ROOT, f"{_ROOT}    for module in (model, *model.blocks):\n        module.set_gradient_divide_factor(1.0)\n"),
+        _NOT_DIVIDED,
     )),
     Case("sharded: a head beside it that is averaged by hand", "sharded", (
         (_ROOT, "    fully_shard(model, mesh=mesh, ignored_params=set(model.head.parameters()))\n"),
         (" " * 8 + "nn.utils.clip_grad_norm_(model.parameters(), 50.0)\n", "        for p in model.head.parameters():\n            dist.all_reduce(p.grad)\n            p.grad /= world\n"),
     )),
-    Case("sharded bfloat16", "sharded", ((_ROOT, f"    fully_shard(model, mesh=mesh, mp_policy={_POLICY})\n"),)),
+    Case("sharded bfloat16", "sharded", _BFLOAT16),
     Case("sharded accumulation", "sharded_accumulation"),
     Case("sharded accumulation of 4", "sharded_accumulation", (("STEPS = 2", "STEPS = 4"),)),
     Case("sharded accumulation, each pass reduced", "sharded_accumulation", ((f"        {_SYNC}\n", ""),)),

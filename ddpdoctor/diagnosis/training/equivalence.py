@@ -263,7 +263,7 @@ class _Judge:
         if problem := self._random():
             return {"status": "inconclusive", "reason": problem}
         if apart:
-            if all(row.wrap < 0 for row in apart):
+            if all(row.wrap == -1 for row in apart):
                 return _open("parameters that no DDP model holds have other gradients on each rank")
             return self._says("unsynchronised", apart)
         if (clip := self._clip()) is not None:
@@ -333,8 +333,9 @@ class _Judge:
             for step, fit in enumerate(fits):
                 if not self._weighs_alike(fit):
                     return self._weighted(step, fit)
-        if 0 < len(wrong) < self._world:
-            return self._says("one-rank", self._differ, at=tuple(wrong))
+        for ranks in (wrong, self._wrong_ranks(by_direction=True)):
+            if 0 < len(ranks) < self._world:
+                return self._says("one-rank", self._differ, at=tuple(ranks))
         return _open("another direction, which nothing that was recorded explains")
 
     def _noise(self) -> float:
@@ -407,14 +408,21 @@ class _Judge:
         fits = all(abs(count / whole - share) < 0.01 for count, share in zip(counts, shares, strict=True))
         return tuple(counts) if fits else ()
 
-    def _wrong_ranks(self) -> list[int]:
-        """Return the ranks whose backward leaves another gradient than one process does on their samples."""
+    def _wrong_ranks(self, *, by_direction: bool = False) -> list[int]:
+        """Return the ranks whose backward leaves another gradient than one process does on their samples; by direction
+        where the loss is divided by a count of all ranks, which is another one for the samples of one.
+        """
         wrong = []
         for rank in range(self._world):
-            pairs = [(row.local[rank], row.alone[rank]) for row in self._rows]
-            noises = [row.noise for row in self._rows]
-            if any(self._is_apart(mine, one, noise) for (mine, one), noise in zip(pairs, noises, strict=True)):
-                wrong.append(rank)
+            for step in range(self._steps):
+                rows = [row for row in self._rows if row.step == step]
+                whole = sum(_dot(row.alone[rank], row.alone[rank]) for row in rows)
+                times = sum(_dot(row.local[rank], row.alone[rank]) for row in rows) / whole if whole else 0.0
+                times = times if by_direction and times > 0 else 1.0
+                pairs = [(row.local[rank], _minus(None, row.alone[rank], -times), row.noise) for row in rows]
+                if any(self._is_apart(mine, one, noise) for mine, one, noise in pairs):
+                    wrong.append(rank)
+                    break
         return wrong
 
     def _fits(self) -> list[_Fit]:
@@ -458,7 +466,7 @@ class _Judge:
         for wrap in sorted({wrap for wrap, _ in chosen}):
             names = {name for number, name in everything if number == wrap}
             mine = {name for number, name in chosen if number == wrap}
-            prefix = f"model {wrap}" if len(wraps) > 1 and wrap >= 0 else ""
+            prefix = f"model {wrap}" if len(wraps) > 1 and wrap != -1 else ""
             if mine == names and prefix:
                 found.append(prefix)
                 continue

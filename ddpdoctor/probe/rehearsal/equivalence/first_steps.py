@@ -325,8 +325,9 @@ class FirstSteps:
         parameters = _parameters(optimizer)
         each = _share(parameters)
         rows, numbers = [], array("f")
+        owners = {id(one): (module, name) for module, name, one in self._modules.parameters()}
         for index, parameter in enumerate(parameters):
-            owner = self._modules.name_of(parameter)
+            owner = self._modules.name_of(parameter) or owners.get(id(parameter))
             gradient, local = parameter.grad, self._local.get(id(parameter))
             row: dict[str, Any] = {
                 "wrap": -1 if owner is None else owner[0],
