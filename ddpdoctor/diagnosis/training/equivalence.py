@@ -36,6 +36,7 @@ NOISE_TIMES = 4.0
 process are other ones in each layer."""
 CHAOTIC = 0.1
 """Of the norm: where that changes more, nothing can be told of the gradients."""
+FACTORS_KEPT = 16
 EXPLAINED = 3.0
 """So many tolerances may be left of a gradient that others are to explain."""
 Vector = Sequence[float]
@@ -72,6 +73,10 @@ class Step(msgspec.Struct, frozen=True):
     random: str = ""
     random_moved: bool = False
     facts: Mapping[str, bool] = {}
+    norm: float = 0.0
+    """Of all gradients."""
+    drawn: str = ""
+    """A digest of the first samples that the process itself read."""
     thinned: bool = False
     """Of a parameter not all elements were kept."""
 
@@ -92,6 +97,15 @@ class Runs(msgspec.Struct, frozen=True):
     has_loaders: bool = True
     in_turn: bool = False
     """One process got the batches one after the other; then there are no runs on the samples of one rank."""
+    others: tuple[tuple[Step, ...], ...] = ()
+    """The other ranks of another launch, whose first stands in place of one process, …"""
+    against: str = ""
+    """… and its command."""
+
+    @property
+    def is_uncontrolled(self) -> bool:
+        """Whether nothing can be run on the samples of one rank alone."""
+        return self.in_turn or bool(self.against)
 
 
 def read_step(head: Mapping[str, Any], numbers: array[float]) -> Step:
@@ -118,6 +132,8 @@ def read_step(head: Mapping[str, Any], numbers: array[float]) -> Step:
         random=str(head["random"]),
         random_moved=bool(head["random_moved"]),
         facts=head["facts"],
+        norm=float(head["norm"]),
+        drawn=str(head["drawn"]),
         thinned=any(0 < row["kept"] < math.prod(row["shape"]) for row in head["parameters"]),
     )
 
@@ -130,6 +146,7 @@ class _Row(msgspec.Struct, frozen=True):
     name: str
     ranks: tuple[Vector | None, ...]
     one: Vector | None
+    others: tuple[Vector | None, ...]
     local: tuple[Vector | None, ...]
     alone: tuple[Vector | None, ...]
     noise: float
@@ -163,7 +180,8 @@ def compare(runs: Runs) -> EquivalenceSection:
     if not all(math.isfinite(sum(v)) for row in rows for v in (*row.ranks, row.one) if v is not None):
         return unclear("a gradient holds numbers that are not finite")
     facts = runs.ranks[0][0].facts
-    tolerance = REDUCED_TOLERANCE if facts.get("reduced_precision") else TOLERANCE
+    reduced = any(one.facts.get("reduced_precision") for one in (runs.ranks[0][0], runs.one[0]))
+    tolerance = REDUCED_TOLERANCE if reduced else TOLERANCE
     scale = _scale(rows)
     if not scale:
         if any(any(vector or ()) for row in rows for vector in row.ranks):
@@ -190,10 +208,10 @@ def unclear(reason: str, **fields: Any) -> EquivalenceSection:
 def _other_steps(runs: Runs, count: int) -> str:
     if any(steps[0].state != runs.ranks[0][0].state for steps in runs.ranks):
         return "the ranks begin with different parameters"
-    for steps in (runs.one, *runs.alone):
+    for steps in (runs.one, *runs.others, *runs.alone):
         if any(mine.state != first.state for mine, first in zip(steps, runs.ranks[0], strict=False)):
             return "one process could not be given the parameters of the ranks"
-    for steps in (*runs.ranks, *runs.again, *runs.alone):
+    for steps in (*runs.ranks, *runs.others, *runs.again, *runs.alone):
         for mine, one in zip(steps, runs.one[:count], strict=False):
             if (mine.optimizer, mine.ordinal) != (one.optimizer, one.ordinal):
                 return "one process steps its optimizers in another order"
@@ -218,6 +236,7 @@ def _rows(runs: Runs, number: int) -> Iterator[_Row]:
             name=gradient.name,
             ranks=tuple(of(steps, index) for steps in runs.ranks),
             one=of(runs.one, index),
+            others=tuple(of(steps, index) for steps in runs.others),
             local=tuple(steps[number].gradients[index].local for steps in runs.ranks),
             alone=tuple(of(steps, index) for steps in runs.alone),
         )
@@ -247,6 +266,9 @@ class _Judge:
             "equal": len(names - {(row.wrap, row.name) for row in (*self._differ, *apart)}),
             "within": within,
             "statistics_by_rank": by_rank,
+            "against": self._runs.against,
+            "norms": (self._runs.ranks[0][0].norm, self._runs.one[0].norm),
+            "factors": tuple(self._factors()),
         }
         alike = not self._differ and not apart
         noisy = any(row.noise > CHAOTIC * _norm(row.here) and not self._is_rounding(row) for row in self._rows)
@@ -262,6 +284,8 @@ class _Judge:
         """Return the fields that say how the gradients differ, or why that is not told."""
         if problem := self._random():
             return {"status": "inconclusive", "reason": problem}
+        if any(self._is_apart(row.one, other) for row in self._rows for other in row.others):
+            return _open("the ranks of the other launch step with different gradients")
         if apart:
             if all(row.wrap == -1 for row in apart):
                 return _open("parameters that no DDP model holds have other gradients on each rank")
@@ -271,11 +295,20 @@ class _Judge:
         factors = [self._factor(row) for row in self._rows]
         if all(factor is not None for factor in factors):
             return self._scaled([factor for factor in factors if factor is not None])
+        if self._runs.against and self._runs.again:
+            return self._says("other", self._differ)
         if self._runs.in_turn:
             return _open("the gradients of passes that one process makes one after the other have another direction")
         if not self._runs.alone:
             return _open("the gradients have another direction", kind="unexplained")
         return self._combined()
+
+    def _factors(self) -> Iterator[tuple[str, float]]:
+        """Yield the parameters that differ in the first step, and how long their gradients are along the other's."""
+        rows = [row for row in self._differ if row.step == 0]
+        for row in sorted(rows, key=lambda row: -_distance(row.here, row.one))[:FACTORS_KEPT]:
+            square = _dot(row.one, row.one)
+            yield row.name, float(f"{_dot(row.here, row.one) / square if square else 0.0:.4g}")
 
     @property
     def _kind_if_open(self) -> str:
@@ -295,8 +328,10 @@ class _Judge:
             return {"status": "equal", "equal": len({(row.wrap, row.name) for row in self._rows})}
         factor = off[len(off) // 2]
         if any(not self._is_same(one, factor) for one in off):
+            if self._runs.against and self._runs.again:
+                return self._says("other", self._differ)
             return _open("the gradients differ by several factors", kind=self._kind_if_open)
-        if not self._runs.alone and not self._runs.in_turn:
+        if not self._runs.alone and not self._runs.is_uncontrolled:
             return _open(f"the gradients differ by a factor of {factor:.2f}", kind="unexplained")
         rows = [row for row, one in known if abs(one - 1) > SAME_FACTOR]
         whole = len(off) == len(known)
@@ -306,7 +341,11 @@ class _Judge:
                 f"1/{self._world} of that, and which is meant cannot be told"
             )
             return _open(reason)
-        if not factor or any(self._is_same(factor, float(self._world) ** power) for power in (-2, -1, 1, 2)):
+        if (
+            self._runs.against
+            or not factor
+            or any(self._is_same(factor, float(self._world) ** power) for power in (-2, -1, 1, 2))
+        ):
             kind = "scaled" if whole else "cut" if self._runs.cuts and factor < 1 else "part"
             places = self._runs.cuts if kind == "cut" else self._scaled_at(factor)
             return self._says(kind, [] if whole else rows, factor=round(factor, 4), places=places)
@@ -566,14 +605,14 @@ def sentence(section: EquivalenceSection) -> str:
     """Return the one sentence that a report has for the comparison."""
     ranks = f"{section.ranks} ranks" if section.ranks else "the ranks"
     if section.status == "inconclusive":
-        return f"whether {ranks} train what one process would is not known: {section.reason}"
+        return f"whether {ranks} train what {_other(section)} is not known: {section.reason}"
     if section.status == "differs":
         return difference(section)
     whole = count(section.parameters, "parameter")
     if section.zero:
-        steps = count(section.steps, "optimizer step")
-        return f"in {steps} {whole} of {ranks} have a gradient of zero, and so they have in one process: nothing trains"
-    told = f"{ranks} compute the gradient that one process would on the same samples: {section.equal} of {whole}"
+        steps, where = count(section.steps, "optimizer step"), "the other launch" if section.against else "one process"
+        return f"in {steps} {whole} of {ranks} have a gradient of zero, and so they have in {where}: nothing trains"
+    told = f"{ranks} compute the gradient that {_other(section)} on the same samples: {section.equal} of {whole}"
     told += f" within {section.within:.0e} in {count(section.steps, 'optimizer step')}"
     if section.in_turn:
         told += ", with the ranks' batches one after the other"
@@ -582,20 +621,31 @@ def sentence(section: EquivalenceSection) -> str:
     return told
 
 
+def _other(section: EquivalenceSection) -> str:
+    return f"`{section.against}` does" if section.against else "one process would"
+
+
 def difference(section: EquivalenceSection) -> str:
     """Return how the gradients differ."""
     ranks, times = section.ranks, f"{section.factor or 0:.2f} × the gradient"  # noqa: RUF001
+    would, norms = _other(section), ""
+    if section.against:
+        mine, others = section.norms
+        norms = f"; the gradient norms of the first step are {mine:.3g} and {others:.3g}"
     of_modules = f" of {', '.join(section.modules[:4])}" if section.modules else ""
     of_modules += f" and {len(section.modules) - 4} more" if len(section.modules) > 4 else ""
     if section.kind == "scaled":
-        return f"{ranks} ranks compute {times} that one process would on the same samples"
+        return f"{ranks} ranks compute {times} that {would} on the same samples{norms}"
     if section.kind == "part":
-        return f"{ranks} ranks compute {times}{of_modules} that one process would, and the same of the rest"
+        return f"{ranks} ranks compute {times}{of_modules} that {would}, and the same of the rest{norms}"
+    if section.kind == "other":
+        each = ", ".join(f"{factor:.2f} × of {name}" for name, factor in section.factors[:3])  # noqa: RUF001
+        return f"{ranks} ranks compute another gradient{of_modules} than {would} on the same samples: {each}{norms}"
     if section.kind == "cut":
         what = f"{section.places[0][0]} carries no gradient to the samples of other ranks"
         if section.factor is None:
             return f"{what}: the gradient{of_modules} is another than in one process"
-        return f"{what}: {ranks} ranks compute {times}{of_modules} that one process would"
+        return f"{what}: {ranks} ranks compute {times}{of_modules} that {would}"
     if section.kind == "weighted":
         shares = ", ".join(f"{share:.0%}" for share in section.weights)
         due = ", ".join(f"{share:.0%}" for share in section.due)
@@ -614,6 +664,8 @@ def difference(section: EquivalenceSection) -> str:
 
 def remedy(section: EquivalenceSection) -> str:
     """Return what to do about a difference."""
+    if section.against:
+        return "Compare each of the two with one process, by --equivalence, which says what is wrong with it."
     if section.kind in ("scaled", "part"):
         if section.factor == 0:
             return "Let the loss of every rank depend on these modules, through the forward of the DDP model."

@@ -17,7 +17,7 @@ from ...observed import tensor_digest
 from ...torch_compat import SHARDED_STATES, after_import, on_call
 from ..schedule import Ending
 from ..training.ddp_modules import Modules
-from .feeding import Draws, Feeding, read_all, seed, states
+from .feeding import OWN, Draws, Feeding, read_all, seed, states
 from .named_ranks import NamedRanks
 
 STEPS = 2
@@ -44,11 +44,11 @@ class FirstSteps:
         self._ending = ending
         self._modules = modules
         self._alone = bool(spec.get("ranks"))
-        """This process stands for all ranks, or for one of them."""
+        """This process stands for all ranks, or for one of them, here or in another launch."""
         self._from = str(spec.get("from", ""))
         self._directory = os.path.join(journal.run_directory, "equivalence")
         self._feeding = Feeding(journal, torch, spec, self._directory)
-        self._draws = Draws(journal, torch, self._feeding, spec.get("ranks", []), self._directory)
+        self._draws = Draws(journal, torch, self._feeding, spec, self._directory)
         self._optimizers: list[Any] = []
         self._prepared = 0
         self._steps: dict[int, int] = {}
@@ -90,7 +90,8 @@ class FirstSteps:
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             self._hook_clipping(name)
         if self._alone:
-            NamedRanks(journal, torch, self._directory, self._stop).install()
+            if journal.plan["equivalence"]["ranks"] != OWN:
+                NamedRanks(journal, torch, self._directory, self._stop).install()
             self._normalise_by_rank()
             self._measure_alike(journal.plan["equivalence"].get("lengths", {}))
 
@@ -359,6 +360,8 @@ class FirstSteps:
             "random": hash_of(random),
             "random_moved": random != self._random,
             "facts": self._facts,
+            "norm": _norm(parameters),
+            "drawn": hash_of(self._feeding.drawn),
         }
         self._clips, self._draws.losses = [], []
         name = os.path.join(self._directory, f"step-{self._journal.rank}-{self._events}")
@@ -384,8 +387,15 @@ def _whole(tensor: Any) -> Any:
 
 
 def _set(parameter: Any, value: Any) -> None:
-    """Give a parameter other values; one process has the one piece of it."""
-    getattr(parameter, "_local_tensor", parameter).copy_(value)
+    """Give a parameter other values, or this rank's piece of it, which every rank cuts out by itself."""
+    tensor = parameter.detach()
+    if hasattr(tensor, "full_tensor"):
+        pieces, mesh = type(tensor), tensor.device_mesh
+        copied = [sys.modules[pieces.__module__].Replicate()] * mesh.ndim
+        value = value.to(device=tensor.device, dtype=tensor.dtype)
+        whole = pieces.from_local(value, mesh, copied, run_check=False)
+        tensor, value = tensor._local_tensor, whole.redistribute(mesh, tensor.placements)._local_tensor
+    tensor.copy_(value)
 
 
 def _sample(tensor: Any, most: int) -> Any:
