@@ -151,10 +151,14 @@ class FirstSteps:
 
     def _keep(self, parameters: list[Any], name: str) -> None:
         if sum(p.numel() * p.element_size() for p in parameters) <= MOST_STATE_BYTES:
-            self._dump([_whole(parameter).cpu() for parameter in parameters], name)
+            self._dump([self._kept(parameter) for parameter in parameters], name)
+
+    def _kept(self, tensor: Any) -> Any:
+        """Return what is kept of a tensor, on rank 0; the pieces of it are gathered by all ranks."""
+        whole = _whole(tensor)
+        return whole.cpu() if self._journal.rank == 0 else None
 
     def _dump(self, content: Any, name: str) -> None:
-        """Write what rank 0 has; pieces of a model are gathered before, by all ranks."""
         if self._journal.rank == 0:
             with open(os.path.join(self._directory, name), "ab") as file:
                 pickle.dump(content, file)
@@ -216,8 +220,8 @@ class FirstSteps:
             self._keep_module(module if sharding is not None else module.module)
 
     def _keep_module(self, module: Any) -> None:
-        rest = {name: _whole(p).cpu() for name, p in module.named_parameters() if not p.requires_grad}
-        rest.update({name: _whole(buffer).cpu() for name, buffer in module.named_buffers()})
+        rest = {name: self._kept(p) for name, p in module.named_parameters() if not p.requires_grad}
+        rest.update({name: self._kept(buffer) for name, buffer in module.named_buffers()})
         self._dump({"shape": _shape(module), "rest": rest}, "modules-0.pickle")
 
     def _put_module(self, module: Any) -> None:
