@@ -51,4 +51,8 @@ class EquivalenceSection(msgspec.Struct, frozen=True, kw_only=True):
     factors: tuple[tuple[str, float], ...] = ()
     """Parameters whose gradients differ in the first step, the most different first, and how many times as long
     as the other one the ranks' gradient is in its direction."""
+    share: float = 1.0
+    """Of the elements of the gradients that were compared."""
+    beside: tuple[str, ...] = ()
+    """Buffers, and states of the optimizer, that differ after a first step of equal gradients."""
     seconds: float = 0.0

@@ -48,7 +48,7 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding]:
     """Report how the gradients differ."""
-    from ddpdoctor.diagnosis.training.equivalence import difference, remedy
+    from ddpdoctor.diagnosis.training.equivalence_words import difference, remedy
     from ddpdoctor.diagnosis.wording import site_location
 
     backwards = (site_location(record.site(one.site)) for one in record.backwards if one.rank == 0)

@@ -7,6 +7,7 @@ it, as one process on the samples of each rank, which show whether the loss or t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tempfile
 import time
@@ -262,7 +263,12 @@ def _steps(directory: Path, rank: int) -> tuple[Step, ...]:
         try:
             head = json.loads(read_untrusted(name.with_suffix(".json"), MOST_BYTES, directory))
             numbers = array("f", read_untrusted(name.with_suffix(".numbers"), MOST_BYTES, directory))
-            found.append(read_step(head, numbers))
+            step = read_step(head, numbers)
+            with contextlib.suppress(OSError):  # The last step of a run is not made to its end.
+                beside = json.loads(read_untrusted(name.with_suffix(".beside"), MOST_BYTES, directory))
+                held = {str(what): [float(value) for value in values] for what, values in beside.items()}
+                step = msgspec.structs.replace(step, beside=held)
+            found.append(step)
         except (OSError, ValueError, KeyError, TypeError):
             return tuple(found)
 

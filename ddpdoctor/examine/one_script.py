@@ -235,7 +235,7 @@ def examine_and_record(
         and rehearsed is not None
         and is_compared(rehearsed, rehearsal, results, asked=request.equivalence, thorough=request.thorough)
     ):
-        from ddpdoctor.diagnosis.training.equivalence import sentence
+        from ddpdoctor.diagnosis.training.equivalence_words import sentence
         from ddpdoctor.examine.equivalence import compared
 
         spent_s = rehearsal.seconds if request.equivalence is None else 0.0

@@ -9,16 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddpdoctor.diagnosis.training.equivalence import (
-    Gradient,
-    Runs,
-    Step,
-    compare,
-    difference,
-    read_step,
-    remedy,
-    sentence,
-)
+from ddpdoctor.diagnosis.training.equivalence import Gradient, Runs, Step, compare, read_step
+from ddpdoctor.diagnosis.training.equivalence_words import difference, remedy, sentence
 
 _drawn = random.Random(0)
 A = {name: [_drawn.gauss(0, 1) for _ in range(20)] for name in ("trunk.weight", "head.weight")}
@@ -80,7 +72,7 @@ def test_gradients_that_are_all_zero_are_told_and_those_that_are_zero_in_one_pro
     assert "2 parameters of 2 ranks have a gradient of zero" in sentence(section)
     assert compare(runs(mixed(0.5, 0.5), mixed(0, 0))).status == "inconclusive"
     assert compare(runs(mixed(0, 0), mixed(0.5, 0.5), other=mixed(0, 0))).kind == "scaled"
-    kept = msgspec.structs.replace(step(mixed(0, 0)), thinned=True)
+    kept = msgspec.structs.replace(step(mixed(0, 0)), share=0.5)
     assert compare(msgspec.structs.replace(runs(mixed(0, 0), mixed(0, 0)), one=(kept,))).status == "inconclusive"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ddpdoctor.diagnosis.training.equivalence import sentence
+from ddpdoctor.diagnosis.training.equivalence_words import sentence
 from tests.equivalence.judge import TABLE, compared, complaint
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.diagnosis.training.equivalence import sentence
+from ddpdoctor.diagnosis.training.equivalence_words import sentence
 from ddpdoctor.equivalence_section import EquivalenceSection
 from ddpdoctor.examine.equivalence import Against, equivalence
 from ddpdoctor.examine.equivalence import compared as compared_by_runs

@@ -17,9 +17,7 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.diagnosis.wording import count
 from ddpdoctor.equivalence_section import EquivalenceSection
-from ddpdoctor.finding import named_ranks
 
 TOLERANCE = 2e-3
 """Of the norm of a parameter's gradient. Sums of float32 in another order differ by 1e-6 to 1e-5 in public models; a
@@ -77,8 +75,10 @@ class Step(msgspec.Struct, frozen=True):
     """Of all gradients."""
     drawn: str = ""
     """A digest of the first samples that the process itself read."""
-    thinned: bool = False
-    """Of a parameter not all elements were kept."""
+    share: float = 1.0
+    """Of the elements of all gradients that was kept."""
+    beside: Mapping[str, Vector] = {}
+    """What buffers and the optimizer hold after the step, a part of each, by what it is."""
 
 
 class Runs(msgspec.Struct, frozen=True):
@@ -134,8 +134,13 @@ def read_step(head: Mapping[str, Any], numbers: array[float]) -> Step:
         facts=head["facts"],
         norm=float(head["norm"]),
         drawn=str(head["drawn"]),
-        thinned=any(0 < row["kept"] < math.prod(row["shape"]) for row in head["parameters"]),
+        share=_share_kept(head["parameters"]),
     )
+
+
+def _share_kept(rows: Sequence[Mapping[str, Any]]) -> float:
+    sizes = [(row["kept"], math.prod(row["shape"])) for row in rows if row["kept"]]
+    return sum(kept for kept, _ in sizes) / max(1, sum(whole for _, whole in sizes)) if sizes else 1.0
 
 
 class _Row(msgspec.Struct, frozen=True):
@@ -186,7 +191,7 @@ def compare(runs: Runs) -> EquivalenceSection:
     if not scale:
         if any(any(vector or ()) for row in rows for vector in row.ranks):
             return unclear("in one process every gradient is zero, and on the ranks it is not")
-        if any(step.thinned for step in (*runs.one[:steps], *runs.ranks[0][:steps])):
+        if any(step.share < 1 for step in (*runs.one[:steps], *runs.ranks[0][:steps])):
             return unclear("every gradient that was kept is zero")
         names = {(row.wrap, row.name) for row in rows}
         of_all: dict[str, Any] = {"ranks": len(runs.ranks), "steps": steps, "parameters": len(names)}
@@ -269,6 +274,8 @@ class _Judge:
             "against": self._runs.against,
             "norms": (self._runs.ranks[0][0].norm, self._runs.one[0].norm),
             "factors": tuple(self._factors()),
+            "share": self._runs.ranks[0][0].share,
+            "beside": self._beside(),
         }
         alike = not self._differ and not apart
         noisy = any(row.noise > CHAOTIC * _norm(row.here) and not self._is_rounding(row) for row in self._rows)
@@ -299,6 +306,12 @@ class _Judge:
             return self._says("other", self._differ)
         if self._runs.in_turn:
             return _open("the gradients of passes that one process makes one after the other have another direction")
+        if beside := self._beside():
+            # Parameters are set to those of the ranks after each step, and these are not.
+            reason = (
+                "the gradients of the first step are the same, and later ones are not, as after it these hold other"
+            )
+            return _open(f"{reason} values than in one process: {', '.join(beside[:3])}")
         if not self._runs.alone:
             return _open("the gradients have another direction", kind="unexplained")
         return self._combined()
@@ -309,6 +322,14 @@ class _Judge:
         for row in sorted(rows, key=lambda row: -_distance(row.here, row.one))[:FACTORS_KEPT]:
             square = _dot(row.one, row.one)
             yield row.name, float(f"{_dot(row.here, row.one) / square if square else 0.0:.4g}")
+
+    def _beside(self) -> tuple[str, ...]:
+        """Return the buffers and states of the optimizer that differ after a first step of equal gradients."""
+        mine, one = self._runs.ranks[0][0].beside, self._runs.one[0].beside
+        if any(row.step == 0 for row in self._differ):
+            return ()
+        both = [what for what, values in mine.items() if len(one.get(what, ())) == len(values)]
+        return tuple(what for what in both if _distance(mine[what], one[what]) > self._tolerance)
 
     @property
     def _kind_if_open(self) -> str:
@@ -596,95 +617,3 @@ def _solved(matrix: list[list[float]], right: list[float]) -> list[float]:
                 factor = rows[j][i]
                 rows[j] = [a - factor * b for a, b in zip(rows[j], rows[i], strict=True)]
     return [rows[i][size] for i in range(size)]
-
-
-# What it comes to, in words.
-
-
-def sentence(section: EquivalenceSection) -> str:
-    """Return the one sentence that a report has for the comparison."""
-    ranks = f"{section.ranks} ranks" if section.ranks else "the ranks"
-    if section.status == "inconclusive":
-        return f"whether {ranks} train what {_other(section)} is not known: {section.reason}"
-    if section.status == "differs":
-        return difference(section)
-    whole = count(section.parameters, "parameter")
-    if section.zero:
-        steps, where = count(section.steps, "optimizer step"), "the other launch" if section.against else "one process"
-        return f"in {steps} {whole} of {ranks} have a gradient of zero, and so they have in {where}: nothing trains"
-    told = f"{ranks} compute the gradient that {_other(section)} on the same samples: {section.equal} of {whole}"
-    told += f" within {section.within:.0e} in {count(section.steps, 'optimizer step')}"
-    if section.in_turn:
-        told += ", with the ranks' batches one after the other"
-    if section.statistics_by_rank:
-        told += "; the statistics of each batch norm are those of a rank's own samples"
-    return told
-
-
-def _other(section: EquivalenceSection) -> str:
-    return f"`{section.against}` does" if section.against else "one process would"
-
-
-def difference(section: EquivalenceSection) -> str:
-    """Return how the gradients differ."""
-    ranks, times = section.ranks, f"{section.factor or 0:.2f} × the gradient"  # noqa: RUF001
-    would, norms = _other(section), ""
-    if section.against:
-        mine, others = section.norms
-        norms = f"; the gradient norms of the first step are {mine:.3g} and {others:.3g}"
-    of_modules = f" of {', '.join(section.modules[:4])}" if section.modules else ""
-    of_modules += f" and {len(section.modules) - 4} more" if len(section.modules) > 4 else ""
-    if section.kind == "scaled":
-        return f"{ranks} ranks compute {times} that {would} on the same samples{norms}"
-    if section.kind == "part":
-        return f"{ranks} ranks compute {times}{of_modules} that {would}, and the same of the rest{norms}"
-    if section.kind == "other":
-        each = ", ".join(f"{factor:.2f} × of {name}" for name, factor in section.factors[:3])  # noqa: RUF001
-        return f"{ranks} ranks compute another gradient{of_modules} than {would} on the same samples: {each}{norms}"
-    if section.kind == "cut":
-        what = f"{section.places[0][0]} carries no gradient to the samples of other ranks"
-        if section.factor is None:
-            return f"{what}: the gradient{of_modules} is another than in one process"
-        return f"{what}: {ranks} ranks compute {times}{of_modules} that {would}"
-    if section.kind == "weighted":
-        shares = ", ".join(f"{share:.0%}" for share in section.weights)
-        due = ", ".join(f"{share:.0%}" for share in section.due)
-        told = f"the ranks' samples have shares of {shares} in the gradient, and of {due} in one process"
-        counts = ", ".join(map(str, section.counts))
-        return f"{told}, for they have {counts} tokens or samples that count" if counts else told
-    if section.kind == "one-rank":
-        does = "computes" if len(section.at) == 1 else "compute"
-        return f"{named_ranks(section.at)} {does} another loss than one process would on the same samples"
-    if section.kind == "rank-constant":
-        return "the loss has weights of classes that each rank takes from data of its own"
-    if section.kind == "clipped":
-        return f"{section.places[0][0]} clips the gradients of each rank by a norm of its own, before they are averaged"
-    return f"each rank steps with a gradient{of_modules} of its own, which is not averaged"
-
-
-def remedy(section: EquivalenceSection) -> str:
-    """Return what to do about a difference."""
-    if section.against:
-        return "Compare each of the two with one process, by --equivalence, which says what is wrong with it."
-    if section.kind in ("scaled", "part"):
-        if section.factor == 0:
-            return "Let the loss of every rank depend on these modules, through the forward of the DDP model."
-        much = (section.factor or 0) > 1
-        undone = "multiplies by the world size, or a reduction that sums" if much else "divides by the world size"
-        return f"DDP averages over the ranks: remove what else {undone}; if it is to be so, say so in a comment."
-    return _REMEDIES[section.kind]
-
-
-_REMEDIES = {
-    "cut": "Gather with torch.distributed.nn.functional.all_gather, which carries gradients back to every rank.",
-    "weighted": (
-        "Add up the loss, all-reduce the number of tokens or samples that count, and use"
-        " `loss = total * world_size / count`: DDP's mean over the ranks is then the mean over all."
-    ),
-    "one-rank": "Let every rank compute the whole loss: DDP takes the mean of what each rank has.",
-    "rank-constant": "Compute the weights from the data of all ranks, or all-reduce the counts that they are made of.",
-    "clipped": "Clip once, after the backward that synchronises the gradients and before the optimizer's step.",
-    "unsynchronised": (
-        "Call the DDP object and not what it wraps, and leave no_sync before the forward of the last pass of a step."
-    ),
-}

@@ -62,6 +62,8 @@ class FirstSteps:
         self._clips: list[dict[str, Any]] = []
         self._unsharded: dict[int, Any] = {}
         """What stands for each parameter that ``fully_shard`` has split, while the model is whole, by its identity."""
+        self._models: list[Any] = []
+        """What DDP wraps, or ``fully_shard`` has split, and what stands for it here."""
         self._known: set[int] = set()
         """Modules that were called, and those inside of sharded ones."""
         self._wraps: list[dict[str, Any]] = read_all(self._from, "modules-0.pickle") if self._alone else []
@@ -220,6 +222,7 @@ class FirstSteps:
             self._keep_module(module if sharding is not None else module.module)
 
     def _keep_module(self, module: Any) -> None:
+        self._models.append(module)
         rest = {name: self._kept(p) for name, p in module.named_parameters() if not p.requires_grad}
         rest.update({name: self._kept(buffer) for name, buffer in module.named_buffers()})
         self._dump({"shape": _shape(module), "rest": rest}, "modules-0.pickle")
@@ -230,6 +233,7 @@ class FirstSteps:
         if found is None:
             return
         self._wraps.remove(found)
+        self._models.append(module)
         own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         with self._torch.no_grad():
             for name, value in found["rest"].items():
@@ -323,7 +327,25 @@ class FirstSteps:
         parameters = _parameters(optimizer)
         self._local = {key: value for key, value in self._local.items() if key not in set(map(id, parameters))}
         name = f"after-{self._events - 1}.pickle"
+        self._journal.guarded(self._note_beside, optimizer, parameters, harms=())
         self._journal.guarded(self._put if self._alone else self._keep, parameters, name, harms=())
+
+    def _note_beside(self, optimizer: Any, parameters: list[Any]) -> None:
+        """Write a part of what the buffers and the optimizer hold now; of a batch norm it is known to differ."""
+        held: dict[str, Any] = {}
+        for module in self._models:
+            for prefix, part in module.named_modules():
+                if not isinstance(part, self._torch.nn.modules.batchnorm._NormBase):
+                    for name, buffer in part.named_buffers(recurse=False):
+                        held[f"buffer {prefix}.{name}".replace(" .", " ")] = buffer
+        for number, parameter in enumerate(parameters):
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, self._torch.Tensor) and value.numel() > 1:
+                    held[f"{key} of parameter {number}"] = value
+        content = {what: _sample(value, FEWEST_ELEMENTS).double().tolist() for what, value in held.items()}
+        name = os.path.join(self._directory, f"step-{self._journal.rank}-{self._events - 1}.beside")
+        with open(name, "w", encoding="utf-8") as text:
+            json.dump(content, text)
 
     def _write(self, optimizer: Any, number: int) -> None:
         """Write a step: gradients, and what one has to know to understand how they came about."""
