@@ -58,7 +58,8 @@ def in_run(record: RunRecord) -> Iterator[Finding]:
             continue
         places = tuple(Location(file=file, line=line) for _, file, line in section.places if file)
         text = (
-            f"{section.equal} of {section.parameters} parameters have the gradient of one process in "
+            f"{section.equal} of {section.parameters} parameters have the gradient of "
+            f"{f'`{section.against}`' if section.against else 'one process'} in "
             f"{section.steps} optimizer steps; the others differ by up to {section.within:.0%} of it"
         )
         numbers = {"equal": section.equal, "parameters": section.parameters, "within": section.within}

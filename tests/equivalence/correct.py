@@ -310,7 +310,7 @@ CORRECT = (
         "centred",
         (("            dist.all_reduce(mean)\n            mean = mean / dist.get_world_size()\n", ""),),
         may_be_unclear=True,
-        says="in buffer center",
+        says="buffer center has other values",
     ),
     Case(
         "centred: a mean of the own samples that is only kept",
@@ -319,6 +319,6 @@ CORRECT = (
             ("            dist.all_reduce(mean)\n            mean = mean / dist.get_world_size()\n", ""),
             ("(told - self.center)", "told"),
         ),
-        says="in buffer center",
+        says="buffer center has other values",
     ),
 )

@@ -308,10 +308,8 @@ class _Judge:
             return _open("the gradients of passes that one process makes one after the other have another direction")
         if beside := self._beside():
             # Parameters are set to those of the ranks after each step, and these are not.
-            reason = (
-                "the gradients of the first step are the same, and later ones are not, as after it these hold other"
-            )
-            return _open(f"{reason} values than in one process: {', '.join(beside[:3])}")
+            held = ", ".join(beside[:3])
+            return _open(f"the gradients are the same in the first step only, after which {held} has other values")
         if not self._runs.alone:
             return _open("the gradients have another direction", kind="unexplained")
         return self._combined()

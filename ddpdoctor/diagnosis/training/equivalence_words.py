@@ -26,7 +26,7 @@ def sentence(section: EquivalenceSection) -> str:
         told += f"; {section.share:.2%} of the elements were compared, evenly spread over each parameter"
     if section.beside:
         more = f" and {len(section.beside) - 3} more" if len(section.beside) > 3 else ""
-        told += f"; other values than there are after the step in {', '.join(section.beside[:3])}{more}"
+        told += f"; after the first step {', '.join(section.beside[:3])}{more} has other values"
     if section.statistics_by_rank:
         told += "; the statistics of each batch norm are those of a rank's own samples"
     return told
