@@ -7,6 +7,7 @@ A collating that draws random numbers cannot be repeated; then whole batches are
 from __future__ import annotations
 
 import functools
+import io
 import os
 import pickle
 import random
@@ -28,6 +29,17 @@ Place = tuple[int, int]
 
 class CannotJoin(Exception):
     """Batches that one process cannot be given together; the text says why."""
+
+
+class _Bounded(io.BytesIO):
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > self._most:
+            raise CannotJoin(f"the samples of a rank take more than {MOST_BYTES >> 20} MB")
+        return super().write(data)
 
 
 def whose(spec: dict[str, Any], journal: Journal) -> list[int]:
@@ -118,17 +130,12 @@ class Feeding:
             return collate(samples)
 
     def _keep(self, place: Place, collates: bool, collate: Any, samples: Any) -> Any:
-        try:
-            content: Any = pickle.loads(pickle.dumps(samples))
-        except Exception as error:
-            content, collates = CannotJoin(f"a sample cannot be pickled: {error}"), False
+        content = self._pickled(samples)
         before = states(self._torch)
         batch = collate(samples)
-        if states(self._torch) != before and not isinstance(content, CannotJoin):
-            content, collates = batch, False
-        entry = pickle.dumps((place, collates, str(content) if isinstance(content, CannotJoin) else content))
-        if self._bytes + len(entry) > MOST_BYTES:
-            entry = pickle.dumps((place, False, f"the samples of a rank take more than {MOST_BYTES >> 20} MB"))
+        if states(self._torch) != before and isinstance(content, bytes):
+            content, collates = self._pickled(batch), False
+        entry = pickle.dumps((place, collates, content))
         self._bytes += len(entry)
         if self._kept is None:
             path = os.path.join(self._directory, f"samples-{self._journal.rank}.pickle")
@@ -136,6 +143,27 @@ class Feeding:
         self._kept.write(entry)
         self._kept.flush()
         return batch
+
+    def _pickled(self, content: Any) -> bytes | str:
+        """Return samples as they are now, or why they cannot be kept; of a tensor that looks at a part of a larger one,
+        as those of a TensorDataset do, only that part.
+        """
+        tensor_class = self._torch.Tensor
+
+        class Parts(pickle.Pickler):
+            def reducer_override(self, one: Any) -> Any:
+                if type(one) is tensor_class and one.untyped_storage().nbytes() > one.numel() * one.element_size():
+                    return one.clone().__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+                return NotImplemented
+
+        held = _Bounded(MOST_BYTES - self._bytes)
+        try:
+            Parts(held, pickle.HIGHEST_PROTOCOL).dump(content)
+        except CannotJoin as problem:
+            return str(problem)
+        except Exception as error:
+            return f"a sample cannot be pickled: {error}"
+        return held.getvalue()
 
     def _joined(self, place: Place, collates: bool, collate: Any) -> Any:
         iterator, number = place
@@ -148,11 +176,11 @@ class Feeding:
             raise CannotJoin("exhausted")
         if any(part is None for part in parts):
             raise CannotJoin("the ranks drew different numbers of batches")
-        contents = [part[1] for part in parts]
-        for content in contents:
-            if isinstance(content, str):
-                raise CannotJoin(content)
-        if all(part[0] and isinstance(part[1], list) for part in parts) and collates:
+        for part in parts:
+            if isinstance(part[1], str):
+                raise CannotJoin(part[1])
+        contents = [pickle.loads(part[1]) for part in parts]
+        if all(part[0] for part in parts) and all(isinstance(one, list) for one in contents) and collates:
             self.sizes = [len(content) for content in contents]
             return collate([sample for content in contents for sample in content])
         self.sizes = [_length(content, self._torch) for content in contents]
