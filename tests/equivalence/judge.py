@@ -6,6 +6,8 @@ import tempfile
 from pathlib import Path
 
 import msgspec
+import torch
+import torch.distributed.fsdp
 
 from ddpdoctor.diagnosis.training.equivalence_words import sentence
 from ddpdoctor.equivalence_section import EquivalenceSection
@@ -17,11 +19,9 @@ from tests.equivalence.cases import Case
 from tests.equivalence.forks import rehearse
 
 FACTOR_WITHIN = 0.02
-TABLE = tuple(
-    case
-    for part in (cases.FAULTS, correct.CORRECT, sharded.FAULTS, sharded.CORRECT, against.FAULTS, against.CORRECT)
-    for case in part
-)
+SHARDED = (*sharded.FAULTS, *sharded.CORRECT, *against.FAULTS, *against.CORRECT)
+TABLE = (*cases.FAULTS, *correct.CORRECT, *(SHARDED if hasattr(torch.distributed.fsdp, "fully_shard") else ()))
+"""Before torch 2.6 there is no ``fully_shard`` that is public."""
 
 
 def compared(case: Case) -> EquivalenceSection:
