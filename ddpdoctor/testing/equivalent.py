@@ -105,7 +105,8 @@ def _be_rank(spec: dict[str, str]) -> None:
     dist.init_process_group("gloo")
     module = imported([(spec["module"], spec["file"])], rewrite=False)
     model = getattr(module, spec["function"])()
-    named = {name.removeprefix("module."): p.grad for name, p in model.named_parameters()}
+    kept = {name.removeprefix("module."): p.grad for name, p in model.named_parameters()}
+    named = {name: g.full_tensor() if hasattr(g, "full_tensor") else g for name, g in kept.items()}
     gradients = {name: None if g is None else g.detach().float().flatten().tolist() for name, g in named.items()}
     reduced = any(g is not None and g.dtype in (torch.float16, torch.bfloat16) for g in named.values())
     path = Path(spec["directory"]) / f"gradients-{world}-{rank}.json"
