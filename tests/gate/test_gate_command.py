@@ -79,6 +79,7 @@ def test_a_script_that_cannot_be_rehearsed_is_inconclusive_and_says_what_to_do(t
     assert not (tmp_path / "ddpdoctor-baseline.json").exists()
 
 
+@pytest.mark.timeout(900)
 def test_a_baseline_asks_whether_the_ranks_train_what_one_process_would(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(CORRECT[0].text(), encoding="utf-8")
     chosen = ("--select", "DDP223", "train.py")
