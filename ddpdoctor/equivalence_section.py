@@ -13,7 +13,7 @@ class EquivalenceSection(msgspec.Struct, frozen=True, kw_only=True):
     status: Literal["equal", "differs", "inconclusive"]
     kind: str = ""
     """How the gradients differ: ``scaled``, ``part``, ``weighted``, ``one-rank``, ``rank-constant``, ``cut``,
-    ``clipped``, ``unsynchronised``."""
+    ``clipped``, ``unsynchronised``; compared with another launch also ``other``."""
     reason: str = ""
     """Why it could not be told, as a clause."""
     ranks: int = 0
@@ -44,4 +44,15 @@ class EquivalenceSection(msgspec.Struct, frozen=True, kw_only=True):
     """Batch norms take the statistics of each rank's samples, and did so in one process as well."""
     in_turn: bool = False
     """One process was given the batches of the ranks one after the other, as it asked for more of them."""
+    against: str = ""
+    """The command of the other launch, where one was compared with in place of one process."""
+    norms: tuple[float, ...] = ()
+    """Of all gradients in the first step, by the ranks and by what they are compared with."""
+    factors: tuple[tuple[str, float], ...] = ()
+    """Parameters whose gradients differ in the first step, the most different first, and how many times as long
+    as the other one the ranks' gradient is in its direction."""
+    share: float = 1.0
+    """Of the elements of the gradients that were compared."""
+    beside: tuple[str, ...] = ()
+    """Buffers, and states of the optimizer, that differ after a first step of equal gradients."""
     seconds: float = 0.0

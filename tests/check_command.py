@@ -22,7 +22,7 @@ def check(
     *arguments: str, cwd: Path, python: str = sys.executable, command: str = "check", **environment: str
 ) -> tuple[int, dict[str, Any]]:
     """Exit code and JSON report; without the comparison with one process unless it is asked for."""
-    if command == "check" and not {"--static", "--equivalence", "--thorough"} & set(arguments):
+    if command == "check" and not {"--static", "--equivalence", "--against", "--thorough"} & set(arguments):
         arguments = ("--no-equivalence", *arguments)
     done = subprocess.run(
         [python, "-m", "ddpdoctor", command, "--output-format", "json", *arguments],

@@ -48,7 +48,7 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding]:
     """Report how the gradients differ."""
-    from ddpdoctor.diagnosis.training.equivalence import difference, remedy
+    from ddpdoctor.diagnosis.training.equivalence_words import difference, remedy
     from ddpdoctor.diagnosis.wording import site_location
 
     backwards = (site_location(record.site(one.site)) for one in record.backwards if one.rank == 0)
@@ -58,7 +58,8 @@ def in_run(record: RunRecord) -> Iterator[Finding]:
             continue
         places = tuple(Location(file=file, line=line) for _, file, line in section.places if file)
         text = (
-            f"{section.equal} of {section.parameters} parameters have the gradient of one process in "
+            f"{section.equal} of {section.parameters} parameters have the gradient of "
+            f"{f'`{section.against}`' if section.against else 'one process'} in "
             f"{section.steps} optimizer steps; the others differ by up to {section.within:.0%} of it"
         )
         numbers = {"equal": section.equal, "parameters": section.parameters, "within": section.within}

@@ -80,6 +80,11 @@ STDIN = "-"
     "rehearsal that is clean]",
 )
 @click.option(
+    "--against",
+    metavar="COMMAND",
+    help="Compare the gradients with those of another launch instead, as in 'torchrun train.py --fsdp'.",
+)
+@click.option(
     "--thorough",
     is_flag=True,
     help="After a clean rehearsal, run one as 2x1 and one for each --stress. Implies --equivalence.",
@@ -134,6 +139,7 @@ def check(
     resume_with: str | None,
     resume_ranks: int | None,
     equivalence: bool | None,
+    against: str | None,
     thorough: bool,
     full: bool,
     time_limit: float | None,
@@ -212,7 +218,8 @@ def check(
             resume=resume or ("after" if resume_with is not None or resume_ranks else ""),
             resume_with=resume_with,
             resume_ranks=resume_ranks or 0,
-            equivalence=equivalence,
+            equivalence=equivalence if against is None else True,
+            against=against or "",
             thorough=thorough,
             full=full,
             time_limit_s=time_limit,

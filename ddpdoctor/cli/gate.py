@@ -79,6 +79,11 @@ _SAID_ELSEWHERE = (
     help="Pairs of rehearsals for --allowed-time-growth.",
 )
 @click.option(
+    "--equivalence",
+    is_flag=True,
+    help="Compare the gradients with those of one process, too; with --update the baseline asks for it from then on.",
+)
+@click.option(
     "--allowed-growth",
     metavar="SHARE",
     type=Share(),
@@ -106,6 +111,7 @@ def gate(
     against: str | None,
     allowed_time_growth: float | None,
     pairs: int,
+    equivalence: bool,
     allowed_growth: float | None,
     time_limit: float | None,
     how: Mapping[str, Any],
@@ -155,6 +161,7 @@ def gate(
         how=ExamineRequest(
             target="",
             **how,
+            equivalence=equivalence,
             select=words(select),
             ignore=words(ignore),
             fail_on=Severity(fail_on) if fail_on else settings.fail_on or Severity.WARNING,

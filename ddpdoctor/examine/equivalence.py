@@ -7,6 +7,7 @@ it, as one process on the samples of each rank, which show whether the loss or t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tempfile
 import time
@@ -23,6 +24,7 @@ from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.files.untrusted import read_untrusted
 from ddpdoctor.launch.rehearsal_plan import time_limit_s
 from ddpdoctor.launch.request import Progress, RehearsalRequest
+from ddpdoctor.probe.rehearsal.equivalence.feeding import OWN
 from ddpdoctor.probe.rehearsal.equivalence.named_ranks import PARSED, VALUES_FILE, as_one
 from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import RunRecord
@@ -41,14 +43,24 @@ class _TimeIsOver(DdpDoctorError):
     """There is not enough left for one more run."""
 
 
-def equivalence(request: RehearsalRequest, rehearse: Rehearse, spent_s: float = 0.0) -> EquivalenceSection:
+class Against(msgspec.Struct, frozen=True):
+    """Another launch, whose ranks the ranks of a rehearsal are compared with in place of one process."""
+
+    command: str
+    request: RehearsalRequest
+
+
+def equivalence(
+    request: RehearsalRequest, rehearse: Rehearse, spent_s: float = 0.0, against: Against | None = None
+) -> EquivalenceSection:
     """Compare the ranks of a rehearsal that was completed with one process, in the time that is left of its limit."""
     started_s = time.monotonic()
     ends_s = started_s + time_limit_s(request, request.nproc) - spent_s
     request = msgspec.structs.replace(request, keep=False, spent_s=0.0)
     with tempfile.TemporaryDirectory(prefix="ddpdoctor-equivalence-") as name:
         try:
-            section = _Comparison(request, rehearse, Path(name), ends_s).made()
+            comparison = _Comparison(request, rehearse, Path(name), ends_s)
+            section = comparison.made() if against is None else comparison.made_against(against)
         except DdpDoctorError as error:
             section = unclear(error.message)
     if section.kind == "unexplained":
@@ -56,14 +68,21 @@ def equivalence(request: RehearsalRequest, rehearse: Rehearse, spent_s: float = 
     return msgspec.structs.replace(section, seconds=round(time.monotonic() - started_s, 2))
 
 
-def compared(request: RehearsalRequest, on_progress: Callable[[Progress], None], spent_s: float) -> EquivalenceSection:
+def compared(
+    request: RehearsalRequest,
+    on_progress: Callable[[Progress], None],
+    spent_s: float,
+    against: Against | None = None,
+) -> EquivalenceSection:
     """Compare on the ranks of real rehearsals, of which the first took so much of the time."""
     from ddpdoctor.monitor.rehearsal import rehearse
 
-    def shown(progress: Progress) -> None:
-        on_progress(msgspec.structs.replace(progress, phase=f"comparing with one process: {progress.phase}"))
+    what = "one process" if against is None else "the other launch"
 
-    return equivalence(request, lambda one: rehearse(one, shown), spent_s)
+    def shown(progress: Progress) -> None:
+        on_progress(msgspec.structs.replace(progress, phase=f"comparing with {what}: {progress.phase}"))
+
+    return equivalence(request, lambda one: rehearse(one, shown), spent_s, against)
 
 
 class _Comparison:
@@ -103,6 +122,46 @@ class _Comparison:
                 return unclear(f"{section.reason}, and one process does not train on the samples of one rank")
             section = compare(msgspec.structs.replace(runs, alone=alone))
         return msgspec.structs.replace(section, in_turn=in_turn)
+
+    def made_against(self, against: Against) -> EquivalenceSection:
+        """Compare with the ranks of another launch; each gets the samples of the rank with its number, or those of all
+        where all its ranks read the same.
+        """
+        record, ranks = self._run_ranks("ranks")
+        world, others = len(ranks), against.request.nproc
+        if not all(ranks):
+            return unclear("the ranks made no optimizer step when they were run again", against=against.command)
+        if others not in (1, world):
+            reason = f"the launches have {world} and {others} ranks, and a batch cannot be divided"
+            return unclear(reason, against=against.command)
+        everybody = list(range(world))
+        other = self._run_other("other", against, OWN if others > 1 else everybody)
+        divides, shares = (len({steps[0].drawn for steps in side if steps}) for side in (ranks, other))
+        if others > 1 and divides > shares == 1:
+            other = self._run_other("other-whole", against, everybody)
+        if not all(other):
+            reason = self._stopped or "the other launch makes no optimizer step"
+            return unclear(reason.replace("as one process", "by the other command"), against=against.command)
+        runs = Runs(
+            ranks=tuple(ranks),
+            one=other[0],
+            others=tuple(other[1:]),
+            cuts=tuple(_cuts(record)),
+            has_loaders=any((self._directory / "ranks").glob("samples-*.pickle")),
+            against=against.command,
+        )
+        section = compare(runs)
+        if needs_controls(section):
+            section = compare(msgspec.structs.replace(runs, again=tuple(self._run_ranks("again")[1])))
+        return section
+
+    def _run_other(self, name: str, against: Against, ranks: list[int] | str) -> list[tuple[Step, ...]]:
+        kept = self._directory / name
+        kept.mkdir()
+        plan = {"as": name, "ranks": ranks, "feed": "joined", "from": str(self._directory / "ranks")}
+        record = self._timed(msgspec.structs.replace(against.request, equivalence=plan, first_steps=kept))
+        self._stopped = _stopped(kept) or _refusal(record)
+        return [_steps(kept, rank) for rank in range(max(1, record.job.world_size))]
 
     def _run_ranks(self, name: str) -> tuple[RunRecord, list[tuple[Step, ...]]]:
         kept = self._directory / name
@@ -187,7 +246,7 @@ def _stopped(directory: Path) -> str:
 def _refusal(record: RunRecord) -> str:
     """Return why a script makes no step as one process; empty where nothing says so."""
     ranks = max((record.job.world_size, *(wait.ranks_asked for wait in record.waits)))
-    if ranks > 1:
+    if ranks > max(1, record.job.ranks_expected):
         return f"started as one process the script creates a group of {ranks} ranks"
     exceptions = (*record.job.early_exceptions, *(raised for rank in record.ranks for raised in rank.exceptions))
     raised = next(iter(exceptions), None)
@@ -204,7 +263,12 @@ def _steps(directory: Path, rank: int) -> tuple[Step, ...]:
         try:
             head = json.loads(read_untrusted(name.with_suffix(".json"), MOST_BYTES, directory))
             numbers = array("f", read_untrusted(name.with_suffix(".numbers"), MOST_BYTES, directory))
-            found.append(read_step(head, numbers))
+            step = read_step(head, numbers)
+            with contextlib.suppress(OSError):  # The last step of a run is not made to its end.
+                beside = json.loads(read_untrusted(name.with_suffix(".beside"), MOST_BYTES, directory))
+                held = {str(what): [float(value) for value in values] for what, values in beside.items()}
+                step = msgspec.structs.replace(step, beside=held)
+            found.append(step)
         except (OSError, ValueError, KeyError, TypeError):
             return tuple(found)
 

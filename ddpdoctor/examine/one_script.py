@@ -8,6 +8,8 @@ KeyboardInterrupt when it is interrupted, after it has ended every process that 
 
 from __future__ import annotations
 
+import os
+import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -47,6 +49,7 @@ from ddpdoctor.source.script.entry_point import is_entry
 from ddpdoctor.source.script.script import uses_part
 
 if TYPE_CHECKING:
+    from ddpdoctor.examine.equivalence import Against
     from ddpdoctor.record.model import RunRecord
     from ddpdoctor.source.script.script import Script
 
@@ -194,6 +197,8 @@ class ExamineRequest(RehearsalOptions, frozen=True, kw_only=True):
     equivalence: bool | None = False
     """Compare the ranks with one process after a rehearsal that was completed; None: after a clean one, if it was
     short enough for that or ``thorough`` is set."""
+    against: str = ""
+    """The command of another launch that the ranks are compared with in place of one process."""
     select: tuple[str, ...] = ()
     """Codes, prefixes of codes, or names; empty for what the settings say, or all checks."""
     ignore: tuple[str, ...] = ()
@@ -216,6 +221,7 @@ def examine_and_record(
     """Examine one script; the merged diagnosis, and the record of its first rehearsal if there was one."""
     root = Path.cwd()
     choice = choice_of(read_catalogue(), request.settings, request.select, request.ignore)
+    against = _other_launch(request, root)
     started_s = time.perf_counter()
     script = _script(request)
     seconds = time.perf_counter() - started_s
@@ -229,10 +235,11 @@ def examine_and_record(
         and rehearsed is not None
         and is_compared(rehearsed, rehearsal, results, asked=request.equivalence, thorough=request.thorough)
     ):
-        from ddpdoctor.diagnosis.training.equivalence import sentence
+        from ddpdoctor.diagnosis.training.equivalence_words import sentence
         from ddpdoctor.examine.equivalence import compared
 
-        section = compared(rehearsed, on_progress, rehearsal.seconds if request.equivalence is None else 0.0)
+        spent_s = rehearsal.seconds if request.equivalence is None else 0.0
+        section = compared(rehearsed, on_progress, spent_s, against)
         record = with_comparison(record, section)
         if section.status != "differs":
             rehearsal = msgspec.structs.replace(rehearsal, notes=(*rehearsal.notes, sentence(section)))
@@ -428,6 +435,21 @@ def _rehearsal_request(request: ExamineRequest, script: Script, root: Path, stre
         may_use_gpus=uses_part(script, _OF_GPUS),
         machine=request.settings.job,
     )
+
+
+def _other_launch(request: ExamineRequest, root: Path) -> Against | None:
+    """Return the launch that is compared with; raises UsageError for a command or a script that cannot be read."""
+    if not request.against:
+        return None
+    from ddpdoctor.examine.equivalence import Against
+    from ddpdoctor.launch.command_line import read_launch_line
+
+    try:
+        line = read_launch_line(tuple(shlex.split(request.against)), os.environ)
+    except ValueError as error:
+        raise UsageError(f"`--against {request.against}` is not a command line: {error}") from error
+    asked = msgspec.structs.replace(request, target=line.target, arguments=line.arguments, launch=line.launch)
+    return Against(request.against, _rehearsal_request(asked, _script(asked), root, ""))
 
 
 def _rehearsed(

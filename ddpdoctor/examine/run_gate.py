@@ -367,6 +367,8 @@ def _one(
         if other is not None:
             wanted = _against(request, target, other, wanted, clock, rehearsals, on_progress)
             rehearsals -= 1
+        if wanted.before is not None and wanted.before.equivalence is not msgspec.UNSET:
+            request = msgspec.structs.replace(request, how=msgspec.structs.replace(request.how, equivalence=True))
         examination, record = _examined(request, target, clock.share_s(rehearsals), on_progress)
         if (
             other is not None
@@ -411,6 +413,7 @@ def _examined(
     own_s = request.how.time_limit_s
     asked = msgspec.structs.replace(
         request.how,
+        equivalence=request.how.equivalence if batches is None else False,
         target=target.line.target,
         arguments=target.line.arguments,
         launch=target.line.launch,

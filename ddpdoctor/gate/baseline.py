@@ -59,6 +59,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[KnownFinding, ...] = ()
     budget: Budget = Budget()
     reach: Reach | None = None
+    equivalence: str | msgspec.UnsetType = msgspec.UNSET
+    """Whether the ranks trained what one process would; where that was asked, it is asked again."""
 
 
 class _Sealed(msgspec.Struct, frozen=True, kw_only=True):

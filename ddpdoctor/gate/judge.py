@@ -230,6 +230,7 @@ def entry_of(examination: Examination, record: RunRecord) -> Entry:
         findings=tuple(sorted(_known(finding, examination.root) for finding in examination.findings)),
         budget=budget_of(record, examination.root),
         reach=reach_of(record, examination.root),
+        equivalence=examination.equivalence.status if examination.equivalence is not None else msgspec.UNSET,
     )
 
 
@@ -253,8 +254,11 @@ def judged(examination: Examination, now: Entry | None, wanted: Wanted) -> Exami
     own: list[Finding] = []
     if completed and now is not None:
         has_budget = before is not None and bool(before.budget.shares)
-        doubt = _incomparable(before, now, wanted) if has_budget else ""
-        usable = before if has_budget and not doubt else None
+        incomparable = doubt = _incomparable(before, now, wanted) if has_budget else ""
+        untold = examination.equivalence is not None and examination.equivalence.status == "inconclusive"
+        if not doubt and untold and before is not None and before.equivalence in ("equal", "differs"):
+            doubt = "whether the ranks train what one process would was known before, and is not now"
+        usable = before if has_budget and not incomparable else None
         figures = compared(usable.budget if usable else None, now.budget, examination.root, wanted.allowed_growth)
         own = [*budget_growth.findings(figures, wanted.against, wanted.update)]
         if usable is not None and usable.reach is not None and now.reach is not None:

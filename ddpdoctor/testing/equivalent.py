@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ddpdoctor.diagnosis.training.equivalence import Gradient, Runs, Step, compare, sentence
+from ddpdoctor.diagnosis.training.equivalence import Gradient, Runs, Step, compare
+from ddpdoctor.diagnosis.training.equivalence_words import sentence
 from ddpdoctor.probe.free_port import free_port
 from ddpdoctor.testing.warm_rank import imported
 
@@ -104,7 +105,8 @@ def _be_rank(spec: dict[str, str]) -> None:
     dist.init_process_group("gloo")
     module = imported([(spec["module"], spec["file"])], rewrite=False)
     model = getattr(module, spec["function"])()
-    named = {name.removeprefix("module."): p.grad for name, p in model.named_parameters()}
+    kept = {name.removeprefix("module."): p.grad for name, p in model.named_parameters()}
+    named = {name: g.full_tensor() if hasattr(g, "full_tensor") else g for name, g in kept.items()}
     gradients = {name: None if g is None else g.detach().float().flatten().tolist() for name, g in named.items()}
     reduced = any(g is not None and g.dtype in (torch.float16, torch.bfloat16) for g in named.values())
     path = Path(spec["directory"]) / f"gradients-{world}-{rank}.json"

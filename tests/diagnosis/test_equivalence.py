@@ -9,16 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddpdoctor.diagnosis.training.equivalence import (
-    Gradient,
-    Runs,
-    Step,
-    compare,
-    difference,
-    read_step,
-    remedy,
-    sentence,
-)
+from ddpdoctor.diagnosis.training.equivalence import Gradient, Runs, Step, compare, read_step
+from ddpdoctor.diagnosis.training.equivalence_words import difference, remedy, sentence
 
 _drawn = random.Random(0)
 A = {name: [_drawn.gauss(0, 1) for _ in range(20)] for name in ("trunk.weight", "head.weight")}
@@ -80,7 +72,7 @@ def test_gradients_that_are_all_zero_are_told_and_those_that_are_zero_in_one_pro
     assert "2 parameters of 2 ranks have a gradient of zero" in sentence(section)
     assert compare(runs(mixed(0.5, 0.5), mixed(0, 0))).status == "inconclusive"
     assert compare(runs(mixed(0, 0), mixed(0.5, 0.5), other=mixed(0, 0))).kind == "scaled"
-    kept = msgspec.structs.replace(step(mixed(0, 0)), thinned=True)
+    kept = msgspec.structs.replace(step(mixed(0, 0)), share=0.5)
     assert compare(msgspec.structs.replace(runs(mixed(0, 0), mixed(0, 0)), one=(kept,))).status == "inconclusive"
 
 
@@ -133,3 +125,27 @@ def test_a_damaged_step_is_refused() -> None:
     row = {"wrap": 0, "name": "a", "gradient": True, "local": False, "kept": 3, "sharded": False}
     with pytest.raises(ValueError, match="other numbers"):
         read_step({"parameters": [row]}, array("f", [1.0]))
+
+
+def test_two_launches_differ_in_whatever_way_they_do() -> None:
+    other = {**mixed(0.5, 0.5), "head.weight": mixed(0.8, 0.1)["head.weight"]}
+    section = compare(runs(mixed(0.5, 0.5), other, against="torchrun b.py", alone=()))
+    assert (section.status, section.kind, section.modules) == ("differs", "other", ("head",))
+    assert "than `torchrun b.py` does" in difference(section) and section.factors[0][0] == "head.weight"
+    by_half = compare(runs(mixed(0.75, 0.75), mixed(0.5, 0.5), against="torchrun b.py", alone=()))
+    assert (by_half.kind, by_half.factor) == ("scaled", 1.5)
+    apart = runs(mixed(1, 1), mixed(0.5, 0.5), against="torchrun b.py", others=((step(mixed(0.5, 0.4)),),))
+    assert compare(apart).status == "inconclusive"
+
+
+def test_what_is_kept_beside_gradients_is_told_and_is_no_alarm() -> None:
+    def holding(values: list[float]) -> Step:
+        return msgspec.structs.replace(step(mixed(0.5, 0.5)), beside={"buffer center": values}, share=0.25)
+
+    known = runs(mixed(0.5, 0.5), mixed(0.5, 0.5))
+    known = msgspec.structs.replace(known, ranks=((holding([1.0, 2.0]),),) * 2, one=(holding([1.0, 3.0]),))
+    section = compare(known)
+    assert (section.status, section.beside) == ("equal", ("buffer center",))
+    assert "25.00% of the elements" in sentence(section) and "buffer center has other values" in sentence(section)
+    alike = msgspec.structs.replace(known, one=(holding([1.0, 2.0]),))
+    assert compare(alike).beside == ()

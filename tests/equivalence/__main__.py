@@ -5,17 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ddpdoctor.diagnosis.training.equivalence import sentence
-from tests.equivalence.cases import FAULTS
-from tests.equivalence.correct import CORRECT
-from tests.equivalence.judge import compared, complaint
+from ddpdoctor.diagnosis.training.equivalence_words import sentence
+from tests.equivalence.judge import TABLE, compared, complaint
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("words", nargs="*", help="words that the name of a case has to hold")
     options = parser.parse_args()
     wrong = total = unclear = 0
-    for case in (*FAULTS, *CORRECT):
+    for case in TABLE:
         if not all(word in case.name for word in options.words):
             continue
         section = compared(case)

@@ -31,6 +31,9 @@ class Case(msgspec.Struct, frozen=True):
     quick: bool = False
     """Part of the default tests."""
     arguments: tuple[str, ...] = ()
+    against: tuple[str, ...] = ()
+    """Arguments of another launch that is compared with, in place of one process."""
+    against_ranks: int = 2
     line: str = ""
     """Words of the line that has to be named; a dash for none."""
 

@@ -304,4 +304,21 @@ CORRECT = (
         says="a gradient of zero",
         quick=True,
     ),
+    Case("centred", "centred"),
+    Case(
+        "centred: a mean of the own samples, which DDP spreads from rank 0",
+        "centred",
+        (("            dist.all_reduce(mean)\n            mean = mean / dist.get_world_size()\n", ""),),
+        may_be_unclear=True,
+        says="buffer center has other values",
+    ),
+    Case(
+        "centred: a mean of the own samples that is only kept",
+        "centred",
+        (
+            ("            dist.all_reduce(mean)\n            mean = mean / dist.get_world_size()\n", ""),
+            ("(told - self.center)", "told"),
+        ),
+        says="buffer center has other values",
+    ),
 )

@@ -5,15 +5,23 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from ddpdoctor.diagnosis.training.equivalence import sentence
+import msgspec
+import torch
+import torch.distributed.fsdp
+
+from ddpdoctor.diagnosis.training.equivalence_words import sentence
 from ddpdoctor.equivalence_section import EquivalenceSection
+from ddpdoctor.examine.equivalence import Against, equivalence
 from ddpdoctor.examine.equivalence import compared as compared_by_runs
-from ddpdoctor.examine.equivalence import equivalence
 from ddpdoctor.launch.request import Device, Launch, RehearsalRequest
+from tests.equivalence import against, cases, correct, sharded
 from tests.equivalence.cases import Case
 from tests.equivalence.forks import rehearse
 
 FACTOR_WITHIN = 0.02
+SHARDED = (*sharded.FAULTS, *sharded.CORRECT, *against.FAULTS, *against.CORRECT)
+TABLE = (*cases.FAULTS, *correct.CORRECT, *(SHARDED if hasattr(torch.distributed.fsdp, "fully_shard") else ()))
+"""Before torch 2.6 there is no ``fully_shard`` that is public."""
 
 
 def compared(case: Case) -> EquivalenceSection:
@@ -34,7 +42,11 @@ def compared(case: Case) -> EquivalenceSection:
         )
         if spawns or "world_size=" in case.text():  # Who asks for more ranks than a launcher has started.
             return compared_by_runs(request, lambda progress: None, 0.0)
-        return equivalence(request, rehearse)
+        if not case.against:
+            return equivalence(request, rehearse)
+        launch = Launch(starter="torchrun", ranks=case.against_ranks)
+        other = msgspec.structs.replace(request, arguments=case.against, launch=launch, nproc=case.against_ranks)
+        return equivalence(request, rehearse, against=Against(f"torchrun train.py {' '.join(case.against)}", other))
 
 
 def complaint(case: Case, section: EquivalenceSection) -> str:

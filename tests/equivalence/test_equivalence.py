@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.check_command import check
+from tests.check_command import check, with_our_tree
+from tests.equivalence import against
 from tests.equivalence.cases import FAULTS, Case
 from tests.equivalence.correct import CORRECT
-from tests.equivalence.judge import compared, complaint
+from tests.equivalence.judge import TABLE, compared, complaint
 
-QUICK = tuple(case for case in (*FAULTS, *CORRECT) if case.quick)
-OTHERS = tuple(case for case in (*FAULTS, *CORRECT) if not case.quick)
+QUICK = tuple(case for case in TABLE if case.quick)
+OTHERS = tuple(case for case in TABLE if not case.quick)
 
 
 @pytest.mark.parametrize("case", QUICK, ids=lambda case: case.name)
@@ -41,3 +44,22 @@ def test_the_command_tells_it_with_the_line(case: Case, code: int, tmp_path: Pat
         )
     else:
         assert any("compute the gradient that one process would" in note for note in report["rehearsal"]["notes"])
+
+
+def test_the_command_compares_two_launches(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(against.FAULTS[0].text(), encoding="utf-8")
+    other = "torchrun --nproc-per-node 2 train.py sharded sums"
+    options = ("--against", other, "--time-limit", "400", "--select", "DDP223", "train.py", "--", "ddp", "none")
+    ended, report = check(*options, cwd=tmp_path, XDG_STATE_HOME=str(tmp_path / "state"))
+    assert (ended, report["equivalence"]["against"], report["equivalence"]["factor"]) == (1, other, 0.5)
+    (finding,) = report["findings"]
+    assert f"0.50 × the gradient that `{other}` does" in finding["title"]  # noqa: RUF001
+
+
+@pytest.mark.parametrize("command", ["python", "torchrun 'train.py"])
+def test_a_command_that_is_none_is_refused_before_anything_runs(command: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print()\n", encoding="utf-8")
+    line = (sys.executable, "-m", "ddpdoctor", "check", "--against", command, "train.py")
+    done = subprocess.run(line, cwd=tmp_path, env=with_our_tree(), capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr

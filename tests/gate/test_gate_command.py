@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.equivalence.cases import FAULTS
+from tests.equivalence.correct import CORRECT
 from tests.gate.command import gate, report
 from tests.gate.scripts import BROKEN, HEALTHY
 
@@ -82,3 +84,15 @@ def test_a_script_that_cannot_be_rehearsed_is_inconclusive_and_says_what_to_do(t
     assert (code, found["verdict"]) == (3, "inconclusive")
     assert found["rehearsal"]["hint"]
     assert not (tmp_path / "ddpdoctor-baseline.json").exists()
+
+
+@pytest.mark.timeout(900)
+def test_a_baseline_asks_whether_the_ranks_train_what_one_process_would(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(CORRECT[0].text(), encoding="utf-8")
+    chosen = ("--select", "DDP223", "train.py")
+    assert report("--update", "--equivalence", *chosen, cwd=tmp_path)[0] == 0
+    (tmp_path / "train.py").write_text(FAULTS[0].text(), encoding="utf-8")
+    code, said = report(*chosen, cwd=tmp_path)
+    assert code == 1
+    assert [finding["code"] for finding in said["findings"]] == ["DDP223"]
+    assert said["equivalence"]["factor"] == 2.0

@@ -17,9 +17,7 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.diagnosis.wording import count
 from ddpdoctor.equivalence_section import EquivalenceSection
-from ddpdoctor.finding import named_ranks
 
 TOLERANCE = 2e-3
 """Of the norm of a parameter's gradient. Sums of float32 in another order differ by 1e-6 to 1e-5 in public models; a
@@ -36,6 +34,7 @@ NOISE_TIMES = 4.0
 process are other ones in each layer."""
 CHAOTIC = 0.1
 """Of the norm: where that changes more, nothing can be told of the gradients."""
+FACTORS_KEPT = 16
 EXPLAINED = 3.0
 """So many tolerances may be left of a gradient that others are to explain."""
 Vector = Sequence[float]
@@ -72,9 +71,14 @@ class Step(msgspec.Struct, frozen=True):
     random: str = ""
     random_moved: bool = False
     facts: Mapping[str, bool] = {}
-    sharded: bool = False
-    thinned: bool = False
-    """Of a parameter not all elements were kept."""
+    norm: float = 0.0
+    """Of all gradients."""
+    drawn: str = ""
+    """A digest of the first samples that the process itself read."""
+    share: float = 1.0
+    """Of the elements of all gradients that was kept."""
+    beside: Mapping[str, Vector] = {}
+    """What buffers and the optimizer hold after the step, a part of each, by what it is."""
 
 
 class Runs(msgspec.Struct, frozen=True):
@@ -93,6 +97,15 @@ class Runs(msgspec.Struct, frozen=True):
     has_loaders: bool = True
     in_turn: bool = False
     """One process got the batches one after the other; then there are no runs on the samples of one rank."""
+    others: tuple[tuple[Step, ...], ...] = ()
+    """The other ranks of another launch, whose first stands in place of one process, …"""
+    against: str = ""
+    """… and its command."""
+
+    @property
+    def is_uncontrolled(self) -> bool:
+        """Whether nothing can be run on the samples of one rank alone."""
+        return self.in_turn or bool(self.against)
 
 
 def read_step(head: Mapping[str, Any], numbers: array[float]) -> Step:
@@ -119,9 +132,15 @@ def read_step(head: Mapping[str, Any], numbers: array[float]) -> Step:
         random=str(head["random"]),
         random_moved=bool(head["random_moved"]),
         facts=head["facts"],
-        sharded=any(row["sharded"] for row in head["parameters"]),
-        thinned=any(0 < row["kept"] < math.prod(row["shape"]) for row in head["parameters"]),
+        norm=float(head["norm"]),
+        drawn=str(head["drawn"]),
+        share=_share_kept(head["parameters"]),
     )
+
+
+def _share_kept(rows: Sequence[Mapping[str, Any]]) -> float:
+    sizes = [(row["kept"], math.prod(row["shape"])) for row in rows if row["kept"]]
+    return sum(kept for kept, _ in sizes) / max(1, sum(whole for _, whole in sizes)) if sizes else 1.0
 
 
 class _Row(msgspec.Struct, frozen=True):
@@ -132,6 +151,7 @@ class _Row(msgspec.Struct, frozen=True):
     name: str
     ranks: tuple[Vector | None, ...]
     one: Vector | None
+    others: tuple[Vector | None, ...]
     local: tuple[Vector | None, ...]
     alone: tuple[Vector | None, ...]
     noise: float
@@ -165,12 +185,13 @@ def compare(runs: Runs) -> EquivalenceSection:
     if not all(math.isfinite(sum(v)) for row in rows for v in (*row.ranks, row.one) if v is not None):
         return unclear("a gradient holds numbers that are not finite")
     facts = runs.ranks[0][0].facts
-    tolerance = REDUCED_TOLERANCE if facts.get("reduced_precision") else TOLERANCE
+    reduced = any(one.facts.get("reduced_precision") for one in (runs.ranks[0][0], runs.one[0]))
+    tolerance = REDUCED_TOLERANCE if reduced else TOLERANCE
     scale = _scale(rows)
     if not scale:
         if any(any(vector or ()) for row in rows for vector in row.ranks):
             return unclear("in one process every gradient is zero, and on the ranks it is not")
-        if any(step.thinned for step in (*runs.one[:steps], *runs.ranks[0][:steps])):
+        if any(step.share < 1 for step in (*runs.one[:steps], *runs.ranks[0][:steps])):
             return unclear("every gradient that was kept is zero")
         names = {(row.wrap, row.name) for row in rows}
         of_all: dict[str, Any] = {"ranks": len(runs.ranks), "steps": steps, "parameters": len(names)}
@@ -192,15 +213,13 @@ def unclear(reason: str, **fields: Any) -> EquivalenceSection:
 def _other_steps(runs: Runs, count: int) -> str:
     if any(steps[0].state != runs.ranks[0][0].state for steps in runs.ranks):
         return "the ranks begin with different parameters"
-    for steps in (runs.one, *runs.alone):
+    for steps in (runs.one, *runs.others, *runs.alone):
         if any(mine.state != first.state for mine, first in zip(steps, runs.ranks[0], strict=False)):
             return "one process could not be given the parameters of the ranks"
-    for steps in (*runs.ranks, *runs.again, *runs.alone):
+    for steps in (*runs.ranks, *runs.others, *runs.again, *runs.alone):
         for mine, one in zip(steps, runs.one[:count], strict=False):
             if (mine.optimizer, mine.ordinal) != (one.optimizer, one.ordinal):
                 return "one process steps its optimizers in another order"
-            if mine.sharded or one.sharded:
-                return "the gradients are sharded"
             if len(mine.gradients) != len(one.gradients):
                 return "one process has other parameters"
             pairs = zip(mine.gradients, one.gradients, strict=True)
@@ -222,6 +241,7 @@ def _rows(runs: Runs, number: int) -> Iterator[_Row]:
             name=gradient.name,
             ranks=tuple(of(steps, index) for steps in runs.ranks),
             one=of(runs.one, index),
+            others=tuple(of(steps, index) for steps in runs.others),
             local=tuple(steps[number].gradients[index].local for steps in runs.ranks),
             alone=tuple(of(steps, index) for steps in runs.alone),
         )
@@ -251,6 +271,11 @@ class _Judge:
             "equal": len(names - {(row.wrap, row.name) for row in (*self._differ, *apart)}),
             "within": within,
             "statistics_by_rank": by_rank,
+            "against": self._runs.against,
+            "norms": (self._runs.ranks[0][0].norm, self._runs.one[0].norm),
+            "factors": tuple(self._factors()),
+            "share": self._runs.ranks[0][0].share,
+            "beside": self._beside(),
         }
         alike = not self._differ and not apart
         noisy = any(row.noise > CHAOTIC * _norm(row.here) and not self._is_rounding(row) for row in self._rows)
@@ -266,8 +291,10 @@ class _Judge:
         """Return the fields that say how the gradients differ, or why that is not told."""
         if problem := self._random():
             return {"status": "inconclusive", "reason": problem}
+        if any(self._is_apart(row.one, other) for row in self._rows for other in row.others):
+            return _open("the ranks of the other launch step with different gradients")
         if apart:
-            if all(row.wrap < 0 for row in apart):
+            if all(row.wrap == -1 for row in apart):
                 return _open("parameters that no DDP model holds have other gradients on each rank")
             return self._says("unsynchronised", apart)
         if (clip := self._clip()) is not None:
@@ -275,11 +302,32 @@ class _Judge:
         factors = [self._factor(row) for row in self._rows]
         if all(factor is not None for factor in factors):
             return self._scaled([factor for factor in factors if factor is not None])
+        if self._runs.against and self._runs.again:
+            return self._says("other", self._differ)
         if self._runs.in_turn:
             return _open("the gradients of passes that one process makes one after the other have another direction")
+        if beside := self._beside():
+            # Parameters are set to those of the ranks after each step, and these are not.
+            held = ", ".join(beside[:3])
+            return _open(f"the gradients are the same in the first step only, after which {held} has other values")
         if not self._runs.alone:
             return _open("the gradients have another direction", kind="unexplained")
         return self._combined()
+
+    def _factors(self) -> Iterator[tuple[str, float]]:
+        """Yield the parameters that differ in the first step, and how long their gradients are along the other's."""
+        rows = [row for row in self._differ if row.step == 0]
+        for row in sorted(rows, key=lambda row: -_distance(row.here, row.one))[:FACTORS_KEPT]:
+            square = _dot(row.one, row.one)
+            yield row.name, float(f"{_dot(row.here, row.one) / square if square else 0.0:.4g}")
+
+    def _beside(self) -> tuple[str, ...]:
+        """Return the buffers and states of the optimizer that differ after a first step of equal gradients."""
+        mine, one = self._runs.ranks[0][0].beside, self._runs.one[0].beside
+        if any(row.step == 0 for row in self._differ):
+            return ()
+        both = [what for what, values in mine.items() if len(one.get(what, ())) == len(values)]
+        return tuple(what for what in both if _distance(mine[what], one[what]) > self._tolerance)
 
     @property
     def _kind_if_open(self) -> str:
@@ -299,8 +347,10 @@ class _Judge:
             return {"status": "equal", "equal": len({(row.wrap, row.name) for row in self._rows})}
         factor = off[len(off) // 2]
         if any(not self._is_same(one, factor) for one in off):
+            if self._runs.against and self._runs.again:
+                return self._says("other", self._differ)
             return _open("the gradients differ by several factors", kind=self._kind_if_open)
-        if not self._runs.alone and not self._runs.in_turn:
+        if not self._runs.alone and not self._runs.is_uncontrolled:
             return _open(f"the gradients differ by a factor of {factor:.2f}", kind="unexplained")
         rows = [row for row, one in known if abs(one - 1) > SAME_FACTOR]
         whole = len(off) == len(known)
@@ -310,7 +360,11 @@ class _Judge:
                 f"1/{self._world} of that, and which is meant cannot be told"
             )
             return _open(reason)
-        if not factor or any(self._is_same(factor, float(self._world) ** power) for power in (-2, -1, 1, 2)):
+        if (
+            self._runs.against
+            or not factor
+            or any(self._is_same(factor, float(self._world) ** power) for power in (-2, -1, 1, 2))
+        ):
             kind = "scaled" if whole else "cut" if self._runs.cuts and factor < 1 else "part"
             places = self._runs.cuts if kind == "cut" else self._scaled_at(factor)
             return self._says(kind, [] if whole else rows, factor=round(factor, 4), places=places)
@@ -337,8 +391,9 @@ class _Judge:
             for step, fit in enumerate(fits):
                 if not self._weighs_alike(fit):
                     return self._weighted(step, fit)
-        if 0 < len(wrong) < self._world:
-            return self._says("one-rank", self._differ, at=tuple(wrong))
+        for ranks in (wrong, self._wrong_ranks(by_direction=True)):
+            if 0 < len(ranks) < self._world:
+                return self._says("one-rank", self._differ, at=tuple(ranks))
         return _open("another direction, which nothing that was recorded explains")
 
     def _noise(self) -> float:
@@ -411,14 +466,21 @@ class _Judge:
         fits = all(abs(count / whole - share) < 0.01 for count, share in zip(counts, shares, strict=True))
         return tuple(counts) if fits else ()
 
-    def _wrong_ranks(self) -> list[int]:
-        """Return the ranks whose backward leaves another gradient than one process does on their samples."""
+    def _wrong_ranks(self, *, by_direction: bool = False) -> list[int]:
+        """Return the ranks whose backward leaves another gradient than one process does on their samples; by direction
+        where the loss is divided by a count of all ranks, which is another one for the samples of one.
+        """
         wrong = []
         for rank in range(self._world):
-            pairs = [(row.local[rank], row.alone[rank]) for row in self._rows]
-            noises = [row.noise for row in self._rows]
-            if any(self._is_apart(mine, one, noise) for (mine, one), noise in zip(pairs, noises, strict=True)):
-                wrong.append(rank)
+            for step in range(self._steps):
+                rows = [row for row in self._rows if row.step == step]
+                whole = sum(_dot(row.alone[rank], row.alone[rank]) for row in rows)
+                times = sum(_dot(row.local[rank], row.alone[rank]) for row in rows) / whole if whole else 0.0
+                times = times if by_direction and times > 0 else 1.0
+                pairs = [(row.local[rank], _minus(None, row.alone[rank], -times), row.noise) for row in rows]
+                if any(self._is_apart(mine, one, noise) for mine, one, noise in pairs):
+                    wrong.append(rank)
+                    break
         return wrong
 
     def _fits(self) -> list[_Fit]:
@@ -462,7 +524,7 @@ class _Judge:
         for wrap in sorted({wrap for wrap, _ in chosen}):
             names = {name for number, name in everything if number == wrap}
             mine = {name for number, name in chosen if number == wrap}
-            prefix = f"model {wrap}" if len(wraps) > 1 and wrap >= 0 else ""
+            prefix = f"model {wrap}" if len(wraps) > 1 and wrap != -1 else ""
             if mine == names and prefix:
                 found.append(prefix)
                 continue
@@ -553,82 +615,3 @@ def _solved(matrix: list[list[float]], right: list[float]) -> list[float]:
                 factor = rows[j][i]
                 rows[j] = [a - factor * b for a, b in zip(rows[j], rows[i], strict=True)]
     return [rows[i][size] for i in range(size)]
-
-
-# What it comes to, in words.
-
-
-def sentence(section: EquivalenceSection) -> str:
-    """Return the one sentence that a report has for the comparison."""
-    ranks = f"{section.ranks} ranks" if section.ranks else "the ranks"
-    if section.status == "inconclusive":
-        return f"whether {ranks} train what one process would is not known: {section.reason}"
-    if section.status == "differs":
-        return difference(section)
-    whole = count(section.parameters, "parameter")
-    if section.zero:
-        steps = count(section.steps, "optimizer step")
-        return f"in {steps} {whole} of {ranks} have a gradient of zero, and so they have in one process: nothing trains"
-    told = f"{ranks} compute the gradient that one process would on the same samples: {section.equal} of {whole}"
-    told += f" within {section.within:.0e} in {count(section.steps, 'optimizer step')}"
-    if section.in_turn:
-        told += ", with the ranks' batches one after the other"
-    if section.statistics_by_rank:
-        told += "; the statistics of each batch norm are those of a rank's own samples"
-    return told
-
-
-def difference(section: EquivalenceSection) -> str:
-    """Return how the gradients differ."""
-    ranks, times = section.ranks, f"{section.factor or 0:.2f} × the gradient"  # noqa: RUF001
-    of_modules = f" of {', '.join(section.modules[:4])}" if section.modules else ""
-    of_modules += f" and {len(section.modules) - 4} more" if len(section.modules) > 4 else ""
-    if section.kind == "scaled":
-        return f"{ranks} ranks compute {times} that one process would on the same samples"
-    if section.kind == "part":
-        return f"{ranks} ranks compute {times}{of_modules} that one process would, and the same of the rest"
-    if section.kind == "cut":
-        what = f"{section.places[0][0]} carries no gradient to the samples of other ranks"
-        if section.factor is None:
-            return f"{what}: the gradient{of_modules} is another than in one process"
-        return f"{what}: {ranks} ranks compute {times}{of_modules} that one process would"
-    if section.kind == "weighted":
-        shares = ", ".join(f"{share:.0%}" for share in section.weights)
-        due = ", ".join(f"{share:.0%}" for share in section.due)
-        told = f"the ranks' samples have shares of {shares} in the gradient, and of {due} in one process"
-        counts = ", ".join(map(str, section.counts))
-        return f"{told}, for they have {counts} tokens or samples that count" if counts else told
-    if section.kind == "one-rank":
-        does = "computes" if len(section.at) == 1 else "compute"
-        return f"{named_ranks(section.at)} {does} another loss than one process would on the same samples"
-    if section.kind == "rank-constant":
-        return "the loss has weights of classes that each rank takes from data of its own"
-    if section.kind == "clipped":
-        return f"{section.places[0][0]} clips the gradients of each rank by a norm of its own, before they are averaged"
-    return f"each rank steps with a gradient{of_modules} of its own, which is not averaged"
-
-
-def remedy(section: EquivalenceSection) -> str:
-    """Return what to do about a difference."""
-    if section.kind in ("scaled", "part"):
-        if section.factor == 0:
-            return "Let the loss of every rank depend on these modules, through the forward of the DDP model."
-        much = (section.factor or 0) > 1
-        undone = "multiplies by the world size, or a reduction that sums" if much else "divides by the world size"
-        return f"DDP averages over the ranks: remove what else {undone}; if it is to be so, say so in a comment."
-    return _REMEDIES[section.kind]
-
-
-_REMEDIES = {
-    "cut": "Gather with torch.distributed.nn.functional.all_gather, which carries gradients back to every rank.",
-    "weighted": (
-        "Add up the loss, all-reduce the number of tokens or samples that count, and use"
-        " `loss = total * world_size / count`: DDP's mean over the ranks is then the mean over all."
-    ),
-    "one-rank": "Let every rank compute the whole loss: DDP takes the mean of what each rank has.",
-    "rank-constant": "Compute the weights from the data of all ranks, or all-reduce the counts that they are made of.",
-    "clipped": "Clip once, after the backward that synchronises the gradients and before the optimizer's step.",
-    "unsynchronised": (
-        "Call the DDP object and not what it wraps, and leave no_sync before the forward of the last pass of a step."
-    ),
-}

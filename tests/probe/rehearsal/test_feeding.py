@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
-from ddpdoctor.probe.rehearsal.equivalence.feeding import CannotJoin, joined
+from ddpdoctor.probe.rehearsal.equivalence.feeding import MOST_BYTES, CannotJoin, Feeding, joined
 
 
 class Pair(NamedTuple):
@@ -39,3 +40,22 @@ def test_tensors_are_joined_wherever_they_stand() -> None:
 def test_what_cannot_be_joined_is_refused(parts: list[Any]) -> None:
     with pytest.raises(CannotJoin):
         joined(parts, torch)
+
+
+def kept_of(samples: Any, already: int = 0) -> bytes | str:
+    feeding = Feeding.__new__(Feeding)
+    feeding._torch, feeding._bytes = torch, already
+    return feeding._pickled(samples)
+
+
+def test_of_samples_that_are_parts_of_one_tensor_only_the_parts_are_kept() -> None:
+    whole = torch.arange(4_000_000.0).view(-1, 4)
+    kept = kept_of([(whole[number], number) for number in range(8)])
+    assert isinstance(kept, bytes)
+    assert len(kept) < 20_000
+    assert [(row.tolist(), number) for row, number in pickle.loads(kept)][7] == ([28.0, 29.0, 30.0, 31.0], 7)
+
+
+def test_no_more_is_pickled_than_may_be_kept() -> None:
+    assert "more than 256 MB" in kept_of([torch.zeros(100)], already=MOST_BYTES - 100)
+    assert "cannot be pickled" in kept_of([lambda: None])

@@ -7,6 +7,7 @@ A collating that draws random numbers cannot be repeated; then whole batches are
 from __future__ import annotations
 
 import functools
+import io
 import os
 import pickle
 import random
@@ -15,16 +16,36 @@ from collections.abc import Sequence
 from typing import Any, BinaryIO, Callable, Optional
 
 from ...journal import Journal
-from ...observed import tensor_digest
+from ...observed import leaves, tensor_digest
 
+MOST_DIGESTS = 4
 MOST_BYTES = 1 << 28
 """Of the samples that a rank keeps; larger ones are not compared."""
+OWN = "own"
+"""In place of ranks: each process of another launch gets the samples of the rank with its number."""
 Place = tuple[int, int]
 """The n-th iterator that fetched anything, and the n-th of its batches."""
 
 
 class CannotJoin(Exception):
     """Batches that one process cannot be given together; the text says why."""
+
+
+class _Bounded(io.BytesIO):
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > self._most:
+            raise CannotJoin(f"the samples of a rank take more than {MOST_BYTES >> 20} MB")
+        return super().write(data)
+
+
+def whose(spec: dict[str, Any], journal: Journal) -> list[int]:
+    """Return the ranks whose samples this process gets, in that order; empty where it keeps its own."""
+    ranks: Any = spec.get("ranks", [])
+    return [journal.rank or 0] if ranks == OWN else list(ranks)
 
 
 class Feeding:
@@ -37,11 +58,11 @@ class Feeding:
         self._iterators = 0
         self._kept: Optional[BinaryIO] = None
         self._bytes = 0
-        self._ranks: list[int] = spec.get("ranks", [])
-        """Whose samples this process gets, in that order; empty in a rank, which keeps its own."""
+        self._spec = spec
         self._in_turn = spec.get("feed") == "in-turn"
         """Batch after batch of one rank after the other, in place of one batch of all."""
-        self._fed: list[dict[Place, Any]] = []
+        self.drawn: list[str] = []
+        """Digests of the first samples that the loaders of this process made."""
         self.sizes: list[int] = []
         """Samples of each rank in the newest batch, where it was joined."""
         self.fetches = False
@@ -56,10 +77,11 @@ class Feeding:
         fetchers = self._torch.utils.data._utils.fetch
         for fetcher_class in (fetchers._MapDatasetFetcher, fetchers._IterableDatasetFetcher):
             fetcher_class.fetch = self._around(fetcher_class.fetch)
-        if self._ranks:
-            directory = str(self._journal.plan["equivalence"]["from"])
-            for rank in self._ranks:
-                self._fed.append({entry[0]: entry[1:] for entry in read_all(directory, f"samples-{rank}.pickle")})
+
+    @functools.cached_property
+    def _fed(self) -> list[dict[Place, Any]]:
+        files = (read_all(self._spec["from"], f"samples-{rank}.pickle") for rank in whose(self._spec, self._journal))
+        return [{entry[0]: entry[1:] for entry in entries} for entries in files]
 
     @property
     def has_batches(self) -> bool:
@@ -95,7 +117,9 @@ class Feeding:
         return iterator, count
 
     def _collated(self, place: Place, collates: bool, collate: Any, samples: Any) -> Any:
-        if not self._ranks:
+        if len(self.drawn) < MOST_DIGESTS:
+            self.drawn += self._journal.guarded(leaves, samples, self._torch, harms=()) or []
+        if not self._spec.get("ranks"):
             return self._keep(place, collates, collate, samples)
         if not any(self._fed):
             return collate(samples)
@@ -106,17 +130,12 @@ class Feeding:
             return collate(samples)
 
     def _keep(self, place: Place, collates: bool, collate: Any, samples: Any) -> Any:
-        try:
-            content: Any = pickle.loads(pickle.dumps(samples))
-        except Exception as error:
-            content, collates = CannotJoin(f"a sample cannot be pickled: {error}"), False
+        content = self._pickled(samples)
         before = states(self._torch)
         batch = collate(samples)
-        if states(self._torch) != before and not isinstance(content, CannotJoin):
-            content, collates = batch, False
-        entry = pickle.dumps((place, collates, str(content) if isinstance(content, CannotJoin) else content))
-        if self._bytes + len(entry) > MOST_BYTES:
-            entry = pickle.dumps((place, False, f"the samples of a rank take more than {MOST_BYTES >> 20} MB"))
+        if states(self._torch) != before and isinstance(content, bytes):
+            content, collates = self._pickled(batch), False
+        entry = pickle.dumps((place, collates, content))
         self._bytes += len(entry)
         if self._kept is None:
             path = os.path.join(self._directory, f"samples-{self._journal.rank}.pickle")
@@ -124,6 +143,27 @@ class Feeding:
         self._kept.write(entry)
         self._kept.flush()
         return batch
+
+    def _pickled(self, content: Any) -> bytes | str:
+        """Return samples as they are now, or why they cannot be kept; of a tensor that looks at a part of a larger one,
+        as those of a TensorDataset do, only that part.
+        """
+        tensor_class = self._torch.Tensor
+
+        class Parts(pickle.Pickler):
+            def reducer_override(self, one: Any) -> Any:
+                if type(one) is tensor_class and one.untyped_storage().nbytes() > one.numel() * one.element_size():
+                    return one.clone().__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+                return NotImplemented
+
+        held = _Bounded(MOST_BYTES - self._bytes)
+        try:
+            Parts(held, pickle.HIGHEST_PROTOCOL).dump(content)
+        except CannotJoin as problem:
+            return str(problem)
+        except Exception as error:
+            return f"a sample cannot be pickled: {error}"
+        return held.getvalue()
 
     def _joined(self, place: Place, collates: bool, collate: Any) -> Any:
         iterator, number = place
@@ -136,11 +176,11 @@ class Feeding:
             raise CannotJoin("exhausted")
         if any(part is None for part in parts):
             raise CannotJoin("the ranks drew different numbers of batches")
-        contents = [part[1] for part in parts]
-        for content in contents:
-            if isinstance(content, str):
-                raise CannotJoin(content)
-        if all(part[0] and isinstance(part[1], list) for part in parts) and collates:
+        for part in parts:
+            if isinstance(part[1], str):
+                raise CannotJoin(part[1])
+        contents = [pickle.loads(part[1]) for part in parts]
+        if all(part[0] for part in parts) and all(isinstance(one, list) for one in contents) and collates:
             self.sizes = [len(content) for content in contents]
             return collate([sample for content in contents for sample in content])
         self.sizes = [_length(content, self._torch) for content in contents]
@@ -228,19 +268,18 @@ Key = tuple[str, str, int, int]
 class Draws:
     """What random operators returned, and the losses with weights."""
 
-    def __init__(self, journal: Journal, torch: Any, feeding: Feeding, ranks: list[int], directory: str) -> None:
+    def __init__(self, journal: Journal, torch: Any, feeding: Feeding, spec: dict[str, Any], directory: str) -> None:
         self._journal = journal
         self._torch = torch
         self._feeding = feeding
         self._directory = directory
-        self._ranks = ranks
-        self._in_turn = journal.plan["equivalence"].get("feed") == "in-turn"
+        self._spec = spec
+        self._in_turn = spec.get("feed") == "in-turn"
         self._singles = 0, 0
         """The newest batch, and how many single numbers were drawn since."""
         self._met: dict[tuple[str, str, int], int] = {}
         self._kept: Optional[BinaryIO] = None
         self._bytes = 0
-        self._drawn: list[dict[Key, Any]] = []
         self.active = False
         self.losses: list[list[Any]] = []
         """Since the last step: line, digest of the weights, and how many targets count."""
@@ -275,11 +314,12 @@ class Draws:
                         draws._journal.guarded(draws._note_scaling, _SCALINGS[name], args, harms=())
                 return result
 
-        if self._ranks:
-            directory = str(self._journal.plan["equivalence"]["from"])
-            for rank in self._ranks:
-                self._drawn.append(dict(read_all(directory, f"draws-{rank}.pickle")))
         Seen().__enter__()
+
+    @functools.cached_property
+    def _drawn(self) -> list[dict[Key, Any]]:
+        ranks = whose(self._spec, self._journal)
+        return [dict(read_all(self._spec["from"], f"draws-{rank}.pickle")) for rank in ranks]
 
     def _alike(self, function: Any, arguments: Any, options: Any) -> Any:
         """Draw a single number, as of a choice, so that it is the same in all processes."""
@@ -300,7 +340,7 @@ class Draws:
         count = self._met.get((name, file, line), 0)
         self._met[name, file, line] = count + 1
         key = (name, os.path.basename(file), line, count)
-        if not self._ranks:
+        if not self._spec.get("ranks"):
             self._keep(key, result)
             return result
         parts = [drawn.get(key) for drawn in self._drawn]

@@ -9,14 +9,15 @@ import os
 import pickle
 import sys
 from array import array
+from types import ModuleType
 from typing import Any, Callable, Optional
 
 from ...journal import Journal
 from ...observed import tensor_digest
-from ...torch_compat import on_call
+from ...torch_compat import SHARDED_STATES, after_import, on_call
 from ..schedule import Ending
 from ..training.ddp_modules import Modules
-from .feeding import Draws, Feeding, read_all, seed, states
+from .feeding import OWN, Draws, Feeding, read_all, seed, states
 from .named_ranks import NamedRanks
 
 STEPS = 2
@@ -43,11 +44,11 @@ class FirstSteps:
         self._ending = ending
         self._modules = modules
         self._alone = bool(spec.get("ranks"))
-        """This process stands for all ranks, or for one of them."""
+        """This process stands for all ranks, or for one of them, here or in another launch."""
         self._from = str(spec.get("from", ""))
         self._directory = os.path.join(journal.run_directory, "equivalence")
         self._feeding = Feeding(journal, torch, spec, self._directory)
-        self._draws = Draws(journal, torch, self._feeding, spec.get("ranks", []), self._directory)
+        self._draws = Draws(journal, torch, self._feeding, spec, self._directory)
         self._optimizers: list[Any] = []
         self._prepared = 0
         self._steps: dict[int, int] = {}
@@ -56,9 +57,15 @@ class FirstSteps:
         self._local: dict[int, Any] = {}
         """What backwards added to the gradient of each parameter, by identity, before any reduction."""
         self._passes: dict[int, int] = {}
+        self._each: dict[int, int] = {}
+        """How many elements of each parameter's gradient are kept."""
         self._clips: list[dict[str, Any]] = []
+        self._unsharded: dict[int, Any] = {}
+        """What stands for each parameter that ``fully_shard`` has split, while the model is whole, by its identity."""
+        self._models: list[Any] = []
+        """What DDP wraps, or ``fully_shard`` has split, and what stands for it here."""
         self._known: set[int] = set()
-        """Modules that were called."""
+        """Modules that were called, and those inside of sharded ones."""
         self._wraps: list[dict[str, Any]] = read_all(self._from, "modules-0.pickle") if self._alone else []
         self._facts: dict[str, Any] = {"reduced_precision": False, "plain_norms": False, "synced_norms": False}
         if self._alone:
@@ -79,11 +86,14 @@ class FirstSteps:
         hooks.register_optimizer_step_pre_hook(self._before_step)
         hooks.register_optimizer_step_post_hook(self._after_step)
         torch.nn.modules.module.register_module_forward_pre_hook(self._called)
+        for state in SHARDED_STATES:
+            after_import(state.replace("_fsdp_state", "_fsdp_param"), self._hook_sharding)
         self._no_dropout()
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             self._hook_clipping(name)
         if self._alone:
-            NamedRanks(journal, torch, self._directory, self._stop).install()
+            if journal.plan["equivalence"]["ranks"] != OWN:
+                NamedRanks(journal, torch, self._directory, self._stop).install()
             self._normalise_by_rank()
             self._measure_alike(journal.plan["equivalence"].get("lengths", {}))
 
@@ -113,13 +123,23 @@ class FirstSteps:
         if self._alone:
             self._put(parameters, name)
             return
-        each = _share(parameters)
         for parameter in parameters:
+            self._each[id(parameter)] = _share(parameters)
             if parameter.requires_grad:
-                parameter.register_hook(functools.partial(self._add, parameter, each))
+                parameter.register_hook(functools.partial(self._add, parameter))
         self._keep(parameters, name)
         if self._journal.plan["equivalence"].get("as") == "again":
             self._disturb(parameters)
+
+    def _hook_sharding(self, module: ModuleType) -> None:
+        """See the gradients that a backward leaves before they are reduced to pieces."""
+        on_call(self._journal, module.FSDPParam, "init_unsharded_param", after=self._made_whole, harms=())
+
+    def _made_whole(self, frame: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        sharded = arguments[0].sharded_param
+        if id(sharded) not in self._unsharded and sharded.requires_grad:
+            self._unsharded[id(sharded)] = arguments[0]
+            arguments[0]._unsharded_param.register_hook(functools.partial(self._add, sharded))
 
     def _disturb(self, parameters: list[Any]) -> None:
         """Change every parameter by two units in its last place, to see what rounding makes of the gradients."""
@@ -127,13 +147,23 @@ class FirstSteps:
         with torch.no_grad():
             for parameter in parameters:
                 if parameter.is_floating_point():
+                    parameter = getattr(parameter, "_local_tensor", parameter)
                     signs = torch.arange(parameter.numel(), device=parameter.device).remainder(2).mul(2).sub(1)
                     parameter.add_(parameter * signs.view(parameter.shape).to(parameter.dtype), alpha=DISTURBANCE)
 
     def _keep(self, parameters: list[Any], name: str) -> None:
-        if self._journal.rank == 0 and sum(p.numel() * p.element_size() for p in parameters) <= MOST_STATE_BYTES:
-            with open(os.path.join(self._directory, name), "wb") as file:
-                pickle.dump([parameter.detach().cpu().clone() for parameter in parameters], file)
+        if sum(p.numel() * p.element_size() for p in parameters) <= MOST_STATE_BYTES:
+            self._dump([self._kept(parameter) for parameter in parameters], name)
+
+    def _kept(self, tensor: Any) -> Any:
+        """Return what is kept of a tensor, on rank 0; the pieces of it are gathered by all ranks."""
+        whole = _whole(tensor)
+        return whole.cpu() if self._journal.rank == 0 else None
+
+    def _dump(self, content: Any, name: str) -> None:
+        if self._journal.rank == 0:
+            with open(os.path.join(self._directory, name), "ab") as file:
+                pickle.dump(content, file)
 
     def _put(self, parameters: list[Any], name: str) -> None:
         kept = read_all(self._from, name)
@@ -141,18 +171,29 @@ class FirstSteps:
             return
         with self._torch.no_grad():
             for parameter, value in zip(parameters, kept[0]):
-                parameter.copy_(value)
+                _set(parameter, value)
 
-    def _add(self, parameter: Any, each: int, gradient: Any) -> None:
-        self._journal.guarded(self._add_sample, parameter, each, gradient, harms=())
+    def _add(self, parameter: Any, gradient: Any) -> None:
+        self._journal.guarded(self._add_sample, parameter, gradient, harms=())
 
-    def _add_sample(self, parameter: Any, each: int, gradient: Any) -> None:
-        key, added = id(parameter), _sample(gradient, each).float().clone()
-        before = self._local.get(key)
-        if before is None or parameter.grad is None or not bool(_sample(parameter.grad, 64).any()):
+    def _add_sample(self, parameter: Any, gradient: Any) -> None:
+        key = id(parameter)
+        if key not in self._each:
+            return
+        added, before = _sample(gradient, self._each[key]).float().clone(), self._local.get(key)
+        if before is None or not self._has_gradient(parameter):
             self._local[key], self._passes[key] = added, 1  # What was zeroed is no part of the step.
         else:
             self._local[key], self._passes[key] = before + added, self._passes[key] + 1
+
+    def _has_gradient(self, parameter: Any) -> bool:
+        """Return whether an earlier pass has left a gradient; nothing is gathered here, where a rank may be alone."""
+        held = [parameter.grad]
+        whole = self._unsharded.get(id(parameter))
+        if whole is not None:
+            held = [getattr(parameter.grad, "_local_tensor", None), whole.unsharded_accumulated_grad]
+            held.append(whole._unsharded_param.grad)
+        return any(gradient is not None and bool(_sample(gradient, 64).any()) for gradient in held)
 
     def _called(self, module: Any, inputs: Any) -> None:
         if os.getpid() == self._journal.pid and self._torch.is_grad_enabled():
@@ -169,17 +210,22 @@ class FirstSteps:
         norms = self._torch.nn.modules.batchnorm
         if isinstance(module, norms._BatchNorm) and module.training and not self._alone:
             facts["synced_norms" if isinstance(module, norms.SyncBatchNorm) else "plain_norms"] = True
-        if not self._alone and isinstance(module, self._torch.nn.parallel.DistributedDataParallel):
-            self._keep_module(module.module)
-        elif self._wraps:
+        sharding = getattr(module, "_get_fsdp_state", None)
+        if sharding is not None:
+            self._known.update(map(id, module.modules()))
+            policy = getattr(sharding(), "_mp_policy", None)
+            types = {getattr(policy, name, None) for name in ("param_dtype", "reduce_dtype")}
+            facts["reduced_precision"] |= bool(types & {self._torch.float16, self._torch.bfloat16})
+        if self._alone:
             self._put_module(module)
+        elif sharding is not None or isinstance(module, self._torch.nn.parallel.DistributedDataParallel):
+            self._keep_module(module if sharding is not None else module.module)
 
     def _keep_module(self, module: Any) -> None:
-        if self._journal.rank == 0:
-            rest = {name: p.detach().cpu() for name, p in module.named_parameters() if not p.requires_grad}
-            rest.update({name: b.detach().cpu() for name, b in module.named_buffers()})
-            with open(os.path.join(self._directory, "modules-0.pickle"), "ab") as file:
-                pickle.dump({"shape": _shape(module), "rest": rest}, file)
+        self._models.append(module)
+        rest = {name: self._kept(p) for name, p in module.named_parameters() if not p.requires_grad}
+        rest.update({name: self._kept(buffer) for name, buffer in module.named_buffers()})
+        self._dump({"shape": _shape(module), "rest": rest}, "modules-0.pickle")
 
     def _put_module(self, module: Any) -> None:
         shape = _shape(module)
@@ -187,11 +233,12 @@ class FirstSteps:
         if found is None:
             return
         self._wraps.remove(found)
+        self._models.append(module)
         own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         with self._torch.no_grad():
             for name, value in found["rest"].items():
                 if name in own and own[name].shape == value.shape:
-                    own[name].copy_(value)
+                    _set(own[name], value)
 
     # What is made alike in all processes.
 
@@ -280,24 +327,41 @@ class FirstSteps:
         parameters = _parameters(optimizer)
         self._local = {key: value for key, value in self._local.items() if key not in set(map(id, parameters))}
         name = f"after-{self._events - 1}.pickle"
+        self._journal.guarded(self._note_beside, optimizer, parameters, harms=())
         self._journal.guarded(self._put if self._alone else self._keep, parameters, name, harms=())
+
+    def _note_beside(self, optimizer: Any, parameters: list[Any]) -> None:
+        """Write a part of what the buffers and the optimizer hold now; of a batch norm it is known to differ."""
+        held: dict[str, Any] = {}
+        for module in self._models:
+            for prefix, part in module.named_modules():
+                if not isinstance(part, self._torch.nn.modules.batchnorm._NormBase):
+                    for name, buffer in part.named_buffers(recurse=False):
+                        held[f"buffer {prefix}.{name}".replace(" .", " ")] = buffer
+        for number, parameter in enumerate(parameters):
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, self._torch.Tensor) and value.numel() > 1:
+                    held[f"{key} of parameter {number}"] = value
+        content = {what: _sample(value, FEWEST_ELEMENTS).double().tolist() for what, value in held.items()}
+        name = os.path.join(self._directory, f"step-{self._journal.rank}-{self._events - 1}.beside")
+        with open(name, "w", encoding="utf-8") as text:
+            json.dump(content, text)
 
     def _write(self, optimizer: Any, number: int) -> None:
         """Write a step: gradients, and what one has to know to understand how they came about."""
         parameters = _parameters(optimizer)
         each = _share(parameters)
         rows, numbers = [], array("f")
+        owners = {id(one): (module, name) for module, name, one in self._modules.parameters()}
         for index, parameter in enumerate(parameters):
-            owner = self._modules.name_of(parameter)
+            owner = self._modules.name_of(parameter) or owners.get(id(parameter))
             gradient, local = parameter.grad, self._local.get(id(parameter))
-            sharded = hasattr(gradient, "full_tensor")
             row: dict[str, Any] = {
                 "wrap": -1 if owner is None else owner[0],
                 "name": f"parameter {index}" if owner is None else owner[1],
                 "shape": list(parameter.shape),
-                "sharded": sharded,
-                "gradient": gradient is not None and not sharded,
-                "local": local is not None and not sharded,
+                "gradient": gradient is not None,
+                "local": local is not None,
                 "passes": self._passes.get(id(parameter), 0),
             }
             kept = [_sample(gradient, each).float()] if row["gradient"] else []
@@ -322,6 +386,8 @@ class FirstSteps:
             "random": hash_of(random),
             "random_moved": random != self._random,
             "facts": self._facts,
+            "norm": _norm(parameters),
+            "drawn": hash_of(self._feeding.drawn),
         }
         self._clips, self._draws.losses = [], []
         name = os.path.join(self._directory, f"step-{self._journal.rank}-{self._events}")
@@ -340,15 +406,33 @@ def _share(parameters: list[Any]) -> int:
     return max(FEWEST_ELEMENTS, MOST_ELEMENTS // max(1, len(parameters)))
 
 
-def _sample(tensor: Any, most: int) -> Any:
-    """Return at most so many elements of a tensor, evenly spread."""
+def _whole(tensor: Any) -> Any:
+    """Return what a tensor holds, gathered from the ranks that have its pieces."""
     tensor = tensor.detach()
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def _set(parameter: Any, value: Any) -> None:
+    """Give a parameter other values, or this rank's piece of it, which every rank cuts out by itself."""
+    tensor = parameter.detach()
+    if hasattr(tensor, "full_tensor"):
+        pieces, mesh = type(tensor), tensor.device_mesh
+        copied = [sys.modules[pieces.__module__].Replicate()] * mesh.ndim
+        value = value.to(device=tensor.device, dtype=tensor.dtype)
+        whole = pieces.from_local(value, mesh, copied, run_check=False)
+        tensor, value = tensor._local_tensor, whole.redistribute(mesh, tensor.placements)._local_tensor
+    tensor.copy_(value)
+
+
+def _sample(tensor: Any, most: int) -> Any:
+    """Return at most so many elements of a tensor, evenly spread; of one in pieces all ranks ask together."""
+    tensor = _whole(tensor)
     flat = (tensor.to_dense() if tensor.is_sparse else tensor).reshape(-1)
     return flat[:: max(1, -(-flat.numel() // most))]
 
 
 def _norm(parameters: list[Any]) -> float:
-    return math.sqrt(sum(float(p.grad.detach().float().norm()) ** 2 for p in parameters if p.grad is not None))
+    return math.sqrt(sum(float(_whole(p.grad.detach().float().norm())) ** 2 for p in parameters if p.grad is not None))
 
 
 def _shape(module: Any) -> list[tuple[str, tuple[int, ...]]]:

@@ -1,0 +1,105 @@
+"""Models sharded by ``fully_shard``: faults, and scripts that are correct."""
+# ruff: noqa: E501, RUF001 -- an edit stands in one line, and the factor of a gradient is written with its sign
+
+from __future__ import annotations
+
+from tests.equivalence.cases import ALL_REDUCED, BACKWARD, Case
+
+_TIMES_WORLD = ((BACKWARD, "(loss * world).backward()"),)
+_MESH = 'init_device_mesh("cpu", (world,))'
+_ROOT = "    fully_shard(model, mesh=mesh)\n"
+_NOT_DIVIDED = (
+    _ROOT,
+    f"{_ROOT}    for module in (model, *model.blocks):\n        module.set_gradient_divide_factor(1.0)\n        module.set_force_sum_reduction_for_comms(True)\n",
+)
+_BLOCK = "        fully_shard(block, mesh=mesh)\n"
+_POLICY = "mesh=mesh, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32)"
+_BFLOAT16 = ((_BLOCK, f"        fully_shard(block, {_POLICY})\n"), (_ROOT, f"    fully_shard(model, {_POLICY})\n"))
+_SYNC = "model.set_requires_gradient_sync(last)"
+
+FAULTS = (
+    Case("sharded: the loss times the world size", "sharded", _TIMES_WORLD, "scaled", 2.0, says="2.00 ×", quick=True),
+    Case("sharded: the loss by the world size", "sharded", ((BACKWARD, "(loss / world).backward()"),), "scaled", 0.5),
+    Case(
+        "sharded: a divisor that sums",
+        "sharded",
+        (_NOT_DIVIDED,),
+        "scaled",
+        2.0,
+    ),
+    Case(
+        "sharded: the divisor of one layer",
+        "sharded",
+        ((_ROOT, f"{_ROOT}    model.blocks[1].set_gradient_divide_factor(1.0)\n    model.blocks[1].set_force_sum_reduction_for_comms(True)\n"),),
+        "part",
+        2.0,
+        ("blocks",),
+    ),
+    Case("sharded: a mean over a rank's own tokens", "sharded", ((ALL_REDUCED, ""), ("* world / tokens", "/ tokens")), "weighted"),
+    Case(
+        "sharded: smoothed labels on rank 0 only",
+        "sharded",
+        (("reduction=\"sum\"", "reduction=\"sum\", label_smoothing=0.2 * (rank == 0)"),),
+        "one-rank",
+        ranks=(1,),
+    ),
+    Case(
+        "sharded: a head that is neither sharded nor reduced",
+        "sharded",
+        ((_ROOT, "    fully_shard(model, mesh=mesh, ignored_params=set(model.head.parameters()))\n"), (" " * 8 + "nn.utils.clip_grad_norm_(model.parameters(), 50.0)\n", "")),
+        "unsynchronised",
+        None,
+        ("head",),
+    ),
+    Case(
+        "sharded: groups of one rank",
+        "sharded",
+        (
+            (_MESH, 'init_device_mesh("cpu", (world, 1), mesh_dim_names=("replicate", "shard"))["shard"]'),
+            (" " * 8 + "nn.utils.clip_grad_norm_(model.parameters(), 50.0)\n", ""),
+        ),
+        "unsynchronised",
+    ),
+    Case("sharded accumulation: not divided, and reduced by a sum", "sharded_accumulation", ((" / STEPS", " * world / STEPS"),), "scaled", 2.0),
+    Case("sharded accumulation of 4: by the world size", "sharded_accumulation", (("STEPS = 2", "STEPS = 4"), (" / STEPS", " / STEPS / world")), "scaled", 0.5),
+    Case(
+        "sharded bfloat16: the loss times the world size",
+        "sharded",
+        (*_BFLOAT16, *_TIMES_WORLD),
+        "scaled",
+        2.0,
+    ),
+)  # fmt: skip
+
+CORRECT = (
+    Case("sharded", "sharded", quick=True),
+    Case("sharded: in pieces and copies", "sharded", ((_MESH, 'init_device_mesh("cpu", (world, 1), mesh_dim_names=("replicate", "shard"))'),)),
+    Case("sharded: copies of one piece each", "sharded", ((_MESH, 'init_device_mesh("cpu", (1, world), mesh_dim_names=("replicate", "shard"))'),)),
+    Case("sharded: kept whole between forward and backward", "sharded", ((_ROOT, "    fully_shard(model, mesh=mesh, reshard_after_forward=False)\n"),)),
+    Case("sharded: an embedding that is frozen", "sharded", ((_ROOT, f"    model.embedding.requires_grad_(False)\n{_ROOT}"),)),
+    Case("sharded: made by each rank from a seed of its own", "sharded", (("    model = Model()\n", "    torch.manual_seed(rank)\n    model = Model()\n"),)),
+    Case(
+        "sharded: filled after it was sharded",
+        "sharded",
+        (
+            ("    model = Model()\n", '    with torch.device("meta"):\n        model = Model()\n'),
+            (
+                _ROOT,
+                f'{_ROOT}    model.to_empty(device="cpu")\n    for p in model.parameters():\n        nn.init.normal_(p, std=0.2)\n',
+            ),
+        ),
+    ),
+    Case("sharded: cut to a small norm", "sharded", (("50.0", "0.05"),)),
+    Case("sharded: a sum of each rank, with the divisor of it", "sharded", (
+        ("* world / tokens", "/ tokens"),
+        _NOT_DIVIDED,
+    )),
+    Case("sharded: a head beside it that is averaged by hand", "sharded", (
+        (_ROOT, "    fully_shard(model, mesh=mesh, ignored_params=set(model.head.parameters()))\n"),
+        (" " * 8 + "nn.utils.clip_grad_norm_(model.parameters(), 50.0)\n", "        for p in model.head.parameters():\n            dist.all_reduce(p.grad)\n            p.grad /= world\n"),
+    )),
+    Case("sharded bfloat16", "sharded", _BFLOAT16),
+    Case("sharded accumulation", "sharded_accumulation"),
+    Case("sharded accumulation of 4", "sharded_accumulation", (("STEPS = 2", "STEPS = 4"),)),
+    Case("sharded accumulation, each pass reduced", "sharded_accumulation", ((f"        {_SYNC}\n", ""),)),
+)  # fmt: skip
