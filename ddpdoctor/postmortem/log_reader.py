@@ -110,8 +110,10 @@ class LogRead(msgspec.Struct, kw_only=True):
     """A clause where it could not be read to its end."""
     of_training: bool = True
     """Something in it speaks of a training, or of a program that starts one."""
+    sifted: tuple[int, int] | None = None
+    """So many lines report failures that of these, from the first to the last, only what is new was read …"""
     skipped: tuple[int, int] | None = None
-    """So many lines report failures that these, from the first to the last, were left out."""
+    """… and of these nothing."""
 
 
 class LogReader:
@@ -163,7 +165,7 @@ class LogReader:
 
     def read(self, stream: BinaryIO) -> LogRead:
         """Read the log to its end."""
-        scanner = self._scanner = Scanner(self._take, self._note_context)
+        scanner = self._scanner = Scanner(self._take, self._note_context, self._leave)
         try:
             scanner.read(stream)
         except (OSError, EOFError) as error:
@@ -179,7 +181,7 @@ class LogReader:
             )
         read.incidents += self._latest
         read.lines = scanner.lines
-        read.skipped = scanner.skipped
+        read.sifted, read.skipped = scanner.sifted, scanner.skipped
         if not self._has_agent():
             read.endings += self._of_tasks
         else:
@@ -228,6 +230,11 @@ class LogReader:
         return any(one.by_agent for one in self.read_so_far.endings) or any(
             _AGENT.search(frame.file) for one in self.read_so_far.incidents for frame in one.frames
         )
+
+    def _leave(self) -> None:
+        """Close what is open: lines that belong to it may be left out."""
+        self._add_raised(self._tracebacks.finish(goes_on=True))
+        self._after = 0
 
     def _note_context(self, text: bytes) -> None:
         self.note_ranks(text)

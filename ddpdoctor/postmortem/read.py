@@ -200,9 +200,10 @@ def read_postmortem(
             continue
         if told.problem and not (found.archive is not None and found.archive.is_damaged):
             notes.append(f"{found.name} cannot be read to its end: {told.problem}")
-        if told.skipped is not None:
-            first, last = told.skipped
-            notes.append(f"{found.name} was read but for lines {first:,} to {last:,}: too many lines report failures")
+        for lines, what in ((told.sifted, "only what is new was examined"), (told.skipped, "nothing was examined")):
+            if lines is not None:
+                where = f"{lines[0]:,} to {lines[1]:,} of {found.name}"
+                notes.append(f"of lines {where} {what}: so many of them report failures")
         if told.dropped:
             notes.append(f"{found.name} reports {told.dropped:,} more failures than were examined")
         told_by.append((found, told))

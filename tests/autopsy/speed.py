@@ -86,6 +86,48 @@ def write_failures(path: Path, size: int) -> None:
         file.write(DEATH.encode())
 
 
+def write_tracebacks(path: Path, size: int) -> None:
+    """Write a log of so many bytes that holds nothing but tracebacks, those of 8 ranks line by line between each other,
+    and a death at its end.
+    """
+    noise = random.Random(2)
+
+    def word() -> str:
+        return "".join(noise.choices("abcdefghijklmnopqrstuvwxyz", k=noise.randrange(2, 12)))
+
+    names = [word() for _ in range(50)]
+    raised = [
+        (
+            "Traceback (most recent call last):",
+            '  File "/home/user/job/train.py", line 88, in <module>',
+            "    main()",
+            *(
+                line
+                for _ in range(number % 7)
+                for called in (noise.choice(names),)
+                for line in (f'  File "/home/user/job/{called}.py", line {number + 3}, in {called}', f"    {called}()")
+            ),
+            f"{noise.choice(('ValueError', 'KeyError', 'OSError', 'job.shards.ShardError'))}: shard",
+        )
+        for number in range(60)
+    ]
+    lines: list[str] = []
+    for step in range(2_500):
+        told = [
+            [f"[rank{rank}]: {line}" for line in (*raised[noise.randrange(60)], f"of {word()} {step}")] for rank in range(8)
+        ]
+        told = [[*one[:-2], f"{one[-2]} {one[-1].partition(' ')[2]}"] for one in told]
+        if step % 2:
+            lines += (line for one in told for line in one)
+        else:
+            lines += (one[place] for place in range(24) for one in told if place < len(one))
+    block = "".join(f"{line}\n" for line in lines).encode()
+    with path.open("wb") as file:
+        while file.tell() < size - len(DEATH):
+            file.write(block[: max(0, size - len(DEATH) - file.tell())].rpartition(b"\n")[0] + b"\n")
+        file.write(DEATH.encode())
+
+
 def read(path: Path, *, from_stdin: bool) -> tuple[float, float, int, str]:
     """Seconds, seconds of CPU, bytes of memory at the most, and what was said."""
     with path.open("rb") as file:
