@@ -13,7 +13,7 @@ from typing import Any
 from ddpdoctor.finding import Trouble
 from ddpdoctor.postmortem.catalogue.messages import statement_of_nccl
 from ddpdoctor.postmortem.prefixes import nanoseconds
-from ddpdoctor.record.streams.setup import Incident, RankEnding
+from ddpdoctor.record.streams.setup import NO_CODE, Incident, RankEnding
 
 FAILED = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) (?:of )?local_rank: (?P<local>\d+) \(pid: (?P<pid>\d+)\)")
 CLOSING = re.compile(r"Sending process (?P<pid>\d+) closing signal SIG(?P<signal>\w+)")
@@ -36,6 +36,7 @@ _ENDINGS = tuple(
             r"^\s*Exit Code:\s+(?P<code>\d+)",
             r"Process name: (?:\[\[\d+,\d+\],)?(?P<rank>\d+)\]?\s+Exit code:\s+(?P<code>\d+)",
             r"[Rr]ank (?P<rank>\d+) (?:\(PID (?P<pid>\d+)\) exited|crashed) with (?:exit )?code (?P<code>-?\d+)",
+            r'"torchelastic\.worker\.status\.FAILED".*?"global_rank": (?P<rank>\d+).*?"worker_id": "(?P<pid>\d+)"',
             r"MPI_ABORT was invoked on rank (?P<rank>\d+) in communicator .*?(?:with errorcode (?P<code>\d+)|Proc: )",
         ),
     )
@@ -49,6 +50,7 @@ _WORDS_OF_ENDINGS = (
     "Process name: ",
     "MPI_ABORT",
     " crashed with ",
+    "status.FAILED",
 )
 """One of them is in each line with such an end: a look for a word costs a tenth of one for a pattern."""
 WORDS_OF_WRAPPED = ("noticed that", "(OOM), ", "Process name: ", "MPI_ABORT was")
@@ -87,8 +89,9 @@ _SHELL = re.compile(
 )
 _USAGE = re.compile(r"^\S+: error: (?P<message>.+)")
 _ROW = re.compile(r"\s+(?P<key>time|host|rank|exitcode|error_file|traceback)\s+: ?(?P<value>.*)$")
-_RANK = re.compile(r"(?P<rank>\d+) \(local_rank: (?P<local>\d+)\)")
-_EXIT = re.compile(r"(?P<code>-?\d+) \(pid: (?P<pid>\d+)\)")
+_RANK = re.compile(r"(?P<rank>\d+) \((?:local_rank:? (?P<local>\d+)\))?")
+_EXIT = re.compile(r"(?P<code>-?\d+) \((?:SIG\w+\), )?pid:? (?P<pid>\d+)")
+"""The log may end behind the parenthesis, and those who write the table anew add the signal's name."""
 _WORDS_OF_INCIDENTS = (
     "Xid", "ill", "oom", "OOM", "segfault", "] Signal: ", "*** ", "Node failure", "sigkill_handler", "Fatal Python",
     ": error: ", "Segmentation", "Aborted", "Bus error",
@@ -154,9 +157,9 @@ def ending_of(row: dict[str, str]) -> RankEnding | None:
         return None
     return RankEnding(
         rank=int(rank["rank"]),
-        local_rank=int(rank["local"]),
+        local_rank=int(rank["local"]) if rank["local"] else None,
         pid=int(code["pid"]) if code else 0,
-        exit_code=int(code["code"]) if code else 0,
+        exit_code=int(code["code"]) if code else NO_CODE,
         host=row.get("host", ""),
         by_agent=True,
         time_ns=nanoseconds(row.get("time", "")),
@@ -177,7 +180,7 @@ def endings_in(text: str) -> Iterator[RankEnding]:
     for pattern in _ENDINGS:
         if match := pattern.search(text):
             found = match.groupdict()
-            code = -signal_number(found["signal"]) if found.get("signal") else _code(int(found["code"] or 1))
+            code = -signal_number(found["signal"]) if found.get("signal") else _code(int(found.get("code") or NO_CODE))
             rank, pid = found.get("rank"), found.get("pid")
             yield RankEnding(
                 rank=int(rank) if rank else None,

@@ -56,6 +56,8 @@ _TERMINATED = re.compile(
 _WHAT = re.compile(r"what\(\):\s*(?P<message>.*)")
 _OF_MESSAGE = re.compile(r"\s*(?:-|socket\w+ ?: |NET/\w+ ?: |Net ?: )")
 """Further lines of a message of torch's C++ side that say who: of desync reports, and NCCL's last error."""
+_OF_RAY = re.compile(r"\s*(?:Worker )?(?:(?i:pid): (?P<pid>\d+)|(?i:ip(?: address)?): (?P<host>\w[\w.:]*))\s*$")
+"""Further lines of what Ray says of a process that ended."""
 _WORLD = re.compile(r"(?:\d+/(?P<joined>\d+) clients joined|world_size[=:] ?(?P<said>\d+))")
 _LAUNCHER = re.compile(
     r"/torch/(?:distributed/(?:run|launch|launcher/api|elastic/agent/server/api)|multiprocessing/spawn)\.py$"
@@ -343,6 +345,11 @@ class LogReader:
         elif "what():" in text and (match := _WHAT.search(text)):
             self._of_torch(prefixed, match["message"], number, kind=self._terminated or "an exception of C++")
             self._terminated = None
+        elif self._after and (match := _OF_RAY.match(text)):
+            last = self.read_so_far.incidents[-1:]
+            if last and not last[0].frames and number - last[0].line < LINES_AFTER:
+                pid, host = last[0].pid or int(match["pid"] or 0), last[0].host or match["host"] or ""
+                self.read_so_far.incidents[-1] = replace(last[0], pid=pid, host=host)
         elif self._after and _OF_MESSAGE.match(text):
             self._of_torch(prefixed, text, number)
         elif "ChildFailedError" in text:
@@ -403,8 +410,8 @@ class LogReader:
             if grave and ((found := statement_in(message)) is None or found.row.role != "noise"):
                 self._reported = prefixed, message, number
             return False
-        if kind == "timed-out":
-            self._after = LINES_AFTER  # Horovod lists below who does not come.
+        if kind in ("timed-out", "signalled"):
+            self._after = LINES_AFTER  # Horovod lists below who does not come, and Ray which process it was.
         rank, self._spawned = own_rank(message) if self._spawned is None else self._spawned, None
         incident = Incident(
             kind="said" if unknown else kind, trouble=trouble, rank=rank, message=message, loose=True,
@@ -500,11 +507,11 @@ class LogReader:
                 self.read_so_far.last_line = max(self.read_so_far.last_line, root.line)
                 continue
             elif not root.type:
-                waits = _LAUNCHER.search(frames[0].file) is not None
+                waits = bool(frames) and _LAUNCHER.search(frames[0].file) is not None
                 if waits and root.hint in ("", "KeyboardInterrupt"):
                     continue
                 incident = replace(_cut_off(frames), type=root.hint)
-                if waits or root.hint in _DEAD_ACTORS | _ANNOUNCES:
+                if waits or root.hint in _DEAD_ACTORS | _ANNOUNCES - {"ProcessRaisedException"}:
                     message = f"{root.hint}: a process ended, and the log is cut off where its parent says how"
                     incident = Incident(kind="signalled", trouble="killed", type="Ray", message=message)
             else:

@@ -21,8 +21,8 @@ something new, with the traceback that they stand in: jobs repeat an error for d
 END_BYTES = 1 << 20
 """So much of the end of such a log is read one by one again."""
 MOST_NEW, MOST_STRANGE = 30_000, 1_500_000
-"""Lines that are read for saying something new (80 µs each), and that are looked at for it (4 µs); then the rest but for
-the end is left out: only a bomb holds as many."""
+"""Lines that are read for saying something new (80 µs each), and that are looked at for it (4 µs); then the rest but
+for the end is left out: only a bomb holds as many."""
 MOST_KINDS, LONGEST_KIND = 200_000, 250
 MOST_OF_A_PLACE = 20
 """So many different words of one class of error under one mark are read as new."""

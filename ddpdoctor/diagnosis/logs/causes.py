@@ -297,11 +297,12 @@ def _raised_again(told: Sequence[Incident], failed: Collection[int | None]) -> s
     series: dict[tuple[_Process, str, Frame], list[Incident]] = {}
     newest: dict[_Process, int] = {}
     for one in told:
-        if one.kind == "raised" and one.rank is not None and one.frames and not one.mixed:
+        if one.rank is not None and one.frames and not one.mixed:
             process = one.file, one.pid, one.rank
-            place = (user_frames(one.frames) or one.frames)[0]
-            series.setdefault((process, one.type, place), []).append(one)
             newest[process] = max(newest.get(process, -1), one.position)
+            if one.kind == "raised":
+                place = (user_frames(one.frames) or one.frames)[0]
+                series.setdefault((process, one.type, place), []).append(one)
     caught: set[int] = set()
     for (process, _, _), raised in series.items():
         # One death may be told twice, by a logger and by Python: then the words are the same.

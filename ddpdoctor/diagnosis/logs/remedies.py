@@ -14,7 +14,7 @@ from ddpdoctor.examination import Advice
 from ddpdoctor.finding import Fact, Location, Trouble
 from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import RankException, RunRecord
-from ddpdoctor.record.streams.setup import ERROR_LINE, IN_THE_KERNEL, NO_START, Incident
+from ddpdoctor.record.streams.setup import ERROR_LINE, IN_THE_KERNEL, NO_CODE, NO_START, Incident
 
 # What a launcher may do about a first cause: start the job again, exclude a node, or leave it to a person.
 # Which evidence of a death is missing, and how to have it the next time.
@@ -289,7 +289,7 @@ OF_LOGS: Mapping[Trouble, str | Callable[[LogCause], str]] = {
 """What to do about a first cause of each kind; the check that stands for it reports it from the logs."""
 
 
-MESSAGE_CHARACTERS = 200
+MESSAGE_CHARACTERS, _BEGINNING = 200, 120
 FACTS_OF_RANKS = 16
 """Of more ranks than this the facts are not listed one by one."""
 UNUSED_SHOWN = 6
@@ -321,6 +321,8 @@ def title(cause: LogCause) -> str:
         case "cuda":
             return f"{_who(cause)} failed with a CUDA error{_at(first)}: {_of_cuda(first)}"
         case "left":
+            if first.exit_code == NO_CODE:
+                return f"{_who(cause)} failed; neither an exit code nor a traceback is in the log"
             return f"{_who(cause)} left with exit code {first.exit_code} and without a traceback"
         case "killed-by-kernel":
             by = first.type if first.type != "out of memory" else "the kernel"
@@ -381,7 +383,10 @@ def incident_text(one: Incident) -> str:
     """Return what an exception's message says, in one line."""
     raised = RankException(time_ns=0, type=one.type, message=one.message or "")
     text = " ".join((headline(raised) or one.type).split())
-    return text if len(text) <= MESSAGE_CHARACTERS else f"{text[: MESSAGE_CHARACTERS - 1]}…"
+    # Messages name files first, and say at their end what is wrong with them.
+    if len(text) <= MESSAGE_CHARACTERS:
+        return text
+    return f"{text[:_BEGINNING].rstrip()} … {text[_BEGINNING + 3 - MESSAGE_CHARACTERS :].lstrip()}"
 
 
 def locations(cause: LogCause) -> tuple[Location, ...]:
@@ -434,7 +439,13 @@ def _sentence(one: Incident) -> str:
     where = f" on {one.host}" if one.host else ""
     log = f"{one.file}:{one.line}: " if one.line else f"{one.file}: " if one.file else ""
     if one.kind in ("signalled", "left") and one.type == "launcher":
-        how = f"was killed by {signal_name(one.signal)}" if one.signal else f"left with exit code {one.exit_code}"
+        how = (
+            f"was killed by {signal_name(one.signal)}"
+            if one.signal
+            else "failed"
+            if one.exit_code == NO_CODE
+            else f"left with exit code {one.exit_code}"
+        )
         return f"{log}the launcher reports that {who}{where} {how}"
     kind = f"{one.type}: " if one.type and one.type not in ("terminate", "launcher", "shell") else ""
     who = f"process {one.pid} ({one.process})" if one.process and one.rank is None else who
