@@ -25,13 +25,15 @@ _ENDINGS = tuple(
     map(
         re.compile,
         (
-            # mp.spawn, Lightning, Open MPI (which wraps its sentence; on_line joins it), containers of compose, pods of
-            # Kubeflow's operator
+            # mp.spawn, Lightning, Open MPI (which wraps its sentence; on_line joins it), Intel MPI, containers of
+            # compose, pods of Kubeflow's operator
             r"process (?P<rank>\d+) terminated with signal SIG(?P<signal>\w+)",
             r"process (?P<rank>\d+) terminated with exit code (?P<code>\d+)",
             r"\[rank: (?P<rank>\d+)\] Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)",
             r"process rank (?P<rank>\d+) with PID (?:(?P<pid>\d+)|\S+) on node (?P<host>\S+) "
             r"exited on signal (?P<signal>\d+)",
+            r" RANK (?P<rank>\d+) PID (?P<pid>\d+) RUNNING AT (?P<host>\S+) += +"
+            r"(?:KILLED BY SIGNAL: (?P<signal>\d+)|EXIT STATUS: (?P<code>\d+))",
             r"(?:^|\bPod: )(?P<host>[\w.-]+) exited with code (?P<code>\d+)",
             r"^\s*Exit Code:\s+(?P<code>\d+)",
             r"Process name: (?:\[\[\d+,\d+\],)?(?P<rank>\d+)\]?\s+Exit code:\s+(?P<code>\d+)",
@@ -51,11 +53,12 @@ _WORDS_OF_ENDINGS = (
     "MPI_ABORT",
     " crashed with ",
     "status.FAILED",
+    " RUNNING AT ",
 )
 """One of them is in each line with such an end: a look for a word costs a tenth of one for a pattern."""
-WORDS_OF_WRAPPED = ("noticed that", "(OOM), ", "Process name: ", "MPI_ABORT was")
+WORDS_OF_WRAPPED = ("noticed that", "(OOM), ", "Process name: ", "MPI_ABORT was", " RUNNING AT ")
 WRAPPED = re.compile(
-    r"noticed that process rank \d+ .*\bexited on$|Process name: \S+$"
+    r"noticed that process rank \d+ .*\bexited on$|Process name: \S+$| RANK \d+ PID \d+ RUNNING AT \S+$"
     r"|MPI_ABORT was invoked on rank \d+ in communicator \S+$|memory pressure \(OOM\), .*\bat$"
 )
 """The first line of two."""
@@ -79,7 +82,7 @@ _OPEN_MPI = re.compile(r"^\[(?P<host>[\w.-]+):(?P<pid>\d+)\] Signal: [\w ]+ \((?
 _KERNEL_MEMORY = re.compile(r"[Oo]ut of memory:? Kill(?:ed)? process (?P<pid>\d+) \((?P<name>[^)]*)\)")
 _KERNEL_FAULT = re.compile(r"(?P<name>[\w.:-]+)\[(?P<pid>\d+)\]: segfault at ")
 _XID = re.compile(r"NVRM: Xid \((?P<gpu>[^)]*)\): (?P<number>\d+)(?:, pid='?(?P<pid>\d+)'?)?(?P<text>.*)")
-_NCCL_WARN = re.compile(r"(?:(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[-?\d+\].*?)?NCCL WARN (?P<text>.*)")
+_NCCL_WARN = re.compile(r"(?:(?P<host>[\w.-]+):(?P<pid>\d+)(?::\d+)? \[-?\d+\].*?)?NCCL WARN (?P<text>.*)")
 OF_NCCL = "NCCL WARN "
 _PYTHON_FAULT = re.compile(r"Fatal Python error: (?P<what>.+)")
 _SHELL = re.compile(

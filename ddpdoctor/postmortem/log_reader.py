@@ -141,6 +141,8 @@ class LogReader:
         self._other_prefixes = OtherPrefixes()
         self._table = launchers.FailureTable()
         self._after = 0
+        self._line = 0
+        """The one that is being read."""
         self._time_ns = 0
         self._spawned: int | None = None
         self._told_to_end: set[int] = set()
@@ -256,6 +258,7 @@ class LogReader:
 
     def _take(self, line: bytes, number: int) -> Heed:
         before = self._taken_in
+        self._line = number
         self.note_ranks(line)
         lines = lines_in(line.decode("utf-8", "replace"), self._habit, self._year)
         self._scanner.count_parts(len(lines) + self._tracebacks.weight)
@@ -481,6 +484,7 @@ class LogReader:
                 time_ns=ending.time_ns or self._time_ns,
                 was_ended=ending.pid in self._told_to_end,
                 file=self._name,
+                line=self._line,
                 position=next(self._positions),
             )
         )

@@ -189,7 +189,7 @@ class Tracebacks:
         left = [
             *self._closed,
             *(one for one in cut if one.frames and (not one.headless or one.is_where_the_log_ends)),
-            *(one for one in cut[-1:] if one.hint and not one.frames and one.age <= LAST_LINES),
+            *(one for one in cut[-1:] if one.hint and not (one.headless or one.frames) and one.age <= LAST_LINES),
             *filter(None, self._chained.values()),
         ]
         self._open, self._closed, self._chained = [], [], {}

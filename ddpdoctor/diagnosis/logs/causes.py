@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from ddpdoctor.diagnosis.logs.ranks import SIGKILL, SIGTERM, Ending, endings_of, unexplained, with_ranks
+from ddpdoctor.diagnosis.logs.ranks import SIGABRT, SIGKILL, SIGTERM, Ending, endings_of, unexplained, with_ranks
 from ddpdoctor.diagnosis.steps import ByIdentity
 from ddpdoctor.diagnosis.wording import rank_list, verb
 from ddpdoctor.finding import Frame, Trouble, in_user_code
@@ -26,6 +26,7 @@ from ddpdoctor.record.streams.setup import ERROR_LINE, NO_START, WATCHDOG, Incid
 
 ONE_MOMENT_NS = 1_000_000_000
 """Clocks of two nodes, and the time that is read off a line near a traceback, are trusted to a second."""
+_OF_EXCEPTIONS = frozenset({SIGABRT, SIGTERM})
 _SIGNALLED = {6: "aborted", 9: "killed", 15: "terminated"}
 _BY_ITSELF = frozenset({"raised", "mismatch", "gpu", "cuda", "killed-by-kernel", "worker-lost", "crashed", "killed"})
 _LOST = frozenset({"lost-peer", "lost-by-nccl"})
@@ -271,13 +272,15 @@ def _gone_on(told: Sequence[Incident], endings: Sequence[Ending], evidence: LogE
     if evidence.finished:
         return tuple(told)
     ended = {ending.rank for ending in endings if ending.exit_code}
+    # An exception ends a process by an exit code, and one of torch's C++ side by SIGABRT.
+    by_signal = {ending.rank for ending in endings if ending.exit_code < 0 and -ending.exit_code not in _OF_EXCEPTIONS}
     passed = [one for one in told if one.went_on and (one.kind in _DISMISSIBLE or one.type == "Horovod")]
     # With a death elsewhere an unknown rank's exception needs more to be dismissed: others may be some lines behind.
     lonely = not ended and len(passed) == len(told)
     dismissed = {
         one.position
         for one in passed
-        if (one.rank is not None and one.rank not in ended)
+        if (one.rank is not None and one.rank not in (ended if one.kind == "signalled" else ended - by_signal))
         or (one.rank is None and one.went_on >= (1 if lonely else _GONE_ON))
     }
     dismissed |= _raised_again(told, {ending.rank for ending in endings if ending.exit_code > 0})

@@ -35,6 +35,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     time_ns: int = 0
     position: int = 0
     file: str = ""
+    line: int = 0
 
 
 def endings_of(told: Iterable[RankEnding], heard: Collection[int] = ()) -> tuple[Ending, ...]:
@@ -136,7 +137,7 @@ def _incident(kind: str, trouble: Trouble, ending: Ending, **more: int) -> Incid
     return msgspec.convert(
         {
             "kind": kind, "trouble": trouble, "rank": ending.rank, "pid": ending.pid, "host": ending.host, **more,
-            "position": ending.position, "file": ending.file, "type": "launcher",
+            "position": ending.position, "file": ending.file, "line": ending.line, "type": "launcher",
         },
         Incident,
     )  # fmt: skip
@@ -157,6 +158,7 @@ def _joined(group: list[RankEnding]) -> tuple[Ending, int | None]:
         time_ns=min((one.time_ns for one in group if one.time_ns), default=0),
         position=min(one.position for one in group),
         file=group[0].file,
+        line=group[0].line,
     )
     return ending, local
 

@@ -196,10 +196,9 @@ def of_killing(cause: LogCause) -> str:
             "or smaller samples, and look at the memory limit of the container."
         )
     if first.kind == "killed-by-scheduler":
-        return (
-            "Ask the scheduler why (`sacct -j JOB`), give the job more time, and save checkpoints so that it can "
-            "resume."
-        )
+        if first.type == "time limit":
+            return "Give the job more time, and save checkpoints so that it can resume."
+        return "Ask the scheduler why (`sacct -j JOB` of Slurm), and save checkpoints so that the job can resume."
     if first.kind in ("ended-from-outside", "interrupted"):
         return (
             "Find out who sent the signal: a user, the scheduler's time limit, a lost terminal (SIGHUP: nohup, tmux). "
@@ -289,7 +288,7 @@ OF_LOGS: Mapping[Trouble, str | Callable[[LogCause], str]] = {
 """What to do about a first cause of each kind; the check that stands for it reports it from the logs."""
 
 
-MESSAGE_CHARACTERS, _BEGINNING = 200, 120
+MESSAGE_CHARACTERS, _BEGINNING = 280, 200
 FACTS_OF_RANKS = 16
 """Of more ranks than this the facts are not listed one by one."""
 UNUSED_SHOWN = 6
@@ -319,7 +318,8 @@ def title(cause: LogCause) -> str:
             stuck = f" for {duration_text(first.timeout_ns)}" if first.timeout_ns else ""
             return f"the NCCL watchdog of {_who(cause)} was stuck{stuck}, probably in a call of CUDA or NCCL"
         case "cuda":
-            return f"{_who(cause)} failed with a CUDA error{_at(first)}: {_of_cuda(first)}"
+            library = "HIP" if first.type == "HIP error" else "CUDA"
+            return f"{_who(cause)} failed with a {library} error{_at(first)}: {_of_cuda(first)}"
         case "left":
             if first.exit_code == NO_CODE:
                 return f"{_who(cause)} failed; neither an exit code nor a traceback is in the log"

@@ -255,6 +255,7 @@ class RankEnding(msgspec.Struct, frozen=True, kw_only=True):
     by_agent: bool = False
     """torchrun's agent reports it, which starts the ranks of its node and ends those that are left."""
     file: str = ""
+    line: int = 0
     position: int = 0
 
 
