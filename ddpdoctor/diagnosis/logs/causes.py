@@ -124,7 +124,7 @@ _INSTALLED = re.compile(r"/(?:site|dist)-packages/(?!torch/|_\w+/)\w+/")
 """A file of an installed package other than torch."""
 _GONE_ON = 5
 """Lines of progress after an exception of an unknown rank, of which one may come from ranks that have not noticed."""
-_REPEATING = ("deepspeed", "command")
+_REPEATING = ("deepspeed", "command", "systemd")
 _WARNING = "a warning"
 _ROUND_NS = 10_000_000_000
 """Launchers look after their ranks every 5 s or more often."""

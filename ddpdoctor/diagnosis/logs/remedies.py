@@ -448,7 +448,8 @@ def _sentence(one: Incident) -> str:
         )
         return f"{log}the launcher reports that {who}{where} {how}"
     kind = f"{one.type}: " if one.type and one.type not in ("terminate", "launcher", "shell") else ""
-    who = f"process {one.pid} ({one.process})" if one.process and one.rank is None else who
+    if one.process and one.rank is None:
+        who = f"process {one.pid} ({one.process})" if one.pid else one.process
     return f"{log}{who}{where}: {kind}{incident_text(one)}"
 
 

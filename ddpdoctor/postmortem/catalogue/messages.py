@@ -31,7 +31,7 @@ _SIGNALS = {
     "terminated": 15,
     "aborted": 6,
     "floating point exception": 8,
-    **{name.lower(): int(one) for name, one in signal.Signals.__members__.items()},
+    **{form.lower(): int(one) for name, one in signal.Signals.__members__.items() for form in (name, name[3:])},
 }
 _NO_DIGITS = str.maketrans("123456789", "0" * 9)
 _PLACES: dict[tuple[_Where, str], int] = {}
@@ -225,8 +225,10 @@ def _fields(match: re.Match[str], row: Row) -> dict[str, Any]:
         fields["pid"] = int(found["pid"])
     if "signal" in found:
         fields["signal"] = _SIGNALS.get(found["signal"].strip().lower())
+    if "code" in found:
+        fields["exit_code"] = int(found["code"])
     if "seconds" in found:
         fields["timeout_ns"] = int(found["seconds"]) * 1_000_000_000
     if host := found.get("host") or found.get("host2"):
         fields["host"] = host
-    return fields | {name: found[name] for name in ("peer", "collective") if name in found}
+    return fields | {name: found[name] for name in ("peer", "collective", "process") if name in found}
