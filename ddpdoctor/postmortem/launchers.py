@@ -74,13 +74,8 @@ _SLURM_TASK = re.compile(r"srun: error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,
 _SLURM_CANCELLED = re.compile(
     r"\*\*\* (?:JOB|STEP) \S+ ON (?P<host>\S+) CANCELLED AT (?P<time>\S+)(?: DUE TO (?P<why>[A-Z ]+?))? \*\*\*"
 )
-_SLURM_LAUNCH = re.compile(r"srun: error: Task launch for \S+ failed on node (?P<host>[^\s:]+)")
-_SLURM_NODE = re.compile(r"srun: error: Node failure on (?P<host>\S+)")
-_SLURM_MEMORY = re.compile(r"Detected \d+ oom[_-]kill event", re.IGNORECASE)
-_POD_MEMORY = re.compile(r"\bOOMKilled\b")
 _OPEN_MPI = re.compile(r"^\[(?P<host>[\w.-]+):(?P<pid>\d+)\] Signal: [\w ]+ \((?P<signal>\d+)\)")
 _KERNEL_MEMORY = re.compile(r"[Oo]ut of memory:? Kill(?:ed)? process (?P<pid>\d+) \((?P<name>[^)]*)\)")
-_KERNEL_FAULT = re.compile(r"(?P<name>[\w.:-]+)\[(?P<pid>\d+)\]: segfault at ")
 _XID = re.compile(r"NVRM: Xid \((?P<gpu>[^)]*)\): (?P<number>\d+)(?:, pid='?(?P<pid>\d+)'?)?(?P<text>.*)")
 _NCCL_WARN = re.compile(r"(?:(?P<host>[\w.-]+):(?P<pid>\d+)(?::\d+)? \[-?\d+\].*?)?NCCL WARN (?P<text>.*)")
 OF_NCCL = "NCCL WARN "
@@ -96,8 +91,8 @@ _RANK = re.compile(r"(?P<rank>\d+) \((?:local_rank:? (?P<local>\d+)\))?")
 _EXIT = re.compile(r"(?P<code>-?\d+) \((?:SIG\w+\), )?pid:? (?P<pid>\d+)")
 """The log may end behind the parenthesis, and those who write the table anew add the signal's name."""
 _WORDS_OF_INCIDENTS = (
-    "Xid", "ill", "oom", "OOM", "segfault", "] Signal: ", "*** ", "Node failure", "sigkill_handler", "Fatal Python",
-    ": error: ", "Segmentation", "Aborted", "Bus error",
+    "Xid", "ill", "] Signal: ", "*** ", "sigkill_handler", "Fatal Python", ": error: ", "Segmentation", "Aborted",
+    "Bus error",
 )  # fmt: skip
 XIDS_THAT_FOLLOW = frozenset({45})
 """The driver cleans up after a process that had ended."""
@@ -223,13 +218,6 @@ def incidents_in(text: str) -> Iterator[Incident]:
             type="out of memory",
             message=text.strip(),
         )
-    elif _SLURM_MEMORY.search(text) or _POD_MEMORY.search(text):
-        yield Incident(kind="killed-by-kernel", trouble="killed", signal=9, type="out of memory", message=text.strip())
-    elif match := _KERNEL_FAULT.search(text):
-        yield Incident(
-            kind="signalled", trouble="killed", pid=int(match["pid"]), process=match["name"], signal=11,
-            message=text.strip(),
-        )  # fmt: skip
     elif match := _OPEN_MPI.search(text):
         yield Incident(
             kind="signalled", trouble="killed", pid=int(match["pid"]), host=match["host"], signal=int(match["signal"]),
@@ -240,14 +228,6 @@ def incidents_in(text: str) -> Iterator[Incident]:
             kind="killed-by-scheduler", trouble="killed", host=match["host"], time_ns=nanoseconds(match["time"]),
             type=(match["why"] or "cancelled").lower(), message=text.strip(),
         )  # fmt: skip
-    elif match := _SLURM_LAUNCH.search(text):
-        yield Incident(
-            kind="killed-by-scheduler", trouble="killed", host=match["host"], type="launch", message=text.strip()
-        )
-    elif match := _SLURM_NODE.search(text):
-        yield Incident(
-            kind="killed-by-scheduler", trouble="killed", host=match["host"], type="node failure", message=text.strip()
-        )
     elif match := _DEEPSPEED.search(text):
         # The command in front of it is that of the last rank, whichever failed; one whose last rank is 0 has no other.
         left = int(match["code"])

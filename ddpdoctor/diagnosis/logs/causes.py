@@ -15,12 +15,12 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from ddpdoctor.diagnosis.logs.ranks import SIGABRT, SIGKILL, SIGTERM, Ending, endings_of, unexplained, with_ranks
+from ddpdoctor.diagnosis.logs.ranks import SIGABRT, SIGKILL, SIGTERM, endings_of, unexplained, with_ranks
 from ddpdoctor.diagnosis.steps import ByIdentity
 from ddpdoctor.diagnosis.wording import rank_list, verb
 from ddpdoctor.finding import Frame, Trouble, in_user_code
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.streams.setup import ERROR_LINE, NO_START, WATCHDOG, Incident, LogEvidence
+from ddpdoctor.record.streams.setup import ERROR_LINE, NO_START, WATCHDOG, Incident, LogEvidence, RankEnding
 
 # What can follow from what: the edges of the chain from a first cause to its last echo, as data.
 
@@ -248,7 +248,7 @@ def _of_attempt(evidence: LogEvidence, attempt: int) -> tuple[LogCause, ...]:
     if not evidence.of_training:
         found = [replace(found[0], of_training=False, doubt="nothing in the logs shows that they are of a training")]
     for group in groups:
-        if group is cause or group[0] in found[0].incidents:
+        if group is cause or group[0] in (*found[0].incidents, *found[0].behind):
             continue
         same = {one.rank for one in group} <= set(found[0].ranks) or (_is_own(cause[0]) and not is_cut(cause[0]))
         if is_cut(group[0]) and same:
@@ -259,7 +259,7 @@ def _of_attempt(evidence: LogEvidence, attempt: int) -> tuple[LogCause, ...]:
     return (*found, *survivors)
 
 
-def _is_of_the_job(one: Incident, endings: Sequence[Ending], evidence: LogEvidence) -> bool:
+def _is_of_the_job(one: Incident, endings: Sequence[RankEnding], evidence: LogEvidence) -> bool:
     """Return whether the process that an incident is about can be one of the job, where the system names it."""
     if not one.process or _OF_A_JOB.search(one.process):
         return True
@@ -267,7 +267,7 @@ def _is_of_the_job(one: Incident, endings: Sequence[Ending], evidence: LogEviden
     return one.pid in known
 
 
-def _gone_on(told: Sequence[Incident], endings: Sequence[Ending], evidence: LogEvidence) -> tuple[Incident, ...]:
+def _gone_on(told: Sequence[Incident], endings: Sequence[RankEnding], evidence: LogEvidence) -> tuple[Incident, ...]:
     """Return the incidents after which their process wrote what it writes while it trains."""
     if evidence.finished:
         return tuple(told)
@@ -484,7 +484,7 @@ def _judged(
     failed: tuple[Incident, ...],
     groups: Sequence[tuple[Incident, ...]],
     everyone: frozenset[int],
-    endings: Sequence[Ending],
+    endings: Sequence[RankEnding],
     evidence: LogEvidence,
 ) -> LogCause:
     cause = _cause(failed, "cause")
@@ -535,7 +535,7 @@ def _cause(group: Sequence[Incident], role: Role) -> LogCause:
 
 
 def _of_timeout(
-    cause: LogCause, groups: Sequence[tuple[Incident, ...]], everyone: frozenset[int], endings: Sequence[Ending]
+    cause: LogCause, groups: Sequence[tuple[Incident, ...]], everyone: frozenset[int], endings: Sequence[RankEnding]
 ) -> LogCause:
     """Return who waited in what; where all ranks waited in different calls, they part."""
     cause = _with_lost_peers(cause, groups, everyone)
@@ -586,7 +586,7 @@ def _of_one_number(waiting: Sequence[Incident]) -> list[Incident]:
     )
 
 
-def _with_unheard(cause: LogCause, evidence: LogEvidence, endings: Sequence[Ending]) -> LogCause:
+def _with_unheard(cause: LogCause, evidence: LogEvidence, endings: Sequence[RankEnding]) -> LogCause:
     """Doubt that ranks did not come which are known by the job's size only: what they wrote may be elsewhere."""
     named = {rank for one in cause.incidents for rank in one.absent}
     ended = {ending.rank for ending in endings if ending.was_ended}
@@ -627,7 +627,7 @@ def _of_mismatch(cause: LogCause, groups: Sequence[tuple[Incident, ...]]) -> Log
     return replace(cause, trouble=trouble, ranks=ranks, behind=lost)
 
 
-def _of_lost_peer(cause: LogCause, everyone: frozenset[int], endings: Sequence[Ending]) -> LogCause:
+def _of_lost_peer(cause: LogCause, everyone: frozenset[int], endings: Sequence[RankEnding]) -> LogCause:
     """Someone left, and no log says how: a rank of which nothing is known, that the launcher did not have to end."""
     if cause.trouble == "no-rendezvous":
         return replace(cause, doubt="the logs do not show why the process that holds the store ended")
@@ -640,7 +640,7 @@ def _of_lost_peer(cause: LogCause, everyone: frozenset[int], endings: Sequence[E
     return replace(cause, doubt="the logs show neither which rank left nor why")
 
 
-def _of_the_first_to_leave(cause: LogCause, endings: Sequence[Ending]) -> LogCause:
+def _of_the_first_to_leave(cause: LogCause, endings: Sequence[RankEnding]) -> LogCause:
     """Launchers of several nodes note when each rank had failed: those that did so later follow the first."""
     noted = {ending.rank: ending.time_ns for ending in endings if ending.time_ns}
     if not all(one.rank in noted for one in cause.incidents):
@@ -663,7 +663,7 @@ def _of_signal(cause: LogCause, groups: Sequence[tuple[Incident, ...]]) -> LogCa
     return replace(cause, behind=tuple(memory))
 
 
-def _everyone(evidence: LogEvidence, incidents: Sequence[Incident], endings: Sequence[Ending]) -> frozenset[int]:
+def _everyone(evidence: LogEvidence, incidents: Sequence[Incident], endings: Sequence[RankEnding]) -> frozenset[int]:
     """All ranks of the job, as far as the logs know."""
     known = {one.rank for one in incidents} | {one.rank for one in endings}
     named = {rank for rank in known if rank is not None}

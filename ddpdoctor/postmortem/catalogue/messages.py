@@ -28,6 +28,7 @@ _SIGNALS = {
     "killed": 9,
     "bus error": 7,
     "segmentation fault": 11,
+    "segfault": 11,
     "terminated": 15,
     "aborted": 6,
     "floating point exception": 8,
