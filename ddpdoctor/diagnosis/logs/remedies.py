@@ -293,6 +293,7 @@ FACTS_OF_RANKS = 16
 """Of more ranks than this the facts are not listed one by one."""
 UNUSED_SHOWN = 6
 _ADDRESS = re.compile(r"\d:\d{2,5}\b|\]:\d{2,5}\b|, \d{2,5}\)|port: \d+")
+_RUNS = re.compile(r"\bRank (\d+) is running (?:inconsistent )?collective")
 _STORE = re.compile(r"\baddress (\S+:\d{2,5})\b")
 TEARDOWN = "terminate called without an active exception"
 
@@ -485,13 +486,16 @@ def _of_mismatch(cause: LogCause) -> str:
             f"the ranks' collectives{where} differ in size or dtype: gloo received a different number of bytes "
             "than expected"
         )
-    return f"the ranks' collectives{where} differ{differs}"
+    # What differs is listed in the order in which the message names the two ranks.
+    named = _RUNS.findall(first.message) if differs else []
+    whose = f"the collectives of rank {named[0]} and rank {named[1]}" if len(named) == 2 else "the ranks' collectives"
+    return f"{whose}{where} differ{differs}"
 
 
 def _difference(message: str) -> str:
     """Return what ProcessGroupWrapper lists, as ``in: Op type: BROADCAST vs ALLREDUCE``."""
     _, found, listed = message.partition("differ in the following aspects:")
-    text = " ".join(listed.replace("vs ", " vs ").split())
+    text = " ".join(listed.replace("vs ", " vs ").replace("Tensor Tensor", "Tensor").split())
     return f": {text[:MESSAGE_CHARACTERS]}" if found and text else ""
 
 
