@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, cast
 
 PIECE_BYTES = 1 << 20
 LONGEST_LINE = 1 << 20
@@ -31,7 +31,10 @@ TAIL_BYTES = 1 << 16
 _DIGITS = b"0123456789"
 _HEADER = b"raceback (most"
 _FRAME = b'", line '
-_MARK = re.compile(rb"\[\w+\]:|\s*\d+: ?|")
+_MARK = re.compile(
+    rb"(?:\d[-\d:.,TZ+]{7,}[ ,](?:[\d:.,]+ )?(?:std(?:err|out) [FP] )?)?(\[\w+\]:|\s*\d+: ?|)(.*)", re.DOTALL
+)
+"""A time, what marks the lines of one process, and what it wrote."""
 _PLACE = re.compile(rb"\S*(?:rror|Exception|WARN|ERROR|CRITICAL|FATAL|\.cpp:)\S*(?: \S+)?")
 _CHAINED = (b"The above exception was", b"During handling of the")
 NEEDLES = (
@@ -174,8 +177,7 @@ class Scanner:
             self._strange += 1
             if len(known) < MOST_KINDS and len(kind) < LONGEST_KIND:
                 known.add(kind)
-            match = _MARK.match(line)
-            mark = match[0] if match else b""
+            mark, _ = _parted(line)
             if place >= read_to.get(mark, 0) and self._is_new(lines, kind, place, mark):
                 start = _start_of(lines, place, mark, read_to.get(mark, 0))
                 read_to[mark] = self._hand_on(lines, start, place, mark)
@@ -197,7 +199,8 @@ class Scanner:
         end = before = start
         for end in range(start, min(len(lines) - 1, place + MOST_OF_A_TRACEBACK)):
             line = lines[end]
-            if not line.startswith(mark):
+            whose, wrote = _parted(line)
+            if whose != mark:
                 continue
             if end > place and _HEADER in line and not any(words in lines[before] for words in _CHAINED):
                 return end
@@ -205,7 +208,7 @@ class Scanner:
             heed = self._take(line, self._lines + end + 1)
             if end >= place and heed != "more":
                 break
-            before = end if line[len(mark) :].strip() else before
+            before = end if wrote.strip() else before
         return end + 1
 
     def _feed(self, piece: bytes, *, last: bool) -> None:
@@ -262,10 +265,14 @@ class Scanner:
 def _start_of(lines: list[bytes], place: int, mark: bytes, low: int) -> int:
     """Return where the traceback that a line stands in begins; its own place where it stands in none."""
     for start in range(place, max(low, place - MOST_OF_A_TRACEBACK) - 1, -1):
-        if not lines[start].startswith(mark):
-            continue
-        if _HEADER in lines[start]:
+        whose, wrote = _parted(lines[start])
+        if whose == mark and _HEADER in wrote:
             return start
-        if start < place and lines[start][len(mark) + 1 : len(mark) + 2] != b" ":
+        if whose == mark and start < place and wrote[1:2] != b" ":
             break
     return place
+
+
+def _parted(line: bytes) -> tuple[bytes, bytes]:
+    mark, wrote = cast("re.Match[bytes]", _MARK.match(line)).groups()
+    return mark, wrote

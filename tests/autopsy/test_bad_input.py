@@ -238,13 +238,13 @@ def test_of_a_log_of_nothing_but_failures_the_beginning_and_the_end_are_read(
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-@pytest.mark.parametrize("mark", ["[rank{}]: ", "{}: ", ""])
+@pytest.mark.parametrize("mark", ["[rank{}]: ", "{}: ", "", "2026-11-20T20:17:56.12{}Z stderr F "])
 def test_in_a_log_of_nothing_but_tracebacks_another_one_is_found(
     mark: str, mixed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scan, "MOST_TAKEN", 2_000)
     monkeypatch.setattr(scan, "END_BYTES", 4_000)
-    noise = random.Random(0)
+    noise, of_ranks = random.Random(0), "{}" in mark[:8]
     lines: list[str] = []
     for step in range(2_000):
         text = RAISED.format(mark="").replace("KeyError: 'cat'", f"OSError: shard {noise.random().hex()} of {step}")
@@ -252,14 +252,14 @@ def test_in_a_log_of_nothing_but_tracebacks_another_one_is_found(
             text = RAISED.format(mark="").replace("KeyError: 'cat'", "MemoryError: no room")
             at = len(lines) + 1
         told = [[mark.format(rank) + line for line in text.splitlines()] for rank in range(2)]
-        if step == 1_200 or not mixed or not mark:
+        if step == 1_200 or not mixed or not of_ranks:
             lines += told[0] if step == 1_200 else told[0] + told[1]
         else:
             lines += (line for both in zip(*told, strict=True) for line in both)
     path = tmp_path / "job.log"
     path.write_text("\n".join(lines) + "\n")
     (found,) = (one for one in read_postmortem((str(path),)).record.logs.incidents if one.type == "MemoryError")
-    assert (found.line, len(found.frames), found.rank) == (at, 2, 0 if mark else None)
+    assert (found.line, len(found.frames), found.rank) == (at, 2, 0 if of_ranks else None)
 
 
 def test_an_error_file_that_is_no_json_costs_a_sentence(tmp_path: Path, good: Path) -> None:
