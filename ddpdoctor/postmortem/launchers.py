@@ -74,29 +74,18 @@ _SLURM_TASK = re.compile(r"srun: error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,
 _SLURM_CANCELLED = re.compile(
     r"\*\*\* (?:JOB|STEP) \S+ ON (?P<host>\S+) CANCELLED AT (?P<time>\S+)(?: DUE TO (?P<why>[A-Z ]+?))? \*\*\*"
 )
-_OPEN_MPI = re.compile(r"^\[(?P<host>[\w.-]+):(?P<pid>\d+)\] Signal: [\w ]+ \((?P<signal>\d+)\)")
-_KERNEL_MEMORY = re.compile(r"[Oo]ut of memory:? Kill(?:ed)? process (?P<pid>\d+) \((?P<name>[^)]*)\)")
 _XID = re.compile(r"NVRM: Xid \((?P<gpu>[^)]*)\): (?P<number>\d+)(?:, pid='?(?P<pid>\d+)'?)?(?P<text>.*)")
 _NCCL_WARN = re.compile(r"(?:(?P<host>[\w.-]+):(?P<pid>\d+)(?::\d+)? \[-?\d+\].*?)?NCCL WARN (?P<text>.*)")
 OF_NCCL = "NCCL WARN "
-_PYTHON_FAULT = re.compile(r"Fatal Python error: (?P<what>.+)")
-_SHELL = re.compile(
-    r"(?:^|(?P<line>: line \d+:\s+)|\s(?<!\*\*\* ))(?P<pid>\d+)?\s*"
-    r"(?P<what>Killed|Segmentation fault|Aborted|Bus error)"
-    r"(?:\s+\(core dumped\))?(?:\s|$)"
-)
 _USAGE = re.compile(r"^\S+: error: (?P<message>.+)")
 _ROW = re.compile(r"\s+(?P<key>time|host|rank|exitcode|error_file|traceback)\s+: ?(?P<value>.*)$")
 _RANK = re.compile(r"(?P<rank>\d+) \((?:local_rank:? (?P<local>\d+)\))?")
 _EXIT = re.compile(r"(?P<code>-?\d+) \((?:SIG\w+\), )?pid:? (?P<pid>\d+)")
 """The log may end behind the parenthesis, and those who write the table anew add the signal's name."""
-_WORDS_OF_INCIDENTS = (
-    "Xid", "ill", "] Signal: ", "*** ", "sigkill_handler", "Fatal Python", ": error: ", "Segmentation", "Aborted",
-    "Bus error",
-)  # fmt: skip
+_WORDS_OF_INCIDENTS = ("Xid", "*** ", "sigkill_handler", ": error: ")
 XIDS_THAT_FOLLOW = frozenset({45})
 """The driver cleans up after a process that had ended."""
-_OTHERS = ("srun:", "sbatch:", "salloc:", "slurmstepd:", "torchrun:", "ddpdoctor:")
+_OTHERS = ("srun", "sbatch", "salloc", "slurmstepd", "torchrun:", "ddpdoctor:")
 """Programs whose lines with ``error:`` are about the job, not about the arguments of a script."""
 MOST_TABLE_LINES = 100_000
 _WORDS = {"killed": 9, "segmentation fault": 11, "aborted": 6, "bus error": 7, "terminated": 15, "out of memory": 9}
@@ -208,21 +197,6 @@ def incidents_in(text: str) -> Iterator[Incident]:
                 kind="gpu", trouble="gpu-fault", pid=int(match["pid"] or 0), type=f"Xid {number}",
                 message=f"Xid {number} on GPU {match['gpu']}{match['text']}".strip(),
             )  # fmt: skip
-    elif match := _KERNEL_MEMORY.search(text):
-        yield Incident(
-            kind="killed-by-kernel",
-            trouble="killed",
-            pid=int(match["pid"]),
-            process=match["name"],
-            signal=9,
-            type="out of memory",
-            message=text.strip(),
-        )
-    elif match := _OPEN_MPI.search(text):
-        yield Incident(
-            kind="signalled", trouble="killed", pid=int(match["pid"]), host=match["host"], signal=int(match["signal"]),
-            type="shell", message=text.strip(),
-        )  # fmt: skip
     elif match := _SLURM_CANCELLED.search(text):
         yield Incident(
             kind="killed-by-scheduler", trouble="killed", host=match["host"], time_ns=nanoseconds(match["time"]),
@@ -236,22 +210,11 @@ def incidents_in(text: str) -> Iterator[Incident]:
             exit_code=left if left > 0 else None, signal=-left if left < 0 else None, message=text.strip(),
             rank=0 if "'--local_rank=0'" in text else None,
         )  # fmt: skip
-    elif match := _PYTHON_FAULT.search(text):
-        yield Incident(
-            kind="signalled", trouble="killed", signal=_WORDS.get(match["what"].strip().lower()),
-            type="Fatal Python error",
-            message=match["what"].strip(),
-        )  # fmt: skip
     elif (match := _USAGE.match(text)) and not text.startswith(_OTHERS):
         # argparse ends a script with exit code 2 and without a traceback.
         old_launcher = re.search(r"unrecognized arguments:.*--local[-_]rank", text)
         trouble: Trouble = "local-rank-argument" if old_launcher else "exception"
         yield Incident(kind="raised", trouble=trouble, type="usage error", message=match["message"], exit_code=2)
-    elif (match := _SHELL.search(text)) and (match["line"] or len(text) < 200):
-        yield Incident(
-            kind="signalled", trouble="killed", pid=int(match["pid"] or 0), signal=_WORDS[match["what"].lower()],
-            type="shell", message=text.strip(),
-        )  # fmt: skip
 
 
 def of_command(text: str, *, of_rank: bool = False) -> Incident | None:

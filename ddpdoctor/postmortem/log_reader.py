@@ -413,7 +413,7 @@ class LogReader:
             if grave and ((found := statement_in(message)) is None or found.row.role != "noise"):
                 self._reported = prefixed, message, number
             return False
-        if kind in ("timed-out", "signalled"):
+        if kind == "timed-out" or more.get("type") == "Ray":
             self._after = LINES_AFTER  # Horovod lists below who does not come, and Ray which process it was.
         rank, self._spawned = own_rank(message) if self._spawned is None else self._spawned, None
         incident = Incident(
