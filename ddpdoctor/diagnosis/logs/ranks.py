@@ -127,6 +127,7 @@ def _incident(kind: str, trouble: Trouble, ending: RankEnding, **more: int) -> I
         {
             "kind": kind, "trouble": trouble, "rank": ending.rank, "pid": ending.pid, "host": ending.host, **more,
             "position": ending.position, "file": ending.file, "line": ending.line, "type": "launcher",
+            "attempt": ending.attempt,
         },
         Incident,
     )  # fmt: skip

@@ -250,6 +250,19 @@ def of_timeout(cause: LogCause) -> str:
     )
 
 
+def of_rendezvous(cause: LogCause) -> str:
+    """Return what to do about ranks that do not find each other."""
+    if any(_PORT_TAKEN.search(one.message) for one in cause.incidents):
+        return (
+            "Another process has the port, such as a run that has not ended (`ss -ltnp` names it): end that, or choose "
+            "another port (torchrun --standalone, or --rdzv-endpoint with port 0, takes a free one)."
+        )
+    return (
+        "Give all nodes the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE and each its own node rank, on a free port; "
+        "check that the rank that holds the store is alive and reachable."
+    )
+
+
 CHECKPOINTS = "Pass use_reentrant=False to torch.utils.checkpoint, or static_graph=True to DistributedDataParallel."
 OF_LOGS: Mapping[Trouble, str | Callable[[LogCause], str]] = {
     "early-exit": of_lost_peer,
@@ -268,10 +281,7 @@ OF_LOGS: Mapping[Trouble, str | Callable[[LogCause], str]] = {
         "Use gloo where there is no GPU, and nccl for CUDA tensors only; check that the job gets its GPUs "
         "(CUDA_VISIBLE_DEVICES, the container's runtime)."
     ),
-    "no-rendezvous": (
-        "Give all nodes the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE and each its own node rank, on a free port; "
-        "check that the rank that holds the store is alive and reachable."
-    ),
+    "no-rendezvous": of_rendezvous,
     "out-of-memory": (
         "Use smaller batches with accumulation, activation checkpointing, or mixed precision; where one rank alone ran "
         "out, look at what it alone holds: its longest sample, other processes on its GPU."
