@@ -178,6 +178,11 @@ def of_lost_peer(cause: LogCause) -> str:
             f"Look at the log of the processes on {peer}, and at the network between the two hosts "
             "(`ibstat`, `ip -s link`, dmesg)."
         )
+    if cause.first.kind == "left":
+        return (
+            f"Look for its traceback in its own output ({OUTPUT}; torch's @record puts it into the launcher's table); "
+            "without one it left by sys.exit or os._exit."
+        )
     return (
         "Look at what that rank did last: it may leave by sys.exit, return early, or have fewer batches than the "
         "others. Let all ranks leave together."
@@ -189,11 +194,15 @@ def of_killing(cause: LogCause) -> str:
     first = cause.first
     if first.kind == "killed-by-kernel" or any(one.kind == "killed-by-kernel" for one in cause.behind):
         return "Give the job more memory (container limit, --mem), or reduce its memory use: loader workers, caches."
+    if first.kind == "worker-lost" and first.signal in _CRASHES:
+        return (
+            "The dataset's native code crashed: read a sample in the main process (num_workers=0) under "
+            "PYTHONFAULTHANDLER=1, which prints the stack."
+        )
     if first.kind == "worker-lost":
         return (
             "Usually the kernel killed it because memory ran out: `dmesg -T | grep -i 'killed process'`; use fewer "
-            "workers "
-            "or smaller samples, and look at the memory limit of the container."
+            "workers or smaller samples, and look at the memory limit of the container."
         )
     if first.kind == "killed-by-scheduler":
         if first.type == "time limit":
@@ -511,7 +520,10 @@ def _difference(message: str) -> str:
 
 def _apart(incidents: Sequence[Incident]) -> str:
     by_call: dict[str, list[int]] = {}
+    named = {one.rank for one in incidents if one.collective}
     for one in incidents:
+        if not one.collective and one.rank in named:
+            continue
         by_call.setdefault(f"{one.collective or 'a collective'}{_at(one)}", []).append(
             -1 if one.rank is None else one.rank
         )
