@@ -32,7 +32,9 @@ def from_log(check: Check, record: RunRecord) -> Iterator[Finding]:
             yield check.finding(
                 "log",
                 _title(cause, is_cause=is_cause),
-                remedy=(cause.first.implies or usual) if is_cause else remedies.of_echo(cause),
+                remedy=next((one.implies for one in cause.incidents if one.implies), usual)
+                if is_cause
+                else remedies.of_echo(cause),
                 locations=remedies.locations(cause),
                 ranks=named,
                 evidence=tuple(remedies.facts(cause)),

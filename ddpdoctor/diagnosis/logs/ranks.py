@@ -20,7 +20,7 @@ _BY_EXCEPTION = frozenset(
 """Kinds that end a process by an exception, with a positive exit code …"""
 _ABORTS = frozenset({"timed-out", "stuck", "mismatch", "nccl", "lost-peer", "gpu", "cuda"})
 """… and those in which torch's C++ side ends it by SIGABRT."""
-SIGABRT, SIGTERM, SIGKILL = 6, 15, 9
+SIGABRT, SIGBUS, SIGKILL, SIGTERM = 6, 7, 9, 15
 
 
 _COUNTED = frozenset({"rank", "local_rank"})

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ddpdoctor.diagnosis.failures import number_of, xid
 from ddpdoctor.diagnosis.logs.causes import LogCause, first_cause, user_frames
-from ddpdoctor.diagnosis.logs.ranks import SIGABRT, SIGKILL, SIGTERM
+from ddpdoctor.diagnosis.logs.ranks import SIGABRT, SIGBUS, SIGKILL, SIGTERM
 from ddpdoctor.diagnosis.wording import count, duration_text, location_of, place, rank_list, verb
 from ddpdoctor.examination import Advice
 from ddpdoctor.finding import Fact, Location, Trouble
@@ -50,7 +50,7 @@ def missing_evidence(record: RunRecord, *, dumps: int, explained: bool) -> tuple
         found.append(f"which rank wrote what: {OUTPUT}")
     if cause is not None and cause.first.kind == "signalled" and not cause.first.frames:
         found.append("the stack of the rank that was killed: PYTHONFAULTHANDLER=1 prints it, except for SIGKILL")
-    if cause is not None and cause.first.kind == "nccl" and cause.first.type != "NCCL WARN":
+    if cause is not None and cause.first.kind == "nccl" and not _nccl_says_why(cause):
         found.append("NCCL's own messages: NCCL_DEBUG=WARN")
     if cause is not None and any(name.startswith("#") for name in cause.first.unused):
         found.append("the names of these parameters: TORCH_DISTRIBUTED_DEBUG=INFO")
@@ -148,6 +148,8 @@ def of_exception(cause: LogCause) -> str:
         return "Read the lines in front of it; the log shows neither a traceback nor how the job ended."
     if cause.first.type in _PASSES:
         return "A server did not answer: start the job again, or fetch what it needs once, before the ranks start."
+    if not cause.first.type:
+        return f"Read the end of its traceback, which is not in this log, in the rank's own output: {OUTPUT}."
     return "Fix this exception; the errors of the other ranks follow from it."
 
 
@@ -165,9 +167,14 @@ def of_nccl(cause: LogCause) -> str:
         "system error: NCCL_SOCKET_IFNAME or /dev/shm; CUDA error: a kernel before it; internal error: versions "
         "differ; invalid usage: two ranks on one GPU."
     )
-    if any(one.type == "NCCL WARN" for one in (*cause.incidents, *cause.behind)):
+    if _nccl_says_why(cause):
         return f"Read NCCL's warning in the log. Its usual reasons: {usual}"
     return f"Set NCCL_DEBUG=WARN, which makes NCCL say what failed. The usual reasons: {usual}"
+
+
+def _nccl_says_why(cause: LogCause) -> bool:
+    own = (*cause.incidents, *cause.behind)
+    return any(one.type == "NCCL WARN" or one.implies or "Last error:" in one.message for one in own)
 
 
 def of_lost_peer(cause: LogCause) -> str:
@@ -217,6 +224,10 @@ def of_killing(cause: LogCause) -> str:
         return (
             "gloo's threads were still running when the interpreter ended: call dist.destroy_process_group() at "
             "the end of the script; the work had finished by then."
+        )
+    if first.signal == SIGBUS:
+        return (
+            "Usually shared memory is full (`df -h /dev/shm`): --ipc=host, a larger --shm-size, fewer loader workers."
         )
     if first.signal == SIGABRT:
         return "Read the last lines that this rank printed: an abort prints its reason (`what():`, an assertion)."
@@ -585,7 +596,8 @@ def _parameters(names: Sequence[str]) -> str:
 def _of_nccl(cause: LogCause) -> str:
     """Return what NCCL says itself, where someone told it: torch's words around it name the class only."""
     last = (one.message.partition("Last error:")[2].strip() for one in cause.incidents)
-    own = (incident_text(one) for one in cause.incidents if "NCCL error in" not in one.message)
+    texts = (incident_text(one) for one in cause.incidents if "NCCL error in" not in one.message)
+    own = sorted(texts, key=lambda text: text.startswith("nccl"))
     return next(filter(None, (*last, *own)), "").partition("\n")[0][:MESSAGE_CHARACTERS] or incident_text(cause.first)
 
 
