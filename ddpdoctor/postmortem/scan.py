@@ -1,8 +1,8 @@
 """Finds the few lines of a log that report a failure, in gigabytes of those that do not.
 
-Substrings are searched in whole pieces of the log (1.6 GB/s each, against 0.08 GB/s of one compiled alternation and
-0.45 GB/s of splitting alone): only lines that hold one of them, and those that a reader asks for after them, cost a
-Python step.
+Substrings are searched in what a piece of the log says that no piece before it said (1.6 s for a GB to find that out;
+23 s to search for all of them everywhere): only lines that hold one of them, and those that a reader asks for after
+them, cost a Python step.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Scanner:
         self.skipped: tuple[int, int] | None = None
         """… and of those that were left out."""
         self._kinds: set[bytes] = set()
-        """What sifted lines hold but digits."""
+        """What lines hold but digits: those without a needle, and all that were sifted."""
         self._places: Counter[tuple[bytes, bytes]] = Counter()
         """How often one class of error had new words, by the mark in front of it."""
 
@@ -163,7 +163,7 @@ class Scanner:
                 end = end[cut:]
             if not (piece := stream.read(PIECE_BYTES)):
                 break
-        self._rest, self._tail, self._wants_next, self._taken = end, b"", False, 0
+        self._rest, self._tail, self._wants_next, self._taken, self._kinds = end, b"", False, 0, set()
 
     def _sift(self, text: bytes) -> None:
         """Hand on what is new in whole lines, with the tracebacks that it stands in."""
@@ -220,12 +220,27 @@ class Scanner:
         if end:
             self._search(text[:end], last=last)
 
+    def _needles_in(self, text: bytes) -> list[bytes]:
+        """Return those that a line holds which was not there before, digits aside, and keep lines that hold none.
+
+        No needle has a digit, and a log says the same again and again.
+        """
+        fresh = set(text.translate(None, _DIGITS).split(b"\n")) - self._kinds
+        joined = b"\n".join(fresh)
+        needles = [needle for needle in NEEDLES if needle in joined]
+        if len(self._kinds) < MOST_KINDS:
+            self._kinds.update(
+                kind for kind in fresh if len(kind) < LONGEST_KIND and not any(needle in kind for needle in needles)
+            )
+        return needles
+
     def _search(self, text: bytes, *, last: bool) -> None:
         tail = self._tail[-TAIL_BYTES:] + text[-TAIL_BYTES:]
         whole = len(tail) == len(self._tail) + len(text)
         # Of the first line the beginning may be missing.
         self._tail = tail if whole else tail[tail.find(b"\n") + 1 or len(tail) :]
-        nearest = [text.find(needle) for needle in NEEDLES]
+        needles = self._needles_in(text)
+        nearest = [text.find(needle) for needle in needles]
         # The end of the log is read line by line: there it may say in any words why it ends.
         every = text.rfind(b"\n", 0, max(0, len(text) - TAIL_BYTES)) + 1 if last else len(text)
         position = quiet = 0
@@ -254,7 +269,7 @@ class Scanner:
             position = end + 1
             nearest = [
                 found if found < 0 or found >= position else text.find(needle, position)
-                for needle, found in zip(NEEDLES, nearest, strict=True)
+                for needle, found in zip(needles, nearest, strict=True)
             ]
         if self.is_full:
             self._rest = text[position:] + self._rest
