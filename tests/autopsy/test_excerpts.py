@@ -18,6 +18,7 @@ from ddpdoctor.postmortem.catalogue.messages import (
     statement_of_nccl,
 )
 from ddpdoctor.postmortem.read import read_postmortem
+from ddpdoctor.postmortem.scan import NEEDLES
 from tests.autopsy.catalogue import filled, printed, unclassified
 from tests.autopsy.excerpts import Excerpt, excerpts, faults_of
 from tests.autopsy.test_logs import LOST, RAISED
@@ -61,6 +62,12 @@ def test_a_row_of_the_catalogue_is_found_in_any_surroundings(row: Row, before: s
     assert [(one.kind, one.trouble) for one in incidents][:1] == [("said" if unknown else row.event, row.trouble)]
     assert incidents[0].implies == row.implies and incidents[0].passed_on is ((row.event, row.role) == ("nccl", "echo"))
     assert not before or incidents[0].rank in (3, *range(10))
+
+
+def test_every_row_is_found_in_the_middle_of_a_log() -> None:
+    """Only the end of a log is read line by line."""
+    known = [row for row in (*rows(), *rows_of_nccl()) if row.role != "noise"]
+    assert [row.example for row in known if not any(needle.decode() in row.example for needle in NEEDLES)] == []
 
 
 def test_every_statement_of_torch_and_every_warning_of_nccl_has_a_row() -> None:
