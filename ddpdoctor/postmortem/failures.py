@@ -161,9 +161,7 @@ def _other_models(match: re.Match[str]) -> tuple[IncidentKind, Trouble, Mapping[
     own, other = int(match[2]), int(match[4])
     if not own or not other:
         return "lost-peer", "early-exit", {}
-    if max(own, other) > MOST_PARAMETERS:
-        return "mismatch", "rank-branch", {"others": (int(match[3]),)}
-    return "mismatch", "mismatch", {"others": (int(match[3]),)}
+    return "mismatch", "rank-branch" if max(own, other) > MOST_PARAMETERS else "mismatch", {"others": (int(match[3]),)}
 
 
 def _is_of_sockets(kind: str, text: str) -> bool:

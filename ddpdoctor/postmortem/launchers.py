@@ -45,16 +45,9 @@ _ENDINGS = tuple(
 )
 """How launchers say that a process ended."""
 _WORDS_OF_ENDINGS = (
-    "terminated with",
-    "exited ",
-    "xit Code:",
-    "srun:",
-    "Process name: ",
-    "MPI_ABORT",
-    " crashed with ",
-    "status.FAILED",
-    " RUNNING AT ",
-)
+    "terminated with", "exited ", "xit Code:", "srun:", "Process name: ", "MPI_ABORT", " crashed with ",
+    "status.FAILED", " RUNNING AT ",
+)  # fmt: skip
 """One of them is in each line with such an end: a look for a word costs a tenth of one for a pattern."""
 WORDS_OF_WRAPPED = ("noticed that", "(OOM), ", "Process name: ", "MPI_ABORT was", " RUNNING AT ")
 WRAPPED = re.compile(
@@ -170,12 +163,9 @@ def endings_in(text: str) -> Iterator[RankEnding]:
             code = -signal_number(found["signal"]) if found.get("signal") else _code(int(found.get("code") or NO_CODE))
             rank, pid = found.get("rank"), found.get("pid")
             yield RankEnding(
-                rank=int(rank) if rank else None,
-                pid=int(pid or 0),
-                host=found.get("host") or "",
-                exit_code=code,
+                rank=int(rank) if rank else None, pid=int(pid or 0), host=found.get("host") or "", exit_code=code,
                 first=bool(rank),
-            )
+            )  # fmt: skip
     if match := _SLURM_TASK.search(text):
         code = _code_of(match["what"])
         for task in _tasks(match["tasks"]):

@@ -123,15 +123,9 @@ class LogReader:
 
     def __init__(
         self,
-        name: str,
-        habit: Habit,
-        positions: count[int],
-        *,
-        rank: int | None = None,
-        host: str = "",
-        attempt: int = 0,
+        name: str, habit: Habit, positions: count[int], *, rank: int | None = None, host: str = "", attempt: int = 0,
         year: int = 0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """``rank``, ``host`` and ``attempt`` follow from the log's place among others."""
         self.read_so_far = LogRead(of_training=False)
         self._name, self._habit, self._positions, self._year = name, habit, positions, year
@@ -448,13 +442,8 @@ class LogReader:
             self._told_to_end.add(int(match["pid"]))
             self._add_ending(RankEnding(pid=int(match["pid"]), by_agent=True), prefixed)
         elif match := launchers.FAILED.search(text):
-            ending = RankEnding(
-                local_rank=int(match["local"]),
-                pid=int(match["pid"]),
-                exit_code=int(match["code"]),
-                first=True,
-                by_agent=True,
-            )
+            local, pid, code = int(match["local"]), int(match["pid"]), int(match["code"])
+            ending = RankEnding(local_rank=local, pid=pid, exit_code=code, first=True, by_agent=True)
             self._add_ending(ending, prefixed)
             self._failures.setdefault((prefixed.host, prefixed.pid), []).append(next(self._positions))
         elif match := launchers.TOLD_TO_END.search(text):
@@ -477,17 +466,11 @@ class LogReader:
             self._add_raised([raised])
 
     def _add_ending(self, ending: RankEnding, prefixed: Prefixed, *, of_task: bool = False) -> None:
-        (self._of_tasks if of_task else self.read_so_far.endings).append(
-            replace(
-                ending,
-                host=ending.host or prefixed.host or self._host,
-                time_ns=ending.time_ns or self._time_ns,
-                was_ended=ending.pid in self._told_to_end,
-                file=self._name,
-                line=self._line,
-                position=next(self._positions),
-            )
-        )
+        known = replace(
+            ending, host=ending.host or prefixed.host or self._host, time_ns=ending.time_ns or self._time_ns,
+            was_ended=ending.pid in self._told_to_end, file=self._name, line=self._line, position=next(self._positions),
+        )  # fmt: skip
+        (self._of_tasks if of_task else self.read_so_far.endings).append(known)
 
     def _add_raised(self, done: Iterable[Raised]) -> None:
         for raised in done:
@@ -532,18 +515,13 @@ class LogReader:
         rank = prefixed.rank if prefixed.rank is not None else self._rank
         is_room = len(self.read_so_far.incidents) < MOST_INCIDENTS
         self.read_so_far.dropped += not is_room and len(self._latest) == MOST_LATEST
-        (self.read_so_far.incidents if is_room else self._latest).append(
-            replace(
-                incident,
-                rank=rank if rank is not None else incident.rank,
-                host=incident.host or prefixed.host or self._host,
-                pid=incident.pid or prefixed.pid,
-                time_ns=incident.time_ns or prefixed.time_ns or self._time_ns,
-                position=incident.position or next(self._positions),
-                file=self._name,
-                line=line,
-            )
-        )
+        known = replace(
+            incident, rank=rank if rank is not None else incident.rank, file=self._name, line=line,
+            host=incident.host or prefixed.host or self._host, pid=incident.pid or prefixed.pid,
+            time_ns=incident.time_ns or prefixed.time_ns or self._time_ns,
+            position=incident.position or next(self._positions),
+        )  # fmt: skip
+        (self.read_so_far.incidents if is_room else self._latest).append(known)
 
 
 def _start_of(text: str) -> int:

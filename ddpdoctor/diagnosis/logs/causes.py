@@ -103,20 +103,10 @@ def surely_before(one: Incident, other: Incident, evidence: LogEvidence) -> bool
 Role = Literal["cause", "echo"]
 OWN = frozenset(
     {
-        "raised",
-        "mismatch",
-        "nccl",
-        "gpu",
-        "cuda",
-        "killed-by-kernel",
-        "killed-by-scheduler",
-        "worker-lost",
-        "signalled",
-        "left",
-        "ended-from-outside",
-        "interrupted",
+        "raised", "mismatch", "nccl", "gpu", "cuda", "killed-by-kernel", "killed-by-scheduler", "worker-lost",
+        "signalled", "left", "ended-from-outside", "interrupted",
     }
-)
+)  # fmt: skip
 """What happens to a rank by itself."""
 _OF_A_JOB = re.compile(r"python|^pt_|^ray\b|torch|train|accelerate|deepspeed|mpirun|srun", re.IGNORECASE)
 """Names of processes that a training has: those that torch gives to its threads and workers, and launchers."""
