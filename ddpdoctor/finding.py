@@ -17,6 +17,8 @@ from ddpdoctor.files.untrusted import line_of
 Basis = Literal["source", "rehearsal", "run", "log", "dump"]
 """How a fact is known: read in the source, seen in a rehearsal, in a live run, in logs, or in dumps."""
 
+WENT_ON = "; the log goes on after it"
+"""The end of the title of what nobody died of."""
 
 Trouble = Literal[
     # The ranks part, or wait for what does not come.

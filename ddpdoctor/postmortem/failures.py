@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddpdoctor.finding import Frame, Trouble
-from ddpdoctor.postmortem.catalogue.messages import statement_in
+from ddpdoctor.postmortem.catalogue.messages import statement_in, statement_of_nccl
 from ddpdoctor.record.streams.setup import NO_START, IncidentKind
 
 _FLAGS = re.IGNORECASE
@@ -27,6 +27,7 @@ _OF_TORCH = re.compile(r"RuntimeError$|Horovod\w+$|Dist\w*Error$|Rendezvous\w*$|
 """Classes of torch's own C++ side and launcher: the line that raised them is often all that is kept."""
 _SERVICE = re.compile(r"HTTPS?ConnectionPool|Max retries exceeded|\bhttps?://|StatusCode\.")
 """Words of clients of HTTP and gRPC."""
+_CLASS_OF_NCCL = re.compile(r"NCCL error|\bnccl[A-Z]")
 MOST_PARAMETERS = 1_000_000
 """Counts beyond are what a rank read of another collective, no number of parameters."""
 
@@ -117,6 +118,10 @@ def _named(
         more["unused"] = _unused(text)
     elif found.row.event == "mismatch":
         more["others"] = _running(text)
+    elif found.row.event == "nccl" and ("Last error:" in text or not _CLASS_OF_NCCL.search(text)):
+        # Torch's words say the class of the error only, and NCCL's own what it was.
+        own_words = statement_of_nccl(text.rpartition("Last error:")[2])
+        more = {**(own_words.fields if own_words else {}), **more}
     if found.row.type and (not kind or found.row.event == "killed-by-kernel" or found.row.type == NO_START):
         more["type"] = found.row.type
     return found.row.event, found.row.trouble, more
@@ -156,9 +161,7 @@ def _other_models(match: re.Match[str]) -> tuple[IncidentKind, Trouble, Mapping[
     own, other = int(match[2]), int(match[4])
     if not own or not other:
         return "lost-peer", "early-exit", {}
-    if max(own, other) > MOST_PARAMETERS:
-        return "mismatch", "rank-branch", {"others": (int(match[3]),)}
-    return "mismatch", "mismatch", {"others": (int(match[3]),)}
+    return "mismatch", "rank-branch" if max(own, other) > MOST_PARAMETERS else "mismatch", {"others": (int(match[3]),)}
 
 
 def _is_of_sockets(kind: str, text: str) -> bool:

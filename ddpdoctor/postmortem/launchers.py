@@ -13,7 +13,7 @@ from typing import Any
 from ddpdoctor.finding import Trouble
 from ddpdoctor.postmortem.catalogue.messages import statement_of_nccl
 from ddpdoctor.postmortem.prefixes import nanoseconds
-from ddpdoctor.record.streams.setup import Incident, RankEnding
+from ddpdoctor.record.streams.setup import NO_CODE, Incident, RankEnding
 
 FAILED = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) (?:of )?local_rank: (?P<local>\d+) \(pid: (?P<pid>\d+)\)")
 CLOSING = re.compile(r"Sending process (?P<pid>\d+) closing signal SIG(?P<signal>\w+)")
@@ -25,35 +25,33 @@ _ENDINGS = tuple(
     map(
         re.compile,
         (
-            # mp.spawn, Lightning, Open MPI (which wraps its sentence; on_line joins it), containers of compose, pods of
-            # Kubeflow's operator
+            # mp.spawn, Lightning, Open MPI (which wraps its sentence; on_line joins it), Intel MPI, containers of
+            # compose, pods of Kubeflow's operator
             r"process (?P<rank>\d+) terminated with signal SIG(?P<signal>\w+)",
             r"process (?P<rank>\d+) terminated with exit code (?P<code>\d+)",
             r"\[rank: (?P<rank>\d+)\] Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)",
             r"process rank (?P<rank>\d+) with PID (?:(?P<pid>\d+)|\S+) on node (?P<host>\S+) "
             r"exited on signal (?P<signal>\d+)",
+            r" RANK (?P<rank>\d+) PID (?P<pid>\d+) RUNNING AT (?P<host>\S+) += +"
+            r"(?:KILLED BY SIGNAL: (?P<signal>\d+)|EXIT STATUS: (?P<code>\d+))",
             r"(?:^|\bPod: )(?P<host>[\w.-]+) exited with code (?P<code>\d+)",
             r"^\s*Exit Code:\s+(?P<code>\d+)",
             r"Process name: (?:\[\[\d+,\d+\],)?(?P<rank>\d+)\]?\s+Exit code:\s+(?P<code>\d+)",
             r"[Rr]ank (?P<rank>\d+) (?:\(PID (?P<pid>\d+)\) exited|crashed) with (?:exit )?code (?P<code>-?\d+)",
+            r'"torchelastic\.worker\.status\.FAILED".*?"global_rank": (?P<rank>\d+).*?"worker_id": "(?P<pid>\d+)"',
             r"MPI_ABORT was invoked on rank (?P<rank>\d+) in communicator .*?(?:with errorcode (?P<code>\d+)|Proc: )",
         ),
     )
 )
 """How launchers say that a process ended."""
 _WORDS_OF_ENDINGS = (
-    "terminated with",
-    "exited ",
-    "xit Code:",
-    "srun:",
-    "Process name: ",
-    "MPI_ABORT",
-    " crashed with ",
-)
+    "terminated with", "exited ", "xit Code:", "srun:", "Process name: ", "MPI_ABORT", " crashed with ",
+    "status.FAILED", " RUNNING AT ",
+)  # fmt: skip
 """One of them is in each line with such an end: a look for a word costs a tenth of one for a pattern."""
-WORDS_OF_WRAPPED = ("noticed that", "(OOM), ", "Process name: ", "MPI_ABORT was")
+WORDS_OF_WRAPPED = ("noticed that", "(OOM), ", "Process name: ", "MPI_ABORT was", " RUNNING AT ")
 WRAPPED = re.compile(
-    r"noticed that process rank \d+ .*\bexited on$|Process name: \S+$"
+    r"noticed that process rank \d+ .*\bexited on$|Process name: \S+$| RANK \d+ PID \d+ RUNNING AT \S+$"
     r"|MPI_ABORT was invoked on rank \d+ in communicator \S+$|memory pressure \(OOM\), .*\bat$"
 )
 """The first line of two."""
@@ -69,33 +67,18 @@ _SLURM_TASK = re.compile(r"srun: error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,
 _SLURM_CANCELLED = re.compile(
     r"\*\*\* (?:JOB|STEP) \S+ ON (?P<host>\S+) CANCELLED AT (?P<time>\S+)(?: DUE TO (?P<why>[A-Z ]+?))? \*\*\*"
 )
-_SLURM_LAUNCH = re.compile(r"srun: error: Task launch for \S+ failed on node (?P<host>[^\s:]+)")
-_SLURM_NODE = re.compile(r"srun: error: Node failure on (?P<host>\S+)")
-_SLURM_MEMORY = re.compile(r"Detected \d+ oom[_-]kill event", re.IGNORECASE)
-_POD_MEMORY = re.compile(r"\bOOMKilled\b")
-_OPEN_MPI = re.compile(r"^\[(?P<host>[\w.-]+):(?P<pid>\d+)\] Signal: [\w ]+ \((?P<signal>\d+)\)")
-_KERNEL_MEMORY = re.compile(r"[Oo]ut of memory:? Kill(?:ed)? process (?P<pid>\d+) \((?P<name>[^)]*)\)")
-_KERNEL_FAULT = re.compile(r"(?P<name>[\w.:-]+)\[(?P<pid>\d+)\]: segfault at ")
 _XID = re.compile(r"NVRM: Xid \((?P<gpu>[^)]*)\): (?P<number>\d+)(?:, pid='?(?P<pid>\d+)'?)?(?P<text>.*)")
-_NCCL_WARN = re.compile(r"(?:(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[-?\d+\].*?)?NCCL WARN (?P<text>.*)")
+_NCCL_WARN = re.compile(r"(?:(?P<host>[\w.-]+):(?P<pid>\d+)(?::\d+)? \[-?\d+\].*?)?NCCL WARN (?P<text>.*)")
 OF_NCCL = "NCCL WARN "
-_PYTHON_FAULT = re.compile(r"Fatal Python error: (?P<what>.+)")
-_SHELL = re.compile(
-    r"(?:^|(?P<line>: line \d+:\s+)|\s(?<!\*\*\* ))(?P<pid>\d+)?\s*"
-    r"(?P<what>Killed|Segmentation fault|Aborted|Bus error)"
-    r"(?:\s+\(core dumped\))?(?:\s|$)"
-)
 _USAGE = re.compile(r"^\S+: error: (?P<message>.+)")
 _ROW = re.compile(r"\s+(?P<key>time|host|rank|exitcode|error_file|traceback)\s+: ?(?P<value>.*)$")
-_RANK = re.compile(r"(?P<rank>\d+) \(local_rank: (?P<local>\d+)\)")
-_EXIT = re.compile(r"(?P<code>-?\d+) \(pid: (?P<pid>\d+)\)")
-_WORDS_OF_INCIDENTS = (
-    "Xid", "ill", "oom", "OOM", "segfault", "] Signal: ", "*** ", "Node failure", "sigkill_handler", "Fatal Python",
-    ": error: ", "Segmentation", "Aborted", "Bus error",
-)  # fmt: skip
+_RANK = re.compile(r"(?P<rank>\d+) \((?:local_rank:? (?P<local>\d+)\))?")
+_EXIT = re.compile(r"(?P<code>-?\d+) \((?:SIG\w+\), )?pid:? (?P<pid>\d+)")
+"""The log may end behind the parenthesis, and those who write the table anew add the signal's name."""
+_WORDS_OF_INCIDENTS = ("Xid", "*** ", "sigkill_handler", ": error: ")
 XIDS_THAT_FOLLOW = frozenset({45})
 """The driver cleans up after a process that had ended."""
-_OTHERS = ("srun:", "sbatch:", "salloc:", "slurmstepd:", "torchrun:", "ddpdoctor:")
+_OTHERS = ("srun", "sbatch", "salloc", "slurmstepd", "torchrun:", "ddpdoctor:")
 """Programs whose lines with ``error:`` are about the job, not about the arguments of a script."""
 MOST_TABLE_LINES = 100_000
 _WORDS = {"killed": 9, "segmentation fault": 11, "aborted": 6, "bus error": 7, "terminated": 15, "out of memory": 9}
@@ -154,9 +137,9 @@ def ending_of(row: dict[str, str]) -> RankEnding | None:
         return None
     return RankEnding(
         rank=int(rank["rank"]),
-        local_rank=int(rank["local"]),
+        local_rank=int(rank["local"]) if rank["local"] else None,
         pid=int(code["pid"]) if code else 0,
-        exit_code=int(code["code"]) if code else 0,
+        exit_code=int(code["code"]) if code else NO_CODE,
         host=row.get("host", ""),
         by_agent=True,
         time_ns=nanoseconds(row.get("time", "")),
@@ -177,15 +160,12 @@ def endings_in(text: str) -> Iterator[RankEnding]:
     for pattern in _ENDINGS:
         if match := pattern.search(text):
             found = match.groupdict()
-            code = -signal_number(found["signal"]) if found.get("signal") else _code(int(found["code"] or 1))
+            code = -signal_number(found["signal"]) if found.get("signal") else _code(int(found.get("code") or NO_CODE))
             rank, pid = found.get("rank"), found.get("pid")
             yield RankEnding(
-                rank=int(rank) if rank else None,
-                pid=int(pid or 0),
-                host=found.get("host") or "",
-                exit_code=code,
+                rank=int(rank) if rank else None, pid=int(pid or 0), host=found.get("host") or "", exit_code=code,
                 first=bool(rank),
-            )
+            )  # fmt: skip
     if match := _SLURM_TASK.search(text):
         code = _code_of(match["what"])
         for task in _tasks(match["tasks"]):
@@ -207,41 +187,11 @@ def incidents_in(text: str) -> Iterator[Incident]:
                 kind="gpu", trouble="gpu-fault", pid=int(match["pid"] or 0), type=f"Xid {number}",
                 message=f"Xid {number} on GPU {match['gpu']}{match['text']}".strip(),
             )  # fmt: skip
-    elif match := _KERNEL_MEMORY.search(text):
-        yield Incident(
-            kind="killed-by-kernel",
-            trouble="killed",
-            pid=int(match["pid"]),
-            process=match["name"],
-            signal=9,
-            type="out of memory",
-            message=text.strip(),
-        )
-    elif _SLURM_MEMORY.search(text) or _POD_MEMORY.search(text):
-        yield Incident(kind="killed-by-kernel", trouble="killed", signal=9, type="out of memory", message=text.strip())
-    elif match := _KERNEL_FAULT.search(text):
-        yield Incident(
-            kind="signalled", trouble="killed", pid=int(match["pid"]), process=match["name"], signal=11,
-            message=text.strip(),
-        )  # fmt: skip
-    elif match := _OPEN_MPI.search(text):
-        yield Incident(
-            kind="signalled", trouble="killed", pid=int(match["pid"]), host=match["host"], signal=int(match["signal"]),
-            type="shell", message=text.strip(),
-        )  # fmt: skip
     elif match := _SLURM_CANCELLED.search(text):
         yield Incident(
             kind="killed-by-scheduler", trouble="killed", host=match["host"], time_ns=nanoseconds(match["time"]),
             type=(match["why"] or "cancelled").lower(), message=text.strip(),
         )  # fmt: skip
-    elif match := _SLURM_LAUNCH.search(text):
-        yield Incident(
-            kind="killed-by-scheduler", trouble="killed", host=match["host"], type="launch", message=text.strip()
-        )
-    elif match := _SLURM_NODE.search(text):
-        yield Incident(
-            kind="killed-by-scheduler", trouble="killed", host=match["host"], type="node failure", message=text.strip()
-        )
     elif match := _DEEPSPEED.search(text):
         # The command in front of it is that of the last rank, whichever failed; one whose last rank is 0 has no other.
         left = int(match["code"])
@@ -250,22 +200,11 @@ def incidents_in(text: str) -> Iterator[Incident]:
             exit_code=left if left > 0 else None, signal=-left if left < 0 else None, message=text.strip(),
             rank=0 if "'--local_rank=0'" in text else None,
         )  # fmt: skip
-    elif match := _PYTHON_FAULT.search(text):
-        yield Incident(
-            kind="signalled", trouble="killed", signal=_WORDS.get(match["what"].strip().lower()),
-            type="Fatal Python error",
-            message=match["what"].strip(),
-        )  # fmt: skip
     elif (match := _USAGE.match(text)) and not text.startswith(_OTHERS):
         # argparse ends a script with exit code 2 and without a traceback.
         old_launcher = re.search(r"unrecognized arguments:.*--local[-_]rank", text)
         trouble: Trouble = "local-rank-argument" if old_launcher else "exception"
         yield Incident(kind="raised", trouble=trouble, type="usage error", message=match["message"], exit_code=2)
-    elif (match := _SHELL.search(text)) and (match["line"] or len(text) < 200):
-        yield Incident(
-            kind="signalled", trouble="killed", pid=int(match["pid"] or 0), signal=_WORDS[match["what"].lower()],
-            type="shell", message=text.strip(),
-        )  # fmt: skip
 
 
 def of_command(text: str, *, of_rank: bool = False) -> Incident | None:

@@ -143,7 +143,7 @@ MOST_WRAPPED = 8
 """Lines over which a long path and the name of its function are wrapped."""
 
 
-_CELL = re.compile(r"(?P<type>[A-Za-z_]\w*?)\s*Traceback \(most recent call last\)$")
+_CELL = re.compile(r"(?P<type>[A-Za-z_]\w*?)(?:\s*Traceback \(most recent call last\)|\s{4,}Traceback \([a-z ]*)$")
 _CELL_PLACE = re.compile(r"(?:File )?(?P<file>\S.*?)(?:, line|:)? ?\d*(?:,? in (?P<function>[\w<>.]+)(?:\(.*)?)?$")
 _LONGEST_PLACE = 500
 _CELL_LINE = re.compile(r"-+> ?(?P<line>\d+)\b")

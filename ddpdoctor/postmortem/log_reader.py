@@ -56,6 +56,8 @@ _TERMINATED = re.compile(
 _WHAT = re.compile(r"what\(\):\s*(?P<message>.*)")
 _OF_MESSAGE = re.compile(r"\s*(?:-|socket\w+ ?: |NET/\w+ ?: |Net ?: )")
 """Further lines of a message of torch's C++ side that say who: of desync reports, and NCCL's last error."""
+_OF_RAY = re.compile(r"\s*(?:Worker )?(?:(?i:pid): (?P<pid>\d+)|(?i:ip(?: address)?): (?P<host>\w[\w.:]*))\s*$")
+"""Further lines of what Ray says of a process that ended."""
 _WORLD = re.compile(r"(?:\d+/(?P<joined>\d+) clients joined|world_size[=:] ?(?P<said>\d+))")
 _LAUNCHER = re.compile(
     r"/torch/(?:distributed/(?:run|launch|launcher/api|elastic/agent/server/api)|multiprocessing/spawn)\.py$"
@@ -110,8 +112,10 @@ class LogRead(msgspec.Struct, kw_only=True):
     """A clause where it could not be read to its end."""
     of_training: bool = True
     """Something in it speaks of a training, or of a program that starts one."""
+    sifted: tuple[int, int] | None = None
+    """So many lines report failures that of these, from the first to the last, only what is new was read …"""
     skipped: tuple[int, int] | None = None
-    """So many lines report failures that these, from the first to the last, were left out."""
+    """… and of these nothing."""
 
 
 class LogReader:
@@ -119,15 +123,9 @@ class LogReader:
 
     def __init__(
         self,
-        name: str,
-        habit: Habit,
-        positions: count[int],
-        *,
-        rank: int | None = None,
-        host: str = "",
-        attempt: int = 0,
+        name: str, habit: Habit, positions: count[int], *, rank: int | None = None, host: str = "", attempt: int = 0,
         year: int = 0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """``rank``, ``host`` and ``attempt`` follow from the log's place among others."""
         self.read_so_far = LogRead(of_training=False)
         self._name, self._habit, self._positions, self._year = name, habit, positions, year
@@ -137,6 +135,8 @@ class LogReader:
         self._other_prefixes = OtherPrefixes()
         self._table = launchers.FailureTable()
         self._after = 0
+        self._line = 0
+        """The one that is being read."""
         self._time_ns = 0
         self._spawned: int | None = None
         self._told_to_end: set[int] = set()
@@ -163,7 +163,7 @@ class LogReader:
 
     def read(self, stream: BinaryIO) -> LogRead:
         """Read the log to its end."""
-        scanner = self._scanner = Scanner(self._take, self._note_context)
+        scanner = self._scanner = Scanner(self._take, self._note_context, self._leave)
         try:
             scanner.read(stream)
         except (OSError, EOFError) as error:
@@ -179,7 +179,7 @@ class LogReader:
             )
         read.incidents += self._latest
         read.lines = scanner.lines
-        read.skipped = scanner.skipped
+        read.sifted, read.skipped = scanner.sifted, scanner.skipped
         if not self._has_agent():
             read.endings += self._of_tasks
         else:
@@ -229,6 +229,11 @@ class LogReader:
             _AGENT.search(frame.file) for one in self.read_so_far.incidents for frame in one.frames
         )
 
+    def _leave(self) -> None:
+        """Close what is open: lines that belong to it may be left out."""
+        self._add_raised(self._tracebacks.finish(goes_on=True))
+        self._after = 0
+
     def _note_context(self, text: bytes) -> None:
         self.note_ranks(text)
         self._progress.note(text)
@@ -247,6 +252,7 @@ class LogReader:
 
     def _take(self, line: bytes, number: int) -> Heed:
         before = self._taken_in
+        self._line = number
         self.note_ranks(line)
         lines = lines_in(line.decode("utf-8", "replace"), self._habit, self._year)
         self._scanner.count_parts(len(lines) + self._tracebacks.weight)
@@ -336,6 +342,11 @@ class LogReader:
         elif "what():" in text and (match := _WHAT.search(text)):
             self._of_torch(prefixed, match["message"], number, kind=self._terminated or "an exception of C++")
             self._terminated = None
+        elif self._after and (match := _OF_RAY.match(text)):
+            last = self.read_so_far.incidents[-1:]
+            if last and not last[0].frames and number - last[0].line < LINES_AFTER:
+                pid, host = last[0].pid or int(match["pid"] or 0), last[0].host or match["host"] or ""
+                self.read_so_far.incidents[-1] = replace(last[0], pid=pid, host=host)
         elif self._after and _OF_MESSAGE.match(text):
             self._of_torch(prefixed, text, number)
         elif "ChildFailedError" in text:
@@ -396,8 +407,8 @@ class LogReader:
             if grave and ((found := statement_in(message)) is None or found.row.role != "noise"):
                 self._reported = prefixed, message, number
             return False
-        if kind == "timed-out":
-            self._after = LINES_AFTER  # Horovod lists below who does not come.
+        if kind == "timed-out" or more.get("type") == "Ray":
+            self._after = LINES_AFTER  # Horovod lists below who does not come, and Ray which process it was.
         rank, self._spawned = own_rank(message) if self._spawned is None else self._spawned, None
         incident = Incident(
             kind="said" if unknown else kind, trouble=trouble, rank=rank, message=message, loose=True,
@@ -431,13 +442,8 @@ class LogReader:
             self._told_to_end.add(int(match["pid"]))
             self._add_ending(RankEnding(pid=int(match["pid"]), by_agent=True), prefixed)
         elif match := launchers.FAILED.search(text):
-            ending = RankEnding(
-                local_rank=int(match["local"]),
-                pid=int(match["pid"]),
-                exit_code=int(match["code"]),
-                first=True,
-                by_agent=True,
-            )
+            local, pid, code = int(match["local"]), int(match["pid"]), int(match["code"])
+            ending = RankEnding(local_rank=local, pid=pid, exit_code=code, first=True, by_agent=True)
             self._add_ending(ending, prefixed)
             self._failures.setdefault((prefixed.host, prefixed.pid), []).append(next(self._positions))
         elif match := launchers.TOLD_TO_END.search(text):
@@ -460,16 +466,11 @@ class LogReader:
             self._add_raised([raised])
 
     def _add_ending(self, ending: RankEnding, prefixed: Prefixed, *, of_task: bool = False) -> None:
-        (self._of_tasks if of_task else self.read_so_far.endings).append(
-            replace(
-                ending,
-                host=ending.host or prefixed.host or self._host,
-                time_ns=ending.time_ns or self._time_ns,
-                was_ended=ending.pid in self._told_to_end,
-                file=self._name,
-                position=next(self._positions),
-            )
-        )
+        known = replace(
+            ending, host=ending.host or prefixed.host or self._host, time_ns=ending.time_ns or self._time_ns,
+            was_ended=ending.pid in self._told_to_end, file=self._name, line=self._line, position=next(self._positions),
+        )  # fmt: skip
+        (self._of_tasks if of_task else self.read_so_far.endings).append(known)
 
     def _add_raised(self, done: Iterable[Raised]) -> None:
         for raised in done:
@@ -493,11 +494,11 @@ class LogReader:
                 self.read_so_far.last_line = max(self.read_so_far.last_line, root.line)
                 continue
             elif not root.type:
-                waits = _LAUNCHER.search(frames[0].file) is not None
+                waits = bool(frames) and _LAUNCHER.search(frames[0].file) is not None
                 if waits and root.hint in ("", "KeyboardInterrupt"):
                     continue
                 incident = replace(_cut_off(frames), type=root.hint)
-                if waits or root.hint in _DEAD_ACTORS | _ANNOUNCES:
+                if waits or root.hint in _DEAD_ACTORS | _ANNOUNCES - {"ProcessRaisedException"}:
                     message = f"{root.hint}: a process ended, and the log is cut off where its parent says how"
                     incident = Incident(kind="signalled", trouble="killed", type="Ray", message=message)
             else:
@@ -514,18 +515,13 @@ class LogReader:
         rank = prefixed.rank if prefixed.rank is not None else self._rank
         is_room = len(self.read_so_far.incidents) < MOST_INCIDENTS
         self.read_so_far.dropped += not is_room and len(self._latest) == MOST_LATEST
-        (self.read_so_far.incidents if is_room else self._latest).append(
-            replace(
-                incident,
-                rank=rank if rank is not None else incident.rank,
-                host=incident.host or prefixed.host or self._host,
-                pid=incident.pid or prefixed.pid,
-                time_ns=incident.time_ns or prefixed.time_ns or self._time_ns,
-                position=incident.position or next(self._positions),
-                file=self._name,
-                line=line,
-            )
-        )
+        known = replace(
+            incident, rank=rank if rank is not None else incident.rank, file=self._name, line=line,
+            host=incident.host or prefixed.host or self._host, pid=incident.pid or prefixed.pid,
+            time_ns=incident.time_ns or prefixed.time_ns or self._time_ns,
+            position=incident.position or next(self._positions),
+        )  # fmt: skip
+        (self.read_so_far.incidents if is_room else self._latest).append(known)
 
 
 def _start_of(text: str) -> int:

@@ -19,6 +19,7 @@ _FINISHED = re.compile(
 """How trainers (Hugging Face, Lightning, MMEngine, scripts of their own) and torchrun say that they came to the end."""
 _FAILED = re.compile(r"error|exception|fail|abort|traceback|exit code [1-9]", re.IGNORECASE)
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")
+_KERNEL = re.compile(r"\[ *\d+\.\d{6}\] ")
 _COLUMNS = re.compile(r"\t| {2,}")
 _WORDS = re.compile(r"[^\W\d_]{2,}")
 _BAR = re.compile(r"\d+%\|.*?(?P<done>\d+)/(?P<of>\d+) \[")
@@ -106,8 +107,9 @@ def went_on(later: tuple[Later, ...], line: int, rank: int | None) -> int:
 
 def _kind_of(text: str) -> tuple[str, ...]:
     """Return the words by which lines of progress are alike; empty for a line that has no figure."""
-    if " NCCL INFO " in text or _ADDRESS.search(text):
-        # NCCL traces an error through its files in the lines that it writes while it works; a stack is no progress.
+    if " NCCL INFO " in text or "NVRM: " in text or _KERNEL.match(text) or _ADDRESS.search(text):
+        # NCCL traces an error through its files in the lines that it writes while it works; a stack is no progress, and
+        # what the kernel writes is none of the job.
         return ()
     if _BAR.search(text):
         return ("%",)

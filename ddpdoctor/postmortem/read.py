@@ -23,7 +23,7 @@ from ddpdoctor.postmortem.log_reader import MARKS, LogRead, LogReader
 from ddpdoctor.postmortem.prefixes import first_time, habit_of
 from ddpdoctor.postmortem.tracebacks import parse
 from ddpdoctor.record.model import Job, Rank, RankEnd, RankException, RunRecord
-from ddpdoctor.record.streams.setup import Incident, LogEvidence
+from ddpdoctor.record.streams.setup import NO_CODE, Incident, LogEvidence
 
 # Reads the files of a job's flight-recorder dumps, one after the other.
 
@@ -200,9 +200,10 @@ def read_postmortem(
             continue
         if told.problem and not (found.archive is not None and found.archive.is_damaged):
             notes.append(f"{found.name} cannot be read to its end: {told.problem}")
-        if told.skipped is not None:
-            first, last = told.skipped
-            notes.append(f"{found.name} was read but for lines {first:,} to {last:,}: too many lines report failures")
+        for lines, what in ((told.sifted, "only what is new was examined"), (told.skipped, "nothing was examined")):
+            if lines is not None:
+                where = f"{lines[0]:,} to {lines[1]:,} of {found.name}"
+                notes.append(f"of lines {where} {what}: so many of them report failures")
         if told.dropped:
             notes.append(f"{found.name} reports {told.dropped:,} more failures than were examined")
         told_by.append((found, told))
@@ -246,14 +247,9 @@ def _read(found: Found, positions: count[int], stdin: BinaryIO | None) -> LogRea
             return read_error_file(found, stream, positions)
         sample = found.sample or stream.peek(_SAMPLE_BYTES)
         reader = LogReader(
-            found.name,
-            habit_of(sample.decode("utf-8", "replace")),
-            positions,
-            rank=found.rank,
-            host=found.host,
-            attempt=found.attempt,
-            year=_year_of(found),
-        )
+            found.name, habit_of(sample.decode("utf-8", "replace")), positions, rank=found.rank, host=found.host,
+            attempt=found.attempt, year=_year_of(found),
+        )  # fmt: skip
         reader.note_ranks(sample)
         reader.read_so_far.began_ns = first_time(sample.decode("utf-8", "replace"), _year_of(found))
         return reader.read(stream)
@@ -463,7 +459,7 @@ def _rank(evidence: LogEvidence, number: int) -> Rank:
         end=end,
         host=next((one.host for one in incidents if one.host), ending.host if ending else ""),
         pid=ending.pid if ending else 0,
-        exit_code=ending.exit_code if ending and ending.exit_code > 0 else None,
+        exit_code=ending.exit_code if ending and 0 < ending.exit_code < NO_CODE else None,
         signal=-ending.exit_code if ending and ending.exit_code < 0 else None,
         ended_ns=ending.time_ns if ending else 0,
         exceptions=raised,

@@ -181,11 +181,15 @@ class Tracebacks:
                 self._open.remove(here[-1])
         return False, done
 
-    def finish(self) -> list[Raised]:
-        """Return what is left at the end of the log: exceptions, and tracebacks that were cut off."""
+    def finish(self, *, goes_on: bool = False) -> list[Raised]:
+        """Return what is left at the end of the log, or where it goes on elsewhere: exceptions, and at the end
+        tracebacks that were cut off.
+        """
+        cut = [] if goes_on else self._open
         left = [
             *self._closed,
-            *(one for one in self._open if one.frames and (not one.headless or one.is_where_the_log_ends)),
+            *(one for one in cut if one.frames and (not one.headless or one.is_where_the_log_ends)),
+            *(one for one in cut[-1:] if one.hint and not (one.headless or one.frames) and one.age <= LAST_LINES),
             *filter(None, self._chained.values()),
         ]
         self._open, self._closed, self._chained = [], [], {}

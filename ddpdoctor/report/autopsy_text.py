@@ -5,13 +5,13 @@ from __future__ import annotations
 from rich.text import Text
 
 from ddpdoctor.examination import AutopsySection, Examination
-from ddpdoctor.finding import Finding, shown_path
+from ddpdoctor.finding import WENT_ON, Finding, shown_path
 from ddpdoctor.report.finding_text import explanation_lines, finding_lines, label
 from ddpdoctor.report.layout import paragraph, to_string
 from ddpdoctor.report.streams import one_line
 
 ECHOES = 6
-"""How many echoes are shown; all are in the JSON."""
+"""How many echoes of a kind are shown; all are in the JSON."""
 
 
 def render(examination: Examination, section: AutopsySection, width: int, *, colour: bool) -> str:
@@ -19,18 +19,20 @@ def render(examination: Examination, section: AutopsySection, width: int, *, col
     lines = paragraph(Text(what_was_read(section)), width, indent=0)
     causes = [finding for finding in examination.findings if finding.role != "echo"]
     echoes = [finding for finding in examination.findings if finding.role == "echo"]
+    survived = [finding for finding in echoes if finding.title.endswith(WENT_ON)]
     for finding in causes:
         lines += [Text(), *finding_lines(finding, examination.root, width)]
         if finding.doubt:
             lines += label("not certain:", Text(one_line(finding.doubt)), width)
     if causes:
         lines += [Text(), *explanation_lines(causes, width)]
-    if echoes:
-        lines += [Text(), Text("what followed", "bold")]
-        for finding in echoes[:ECHOES]:
+    followed = [finding for finding in echoes if finding not in survived]
+    for heading, told in (("what followed", followed), ("what the job went on after", survived)):
+        lines += [Text(), Text(heading, "bold")] if told else []
+        for finding in told[:ECHOES]:
             lines += paragraph(Text(_echo(finding, examination.root)), width, Text("  -"), indent=4)
-        if len(echoes) > ECHOES:
-            lines.append(Text(f"  - and {len(echoes) - ECHOES} more, listed in the JSON"))
+        if len(told) > ECHOES:
+            lines.append(Text(f"  - and {len(told) - ECHOES} more, listed in the JSON"))
     if section.missing:
         lines += [Text(), Text("missing evidence; to have it next time", "bold")]
         for sentence in section.missing:
@@ -42,7 +44,7 @@ def render(examination: Examination, section: AutopsySection, width: int, *, col
     ]
     if notes:
         lines += [Text(), *notes]
-    lines += [Text(), *paragraph(_summary(causes, section), width, indent=0)]
+    lines += [Text(), *paragraph(_summary(causes, section, survived=bool(survived) and not followed), width, indent=0)]
     return to_string(lines, colour=colour)
 
 
@@ -65,10 +67,12 @@ def what_was_read(section: AutopsySection) -> str:
     return f"Read {read} in {section.seconds:.2f} s{ranks}{attempts}."
 
 
-def _summary(causes: list[Finding], section: AutopsySection) -> Text:
+def _summary(causes: list[Finding], section: AutopsySection, *, survived: bool) -> Text:
     first = next((finding for finding in causes if finding.role == "cause"), None)
     if first is None:
         told = "nothing in the input shows how the job died"
+        if survived:
+            told = "the job went on after all that its logs report, and they do not show that it died"
         if section.processes:
             told = "no rank was waiting for another"
         return Text(f"Inconclusive: {told}.", "bold yellow")
@@ -79,7 +83,7 @@ def _summary(causes: list[Finding], section: AutopsySection) -> Text:
 def _echo(finding: Finding, root: str) -> str:
     place = f" ({shown_path(finding.location.file, root)}:{finding.location.line})" if finding.location else ""
     known = finding.location is not None and f":{finding.location.line}" in finding.title
-    return one_line(finding.title + ("" if known else place))
+    return one_line(finding.title.removesuffix(WENT_ON) + ("" if known else place))
 
 
 def _count(number: int, noun: str, plural: str = "") -> str:

@@ -1,6 +1,6 @@
 """Reads 1 GB of the interleaved log of a 64-rank job that died, from a file and from stdin, and prints the figures.
 
-Then 1 GB of which nearly every line reports some failure.
+Then 1 GB of which nearly every line reports some failure, and 1 GB of tracebacks.
 """
 
 from __future__ import annotations
@@ -49,11 +49,7 @@ def write_log(path: Path, size: int) -> None:
         bar = "#" * (step % 30)
         lines.append(f"\x1b[32mepoch 3\x1b[0m: {step % 100}%|{bar} | {step}/400 [00:0{step % 10}<00:01]\r")
         lines.append("[rank5]:/opt/x/reader.py:12: UserWarning: default value of num_workers is used\n")
-    block = "".join(lines).encode()
-    with path.open("wb") as file:
-        while file.tell() < size - len(DEATH):
-            file.write(block[: max(0, size - len(DEATH) - file.tell())].rpartition(b"\n")[0] + b"\n")
-        file.write(DEATH.encode())
+    _write(path, size, [line.removesuffix("\n") for line in lines])
 
 
 def write_failures(path: Path, size: int) -> None:
@@ -79,11 +75,54 @@ def write_failures(path: Path, size: int) -> None:
             f"[{word()}]:29500 (errno: 97).",
             f"{mark} {word()} error: cannot read {word()}",
         )
+    _write(path, size, lines)
+
+
+def write_tracebacks(path: Path, size: int) -> None:
+    """Write a log of so many bytes that holds nothing but tracebacks, those of 8 ranks line by line between each other,
+    and a death at its end.
+    """
+    noise = random.Random(2)
+
+    def word() -> str:
+        return "".join(noise.choices("abcdefghijklmnopqrstuvwxyz", k=noise.randrange(2, 12)))
+
+    names = [word() for _ in range(50)]
+    raised = [
+        (
+            "Traceback (most recent call last):",
+            '  File "/home/user/job/train.py", line 88, in <module>',
+            "    main()",
+            *(
+                line
+                for _ in range(number % 7)
+                for called in (noise.choice(names),)
+                for line in (f'  File "/home/user/job/{called}.py", line {number + 3}, in {called}', f"    {called}()")
+            ),
+            f"{noise.choice(('ValueError', 'KeyError', 'OSError', 'job.shards.ShardError'))}: shard ? is bad",
+        )
+        for number in range(60)
+    ]
+    lines: list[str] = []
+    for step in range(2_500):
+        told = [
+            [f"[rank{rank}]: {line.replace('?', word())}" for line in raised[noise.randrange(60)]] for rank in range(8)
+        ]
+        lines += [f"[rank{rank}]: step {step} loss 1.{step}" for rank in range(8)] if step % 100 == 0 else []
+        if step % 2:
+            lines += (line for one in told for line in one)
+        else:
+            lines += (one[place] for place in range(24) for one in told if place < len(one))
+    last = "".join(f"[rank{rank}]: step 99998 loss 1.0\n" for rank in range(8))
+    _write(path, size, lines, last + DEATH)
+
+
+def _write(path: Path, size: int, lines: list[str], death: str = DEATH) -> None:
     block = "".join(f"{line}\n" for line in lines).encode()
     with path.open("wb") as file:
-        while file.tell() < size - len(DEATH):
-            file.write(block[: max(0, size - len(DEATH) - file.tell())].rpartition(b"\n")[0] + b"\n")
-        file.write(DEATH.encode())
+        while file.tell() < size - len(death):
+            file.write(block[: max(0, size - len(death) - file.tell())].rpartition(b"\n")[0] + b"\n")
+        file.write(death.encode())
 
 
 def read(path: Path, *, from_stdin: bool) -> tuple[float, float, int, str]:
@@ -101,16 +140,21 @@ def read(path: Path, *, from_stdin: bool) -> tuple[float, float, int, str]:
 
 
 def main() -> int:
-    """Print one line for the file, one for stdin, and one for the log of failures."""
+    """Print a line for each."""
     kept = True
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "job.log")
-        for write, from_stdin in ((write_log, False), (write_log, True), (write_failures, False)):
+        for write, from_stdin in (
+            (write_log, False),
+            (write_log, True),
+            (write_failures, False),
+            (write_tracebacks, False),
+        ):
             write(path, SIZE)
             seconds, cpu, peak, said = read(path, from_stdin=from_stdin)
             right = "rank 17 raised KeyError" in said
             kept &= min(seconds, cpu) < SECONDS and peak < MEMORY_BYTES and right
-            where = "stdin" if from_stdin else "failures" if write is write_failures else "file"
+            where = "stdin" if from_stdin else write.__name__.removeprefix("write_")
             print(
                 f"{where}: {SIZE / 1e9:.1f} GB in {seconds:.1f} s, {cpu:.1f} s of CPU (bound {SECONDS:.0f} s), "
                 f"{peak / 1e6:.0f} MB at the most (bound {MEMORY_BYTES / 1e6:.0f}), "

@@ -69,6 +69,12 @@ def test_each_attempt_has_its_own_first_cause(tmp_path: Path) -> None:
     assert later.title.startswith("in attempt 2 of the launcher, rank 0 raised KeyError")
 
 
+def test_an_end_that_only_the_launcher_tells_belongs_to_its_attempt() -> None:
+    log = Path(__file__).parent / "posted" / "73.log"
+    _, later = autopsy(AutopsyRequest(paths=(str(log),))).findings
+    assert later.title == "in attempt 2 of the launcher, rank 0 was killed by SIGKILL"
+
+
 STAMPED = """2025-03-{day:02} 10:{began:02}:00,001 INFO fit: step 1 loss 0.3
 {mark}Traceback (most recent call last):
 {mark}  File "/jobs/fit.py", line {line}, in <module>

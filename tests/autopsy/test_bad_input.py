@@ -8,6 +8,7 @@ import io
 import json
 import lzma
 import os
+import random
 import subprocess
 import sys
 import tarfile
@@ -23,6 +24,7 @@ from ddpdoctor.cli.main import main
 from ddpdoctor.errors import ExitCode, UsageError
 from ddpdoctor.examination import Examination
 from ddpdoctor.postmortem import inputs, log_reader, scan
+from ddpdoctor.postmortem.read import read_postmortem
 from tests.autopsy.test_logs import LOST, RAISED
 
 GOOD = RAISED.format(mark="[rank1]: ") + LOST.format(mark="[rank0]: ")
@@ -227,12 +229,37 @@ def test_of_a_log_of_nothing_but_failures_the_beginning_and_the_end_are_read(
     path.write_text(RAISED.format(mark="[rank1]: ") + letters)
     examination = examined(path)
     assert examination.findings[0].ranks == (1,)
-    assert any("was read but for lines 5," in note for note in examination.notes)
+    assert any(note.startswith("of lines 5,") and "only what is new" in note for note in examination.notes)
     monkeypatch.setattr(log_reader, "MOST_INCIDENTS", 100)
     path.write_text(letters.replace("Error: ", "ValueError: ") + RAISED.format(mark="[rank1]: "))
     examination = examined(path)
     assert examination.findings[0].ranks == (1,)
     assert f"job.log:{8_001}" in examination.findings[0].evidence[0].text
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("mark", ["[rank{}]: ", "{}: ", "", "2026-11-20T20:17:56.12{}Z stderr F "])
+def test_in_a_log_of_nothing_but_tracebacks_another_one_is_found(
+    mark: str, mixed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "MOST_TAKEN", 2_000)
+    monkeypatch.setattr(scan, "END_BYTES", 4_000)
+    noise, of_ranks = random.Random(0), "{}" in mark[:8]
+    lines: list[str] = []
+    for step in range(2_000):
+        text = RAISED.format(mark="").replace("KeyError: 'cat'", f"OSError: shard {noise.random().hex()} of {step}")
+        if step == 1_200:
+            text = RAISED.format(mark="").replace("KeyError: 'cat'", "MemoryError: no room")
+            at = len(lines) + 1
+        told = [[mark.format(rank) + line for line in text.splitlines()] for rank in range(2)]
+        if step == 1_200 or not mixed or not of_ranks:
+            lines += told[0] if step == 1_200 else told[0] + told[1]
+        else:
+            lines += (line for both in zip(*told, strict=True) for line in both)
+    path = tmp_path / "job.log"
+    path.write_text("\n".join(lines) + "\n")
+    (found,) = (one for one in read_postmortem((str(path),)).record.logs.incidents if one.type == "MemoryError")
+    assert (found.line, len(found.frames), found.rank) == (at, 2, 0 if of_ranks else None)
 
 
 def test_an_error_file_that_is_no_json_costs_a_sentence(tmp_path: Path, good: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.autopsy.dead_job import AutopsyRequest, autopsy
+from ddpdoctor.report.autopsy_text import render
 
 
 def raised(rank: int, place: int, what: str, function: str = "step") -> list[str]:
@@ -48,6 +49,14 @@ CASES = {
     "memory that ran out and was asked for again": (OF_MEMORY + GONE + failed(1), "the index is gone", 1),
     "the launcher names a rank of several": (GONE + skipped(4, 5, ranks=(0,)) + failed(1), "the index is gone", 1),
     "one on each rank": (skipped(7, ranks=(0,)) + GONE + failed(0), "sample 7 is broken", 0),
+    "its connection was lost after them": (
+        skipped(1, 2, ranks=(0,))
+        + raised(0, 77, "RuntimeError: [../gloo/pair.cc:553] Connection closed by peer [10.0.0.1]:42", "main")
+        + GONE
+        + failed(1),
+        "the index is gone",
+        1,
+    ),
     "one death told twice": (TWICE + GONE + failed(0), "sample 3 is broken", 0),
 }
 
@@ -71,3 +80,31 @@ def test_the_rows_of_a_table_below_a_failure_are_no_progress(gap: str, tmp_path:
     log.write_text("\n".join([head, "Top 10 memory users:", *rows]) + "\n")
     examination = autopsy(AutopsyRequest(paths=(str(log),)))
     assert [finding.role for finding in examination.findings] == ["cause"]
+
+
+STEPS = [f"[rank{rank}]: step {step} loss 1.{step}" for step in range(4) for rank in range(2)]
+
+
+@pytest.mark.parametrize("code", [-9, -11, -6, 1])
+def test_a_signal_is_no_end_by_an_exception_after_which_the_rank_trained_on(code: int, tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    ended = [line.replace("exitcode: 1", f"exitcode: {code}") for line in failed(1)[:1]]
+    log.write_text("\n".join(STEPS + skipped(1, ranks=(1,)) + STEPS + ended) + "\n")
+    examination = autopsy(AutopsyRequest(paths=(str(log),)))
+    assert examination.findings[0].code == ("DDP703" if code in (-9, -11) else "DDP706")
+    text = render(examination, examination.autopsy, 100, colour=False) if examination.autopsy else ""
+    assert (
+        "what the job went on after\n  - rank 1 raised ValueError at train.py:40: sample 1 is broken\n" in text
+    ) is (code in (-9, -11))
+    if code in (-9, -11):
+        assert "what followed" not in text
+        assert "job.log:20: the launcher reports that rank 1" in examination.findings[0].evidence[0].text
+
+
+def test_of_a_job_that_went_on_the_summary_says_so(tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    log.write_text("\n".join(STEPS + skipped(1) + STEPS) + "\n")
+    examination = autopsy(AutopsyRequest(paths=(str(log),)))
+    assert examination.autopsy is not None
+    text = render(examination, examination.autopsy, 100, colour=False)
+    assert "Inconclusive: the job went on after all that its logs report" in text

@@ -15,17 +15,18 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from ddpdoctor.diagnosis.logs.ranks import SIGKILL, SIGTERM, Ending, endings_of, unexplained, with_ranks
+from ddpdoctor.diagnosis.logs.ranks import SIGABRT, SIGKILL, SIGTERM, endings_of, unexplained, with_ranks
 from ddpdoctor.diagnosis.steps import ByIdentity
 from ddpdoctor.diagnosis.wording import rank_list, verb
 from ddpdoctor.finding import Frame, Trouble, in_user_code
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.streams.setup import ERROR_LINE, NO_START, WATCHDOG, Incident, LogEvidence
+from ddpdoctor.record.streams.setup import ERROR_LINE, NO_START, WATCHDOG, Incident, LogEvidence, RankEnding
 
 # What can follow from what: the edges of the chain from a first cause to its last echo, as data.
 
 ONE_MOMENT_NS = 1_000_000_000
 """Clocks of two nodes, and the time that is read off a line near a traceback, are trusted to a second."""
+_OF_EXCEPTIONS = frozenset({SIGABRT, SIGTERM})
 _SIGNALLED = {6: "aborted", 9: "killed", 15: "terminated"}
 _BY_ITSELF = frozenset({"raised", "mismatch", "gpu", "cuda", "killed-by-kernel", "worker-lost", "crashed", "killed"})
 _LOST = frozenset({"lost-peer", "lost-by-nccl"})
@@ -102,20 +103,10 @@ def surely_before(one: Incident, other: Incident, evidence: LogEvidence) -> bool
 Role = Literal["cause", "echo"]
 OWN = frozenset(
     {
-        "raised",
-        "mismatch",
-        "nccl",
-        "gpu",
-        "cuda",
-        "killed-by-kernel",
-        "killed-by-scheduler",
-        "worker-lost",
-        "signalled",
-        "left",
-        "ended-from-outside",
-        "interrupted",
+        "raised", "mismatch", "nccl", "gpu", "cuda", "killed-by-kernel", "killed-by-scheduler", "worker-lost",
+        "signalled", "left", "ended-from-outside", "interrupted",
     }
-)
+)  # fmt: skip
 """What happens to a rank by itself."""
 _OF_A_JOB = re.compile(r"python|^pt_|^ray\b|torch|train|accelerate|deepspeed|mpirun|srun", re.IGNORECASE)
 """Names of processes that a training has: those that torch gives to its threads and workers, and launchers."""
@@ -123,7 +114,7 @@ _INSTALLED = re.compile(r"/(?:site|dist)-packages/(?!torch/|_\w+/)\w+/")
 """A file of an installed package other than torch."""
 _GONE_ON = 5
 """Lines of progress after an exception of an unknown rank, of which one may come from ranks that have not noticed."""
-_REPEATING = ("deepspeed", "command")
+_REPEATING = ("deepspeed", "command", "systemd")
 _WARNING = "a warning"
 _ROUND_NS = 10_000_000_000
 """Launchers look after their ranks every 5 s or more often."""
@@ -247,7 +238,7 @@ def _of_attempt(evidence: LogEvidence, attempt: int) -> tuple[LogCause, ...]:
     if not evidence.of_training:
         found = [replace(found[0], of_training=False, doubt="nothing in the logs shows that they are of a training")]
     for group in groups:
-        if group is cause or group[0] in found[0].incidents:
+        if group is cause or group[0] in (*found[0].incidents, *found[0].behind):
             continue
         same = {one.rank for one in group} <= set(found[0].ranks) or (_is_own(cause[0]) and not is_cut(cause[0]))
         if is_cut(group[0]) and same:
@@ -258,7 +249,7 @@ def _of_attempt(evidence: LogEvidence, attempt: int) -> tuple[LogCause, ...]:
     return (*found, *survivors)
 
 
-def _is_of_the_job(one: Incident, endings: Sequence[Ending], evidence: LogEvidence) -> bool:
+def _is_of_the_job(one: Incident, endings: Sequence[RankEnding], evidence: LogEvidence) -> bool:
     """Return whether the process that an incident is about can be one of the job, where the system names it."""
     if not one.process or _OF_A_JOB.search(one.process):
         return True
@@ -266,18 +257,20 @@ def _is_of_the_job(one: Incident, endings: Sequence[Ending], evidence: LogEviden
     return one.pid in known
 
 
-def _gone_on(told: Sequence[Incident], endings: Sequence[Ending], evidence: LogEvidence) -> tuple[Incident, ...]:
+def _gone_on(told: Sequence[Incident], endings: Sequence[RankEnding], evidence: LogEvidence) -> tuple[Incident, ...]:
     """Return the incidents after which their process wrote what it writes while it trains."""
     if evidence.finished:
         return tuple(told)
     ended = {ending.rank for ending in endings if ending.exit_code}
+    # An exception ends a process by an exit code, and one of torch's C++ side by SIGABRT.
+    by_signal = {ending.rank for ending in endings if ending.exit_code < 0 and -ending.exit_code not in _OF_EXCEPTIONS}
     passed = [one for one in told if one.went_on and (one.kind in _DISMISSIBLE or one.type == "Horovod")]
     # With a death elsewhere an unknown rank's exception needs more to be dismissed: others may be some lines behind.
     lonely = not ended and len(passed) == len(told)
     dismissed = {
         one.position
         for one in passed
-        if (one.rank is not None and one.rank not in ended)
+        if (one.rank is not None and one.rank not in (ended if one.kind == "signalled" else ended - by_signal))
         or (one.rank is None and one.went_on >= (1 if lonely else _GONE_ON))
     }
     dismissed |= _raised_again(told, {ending.rank for ending in endings if ending.exit_code > 0})
@@ -297,11 +290,12 @@ def _raised_again(told: Sequence[Incident], failed: Collection[int | None]) -> s
     series: dict[tuple[_Process, str, Frame], list[Incident]] = {}
     newest: dict[_Process, int] = {}
     for one in told:
-        if one.kind == "raised" and one.rank is not None and one.frames and not one.mixed:
+        if one.rank is not None and one.frames and not one.mixed:
             process = one.file, one.pid, one.rank
-            place = (user_frames(one.frames) or one.frames)[0]
-            series.setdefault((process, one.type, place), []).append(one)
             newest[process] = max(newest.get(process, -1), one.position)
+            if one.kind == "raised":
+                place = (user_frames(one.frames) or one.frames)[0]
+                series.setdefault((process, one.type, place), []).append(one)
     caught: set[int] = set()
     for (process, _, _), raised in series.items():
         # One death may be told twice, by a logger and by Python: then the words are the same.
@@ -480,7 +474,7 @@ def _judged(
     failed: tuple[Incident, ...],
     groups: Sequence[tuple[Incident, ...]],
     everyone: frozenset[int],
-    endings: Sequence[Ending],
+    endings: Sequence[RankEnding],
     evidence: LogEvidence,
 ) -> LogCause:
     cause = _cause(failed, "cause")
@@ -531,7 +525,7 @@ def _cause(group: Sequence[Incident], role: Role) -> LogCause:
 
 
 def _of_timeout(
-    cause: LogCause, groups: Sequence[tuple[Incident, ...]], everyone: frozenset[int], endings: Sequence[Ending]
+    cause: LogCause, groups: Sequence[tuple[Incident, ...]], everyone: frozenset[int], endings: Sequence[RankEnding]
 ) -> LogCause:
     """Return who waited in what; where all ranks waited in different calls, they part."""
     cause = _with_lost_peers(cause, groups, everyone)
@@ -582,7 +576,7 @@ def _of_one_number(waiting: Sequence[Incident]) -> list[Incident]:
     )
 
 
-def _with_unheard(cause: LogCause, evidence: LogEvidence, endings: Sequence[Ending]) -> LogCause:
+def _with_unheard(cause: LogCause, evidence: LogEvidence, endings: Sequence[RankEnding]) -> LogCause:
     """Doubt that ranks did not come which are known by the job's size only: what they wrote may be elsewhere."""
     named = {rank for one in cause.incidents for rank in one.absent}
     ended = {ending.rank for ending in endings if ending.was_ended}
@@ -623,7 +617,7 @@ def _of_mismatch(cause: LogCause, groups: Sequence[tuple[Incident, ...]]) -> Log
     return replace(cause, trouble=trouble, ranks=ranks, behind=lost)
 
 
-def _of_lost_peer(cause: LogCause, everyone: frozenset[int], endings: Sequence[Ending]) -> LogCause:
+def _of_lost_peer(cause: LogCause, everyone: frozenset[int], endings: Sequence[RankEnding]) -> LogCause:
     """Someone left, and no log says how: a rank of which nothing is known, that the launcher did not have to end."""
     if cause.trouble == "no-rendezvous":
         return replace(cause, doubt="the logs do not show why the process that holds the store ended")
@@ -636,7 +630,7 @@ def _of_lost_peer(cause: LogCause, everyone: frozenset[int], endings: Sequence[E
     return replace(cause, doubt="the logs show neither which rank left nor why")
 
 
-def _of_the_first_to_leave(cause: LogCause, endings: Sequence[Ending]) -> LogCause:
+def _of_the_first_to_leave(cause: LogCause, endings: Sequence[RankEnding]) -> LogCause:
     """Launchers of several nodes note when each rank had failed: those that did so later follow the first."""
     noted = {ending.rank: ending.time_ns for ending in endings if ending.time_ns}
     if not all(one.rank in noted for one in cause.incidents):
@@ -659,7 +653,7 @@ def _of_signal(cause: LogCause, groups: Sequence[tuple[Incident, ...]]) -> LogCa
     return replace(cause, behind=tuple(memory))
 
 
-def _everyone(evidence: LogEvidence, incidents: Sequence[Incident], endings: Sequence[Ending]) -> frozenset[int]:
+def _everyone(evidence: LogEvidence, incidents: Sequence[Incident], endings: Sequence[RankEnding]) -> frozenset[int]:
     """All ranks of the job, as far as the logs know."""
     known = {one.rank for one in incidents} | {one.rank for one in endings}
     named = {rank for rank in known if rank is not None}

@@ -17,7 +17,7 @@ from ddpdoctor.diagnosis.logs.causes import LogCause, causes_of, first_cause
 from ddpdoctor.diagnosis.stacks import limits, native_stacks, parted_stacks, worker_stacks
 from ddpdoctor.diagnosis.steps import ByIdentity
 from ddpdoctor.diagnosis.wording import rank_list
-from ddpdoctor.finding import Finding, Severity, Trouble
+from ddpdoctor.finding import WENT_ON, Finding, Severity, Trouble
 from ddpdoctor.record.model import RunRecord
 
 
@@ -32,7 +32,9 @@ def from_log(check: Check, record: RunRecord) -> Iterator[Finding]:
             yield check.finding(
                 "log",
                 _title(cause, is_cause=is_cause),
-                remedy=(cause.first.implies or usual) if is_cause else remedies.of_echo(cause),
+                remedy=next((one.implies for one in cause.incidents if one.implies), usual)
+                if is_cause
+                else remedies.of_echo(cause),
                 locations=remedies.locations(cause),
                 ranks=named,
                 evidence=tuple(remedies.facts(cause)),
@@ -44,7 +46,7 @@ def from_log(check: Check, record: RunRecord) -> Iterator[Finding]:
 
 def _title(cause: LogCause, *, is_cause: bool) -> str:
     if cause.survived:
-        return f"{remedies.title(cause)}; the log goes on after it"
+        return remedies.title(cause) + WENT_ON
     return remedies.title(cause) if is_cause or not cause.leads else remedies.of_attempt(cause)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from ddpdoctor.finding import Trouble
 from ddpdoctor.record.streams.setup import Incident, RankEnding
@@ -19,25 +20,14 @@ _BY_EXCEPTION = frozenset(
 """Kinds that end a process by an exception, with a positive exit code …"""
 _ABORTS = frozenset({"timed-out", "stuck", "mismatch", "nccl", "lost-peer", "gpu", "cuda"})
 """… and those in which torch's C++ side ends it by SIGABRT."""
-SIGABRT, SIGTERM, SIGKILL = 6, 15, 9
+SIGABRT, SIGBUS, SIGKILL, SIGTERM = 6, 7, 9, 15
 
 
-class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """How one process of an attempt ended: all that the log says of it."""
-
-    rank: int | None
-    pid: int = 0
-    host: str = ""
-    exit_code: int = 0
-    was_ended: bool = False
-    first: bool = False
-    by_agent: bool = False
-    time_ns: int = 0
-    position: int = 0
-    file: str = ""
+_COUNTED = frozenset({"rank", "local_rank"})
+"""Fields that are known where they are 0."""
 
 
-def endings_of(told: Iterable[RankEnding], heard: Collection[int] = ()) -> tuple[Ending, ...]:
+def endings_of(told: Iterable[RankEnding], heard: Collection[int] = ()) -> tuple[RankEnding, ...]:
     """Join what the launcher said of one process at several places; ranks that are missing follow from local ranks.
 
     ``heard`` are ranks that write, which show the first rank of a later node.
@@ -48,19 +38,19 @@ def endings_of(told: Iterable[RankEnding], heard: Collection[int] = ()) -> tuple
         key = ("pid", one.pid) if one.pid else key
         by_process.setdefault(key, []).append(one)
     joined = [_joined(group) for group in by_process.values()]
-    ranks = {ending.rank for ending, _ in joined if ending.rank is not None}
-    several_nodes = len({ending.host for ending, _ in joined if ending.host}) > 1
-    known = {ending.pid: local for ending, local in joined if ending.pid and local is not None}
-    guessed = {} if several_nodes else _by_order(known, [ending.pid for ending, _ in joined if ending.pid])
-    found: dict[object, Ending] = {}
-    first = _first_rank({*known.values(), *guessed.values()}, len({ending.pid for ending, _ in joined}), heard)
-    for ending, local in joined:
+    ranks = {ending.rank for ending in joined if ending.rank is not None}
+    several_nodes = len({ending.host for ending in joined if ending.host}) > 1
+    known = {ending.pid: ending.local_rank for ending in joined if ending.pid and ending.local_rank is not None}
+    guessed = {} if several_nodes else _by_order(known, [ending.pid for ending in joined if ending.pid])
+    found: dict[object, RankEnding] = {}
+    first = _first_rank({*known.values(), *guessed.values()}, len({ending.pid for ending in joined}), heard)
+    for ending in joined:
         rank = ending.rank
         if rank is None and not several_nodes and first is not None:
-            rank = local if local is not None else guessed.get(ending.pid)
+            rank = ending.local_rank if ending.local_rank is not None else guessed.get(ending.pid)
             rank = None if rank is None or rank + first in ranks else rank + first
         who = ("rank", rank) if rank is not None else ("other", ending.pid or ending.position)
-        found[who] = _merged(found[who], ending) if who in found else replace(ending, rank=rank)
+        found[who] = _joined([*filter(None, [found.get(who)]), replace(ending, rank=rank)])
     return tuple(found.values())
 
 
@@ -76,7 +66,7 @@ def _first_rank(local_ranks: Collection[int], processes: int, heard: Collection[
     return first if high < first + processes else None
 
 
-def with_ranks(incidents: Sequence[Incident], endings: Sequence[Ending]) -> tuple[Incident, ...]:
+def with_ranks(incidents: Sequence[Incident], endings: Sequence[RankEnding]) -> tuple[Incident, ...]:
     """Incidents with the rank that remains for them, where the pid or the way in which ranks ended leaves one only."""
     pids = {ending.pid: ending.rank for ending in endings if ending.pid}
     known = [
@@ -111,7 +101,7 @@ def with_ranks(incidents: Sequence[Incident], endings: Sequence[Ending]) -> tupl
     return tuple(found)
 
 
-def unexplained(endings: Sequence[Ending], incidents: Sequence[Incident]) -> tuple[Incident, ...]:
+def unexplained(endings: Sequence[RankEnding], incidents: Sequence[Incident]) -> tuple[Incident, ...]:
     """Ends of ranks that no incident accounts for: signals, and exit codes without an exception."""
     found = []
     spoken = {incident.rank for incident in incidents if incident.rank is not None and incident.kind != "signalled"}
@@ -132,45 +122,26 @@ def unexplained(endings: Sequence[Ending], incidents: Sequence[Incident]) -> tup
     return tuple(found)
 
 
-def _incident(kind: str, trouble: Trouble, ending: Ending, **more: int) -> Incident:
+def _incident(kind: str, trouble: Trouble, ending: RankEnding, **more: int) -> Incident:
     return msgspec.convert(
         {
             "kind": kind, "trouble": trouble, "rank": ending.rank, "pid": ending.pid, "host": ending.host, **more,
-            "position": ending.position, "file": ending.file, "type": "launcher",
+            "position": ending.position, "file": ending.file, "line": ending.line, "type": "launcher",
+            "attempt": ending.attempt,
         },
         Incident,
     )  # fmt: skip
 
 
-def _joined(group: list[RankEnding]) -> tuple[Ending, int | None]:
-    """One process, and its local rank."""
-    rank = next((one.rank for one in group if one.rank is not None), None)
-    local = next((one.local_rank for one in group if one.local_rank is not None), None)
-    ending = Ending(
-        rank=rank,
-        pid=max(one.pid for one in group),
-        host=next((one.host for one in group if one.host), ""),
-        exit_code=next((one.exit_code for one in group if one.exit_code), 0),
-        was_ended=any(one.was_ended for one in group),
-        first=any(one.first for one in group),
-        by_agent=any(one.by_agent for one in group),
-        time_ns=min((one.time_ns for one in group if one.time_ns), default=0),
-        position=min(one.position for one in group),
-        file=group[0].file,
-    )
-    return ending, local
-
-
-def _merged(one: Ending, other: Ending) -> Ending:
-    return replace(
-        one,
-        pid=one.pid or other.pid,
-        host=one.host or other.host,
-        exit_code=one.exit_code or other.exit_code,
-        was_ended=one.was_ended or other.was_ended,
-        first=one.first or other.first,
-        by_agent=one.by_agent or other.by_agent,
-    )
+def _joined(group: Sequence[RankEnding]) -> RankEnding:
+    """One process: of each field what was said first."""
+    said: dict[str, Any] = {
+        name: value
+        for one in reversed(group)
+        for name, value in asdict(one).items()
+        if value or (name in _COUNTED and value is not None)
+    }
+    return RankEnding(**{**said, "time_ns": min((one.time_ns for one in group if one.time_ns), default=0)})
 
 
 def _by_order(known: dict[int, int], pids: list[int]) -> dict[int, int]:

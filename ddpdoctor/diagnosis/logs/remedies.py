@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ddpdoctor.diagnosis.failures import number_of, xid
 from ddpdoctor.diagnosis.logs.causes import LogCause, first_cause, user_frames
-from ddpdoctor.diagnosis.logs.ranks import SIGABRT, SIGKILL, SIGTERM
+from ddpdoctor.diagnosis.logs.ranks import SIGABRT, SIGBUS, SIGKILL, SIGTERM
 from ddpdoctor.diagnosis.wording import count, duration_text, location_of, place, rank_list, verb
 from ddpdoctor.examination import Advice
 from ddpdoctor.finding import Fact, Location, Trouble
 from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import RankException, RunRecord
-from ddpdoctor.record.streams.setup import ERROR_LINE, IN_THE_KERNEL, NO_START, Incident
+from ddpdoctor.record.streams.setup import ERROR_LINE, IN_THE_KERNEL, NO_CODE, NO_START, Incident
 
 # What a launcher may do about a first cause: start the job again, exclude a node, or leave it to a person.
 # Which evidence of a death is missing, and how to have it the next time.
@@ -50,7 +50,7 @@ def missing_evidence(record: RunRecord, *, dumps: int, explained: bool) -> tuple
         found.append(f"which rank wrote what: {OUTPUT}")
     if cause is not None and cause.first.kind == "signalled" and not cause.first.frames:
         found.append("the stack of the rank that was killed: PYTHONFAULTHANDLER=1 prints it, except for SIGKILL")
-    if cause is not None and cause.first.kind == "nccl" and cause.first.type != "NCCL WARN":
+    if cause is not None and cause.first.kind == "nccl" and not _nccl_says_why(cause):
         found.append("NCCL's own messages: NCCL_DEBUG=WARN")
     if cause is not None and any(name.startswith("#") for name in cause.first.unused):
         found.append("the names of these parameters: TORCH_DISTRIBUTED_DEBUG=INFO")
@@ -148,6 +148,8 @@ def of_exception(cause: LogCause) -> str:
         return "Read the lines in front of it; the log shows neither a traceback nor how the job ended."
     if cause.first.type in _PASSES:
         return "A server did not answer: start the job again, or fetch what it needs once, before the ranks start."
+    if not cause.first.type:
+        return f"Read the end of its traceback, which is not in this log, in the rank's own output: {OUTPUT}."
     return "Fix this exception; the errors of the other ranks follow from it."
 
 
@@ -165,9 +167,14 @@ def of_nccl(cause: LogCause) -> str:
         "system error: NCCL_SOCKET_IFNAME or /dev/shm; CUDA error: a kernel before it; internal error: versions "
         "differ; invalid usage: two ranks on one GPU."
     )
-    if any(one.type == "NCCL WARN" for one in (*cause.incidents, *cause.behind)):
+    if _nccl_says_why(cause):
         return f"Read NCCL's warning in the log. Its usual reasons: {usual}"
     return f"Set NCCL_DEBUG=WARN, which makes NCCL say what failed. The usual reasons: {usual}"
+
+
+def _nccl_says_why(cause: LogCause) -> bool:
+    own = (*cause.incidents, *cause.behind)
+    return any(one.type == "NCCL WARN" or one.implies or "Last error:" in one.message for one in own)
 
 
 def of_lost_peer(cause: LogCause) -> str:
@@ -177,6 +184,11 @@ def of_lost_peer(cause: LogCause) -> str:
         return (
             f"Look at the log of the processes on {peer}, and at the network between the two hosts "
             "(`ibstat`, `ip -s link`, dmesg)."
+        )
+    if cause.first.kind == "left":
+        return (
+            f"Look for its traceback in its own output ({OUTPUT}; torch's @record puts it into the launcher's table); "
+            "without one it left by sys.exit or os._exit."
         )
     return (
         "Look at what that rank did last: it may leave by sys.exit, return early, or have fewer batches than the "
@@ -189,17 +201,20 @@ def of_killing(cause: LogCause) -> str:
     first = cause.first
     if first.kind == "killed-by-kernel" or any(one.kind == "killed-by-kernel" for one in cause.behind):
         return "Give the job more memory (container limit, --mem), or reduce its memory use: loader workers, caches."
+    if first.kind == "worker-lost" and first.signal in _CRASHES:
+        return (
+            "The dataset's native code crashed: read a sample in the main process (num_workers=0) under "
+            "PYTHONFAULTHANDLER=1, which prints the stack."
+        )
     if first.kind == "worker-lost":
         return (
             "Usually the kernel killed it because memory ran out: `dmesg -T | grep -i 'killed process'`; use fewer "
-            "workers "
-            "or smaller samples, and look at the memory limit of the container."
+            "workers or smaller samples, and look at the memory limit of the container."
         )
     if first.kind == "killed-by-scheduler":
-        return (
-            "Ask the scheduler why (`sacct -j JOB`), give the job more time, and save checkpoints so that it can "
-            "resume."
-        )
+        if first.type == "time limit":
+            return "Give the job more time, and save checkpoints so that it can resume."
+        return "Ask the scheduler why (`sacct -j JOB` of Slurm), and save checkpoints so that the job can resume."
     if first.kind in ("ended-from-outside", "interrupted"):
         return (
             "Find out who sent the signal: a user, the scheduler's time limit, a lost terminal (SIGHUP: nohup, tmux). "
@@ -209,6 +224,10 @@ def of_killing(cause: LogCause) -> str:
         return (
             "gloo's threads were still running when the interpreter ended: call dist.destroy_process_group() at "
             "the end of the script; the work had finished by then."
+        )
+    if first.signal == SIGBUS:
+        return (
+            "Usually shared memory is full (`df -h /dev/shm`): --ipc=host, a larger --shm-size, fewer loader workers."
         )
     if first.signal == SIGABRT:
         return "Read the last lines that this rank printed: an abort prints its reason (`what():`, an assertion)."
@@ -251,6 +270,19 @@ def of_timeout(cause: LogCause) -> str:
     )
 
 
+def of_rendezvous(cause: LogCause) -> str:
+    """Return what to do about ranks that do not find each other."""
+    if any(_PORT_TAKEN.search(one.message) for one in cause.incidents):
+        return (
+            "Another process has the port, such as a run that has not ended (`ss -ltnp` names it): end that, or choose "
+            "another port (torchrun --standalone, or --rdzv-endpoint with port 0, takes a free one)."
+        )
+    return (
+        "Give all nodes the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE and each its own node rank, on a free port; "
+        "check that the rank that holds the store is alive and reachable."
+    )
+
+
 CHECKPOINTS = "Pass use_reentrant=False to torch.utils.checkpoint, or static_graph=True to DistributedDataParallel."
 OF_LOGS: Mapping[Trouble, str | Callable[[LogCause], str]] = {
     "early-exit": of_lost_peer,
@@ -269,10 +301,7 @@ OF_LOGS: Mapping[Trouble, str | Callable[[LogCause], str]] = {
         "Use gloo where there is no GPU, and nccl for CUDA tensors only; check that the job gets its GPUs "
         "(CUDA_VISIBLE_DEVICES, the container's runtime)."
     ),
-    "no-rendezvous": (
-        "Give all nodes the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE and each its own node rank, on a free port; "
-        "check that the rank that holds the store is alive and reachable."
-    ),
+    "no-rendezvous": of_rendezvous,
     "out-of-memory": (
         "Use smaller batches with accumulation, activation checkpointing, or mixed precision; where one rank alone ran "
         "out, look at what it alone holds: its longest sample, other processes on its GPU."
@@ -289,11 +318,12 @@ OF_LOGS: Mapping[Trouble, str | Callable[[LogCause], str]] = {
 """What to do about a first cause of each kind; the check that stands for it reports it from the logs."""
 
 
-MESSAGE_CHARACTERS = 200
+MESSAGE_CHARACTERS, _BEGINNING = 280, 200
 FACTS_OF_RANKS = 16
 """Of more ranks than this the facts are not listed one by one."""
 UNUSED_SHOWN = 6
 _ADDRESS = re.compile(r"\d:\d{2,5}\b|\]:\d{2,5}\b|, \d{2,5}\)|port: \d+")
+_RUNS = re.compile(r"\bRank (\d+) is running (?:inconsistent )?collective")
 _STORE = re.compile(r"\baddress (\S+:\d{2,5})\b")
 TEARDOWN = "terminate called without an active exception"
 
@@ -319,8 +349,11 @@ def title(cause: LogCause) -> str:
             stuck = f" for {duration_text(first.timeout_ns)}" if first.timeout_ns else ""
             return f"the NCCL watchdog of {_who(cause)} was stuck{stuck}, probably in a call of CUDA or NCCL"
         case "cuda":
-            return f"{_who(cause)} failed with a CUDA error{_at(first)}: {_of_cuda(first)}"
+            library = "HIP" if first.type == "HIP error" else "CUDA"
+            return f"{_who(cause)} failed with a {library} error{_at(first)}: {_of_cuda(first)}"
         case "left":
+            if first.exit_code == NO_CODE:
+                return f"{_who(cause)} failed; neither an exit code nor a traceback is in the log"
             return f"{_who(cause)} left with exit code {first.exit_code} and without a traceback"
         case "killed-by-kernel":
             by = first.type if first.type != "out of memory" else "the kernel"
@@ -381,7 +414,10 @@ def incident_text(one: Incident) -> str:
     """Return what an exception's message says, in one line."""
     raised = RankException(time_ns=0, type=one.type, message=one.message or "")
     text = " ".join((headline(raised) or one.type).split())
-    return text if len(text) <= MESSAGE_CHARACTERS else f"{text[: MESSAGE_CHARACTERS - 1]}…"
+    # Messages name files first, and say at their end what is wrong with them.
+    if len(text) <= MESSAGE_CHARACTERS:
+        return text
+    return f"{text[:_BEGINNING].rstrip()} … {text[_BEGINNING + 3 - MESSAGE_CHARACTERS :].lstrip()}"
 
 
 def locations(cause: LogCause) -> tuple[Location, ...]:
@@ -434,10 +470,17 @@ def _sentence(one: Incident) -> str:
     where = f" on {one.host}" if one.host else ""
     log = f"{one.file}:{one.line}: " if one.line else f"{one.file}: " if one.file else ""
     if one.kind in ("signalled", "left") and one.type == "launcher":
-        how = f"was killed by {signal_name(one.signal)}" if one.signal else f"left with exit code {one.exit_code}"
+        how = (
+            f"was killed by {signal_name(one.signal)}"
+            if one.signal
+            else "failed"
+            if one.exit_code == NO_CODE
+            else f"left with exit code {one.exit_code}"
+        )
         return f"{log}the launcher reports that {who}{where} {how}"
     kind = f"{one.type}: " if one.type and one.type not in ("terminate", "launcher", "shell") else ""
-    who = f"process {one.pid} ({one.process})" if one.process and one.rank is None else who
+    if one.process and one.rank is None:
+        who = f"process {one.pid} ({one.process})" if one.pid else one.process
     return f"{log}{who}{where}: {kind}{incident_text(one)}"
 
 
@@ -473,19 +516,25 @@ def _of_mismatch(cause: LogCause) -> str:
             f"the ranks' collectives{where} differ in size or dtype: gloo received a different number of bytes "
             "than expected"
         )
-    return f"the ranks' collectives{where} differ{differs}"
+    # What differs is listed in the order in which the message names the two ranks.
+    named = _RUNS.findall(first.message) if differs else []
+    whose = f"the collectives of rank {named[0]} and rank {named[1]}" if len(named) == 2 else "the ranks' collectives"
+    return f"{whose}{where} differ{differs}"
 
 
 def _difference(message: str) -> str:
     """Return what ProcessGroupWrapper lists, as ``in: Op type: BROADCAST vs ALLREDUCE``."""
     _, found, listed = message.partition("differ in the following aspects:")
-    text = " ".join(listed.replace("vs ", " vs ").split())
+    text = " ".join(listed.replace("vs ", " vs ").replace("Tensor Tensor", "Tensor").split())
     return f": {text[:MESSAGE_CHARACTERS]}" if found and text else ""
 
 
 def _apart(incidents: Sequence[Incident]) -> str:
     by_call: dict[str, list[int]] = {}
+    named = {one.rank for one in incidents if one.collective}
     for one in incidents:
+        if not one.collective and one.rank in named:
+            continue
         by_call.setdefault(f"{one.collective or 'a collective'}{_at(one)}", []).append(
             -1 if one.rank is None else one.rank
         )
@@ -547,7 +596,8 @@ def _parameters(names: Sequence[str]) -> str:
 def _of_nccl(cause: LogCause) -> str:
     """Return what NCCL says itself, where someone told it: torch's words around it name the class only."""
     last = (one.message.partition("Last error:")[2].strip() for one in cause.incidents)
-    own = (incident_text(one) for one in cause.incidents if "NCCL error in" not in one.message)
+    texts = (incident_text(one) for one in cause.incidents if "NCCL error in" not in one.message)
+    own = sorted(texts, key=lambda text: text.startswith("nccl"))
     return next(filter(None, (*last, *own)), "").partition("\n")[0][:MESSAGE_CHARACTERS] or incident_text(cause.first)
 
 

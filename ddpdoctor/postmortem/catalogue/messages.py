@@ -28,15 +28,17 @@ _SIGNALS = {
     "killed": 9,
     "bus error": 7,
     "segmentation fault": 11,
+    "segfault": 11,
     "terminated": 15,
     "aborted": 6,
     "floating point exception": 8,
-    **{name.lower(): int(one) for name, one in signal.Signals.__members__.items()},
+    **{form.lower(): int(one) for name, one in signal.Signals.__members__.items() for form in (name, name[3:])},
 }
 _NO_DIGITS = str.maketrans("123456789", "0" * 9)
 _PLACES: dict[tuple[_Where, str], int] = {}
 """Which row texts fit that differ in their figures only: of a statement a dying job writes thousands."""
 _NONE = -1
+_MOST_RANKS = 100_000
 _MOST_KEPT, _LONGEST_KEPT = 4_096, 600
 _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]])*\]|.", re.DOTALL)
 _TIMES = re.compile(r"(?:[*+?]|\{[\d,]+\})?[?+]?")
@@ -217,12 +219,17 @@ def _fields(match: re.Match[str], row: Row) -> dict[str, Any]:
         fields["passed_on"] = True
     if absent := found.get("absent") or found.get("absent2"):
         fields["absent"] = tuple(int(number) for number in re.findall(r"\d+", absent))
+    if "ready" in found:
+        came = {int(number) for number in re.findall(r"\d+", found["ready"])}
+        fields["absent"] = tuple(rank for rank in range(min(max(came), _MOST_RANKS)) if rank not in came)
     if "pid" in found:
         fields["pid"] = int(found["pid"])
     if "signal" in found:
         fields["signal"] = _SIGNALS.get(found["signal"].strip().lower())
+    if "code" in found:
+        fields["exit_code"] = int(found["code"])
     if "seconds" in found:
         fields["timeout_ns"] = int(found["seconds"]) * 1_000_000_000
     if host := found.get("host") or found.get("host2"):
         fields["host"] = host
-    return fields | {name: found[name] for name in ("peer",) if name in found}
+    return fields | {name: found[name] for name in ("peer", "collective", "process") if name in found}

@@ -233,6 +233,10 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """It stands in the line of a logger, or without its traceback."""
 
 
+NO_CODE = 256
+"""Of a process of which a launcher says that it failed, and not with which exit code: none has that one."""
+
+
 class RankEnding(msgspec.Struct, frozen=True, kw_only=True):
     """How a launcher says that a rank's process ended."""
 
@@ -243,7 +247,7 @@ class RankEnding(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int = 0
     time_ns: int = 0
     exit_code: int = 0
-    """Negative for a signal; 0 where it is not known."""
+    """Negative for a signal; 0 where nothing says that it failed."""
     was_ended: bool = False
     """The launcher had told it to end."""
     first: bool = False
@@ -251,6 +255,7 @@ class RankEnding(msgspec.Struct, frozen=True, kw_only=True):
     by_agent: bool = False
     """torchrun's agent reports it, which starts the ranks of its node and ends those that are left."""
     file: str = ""
+    line: int = 0
     position: int = 0
 
 
