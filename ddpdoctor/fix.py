@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from ddpdoctor.errors import DdpDoctorError, UsageError
-from ddpdoctor.files.patterns import regex
+from ddpdoctor.files import regex
 from ddpdoctor.files.untrusted import MAXIMUM_BYTES as _LARGEST_BYTES
 from ddpdoctor.files.untrusted import decoded, read_untrusted
 from ddpdoctor.finding import Location

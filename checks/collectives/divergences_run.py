@@ -14,7 +14,7 @@ from ddpdoctor.diagnosis.divergence.divergence import find_divergence, root_exce
 from ddpdoctor.diagnosis.sync_points import GRADIENTS, lane, replica_sets
 from ddpdoctor.diagnosis.training.pass_lengths import LoaderOnRanks, feeds_ddp, loaders_on_all_ranks
 from ddpdoctor.diagnosis.wording import count, location_of, site_location
-from ddpdoctor.files.patterns import regex
+from ddpdoctor.files import regex
 from ddpdoctor.finding import Frame, Location
 from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import RankException, RunRecord

@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ddpdoctor.check import Check
-from ddpdoctor.files.patterns import regex
+from ddpdoctor.files import regex
 from ddpdoctor.finding import Fact, Finding, Location, Severity
 from ddpdoctor.source.events import Event, OwnTest
 from ddpdoctor.source.projection import Projection, whole_projection

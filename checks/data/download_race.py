@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from ddpdoctor.check import Check, Via
-from ddpdoctor.files.patterns import regex
+from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, Location, Refuted, Severity
 from ddpdoctor.source.events import ContextAround, Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, PerRank, constant, is_varying, tags_of

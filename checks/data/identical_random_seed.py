@@ -35,7 +35,7 @@ import msgspec
 
 from ddpdoctor.check import Check
 from ddpdoctor.checks.data.unseeded_random_split import Library, seeds_of
-from ddpdoctor.files.patterns import regex
+from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, Location, Severity
 from ddpdoctor.source.events import Event, LoopAround
 from ddpdoctor.source.interpreter.state import Machine

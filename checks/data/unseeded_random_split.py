@@ -35,7 +35,7 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.check import Check
-from ddpdoctor.files.patterns import regex
+from ddpdoctor.files import regex
 from ddpdoctor.finding import Fact, Finding, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import (

@@ -11,7 +11,7 @@ from ddpdoctor.diagnosis.divergence.divergence import find_divergence, root_exce
 from ddpdoctor.diagnosis.divergence.unused_parameters import UNFINISHED, unused_parameters
 from ddpdoctor.diagnosis.failures import failed_rendezvous, trouble_of
 from ddpdoctor.diagnosis.wording import location_of, rank_list
-from ddpdoctor.files.patterns import regex
+from ddpdoctor.files import regex
 from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import Rank, RankException, RunRecord
 from ddpdoctor.record.streams.measured import Gpu, GpuSample

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ddpdoctor.check import Check
-from ddpdoctor.files.patterns import regex
+from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.fix import Fix, imported, indented
 from ddpdoctor.source.events import Condition, ContextAround, Event

@@ -12,7 +12,7 @@ from ddpdoctor.diagnosis.divergence.unused_parameters import folded, frozen_name
 from ddpdoctor.diagnosis.failures import trouble_of
 from ddpdoctor.diagnosis.training.replicas import replicated_wraps
 from ddpdoctor.diagnosis.wording import bytes_text, count, location_of, rank_list, site_location
-from ddpdoctor.files.patterns import regex
+from ddpdoctor.files import regex
 from ddpdoctor.finding import Frame, Location, Trouble
 from ddpdoctor.record.model import RankException, RunRecord, ShardedModule, Wrap
 

@@ -10,7 +10,7 @@ import msgspec
 from ddpdoctor.check import NotStated, Verdict
 from ddpdoctor.diagnosis.failures import failed_initialisations, named_failures
 from ddpdoctor.diagnosis.wording import rank_list, site_location
-from ddpdoctor.files.patterns import regex
+from ddpdoctor.files import regex
 from ddpdoctor.finding import Location, named_ranks
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.collectives import Wait

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from ddpdoctor.check import Check, TooLittleEvidence
-from ddpdoctor.files.patterns import regex
+from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, constant, is_varying, tags_of

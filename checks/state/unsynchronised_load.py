@@ -38,7 +38,7 @@ import msgspec
 
 from ddpdoctor.check import Check
 from ddpdoctor.checks.state.loads_source import may_be_one_path
-from ddpdoctor.files.patterns import regex
+from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, constant

@@ -15,7 +15,7 @@ import msgspec
 from ddpdoctor.catalogue.registry import Catalogue, CatalogueEntry, choose, codes_meant, gone_notes, load, suggestion
 from ddpdoctor.catalogue.run_checks import CheckResult
 from ddpdoctor.config import Settings
-from ddpdoctor.files.patterns import regex
+from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, Location
 
 if TYPE_CHECKING:

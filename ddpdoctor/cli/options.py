@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from ddpdoctor.errors import UsageError
-from ddpdoctor.files.patterns import regex
+from ddpdoctor.files import regex
 from ddpdoctor.report import streams
 
 if TYPE_CHECKING:

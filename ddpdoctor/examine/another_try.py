@@ -17,7 +17,7 @@ import msgspec
 from ddpdoctor.diagnosis.failures import gpus_for_the_ranks, lack_behind
 from ddpdoctor.diagnosis.files import races
 from ddpdoctor.examination import RehearsalSection
-from ddpdoctor.files.patterns import regex
+from ddpdoctor.files import regex
 from ddpdoctor.finding import Trouble
 from ddpdoctor.launch.request import RehearsalRequest
 from ddpdoctor.record.joining import headline

@@ -14,7 +14,7 @@ import msgspec
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.examine.another_try import USAGE
-from ddpdoctor.files.patterns import regex
+from ddpdoctor.files import regex
 from ddpdoctor.files.untrusted import tree_of
 from ddpdoctor.finding import Fact, Finding, Location, Trouble, named_ranks, shown_path
 from ddpdoctor.findings import DIVERGENCES, SUSPECTED

@@ -21,7 +21,7 @@ from ddpdoctor.diagnosis.resume import checkpoint_of, loads_of, saved_at_signal
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.examine.rehearsal_result import judge
-from ddpdoctor.files.patterns import regex
+from ddpdoctor.files import regex
 from ddpdoctor.files.untrusted import read_untrusted
 from ddpdoctor.finding import Severity
 from ddpdoctor.launch.request import SIGNALLED, TORN, Progress, RehearsalRequest

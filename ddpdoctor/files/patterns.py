@@ -1,4 +1,4 @@
-"""Regular expressions, and patterns of paths as in ``.gitignore``: of Git's own files and of the settings."""
+"""Patterns of paths as in ``.gitignore``: those of Git's own files and those of the settings."""
 
 from __future__ import annotations
 
@@ -6,31 +6,8 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, AnyStr, cast
 
 import msgspec
-
-
-class _Expression:
-    """Stands for a regular expression, and is compiled as soon as anything of it is asked for."""
-
-    def __init__(self, expression: Any, flags: int) -> None:
-        self._given = expression, flags
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        # Asked once: from then on the attribute is found without coming here.
-        value = self.__dict__[name] = getattr(re.compile(*self._given), name)
-        return value
-
-
-def regex(expression: AnyStr, flags: int = 0) -> re.Pattern[AnyStr]:
-    """Return a regular expression that is compiled when it is first used.
-
-    Of 90 that a small script's check had compiled as modules were imported, which was a fifth of its time, it uses 30.
-    """
-    return cast("re.Pattern[AnyStr]", _Expression(expression, flags))
 
 
 class Pattern(msgspec.Struct, frozen=True):
@@ -116,8 +93,8 @@ def _fits(segments: Sequence[re.Pattern[str] | None], names: Sequence[str]) -> b
     return segment == len(segments)
 
 
-_NEVER = regex(r"(?!)")
-_PIECE = regex(r"(?P<stars>\*+)|(?P<one>\?)|(?P<set>\[[!^]?\]?[^\]]*\])|\\(?P<escaped>.)|(?P<plain>.)", re.DOTALL)
+_NEVER = re.compile(r"(?!)")
+_PIECE = re.compile(r"(?P<stars>\*+)|(?P<one>\?)|(?P<set>\[[!^]?\]?[^\]]*\])|\\(?P<escaped>.)|(?P<plain>.)", re.DOTALL)
 
 
 def _translated(name: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.errors import UsageError
-from ddpdoctor.files.patterns import regex
+from ddpdoctor.files import regex
 from ddpdoctor.launch.launcher_options import (
     Parsed,
     Syntax,

@@ -18,7 +18,8 @@ from typing import Any, Literal
 import msgspec
 
 from ddpdoctor.errors import ConfigurationError, RecordError, UsageError
-from ddpdoctor.files.patterns import home_directory, regex
+from ddpdoctor.files import regex
+from ddpdoctor.files.patterns import home_directory
 from ddpdoctor.files.untrusted import read_untrusted
 from ddpdoctor.launch.box.start import remove_layers
 from ddpdoctor.launch.pid_namespaces import OuterPids, is_alive, is_of_run

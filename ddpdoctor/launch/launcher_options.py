@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.errors import UsageError
-from ddpdoctor.files.patterns import regex
+from ddpdoctor.files import regex
 
 
 class Syntax(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import msgspec
 
 from ddpdoctor.errors import UsageError
-from ddpdoctor.files.patterns import regex
+from ddpdoctor.files import regex
 from ddpdoctor.record.streams.setup import JobMachine
 
 Stress = Literal["", "nan", "short-batch", "slow-rank0"]

@@ -13,7 +13,7 @@ from hashlib import sha256
 import msgspec
 
 from ddpdoctor import __version__
-from ddpdoctor.files.patterns import regex
+from ddpdoctor.files import regex
 
 TOOL = "ddpdoctor"
 LARGEST_BYTES = 1 << 28

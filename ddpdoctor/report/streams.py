@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 from ddpdoctor.errors import DdpDoctorError, UsageError
-from ddpdoctor.files.patterns import regex
+from ddpdoctor.files import regex
 from ddpdoctor.files.untrusted import LONGEST_QUOTE, quoted
 
 if TYPE_CHECKING:

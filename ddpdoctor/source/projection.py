@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from ddpdoctor.files.patterns import regex
+from ddpdoctor.files import regex
 from ddpdoctor.source.events import Event, EventKind, Exit, Item, Tree, settle
 from ddpdoctor.source.interpreter.attributes import bound_to, class_attribute
 from ddpdoctor.source.interpreter.calls import apply, call_function, construct

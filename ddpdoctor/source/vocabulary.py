@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from ddpdoctor.files.patterns import regex
+from ddpdoctor.files import regex
 
 
 def _named(places: tuple[str, ...], names: Mapping[str, str]) -> Iterator[tuple[str, str]]:

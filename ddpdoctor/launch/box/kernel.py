@@ -6,12 +6,11 @@ import ctypes
 import errno
 import fcntl
 import os
+import re
 import socket
 import struct
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
-
-from ddpdoctor.files.patterns import regex
 
 # What is mounted where, and who listens on which socket, read from the kernel's lists.
 
@@ -24,7 +23,7 @@ NO_FILES = frozenset(
 )
 """File systems of the kernel's own, which no overlay can cover; they are read-only in the box."""
 
-_ESCAPED = regex(rb"\\([0-7]{3})")
+_ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 
 class Mount(NamedTuple):

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import re
 import socket
 import stat
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-
-from ddpdoctor.files.patterns import regex
 
 from . import kernel
 
@@ -34,7 +33,7 @@ LOG_SOCKET = "/dev/log"
 _DUMMY = "/sys/module/dummy"
 """Of the kernel's module: to load it may add an interface to the machine."""
 
-_SERVICES = regex(
+_SERVICES = re.compile(
     # Who has which user id, and which name has which address: glibc, SSSD, Winbind, LDAP, systemd-userdbd ask there.
     r"(/var)?/run/(nscd/socket|nslcd/socket|samba/winbindd/pipe|systemd/userdb/[\w.]+)|/var/lib/sss/pipes/\w+|"
     # Without these CUDA finds no GPU: the daemon that keeps the driver loaded, and the one that shares a GPU.

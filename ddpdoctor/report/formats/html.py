@@ -16,7 +16,7 @@ import msgspec
 from ddpdoctor import __version__
 from ddpdoctor.check import LoadedCheck, OutcomeState
 from ddpdoctor.examination import Examination, Figure, GateSection
-from ddpdoctor.files.patterns import regex
+from ddpdoctor.files import regex
 from ddpdoctor.files.untrusted import line_of
 from ddpdoctor.finding import Basis, Fact, Finding, Frame, Location, in_user_code, named_ranks, shown_path
 from ddpdoctor.gate.budget import amount, share

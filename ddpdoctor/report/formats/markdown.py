@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpdoctor.examination import Examination
-from ddpdoctor.files.patterns import regex
+from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, named_ranks, shown_path
 from ddpdoctor.gate.budget import percent
 from ddpdoctor.report.finding_fields import headline, stated

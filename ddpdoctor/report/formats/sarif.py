@@ -16,7 +16,7 @@ from urllib.parse import quote
 from ddpdoctor import __version__
 from ddpdoctor.check import LoadedCheck
 from ddpdoctor.examination import Examination
-from ddpdoctor.files.patterns import regex
+from ddpdoctor.files import regex
 from ddpdoctor.finding import Fact, Finding, Frame, Location, Severity, shown_path
 from ddpdoctor.report.explanation import sections, summary
 from ddpdoctor.report.finding_fields import region_of, stated

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ddpdoctor.files.patterns import regex
+from ddpdoctor.files import regex
 from ddpdoctor.finding import in_user_code, named_ranks, shown_path
 from ddpdoctor.report.layout import added, in_milliseconds, percent, rate, seconds, share_of
 from ddpdoctor.report.streams import one_line

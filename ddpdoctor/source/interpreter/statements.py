@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Sequence
 
-from ddpdoctor.files.patterns import regex
+from ddpdoctor.files import regex
 from ddpdoctor.source.events import ContextAround, Jump, LoopAround, OwnTest
 from ddpdoctor.source.interpreter.assignment import assign_to, forget
 from ddpdoctor.source.interpreter.calls import decorated, run_class_body

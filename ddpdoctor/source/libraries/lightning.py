@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 
-from ddpdoctor.files.patterns import regex
+from ddpdoctor.files import regex
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.attributes import base_names, bound_to, class_attribute
 from ddpdoctor.source.interpreter.state import Machine

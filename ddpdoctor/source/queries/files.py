@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from ddpdoctor.files.patterns import regex
+from ddpdoctor.files import regex
 from ddpdoctor.source.events import LONGEST_CONDITION, Event, Guard
 from ddpdoctor.source.interpreter.operators import QUOTIENT
 from ddpdoctor.source.interpreter.values import (

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from ddpdoctor.check import Subject
-from ddpdoctor.files.patterns import regex
+from ddpdoctor.files import regex
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import (
     ExternalObject,

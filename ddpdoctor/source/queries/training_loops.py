@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from ddpdoctor.files.patterns import regex
+from ddpdoctor.files import regex
 from ddpdoctor.source.events import Event, LoopAround
 from ddpdoctor.source.interpreter.attributes import base_names, bases_of, class_attribute
 from ddpdoctor.source.interpreter.state import Machine

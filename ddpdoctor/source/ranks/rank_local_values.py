@@ -9,7 +9,7 @@ import ast
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
-from ddpdoctor.files.patterns import regex
+from ddpdoctor.files import regex
 from ddpdoctor.finding import Frame
 from ddpdoctor.source.events import Event, OwnKind, OwnTest, Statistic
 from ddpdoctor.source.interpreter.assignment import overwrite

@@ -14,7 +14,8 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.errors import UnreadableScript, UsageError
-from ddpdoctor.files.patterns import home_directory, regex
+from ddpdoctor.files import regex
+from ddpdoctor.files.patterns import home_directory
 from ddpdoctor.files.untrusted import decoded
 from ddpdoctor.source.script.launch_facts import SourceFact, cuda_demand, rank_launch
 from ddpdoctor.source.script.module import Module, Scope, children_of, deep_recursion, descend, dotted, last_name

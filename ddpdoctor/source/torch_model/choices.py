@@ -8,7 +8,7 @@ from functools import partial, reduce
 
 import msgspec
 
-from ddpdoctor.files.patterns import regex
+from ddpdoctor.files import regex
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     NO_CONTEXT,
