@@ -74,15 +74,19 @@ class Guard(NamedTuple):
 def guards() -> Iterator[Guard]:
     """Every guard of the probe; that of ``on_call`` itself says what those who listen say."""
     for path in sorted(PROBE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        named = {ast.unparse(one.targets[0]): one.value for one in tree.body if isinstance(one, ast.Assign)}
+        for node in ast.walk(tree):
             if not isinstance(node, ast.Call) or not node.args:
                 continue
             name = ast.unparse(node.func).rpartition(".")[2]
-            if name in ("guarded", "on_call") or (name == "fault" and isinstance(node.args[0], ast.Constant)):
+            shared = name == "partial" and ast.unparse(node.args[0]) == "on_call"
+            if shared or name in ("guarded", "on_call") or (name == "fault" and isinstance(node.args[0], ast.Constant)):
                 given = {entry.arg: entry.value for entry in node.keywords}
                 if path.name == "torch_compat.py" and isinstance(given.get("harms"), ast.Name):
                     continue
-                harms = tuple(ast.literal_eval(given["harms"])) if "harms" in given else None
+                said = given.get("harms")
+                harms = None if said is None else tuple(ast.literal_eval(named.get(ast.unparse(said), said)))
                 what = ast.unparse(given.get("before") or given.get("after") or node.args[0]).rpartition(".")[2]
                 yield Guard(f"{path.relative_to(PROBE)}:{node.lineno}", what, harms)
 
