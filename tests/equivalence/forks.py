@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 
 import msgspec
@@ -99,6 +100,7 @@ def _be_rank(directory: Path, plan: dict[str, object], request: RehearsalRequest
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     import torch
 
+    warnings.resetwarnings()  # A warning is an error in a test, and none in a job.
     from ddpdoctor.probe.journal import Journal
     from ddpdoctor.probe.process import ProcessEnd
     from ddpdoctor.probe.rehearsal.install import Rehearsal
