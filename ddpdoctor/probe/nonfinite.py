@@ -16,7 +16,7 @@ from typing import Any, Callable, NamedTuple, Optional
 from weakref import ref
 
 from .journal import Journal
-from .torch_compat import on_call
+from .torch_compat import in_place, on_call
 
 STREAK = 64
 """Backwards without a finite one between them that no scaler explains: from its first 65,536 it halves 16 times."""
@@ -57,12 +57,12 @@ class Sample:
     on a matrix twice as long as on a vector of its rows (torch 2.13, matrices of 352 x 352).
     """
 
-    __slots__ = ("_address", "_kind", "_values", "_width", "parameter")
+    __slots__ = ("_address", "_kind", "_values", "parameter")
 
     def __init__(self, parameter: Any) -> None:
         self.parameter: Callable[[], Any] = ref(parameter)
-        self._kind, self._width = _IN_PLACE.get(str(parameter.dtype), (None, 0))
-        self._address, self._values = 0, (0.0,)
+        self._kind = _NUMBERS.get(str(parameter.dtype))
+        self._address, self._values = 0, ()
 
     def is_broken(self) -> bool:
         """Return whether it is no longer finite, by some of its numbers."""
@@ -73,21 +73,12 @@ class Sample:
             return not is_finite(parameter)
         address = parameter.data_ptr()
         if address != self._address:  # at the first look, and where it has been given other memory
-            count = min(VALUES_READ, parameter.untyped_storage().nbytes() // self._width - parameter.storage_offset())
-            if not address or count < 1:
-                return False
-            self._address, self._values = address, (self._kind * count).from_address(address)
+            self._address, self._values = address, in_place(parameter, self._kind, VALUES_READ)
         value = sum(self._values)
         return value - value != 0
 
-    def measure(self) -> Callable[[Any], Any]:
-        """Return what makes one number of its gradient that is not finite where one of its elements is not."""
-        parameter = self.parameter()
-        is_vector = parameter.dim() == 1 and self._kind is not None
-        return (lambda gradient: gradient.dot(gradient)) if is_vector else (lambda gradient: gradient.sum())
 
-
-_IN_PLACE: dict[str, tuple[Any, int]] = {"torch.float32": (ctypes.c_float, 4), "torch.float64": (ctypes.c_double, 8)}
+_NUMBERS = {"torch.float32": ctypes.c_float, "torch.float64": ctypes.c_double}
 
 
 class Followed:
@@ -275,17 +266,19 @@ class NonFinite:
         self._samples = [one.sample for one in self._followed.values() if one.sample is not None]
         trained = [one for one in ddp.module.parameters() if one.requires_grad and _is_plain(one)]
         trained = trained if self._every_gradient else []
+        exact = (self._torch.float32, self._torch.float64)
         is_compiling = getattr(getattr(self._torch, "compiler", None), "is_dynamo_compiling", lambda: False)
 
-        sample = followed.sample
-        sampled = [one for one in (sample.parameter(),) if one is not None] if sample is not None else []
-        measured = sample.measure() if sample is not None and sampled and not trained else self._torch.sum
+        sampled = [] if followed.sample is None else [followed.sample.parameter()]
 
         def arrived(parameter: Any) -> None:
             # DDP takes the gradient for the reduction after this: it is still this rank's own.
             try:
                 if not self.is_over and not is_compiling():
-                    value = measured(parameter.grad).item()
+                    gradient = parameter.grad
+                    # A dot product takes half as long as a sum, and some kinds of numbers have none.
+                    is_vector = gradient.dim() == 1 and gradient.dtype in exact
+                    value = (gradient.dot(gradient) if is_vector else gradient.sum()).item()
                     if value - value != 0:
                         self._journal.guarded(self._gradient_came, followed, parameter, value, harms=("nonfinites",))
             except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib.abc
 import importlib.machinery
@@ -182,3 +183,15 @@ def on_call(
 def named_arguments(function: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call by their names, without those that are left to their defaults."""
     return {**dict(zip(inspect.signature(function).parameters, arguments)), **options}
+
+
+def in_place(tensor: Any, kind: Any, most: int = sys.maxsize) -> Any:
+    """Return the first numbers of a tensor on the CPU where they lie, as an array of a ``kind`` of ctypes.
+
+    It is good for as long as the tensor has this memory; empty where that was let go of, as a library may between
+    steps: what is read then would end the process.
+    """
+    before = tensor.storage_offset() * tensor.element_size()
+    room = min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes() - before)
+    count = min(most, room // ctypes.sizeof(kind))
+    return (kind * count).from_address(tensor.data_ptr()) if count > 0 else (kind * 0)()

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 from ...record.writer import from_system, offset_ns
 from ..journal import Journal
-from ..torch_compat import RATE_SETTER, Capabilities, on_call
+from ..torch_compat import RATE_SETTER, Capabilities, in_place, on_call
 from .clocks import DeviceTimes, GraphCaptures
 from .ddp_events import Searches
 from .observer import Observer
@@ -418,11 +418,12 @@ class ReplicaDigests:
             size = parameter.element_size()
             if name in ignored or not parameter.requires_grad or type(parameter).__name__ not in _PLAIN:
                 continue
+            if parameter.is_sparse:
+                continue
             if parameter.is_cpu and parameter.is_contiguous():
                 # Four operations of torch on a small tensor cost 11 µs, and this 4.
-                content = ctypes.c_char * (size * parameter.numel())
-                here[name] = zlib.crc32(content.from_address(parameter.data_ptr()))
-            elif size in kinds and not parameter.is_sparse and not parameter.is_complex():
+                here[name] = zlib.crc32(in_place(parameter, ctypes.c_char))
+            elif size in kinds and not parameter.is_complex():
                 names.append(name)
                 sums.append(parameter.detach().view(kinds[size]).sum())
         together = torch.stack(sums) if sums else torch.zeros(0)
