@@ -102,7 +102,7 @@ def check(
         resume="torn" if resume == "torn" else "after" if resume or resume_with or resume_ranks else "",
         resume_with=resume_with,
         resume_ranks=resume_ranks or 0,
-        equivalence=equivalence if against is None else True,
+        equivalence=equivalence,
         against=against or "",
         thorough=thorough,
         batches=batches,

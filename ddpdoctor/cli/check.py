@@ -26,7 +26,7 @@ from ddpdoctor.cli.options import (
 from ddpdoctor.cli.output import ExaminationOutput, output_options
 from ddpdoctor.errors import ExitCode, UnreadableScript, UsageError
 from ddpdoctor.examination import Examination
-from ddpdoctor.examine.one_script import ExamineRequest, unreadable
+from ddpdoctor.examine.one_script import ExamineRequest, refuse_contradictions, unreadable
 from ddpdoctor.files.untrusted import MAXIMUM_BYTES
 from ddpdoctor.finding import Severity, shown_path
 from ddpdoctor.launch.request import STRESSES, Stress
@@ -183,9 +183,31 @@ def check(
     for_people = output_format in FOR_PEOPLE and not reports
     if fix or diff:
         paths = paths or (str(script_path(line)),)
+    single = ExamineRequest(
+        target=line.target,
+        arguments=line.arguments,
+        launch=line.launch,
+        static=static,
+        hint=output_format == "full",
+        **how,
+        stress=tuple(kind for kind in STRESSES if kind in stress or "all" in stress),
+        resume=resume or ("after" if resume_with is not None or resume_ranks else ""),
+        resume_with=resume_with,
+        resume_ranks=resume_ranks or 0,
+        equivalence=equivalence,
+        against=against or "",
+        thorough=thorough,
+        full=full,
+        time_limit_s=time_limit,
+        stall_after_s=stall_after,
+        keep=keep,
+        select=selected,
+        ignore=ignored,
+    )
     if fix or diff or _is_survey(paths, force_exclude=force_exclude, static=static):
         from ddpdoctor.examine.static_scan import SurveyRequest, survey
 
+        refuse_contradictions(msgspec.structs.replace(single, static=True))
         request = SurveyRequest(
             paths=paths,
             stdin=streams.read_stdin(MAXIMUM_BYTES) if STDIN in paths else None,
@@ -207,27 +229,6 @@ def check(
         one = ExamineRequest(target=request.stdin_name if STDIN in paths else paths[0])
         examination = _examined(lambda: survey_of(request).examination, one, for_people=for_people)
     else:
-        single = ExamineRequest(
-            target=line.target,
-            arguments=line.arguments,
-            launch=line.launch,
-            static=static,
-            hint=output_format == "full",
-            **how,
-            stress=tuple(kind for kind in STRESSES if kind in stress or "all" in stress),
-            resume=resume or ("after" if resume_with is not None or resume_ranks else ""),
-            resume_with=resume_with,
-            resume_ranks=resume_ranks or 0,
-            equivalence=equivalence if against is None else True,
-            against=against or "",
-            thorough=thorough,
-            full=full,
-            time_limit_s=time_limit,
-            stall_after_s=stall_after,
-            keep=keep,
-            select=selected,
-            ignore=ignored,
-        )
         examination = _examined(lambda: _examined_script(single, threshold), single, for_people=for_people)
     if only_findings and examination.exit_code is ExitCode.INCONCLUSIVE:
         examination = msgspec.structs.replace(examination, exit_code=ExitCode.CLEAN)

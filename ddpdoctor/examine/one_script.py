@@ -212,7 +212,18 @@ class ExamineRequest(RehearsalOptions, frozen=True, kw_only=True):
 
 def examine(request: ExamineRequest, on_progress: OnProgress = lambda progress: None) -> Examination:
     """Examine one script and return the merged diagnosis."""
+    refuse_contradictions(request)
     return examine_and_record(request, on_progress)[0]
+
+
+def refuse_contradictions(request: ExamineRequest) -> None:
+    """Raise UsageError where one option rules out another: what was asked for must not be left out in silence."""
+    if request.against and request.equivalence is False:
+        raise UsageError("either `--no-equivalence` or `--against`, not both")
+    runs = {"--resume": request.resume, "--stress": request.stress, "--against": request.against}
+    asked = [option for option, wanted in {**runs, "--equivalence": request.equivalence}.items() if wanted]
+    if request.static and asked:
+        raise UsageError(f"`{asked[0]}` needs a run, and `--static` only reads the source", "Omit one of them.")
 
 
 def examine_and_record(
@@ -222,6 +233,7 @@ def examine_and_record(
     root = Path.cwd()
     choice = choice_of(read_catalogue(), request.settings, request.select, request.ignore)
     against = _other_launch(request, root)
+    asked = True if against else request.equivalence
     started_s = time.perf_counter()
     script = _script(request)
     seconds = time.perf_counter() - started_s
@@ -233,12 +245,12 @@ def examine_and_record(
     if (
         record is not None
         and rehearsed is not None
-        and is_compared(rehearsed, rehearsal, results, asked=request.equivalence, thorough=request.thorough)
+        and is_compared(rehearsed, rehearsal, results, asked=asked, thorough=request.thorough)
     ):
         from ddpdoctor.diagnosis.training.equivalence_words import sentence
         from ddpdoctor.examine.equivalence import compared
 
-        spent_s = rehearsal.seconds if request.equivalence is None else 0.0
+        spent_s = rehearsal.seconds if asked is None else 0.0
         section = compared(rehearsed, on_progress, spent_s, against)
         record = with_comparison(record, section)
         if section.status != "differs":
