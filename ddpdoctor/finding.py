@@ -90,10 +90,14 @@ class Severity(str, Enum):
     ADVICE = "advice"
     """Works; could be better. Never fails a run by default."""
 
+    @property
+    def order(self) -> int:
+        """0 for the worst: what findings are sorted by."""
+        return list(Severity).index(self)
+
     def at_least(self, threshold: Severity) -> bool:
         """Tell whether this severity is as bad as ``threshold`` or worse."""
-        members = list(Severity)
-        return members.index(self) <= members.index(threshold)
+        return self.order <= threshold.order
 
 
 class Frame(msgspec.Struct, frozen=True, order=True):

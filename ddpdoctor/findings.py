@@ -14,7 +14,6 @@ from ddpdoctor.finding import (
     Finding,
     Location,
     Refuted,
-    Severity,
     Trouble,
     meets,
     of_frame,
@@ -312,4 +311,4 @@ def _distinct(findings: Iterable[Finding]) -> Iterator[Finding]:
 
 def _rank(finding: Finding) -> tuple[int, str, int, int, str]:
     place = finding.location or Location(file="", line=0)
-    return (list(Severity).index(finding.severity), place.file, place.line, place.column, finding.code)
+    return (finding.severity.order, place.file, place.line, place.column, finding.code)

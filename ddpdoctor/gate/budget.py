@@ -17,7 +17,7 @@ from ddpdoctor.check import Outcome, OutcomeState
 from ddpdoctor.errors import ExitCode
 from ddpdoctor.examination import Examination, Figure, Verdict
 from ddpdoctor.files.untrusted import line_of
-from ddpdoctor.finding import Severity, plain, shown_path
+from ddpdoctor.finding import plain, shown_path
 from ddpdoctor.record.model import RunRecord, Wrap
 from ddpdoctor.record.streams.collectives import Signature
 
@@ -275,7 +275,7 @@ def together(examinations: Sequence[Examination]) -> Examination:
         verdict=verdict,
         exit_code=code,
         complete=all(one.complete for one in examinations),
-        findings=tuple(sorted(findings, key=lambda finding: list(Severity).index(finding.severity))),
+        findings=tuple(sorted(findings, key=lambda finding: finding.severity.order)),
         outcomes=_outcomes(examinations),
         refuted=tuple(refuted for one in examinations for refuted in one.refuted),
         notes=tuple(dict.fromkeys(note for one in examinations for note in one.notes)),

@@ -9,7 +9,7 @@ import msgspec
 
 from ddpdoctor.errors import ExitCode
 from ddpdoctor.examination import Change, Difference, Examination, Figure, GateSection, TimeComparison
-from ddpdoctor.finding import Finding, Location, Severity, plain, shown_path, with_fingerprints
+from ddpdoctor.finding import Finding, Location, plain, shown_path, with_fingerprints
 from ddpdoctor.findings import DIVERGENCES
 from ddpdoctor.gate import budget_growth, reach, step_time_growth
 from ddpdoctor.gate.baseline import Entry, KnownFinding, Rehearsed
@@ -269,7 +269,7 @@ def judged(examination: Examination, now: Entry | None, wanted: Wanted) -> Exami
     own = [finding for finding in own if finding.code not in wanted.ignored]
     # What grew is often the effect of what another check has found, which leads where it weighs as much.
     found = (*standing, *with_fingerprints(own, examination.root))
-    findings = tuple(sorted(found, key=lambda finding: list(Severity).index(finding.severity)))
+    findings = tuple(sorted(found, key=lambda finding: finding.severity.order))
     gone = tuple(one.shown for one in before.findings if one.fingerprint not in seen) if before and completed else ()
     section = GateSection(
         against=wanted.against,

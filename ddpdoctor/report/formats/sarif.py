@@ -56,7 +56,7 @@ def render(examination: Examination, checks: Sequence[LoadedCheck]) -> str:
 
 def _rule(check: LoadedCheck) -> dict[str, Any]:
     constants, documentation = check.check, check.documentation
-    worst = min(constants.severity.values(), key=list(Severity).index)
+    worst = min(constants.severity.values(), key=lambda severity: severity.order)
     parts = sections(documentation)
     why = " ".join(parts.get("Why it is bad", "").split())
     reference = next(filter(_URL.match, parts.get("References", "").split()), None)
