@@ -21,7 +21,7 @@ def test_what_one_rank_makes_is_told_of_it(tmp_path: Path) -> None:
     assert complaints(case, watched(case.script, tmp_path)) == []
 
 
-@pytest.mark.parametrize("name", [*KINDS[1:], "optimizer 0 on rank 0 in step 3"])
+@pytest.mark.parametrize("name", [*KINDS[1:], "data 2 on rank 1 in step 12", "optimizer 0 on rank 0 in step 3"])
 def test_every_kind_is_told_as_what_it_is(name: str, tmp_path: Path) -> None:
     case = injections()[name]
     assert complaints(case, watched(case.script, tmp_path)) == []
