@@ -401,6 +401,8 @@ def collectives_in_set_order(projection: Projection) -> Iterator[tuple[Event, as
     for event in projection.of_kind("collective"):
         if event.node in seen or event.ranks != ALL_RANKS or not isinstance(event.node, ast.Call):
             continue
+        if not event.loops and not event.node.args:
+            continue
         loop = event.loops[-1].node if event.loops else None
         order = _order_of_loop(event, event.node, loop) if isinstance(loop, ast.For) else None
         order = order or _order_of_parts(event.module, event.node)

@@ -248,7 +248,7 @@ def _origins(projection: Projection, forward: Event) -> Sequence[ast.Call]:
     sources: list[ast.AST] = [*forward.node.args, *(entry.value for entry in forward.node.keywords)]
     names: set[str] = set()
     calls: list[ast.Call] = []
-    assigned = [node for node in descend(body) if isinstance(node, ast.Assign)]
+    assigned = forward.module.index.within(body, ast.Assign)
     while sources:
         for node in descend(sources.pop()):
             if isinstance(node, ast.Subscript) and _speaks_of_ranks(projection, node.slice):
@@ -273,12 +273,12 @@ def _reader(projection: Projection, forward: Event, call: ast.Call) -> OwnReader
     if not isinstance(call.func, ast.Attribute) or not isinstance(call.func.value, (ast.Name, ast.Attribute)):
         return None
     text, module = ast.unparse(call.func.value), forward.module
-    if _is_set_by_rank(projection, module, text):
-        return None
     made = [
         one.value for one in module.index.of(ast.Assign) if any(ast.unparse(target) == text for target in one.targets)
     ]
     if len(made) != 1 or not isinstance(made[0], ast.Call) or _speaks_of_ranks(projection, made[0]):
+        return None
+    if _is_set_by_rank(projection, module, text):
         return None
     found = [
         (around, cls)

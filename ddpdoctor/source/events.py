@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Literal, TypeAlias
@@ -252,7 +253,9 @@ def shape_of(tree: Tree) -> int:
 
 def same(one: Tree, other: Tree) -> bool:
     """Return whether two trees with exits worked in run the same kinds of collectives in the same order."""
-    return one is other or (len(one) == len(other) and shape_of(one) == shape_of(other))
+    if len(one) != len(other):
+        return False
+    return all(map(operator.is_, one, other)) or shape_of(one) == shape_of(other)
 
 
 def events_in(tree: Tree) -> Iterator[Event]:

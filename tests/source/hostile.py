@@ -221,9 +221,9 @@ _WATCHED = """
 import sys
 from ddpdoctor.cli.main import main
 
-peak, *arguments = sys.argv[1:]
+peak = sys.argv.pop(1)
 try:
-    code = main(arguments)
+    code = main()
 finally:
     with open("/proc/self/status") as status, open(peak, "w") as kept:
         kept.write(next(line.split()[1] for line in status if line.startswith("VmHWM:")))

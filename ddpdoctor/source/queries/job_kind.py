@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 from ddpdoctor.files import regex
 from ddpdoctor.source.events import LONGEST_CONDITION, Condition, Event, Guard
@@ -76,12 +77,16 @@ def framework(script: Script) -> str:
 def frameworks(projection: Projection) -> Iterator[Event]:
     """Yield where a training framework starts ranks, places the model or trains, whatever the mode."""
     for event in projection.events:
-        if event.kind in ("object", "call") and not event.conditions:
-            top, _, rest = event.name.partition(".")
-            if (top in _FRAMEWORKS and _TAKES_OVER.search(rest)) or (
-                top == "transformers" and rest.endswith("Trainer")
-            ):
-                yield event
+        if event.kind in ("object", "call") and _takes_over(event.name) and not event.conditions:
+            yield event
+
+
+@lru_cache(maxsize=16_384)
+def _takes_over(name: str) -> bool:
+    top, _, rest = name.partition(".")
+    if top == "transformers" and rest.endswith("Trainer"):
+        return True
+    return top in _FRAMEWORKS and _TAKES_OVER.search(rest) is not None
 
 
 def is_distributed(projection: Projection) -> bool:
