@@ -97,6 +97,8 @@ class _Comparison:
         """Of the loaders of a rank, by their ordinals."""
         self._named: Mapping[str, object] | None = None
         """Which value of the script names the number of its ranks; None before the first run of one process."""
+        self._gpus = 0
+        """That one process is told of where they are pretended; 0 for one, as on a machine for it alone."""
 
     def made(self) -> EquivalenceSection:
         record, ranks = self._run_ranks("ranks")
@@ -181,9 +183,17 @@ class _Comparison:
         first = self._named is None
         self._named = self._named or {}
         asked = max((record.job.world_size, *(wait.ranks_asked for wait in record.waits)))
-        if steps or not first or asked < 2:
+        if steps or not first:
             return steps
         stopped = self._stopped
+        if asked < 2:
+            self._gpus = self._request.gpus_per_node or self._request.nproc // self._request.nodes
+            if record.job.device == "stand-in" and self._gpus > 1 and not _stopped(kept):
+                # A script that is made for several GPUs may refuse to start where it sees one.
+                steps, _, _ = self._started_once(f"{name}-of-several-gpus", ranks, feed, {})
+            if not steps:
+                self._gpus, self._stopped = 0, stopped
+            return steps
         for number, value in enumerate(_values(kept, self._request, asked)):
             named = {"value": value, "ranks": asked}
             steps, _, _ = self._started_once(f"{name}-{number}", ranks, feed, named)
@@ -207,7 +217,13 @@ class _Comparison:
             "named": named,
         }
         request = msgspec.structs.replace(
-            self._request, nproc=1, nodes=1, gpus_per_node=0, spawned_ranks=0, equivalence=plan, first_steps=kept
+            self._request,
+            nproc=1,
+            nodes=1,
+            gpus_per_node=self._gpus,
+            spawned_ranks=0,
+            equivalence=plan,
+            first_steps=kept,
         )
         source, _, position = str(named.get("value", "")).partition(" ")
         if source == _TOKEN:

@@ -211,9 +211,19 @@ class ExamineRequest(RehearsalOptions, frozen=True, kw_only=True):
 
 
 def examine(request: ExamineRequest, on_progress: OnProgress = lambda progress: None) -> Examination:
-    """Examine one script and return the merged diagnosis."""
+    """Examine one script and return the merged diagnosis.
+
+    A comparison with one process that was asked for and tells nothing makes it inconclusive.
+    """
     refuse_contradictions(request)
-    return examine_and_record(request, on_progress)[0]
+    examination = examine_and_record(request, on_progress)[0]
+    asked, section = request.equivalence or bool(request.against), examination.equivalence
+    untold = section is None or section.status == "inconclusive"
+    if asked and untold and examination.verdict == "clean":
+        return msgspec.structs.replace(
+            examination, verdict="inconclusive", exit_code=ExitCode.INCONCLUSIVE, complete=False
+        )
+    return examination
 
 
 def refuse_contradictions(request: ExamineRequest) -> None:

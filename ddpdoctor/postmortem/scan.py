@@ -26,9 +26,14 @@ for the end is left out: only a bomb holds as many."""
 MOST_KINDS, LONGEST_KIND = 200_000, 250
 MOST_OF_A_PLACE = 20
 """So many different words of one class of error under one mark are read as new."""
+MOST_CODES = 1_000
 MOST_OF_A_TRACEBACK = 100
 TAIL_BYTES = 1 << 16
 _DIGITS = b"0123456789"
+_CODES = tuple(
+    map(re.compile, (rb"Xid[^\n]{0,60}: \d{1,3}\b", rb"xit ?code[:=]?[^\n\d]{0,4}\d{1,3}\b", rb"ignal \d{1,2}\b"))
+)
+"""Numbers that make one report another one."""
 _HEADER = b"raceback (most"
 _FRAME = b'", line '
 _MARK = re.compile(
@@ -80,6 +85,7 @@ class Scanner:
         """… and of those that were left out."""
         self._kinds: set[bytes] = set()
         """What lines hold but digits: those without a needle, and all that were sifted."""
+        self._codes: set[bytes] = set()
         self._places: Counter[tuple[bytes, bytes]] = Counter()
         """How often one class of error had new words, by the mark in front of it."""
 
@@ -139,21 +145,29 @@ class Scanner:
     def _sift(self, text: bytes) -> None:
         """Hand on what is new in whole lines, with the tracebacks that it stands in."""
         lines, kinds = text.split(b"\n"), text.translate(None, _DIGITS).split(b"\n")
-        known, read_to = self._kinds, dict[bytes, int]()
+        known, read_to, coded = self._kinds, dict[bytes, int](), self._new_codes(text)
         strange = () if known.issuperset(kinds) else [at for at, kind in enumerate(kinds) if kind not in known]
-        for place in strange:
+        for place in sorted({*strange, *coded}) if coded else strange:
             kind, line = kinds[place], lines[place]
-            if kind in known:
+            if kind in known and place not in coded:
                 continue
             self._strange += 1
             if len(known) < MOST_KINDS and len(kind) < LONGEST_KIND:
                 known.add(kind)
             mark, _ = _parted(line)
-            if place >= read_to.get(mark, 0) and self._is_new(lines, kind, place, mark):
+            if place >= read_to.get(mark, 0) and (place in coded or self._is_new(lines, kind, place, mark)):
                 start = _start_of(lines, place, mark, read_to.get(mark, 0))
                 read_to[mark] = self._hand_on(lines, start, place, mark)
                 self._leave()
         self._lines += len(lines) - 1
+
+    def _new_codes(self, text: bytes) -> set[int]:
+        """Return the places of lines with a number that no line gave before in the same words."""
+        found = {code for pattern in _CODES for code in pattern.findall(text)} - self._codes
+        if len(self._codes) + len(found) > MOST_CODES:
+            return set()
+        self._codes |= found
+        return {text.count(b"\n", 0, text.find(code)) for code in found}
 
     def _is_new(self, lines: list[bytes], kind: bytes, place: int, mark: bytes) -> bool:
         """Return whether a line that differs from all before it reports a failure, and one that others have not."""

@@ -262,6 +262,41 @@ def test_in_a_log_of_nothing_but_tracebacks_another_one_is_found(
     assert (found.line, len(found.frames), found.rank) == (at, 2, 0 if of_ranks else None)
 
 
+@pytest.mark.parametrize(
+    ("usual", "other"),
+    [
+        ("NVRM: Xid (PCI:0000:3b:00): 31, pid={}, name=python", "NVRM: Xid (PCI:0000:3b:00): 79, pid=7, name=python"),
+        ("kernel: NVRM: Xid (PCI:0000:31:00): 43, pid={}", "kernel: NVRM: Xid (PCI:0000:86:00): 43, pid=7"),
+        (
+            "srun: error: node3: task 5: Exited with exit code 1",
+            "srun: error: node3: task 5: Exited with exit code 137",
+        ),
+        ("bash: line 1: Process {} died with signal 15", "bash: line 1: Process 10 died with signal 11"),
+    ],
+)
+def test_in_a_log_of_one_failure_its_other_code_is_found(
+    usual: str, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "MOST_TAKEN", 2_000)
+    monkeypatch.setattr(scan, "END_BYTES", 4_000)
+    taken: list[tuple[bytes, int]] = []
+
+    def take(line: bytes, number: int) -> scan.Heed:
+        taken.append((line, number))
+        return "something"
+
+    lines = [usual.format(number) for number in range(9_000)]
+    lines[5_000] = other
+    path = tmp_path / "job.log"
+    path.write_text("\n".join(lines) + "\n")
+    scanner = scan.Scanner(take, lambda before: None, lambda: None)
+    with path.open("rb") as stream:
+        scanner.read(stream)
+    assert scanner.sifted is not None and scanner.sifted[0] > 2_000
+    assert [number for line, number in taken if line.decode() == other] == [5_001]
+    assert len(taken) < 2_200
+
+
 def test_an_error_file_that_is_no_json_costs_a_sentence(tmp_path: Path, good: Path) -> None:
     bad = tmp_path / "error.json"
     bad.write_text('{"message": {"py_callstack"' + "[" * 200_000)

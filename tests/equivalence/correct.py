@@ -321,4 +321,51 @@ CORRECT = (
         ),
         says="buffer center has other values",
     ),
+    Case(
+        "vision: clipped, by keyword",
+        "vision",
+        ((STEP, f"            nn.utils.clip_grad_norm_(model.parameters(), max_norm=50.0)\n{STEP}"),),
+        quick=True,
+    ),
+    Case(
+        "vision: clipped, all by keyword",
+        "vision",
+        (
+            (
+                STEP,
+                f"            nn.utils.clip_grad_norm_(max_norm=50.0, parameters=model.parameters(), norm_type=2.0)\n{STEP}",
+            ),
+        ),
+    ),
+    Case(
+        "vision: values clipped, by keyword",
+        "vision",
+        ((STEP, f"            nn.utils.clip_grad_value_(list(model.parameters()), clip_value=50.0)\n{STEP}"),),
+    ),
+    Case(
+        "vision: ends without a word where there are not two GPUs",
+        "vision",
+        ((WRAP, f"    if torch.cuda.device_count() < 2:\n        return\n{WRAP}"),),
+        quick=True,
+    ),
+    Case(
+        "vision: fails where there are not two GPUs",
+        "vision",
+        (
+            (
+                WRAP,
+                f'    if not torch.cuda.device_count() >= 2:\n        raise RuntimeError("this needs two GPUs")\n{WRAP}',
+            ),
+        ),
+    ),
+    Case(
+        "vision: exits where the accelerator is one",
+        "vision",
+        (
+            (
+                WRAP,
+                f'    if getattr(torch, "accelerator", torch.cuda).device_count() == 1:\n        raise SystemExit(0)\n{WRAP}',
+            ),
+        ),
+    ),
 )

@@ -52,7 +52,7 @@ def rehearse(request: RehearsalRequest) -> RunRecord:
             "device": request.device,
             "nodes": 1,
             "ranks_per_node": request.nproc,
-            "gpus_per_node": request.nproc,
+            "gpus_per_node": request.gpus_per_node or request.nproc,
             "equivalence": request.equivalence,
             "job": msgspec.to_builtins(job),
         }

@@ -10,7 +10,7 @@ import pytest
 
 from tests.check_command import check, with_our_tree
 from tests.equivalence import against
-from tests.equivalence.cases import FAULTS, Case
+from tests.equivalence.cases import FAULTS, WRAP, Case
 from tests.equivalence.correct import CORRECT
 from tests.equivalence.judge import TABLE, compared, complaint
 
@@ -44,6 +44,24 @@ def test_the_command_tells_it_with_the_line(case: Case, code: int, tmp_path: Pat
         )
     else:
         assert any("compute the gradient that one process would" in note for note in report["rehearsal"]["notes"])
+
+
+def test_a_comparison_that_was_asked_for_and_tells_nothing_is_not_clean(tmp_path: Path) -> None:
+    refuses = f'    if dist.get_world_size() < 2:\n        raise RuntimeError("two ranks are needed")\n{WRAP}'
+    (tmp_path / "train.py").write_text(CORRECT[0].text().replace(WRAP, refuses), encoding="utf-8")
+    options = ("--equivalence", "--time-limit", "400", "--select", "DDP223", "train.py")
+    ended, report = check(*options, cwd=tmp_path, XDG_STATE_HOME=str(tmp_path / "state"))
+    assert (ended, report["verdict"], report["equivalence"]["status"]) == (3, "inconclusive", "inconclusive")
+    assert "two ranks are needed" in report["equivalence"]["reason"]
+    done = subprocess.run(
+        [sys.executable, "-m", "ddpdoctor", "check", *options],
+        cwd=tmp_path,
+        env=with_our_tree(XDG_STATE_HOME=str(tmp_path / "state")),
+        capture_output=True,
+        text=True,
+    )
+    said = " ".join(done.stdout.split())
+    assert "1 not evaluated: whether one process would train the same is not known: started as one process" in said
 
 
 def test_the_command_compares_two_launches(tmp_path: Path) -> None:

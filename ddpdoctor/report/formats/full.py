@@ -185,6 +185,8 @@ def _what_became_of_the_checks(examination: Examination) -> str:
     rest = [outcome for outcome in others if not outcome.reason.startswith(CUT_SHORT)]
     if rest:
         parts.append(f"{len(rest)} not evaluated: {one_line(rest[0].reason)}")
+    if blind and not parts:
+        parts.append(f"{len(blind)} not evaluated: {one_line(blind[0].reason)}")
     text = ", ".join(parts) + (" (the HTML and JSON reports list each)" if others else "")
     return text if passed or not blind else f"{_count(len(outcomes), 'check')}: {text}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import math
 import os
@@ -293,21 +294,28 @@ class FirstSteps:
 
     def _hook_clipping(self, name: str) -> None:
         clip, steps = getattr(self._torch.nn.utils, name), self
+        first, bound = list(inspect.signature(clip).parameters)[:2]
 
         @functools.wraps(clip)
-        def noted(parameters: Any, most: Any, *arguments: Any, **options: Any) -> Any:
-            if isinstance(parameters, steps._torch.Tensor):
-                parameters = [parameters]
-            parameters = list(parameters)
-            norm = steps._journal.guarded(_norm, parameters, harms=())
-            frames = steps._journal.user_code.frames_here(sys._getframe(1))
-            file, line = (frames[0][0], frames[0][1]) if frames else ("", 0)
-            if norm is not None and len(steps._clips) < 64:
-                steps._clips.append({"file": file, "line": line, "norm": norm, "most": float(most), "name": name})
-            return clip(parameters, most, *arguments, **options)
+        def noted(*arguments: Any, **options: Any) -> Any:
+            given = {**dict(zip((first, bound), arguments)), **options}
+            parameters = given.get(first)
+            if not isinstance(parameters, (steps._torch.Tensor, type(None))):
+                # Read twice, which an iterator over them is not.
+                parameters = list(parameters)
+                arguments = (parameters, *arguments[1:])
+                options.pop(first, None)
+            steps._journal.guarded(steps._note_clip, name, parameters, given.get(bound), sys._getframe(1), harms=())
+            return clip(*arguments, **options)
 
         for module in (self._torch.nn.utils, sys.modules["torch.nn.utils.clip_grad"]):
             setattr(module, name, noted)
+
+    def _note_clip(self, name: str, parameters: Any, bound: Any, frame: Any) -> None:
+        if len(self._clips) < 64:
+            norm = _norm([parameters] if isinstance(parameters, self._torch.Tensor) else parameters)
+            file, line = next(((found[0], found[1]) for found in self._journal.user_code.frames_here(frame)), ("", 0))
+            self._clips.append({"file": file, "line": line, "norm": norm, "most": float(bound), "name": name})
 
     def _before_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
         if os.getpid() != self._journal.pid or self._journal.rank is None:
