@@ -37,7 +37,7 @@ References
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check, TooLittleEvidence
@@ -98,11 +98,14 @@ def in_restart(restart: Restart) -> Iterator[Finding]:
             severity=Severity.WARNING,
         )
     differences = (*compared.differences, *filter(None, (torn,)))
-    yield from _found(differences, compared, first, restart.second, restart.files, restart.how)
+    yield from _found(differences, compared, first, restart.second, restart.files, restart.how, restart.own_code)
     signalled = signalled_restart(restart)
     if signalled is not None and restart.ended is not None:
         later = restart.resumed or restart.ended
-        yield from _found(signalled.differences, signalled, restart.ended, later, restart.left, restart.how_resumed)
+        own = restart.own_code
+        yield from _found(
+            signalled.differences, signalled, restart.ended, later, restart.left, restart.how_resumed, own
+        )
 
 
 def _found(
@@ -112,6 +115,7 @@ def _found(
     second: RunRecord,
     files: Iterable[str],
     how: str,
+    own: Mapping[str, tuple[str, str]],
 ) -> Iterator[Finding]:
     """Yield what is otherwise in a second start, with the lines that save in the first one and load in the second."""
     from ddpdoctor.diagnosis.resume import loads_of
@@ -123,7 +127,9 @@ def _found(
     save_place = None if save is None else site_location(first.site(save.site))
     for found in differences:
         state = _STATES.get(found.what)
-        missing = "" if found.saved or state is None else f"Save the state of {state} in the checkpoint. "
+        to_save, to_load = own.get(found.what, ("", ""))
+        where = f": `{to_save}`" if to_save else ""
+        missing = "" if found.saved or state is None else f"Save the state of {state} in the checkpoint{where}. "
         loaded_first = found.saved and found.what not in ("torn", "place", "again", "late", "signal")
         places = (load_place, save_place) if loaded_first else (save_place, load_place)
         told = [Fact(text=how, basis="rehearsal"), *_told(found.facts)]
@@ -136,12 +142,16 @@ def _found(
         yield CHECK.finding(
             "rehearsal",
             found.title,
-            remedy=_REMEDIES[found.what].format(save=missing),
+            remedy=_in_own_code(_REMEDIES[found.what].format(save=missing), to_load),
             ranks=found.ranks if len(found.ranks) < len(first.ranks) else (),
             locations=tuple(place for place in (found.place, *places) if place is not None),
             evidence=tuple(told),
             severity=Severity.WARNING if found.what in ("ranks", "late", "gradient", "random") else None,
         )
+
+
+def _in_own_code(remedy: str, code: str) -> str:
+    return f"{remedy.removesuffix('.')}: `{code}`." if code else remedy
 
 
 def _told(texts: Iterable[str]) -> list[Fact]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ddpdoctor.finding import Location
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import NONE, ExternalObject, Instance, Value, constant, options_of
 from ddpdoctor.source.projection import Projection, whole_projection
+from ddpdoctor.source.queries.checkpoint_code import SCHEDULERS, STATEFUL, is_named, speaks_of
 from ddpdoctor.source.queries.job_kind import noted
 from ddpdoctor.source.queries.wrapped_models import (
     has_no_tensors,
@@ -40,7 +41,6 @@ _UNSAVED = {
     "scheduler": ("scheduler", "its schedule begins again"),
     "scaler": ("gradient scaler", "its scale begins again, and steps are skipped until it fits"),
 }
-_STATEFUL = ("optim", "sched", "scaler")
 _COUNTS = ("epoch", "step", "iter")
 
 
@@ -60,7 +60,7 @@ def left_out(script: Script) -> Iterator[LeftOut]:
             pairs = zip(literal.keys, literal.values, strict=True)
             named = {text: value for key, value in pairs if (text := _text(key))}
             keys.update(id(key) for key in literal.keys)
-            if any(_is_state(value) for value in named.values()) and any(_speaks_of(name, _COUNTS) for name in named):
+            if any(_is_state(value) for value in named.values()) and any(speaks_of(name, _COUNTS) for name in named):
                 saved.append((module, literal, named))
         read |= {
             one.value for one in module.index.of(ast.Constant) if id(one) not in keys and isinstance(one.value, str)
@@ -72,7 +72,7 @@ def left_out(script: Script) -> Iterator[LeftOut]:
     states = _States(script)
     for module, literal, named in saved:
         weights = [name for name, value in named.items() if _is_state(value) and not _is_stateful(name, value)]
-        if not read.intersection(weights) or not any(_speaks_of(name, _COUNTS) and name in read for name in named):
+        if not read.intersection(weights) or not any(speaks_of(name, _COUNTS) and name in read for name in named):
             continue  # Nothing goes on from it: it is loaded for an evaluation, or elsewhere.
         for name, value in named.items():
             if not _is_state(value) or not _is_stateful(name, value):
@@ -91,7 +91,7 @@ def left_out(script: Script) -> Iterator[LeftOut]:
                 )
         for kind, (what, effect) in _UNSAVED.items():
             made = states.unsaved(kind)
-            if made is not None and not _speaks_of(ast.dump(literal), (kind[:5],)):
+            if made is not None and not speaks_of(ast.dump(literal), (kind[:5],)):
                 yield LeftOut(
                     f"the {what}'s state is not in the checkpoint, whose optimizer and epoch are loaded: {effect}",
                     f'Add "{kind}": {kind}.state_dict() to the checkpoint, and load it on every rank.',
@@ -127,8 +127,8 @@ class _States:
     def is_told(self, key: str, save: ast.expr) -> bool:
         """Return whether a scheduler is told the epoch in each step, and has no state of its own."""
         whose = _owner(save)
-        return _speaks_of(f"{key} {whose}", ("sched",)) and any(
-            call.args and (_owner(call) == whose or _speaks_of(_owner(call), ("sched",)))
+        return speaks_of(f"{key} {whose}", ("sched",)) and any(
+            call.args and (_owner(call) == whose or speaks_of(_owner(call), ("sched",)))
             for module in self._script.modules
             for name in ("step", "step_update")
             for call in module.calls_by_name.get(name, ())
@@ -136,7 +136,7 @@ class _States:
 
     def unsaved(self, kind: str) -> Event | None:
         """Return where the only scheduler or scaler is made, if its state is neither saved nor made up for."""
-        made = [one for one in self._made.values() if _is_named(one.name, kind)]
+        made = [one for one in self._made.values() if is_named(one.name, kind)]
         if len(made) != 1 or not self._all_known or made[0].argument("last_epoch") is not None:
             return None
         enabled = made[0].argument("enabled")
@@ -171,12 +171,7 @@ class _States:
         return any(one.loops or (one.name == "torch.optim.SGD" and one.argument("momentum", 2) is None) for one in made)
 
 
-_SCHEDULERS = "torch.optim.lr_scheduler."
 _KINDS = {"optimizer", "scheduler", "scaler"}
-
-
-def _is_named(name: str, kind: str) -> bool:
-    return name.startswith(_SCHEDULERS) if kind == "scheduler" else name.endswith(".GradScaler")
 
 
 def _kind_of(value: Value) -> str:
@@ -184,16 +179,12 @@ def _kind_of(value: Value) -> str:
         return "optimizer"
     if not has_no_tensors(value):
         return "module"
-    return "scheduler" if isinstance(value, ExternalObject) and value.name.startswith(_SCHEDULERS) else "scaler"
-
-
-def _speaks_of(text: str, words: Iterable[str]) -> bool:
-    return any(word in text.lower() for word in words)
+    return "scheduler" if isinstance(value, ExternalObject) and value.name.startswith(SCHEDULERS) else "scaler"
 
 
 def _is_stateful(key: str, value: ast.expr) -> bool:
     """Return whether a state is an optimizer's, a scheduler's or a scaler's, by its key or by what it is taken of."""
-    return _speaks_of(f"{key} {ast.dump(value)}", _STATEFUL)
+    return speaks_of(f"{key} {ast.dump(value)}", STATEFUL)
 
 
 def _owner(call: ast.expr) -> str:
@@ -246,7 +237,7 @@ def _is_loaded(value: ast.AST, module: Module, body: ast.AST, depth: int = 2) ->
     """Return whether an expression is made from the epoch of what torch.load has returned."""
     parts = list(made_from(value, body))
     calls = [part for part in parts if isinstance(part, ast.Call)]
-    is_key = any(_speaks_of(_key_of(part), ("epoch",)) for part in parts)
+    is_key = any(speaks_of(_key_of(part), ("epoch",)) for part in parts)
     if is_key and any(module.resolve(call.func) == "torch.load" for call in calls):
         return True
     called = {call.func.id for call in calls if isinstance(call.func, ast.Name)}

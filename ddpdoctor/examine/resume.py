@@ -18,6 +18,7 @@ import msgspec
 from ddpdoctor.catalogue.registry import load, read_catalogue
 from ddpdoctor.catalogue.run_checks import CheckResult, run_restart_checks
 from ddpdoctor.diagnosis.resume import checkpoint_of, loads_of, saved_at_signal
+from ddpdoctor.diagnosis.wording import site_location
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.examine.rehearsal_result import judge
@@ -30,6 +31,7 @@ from ddpdoctor.record.model import Restart
 if TYPE_CHECKING:
     from ddpdoctor.catalogue.registry import CatalogueEntry
     from ddpdoctor.record.model import RunRecord
+    from ddpdoctor.record.streams.training import ResumeSave
     from ddpdoctor.source.script.script import Script
 
 RehearseOnce = Callable[[RehearsalRequest], "tuple[RunRecord, RehearsalSection]"]
@@ -140,6 +142,7 @@ def prove_resume(
             step=left.step,
             files=tuple(left.files),
             how=how,
+            own_code=_own_code(script, save, first, second, left),
         )
         (result,) = run_restart_checks((check,), restart)
         signalled = ""
@@ -152,6 +155,17 @@ def prove_resume(
     looked = "" if not torn else "; " + ("and once more from a torn save" if third else "no save could be torn")
     compared = "the steps after it were compared" if second.resume_steps else "it ended before its first step"
     return Resumed(result, f"{how}: {result.gap or compared}{looked}{signalled}")
+
+
+def _own_code(
+    script: Script, save: ResumeSave, first: RunRecord, second: RunRecord, left: _Left
+) -> Mapping[str, tuple[str, str]]:
+    from ddpdoctor.source.queries.checkpoint_code import own_code
+
+    saved = site_location(first.site(save.site))
+    loads = sorted(loads_of(second, left.files), key=lambda one: one.rank)
+    loaded = next((place for one in loads if (place := site_location(second.site(one.site)))), None)
+    return own_code(script, saved, loaded) if saved is not None and loaded is not None else {}
 
 
 def _with_signal(

@@ -494,6 +494,8 @@ class Restart(msgspec.Struct, frozen=True, kw_only=True):
     """What the second start found of the first one's."""
     how: str = ""
     """How it was started, in words."""
+    own_code: Mapping[str, tuple[str, str]] = {}
+    """What the script would add to its checkpoint and where it loads it, by what the second start does otherwise."""
     ended: RunRecord | None = None
     """The same as the second start, until a scheduler's signal, which the script handles …"""
     resumed: RunRecord | None = None

@@ -52,12 +52,19 @@ FAULTS: Mapping[str, Case] = {
     ),
     "the schedule is not loaded": case_of("learning rate", SCHEDULER="pass"),
     "the schedule is not saved": case_of(
-        "learning rate", "not saved", at="# here", SAVE=_saves_without("scheduler"), SCHEDULER="pass"
+        "learning rate",
+        "not saved",
+        'checkpoint: `"scheduler": scheduler.state_dict()`',
+        at="# here",
+        SAVE=_saves_without("scheduler"),
+        SCHEDULER="pass",
     ),
     "the schedule steps once more": case_of(
         "learning rate", SCHEDULER='scheduler.load_state_dict(state["scheduler"])\nscheduler.step()'
     ),
-    "the optimizer is not loaded": case_of("optimizer", OPTIMIZER="pass"),
+    "the optimizer is not loaded": case_of(
+        "optimizer", 'made: `optimizer.load_state_dict(state["optimizer"])`', OPTIMIZER="pass"
+    ),
     "the optimizer is not saved": case_of(
         "optimizer", "not saved", at="# here", SAVE=_saves_without("optimizer"), OPTIMIZER="pass"
     ),
