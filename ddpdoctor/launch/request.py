@@ -152,6 +152,12 @@ class RehearsalRequest(RehearsalOptions, frozen=True, kw_only=True):
     shares_directories: bool = False
     """An earlier try ended by a race of the ranks for a directory; in this one no rank fails for coming second."""
 
+    @property
+    def is_compared_alone(self) -> bool:
+        """Whether it is the one process that ranks are compared with, which needs no launcher."""
+        by_old_launcher = self.launch.starter == "torch.distributed.launch"
+        return self.equivalence is not None and self.nproc == 1 and not self.spawns_ranks and not by_old_launcher
+
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """One line of news about a rehearsal that runs."""

@@ -12,6 +12,7 @@ from ..journal import Journal
 from ..nonfinite import NonFinite
 from ..process import ProcessEnd
 from ..stand_in.install import StandIn, install_compiling
+from ..stand_in.process_groups import average_on_gloo
 from ..user_code import calling_frame
 from .collective_hook import CollectiveHook, hook_non_member_calls
 from .data.lengths import cut_batches
@@ -92,6 +93,7 @@ class Rehearsal:
         if stand_in is None and plan.get("in_a_gpus_place"):
             # For the CPU the compiler calls the one for C++: a minute of both cores for a small model.
             install_compiling(torch)
+            average_on_gloo(torch)
         if self._pretence is not None:
             self._pretence.after_torch(torch)
         passes = RESUMED_PASSES if plan.get("resume") else TRAINING_PASSES

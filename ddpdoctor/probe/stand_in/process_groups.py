@@ -20,6 +20,7 @@ def install(torch: Any, devices: Devices) -> None:
     distributed = torch.distributed
     if not distributed.is_available():
         return
+    average_on_gloo(torch)
     _Backends(torch, devices).install()
     _ddp(torch, devices)
 
@@ -136,6 +137,48 @@ def names_nccl(backend: str) -> bool:
 def on_gloo(backend: Any) -> Any:
     """Return the backend that serves instead; one without NCCL stays, and None means both, so gloo."""
     return "gloo" if backend is None or names_nccl(str(backend)) else backend
+
+
+def average_on_gloo(torch: Any) -> None:
+    """Let gloo average where NCCL does: up to torch 2.12 it may refuse ``ReduceOp.AVG``, or give the sum in silence.
+
+    Of torch 2.4 ``all_reduce`` and ``reduce`` refuse it; of 2.4 and 2.8 ``reduce_scatter_tensor`` sums, with which
+    ``fully_shard`` averages gradients; of 2.13 all four give the mean.
+    """
+    distributed = torch.distributed
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if version >= (2, 13) or not distributed.is_available() or not hasattr(distributed.ReduceOp, "AVG"):
+        return
+    functions = distributed.distributed_c10d
+    for name, source in (("all_reduce", 0), ("reduce", 0), ("reduce_scatter_tensor", 1), ("reduce_scatter", 1)):
+        averaging = _averaging(torch, getattr(functions, name), source)
+        setattr(functions, name, averaging)
+        setattr(distributed, name, averaging)
+
+
+def _averaging(torch: Any, function: Callable[..., Any], source: int) -> Callable[..., Any]:
+    """Return a collective that sums parts of what it is given, the ``source``-th argument, in place of an average."""
+    distributed, signature = torch.distributed, inspect.signature(function)
+    parameter = list(signature.parameters)[source]
+
+    @functools.wraps(function)
+    def averaged(*arguments: Any, **options: Any) -> Any:
+        try:
+            given = signature.bind(*arguments, **options).arguments
+        except TypeError:
+            return function(*arguments, **options)  # torch words the error
+        group = given.get("group")
+        if given.get("op") != distributed.ReduceOp.AVG or distributed.distributed_c10d.get_backend(group) != "gloo":
+            return function(*arguments, **options)
+        ranks, held = distributed.get_world_size(group), given[parameter]
+        with torch.no_grad():
+            if not source:
+                held.div_(ranks)
+            else:
+                held = [one / ranks for one in held] if isinstance(held, (list, tuple)) else held / ranks
+        return function(**{**given, parameter: held, "op": distributed.ReduceOp.SUM})
+
+    return averaged
 
 
 def _ddp(torch: Any, devices: Devices) -> None:
