@@ -1,0 +1,217 @@
+"""What ``Module.to_empty`` leaves without a value, and a forward then uses.
+
+A tensor that nobody wrote cannot be told from one that somebody did, so each that is emptied is filled with NaN. The
+first forward that has such a module in it looks for what still is NaN, and fills that with small numbers, the same on
+each rank: the rehearsal goes on as it does with what memory happens to hold, and replicas stay alike.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sys
+from collections import OrderedDict
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from ...journal import Journal
+from ...torch_compat import on_call
+
+HARMED = ("uninitialised",)
+MOST_NAMED = 2_000
+"""Tensors of a rank that are reported one by one."""
+SPREAD = 0.02
+"""Of the numbers that take the place of NaN: what language models are initialised with."""
+# NaN of their own in each format of 2, 4 and 8 bytes, so that a buffer that is NaN on purpose is no emptied one.
+_PATTERNS = {2: 0x7FDD, 4: 0x7FDD0DDD, 8: 0x7FFD0DDD0DDD0DDD}
+_RECEIVER = re.compile(r"([A-Za-z_][\w.]*)\.to_empty\(")
+_WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+
+
+class _Origin(NamedTuple):
+    """The call that emptied a module."""
+
+    site: int
+    receiver: str
+    """What the script calls the module there; empty where that is not a name."""
+
+
+class _Tensor(NamedTuple):
+    """A tensor in an emptied module, as it is before the first forward."""
+
+    owner: Any
+    name: str
+    shown: str
+    """Its name from the outermost module."""
+    kind: str
+    part: Any
+    """What this rank has of it."""
+
+
+class _Watched(dict):  # type: ignore[type-arg]
+    """The parameters or buffers of one module, which tells which are read by their names, as a forward reads them."""
+
+    def __init__(self, plain: dict[str, Any], note: Any) -> None:
+        super().__init__(plain)
+        self.note = note
+
+    def __getitem__(self, name: str) -> Any:
+        # FSDP looks its parameters up by their names as well, when it first runs; above us is torch's __getattr__.
+        if "torch/distributed/" not in sys._getframe(2).f_code.co_filename:
+            self.note(name)
+        return super().__getitem__(name)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return dict, (dict(self),)  # A copy, or a file that the script writes, has nothing of ours.
+
+
+class Emptied:
+    """Every module that was emptied in this process and has not run since."""
+
+    def __init__(self, journal: Journal, torch: Any) -> None:
+        self._journal = journal
+        self._torch = torch
+        self._origins: WeakKeyDictionary[Any, _Origin] = WeakKeyDictionary()
+        self._apart: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        """Modules that have run and have no emptied one in them, with the count of emptied ones by then."""
+        self._emptied = 0
+        self._named = 0
+        self._handle: Any = None
+
+    def install(self) -> None:
+        """Listen to the emptying of modules, which torch has since 1.10."""
+        module_class = self._torch.nn.Module
+        if hasattr(module_class, "to_empty"):
+            on_call(self._journal, module_class, "to_empty", after=self._was_emptied, harms=HARMED)
+
+    def _was_emptied(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        outermost = arguments[0]
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        receiver = _RECEIVER.search(line)
+        deep = options.get("recurse", True)
+        origin = _Origin(self._journal.site(frame), receiver.group(1) if receiver and deep else "")
+        for module in outermost.modules() if deep else (outermost,):
+            self._origins[module] = origin
+            for tensor in self._tensors(module, module):
+                with self._torch.no_grad():
+                    self._bits(tensor.part).fill_(_PATTERNS[tensor.part.element_size()])
+        self._emptied += 1
+        if self._handle is None:
+            # Where all modules are hooked, ours comes before those of a module, by which FSDP gathers its parameters.
+            hooks = self._torch.nn.modules.module
+            self._handle = hooks.register_module_forward_pre_hook(
+                lambda module, inputs: self._journal.guarded(self._runs, module, sys._getframe(1), harms=HARMED)
+            )
+
+    def _runs(self, module: Any, frame: FrameType) -> None:
+        """Look at the modules within one that is about to run."""
+        if self._apart.get(module) == self._emptied:
+            return
+        parts = [part for part in module.modules() if part in self._origins]
+        self._apart[module] = self._emptied
+        if not parts:
+            return
+        origin = self._origins[parts[0]]
+        found = list(self._tensors(module))
+        unwritten = [tensor for tensor in found if bool(self._missing(tensor).all())]
+        row = {
+            "site": origin.site,
+            "receiver": origin.receiver,
+            "forward_site": self._journal.site(frame),
+            "model_class": type(module).__name__,
+            "emptied": len(found),
+            "unwritten": len(unwritten),
+        }
+        # A compiled module and the older wrapper of FSDP take the tensors out of their modules before a forward.
+        unseen = any(hasattr(part, "_orig_mod") or hasattr(part, "_fsdp_wrapped_module") for part in module.modules())
+        for owner in {id(tensor.owner): tensor.owner for tensor in unwritten}.values():
+            of_owner = [tensor for tensor in unwritten if tensor.owner is owner]
+            self._watch(owner, of_owner, row, at_once=unseen or hasattr(owner, "_flat_weights"))
+        for tensor in found:
+            self._fill(tensor)
+        for part in parts:
+            self._origins.pop(part, None)
+        if not self._origins and self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def _watch(self, owner: Any, tensors: list[_Tensor], row: dict[str, Any], *, at_once: bool) -> None:
+        """Report what a forward reads of a module, or all of it where reading cannot be seen."""
+        resets = hasattr(owner, "reset_parameters")
+
+        def note(tensor: _Tensor) -> None:
+            self._named += 1
+            if self._named <= MOST_NAMED:
+                self._journal.event(
+                    "uninitialised",
+                    name=tensor.shown,
+                    buffer=tensor.kind == "_buffers",
+                    owner_class=type(owner).__name__,
+                    resets=resets,
+                    **row,
+                )
+
+        for kind in ("_parameters", "_buffers"):
+            left = {tensor.name: tensor for tensor in tensors if tensor.kind == kind}
+            plain = owner.__dict__.get(kind)
+            if at_once or type(plain) not in (dict, OrderedDict, _Watched):
+                for tensor in left.values():
+                    self._journal.guarded(note, tensor, harms=HARMED)
+                continue
+
+            def is_read(name: str, kind: str = kind, left: dict[str, _Tensor] = left) -> None:
+                tensor = left.pop(name, None)
+                if tensor is not None:
+                    self._journal.guarded(note, tensor, harms=HARMED)
+                if not left and type(owner.__dict__.get(kind)) is _Watched:
+                    owner.__dict__[kind] = dict(owner.__dict__[kind])
+
+            if left:
+                owner.__dict__[kind] = _Watched(plain, is_read)
+
+    def _tensors(self, module: Any, only: Any = None) -> Iterator[_Tensor]:
+        """Yield what holds floating-point numbers in the emptied modules within one, or in one of them only."""
+        for prefix, owner in module.named_modules() if only is None else (("", only),):
+            if owner not in self._origins and not hasattr(owner, "_flat_param"):
+                continue
+            for kind in ("_parameters", "_buffers"):
+                for name, tensor in list(getattr(owner, kind).items()):
+                    for inner, part in self._parts(name, tensor):
+                        shown = _WRAPPERS.sub("", f"{prefix}.{inner}" if prefix else inner)
+                        yield _Tensor(owner, inner, shown, kind, part)
+
+    def _parts(self, name: str, tensor: Any) -> Iterator[tuple[str, Any]]:
+        """Yield the numbers of a tensor that this rank has; of one that is made of several, those of each."""
+        if tensor is None or tensor.is_meta:
+            return
+        part = getattr(tensor, "_local_tensor", tensor).detach()
+        if part.is_complex():
+            part = self._torch.view_as_real(part)
+        if not part.is_floating_point() or part.element_size() not in _PATTERNS or part.is_sparse or not part.numel():
+            return
+        if name != "_flat_param":
+            yield name, part
+            return
+        for inner, place in zip(tensor._fqns, tensor._shard_param_infos):
+            if place.in_shard:
+                yield inner, part[place.offset_in_shard : place.offset_in_shard + place.numel_in_shard]
+
+    def _bits(self, part: Any) -> Any:
+        torch = self._torch
+        return part.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[part.element_size()])
+
+    def _missing(self, tensor: _Tensor) -> Any:
+        """Return which numbers were never written: NaN is no value of a parameter, but it may be one of a buffer."""
+        if tensor.kind == "_parameters":
+            return self._torch.isnan(tensor.part)
+        return self._bits(tensor.part) == _PATTERNS[tensor.part.element_size()]
+
+    def _fill(self, tensor: _Tensor) -> None:
+        """Put small numbers where nothing was written: the same for the same shape, from a generator of their own."""
+        torch, part = self._torch, tensor.part
+        missing = self._missing(tensor)
+        if bool(missing.any()):
+            numbers = torch.randn(part.shape, generator=torch.Generator().manual_seed(part.numel())).mul_(SPREAD)
+            part.masked_scatter_(missing, numbers.to(part)[missing])
