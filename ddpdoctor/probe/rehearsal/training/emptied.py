@@ -30,6 +30,16 @@ _RECEIVER = re.compile(r"([A-Za-z_][\w.]*)\.to_empty\(")
 _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 
 
+def _shown(name: str) -> str:
+    """Return a name without those of wrappers; one that ends in a dot is a module's."""
+    return _WRAPPERS.sub("", name.lstrip("."))
+
+
+def _class_of(module: Any) -> str:
+    name = type(module).__name__
+    return name[len("FSDP") :] if name.startswith("FSDP") else name  # fully_shard makes a class of its own.
+
+
 class _Origin(NamedTuple):
     """The call that emptied a module."""
 
@@ -120,7 +130,7 @@ class Emptied:
             "site": origin.site,
             "receiver": origin.receiver,
             "forward_site": self._journal.site(frame),
-            "model_class": type(module).__name__,
+            "model_class": _class_of([part for name, part in module.named_modules() if not _shown(f"{name}.")][-1]),
             "emptied": len(found),
             "unwritten": len(unwritten),
         }
@@ -148,7 +158,7 @@ class Emptied:
                     "uninitialised",
                     name=tensor.shown,
                     buffer=tensor.kind == "_buffers",
-                    owner_class=type(owner).__name__,
+                    owner_class=_class_of(owner),
                     resets=resets,
                     **row,
                 )
@@ -179,8 +189,7 @@ class Emptied:
             for kind in ("_parameters", "_buffers"):
                 for name, tensor in list(getattr(owner, kind).items()):
                     for inner, part in self._parts(name, tensor):
-                        shown = _WRAPPERS.sub("", f"{prefix}.{inner}" if prefix else inner)
-                        yield _Tensor(owner, inner, shown, kind, part)
+                        yield _Tensor(owner, inner, _shown(f"{prefix}.{inner}"), kind, part)
 
     def _parts(self, name: str, tensor: Any) -> Iterator[tuple[str, Any]]:
         """Yield the numbers of a tensor that this rank has; of one that is made of several, those of each."""
