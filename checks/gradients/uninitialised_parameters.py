@@ -18,8 +18,8 @@ Example
 
 Remedy
     Call reset_parameters of every module that has one, and initialise what has none: for part in model.modules():
-    if hasattr(part, "reset_parameters"): part.reset_parameters(). Or load a checkpoint that has every name. Buffers that
-    a constructor computes (tables of positions, masks) have to be computed again.
+    if hasattr(part, "reset_parameters"): part.reset_parameters(). Or load a checkpoint that has every name. Buffers
+    that a constructor computes (tables of positions, masks) have to be computed again.
 
 When it is wrong
     In a model that is compiled, or in the older wrapper of FSDP, what a forward reads cannot be seen: everything in it
@@ -49,13 +49,13 @@ CHECK = Check(
 
 
 def in_run(record: RunRecord) -> Iterator[Finding]:
-    """Report what each call of ``to_empty`` left, in the words of the first rank."""
+    """Report what each call of ``to_empty`` left, on all ranks together, with the figures of one of them."""
     for site in dict.fromkeys(row.site for row in record.uninitialised):
         rows = [row for row in record.uninitialised if row.site == site]
         ranks = sorted({row.rank for row in rows})
-        rows = [row for row in rows if row.rank == ranks[0]]
-        first, count = rows[0], len({row.name for row in rows})
-        buffers = len({row.name for row in rows if row.buffer})
+        names, buffers = {row.name for row in rows}, len({row.name for row in rows if row.buffer})
+        # Of a flat parameter each rank has other pieces.
+        first, count = max(rows, key=lambda row: row.unwritten), len(names)
         kinds = ((count - buffers, "parameter"), (buffers, "buffer"))
         what = " and ".join(f"{n:,} {kind}{'s' if n > 1 else ''}" for n, kind in kinds if n)
         was, them = ("was", "it") if count == 1 else ("were", "them")
@@ -64,7 +64,7 @@ def in_run(record: RunRecord) -> Iterator[Finding]:
         yield CHECK.finding(
             record.job.kind,
             f"{what} of {first.model_class} {was} never initialised, and the forward uses {them} with what "
-            f"to_empty() found in memory: {', '.join(folded({row.name for row in rows}))}",
+            f"to_empty() found in memory: {', '.join(folded(names))}",
             remedy=_remedy(rows),
             locations=(site_location(emptied), site_location(forward)),
             ranks=() if ranks == list(record.rank_numbers()) else tuple(ranks),
@@ -73,11 +73,13 @@ def in_run(record: RunRecord) -> Iterator[Finding]:
                     f"to_empty() gives memory to {first.emptied:,} parameters and buffers, and writes nothing",
                     site_location(emptied),
                     {"emptied": first.emptied},
+                    first.rank,
                 ),
                 (
                     f"from there to the forward {written:,} of them are written, and {first.unwritten:,} are not",
                     site_location(forward),
                     {"written": written, "unwritten": first.unwritten, "read": count},
+                    first.rank,
                 ),
             ),
         )

@@ -81,7 +81,7 @@ torch.manual_seed(0)
 with torch.device("meta"):
     model = Net()
 '''
-TAIL = '''
+TAIL = """
 torch.manual_seed(rank)
 optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=0.01)
 for step in range(3):
@@ -91,7 +91,7 @@ for step in range(3):
     optimizer.step()
     assert torch.isfinite(loss), "the rehearsal goes on with numbers"
 dist.destroy_process_group()
-'''
+"""
 LAYERS = tuple(f"layers.{n}.{name}" for n in range(2) for name in ("norm.bias", "norm.weight", "up.bias", "up.weight"))
 BUILT = '\nwith torch.device("meta"):\n    model = Net()\n'
 
@@ -282,6 +282,91 @@ WRONG = (
         """,
         found=LAYERS,
     ),
+    Job(
+        name="a forward that is called by its name",
+        body="""
+        class Scaled(Net):
+            def __init__(self):
+                super().__init__()
+                self.scale = nn.Parameter(torch.ones(8))
+
+            def forward(self, x):
+                x = self.words(x) * self.scale
+                return self.head(x)
+
+            def __call__(self, x):
+                return self.forward(x)
+
+        with torch.device("meta"):
+            model = Scaled()
+        reset(model.to_empty(device="cpu"))
+        for parameter in model.parameters():
+            dist.broadcast(parameter.data, 0)
+        """,
+        found=("scale",),
+    ),
+    Job(
+        name="converted to 16 bits",
+        body="""
+        model.to_empty(device="cpu").reset_parameters()
+        model = DistributedDataParallel(model.bfloat16())
+        """,
+        found=LAYERS,
+    ),
+    Job(
+        name="one rank has the values",
+        body="""
+        model.to_empty(device="cpu")
+        if rank == 0:
+            reset(model)
+        for parameter in model.head.parameters():
+            dist.broadcast(parameter.data, 0)
+        model = shard(model)
+        """,
+        found=(*LAYERS, "words.weight"),
+        ranks=(1,),
+    ),
+    Job(
+        name="emptied module by module",
+        body="""
+        for part in model.modules():
+            part.to_empty(device="cpu", recurse=False)
+        reset(model.layers)
+        model = shard(model)
+        """,
+        found=("head.bias", "head.weight", "words.weight"),
+    ),
+    Job(
+        name="the older wrapper with the parameters of the model",
+        body="""
+        model = FullyShardedDataParallel(model.to_empty(device="cpu"), device_id=torch.device("cpu"), use_orig_params=True)
+        """,
+        found=("head.bias", "head.weight", *LAYERS, "words.weight"),
+    ),
+    Job(
+        name="layers that are computed again in backward",
+        body="""
+        from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+        for number, layer in enumerate(model.layers):
+            model.layers[number] = checkpoint_wrapper(layer)
+        model = shard(model)
+        model.to_empty(device="cpu").reset_parameters()
+        """,
+        found=LAYERS,
+    ),
+    Job(
+        name="evaluated first",
+        body="""
+        reset(model.to_empty(device="cpu").layers)
+        model.head.reset_parameters()
+        model = DistributedDataParallel(model)
+        with torch.no_grad():
+            model.eval()(torch.zeros(2, 2, dtype=torch.long))
+        model.train()
+        """,
+        found=("words.weight",),
+    ),
 )
 RIGHT = (
     Job(
@@ -440,6 +525,61 @@ RIGHT = (
         body="""
         reset(model.to_empty(device="cpu"))
         model = DistributedDataParallel(torch.compile(model, backend="eager"))
+        """,
+    ),
+    Job(
+        name="looked at and copied, and in no forward",
+        body="""
+        import copy
+
+        reset(model.to_empty(device="cpu"))
+        model.spare = nn.Linear(8, 8, device="meta").to_empty(device="cpu")
+        model.spare.requires_grad_(False)
+        average = copy.deepcopy(model)
+        model = DistributedDataParallel(model)
+        model(torch.zeros(2, 2, dtype=torch.long))
+        print(model.module.spare.weight.mean(), average.spare.bias)
+        copy.deepcopy(model.module)
+        torch.save(model.module, f"{rank}.pt")
+        """,
+    ),
+    Job(
+        name="a dry run of the parts comes after",
+        body="""
+        model = shard(model)
+        model.to_empty(device="cpu")
+        model.apply(lambda part: part.reset_parameters() if hasattr(part, "reset_parameters") else None)
+        for layer in model.layers:
+            layer.unshard()
+            layer.reshard()
+        """,
+    ),
+    Job(
+        name="a whole state in 16 bits",
+        body="""
+        model.to_empty(device="cpu").bfloat16()
+        model.load_state_dict(Net().bfloat16().state_dict())
+        model = DistributedDataParallel(model)
+        """,
+    ),
+    Job(
+        name="a state that is read in parts",
+        body="""
+        import torch.distributed.checkpoint as dcp
+
+        dcp.save({"model": Net().state_dict()}, checkpoint_id="parts")
+        model = shard(model)
+        model.to_empty(device="cpu")
+        state = {"model": model.state_dict()}
+        dcp.load(state, checkpoint_id="parts")
+        model.load_state_dict(state["model"])
+        """,
+    ),
+    Job(
+        name="the older wrapper and its parameters, reset",
+        body="""
+        reset(model.to_empty(device="cpu"))
+        model = FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
         """,
     ),
 )

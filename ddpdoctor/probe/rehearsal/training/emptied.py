@@ -13,7 +13,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 from weakref import WeakKeyDictionary
 
 from ...journal import Journal
@@ -38,6 +38,15 @@ def _shown(name: str) -> str:
 def _class_of(module: Any) -> str:
     name = type(module).__name__
     return name[len("FSDP") :] if name.startswith("FSDP") else name  # fully_shard makes a class of its own.
+
+
+def _is_read_by_forward(frame: Optional[FrameType]) -> bool:
+    """Return whether a forward reads here; FSDP looks its parameters up as well when it first runs, and uses none."""
+    if frame is None or "torch/distributed/" in frame.f_code.co_filename:
+        return False
+    while frame is not None and frame.f_code.co_name not in ("forward", "_call_impl"):
+        frame = frame.f_back
+    return frame is not None
 
 
 class _Origin(NamedTuple):
@@ -68,8 +77,7 @@ class _Watched(dict):  # type: ignore[type-arg]
         self.note = note
 
     def __getitem__(self, name: str) -> Any:
-        # FSDP looks its parameters up by their names as well, when it first runs; above us is torch's __getattr__.
-        if "torch/distributed/" not in sys._getframe(2).f_code.co_filename:
+        if _is_read_by_forward(sys._getframe(2)):  # Between the two is torch's __getattr__.
             self.note(name)
         return super().__getitem__(name)
 
@@ -97,16 +105,9 @@ class Emptied:
             on_call(self._journal, module_class, "to_empty", after=self._was_emptied, harms=HARMED)
 
     def _was_emptied(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        outermost = arguments[0]
-        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-        receiver = _RECEIVER.search(line)
-        deep = options.get("recurse", True)
+        module, deep = arguments[0], options.get("recurse", True)
+        receiver = _RECEIVER.search(linecache.getline(frame.f_code.co_filename, frame.f_lineno))
         origin = _Origin(self._journal.site(frame), receiver.group(1) if receiver and deep else "")
-        for module in outermost.modules() if deep else (outermost,):
-            self._origins[module] = origin
-            for tensor in self._tensors(module, module):
-                with self._torch.no_grad():
-                    self._bits(tensor.part).fill_(_PATTERNS[tensor.part.element_size()])
         self._emptied += 1
         if self._handle is None:
             # Where all modules are hooked, ours comes before those of a module, by which FSDP gathers its parameters.
@@ -114,6 +115,10 @@ class Emptied:
             self._handle = hooks.register_module_forward_pre_hook(
                 lambda module, inputs: self._journal.guarded(self._runs, module, sys._getframe(1), harms=HARMED)
             )
+        for part in module.modules() if deep else (module,):
+            self._origins[part] = origin
+            for tensor in self._tensors(part, recursive=False):
+                self._bits(tensor.part).fill_(_PATTERNS[tensor.part.element_size()])
 
     def _runs(self, module: Any, frame: FrameType) -> None:
         """Look at the modules within one that is about to run."""
@@ -125,20 +130,18 @@ class Emptied:
             return
         origin = self._origins[parts[0]]
         found = list(self._tensors(module))
-        unwritten = [tensor for tensor in found if bool(self._missing(tensor).all())]
+        unwritten: dict[int, list[_Tensor]] = {}
+        for tensor in found:
+            if bool(self._missing(tensor).all()):
+                unwritten.setdefault(id(tensor.owner), []).append(tensor)
         row = {
             "site": origin.site,
             "receiver": origin.receiver,
             "forward_site": self._journal.site(frame),
             "model_class": _class_of([part for name, part in module.named_modules() if not _shown(f"{name}.")][-1]),
             "emptied": len(found),
-            "unwritten": len(unwritten),
+            "unwritten": sum(map(len, unwritten.values())),
         }
-        # A compiled module and the older wrapper of FSDP take the tensors out of their modules before a forward.
-        unseen = any(hasattr(part, "_orig_mod") or hasattr(part, "_fsdp_wrapped_module") for part in module.modules())
-        for owner in {id(tensor.owner): tensor.owner for tensor in unwritten}.values():
-            of_owner = [tensor for tensor in unwritten if tensor.owner is owner]
-            self._watch(owner, of_owner, row, at_once=unseen or hasattr(owner, "_flat_weights"))
         for tensor in found:
             self._fill(tensor)
         for part in parts:
@@ -146,9 +149,14 @@ class Emptied:
         if not self._origins and self._handle is not None:
             self._handle.remove()
             self._handle = None
+        # A compiled module and the older wrapper of FSDP take the tensors out of their modules before a forward.
+        unseen = any(hasattr(part, "_orig_mod") or hasattr(part, "_fsdp_wrapped_module") for part in module.modules())
+        for of_owner in unwritten.values():
+            self._watch(of_owner, row, at_once=unseen or hasattr(of_owner[0].owner, "_flat_weights"))
 
-    def _watch(self, owner: Any, tensors: list[_Tensor], row: dict[str, Any], *, at_once: bool) -> None:
-        """Report what a forward reads of a module, or all of it where reading cannot be seen."""
+    def _watch(self, tensors: list[_Tensor], row: dict[str, Any], *, at_once: bool) -> None:
+        """Report what a forward reads of one module, or all of it where reading cannot be seen."""
+        owner = tensors[0].owner
         resets = hasattr(owner, "reset_parameters")
 
         def note(tensor: _Tensor) -> None:
@@ -181,9 +189,9 @@ class Emptied:
             if left:
                 owner.__dict__[kind] = _Watched(plain, is_read)
 
-    def _tensors(self, module: Any, only: Any = None) -> Iterator[_Tensor]:
-        """Yield what holds floating-point numbers in the emptied modules within one, or in one of them only."""
-        for prefix, owner in module.named_modules() if only is None else (("", only),):
+    def _tensors(self, module: Any, *, recursive: bool = True) -> Iterator[_Tensor]:
+        """Yield what holds floating-point numbers in the emptied modules within one, or in this one only."""
+        for prefix, owner in module.named_modules() if recursive else (("", module),):
             if owner not in self._origins and not hasattr(owner, "_flat_param"):
                 continue
             for kind in ("_parameters", "_buffers"):
@@ -198,7 +206,9 @@ class Emptied:
         part = getattr(tensor, "_local_tensor", tensor).detach()
         if part.is_complex():
             part = self._torch.view_as_real(part)
-        if not part.is_floating_point() or part.element_size() not in _PATTERNS or part.is_sparse or not part.numel():
+        # A class of its own keeps its numbers in ways of its own.
+        plain = type(part) is self._torch.Tensor and part.layout is self._torch.strided
+        if not plain or not part.is_floating_point() or part.element_size() not in _PATTERNS or not part.numel():
             return
         if name != "_flat_param":
             yield name, part
@@ -222,5 +232,6 @@ class Emptied:
         torch, part = self._torch, tensor.part
         missing = self._missing(tensor)
         if bool(missing.any()):
-            numbers = torch.randn(part.shape, generator=torch.Generator().manual_seed(part.numel())).mul_(SPREAD)
+            generator = torch.Generator("cpu").manual_seed(part.numel())
+            numbers = torch.randn(part.shape, generator=generator, device="cpu").mul_(SPREAD)
             part.masked_scatter_(missing, numbers.to(part)[missing])
