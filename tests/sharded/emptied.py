@@ -339,7 +339,8 @@ WRONG = (
     Job(
         name="the older wrapper with the parameters of the model",
         body="""
-        model = FullyShardedDataParallel(model.to_empty(device="cpu"), device_id=torch.device("cpu"), use_orig_params=True)
+        model.to_empty(device="cpu")
+        model = FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
         """,
         found=("head.bias", "head.weight", *LAYERS, "words.weight"),
     ),
@@ -350,6 +351,25 @@ WRONG = (
 
         for number, layer in enumerate(model.layers):
             model.layers[number] = checkpoint_wrapper(layer)
+        model = shard(model)
+        model.to_empty(device="cpu").reset_parameters()
+        """,
+        found=LAYERS,
+    ),
+    Job(
+        name="compiled as a whole",
+        body="""
+        model.to_empty(device="cpu").reset_parameters()
+        model = DistributedDataParallel(model)
+        model.compile(backend="eager", fullgraph=False)
+        """,
+        found=LAYERS,
+    ),
+    Job(
+        name="compiled layer by layer",
+        body="""
+        for layer in model.layers:
+            layer.compile(backend="eager", fullgraph=True)
         model = shard(model)
         model.to_empty(device="cpu").reset_parameters()
         """,
@@ -580,6 +600,31 @@ RIGHT = (
         body="""
         reset(model.to_empty(device="cpu"))
         model = FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
+        """,
+    ),
+    Job(
+        name="a part that is initialised when its turn comes",
+        body="""
+        class Later(Net):
+            second = False
+
+            def __init__(self):
+                super().__init__()
+                self.last = nn.Linear(32, 32)
+
+            def forward(self, x):
+                x = super().forward(x)
+                return self.last(x) if self.second else x
+
+        with torch.device("meta"):
+            model = Later()
+        reset(model.to_empty(device="cpu").layers)
+        model.words.reset_parameters()
+        model.head.reset_parameters()
+        model(torch.zeros(2, 2, dtype=torch.long))
+        model.last.reset_parameters()
+        model.second = True
+        model = DistributedDataParallel(model)
         """,
     ),
 )

@@ -10,22 +10,25 @@ from __future__ import annotations
 import linecache
 import re
 import sys
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple, Optional
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from ...journal import Journal
 from ...torch_compat import on_call
 
 HARMED = ("uninitialised",)
-MOST_NAMED = 2_000
+MOST_REPORTED = 2_000
 """Tensors of a rank that are reported one by one."""
 SPREAD = 0.02
 """Of the numbers that take the place of NaN: what language models are initialised with."""
 # NaN of their own in each format of 2, 4 and 8 bytes, so that a buffer that is NaN on purpose is no emptied one.
 _PATTERNS = {2: 0x7FDD, 4: 0x7FDD0DDD, 8: 0x7FFD0DDD0DDD0DDD}
+_OPAQUE = ("torch._dynamo", "torch.distributed.fsdp.fully_sharded_data_parallel")
+"""Modules of these do not read the tensors of what they wrap by their names."""
 _RECEIVER = re.compile(r"([A-Za-z_][\w.]*)\.to_empty\(")
 _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 
@@ -53,6 +56,7 @@ class _Origin(NamedTuple):
     """The call that emptied a module."""
 
     site: int
+    module: ReferenceType[Any]
     receiver: str
     """What the script calls the module there; empty where that is not a name."""
 
@@ -70,15 +74,16 @@ class _Tensor(NamedTuple):
 
 
 class _Watched(dict):  # type: ignore[type-arg]
-    """The parameters or buffers of one module, which tells which are read by their names, as a forward reads them."""
+    """The parameters or buffers of one module, which reports those that a forward reads by their names."""
 
-    def __init__(self, plain: dict[str, Any], note: Any) -> None:
+    def __init__(self, plain: dict[str, Any]) -> None:
         super().__init__(plain)
-        self.note = note
+        self.left: dict[str, Callable[[], Any]] = {}
+        """What to do once a name is read."""
 
     def __getitem__(self, name: str) -> Any:
-        if _is_read_by_forward(sys._getframe(2)):  # Between the two is torch's __getattr__.
-            self.note(name)
+        if name in self.left and _is_read_by_forward(sys._getframe(2)):  # Between the two is torch's __getattr__.
+            self.left.pop(name)()
         return super().__getitem__(name)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -95,7 +100,7 @@ class Emptied:
         self._apart: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         """Modules that have run and have no emptied one in them, with the count of emptied ones by then."""
         self._emptied = 0
-        self._named = 0
+        self._reported = 0
         self._handle: Any = None
 
     def install(self) -> None:
@@ -107,7 +112,7 @@ class Emptied:
     def _was_emptied(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         module, deep = arguments[0], options.get("recurse", True)
         receiver = _RECEIVER.search(linecache.getline(frame.f_code.co_filename, frame.f_lineno))
-        origin = _Origin(self._journal.site(frame), receiver.group(1) if receiver and deep else "")
+        origin = _Origin(self._journal.site(frame), ref(module), receiver.group(1) if receiver and deep else "")
         self._emptied += 1
         if self._handle is None:
             # Where all modules are hooked, ours comes before those of a module, by which FSDP gathers its parameters.
@@ -129,65 +134,53 @@ class Emptied:
         if not parts:
             return
         origin = self._origins[parts[0]]
-        found = list(self._tensors(module))
-        unwritten: dict[int, list[_Tensor]] = {}
-        for tensor in found:
-            if bool(self._missing(tensor).all()):
-                unwritten.setdefault(id(tensor.owner), []).append(tensor)
-        row = {
-            "site": origin.site,
-            "receiver": origin.receiver,
-            "forward_site": self._journal.site(frame),
-            "model_class": _class_of([part for name, part in module.named_modules() if not _shown(f"{name}.")][-1]),
-            "emptied": len(found),
-            "unwritten": sum(map(len, unwritten.values())),
-        }
-        for tensor in found:
+        whole = origin.module()
+        if whole is not None and all(part is not whole for part in module.modules()):
+            # Its own forward is called by its name, and a part of it is the first that torch calls.
+            module, parts = whole, list(whole.modules())
+        found = [(tensor, self._origins.get(tensor.owner, origin)) for tensor in self._tensors(module)]
+        unwritten = [(tensor, origin) for tensor, origin in found if bool(self._missing(tensor).all())]
+        for tensor, _ in found:
             self._fill(tensor)
         for part in parts:
             self._origins.pop(part, None)
         if not self._origins and self._handle is not None:
             self._handle.remove()
             self._handle = None
-        # A compiled module and the older wrapper of FSDP take the tensors out of their modules before a forward.
-        unseen = any(hasattr(part, "_orig_mod") or hasattr(part, "_fsdp_wrapped_module") for part in module.modules())
-        for of_owner in unwritten.values():
-            self._watch(of_owner, row, at_once=unseen or hasattr(of_owner[0].owner, "_flat_weights"))
-
-    def _watch(self, tensors: list[_Tensor], row: dict[str, Any], *, at_once: bool) -> None:
-        """Report what a forward reads of one module, or all of it where reading cannot be seen."""
-        owner = tensors[0].owner
-        resets = hasattr(owner, "reset_parameters")
-
-        def note(tensor: _Tensor) -> None:
-            self._named += 1
-            if self._named <= MOST_NAMED:
-                self._journal.event(
-                    "uninitialised",
-                    name=tensor.shown,
-                    buffer=tensor.kind == "_buffers",
-                    owner_class=_class_of(owner),
-                    resets=resets,
-                    **row,
-                )
-
-        for kind in ("_parameters", "_buffers"):
-            left = {tensor.name: tensor for tensor in tensors if tensor.kind == kind}
-            plain = owner.__dict__.get(kind)
-            if at_once or type(plain) not in (dict, OrderedDict, _Watched):
-                for tensor in left.values():
-                    self._journal.guarded(note, tensor, harms=HARMED)
+        emptied, left = (Counter(origin.site for _, origin in one) for one in (found, unwritten))
+        opaque = any(
+            type(part).__module__.startswith(_OPAQUE) or vars(part).get("_compiled_call_impl") is not None
+            for part in module.modules()
+        )
+        forward_site = self._journal.site(frame)
+        model_class = _class_of([part for name, part in module.named_modules() if not _shown(f"{name}.")][-1])
+        for tensor, origin in unwritten:
+            owner = tensor.owner
+            row = {
+                "name": tensor.shown,
+                "buffer": tensor.kind == "_buffers",
+                "owner_class": _class_of(owner),
+                "resets": hasattr(owner, "reset_parameters"),
+                "site": origin.site,
+                "receiver": origin.receiver,
+                "forward_site": forward_site,
+                "model_class": model_class,
+                "emptied": emptied[origin.site],
+                "unwritten": left[origin.site],
+            }
+            held = vars(owner).get(tensor.kind)
+            if opaque or hasattr(owner, "_flat_weights") or type(held) not in (dict, OrderedDict, _Watched):
+                self._report(tensor, row)
                 continue
+            if type(held) is not _Watched:
+                held = vars(owner)[tensor.kind] = _Watched(held)
+            held.left[tensor.name] = partial(self._journal.guarded, self._report, tensor, row, harms=HARMED)
 
-            def is_read(name: str, kind: str = kind, left: dict[str, _Tensor] = left) -> None:
-                tensor = left.pop(name, None)
-                if tensor is not None:
-                    self._journal.guarded(note, tensor, harms=HARMED)
-                if not left and type(owner.__dict__.get(kind)) is _Watched:
-                    owner.__dict__[kind] = dict(owner.__dict__[kind])
-
-            if left:
-                owner.__dict__[kind] = _Watched(plain, is_read)
+    def _report(self, tensor: _Tensor, row: dict[str, Any]) -> None:
+        """Write down what is read, unless something was written since the first forward, which did not read it."""
+        self._reported += 1
+        if self._reported <= MOST_REPORTED and self._torch.equal(tensor.part, self._numbers(tensor.part)):
+            self._journal.event("uninitialised", **row)
 
     def _tensors(self, module: Any, *, recursive: bool = True) -> Iterator[_Tensor]:
         """Yield what holds floating-point numbers in the emptied modules within one, or in this one only."""
@@ -229,9 +222,11 @@ class Emptied:
 
     def _fill(self, tensor: _Tensor) -> None:
         """Put small numbers where nothing was written: the same for the same shape, from a generator of their own."""
-        torch, part = self._torch, tensor.part
         missing = self._missing(tensor)
         if bool(missing.any()):
-            generator = torch.Generator("cpu").manual_seed(part.numel())
-            numbers = torch.randn(part.shape, generator=generator, device="cpu").mul_(SPREAD)
-            part.masked_scatter_(missing, numbers.to(part)[missing])
+            tensor.part.masked_scatter_(missing, self._numbers(tensor.part)[missing])
+
+    def _numbers(self, part: Any) -> Any:
+        torch = self._torch
+        generator = torch.Generator("cpu").manual_seed(part.numel())
+        return torch.randn(part.shape, generator=generator, device="cpu").mul_(SPREAD).to(part)
