@@ -360,8 +360,9 @@ WRONG = (
         name="compiled as a whole",
         body="""
         model.to_empty(device="cpu").reset_parameters()
-        model = DistributedDataParallel(model)
-        model.compile(backend="eager", fullgraph=False)
+        for parameter in model.parameters():
+            dist.broadcast(parameter.data, 0)
+        model.compile(backend="eager", fullgraph=True)
         """,
         found=LAYERS,
     ),

@@ -104,10 +104,10 @@ class Emptied:
         self._handle: Any = None
 
     def install(self) -> None:
-        """Listen to the emptying of modules, which torch has since 1.10."""
+        """Listen to the emptying of modules, and to their compiling."""
         module_class = self._torch.nn.Module
-        if hasattr(module_class, "to_empty"):
-            on_call(self._journal, module_class, "to_empty", after=self._was_emptied, harms=HARMED)
+        on_call(self._journal, module_class, "to_empty", after=self._was_emptied, harms=HARMED)
+        on_call(self._journal, module_class, "compile", after=self._was_compiled, harms=HARMED)
 
     def _was_emptied(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         module, deep = arguments[0], options.get("recurse", True)
@@ -117,13 +117,27 @@ class Emptied:
         if self._handle is None:
             # Where all modules are hooked, ours comes before those of a module, by which FSDP gathers its parameters.
             hooks = self._torch.nn.modules.module
-            self._handle = hooks.register_module_forward_pre_hook(
-                lambda module, inputs: self._journal.guarded(self._runs, module, sys._getframe(1), harms=HARMED)
-            )
+            self._handle = hooks.register_module_forward_pre_hook(lambda module, inputs: self._calls(module))
         for part in module.modules() if deep else (module,):
             self._origins[part] = origin
             for tensor in self._tensors(part, recursive=False):
                 self._bits(tensor.part).fill_(_PATTERNS[tensor.part.element_size()])
+
+    def _was_compiled(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """Look before the compiled forward, in which hooks are no calls but a part of what is compiled."""
+        module, compiled = arguments[0], arguments[0]._compiled_call_impl
+        if compiled is None:
+            return  # In a GPU's place nothing is compiled.
+
+        def call(*inputs: Any, **named: Any) -> Any:
+            self._calls(module)
+            return compiled(*inputs, **named)
+
+        module._compiled_call_impl = call
+
+    def _calls(self, module: Any) -> None:
+        if not self._torch.compiler.is_compiling():
+            self._journal.guarded(self._runs, module, sys._getframe(2), harms=HARMED)
 
     def _runs(self, module: Any, frame: FrameType) -> None:
         """Look at the modules within one that is about to run."""
