@@ -23,7 +23,8 @@ Remedy
 
 When it is wrong
     In a model that is compiled, or in the older wrapper of FSDP, what a forward reads cannot be seen: everything in it
-    that was never written is reported. Tensors that are emptied by other means than to_empty are not looked at.
+    that was never written is reported. So are parameters that a module initialises by itself in its first forward.
+    Tensors that are emptied by other means than to_empty are not looked at.
 
 References
     https://docs.pytorch.org/docs/stable/meta.html

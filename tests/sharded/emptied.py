@@ -377,6 +377,16 @@ WRONG = (
         found=LAYERS,
     ),
     Job(
+        name="gathered ahead of the forward",
+        body="""
+        model = shard(model)
+        model.to_empty(device="cpu")
+        reset(model.layers)
+        model.unshard()
+        """,
+        found=("head.bias", "head.weight", "words.weight"),
+    ),
+    Job(
         name="evaluated first",
         body="""
         reset(model.to_empty(device="cpu").layers)
@@ -625,6 +635,25 @@ RIGHT = (
         model(torch.zeros(2, 2, dtype=torch.long))
         model.last.reset_parameters()
         model.second = True
+        model = DistributedDataParallel(model)
+        """,
+    ),
+    Job(
+        name="values that come just before each part runs",
+        body="""
+        whole = Net().state_dict()
+
+        def fetch(part, inputs):
+            part.load_state_dict({name.removeprefix(part.prefix): whole[name] for name in part.wanted}, assign=True)
+
+        model.to_empty(device="cpu").requires_grad_(False)
+        for name, part in model.named_modules():
+            part.prefix = f"{name}."
+            part.wanted = [f"{name}.{own}" for own, _ in part.named_parameters(recurse=False)]
+            if part.wanted:
+                part.register_forward_pre_hook(fetch)
+        model.register_parameter("gain", nn.Parameter(torch.ones(())))
+        model.register_forward_hook(lambda part, inputs, result: result * part.gain)
         model = DistributedDataParallel(model)
         """,
     ),

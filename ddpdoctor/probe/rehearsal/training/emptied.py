@@ -13,12 +13,12 @@ import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, NamedTuple, Optional
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from ...journal import Journal
-from ...torch_compat import on_call
+from ...torch_compat import after_import, on_call
 
 HARMED = ("uninitialised",)
 MOST_REPORTED = 2_000
@@ -29,6 +29,7 @@ SPREAD = 0.02
 _PATTERNS = {2: 0x7FDD, 4: 0x7FDD0DDD, 8: 0x7FFD0DDD0DDD0DDD}
 _OPAQUE = ("torch._dynamo", "torch.distributed.fsdp.fully_sharded_data_parallel")
 """Modules of these do not read the tensors of what they wrap by their names."""
+_SHARDING = "torch/distributed/"
 _RECEIVER = re.compile(r"([A-Za-z_][\w.]*)\.to_empty\(")
 _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 
@@ -44,12 +45,12 @@ def _class_of(module: Any) -> str:
 
 
 def _is_read_by_forward(frame: Optional[FrameType]) -> bool:
-    """Return whether a forward reads here; FSDP looks its parameters up as well when it first runs, and uses none."""
-    if frame is None or "torch/distributed/" in frame.f_code.co_filename:
+    """Return whether a forward reads here, and not a hook of a module, or FSDP, which looks names up and uses none."""
+    if frame is None or _SHARDING in frame.f_code.co_filename:
         return False
     while frame is not None and frame.f_code.co_name not in ("forward", "_call_impl"):
         frame = frame.f_back
-    return frame is not None
+    return frame is not None and frame.f_code.co_name == "forward"
 
 
 class _Origin(NamedTuple):
@@ -86,6 +87,11 @@ class _Watched(dict):  # type: ignore[type-arg]
             self.left.pop(name)()
         return super().__getitem__(name)
 
+    def __setitem__(self, name: str, value: Any) -> None:
+        if _SHARDING not in sys._getframe(1).f_code.co_filename:
+            self.left.pop(name, None)  # It has a value now; FSDP puts what it has gathered here.
+        super().__setitem__(name, value)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         return dict, (dict(self),)  # A copy, or a file that the script writes, has nothing of ours.
 
@@ -108,6 +114,7 @@ class Emptied:
         module_class = self._torch.nn.Module
         on_call(self._journal, module_class, "to_empty", after=self._was_emptied, harms=HARMED)
         on_call(self._journal, module_class, "compile", after=self._was_compiled, harms=HARMED)
+        after_import("torch.distributed.fsdp._fully_shard._fully_shard", self._hook_unsharding)
 
     def _was_emptied(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         module, deep = arguments[0], options.get("recurse", True)
@@ -122,6 +129,14 @@ class Emptied:
             self._origins[part] = origin
             for tensor in self._tensors(part, recursive=False):
                 self._bits(tensor.part).fill_(_PATTERNS[tensor.part.element_size()])
+
+    def _hook_unsharding(self, module: ModuleType) -> None:
+        """Look before parameters are gathered ahead of a forward, too."""
+
+        def unshards(frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+            self._runs(arguments[0], frame)
+
+        on_call(self._journal, module.FSDPModule, "unshard", before=unshards, harms=HARMED)
 
     def _was_compiled(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         """Look before the compiled forward, in which hooks are no calls but a part of what is compiled."""
