@@ -62,6 +62,7 @@ def in_run(record: RunRecord) -> Iterator[Finding]:
         was, them = ("was", "it") if count == 1 else ("were", "them")
         emptied, forward = record.site(site), record.site(first.forward_site)
         written = first.emptied - first.unwritten
+        are = f"{written:,} of them {'is' if written == 1 else 'are'}" if written else "none of them is"
         yield CHECK.finding(
             record.job.kind,
             f"{what} of {first.model_class} {was} never initialised, and the forward uses {them} with what "
@@ -71,15 +72,15 @@ def in_run(record: RunRecord) -> Iterator[Finding]:
             ranks=() if ranks == list(record.rank_numbers()) else tuple(ranks),
             because=(
                 (
-                    f"to_empty() gives memory to {first.emptied:,} parameters and buffers, and writes nothing",
+                    f"to_empty() gives memory to {first.emptied:,} parameters and buffers, and no values",
                     site_location(emptied),
                     {"emptied": first.emptied},
                     first.rank,
                 ),
                 (
-                    f"from there to the forward {written:,} of them are written, and {first.unwritten:,} are not",
+                    f"from there to the forward {are} written to",
                     site_location(forward),
-                    {"written": written, "unwritten": first.unwritten, "read": count},
+                    {"written": written, "read": count},
                     first.rank,
                 ),
             ),

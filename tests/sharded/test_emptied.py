@@ -11,7 +11,9 @@ from ddpdoctor.checks.gradients import uninitialised_parameters
 from ddpdoctor.record.streams.training import Uninitialised
 from tests.check_command import check
 from tests.checks.replicas import Replicas
-from tests.sharded.emptied import RIGHT, WRONG, Job
+from tests.sharded.emptied import Job
+from tests.sharded.emptied_right import RIGHT
+from tests.sharded.emptied_wrong import WRONG
 
 NAME = "uninitialised-parameters"
 EMPTY_LINE, FORWARD_LINE = 12, 20
@@ -44,8 +46,8 @@ def test_layers_that_an_own_reset_leaves_out_are_named(tmp_path: Path) -> None:
         "loss = model(torch.randint(0, 32, (4, 6))).square().mean()",
     ]
     assert [fact["text"] for fact in finding["evidence"]] == [
-        "to_empty() gives memory to 11 parameters and buffers, and writes nothing",
-        "from there to the forward 3 of them are written, and 8 are not",
+        "to_empty() gives memory to 11 parameters and buffers, and no values",
+        "from there to the forward 3 of them are written to",
     ]
     assert 'for part in model.modules(): if hasattr(part, "reset_parameters")' in finding["remedy"]
 

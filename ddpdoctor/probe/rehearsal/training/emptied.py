@@ -1,8 +1,8 @@
 """What ``Module.to_empty`` leaves without a value, and a forward then uses.
 
-A tensor that nobody wrote cannot be told from one that somebody did, so each that is emptied is filled with NaN. The
-first forward that has such a module in it looks for what still is NaN, and fills that with small numbers, the same on
-each rank: the rehearsal goes on as it does with what memory happens to hold, and replicas stay alike.
+Memory that was never written to looks like any other, so each tensor that is emptied is filled with NaN. The first
+forward that has such a module in it looks for what still is NaN, and fills that with small numbers, the same on each
+rank: the rehearsal goes on as it does with what memory happens to hold, and replicas stay alike.
 """
 
 from __future__ import annotations
