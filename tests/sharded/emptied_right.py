@@ -100,16 +100,12 @@ RIGHT = (
         """,
     ),
     Job(
-        name="the older wrapper sends rank 0's",
+        name="rank 0's values in the older wrapper",
         body="""
-        if rank == 0:
-            model = Net()
-        model = FullyShardedDataParallel(
-            model,
-            device_id=torch.device("cpu"),
-            sync_module_states=True,
-            param_init_fn=lambda part: part.to_empty(device="cpu", recurse=False),
-        )
+        model = Net() if rank == 0 else model.to_empty(device="cpu")
+        for tensor in model.state_dict().values():
+            dist.broadcast(tensor, 0)
+        model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
         """,
     ),
     Job(
@@ -143,7 +139,7 @@ RIGHT = (
         model.head.to_empty(device="cpu")
         model.head.reset_parameters()
         model.head.highest.fill_(float("nan"))
-        model.head.register_forward_hook(lambda part, given, result: part.highest.copy_(result.detach().flatten()[:4]))
+        model.head.register_forward_hook(lambda part, given, result: result * (1 if part.highest.isnan().any() else 2))
         model = DistributedDataParallel(model)
         """,
     ),

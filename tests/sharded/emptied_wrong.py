@@ -190,7 +190,7 @@ WRONG = (
             model = Scaled()
         reset(model.to_empty(device="cpu"))
         for parameter in model.parameters():
-            dist.broadcast(parameter.data, 0)
+            parameter.register_post_accumulate_grad_hook(lambda parameter: dist.all_reduce(parameter.grad))
         """,
         found=("scale",),
     ),
@@ -250,7 +250,7 @@ WRONG = (
         body="""
         model.to_empty(device="cpu").reset_parameters()
         for parameter in model.parameters():
-            dist.broadcast(parameter.data, 0)
+            parameter.register_post_accumulate_grad_hook(lambda parameter: dist.all_reduce(parameter.grad))
         model.compile(backend="eager", fullgraph=True)
         """,
         found=LAYERS,
