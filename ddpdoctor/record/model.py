@@ -75,6 +75,7 @@ from ddpdoctor.record.streams.training import (
     TrainingState,
     UnfollowedForward,
     UnheldParameters,
+    Uninitialised,
     UnusedSearch,
     WrapChange,
     WrittenAverages,
@@ -371,6 +372,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     gradients_taken: tuple[GradientsTaken, ...] = ()
     training_states: tuple[TrainingState, ...] = ()
     unheld_parameters: tuple[UnheldParameters, ...] = ()
+    uninitialised: tuple[Uninitialised, ...] = ()
     written_averages: tuple[WrittenAverages, ...] = ()
     files: tuple[FileEvent, ...] = ()
     stacks: tuple[StackDump, ...] = ()

@@ -31,6 +31,7 @@ from .schedule import RESUMED_PASSES, TRAINING_PASSES, Ending, Pace, Schedule, T
 from .stress import Stress
 from .surroundings import DeviceChoices, Failure, LightningTrainers, hook_sleep, hook_terminal
 from .training.ddp_modules import HostReads, Modules, ShardedModules
+from .training.emptied import Emptied
 from .training.reduction import ReducedLosses
 from .training.steps import Steps
 
@@ -164,6 +165,7 @@ class Rehearsal:
         Checkpoints(journal, torch).install()
         DeviceChoices(journal, torch).install()
         HostReads(journal, torch).install()
+        Emptied(journal, torch).install()
         self._rendezvous.install()
         LightningTrainers(journal).install()
         Groups(journal, torch, self._groups, self._world_made).install()

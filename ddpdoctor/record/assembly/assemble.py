@@ -228,6 +228,7 @@ _ROWS = {
     "parameter_digests": "parameter_digests",
     "gradients_taken": "gradients_taken",
     "unheld_parameters": "unheld_parameters",
+    "uninitialised": "uninitialised",
     "written_averages": "written_averages",
     "reduced_loss": "reduced_losses",
     "cut_graph": "cut_graphs",
@@ -266,7 +267,7 @@ _OF_CHILDREN = {
 """The same of what counts in a process that works for a rank, too: its row is the rank's."""
 _LISTED = frozenset({*_ROWS.values(), *_OF_CHILDREN.values(), "missing_gradients", "files", "stacks"})
 """Streams that are lists of rows."""
-_SITES = frozenset({"site", "sampler_site", "backward_site", "other_site"})
+_SITES = frozenset({"site", "sampler_site", "forward_site", "backward_site", "other_site"})
 """Fields that number a call chain."""
 _OF_A_RANK = frozenset({*_ROWS, *_OF_CHILDREN, "pass_begun", "training_state"})
 """Rows that mean something of a rank only."""

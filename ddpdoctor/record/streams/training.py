@@ -176,6 +176,29 @@ class UnheldParameters(msgspec.Struct, frozen=True, kw_only=True):
     """Steps of the optimizer before each of which they had a gradient, and which left them as they were."""
 
 
+class Uninitialised(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor that ``to_empty`` left without a value, that nothing wrote, and that a forward then read."""
+
+    rank: int
+    name: str
+    """From the outermost module, without the names of wrappers."""
+    buffer: bool = False
+    owner_class: str = ""
+    resets: bool = False
+    """Its module has a ``reset_parameters``."""
+    site: int = -1
+    """The newest call of ``to_empty``."""
+    receiver: str = ""
+    """What the script calls the module there; empty where that is not a name."""
+    forward_site: int = -1
+    model_class: str = ""
+    """Of the outermost module of that forward."""
+    emptied: int = 0
+    """Tensors in it that ``to_empty`` emptied."""
+    unwritten: int = 0
+    """Those of them that nothing had written."""
+
+
 class UnusedSearch(msgspec.Struct, frozen=True, kw_only=True):
     """What DDP's search for unused parameters had found in the steps of a rank that DDP's logger measured."""
 
