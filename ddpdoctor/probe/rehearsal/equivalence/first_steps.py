@@ -197,7 +197,11 @@ class FirstSteps:
         return any(gradient is not None and bool(_sample(gradient, 64).any()) for gradient in held)
 
     def _called(self, module: Any, inputs: Any) -> None:
-        if os.getpid() == self._journal.pid and self._torch.is_grad_enabled():
+        if (
+            not self._torch.compiler.is_compiling()
+            and os.getpid() == self._journal.pid
+            and self._torch.is_grad_enabled()
+        ):
             self._journal.guarded(self._note_call, module, harms=())
 
     def _note_call(self, module: Any) -> None:
