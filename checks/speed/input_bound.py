@@ -57,9 +57,8 @@ MUCH_MORE = 1.25
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report loaders of training data without workers or without pinned memory."""
-    for slow in slow_loaders(whole_projection(script)):
-        loader = slow.loader
-        if slow.no_workers:
+    for loader, has_no_workers in slow_loaders(whole_projection(script)):
+        if has_no_workers:
             title = "this DataLoader has no worker processes: batches are loaded between the steps, while the GPU waits"
             remedy = "Give it num_workers (cores over ranks), persistent_workers=True and pin_memory=True."
         else:

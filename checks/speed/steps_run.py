@@ -7,15 +7,17 @@ from functools import partial
 
 import msgspec
 
+from ddpdoctor.check import Reason, Verdict
 from ddpdoctor.diagnosis.performance.stragglers import enough_steps, holds, typical
 from ddpdoctor.diagnosis.performance.summarise import summarise
 from ddpdoctor.diagnosis.performance.summary import RunSummary, Traffic, threshold
 from ddpdoctor.diagnosis.performance.traffic import link_of
 from ddpdoctor.diagnosis.sync_points import GRADIENTS
 from ddpdoctor.diagnosis.training.pass_lengths import training_loader
-from ddpdoctor.diagnosis.wording import site_location
+from ddpdoctor.diagnosis.wording import bytes_text, milliseconds_text, site_location
 from ddpdoctor.finding import Location
 from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.streams.measured import HostRead
 from ddpdoctor.record.streams.training import Loader
 
 NEARLY_ALL = 0.8
@@ -97,22 +99,8 @@ WAIT_SHARE = 0.01
 _SPELLED = {"__bool__": "the truth value of a tensor", "__float__": "float(tensor)", "__int__": "int(tensor)"}
 
 
-class ReadInEveryStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One line, on the rank that waits longest in it."""
-
-    name: str
-    """The read as users spell it."""
-    location: Location
-    ranks: tuple[int, ...]
-    steps_with: int
-    steps: int
-    calls_per_step: float
-    wait_ns: float
-    """Mean per step."""
-
-
-def sampled_reads(record: RunRecord) -> Iterator[ReadInEveryStep]:
-    """Yield the lines that read in nearly every sampled step, in the order of their ranks and numbers."""
+def sampled_reads(record: RunRecord) -> Iterator[Verdict]:
+    """Yield the lines that read in nearly every sampled step, by file; of a line the rank that waits longest counts."""
     phases = summarise(record).phases
     least_ns = 0.0 if phases is None else WAIT_SHARE * phases.step_ns
     by_line: dict[tuple[Location, str], list[tuple[float, int]]] = {}
@@ -122,44 +110,49 @@ def sampled_reads(record: RunRecord) -> Iterator[ReadInEveryStep]:
         often = read.steps >= FEWEST_STEPS and read.steps_with >= EVERY_STEP * read.steps
         if location is not None and often and wait_ns >= least_ns:
             by_line.setdefault((location, read.method), []).append((wait_ns, position))
-    for (location, method), found in by_line.items():
-        wait_ns, position = max(found)
-        read = record.host_reads[position]
-        yield ReadInEveryStep(
-            name=_SPELLED.get(method, f".{method}()"),
-            location=location,
-            ranks=tuple(sorted({record.host_reads[position].rank for _, position in found})),
-            steps_with=read.steps_with,
-            steps=read.steps,
-            calls_per_step=read.calls / read.steps,
-            wait_ns=wait_ns,
+    files: dict[str, list[tuple[Location, str]]] = {}
+    for line in by_line:
+        files.setdefault(line[0].file, []).append(line)
+    for lines in files.values():
+        lines.sort(key=lambda line: line[0].line)
+        longest = {line: max(by_line[line]) for line in lines}
+        worst = max(lines, key=lambda line: longest[line][0])
+        places = f" (one of {len(lines)} places)" if len(lines) > 1 else ""
+        waits = f"{milliseconds_text(longest[worst][0])} each{places}"
+        yield Verdict(
+            sentence=f"{_spelled(worst[1])} waits for the GPU in every step, {waits}",
+            what_if=("host_syncs=dropped",),
+            locations=tuple(dict.fromkeys(location for location, _ in lines)),
+            ranks=tuple(sorted({record.host_reads[at].rank for line in lines for _, at in by_line[line]})),
+            because=tuple(_read_fact(record.host_reads[longest[line][1]], *line) for line in lines[:8]),
         )
+
+
+def _read_fact(read: HostRead, location: Location, method: str) -> Reason:
+    wait_ns = read.wait_ns / read.steps
+    return (
+        f"{_spelled(method)} in {read.steps_with} of {read.steps} sampled steps, {read.calls / read.steps:.1f} times "
+        f"per step, waiting {milliseconds_text(wait_ns)} of it",
+        location,
+        {"steps_with": read.steps_with, "steps": read.steps, "wait_ns": wait_ns},
+    )
+
+
+def _spelled(method: str) -> str:
+    """Return a read as users spell it."""
+    return _SPELLED.get(method, f".{method}()")
 
 
 # Process groups whose gradients move far slower than the link between their GPUs should carry them.
 
 LEAST_BYTES = 10_000_000
 """Gradients of a step below this are moved in a time that latency decides."""
+EXPECTED_SHARE = 0.5
+"""Of the standard: NCCL reaches 30 to 80% of it."""
 
 
-class SlowLink(msgspec.Struct, frozen=True, kw_only=True):
-    """One group and its link."""
-
-    group: str
-    link: str
-    """``NVLink`` or ``PCIe``."""
-    bandwidth_bytes_per_s: float
-    limit_bytes_per_s: float
-    share: float
-    measured_ns: float
-    """Per step."""
-    expected_ns: float
-    """What a ring over that link takes per step by its standard."""
-    bytes_per_step: float
-
-
-def slow_links(record: RunRecord) -> Iterator[SlowLink]:
-    """Yield the groups whose bandwidth on the bus is too small a share of their link's, all along.
+def slow_links(record: RunRecord) -> Iterator[Verdict]:
+    """Yield the groups whose bandwidth on the bus is too small a share of their link's, all along, and what a ring takes.
 
     Raises TooLittleEvidence where too few steps were measured.
     """
@@ -171,17 +164,28 @@ def slow_links(record: RunRecord) -> Iterator[SlowLink]:
             continue
         if not holds(record, partial(_shows, entry.group, limit)):
             continue
-        assert entry.bus_bandwidth_bytes_per_s and entry.limit_bytes_per_s and entry.ns_per_step
-        share = entry.bus_bandwidth_bytes_per_s / entry.limit_bytes_per_s
-        yield SlowLink(
-            group=entry.group,
-            link=next(iter(links)) if len(links) == 1 else "link",
-            bandwidth_bytes_per_s=entry.bus_bandwidth_bytes_per_s,
-            limit_bytes_per_s=entry.limit_bytes_per_s,
-            share=share,
-            measured_ns=entry.ns_per_step,
-            expected_ns=entry.ns_per_step * share,
-            bytes_per_step=entry.bytes_per_step,
+        bandwidth, carried = entry.bus_bandwidth_bytes_per_s, entry.limit_bytes_per_s
+        assert bandwidth and carried and entry.ns_per_step
+        share = bandwidth / carried
+        name = next(iter(links)) if len(links) == 1 else "link"
+        yield Verdict(
+            sentence=f"gradients of {entry.group} move at {bytes_text(round(bandwidth))}/s on the bus, {share:.0%} of "
+            f"what {name} carries ({bytes_text(round(carried))}/s)",
+            remedy="Look at `nvidia-smi topo -m` and `nvidia-smi nvlink --status`, and at what NCCL_DEBUG=INFO "
+            "reports.",
+            what_if=(f"link_gbit_per_s={EXPECTED_SHARE * carried * 8 / 1e9:g}",),
+            because=(
+                (
+                    f"{bytes_text(round(entry.bytes_per_step))} a step take {milliseconds_text(entry.ns_per_step)}; a "
+                    f"ring over this link takes {milliseconds_text(entry.ns_per_step * share)} at full speed",
+                    None,
+                    {
+                        "bus_bandwidth_bytes_per_s": bandwidth,
+                        "limit_bytes_per_s": carried,
+                        "bytes_per_step": entry.bytes_per_step,
+                    },
+                ),
+            ),
         )
 
 
