@@ -15,7 +15,7 @@ from ddpdoctor.diagnosis.sync_points import GRADIENTS, lane, replica_sets
 from ddpdoctor.diagnosis.training.pass_lengths import LoaderOnRanks, feeds_ddp, loaders_on_all_ranks
 from ddpdoctor.diagnosis.wording import count, location_of, site_location
 from ddpdoctor.files import regex
-from ddpdoctor.finding import Frame, Location
+from ddpdoctor.finding import Frame, Location, Severity
 from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import RankException, RunRecord
 from ddpdoctor.record.streams.measured import CallTrack, StepTrack
@@ -26,30 +26,7 @@ USUAL_SHARE = 0.8
 """So many steps draw the usual number of batches; where they do not there is no usual one."""
 
 
-class Ahead(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank that has passed over batches that the others trained on."""
-
-    rank: int
-    lead: int
-    """Batches that it has drawn more than the others."""
-    step: int
-    """The first step for which it drew more than usual."""
-    drawn: int
-    """Batches that it drew for that step."""
-    usual: int
-    location: Location | None
-    """The line that goes through the loader."""
-
-    @property
-    def sentence(self) -> str:
-        """Who drew how many, in words."""
-        return (
-            f"rank {self.rank} drew {count(self.drawn, 'batch', 'batches')} for step {self.step:,}, the others "
-            f"{self.usual:,}"
-        )
-
-
-def batches_ahead(record: RunRecord) -> Iterator[Ahead]:
+def batches_ahead(record: RunRecord) -> Iterator[Verdict]:
     """Yield the ranks that are ahead of all others they average with, which keep together.
 
     Only of loops over one loader of one length on all ranks, by a ``for`` statement and outside of ``join()``: a loop
@@ -78,7 +55,7 @@ def _keeps_together(loader: LoaderOnRanks) -> bool:
     return all(entry.looped for entry in first) and not any(entry.joined for entry in chain(*loader.passes))
 
 
-def _of_set(tracks: list[StepTrack], location: Location | None) -> Iterator[Ahead]:
+def _of_set(tracks: list[StepTrack], location: Location | None) -> Iterator[Verdict]:
     """Yield the one rank of a set that has drawn more for the steps that all have made, if there is one."""
     drawn = [dict(zip(track.step, track.batches, strict=True)) for track in tracks]
     common = sorted(set(drawn[0]).intersection(*drawn[1:]))
@@ -99,7 +76,16 @@ def _of_set(tracks: list[StepTrack], location: Location | None) -> Iterator[Ahea
         return  # It has just become so.
     step = next((step for step in kept if drawn[at][step] > usual), None)
     if step is not None:
-        yield Ahead(rank=tracks[at].rank, lead=lead, step=step, drawn=drawn[at][step], usual=usual, location=location)
+        rank, own = tracks[at].rank, count(drawn[at][step], "batch", "batches")
+        more = f"rank {rank} has drawn {count(lead, 'batch', 'batches')} more than the others in as many steps"
+        yield Verdict(
+            sentence=f"rank {rank} drew {own} for step {step:,}, the others {usual:,}: from there on it trains on "
+            "different batches than the others, and it will be a step short at the end unless they skip as many",
+            locations=location,
+            ranks=(rank,),
+            because=((more, location, {"batches": lead, "step": step}, rank),),
+            severity=Severity.WARNING,
+        )
 
 
 # Ranks that build different models, as DDP's constructor tells it.

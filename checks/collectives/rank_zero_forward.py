@@ -102,16 +102,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             evidence=describe.facts(divergence, basis),
         )
     elif find_divergence(record) is None:
-        for lucky in lucky_broadcasts(record):
-            yield CHECK.finding(
-                basis,
-                lucky.sentence,
-                remedy=_REMEDY,
-                locations=lucky.locations,
-                ranks=lucky.ranks,
-                because=((lucky.pairing, lucky.locations[0]),),
-                severity=Severity.WARNING,
-            )
+        yield from CHECK.judged(basis, lucky_broadcasts(record), _REMEDY)
 
 
 # Forwards of a DDP model without gradients that only some ranks run.

@@ -74,8 +74,9 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     yield divergence_finding(CHECK, record, divergence, _REMEDIES.get(divergence.form, _SKIP_TOGETHER), severity)
 
 
-def _drifts(record: RunRecord, divergence: Divergence | None) -> Iterator[Finding]:
+def _drifts(record: RunRecord, divergence: Divergence | None) -> Iterator[Finding | Refuted]:
     """Report the passes in which the ranks drifted apart, with what happened to it; else the backwards left out."""
+    from ddpdoctor.checks.collectives.divergences_run import batches_ahead
     from ddpdoctor.diagnosis.training.lone_forwards import lasting, left_out_before
     from ddpdoctor.diagnosis.training.replicas import blocked_in_backward, drifts, skipped_backward
     from ddpdoctor.diagnosis.wording import count
@@ -99,7 +100,7 @@ def _drifts(record: RunRecord, divergence: Divergence | None) -> Iterator[Findin
     if is_drifting:
         return
     if divergence is None:
-        ahead = list(_ahead(record))
+        ahead = list(CHECK.judged(record.job.kind, batches_ahead(record), _SKIP_TOGETHER))
         yield from ahead or (_left_out(record, None, found) for found in lasting(record))
     elif (left_out := left_out_before(record, divergence)) is not None:
         yield _left_out(record, divergence, left_out)
@@ -144,33 +145,6 @@ def _desync(
         evidence=facts,
         severity=Severity.WARNING if divergence is None else None,
     )
-
-
-def _ahead(record: RunRecord) -> Iterator[Finding]:
-    """Report the ranks that have passed over batches while the job continues."""
-    from ddpdoctor.checks.collectives.divergences_run import batches_ahead
-    from ddpdoctor.diagnosis.wording import count
-
-    basis = record.job.kind
-    for ahead in batches_ahead(record):
-        yield CHECK.finding(
-            basis,
-            f"{ahead.sentence}: from there on it trains on different batches than the others, and it will be a step "
-            "short at the end unless they skip as many",
-            remedy=_SKIP_TOGETHER,
-            locations=ahead.location,
-            ranks=(ahead.rank,),
-            because=(
-                (
-                    f"rank {ahead.rank} has drawn {count(ahead.lead, 'batch', 'batches')} more than the others in "
-                    f"as many steps",
-                    ahead.location,
-                    {"batches": ahead.lead, "step": ahead.step},
-                    ahead.rank,
-                ),
-            ),
-            severity=Severity.WARNING,
-        )
 
 
 def in_log(record: RunRecord) -> Iterator[Finding]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-import msgspec
-
 from ddpdoctor.check import NotStated, Verdict
 from ddpdoctor.diagnosis.failures import failed_initialisations, named_failures
 from ddpdoctor.diagnosis.wording import count, rank_list, site_location
@@ -28,20 +26,7 @@ _LEFTOVERS = {
 }
 
 
-class UnsafeVariable(msgspec.Struct, frozen=True, kw_only=True):
-    """A variable and what it does."""
-
-    name: str
-    value: str
-    effect: str
-    """A clause with a subject."""
-    location: Location | None = None
-    """The line that sets it; None when no line of the script is known to."""
-    inherited: bool = True
-    """The job was started with it."""
-
-
-def unsafe_variables(record: RunRecord) -> Iterator[UnsafeVariable]:
+def unsafe_variables(record: RunRecord) -> Iterator[Verdict]:
     """Yield the variables, set from outside or by the script, that harm a job with this backend and torch."""
     values = dict(record.job.environment)
     places: dict[str, Location | None] = {}
@@ -57,12 +42,23 @@ def unsafe_variables(record: RunRecord) -> Iterator[UnsafeVariable]:
         [record.job.backend, *(group.backend for group in record.groups), *(wait.backend for wait in record.waits)]
     )
     for name, effect in _effects(record, values, backends):
-        yield UnsafeVariable(
-            name=name,
-            value=values.get(name) or _elsewhere(record, name),
-            effect=effect,
-            location=places.get(name),
-            inherited=name not in places,
+        place = places.get(name)
+        if place is not None:
+            how = "the script sets it here"
+        elif name not in places:
+            how = "it was set before the job was started"
+        else:
+            how = (
+                "it was set between the start of the job and that of this rank: by the launcher, or by a process of "
+                "the script"
+            )
+        yield Verdict(
+            sentence=f"{name}={values.get(name) or _elsewhere(record, name)}: {effect}",
+            remedy=f"Remove {name} from the environment of the job."
+            if place is None
+            else "Remove the line that sets it.",
+            locations=place,
+            because=((how, place),),
         )
 
 

@@ -152,7 +152,7 @@ EXPECTED_SHARE = 0.5
 
 
 def slow_links(record: RunRecord) -> Iterator[Verdict]:
-    """Yield the groups whose bandwidth on the bus is too small a share of their link's, all along, and what a ring takes.
+    """Yield the groups whose bandwidth on the bus is too small a share of their link's all along.
 
     Raises TooLittleEvidence where too few steps were measured.
     """

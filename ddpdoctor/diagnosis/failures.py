@@ -13,12 +13,12 @@ from typing import Literal
 
 import msgspec
 
-from ddpdoctor.check import Verdict
+from ddpdoctor.check import Verdict, Via
 from ddpdoctor.diagnosis.divergence.aborted import CRASHES, Call, call_it_died_in, find_aborted, was_terminated
 from ddpdoctor.diagnosis.divergence.matching import matched
 from ddpdoctor.diagnosis.divergence.waiting import is_echo
 from ddpdoctor.diagnosis.wording import count, duration_text, location_of, rank_list, site_location, verb
-from ddpdoctor.finding import Frame, Location, Trouble
+from ddpdoctor.finding import Location, Trouble
 from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import Rank, RankException, RunRecord
 from ddpdoctor.record.streams.collectives import Wait
@@ -364,18 +364,6 @@ _NO_SUCH_GPU = re.compile(
 """What the stand-in says of a GPU that the node lacks; CUDA does not tell the index."""
 
 
-class WrongIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank that asked its node for the GPU of its global rank."""
-
-    rank: int
-    local_rank: int
-    node: int
-    gpus: int
-    """GPUs of the node."""
-    location: Location | None
-    frames: tuple[Frame, ...]
-
-
 def asks_for_global_rank(rank: Rank, raised: RankException) -> bool:
     """Return whether an exception came of the global rank as the index of a GPU."""
     match = _NO_SUCH_GPU.search(raised.message)
@@ -401,21 +389,25 @@ def gpus_of_the_node(raised: RankException) -> int | None:
     return None if match is None else int(match[2])
 
 
-def wrong_index(record: RunRecord) -> WrongIndex | None:
-    """Return the first rank that asked for a GPU by its global rank."""
+def wrong_index(record: RunRecord) -> Iterator[Verdict]:
+    """Yield the first rank that asked for a GPU by its global rank."""
     for rank in record.ranks:
         for raised in rank.exceptions:
             match = _NO_SUCH_GPU.search(raised.message)
             if match is not None and asks_for_global_rank(rank, raised):
-                return WrongIndex(
-                    rank=rank.rank,
-                    local_rank=rank.local_rank,
-                    node=rank.node,
-                    gpus=int(match[2]),
-                    location=location_of(raised.frames[0]) if raised.frames else None,
-                    frames=raised.frames,
+                gpus, place = int(match[2]), location_of(raised.frames[0]) if raised.frames else None
+                told = (
+                    f"rank {rank.rank} requested GPU {rank.rank} on node {rank.node}; its local rank is "
+                    f"{rank.local_rank}, and the node has {gpus} GPU{'' if gpus == 1 else 's'}"
                 )
-    return None
+                yield Verdict(
+                    sentence="the global rank is used as a GPU index: right on one node, wrong on two",
+                    remedy='Use the local rank here (int(os.environ["LOCAL_RANK"]) under torchrun).',
+                    locations=place,
+                    ranks=(rank.rank,),
+                    because=((told, Via(place, raised.frames)),),
+                )
+                return
 
 
 _NETWORK_TYPES = frozenset(

@@ -7,13 +7,14 @@ from itertools import groupby, takewhile
 
 import msgspec
 
+from ddpdoctor.check import Verdict
 from ddpdoctor.diagnosis.divergence.aborted import is_in_backward
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
 from ddpdoctor.diagnosis.divergence.matching import matched
 from ddpdoctor.diagnosis.divergence.next_calls import Lanes
 from ddpdoctor.diagnosis.sync_points import replica_sets
 from ddpdoctor.diagnosis.wording import count, location_of, place, rank_list, verb
-from ddpdoctor.finding import Frame, Location
+from ddpdoctor.finding import Frame, Location, Severity
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.training import UnfollowedForward
 
@@ -140,42 +141,6 @@ def _of_set(record: RunRecord, members: tuple[int, ...], rows: list[UnfollowedFo
 Line = tuple[str, int]
 
 
-class LuckyBroadcast(msgspec.Struct, frozen=True, kw_only=True):
-    """A broadcast of buffers that was taken for the one of another line."""
-
-    ranks: tuple[int, ...]
-    """Ranks that run the forward."""
-    frame: Frame
-    """Its line."""
-    other_rank: int
-    other: Frame
-    """The line whose broadcast it was paired with."""
-    sequence: int
-    """Position in their group."""
-
-    @property
-    def sentence(self) -> str:
-        """What was seen, in words."""
-        return (
-            f"only {rank_list(self.ranks)} {verb(self.ranks, 'runs', 'run')} the forward of the DDP model at "
-            f"{place(self.frame)}; it did not hang because its buffer broadcast was paired with that of training at "
-            f"{place(self.other)}"
-        )
-
-    @property
-    def pairing(self) -> str:
-        """The proof, in words."""
-        return (
-            f"entry {self.sequence:,} of the group is the broadcast from {place(self.frame)} on rank "
-            f"{self.ranks[0]} and that from {place(self.other)} on rank {self.other_rank}"
-        )
-
-    @property
-    def locations(self) -> tuple[Location, ...]:
-        """The line of the forward, then the other."""
-        return tuple(location for location in map(location_of, (self.frame, self.other)) if location is not None)
-
-
 def forward_ranks(record: RunRecord) -> dict[Line, frozenset[int]]:
     """Return the ranks that ran a forward of a DDP module from each line."""
     found: dict[Line, set[int]] = {}
@@ -186,7 +151,7 @@ def forward_ranks(record: RunRecord) -> dict[Line, frozenset[int]]:
     return {line: frozenset(ranks) for line, ranks in found.items()}
 
 
-def lucky_broadcasts(record: RunRecord) -> Iterator[LuckyBroadcast]:
+def lucky_broadcasts(record: RunRecord) -> Iterator[Verdict]:
     """Yield each line whose forward not all ranks ran and whose broadcast was paired with another line's."""
     matcher = matched(record)
     ran = forward_ranks(record)
@@ -196,16 +161,15 @@ def lucky_broadcasts(record: RunRecord) -> Iterator[LuckyBroadcast]:
         members = sorted(lanes.lanes)
         for one in members:
             for other in members:
-                for found in _between(record, lanes, one, other, ran):
-                    line = (found.frame.file, found.frame.line)
+                for line, verdict in _between(record, lanes, one, other, ran):
                     if line not in told:
                         told.add(line)
-                        yield found
+                        yield verdict
 
 
 def _between(
     record: RunRecord, lanes: Lanes, one: int, other: int, ran: dict[Line, frozenset[int]]
-) -> Iterator[LuckyBroadcast]:
+) -> Iterator[tuple[Line, Verdict]]:
     start = max(lanes.lanes[one].base, lanes.lanes[other].base)
     stop = min(lanes.lanes[one].end, lanes.lanes[other].end)
     if stop <= start:
@@ -228,6 +192,20 @@ def _between(
         alone = ran.get((frame.file, frame.line), frozenset())
         both = ran.get((met.file, met.line), frozenset())
         if origins == {"ddp-forward"} and one in alone and other not in alone and {one, other} <= both:
-            yield LuckyBroadcast(
-                ranks=tuple(sorted(alone)), frame=frame, other_rank=other, other=met, sequence=start + offset
+            ranks, there = tuple(sorted(alone)), location_of(frame)
+            pairing = (
+                f"entry {start + offset:,} of the group is the broadcast from {place(frame)} on rank {ranks[0]} and "
+                f"that from {place(met)} on rank {other}"
+            )
+            yield (
+                (frame.file, frame.line),
+                Verdict(
+                    sentence=f"only {rank_list(ranks)} {verb(ranks, 'runs', 'run')} the forward of the DDP model at "
+                    f"{place(frame)}; it did not hang because its buffer broadcast was paired with that of training at "
+                    f"{place(met)}",
+                    locations=(there, location_of(met)),
+                    ranks=ranks,
+                    because=((pairing, there),),
+                    severity=Severity.WARNING,
+                ),
             )
