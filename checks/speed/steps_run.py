@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-import msgspec
-
 from ddpdoctor.check import Reason, Verdict
-from ddpdoctor.diagnosis.performance.stragglers import enough_steps, holds, typical
+from ddpdoctor.diagnosis.performance.stragglers import enough_steps, holds, standing, typical
 from ddpdoctor.diagnosis.performance.summarise import summarise
 from ddpdoctor.diagnosis.performance.summary import RunSummary, Traffic, threshold
 from ddpdoctor.diagnosis.performance.traffic import link_of
@@ -20,49 +18,67 @@ from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.measured import HostRead
 from ddpdoctor.record.streams.training import Loader
 
+MUCH_MORE = 1.25
+"""Times the typical share from which on the mean of the whole run is worth a word."""
 NEARLY_ALL = 0.8
 """Share of the waiting in the first batches of passes from which on the workers keep up with the others."""
 
 
-class DataWait(msgspec.Struct, frozen=True, kw_only=True):
-    """How long the steps of a run wait for data."""
-
-    share: float
-    """Of the step, of the rank in the middle, in the quarter of the run in the middle, as are the next two."""
-    wait_ns: float
-    step_ns: float
-    worst_rank: int
-    worst_wait_ns: float
-    mean_share: float
-    """Of all steps together: single long waits show in it."""
-    loader: Loader | None
-    """The loader that feeds the training, where it is known."""
-    first_of_pass_ns: float = 0.0
-    """What the first batch of a pass waits, where these make nearly all of the waiting; else 0."""
-
-
-def data_wait(record: RunRecord) -> DataWait | None:
-    """Return the wait for data if it takes more of the step than it may, on half of the ranks or more.
+def data_wait(record: RunRecord) -> Iterator[Verdict]:
+    """Yield the wait for data if it takes more of the step than it may, on half of the ranks or more.
 
     One rank whose data come late is a straggler and keeps the others waiting elsewhere. Raises TooLittleEvidence where
     too few steps were measured.
     """
     limit = threshold(record, "input-bound")
     if not holds(record, lambda part: _middle(part)[0] > limit):
-        return None
+        return
     summary = typical(record, lambda part: _middle(part)[0])
     share, wait_ns, step_ns = _middle(summary)
     worst = max(summary.ranks, key=lambda rank: rank.phases.data_wait_ns)
-    loader = training_loader(record)
-    return DataWait(
-        share=share,
-        wait_ns=wait_ns,
-        step_ns=step_ns,
-        worst_rank=worst.rank,
-        worst_wait_ns=worst.phases.data_wait_ns,
-        mean_share=_middle(enough_steps(record))[0],
-        loader=loader,
-        first_of_pass_ns=_first_of_pass_ns(record, worst.rank, loader),
+    worst_ns, loader = worst.phases.data_wait_ns, training_loader(record)
+    first_ns = _first_of_pass_ns(record, worst.rank, loader)
+    numbers = {"wait_ns": wait_ns, "worst_wait_ns": worst_ns, "step_ns": step_ns}
+    longest = f"rank {worst.rank} waits longest, {milliseconds_text(worst_ns)} a step"
+    because: list[Reason] = [(longest, None, numbers, worst.rank)]
+    # The line that makes the samples, where the ranks make them themselves.
+    line = None if loader is None or loader.workers else standing(record, record.rank_numbers(), "data_wait")
+    if line is not None:
+        text = f"the ranks stood at {line.place} in {line.looks} of {line.of} looks during that time"
+        because.append((text, line.location, {"looks": line.looks, "looks_in_phase": line.of}))
+    mean_share = _middle(enough_steps(record))[0]
+    if first_ns:
+        text = f"it is the first batch of each epoch that waits, {milliseconds_text(first_ns)} on rank {worst.rank}"
+        because.append((f"{text}, and the others hardly do", None, {"first_wait_ns": first_ns}, worst.rank))
+    elif mean_share >= MUCH_MORE * share:
+        text = "these are the figures of the quarter of the steps in the middle; with single long waits it is "
+        because.append((f"{text}{mean_share:.0%} of all steps together", None, {"mean_share": mean_share}))
+    yield Verdict(
+        sentence=f"training waits for data for {share:.0%} of the step ({milliseconds_text(wait_ns)} of "
+        f"{milliseconds_text(step_ns)})",
+        remedy=_remedy(loader, is_of_first=first_ns > 0),
+        what_if=("data=ready",) if loader is None or first_ns else ("workers",),
+        locations=None if loader is None else site_location(record.site(loader.site)),
+        because=tuple(because),
+    )
+
+
+def _remedy(loader: Loader | None, *, is_of_first: bool) -> str:
+    """Return what to do about waits for data; ``is_of_first``: for the first batch of each pass."""
+    if loader is None:
+        return "Prepare the batches in worker processes, ahead of the step that needs them."
+    if not loader.workers:
+        return "Give the loader worker processes: num_workers (cores over ranks) and persistent_workers=True."
+    if is_of_first and loader.persistent:
+        return "Its workers are kept already: let the data set open what it needs before the first sample is asked."
+    if is_of_first:
+        return (
+            "Give the loader persistent_workers=True: its workers start anew for every epoch, and keep up after that."
+        )
+    kept = "" if loader.persistent else ", or keep the workers between epochs with persistent_workers=True"
+    return (
+        f"The {loader.workers} workers of each rank do not keep up: give it more, make the samples cheaper (smaller "
+        f"files, less decoding){kept}."
     )
 
 
