@@ -207,13 +207,8 @@ def _draws_of_class(
             if isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == "self":
                 left.append(node.func.attr)
             drawn = module.resolve(node.func)
-            if is_draw(drawn) and not _has_generator(node):
+            if is_draw(drawn) and not any(keyword.arg == "generator" for keyword in node.keywords):
                 yield drawn.partition(".")[0], module.location(node)  # type: ignore[misc]
-
-
-def _has_generator(call: ast.Call) -> bool:
-    """Return whether a draw is made from a generator of its own, which no seed of the script reaches."""
-    return any(keyword.arg == "generator" for keyword in call.keywords)
 
 
 def _common_seed(projection: Projection, library: Library) -> Event | None:

@@ -190,7 +190,7 @@ def _operands(module: Module, node: ast.AST) -> Iterator[tuple[ast.Name | ast.At
     for operand in operands:
         if isinstance(operand, (ast.Name, ast.Attribute)):
             name = operand.id if isinstance(operand, ast.Name) else operand.attr
-            if _sounds_like_ranks(name) or name in _functions(module):
+            if name.startswith(_PREFIXES) or is_first_rank_name(name) or name in _functions(module):
                 yield operand, isinstance(node, ast.Compare)
 
 
@@ -304,10 +304,6 @@ def _is_stored(cls: ast.ClassDef, name: str) -> bool:
         isinstance(inner, ast.Attribute) and inner.attr == name and isinstance(inner.ctx, ast.Store)
         for inner in ast.walk(cls)
     )
-
-
-def _sounds_like_ranks(name: str) -> bool:
-    return name.startswith(_PREFIXES) or is_first_rank_name(name)
 
 
 def _is_rebound(module: Module, name: str) -> bool:
