@@ -60,6 +60,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Empty for the one that the check has for all."""
     severity: Severity | None = None
     """None: as bad as the check says."""
+    what_if: tuple[str, ...] = ()
+    """As ``Check.finding`` takes it."""
 
     @property
     def places(self) -> tuple[Location, ...]:
@@ -154,6 +156,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
                     ranks=verdict.ranks,
                     because=verdict.because,
                     severity=verdict.severity,
+                    what_if=verdict.what_if,
                 )
             else:
                 yield from (Refuted(location=place, reason=verdict.sentence) for place in verdict.places)

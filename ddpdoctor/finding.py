@@ -125,10 +125,6 @@ class Location(msgspec.Struct, frozen=True, kw_only=True, order=True):
     function: str = ""
     """Qualified name of the enclosing function, empty at module level."""
 
-    def holds(self, other: Location) -> bool:
-        """Tell whether ``other`` starts inside the lines of this location."""
-        return self.file == other.file and self.line <= other.line <= max(self.line, self.end_line)
-
 
 class Fact(msgspec.Struct, frozen=True, kw_only=True):
     """One piece of evidence: a sentence, the numbers in it, and where and how it was seen."""

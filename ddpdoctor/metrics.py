@@ -36,6 +36,8 @@ _GPU_FRESH_NS = 15_000_000_000
 """An older sample says nothing of a GPU now: the driver has stopped to answer."""
 _MOST_RANKS_BY_PHASE = 512
 """Of 4,096 ranks the phases alone were 32,768 samples, which take the most of a second to write."""
+_UNITS = frozenset({"seconds", "ratio", "bytes", "celsius", "watts", "hertz"})
+"""Base units of Prometheus; a name ends with its own."""
 _OF_A_RANK = ("rank", "host")
 _OF_A_GPU = ("gpu", "uuid", "ranks")
 _OF_TRAFFIC = ("group", "kind", "backend")
@@ -197,9 +199,10 @@ def _family(
     help: str,
     samples: Callable[[Snapshot], Iterator[MetricSample]],
     labels: Sequence[str] = (),
-    unit: str = "",
 ) -> Family:
-    kind: Literal["gauge", "counter"] = "counter" if name.endswith("_total") else "gauge"
+    last = name.rpartition("_")[2]
+    kind: Literal["gauge", "counter"] = "counter" if last == "total" else "gauge"
+    unit = last if last in _UNITS else ""
     return Family(name=f"ddpdoctor_{name}", help=help, samples=samples, kind=kind, unit=unit, labels=tuple(labels))
 
 
@@ -220,21 +223,12 @@ FAMILIES = (
     ),
     _family("hang", "1 when the job is proved to hang", _hang),
     _family("hang_culprit", "1 for each rank that causes a stall", _hang_culprits, _OF_A_RANK),
-    _family(
-        "standstill_seconds", "How long the ranks have been stalled; 0 while they run", _standstill, unit="seconds"
-    ),
-    _family(
-        "wait_seconds",
-        "How long ranks have waited for this busy rank",
-        _wait_for_rank,
-        _OF_A_RANK,
-        "seconds",
-    ),
+    _family("standstill_seconds", "How long the ranks have been stalled; 0 while they run", _standstill),
+    _family("wait_seconds", "How long ranks have waited for this busy rank", _wait_for_rank, _OF_A_RANK),
     _family(
         "step_overdue_seconds",
         "For how long some rank has completed no step although one is overdue; else 0",
         _job(lambda snapshot: snapshot.overdue_ns or 0, 1 / _SECOND_NS),
-        unit="seconds",
     ),
     _family("ranks_expected", "Ranks of the job", _job(lambda snapshot: snapshot.world_size)),
     _family("ranks_seen", "Ranks that this monitor sees", _job(lambda snapshot: len(snapshot.ranks))),
@@ -243,33 +237,28 @@ FAMILIES = (
         "step_median_seconds",
         "Median of the newest step times of all ranks",
         _job(lambda snapshot: None if snapshot.step_times is None else snapshot.step_times.p50_ns, 1 / _SECOND_NS),
-        unit="seconds",
     ),
     _family(
         "step_p95_seconds",
         "95% of the newest steps were shorter",
         _job(lambda snapshot: None if snapshot.step_times is None else snapshot.step_times.p95_ns, 1 / _SECOND_NS),
-        unit="seconds",
     ),
-    _family("phase_seconds", "Mean per step over the ranks; the phases add up to it", _phases, ("phase",), "seconds"),
+    _family("phase_seconds", "Mean per step over the ranks; the phases add up to it", _phases, ("phase",)),
     _family("samples_per_second", "Throughput of the job", _job(lambda snapshot: snapshot.samples_per_s)),
     _family(
         "exposed_communication_ratio",
         "Share of the step in which nothing hides the reduction of gradients",
         _job(lambda snapshot: snapshot.exposed_share),
-        unit="ratio",
     ),
     _family(
         "overlap_ratio",
         "Share of the communication window that computation hides",
         _job(lambda snapshot: snapshot.overlap_ratio),
-        unit="ratio",
     ),
     _family(
         "efficiency_ratio",
         "Estimated: what is left of the step without exposed and explicit communication",
         _job(lambda snapshot: snapshot.efficiency),
-        unit="ratio",
     ),
     _family(
         "traffic_bytes_per_step",
@@ -287,13 +276,11 @@ FAMILIES = (
         "last_step_timestamp_seconds",
         "End of the newest step behind these figures",
         _job(lambda snapshot: snapshot.measured_at_ns, 1 / _SECOND_NS),
-        unit="seconds",
     ),
     _family(
         "last_look_timestamp_seconds",
         "When ddpdoctor last looked at the job",
         _job(lambda snapshot: snapshot.now_ns, 1 / _SECOND_NS),
-        unit="seconds",
     ),
     _family("rank_alive", "1 while the rank's process runs", _ranks(lambda rank: rank.alive), _OF_A_RANK),
     _family(
@@ -308,58 +295,32 @@ FAMILIES = (
         "Median step time of the newest steps",
         _ranks(lambda rank: None if rank.step_times is None else rank.step_times.p50_ns, 1 / _SECOND_NS),
         _OF_A_RANK,
-        "seconds",
     ),
-    _family(
-        "rank_phase_seconds",
-        "Mean per step; omitted beyond 512 ranks",
-        _rank_phases,
-        (*_OF_A_RANK, "phase"),
-        "seconds",
-    ),
+    _family("rank_phase_seconds", "Mean per step; omitted beyond 512 ranks", _rank_phases, (*_OF_A_RANK, "phase")),
     _family(
         "rank_waiting_seconds",
         "Mean per step that the rank waits for others",
         _ranks(lambda rank: rank.waiting_ns, 1 / _SECOND_NS),
         _OF_A_RANK,
-        "seconds",
     ),
     _family(
         "rank_late_seconds",
         "Mean per step that the others wait for this rank alone",
         _ranks(lambda rank: rank.late_ns, 1 / _SECOND_NS),
         _OF_A_RANK,
-        "seconds",
     ),
     _family(
         "gpu_utilisation_ratio",
         "As NVML reports it; a GPU that spins in a communication kernel reads 1",
         _gpus(lambda sample: sample.utilisation_percent, 0.01),
         _OF_A_GPU,
-        "ratio",
     ),
+    _family("gpu_memory_used_bytes", "Memory in use", _gpus(lambda sample: sample.memory_used_bytes), _OF_A_GPU),
+    _family("gpu_memory_bytes", "Memory of the GPU", _gpu_memory, _OF_A_GPU),
+    _family("gpu_temperature_celsius", "Temperature of the GPU", _gpus(lambda sample: sample.temperature_c), _OF_A_GPU),
+    _family("gpu_power_watts", "Power that it draws", _gpus(lambda sample: sample.power_w), _OF_A_GPU),
     _family(
-        "gpu_memory_used_bytes",
-        "Memory in use",
-        _gpus(lambda sample: sample.memory_used_bytes),
-        _OF_A_GPU,
-        "bytes",
-    ),
-    _family("gpu_memory_bytes", "Memory of the GPU", _gpu_memory, _OF_A_GPU, "bytes"),
-    _family(
-        "gpu_temperature_celsius",
-        "Temperature of the GPU",
-        _gpus(lambda sample: sample.temperature_c),
-        _OF_A_GPU,
-        "celsius",
-    ),
-    _family("gpu_power_watts", "Power that it draws", _gpus(lambda sample: sample.power_w), _OF_A_GPU, "watts"),
-    _family(
-        "gpu_sm_clock_hertz",
-        "Clock of its multiprocessors",
-        _gpus(lambda sample: sample.sm_clock_mhz, 1e6),
-        _OF_A_GPU,
-        "hertz",
+        "gpu_sm_clock_hertz", "Clock of its multiprocessors", _gpus(lambda sample: sample.sm_clock_mhz, 1e6), _OF_A_GPU
     ),
     _family("gpu_throttled", "1 for each reason why it is throttled now", _throttled, (*_OF_A_GPU, "reason")),
     _family(

@@ -31,12 +31,10 @@ References
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from ddpdoctor.check import Check, Via
+from ddpdoctor.check import Check
 from ddpdoctor.finding import Finding, FoundInRun, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, tags_of
@@ -48,7 +46,7 @@ from ddpdoctor.source.queries.wrapped_models import innermost_loop, loop_nodes
 from ddpdoctor.source.script.script import Script
 
 if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord, Site
+    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP313",
@@ -63,11 +61,6 @@ CHECK = Check(
 )
 _REMEDY = "Remove it: DDP's backward synchronises the ranks in every step."
 
-_REDUCE_RARELY = (
-    "The line reduces a number, and the barrier comes with it: reduce it once an epoch, as "
-    "self.log(..., on_step=False, on_epoch=True, sync_dist=True) does, or only in steps that log it."
-)
-
 
 def _remedy(meeting: str) -> str:
     return _REMEDY if meeting == "backward" else f"Remove it: {meeting} makes the ranks meet in every step."
@@ -75,61 +68,28 @@ def _remedy(meeting: str) -> str:
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report barriers, and reductions for the log, in every training step."""
-    for found in every_step(whole_projection(script)):
-        event, beside = found.event, found.backward.location
+    for event, backward, meeting in every_step(whole_projection(script)):
+        is_barrier = event.name in BARRIERS
         yield CHECK.finding(
             "source",
-            f"every training step waits in {event.name}, though {found.meeting} synchronises the ranks already"
-            if found.is_barrier
+            f"every training step waits in {event.name}, though {meeting} synchronises the ranks already"
+            if is_barrier
             else f"every training step runs {event.name} for a number that is only displayed",
-            remedy=_remedy(found.meeting)
-            if found.is_barrier
-            else "Reduce it only in steps that log it, or once per epoch.",
+            remedy=_remedy(meeting) if is_barrier else "Reduce it only in steps that log it, or once per epoch.",
             locations=event.location,
-            because=(("this backward runs in the same iteration", beside),),
-            severity=None if found.is_barrier else Severity.ADVICE,
+            because=(("this backward runs in the same iteration", backward.location),),
+            severity=None if is_barrier else Severity.ADVICE,
         )
 
 
 def in_run(record: RunRecord) -> Iterator[FoundInRun]:
     """Report barriers that followed every training step, with what they cost where that is known; count reductions."""
-    if record.job.kind == "run":
-        yield from _in_live_run(record)
-        return
-    from ddpdoctor.checks.collectives.waits_run import counted_reductions, hot_barriers
-    from ddpdoctor.diagnosis.wording import count, place
+    from ddpdoctor.checks.collectives.waits_run import counted_reductions, hot_barriers, live_barriers
 
-    for hot in hot_barriers(record):
-        told = f"{place(hot.site.innermost)}: {count(hot.calls, 'call')} in {count(hot.steps, 'step')} of each rank"
-        found = _finding(record, hot.kind, hot.site, f" at {told}", {"calls": hot.calls, "steps": hot.steps})
-        mild = {"severity": Severity.ADVICE, "remedy": _REDUCE_RARELY} if hot.of_reduction else {}
-        yield msgspec.structs.replace(found, **mild)
-    yield from counted_reductions(record)
-
-
-def _in_live_run(record: RunRecord) -> Iterator[Finding]:
-    from ddpdoctor.checks.collectives.waits_run import live_barriers
-    from ddpdoctor.diagnosis.wording import milliseconds_text, place
-
-    for hot in live_barriers(record):
-        at = f" at {place(hot.site.innermost)}" if hot.site.frames else ""
-        waiting = f", {milliseconds_text(hot.waiting_ns)} of it waiting for the last rank" if hot.waiting_ns else ""
-        numbers = {"calls": hot.calls, "steps": hot.steps, "blocked_ns_per_step": hot.blocked_ns}
-        found = _finding(record, hot.kind, hot.site, f"{at} ({milliseconds_text(hot.blocked_ns)}{waiting})", numbers)
-        yield found if hot.costly else msgspec.structs.replace(found, severity=Severity.ADVICE)
-
-
-def _finding(record: RunRecord, kind: str, site: Site, told: str, numbers: Mapping[str, int | float]) -> Finding:
-    from ddpdoctor.diagnosis.wording import site_location
-
-    location = site_location(site)
-    return CHECK.finding(
-        record.job.kind,
-        f"every training step waits in {kind}{told}, although backward already synchronises the ranks",
-        remedy=_REMEDY,
-        locations=location,
-        because=((f"each rank called it {numbers['calls']:,} times", Via(location, site.frames), numbers),),
-    )
+    barriers = live_barriers if record.job.kind == "run" else hot_barriers
+    yield from CHECK.judged(record.job.kind, barriers(record), _REMEDY)
+    if record.job.kind != "run":
+        yield from counted_reductions(record)
 
 
 # Collectives in every step of training that the step does not need.
@@ -137,19 +97,11 @@ def _finding(record: RunRecord, kind: str, site: Site, told: str, numbers: Mappi
 _REDUCTIONS = frozenset({"all_reduce", "reduce", "gather"})
 
 
-class EveryStep(msgspec.Struct, frozen=True, eq=False):
-    """A collective in every turn of a loop that trains."""
+def every_step(projection: Projection) -> Iterator[tuple[Event, Event, str]]:
+    """Barriers, and reductions of a loss or metric that nothing is decided by, which run as often as a backward.
 
-    event: Event
-    backward: Event
-    meeting: str
-    """What brings the ranks together in the same turn: ``backward``, or another collective."""
-    is_barrier: bool
-    """A barrier; otherwise a reduction whose result is only looked at."""
-
-
-def every_step(projection: Projection) -> Iterator[EveryStep]:
-    """Barriers, and reductions of a loss or metric that nothing is decided by, which run as often as a backward."""
+    Each with that backward, and with what brings the ranks together beside it: ``backward``, or another collective.
+    """
     backwards = [event for event in projection.of_kind("backward") if event.loops]
     seen: set[ast.AST] = set()
     script = projection.machine.script
@@ -165,7 +117,7 @@ def every_step(projection: Projection) -> Iterator[EveryStep]:
                 if not is_barrier and not is_only_shown(script, event):
                     break
                 seen.add(event.node)
-                yield EveryStep(event, backward, meeting, is_barrier)
+                yield event, backward, meeting
                 break
 
 

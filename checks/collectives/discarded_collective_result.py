@@ -29,10 +29,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-import msgspec
-
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Finding, Location, Severity
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.queries.divergence import function_around, nodes_of
 from ddpdoctor.source.script.module import Module
@@ -49,15 +47,7 @@ CHECK = Check(
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report collectives whose result no one takes."""
-    for discarded in discarded_results(project(script)):
-        yield CHECK.finding(
-            "source",
-            f"{discarded.collective} returns its result and leaves `{discarded.name}` unchanged; the result is "
-            "discarded",
-            remedy=f"Assign it: {discarded.name} = {discarded.call}.",
-            locations=discarded.location,
-            because=((f"`{discarded.name}` is used here, with this rank's own value", discarded.used),),
-        )
+    yield from discarded_results(project(script))
 
 
 # Collectives that return their result and whose result no one takes.
@@ -90,20 +80,7 @@ _RETURNING_NAMES = frozenset((*_HOROVOD, *_FUNCTIONAL))
 _OF_ACCELERATE = frozenset({"gather", "gather_for_metrics", "reduce", "pad_across_processes"})
 
 
-class Discarded(msgspec.Struct, frozen=True, kw_only=True):
-    """A call whose result is thrown away."""
-
-    collective: str
-    name: str
-    """The variable that was passed."""
-    call: str
-    """Source of the call."""
-    location: Location
-    used: Location
-    """Where the variable is used afterwards."""
-
-
-def discarded_results(projection: Projection) -> Iterator[Discarded]:
+def discarded_results(projection: Projection) -> Iterator[Finding]:
     """Such calls, where the variable that they were given is read again further down."""
     for module in projection.machine.script.modules:
         others = [name for name, full in module.aliases.items() if full in RETURNING]
@@ -120,7 +97,7 @@ def discarded_results(projection: Projection) -> Iterator[Discarded]:
                 yield from _judged(event.module, event.node, event.name)
 
 
-def _judged(module: Module, call: ast.Call, collective: str) -> Iterator[Discarded]:
+def _judged(module: Module, call: ast.Call, collective: str) -> Iterator[Finding]:
     statement = module.parents.get(call)
     if not isinstance(statement, ast.Expr) or not call.args or not isinstance(call.args[0], (ast.Name, ast.Attribute)):
         return
@@ -133,10 +110,10 @@ def _judged(module: Module, call: ast.Call, collective: str) -> Iterator[Discard
     ]
     first = min(uses, key=lambda node: (node.lineno, node.col_offset), default=None)
     if first is not None and isinstance(first.ctx, ast.Load):
-        yield Discarded(
-            collective=collective,
-            name=name,
-            call=module.excerpt(call),
-            location=module.location(call),
-            used=module.location(first),
+        yield CHECK.finding(
+            "source",
+            f"{collective} returns its result and leaves `{name}` unchanged; the result is discarded",
+            remedy=f"Assign it: {name} = {module.excerpt(call)}.",
+            locations=module.location(call),
+            because=((f"`{name}` is used here, with this rank's own value", module.location(first)),),
         )

@@ -7,15 +7,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-import msgspec
-
-from ddpdoctor.check import Verdict
+from ddpdoctor.check import Reason, Verdict
 from ddpdoctor.diagnosis.divergence.divergence import find_divergence, root_exception
 from ddpdoctor.diagnosis.sync_points import GRADIENTS, lane, replica_sets
 from ddpdoctor.diagnosis.training.pass_lengths import LoaderOnRanks, feeds_ddp, loaders_on_all_ranks
-from ddpdoctor.diagnosis.wording import count, location_of, site_location
+from ddpdoctor.diagnosis.wording import count, duration_text, location_of, place, rank_list, site_location
 from ddpdoctor.files import regex
-from ddpdoctor.finding import Frame, Location
+from ddpdoctor.finding import Location, Severity
 from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import RankException, RunRecord
 from ddpdoctor.record.streams.measured import CallTrack, StepTrack
@@ -26,30 +24,7 @@ USUAL_SHARE = 0.8
 """So many steps draw the usual number of batches; where they do not there is no usual one."""
 
 
-class Ahead(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank that has passed over batches that the others trained on."""
-
-    rank: int
-    lead: int
-    """Batches that it has drawn more than the others."""
-    step: int
-    """The first step for which it drew more than usual."""
-    drawn: int
-    """Batches that it drew for that step."""
-    usual: int
-    location: Location | None
-    """The line that goes through the loader."""
-
-    @property
-    def sentence(self) -> str:
-        """Who drew how many, in words."""
-        return (
-            f"rank {self.rank} drew {count(self.drawn, 'batch', 'batches')} for step {self.step:,}, the others "
-            f"{self.usual:,}"
-        )
-
-
-def batches_ahead(record: RunRecord) -> Iterator[Ahead]:
+def batches_ahead(record: RunRecord) -> Iterator[Verdict]:
     """Yield the ranks that are ahead of all others they average with, which keep together.
 
     Only of loops over one loader of one length on all ranks, by a ``for`` statement and outside of ``join()``: a loop
@@ -78,7 +53,7 @@ def _keeps_together(loader: LoaderOnRanks) -> bool:
     return all(entry.looped for entry in first) and not any(entry.joined for entry in chain(*loader.passes))
 
 
-def _of_set(tracks: list[StepTrack], location: Location | None) -> Iterator[Ahead]:
+def _of_set(tracks: list[StepTrack], location: Location | None) -> Iterator[Verdict]:
     """Yield the one rank of a set that has drawn more for the steps that all have made, if there is one."""
     drawn = [dict(zip(track.step, track.batches, strict=True)) for track in tracks]
     common = sorted(set(drawn[0]).intersection(*drawn[1:]))
@@ -99,7 +74,16 @@ def _of_set(tracks: list[StepTrack], location: Location | None) -> Iterator[Ahea
         return  # It has just become so.
     step = next((step for step in kept if drawn[at][step] > usual), None)
     if step is not None:
-        yield Ahead(rank=tracks[at].rank, lead=lead, step=step, drawn=drawn[at][step], usual=usual, location=location)
+        rank, own = tracks[at].rank, count(drawn[at][step], "batch", "batches")
+        more = f"rank {rank} has drawn {count(lead, 'batch', 'batches')} more than the others in as many steps"
+        yield Verdict(
+            sentence=f"rank {rank} drew {own} for step {step:,}, the others {usual:,}: from there on it trains on "
+            "different batches than the others, and it will be a step short at the end unless they skip as many",
+            locations=location,
+            ranks=(rank,),
+            because=((more, location, {"batches": lead, "step": step}, rank),),
+            severity=Severity.WARNING,
+        )
 
 
 # Ranks that build different models, as DDP's constructor tells it.
@@ -167,29 +151,8 @@ _LIMIT = regex(r"Timeout\(ms\)=(\d+)|Timed out waiting (\d+)ms|in (\d+) ?ms")
 _MONITORED = regex(r"Rank (\d+) failed to pass monitoredBarrier", re.IGNORECASE)
 
 
-class TimedOut(msgspec.Struct, frozen=True, kw_only=True):
-    """One timeout that ended a job."""
-
-    ranks: tuple[int, ...]
-    """Those that waited until it struck."""
-    absent: tuple[int, ...]
-    """Those that did not come; empty where that is not known."""
-    kind: str
-    """The collective, ``gradients`` for a backward; empty where it is not known."""
-    sequence: int | None
-    """Its number in the group, as torch or the probe counts."""
-    agreed: int | None
-    """The last number that all ranks came to; None where it is not known."""
-    timeout_ns: int
-    """0 where it is not known."""
-    frame: Frame | None
-    message: str
-
-
-def timed_out(record: RunRecord) -> TimedOut | None:
-    """Return the timeout that brought the job down; None where there was none, or the ranks' collectives name the
-    cause.
-    """
+def timed_out(record: RunRecord) -> Iterator[Verdict]:
+    """Yield the timeout that brought the job down, unless the ranks' collectives name the cause."""
     struck = sorted(
         (raised.time_ns, rank.rank, raised)
         for rank in record.ranks
@@ -197,7 +160,7 @@ def timed_out(record: RunRecord) -> TimedOut | None:
         if _TIMED_OUT.search(raised.message) and raised == min(rank.exceptions, key=lambda entry: entry.time_ns)
     )
     if not struck or find_divergence(record) is not None:
-        return None
+        return
     _, first, raised = struck[0]
     ranks = tuple(sorted({rank for _, rank, _ in struck}))
     said = _NCCL.search(raised.message)
@@ -212,15 +175,28 @@ def timed_out(record: RunRecord) -> TimedOut | None:
         frame = record.site(track.site[row]).innermost or frame
     elif not said and any(heartbeat.rank == first and heartbeat.phase == "backward" for heartbeat in record.heartbeats):
         kind = GRADIENTS
-    return TimedOut(
-        ranks=ranks,
-        absent=absent,
-        kind=kind,
-        sequence=sequence,
-        agreed=agreed,
-        timeout_ns=_limit_ns(record, raised, call),
-        frame=frame,
-        message=headline(raised)[:240],
+    timeout_ns = _limit_ns(record, raised, call)
+    numbers: dict[str, int | float] = {"timeout_s": timeout_ns / 1e9}
+    if sequence is not None:
+        numbers["sequence"] = sequence
+    because: list[Reason] = [(f"rank {ranks[0]}: {headline(raised)[:240]}", None, numbers)]
+    if agreed is not None:
+        text = f"the last collective that all ranks reached is number {agreed:,}"
+        because.append((text, None, {"sequence": agreed}))
+    what = {"": "a collective", GRADIENTS: "the reduction of gradients"}.get(kind, kind)
+    number = f" #{sequence:,}" if sequence is not None else ""
+    at = f" at {place(frame)}" if frame is not None else ""
+    after = f" after {duration_text(timeout_ns)}" if timeout_ns else ""
+    missing = f": {rank_list(absent)} did not arrive" if absent else ""
+    yield Verdict(
+        sentence=f"{rank_list(ranks)} timed out in {what}{number}{at}{after}{missing}",
+        remedy=f"Look at what {rank_list(absent)} did meanwhile: divide that work, or give the group a timeout that "
+        "covers it."
+        if absent
+        else "Compare the ranks' last lines and stacks; if all of them wait in this collective, look at the network.",
+        locations=location_of(frame),
+        ranks=absent,
+        because=tuple(because),
     )
 
 

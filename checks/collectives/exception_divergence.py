@@ -37,11 +37,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Reason
 from ddpdoctor.files import regex
-from ddpdoctor.finding import Fact, Finding, Location, Severity
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event, OwnTest
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import events_through, function_around, reported_lines, sync_events
@@ -64,20 +62,7 @@ CHECK = Check(
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report handlers that swallow a failure of one rank around or before its collectives."""
-    for found in swallowed(whole_projection(script)):
-        yield CHECK.finding(
-            "source",
-            f"a rank that fails here skips {found.collective} at line {found.collective_location.line} and continues, "
-            "while the others wait for it",
-            remedy="Let the exception end the rank, or all-reduce whether every rank succeeded and let all of them "
-            "skip the step.",
-            locations=(found.location, found.collective_location),
-            because=(
-                (f"this handler catches {found.caught} and can continue as if nothing had happened", found.location),
-                (f"every rank must reach this {found.collective}", found.collective_location),
-            ),
-            evidence=_how(found),
-        )
+    yield from swallowed(whole_projection(script))
 
 
 def in_run(record: RunRecord) -> Iterator[Finding]:
@@ -96,16 +81,6 @@ def in_run(record: RunRecord) -> Iterator[Finding]:
         )
 
 
-def _how(found: Swallowed) -> Iterator[Fact]:
-    """Yield where it is raised by a condition of the rank's own, and where the handler leaves."""
-    if found.raised is not None:
-        test, raised = found.raised
-        text = f"it is raised here, where `{test.module.excerpt(test.node)}` differs by rank"
-        yield Fact(text=text, basis="source", location=test.module.location(raised))
-    if found.leaving is not None:
-        yield Fact(text="the rank leaves here, alone", basis="source", location=found.leaving)
-
-
 # Exception handlers that let one rank continue without its peers.
 
 _UNIFORM = (ImportError, NotImplementedError, StopIteration, StopAsyncIteration, SyntaxError, Warning)
@@ -118,23 +93,7 @@ _JUMPS = (ast.Continue, ast.Break, ast.Return)
 _FETCHES = frozenset({"next", "anext"})
 
 
-class Swallowed(msgspec.Struct, frozen=True, kw_only=True):
-    """A handler after which a rank continues."""
-
-    location: Location
-    """The ``except`` line."""
-    caught: str
-    """Source of what is caught."""
-    collective: str
-    """The collective that the failing rank misses."""
-    collective_location: Location
-    raised: tuple[OwnTest, ast.AST] | None = None
-    """A condition of the rank's own under which the project raises what is caught, and the ``raise``."""
-    leaving: Location | None = None
-    """The statement by which the handler leaves the turn, the loop or the function."""
-
-
-def swallowed(projection: Projection) -> Iterator[Swallowed]:
+def swallowed(projection: Projection) -> Iterator[Finding]:
     """Handlers of failures that may hit one rank alone, which skip a collective and continue."""
     events = [event for event in sync_events(projection) if event.name not in _SETTING_UP and not event.in_parent]
     told = reported_lines(projection)
@@ -148,16 +107,34 @@ def swallowed(projection: Projection) -> Iterator[Swallowed]:
                     raised = _own_raise(projection, module, node, handler)
                     if raised is None and not _catches_local_failures(module, node, handler):
                         continue
-                    last = handler.body[-1]
                     if _swallows(module, handler, events) and not _makes_up_for(handler, missed):
-                        yield Swallowed(
-                            location=module.head_location(handler),
-                            caught=ast.unparse(handler.type) if handler.type is not None else "everything",
-                            collective=missed.name,
-                            collective_location=missed.location,
-                            raised=raised,
-                            leaving=module.location(last) if isinstance(last, _JUMPS) else None,
-                        )
+                        yield _finding(module, handler, missed, raised)
+
+
+def _finding(
+    module: Module, handler: ast.ExceptHandler, missed: Event, raised: tuple[OwnTest, ast.AST] | None
+) -> Finding:
+    caught = ast.unparse(handler.type) if handler.type is not None else "everything"
+    location = module.head_location(handler)
+    because: list[Reason] = [
+        (f"this handler catches {caught} and can continue as if nothing had happened", location),
+        (f"every rank must reach this {missed.name}", missed.location),
+    ]
+    if raised is not None:
+        test, place = raised
+        text = f"it is raised here, where `{test.module.excerpt(test.node)}` differs by rank"
+        because.append((text, test.module.location(place)))
+    if isinstance(handler.body[-1], _JUMPS):
+        because.append(("the rank leaves here, alone", module.location(handler.body[-1])))
+    return CHECK.finding(
+        "source",
+        f"a rank that fails here skips {missed.name} at line {missed.location.line} and continues, while the others "
+        "wait for it",
+        remedy="Let the exception end the rank, or all-reduce whether every rank succeeded and let all of them skip "
+        "the step.",
+        locations=(location, missed.location),
+        because=because,
+    )
 
 
 def _swallows(module: Module, handler: ast.ExceptHandler, events: Sequence[Event]) -> bool:

@@ -75,23 +75,26 @@ _DIVIDE = (
 def in_source(script: Script) -> Iterator[Finding]:
     """Report long work of the first rank with a collective behind it."""
     projection = whole_projection(script)
-    for wait in lone_evaluations(projection):
-        yield _suspected(wait, "", _SHARE, "keeps the other ranks from this loop over a loader", Severity.ADVICE)
-    for wait in long_waits(projection):
-        yield _suspected(wait, ", with the default timeout", _DIVIDE, "selects the first rank")
+    yield from lone_evaluations(projection)
+    yield from long_waits(projection)
 
 
-def _suspected(wait: LongWait, how: str, remedy: str, test: str, severity: Severity | None = None) -> Finding:
-    collective, place = wait.collective, wait.collective_location
+def _suspected(
+    title: str,
+    location: Location,
+    condition: tuple[str, Location],
+    meeting: Event,
+    remedy: str,
+    severity: Severity | None = None,
+) -> Finding:
+    """Return the finding that ranks wait in a collective meanwhile; ``condition`` says what the others do not pass."""
+    place = meeting.location
     return CHECK.finding(
         "source",
-        f"{wait.what} here while the others wait in {collective} at line {place.line}{how}",
+        title,
         remedy=remedy,
-        locations=(wait.location, place, wait.condition_location),
-        because=(
-            (f"`{wait.condition}` {test}", wait.condition_location),
-            (f"the others wait in this {collective}", place),
-        ),
+        locations=(location, place, condition[1]),
+        because=(condition, (f"the others wait in this {meeting.name}", place)),
         severity=severity,
     )
 
@@ -167,7 +170,7 @@ def _finding(
 # Evaluation of a whole loader by one rank, which the others wait for in their next collective.
 
 
-def lone_evaluations(projection: Projection) -> Iterator[LongWait]:
+def lone_evaluations(projection: Projection) -> Iterator[Finding]:
     """Such loops, one for each rank test; none that other ranks run too, and none where nothing makes them wait."""
     meetings = [event for event in sync_events(projection) if event.ranks == ALL_RANKS and not event.in_parent]
     forwards = tuple(evaluating_forwards(projection)) if meetings else ()
@@ -187,14 +190,10 @@ def lone_evaluations(projection: Projection) -> Iterator[LongWait]:
         seen |= {loop.node, guard.node}
         place = loop.module.head_location(loop.node)
         if not any((frame.file, frame.line) in hanging for frame in forward.chain):
-            yield LongWait(
-                what=f"rank {ranks[0]} evaluates alone",
-                location=place,
-                condition=guard.module.excerpt(guard.node),
-                condition_location=guard.location,
-                collective=meeting.name,
-                collective_location=meeting.location,
-            )
+            text = f"`{guard.module.excerpt(guard.node)}` keeps the other ranks from this loop over a loader"
+            waited = f"{meeting.name} at line {meeting.location.line}"
+            title = f"rank {ranks[0]} evaluates alone here while the others wait in {waited}"
+            yield _suspected(title, place, (text, guard.location), meeting, _SHARE, Severity.ADVICE)
 
 
 def _next_meeting(forward: Event, meetings: Sequence[Event]) -> Event | None:
@@ -218,19 +217,7 @@ _FIRST_RANK = regex(
 _LONG = frozenset({"map", "generate"})
 
 
-class LongWait(msgspec.Struct, frozen=True, kw_only=True):
-    """Work under a test of the first rank, with a collective of all ranks behind it."""
-
-    what: str
-    """Who does what, as a clause."""
-    location: Location
-    condition: str
-    condition_location: Location
-    collective: str
-    collective_location: Location
-
-
-def long_waits(projection: Projection) -> Iterator[LongWait]:
+def long_waits(projection: Projection) -> Iterator[Finding]:
     """Generation and preprocessing on the first rank, in a script that keeps the default timeout."""
     events = [event for event in sync_events(projection) if event.ranks == ALL_RANKS and not event.in_parent]
     set_up = (event for event in projection.of_kind("collective") if event.name == "init_process_group")
@@ -244,14 +231,11 @@ def long_waits(projection: Projection) -> Iterator[LongWait]:
                 work = _long_work(node.body)
                 waiting = _meeting_behind(module, node, events) if work is not None else None
                 if work is not None and waiting is not None:
-                    yield LongWait(
-                        what=f"the first rank {work[1]}",
-                        location=module.location(work[0]),
-                        condition=module.excerpt(node.test),
-                        condition_location=module.location(node.test),
-                        collective=waiting.name,
-                        collective_location=waiting.location,
-                    )
+                    text = f"`{module.excerpt(node.test)}` selects the first rank"
+                    condition = (text, module.location(node.test))
+                    waited = f"{waiting.name} at line {waiting.location.line}, with the default timeout"
+                    title = f"the first rank {work[1]} here while the others wait in {waited}"
+                    yield _suspected(title, module.location(work[0]), condition, waiting, _DIVIDE)
 
 
 def _negated(test: ast.expr) -> bool:

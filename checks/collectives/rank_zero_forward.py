@@ -35,11 +35,9 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Finding, Frame, Location, Refuted, Severity
-from ddpdoctor.source.events import Event
+from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.source.events import Event, Guard
 from ddpdoctor.source.interpreter.values import ALL_RANKS
 from ddpdoctor.source.libraries.sharding import FORWARD as SHARDED_FORWARD
 from ddpdoctor.source.projection import Projection, whole_projection
@@ -72,14 +70,14 @@ def in_source(script: Script) -> Iterator[Finding]:
     projection = whole_projection(script)
     for parting in partings_by(projection, "forward"):
         yield finding_of(CHECK, parting, _REMEDY_SHARDED if parting.collective == SHARDED_FORWARD else _REMEDY)
-    for lone in lone_forwards(projection):
+    for forward, guard in lone_forwards(projection):
         yield CHECK.finding(
             "source",
-            f"this forward of a DDP model with buffers is run by {ranks_text(lone.ranks)} only: without gradients "
+            f"this forward of a DDP model with buffers is run by {ranks_text(forward.ranks)} only: without gradients "
             "it works only as long as its buffer broadcast is paired with the next one of training",
             remedy=_REMEDY,
-            locations=(lone.location,) if lone.condition_location is None else (lone.location, lone.condition_location),
-            because=(("this forward broadcasts the buffers when a training step came before", lone),),
+            locations=(forward.location, None if guard is None else guard.location),
+            because=(("this forward broadcasts the buffers when a training step came before", forward),),
             severity=Severity.WARNING,
         )
 
@@ -104,34 +102,17 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             evidence=describe.facts(divergence, basis),
         )
     elif find_divergence(record) is None:
-        for lucky in lucky_broadcasts(record):
-            yield CHECK.finding(
-                basis,
-                lucky.sentence,
-                remedy=_REMEDY,
-                locations=lucky.locations,
-                ranks=lucky.ranks,
-                because=((lucky.pairing, lucky.locations[0]),),
-                severity=Severity.WARNING,
-            )
+        yield from CHECK.judged(basis, lucky_broadcasts(record), _REMEDY)
 
 
 # Forwards of a DDP model without gradients that only some ranks run.
 
 
-class LoneForward(msgspec.Struct, frozen=True, kw_only=True):
-    """A forward under ``no_grad`` that a rank test keeps from some ranks."""
+def lone_forwards(projection: Projection) -> Iterator[tuple[Event, Guard | None]]:
+    """Such forwards of models that certainly hold buffers, in a script that also trains the model.
 
-    location: Location
-    ranks: int
-    """Mask of the ranks that run it."""
-    condition_location: Location | None
-    """The rank test around it; None when the others left before."""
-    chain: tuple[Frame, ...]
-
-
-def lone_forwards(projection: Projection) -> Iterator[LoneForward]:
-    """Such forwards of models that certainly hold buffers, in a script that also trains the model."""
+    Each with the rank test around it; without one where the others left before.
+    """
     machine = projection.machine
     trained = any(event.receiver is not None for event in projection.of_kind("backward"))
     forwards = [event for event in projection.of_kind("ddp-forward") if not event.gradients]
@@ -149,12 +130,7 @@ def lone_forwards(projection: Projection) -> Iterator[LoneForward]:
         if cause in seen:
             continue
         seen |= {event.node, cause}
-        yield LoneForward(
-            location=event.location,
-            ranks=event.ranks,
-            condition_location=guard.location if guard is not None else None,
-            chain=event.chain,
-        )
+        yield event, guard
 
 
 def _matched(event: Event, forwards: list[Event]) -> bool:

@@ -33,15 +33,14 @@ References
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Verdict
 from ddpdoctor.finding import Fact, Finding, Location, Refuted, Severity
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnosis.divergence.divergence import Divergence
-    from ddpdoctor.diagnosis.training.lone_forwards import LeftOut
     from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
@@ -74,57 +73,26 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     yield divergence_finding(CHECK, record, divergence, _REMEDIES.get(divergence.form, _SKIP_TOGETHER), severity)
 
 
-def _drifts(record: RunRecord, divergence: Divergence | None) -> Iterator[Finding]:
+def _drifts(record: RunRecord, divergence: Divergence | None) -> Iterator[Finding | Refuted]:
     """Report the passes in which the ranks drifted apart, with what happened to it; else the backwards left out."""
+    from ddpdoctor.checks.collectives.divergences_run import batches_ahead
     from ddpdoctor.diagnosis.training.lone_forwards import lasting, left_out_before
     from ddpdoctor.diagnosis.training.replicas import blocked_in_backward, drifts, skipped_backward
-    from ddpdoctor.diagnosis.wording import count
 
     blocked = frozenset() if divergence is None else blocked_in_backward(divergence, record)
-    is_drifting = False
-    for drift in drifts(record, blocked):
-        is_drifting = True
-        batches = f"pass {drift.ordinal} of this loader, which yielded {count(drift.batches, 'batch', 'batches')}"
-        facts = tuple(
-            Fact(
-                text=f"rank {rank} averaged gradients {count(averaged, 'time', 'times')} in {batches}",
-                basis=record.job.kind,
-                numbers={"averaged": averaged, "batches": drift.batches},
-                rank=rank,
-                location=drift.location,
-            )
-            for rank, averaged in drift.averaged[:8]
-        )
-        yield _desync(record, divergence, drift.sentence, drift.named, facts, drift.location)
-    if is_drifting:
-        return
-    if divergence is None:
-        ahead = list(_ahead(record))
-        yield from ahead or (_left_out(record, None, found) for found in lasting(record))
+    drifted = [_desync(record, divergence, drift) for drift in drifts(record, blocked)]
+    if drifted:
+        yield from drifted
+    elif divergence is None:
+        ahead = list(CHECK.judged(record.job.kind, batches_ahead(record), _SKIP_TOGETHER))
+        yield from ahead or (_desync(record, None, found) for found in lasting(record))
     elif (left_out := left_out_before(record, divergence)) is not None:
-        yield _left_out(record, divergence, left_out)
+        yield _desync(record, divergence, left_out)
     elif (skipped := skipped_backward(record, divergence)) is not None:
-        yield _desync(record, divergence, skipped.sentence, skipped.named, is_dated=False)
+        yield _desync(record, divergence, skipped, is_dated=False)
 
 
-def _left_out(record: RunRecord, divergence: Divergence | None, found: LeftOut) -> Finding:
-    facts = tuple(
-        Fact(text=text, basis=record.job.kind, rank=rank, numbers={"count": number, "step": found.step})
-        for rank, text, number in found.facts
-    )
-    return _desync(record, divergence, found.sentence, found.ranks, facts, found.location)
-
-
-def _desync(
-    record: RunRecord,
-    divergence: Divergence | None,
-    sentence: str,
-    ranks: tuple[int, ...],
-    facts: tuple[Fact, ...] = (),
-    place: Location | None = None,
-    *,
-    is_dated: bool = True,
-) -> Finding:
+def _desync(record: RunRecord, divergence: Divergence | None, found: Verdict, *, is_dated: bool = True) -> Finding:
     """Return the finding that ranks are out of step: a warning while the job continues, and an error where it has ended
     in a divergence. ``is_dated``: the sentence says since when.
     """
@@ -132,45 +100,20 @@ def _desync(
 
     consequences = ["from there on, gradients of different steps are averaged"] if is_dated else []
     at_end: tuple[Location, ...] = ()
+    facts: Iterable[Fact] = ()
     if divergence is not None:
         consequences.append(f"in the end {describe.title(divergence)}")
-        at_end, facts = describe.locations(divergence), (*facts, *describe.facts(divergence, record.job.kind))
+        at_end, facts = describe.locations(divergence), describe.facts(divergence, record.job.kind)
     return CHECK.finding(
         record.job.kind,
-        f"{sentence}: {', and '.join(consequences)}",
+        f"{found.sentence}: {', and '.join(consequences)}",
         remedy=_SKIP_TOGETHER,
-        locations=tuple(dict.fromkeys((*(() if place is None else (place,)), *at_end))),
-        ranks=ranks,
+        locations=tuple(dict.fromkeys((*found.places, *at_end))),
+        ranks=found.ranks,
+        because=found.because,
         evidence=facts,
         severity=Severity.WARNING if divergence is None else None,
     )
-
-
-def _ahead(record: RunRecord) -> Iterator[Finding]:
-    """Report the ranks that have passed over batches while the job continues."""
-    from ddpdoctor.checks.collectives.divergences_run import batches_ahead
-    from ddpdoctor.diagnosis.wording import count
-
-    basis = record.job.kind
-    for ahead in batches_ahead(record):
-        yield CHECK.finding(
-            basis,
-            f"{ahead.sentence}: from there on it trains on different batches than the others, and it will be a step "
-            "short at the end unless they skip as many",
-            remedy=_SKIP_TOGETHER,
-            locations=ahead.location,
-            ranks=(ahead.rank,),
-            because=(
-                (
-                    f"rank {ahead.rank} has drawn {count(ahead.lead, 'batch', 'batches')} more than the others in "
-                    f"as many steps",
-                    ahead.location,
-                    {"batches": ahead.lead, "step": ahead.step},
-                    ahead.rank,
-                ),
-            ),
-            severity=Severity.WARNING,
-        )
 
 
 def in_log(record: RunRecord) -> Iterator[Finding]:

@@ -55,16 +55,7 @@ CHECK = Check(
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report means that are summed over the ranks and shown."""
-    for found in shown_sums(whole_projection(script)):
-        event = found.collective
-        shown = found.module.location(found.shown)
-        yield CHECK.finding(
-            "source",
-            f"`{found.name}` is the sum over all ranks when line {shown.line} shows it, world size times the mean",
-            remedy="Divide by dist.get_world_size() after the reduction, or reduce with op=dist.ReduceOp.AVG.",
-            locations=(event.location, shown),
-            because=((f"`{found.name}` is shown here, undivided", shown),),
-        )
+    yield from shown_sums(whole_projection(script))
     for event, compared in compared_sums(whole_projection(script)):
         place = event.module.location(compared)
         yield CHECK.finding(
@@ -196,17 +187,6 @@ _DIVIDING = (ast.Div, ast.FloorDiv, ast.Mult)
 FunctionNode: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef"
 
 
-class ShownSum(msgspec.Struct, frozen=True, eq=False):
-    """A number that is summed over the ranks and shown without having been divided."""
-
-    name: str
-    """The variable that holds it where it is shown, or the call that gives it."""
-    collective: Event
-    module: Module
-    """Where it is shown."""
-    shown: ast.Call
-
-
 class _Part(msgspec.Struct, frozen=True, eq=False):
     """What a function does with a sum from some line on."""
 
@@ -242,7 +222,7 @@ class _Part(msgspec.Struct, frozen=True, eq=False):
                     yield node
 
 
-def shown_sums(projection: Projection) -> Iterator[ShownSum]:
+def shown_sums(projection: Projection) -> Iterator[Finding]:
     """Sums over ranks of means of their batches, shown and nowhere divided; sums and counts are added up rightly."""
     modules = projection.machine.script.modules
     seen: set[ast.AST] = set()
@@ -288,16 +268,23 @@ def _is_after(node: ast.Compare, names: dict[str, Event], both: set[str]) -> boo
     return all(getattr(names[name].node, "lineno", 0) < node.lineno for name in both)
 
 
-def _shown_in(part: _Part, event: Event, name: str) -> Iterator[ShownSum]:
+def _shown_in(part: _Part, event: Event, name: str) -> Iterator[Finding]:
     """Yield the first call that shows a sum."""
     calls = list(part.shown())
     if calls:
-        yield ShownSum(name, event, part.module, min(calls, key=lambda call: call.lineno))
+        shown = part.module.location(min(calls, key=lambda call: call.lineno))
+        yield CHECK.finding(
+            "source",
+            f"`{name}` is the sum over all ranks when line {shown.line} shows it, world size times the mean",
+            remedy="Divide by dist.get_world_size() after the reduction, or reduce with op=dist.ReduceOp.AVG.",
+            locations=(event.location, shown),
+            because=((f"`{name}` is shown here, undivided", shown),),
+        )
 
 
-def _shown_by_callers(modules: Sequence[Module], function: FunctionNode, event: Event) -> Iterator[ShownSum]:
+def _shown_by_callers(modules: Sequence[Module], function: FunctionNode, event: Event) -> Iterator[Finding]:
     """Yield where the callers of a function show the sum that it gives back; none when one of them may divide it."""
-    found: list[ShownSum] = []
+    found: list[Finding] = []
     for module in modules:
         others = [node for node in module.index.of(ast.FunctionDef) if node.name == function.name]
         if any(node is not function for node in others):

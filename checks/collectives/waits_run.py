@@ -6,17 +6,28 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ddpdoctor.check import Numbers, Verdict, Via
 from ddpdoctor.diagnosis.performance.exposure import BARRIERS
 from ddpdoctor.diagnosis.performance.stragglers import enough_steps
 from ddpdoctor.diagnosis.performance.summary import threshold
 from ddpdoctor.diagnosis.steps import ByIdentity, RankSteps, measured_steps
 from ddpdoctor.diagnosis.sync_points import GRADIENTS, gradient_meetings, lane
-from ddpdoctor.diagnosis.wording import bytes_text, count, duration_text, location_of, place, rank_list, verb
-from ddpdoctor.finding import Confirmed, Fact, Frame, Refuted
+from ddpdoctor.diagnosis.wording import (
+    bytes_text,
+    count,
+    duration_text,
+    location_of,
+    milliseconds_text,
+    place,
+    rank_list,
+    site_location,
+    verb,
+)
+from ddpdoctor.finding import Confirmed, Fact, Frame, Refuted, Severity
 from ddpdoctor.record.model import RunRecord, Site
 from ddpdoctor.record.streams.measured import CallTrack
 
@@ -229,33 +240,37 @@ FEWEST_STEPS = 4
 """Steps of one loop that must be seen before "every step" is said."""
 NEARLY_ALL = 0.9
 """Share of the steps of a live run: the last of a pass may lack the barrier."""
+_REDUCE_RARELY = (
+    "The line reduces a number, and the barrier comes with it: reduce it once an epoch, as "
+    "self.log(..., on_step=False, on_epoch=True, sync_dist=True) does, or only in steps that log it."
+)
 
 
-class HotBarrier(msgspec.Struct, frozen=True, kw_only=True):
-    """A barrier of the user's that is run in every step."""
-
-    kind: str
-    site: Site
-    calls: int
-    """Calls of one rank in the whole record."""
-    steps: int
-    """Steps of that rank, in loops that were long enough to tell."""
-    of_reduction: bool = False
-    """The same line reduces as well, as a framework's log does: the barrier is not the user's own."""
+def _barrier(kind: str, site: Site, told: str, numbers: Numbers, **mild: Any) -> Verdict:
+    location = site_location(site)
+    return Verdict(
+        sentence=f"every training step waits in {kind}{told}, although backward already synchronises the ranks",
+        locations=location,
+        because=((f"each rank called it {numbers['calls']:,} times", Via(location, site.frames), numbers),),
+        **mild,
+    )
 
 
-def hot_barriers(record: RunRecord) -> Iterator[HotBarrier]:
+def hot_barriers(record: RunRecord) -> Iterator[Verdict]:
     """Yield the barriers that follow every training forward of a loop, on every rank.
 
     A pass counts when it had four steps or more, so that a barrier at the end of each short pass is none in every step;
     the last step of a pass may lack it.
     """
     per_rank = [_of_rank(record, rank) for rank in record.rank_numbers()]
-    for site in per_rank[0] if per_rank else ():
-        if all(site in found for found in per_rank):
-            calls, steps, kind = per_rank[0][site]
-            reduces = site in _reducing_sites(record)
-            yield HotBarrier(kind=kind, site=record.site(site), calls=calls, steps=steps, of_reduction=reduces)
+    for number in per_rank[0] if per_rank else ():
+        if all(number in found for found in per_rank):
+            (calls, steps, kind), site = per_rank[0][number], record.site(number)
+            told = f" at {place(site.innermost)}: {count(calls, 'call')} in {count(steps, 'step')} of each rank"
+            # The same line reduces as well, as a framework's log does: the barrier is not the user's own.
+            reduces = number in _reducing_sites(record)
+            mild = {"severity": Severity.ADVICE, "remedy": _REDUCE_RARELY} if reduces else {}
+            yield _barrier(kind, site, told, {"calls": calls, "steps": steps}, **mild)
 
 
 def _reducing_sites(record: RunRecord) -> set[int]:
@@ -265,23 +280,10 @@ def _reducing_sites(record: RunRecord) -> set[int]:
     return {site for site, number in signatures if record.signatures[number].kind in _REDUCTIONS}
 
 
-class LiveBarrier(msgspec.Struct, frozen=True, kw_only=True):
-    """What the barriers of every step cost a live run, per step."""
+def live_barriers(record: RunRecord) -> Iterator[Verdict]:
+    """Yield the barriers that nearly every measured step ran, on every rank, and what they cost a step.
 
-    kind: str
-    site: Site
-    calls: int
-    """Calls of the first rank in the steps that count."""
-    steps: int
-    blocked_ns: float
-    waiting_ns: float
-    """What of it is waiting for the last rank, which would only wait elsewhere."""
-    costly: bool
-    """The barrier itself takes more of the step than it may."""
-
-
-def live_barriers(record: RunRecord) -> Iterator[LiveBarrier]:
-    """Yield the barriers that nearly every measured step ran, on every rank.
+    Where nearly all of that is waiting for the last rank, which would only wait elsewhere, it is advice.
 
     Raises TooLittleEvidence where too few steps were measured.
     """
@@ -301,14 +303,15 @@ def live_barriers(record: RunRecord) -> Iterator[LiveBarrier]:
         blocked_ns = share * sum(entry.ns_per_step or 0.0 for entry in costs)
         waiting_ns = share * sum(entry.waiting_ns_per_step or 0.0 for entry in costs)
         limit_ns = threshold(record, "barrier-in-hot-loop") * summary.phases.step_ns
-        yield LiveBarrier(
-            kind=kind,
-            site=record.site(site),
-            calls=len(calls),
-            steps=len(ranks[0]),
-            blocked_ns=blocked_ns,
-            waiting_ns=waiting_ns,
-            costly=blocked_ns - waiting_ns > limit_ns,
+        at = f" at {place(record.site(site).innermost)}" if record.site(site).frames else ""
+        waiting = f", {milliseconds_text(waiting_ns)} of it waiting for the last rank" if waiting_ns else ""
+        numbers = {"calls": len(calls), "steps": len(ranks[0]), "blocked_ns_per_step": blocked_ns}
+        yield _barrier(
+            kind,
+            record.site(site),
+            f"{at} ({milliseconds_text(blocked_ns)}{waiting})",
+            numbers,
+            severity=None if blocked_ns - waiting_ns > limit_ns else Severity.ADVICE,
         )
 
 

@@ -31,8 +31,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator
 
-import msgspec
-
 from ddpdoctor.check import Check
 from ddpdoctor.checks.data.unseeded_random_split import Library, seeds_of
 from ddpdoctor.files import regex
@@ -71,22 +69,21 @@ REMEDY = "Seed by rank before training: torch.manual_seed(seed + rank), and so f
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report common seeds from which augmentation draws."""
-    for shared in shared_augmentations(whole_projection(script)):
-        seed = shared.seed
+    for seed, draw, library in shared_augmentations(whole_projection(script)):
         yield CHECK.finding(
             "source",
             "every rank has this seed, and the data set's items draw from it: all ranks apply the same augmentation",
             remedy=REMEDY,
             locations=seed.location,
-            because=((f"a draw from {shared.library} per item", shared.draw),),
+            because=((f"a draw from {library} per item", draw),),
         )
-    for drawn in shared_noise(whole_projection(script)):
+    for seed, draw in shared_noise(whole_projection(script)):
         yield CHECK.finding(
             "source",
             "every rank has this seed, and the training steps draw from it: all ranks draw the same noise",
             remedy=REMEDY,
-            locations=drawn.seed.location,
-            because=(("a draw in every step", drawn.draw),),
+            locations=seed.location,
+            because=(("a draw in every step", draw),),
         )
 
 
@@ -111,15 +108,7 @@ _TRANSFORMS = regex(
 )
 
 
-class SharedAugmentation(msgspec.Struct, frozen=True, eq=False):
-    """Random numbers of a data set that are the same on all ranks."""
-
-    seed: Event
-    draw: Location
-    library: Library
-
-
-def shared_augmentations(projection: Projection) -> Iterator[SharedAugmentation]:
+def shared_augmentations(projection: Projection) -> Iterator[tuple[Event, Location, Library]]:
     """Seeds that are the same on every rank and from which the items of a sharded data set draw."""
     machine, seen = projection.machine, set[ast.AST]()
     for feeding in feedings(projection):
@@ -132,10 +121,10 @@ def shared_augmentations(projection: Projection) -> Iterator[SharedAugmentation]
             seed = _common_seed(projection, "torch" if workers != 0 else library)
             if seed is not None and seed.node not in seen:
                 seen.add(seed.node)
-                yield SharedAugmentation(seed, draw, library)
+                yield seed, draw, library
 
 
-def shared_noise(projection: Projection) -> Iterator[SharedAugmentation]:
+def shared_noise(projection: Projection) -> Iterator[tuple[Event, Location]]:
     """Seeds that are the same on every rank and from which every step draws, where no data set does so already."""
     if not uses_part(projection.machine.script, ("seed",)) or any(shared_augmentations(projection)):
         return
@@ -145,7 +134,7 @@ def shared_noise(projection: Projection) -> Iterator[SharedAugmentation]:
             draw = next(_noise(projection, loop), None)
             seed = _common_seed(projection, "torch") if draw is not None else None
             if draw is not None and seed is not None:
-                yield SharedAugmentation(seed, draw, "torch")
+                yield seed, draw
                 return
 
 
@@ -218,13 +207,8 @@ def _draws_of_class(
             if isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == "self":
                 left.append(node.func.attr)
             drawn = module.resolve(node.func)
-            if is_draw(drawn) and not _has_generator(node):
+            if is_draw(drawn) and not any(keyword.arg == "generator" for keyword in node.keywords):
                 yield drawn.partition(".")[0], module.location(node)  # type: ignore[misc]
-
-
-def _has_generator(call: ast.Call) -> bool:
-    """Return whether a draw is made from a generator of its own, which no seed of the script reaches."""
-    return any(keyword.arg == "generator" for keyword in call.keywords)
 
 
 def _common_seed(projection: Projection, library: Library) -> Event | None:

@@ -35,8 +35,6 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event, LoopAround
@@ -75,8 +73,7 @@ REMEDIES = {
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report evaluation loops that repeat the same work on every rank."""
-    for repeated in repeated_evaluations(whole_projection(script)):
-        loop, loader = repeated.loop, repeated.loader
+    for loop, loader in repeated_evaluations(whole_projection(script)):
         yield CHECK.finding(
             "source",
             "every rank evaluates the whole data set and gets the same result",
@@ -111,16 +108,8 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 # Evaluation that every rank does over the whole data set.
 
 
-class RepeatedEvaluation(msgspec.Struct, frozen=True, eq=False):
-    """A loop over a whole data set without gradients, on every rank."""
-
-    forward: Event
-    loop: LoopAround
-    loader: Event
-
-
-def repeated_evaluations(projection: Projection) -> Iterator[RepeatedEvaluation]:
-    """Loops without gradients in which every rank runs the model over the same samples, each once."""
+def repeated_evaluations(projection: Projection) -> Iterator[tuple[LoopAround, Event]]:
+    """Loops without gradients in which every rank runs the model over the same samples, each once, with the loader."""
     training = {feeding.loader.ordinal for feeding in feedings(projection)}
     if not training and not any(is_averaged(projection, one) for one in projection.in_course("backward")):
         return
@@ -134,7 +123,7 @@ def repeated_evaluations(projection: Projection) -> Iterator[RepeatedEvaluation]
             if loader is None or loop.node in seen or loader.ordinal in training or loader.guards:
                 continue
             seen.add(loop.node)
-            yield RepeatedEvaluation(forward, loop, loader)
+            yield loop, loader
 
 
 def _is_whole(projection: Projection, loop: LoopAround) -> bool:

@@ -37,10 +37,8 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Fact, Finding, Location, Refuted, Severity
 from ddpdoctor.source.events import Event, LoopAround, Part
 from ddpdoctor.source.interpreter.attributes import base_names, class_attribute
 from ddpdoctor.source.interpreter.state import Machine
@@ -82,26 +80,7 @@ _REMEDY = f"{_EVEN}; or run the loop inside `with model.join():`."
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report training loops over parts of the data that need not be equal, at the loader or the division."""
-    for feed in uneven_feeds(whole_projection(script)):
-        part, loader = feed.part, feed.loader
-        divided = part.location
-        yield CHECK.finding(
-            "source",
-            "the data of this training loop is divided by rank in parts that may differ in length: a rank with one "
-            "batch more waits for the others in its last step",
-            remedy=f"{_EVEN}." if feed.by_hand or feed.sharded else _REMEDY,
-            locations=divided if loader is None else loader.location,
-            because=(
-                (feed.division, divided),
-                (
-                    "the gradients of this backward are averaged over all ranks, once for each batch"
-                    if feed.by_hand
-                    else f"this backward of a {'sharded' if feed.sharded else 'DDP'} model waits for all ranks, once "
-                    "for each batch",
-                    feed.backward.location,
-                ),
-            ),
-        )
+    yield from uneven_feeds(whole_projection(script))
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
@@ -153,32 +132,7 @@ _HOLDING = {"torch.utils.data.Subset": (1, "indices"), "torch.utils.data.TensorD
 _ENDLESS = frozenset({"cycle", "repeat", "infinite", "RandomSampler"})
 
 
-class UnevenFeed(msgspec.Struct, frozen=True, eq=False):
-    """A loop that trains a model with the other ranks on parts of the data that need not be equal."""
-
-    part: Part
-    loader: Event | None
-    """The loader in between, if there is one."""
-    backward: Event
-    batches: tuple[int, int, int] | None = None
-    """For a known number of items: a number of ranks, and the batches of its first and of its last rank."""
-    by_hand: bool = False
-    """The script averages the gradients itself: there is no DDP model to join."""
-    sharded: bool = False
-    """So it is with a sharded model, whose backward averages them."""
-
-    @property
-    def division(self) -> str:
-        """What makes the parts differ, in words."""
-        if self.part.with_rest:
-            return "the last rank takes the remainder here: a different number of items than the others"
-        if self.batches is None:
-            return "some ranks get one item more here, unless the number of items is a multiple of the world size"
-        ranks, first, last = self.batches
-        return f"{self.part.items:,} items: of {ranks} ranks the first gets {first:,} batches, the last {last:,}"
-
-
-def uneven_feeds(projection: Projection) -> Iterator[UnevenFeed]:
+def uneven_feeds(projection: Projection) -> Iterator[Finding]:
     """Every such loop that nothing makes even, by the loader or, without one, by the place of the division."""
     machine = projection.machine
     seen: set[ast.AST] = set()
@@ -193,7 +147,7 @@ def uneven_feeds(projection: Projection) -> Iterator[UnevenFeed]:
         batches = _batches(part, loader)
         if (part.items is None or batches is not None) and not _evened_out(machine, part, loader.module, loop.module):
             seen.add(loader.node)
-            yield UnevenFeed(part, loader, feeding.backward, batches, by_hand, by_shards(feeding.backward))
+            yield _finding(part, loader.location, feeding.backward, batches, by_hand=by_hand)
     for backward in projection.in_course("backward"):
         if not machine.parts or not (through_ddp(projection, backward) or by_shards(backward) or by_hand):
             continue
@@ -203,7 +157,41 @@ def uneven_feeds(projection: Projection) -> Iterator[UnevenFeed]:
                 continue
             if _runs_to_its_end(backward, loop) and not _evened_out(machine, part, loop.module):
                 seen.add(part.node)
-                yield UnevenFeed(part, None, backward, None, by_hand, by_shards(backward))
+                yield _finding(part, part.location, backward, None, by_hand=by_hand)
+
+
+def _finding(
+    part: Part, place: Location, backward: Event, batches: tuple[int, int, int] | None, *, by_hand: bool
+) -> Finding:
+    """Return the finding at the loader or the division; ``by_hand``: there is no DDP model to join.
+
+    ``batches``, for a known number of items: a number of ranks, and the batches of its first and of its last rank.
+    """
+    if part.with_rest:
+        division = "the last rank takes the remainder here: a different number of items than the others"
+    elif batches is None:
+        division = "some ranks get one item more here, unless the number of items is a multiple of the world size"
+    else:
+        ranks, first, last = batches
+        division = f"{part.items:,} items: of {ranks} ranks the first gets {first:,} batches, the last {last:,}"
+    sharded = by_shards(backward)
+    return CHECK.finding(
+        "source",
+        "the data of this training loop is divided by rank in parts that may differ in length: a rank with one batch "
+        "more waits for the others in its last step",
+        remedy=f"{_EVEN}." if by_hand or sharded else _REMEDY,
+        locations=place,
+        because=(
+            (division, part.location),
+            (
+                "the gradients of this backward are averaged over all ranks, once for each batch"
+                if by_hand
+                else f"this backward of a {'sharded' if sharded else 'DDP'} model waits for all ranks, once for each "
+                "batch",
+                backward.location,
+            ),
+        ),
+    )
 
 
 def _part_of_loader(machine: Machine, loader: Event) -> Part | None:

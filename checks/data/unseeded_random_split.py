@@ -198,7 +198,9 @@ def unshared_draw(projection: Projection, event: Event) -> Draw | None:
     """Return the draw that a call makes when its numbers certainly differ between ranks."""
     if _by_own_generator(event):
         made = [
-            one for one in projection.of_kind("call", "training") if one.ordinal < event.ordinal and _gives_seed(one)
+            one
+            for one in projection.of_kind("call", "training")
+            if one.ordinal < event.ordinal and one.name.rpartition(".")[2] in TAKES_SEED and _differs(one)
         ]
         return Draw(event, made[-1] if made else None)
     own = _own_generator(event)
@@ -304,11 +306,6 @@ def _seeds(event: Event, library: Library) -> bool:
         return False
     head = event.name.partition(".")[0]
     return head == library or head not in {"torch", "numpy", "random"}
-
-
-def _gives_seed(event: Event) -> bool:
-    """Return whether a call gives a generator a seed that differs between ranks."""
-    return event.name.rpartition(".")[2] in TAKES_SEED and _differs(event)
 
 
 def _differs(seed: Event) -> bool:

@@ -32,14 +32,12 @@ References
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import combinations
-from typing import TYPE_CHECKING, Literal
-
-import msgspec
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Location, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import RANKS, PerRank, constant, is_guessed, on_rank
 from ddpdoctor.source.projection import Projection, whole_projection
@@ -88,13 +86,12 @@ _REMEDIES = {
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report process groups whose backend does not fit."""
-    for mismatch in backend_mismatches(whole_projection(script)):
-        event = mismatch.event
-        asked = "; ".join(f"{ranks_text(ranks)}: {name}" for name, ranks in mismatch.backends)
+    for event, form, backends in backend_mismatches(whole_projection(script)):
+        asked = "; ".join(f"{ranks_text(ranks)}: {name}" for name, ranks in backends.items())
         yield CHECK.finding(
             "source",
-            _TITLES[mismatch.form] + (f" ({asked})" if asked else ""),
-            remedy=_REMEDIES[mismatch.form],
+            _TITLES[form] + (f" ({asked})" if asked else ""),
+            remedy=_REMEDIES[form],
             locations=event.location,
             severity=Severity.ERROR if asked else None,
         )
@@ -148,24 +145,11 @@ _ALONE = frozenset({"nccl", "gloo", "mpi"})
 _PLATFORMS = ("win32", "Windows", "darwin", "mps")
 
 
-class Mismatch(msgspec.Struct, frozen=True, eq=False):
-    """A backend that does not fit the devices."""
-
-    event: Event
-    """The initialisation of the group, or the choice of the GPU that all ranks share."""
-    form: Literal["nccl-without-gpu", "gloo-for-cuda", "shared-gpu", "one-visible", "mixed"]
-    backends: tuple[tuple[str, int], ...] = ()
-    """Of ranks that ask for different ones: each backend with the mask of its ranks."""
-
-
-class CpuTensor(msgspec.Struct, frozen=True, eq=False):
-    """A tensor in the host's memory, given to a collective of NCCL."""
-
-    collective: Event
-    tensor: str
-    """Source of the argument."""
-    made: ast.AST
-    """Where the tensor is made."""
+Form: TypeAlias = Literal["nccl-without-gpu", "gloo-for-cuda", "shared-gpu", "one-visible", "mixed"]
+Mismatch: TypeAlias = "tuple[Event, Form, Mapping[str, int]]"
+"""Where a group is made, or the GPU chosen that all ranks share; what does not fit; and of ranks that ask for different
+backends each with the mask of its ranks."""
+_NONE: Mapping[str, int] = {}
 
 
 def backend_mismatches(projection: Projection) -> Iterator[Mismatch]:
@@ -180,9 +164,9 @@ def backend_mismatches(projection: Projection) -> Iterator[Mismatch]:
             continue
         unused = not speaks_of_devices(script) and not any("device" in gap.hides for gap in gaps(projection))
         if name == "nccl" and unused and _communicates(projection) and not _moves_by_number(projection):
-            yield Mismatch(event, "nccl-without-gpu")
+            yield event, "nccl-without-gpu", _NONE
         if name == "gloo" and not _on_purpose(projection, event) and _trains_on_gpu(projection):
-            yield Mismatch(event, "gloo-for-cuda")
+            yield event, "gloo-for-cuda", _NONE
     yield from _shared_gpus(projection)
     yield from _only_visible_gpus(projection)
     mixed = _mixed_backends(projection)
@@ -208,7 +192,7 @@ def _mixed_backends(projection: Projection) -> Mismatch | None:
     masks = list(asked.values())
     if first is None or len(masks) < 2 or any(one & other for one, other in combinations(masks, 2)):
         return None
-    return Mismatch(first, "mixed", tuple(asked.items()))
+    return first, "mixed", asked
 
 
 def _moves_by_number(projection: Projection) -> bool:
@@ -233,7 +217,7 @@ def _shared_gpus(projection: Projection) -> Iterator[Mismatch]:
             index = index.removeprefix("cuda:")
         fixed = isinstance(index, int) or (isinstance(index, str) and index.isdigit())
         if fixed and on_every_rank(event) and not event.conditions:
-            yield Mismatch(event, "shared-gpu")
+            yield event, "shared-gpu", _NONE
             return
 
 
@@ -248,7 +232,7 @@ def _only_visible_gpus(projection: Projection) -> Iterator[Mismatch]:
         if event.name == SET_VARIABLE and constant(event.positional[0]) == "CUDA_VISIBLE_DEVICES":
             left = constant(event.positional[1])
             if isinstance(left, str) and left.isdigit() and on_every_rank(event) and not event.conditions:
-                yield Mismatch(event, "one-visible")
+                yield event, "one-visible", _NONE
                 return
 
 
@@ -303,7 +287,7 @@ def forgotten_groups(projection: Projection) -> Iterator[Event]:
     yield from list(initialisations(projection))[:1]
 
 
-def cpu_tensors(projection: Projection) -> Iterator[CpuTensor]:
+def cpu_tensors(projection: Projection) -> Iterator[tuple[Event, str, Location]]:
     """Tensors made in the host's memory that go into a collective of a group which has NCCL only."""
     script = projection.machine.script
     if not is_nccl_only(projection) or uses_part(script, _OTHER_DEFAULTS):
@@ -320,7 +304,7 @@ def cpu_tensors(projection: Projection) -> Iterator[CpuTensor]:
             tensor = event.node.args[position]
         made = _made_on_cpu(event.module, event.node, tensor)
         if made is not None and tensor is not None and not _under_other_default(event.module, made):
-            yield CpuTensor(event, event.module.excerpt(tensor, 50), made)
+            yield event, event.module.excerpt(tensor, 50), event.module.location(made)
 
 
 def _made_on_cpu(module: Module, call: ast.Call, tensor: ast.expr | None) -> ast.AST | None:

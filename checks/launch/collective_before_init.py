@@ -27,8 +27,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
-
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event, events_in
@@ -49,8 +47,7 @@ CHECK = Check(
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report the first call that needs a process group and comes before it."""
-    for early in early_calls(whole_projection(script)):
-        event, later = early.event, early.initialisation
+    for event, later in early_calls(whole_projection(script)):
         what = "DistributedDataParallel is built" if event.kind == "wrap" else f"{event.name} is called"
         yield CHECK.finding(
             "source",
@@ -69,16 +66,8 @@ def in_source(script: Script) -> Iterator[Finding]:
 _NEED_GROUP = frozenset(name.removeprefix("torch.distributed.") for name in COLLECTIVES) - {"init_process_group"}
 
 
-class EarlyCall(msgspec.Struct, frozen=True, eq=False):
-    """A collective, or the construction of DDP, in a process that has no group yet."""
-
-    event: Event
-    initialisation: Event
-    """The later call that makes the group."""
-
-
-def early_calls(projection: Projection) -> Iterator[EarlyCall]:
-    """Yield the first call that needs a group and certainly comes before it is made, in the script's own course."""
+def early_calls(projection: Projection) -> Iterator[tuple[Event, Event]]:
+    """Yield the first call that certainly comes before its group is made, in the script's own course, and that."""
     if not projection.walks or joins_by_framework(projection):
         return
     # In the tree, not by ordinals: an object in a loop keeps the number that its first walk gave it.
@@ -89,5 +78,5 @@ def early_calls(projection: Projection) -> Iterator[EarlyCall]:
     for event in done[:joins]:
         needs = event.kind == "wrap" or event.name in _NEED_GROUP
         if needs and not event.conditions and event.complete:
-            yield EarlyCall(event, done[joins])
+            yield event, done[joins]
             return

@@ -48,8 +48,7 @@ REMEDY = "Call torch.cuda.set_device before it, or give device_id= to init_proce
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report the first collective on a GPU that the process has not chosen yet."""
-    for early in early_collectives(whole_projection(script)):
-        event, choice = early.collective, early.choice
+    for event, choice in early_collectives(whole_projection(script)):
         yield CHECK.finding(
             "source",
             f"{event.name} runs on the current GPU, and the process selects its GPU only afterwards",

@@ -51,46 +51,8 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the ranks that wait for cores, or are going to."""
-    if record.job.kind == "rehearsal":
-        yield from _in_rehearsal(record)
-        return
     from ddpdoctor.checks.launch.devices_run import core_pressure
-    from ddpdoctor.diagnosis.wording import rank_list, verb
-
-    pressure = core_pressure(record)
-    if pressure is None:
-        return
-    wait = verb(pressure.ranks, "waits", "wait")
-    yield CHECK.finding(
-        "run",
-        f"{rank_list(pressure.ranks)} {wait} {100 * pressure.waited_share:.0f}% of the time for a free core",
-        remedy="Use fewer workers or threads per rank: cores over ranks, less one.",
-        ranks=pressure.ranks,
-        because=((f"the job keeps {pressure.busy_threads} threads busy on {pressure.cores} cores", None),),
-    )
-
-
-def _in_rehearsal(record: RunRecord) -> Iterator[Finding]:
     from ddpdoctor.checks.launch.environment_run import crowded_node
-    from ddpdoctor.diagnosis.wording import count, site_location
 
-    node = crowded_node(record)
-    if node is None:
-        return
-    least = "at least " if node.by_default else ""
-    workers = f" and {count(node.workers, 'worker')} of the training loader" if node.workers else ""
-    unset = ": OMP_NUM_THREADS is not set, as torchrun would" if node.by_default else ""
-    location = site_location(record.site(node.site))
-    yield CHECK.finding(
-        "rehearsal",
-        f"a node with {count(node.ranks, 'rank')} runs {least}{node.total:,} threads on {count(node.cores, 'core')}",
-        remedy=f"Use fewer workers or threads per rank: there are {node.cores / node.ranks:.3g} cores for each.",
-        locations=location,
-        because=(
-            (
-                f"each rank has {least}{count(node.threads, 'thread')} for torch's computation{workers}{unset}",
-                location,
-                {"threads": node.threads, "workers": node.workers, "ranks": node.ranks, "cores": node.cores},
-            ),
-        ),
-    )
+    kind = record.job.kind
+    yield from CHECK.judged(kind, crowded_node(record) if kind == "rehearsal" else core_pressure(record))

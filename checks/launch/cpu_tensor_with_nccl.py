@@ -31,8 +31,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.checks.launch.backend_mismatch import CpuTensor, cpu_tensors
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.checks.launch.backend_mismatch import cpu_tensors
+from ddpdoctor.finding import Finding, Location, Refuted, Severity
+from ddpdoctor.source.events import Event
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
 
@@ -53,25 +54,18 @@ REMEDY = "Make the tensor on the rank's GPU with device=, or move it there befor
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report CPU tensors in collectives of an NCCL group, one finding for a function: it has one device in mind."""
-    together: dict[tuple[str, str], list[CpuTensor]] = {}
-    for found in cpu_tensors(whole_projection(script)):
-        place = (str(found.collective.module.path), found.collective.function)
-        together.setdefault(place, []).append(found)
-    for first, *others in together.values():
+    together: dict[tuple[str, str], list[tuple[Event, str, Location]]] = {}
+    for event, tensor, made in cpu_tensors(whole_projection(script)):
+        together.setdefault((str(event.module.path), event.function), []).append((event, tensor, made))
+    for found in together.values():
+        (event, tensor, _), *others = found
         more = f" (and {len(others)} more in this function)" if others else ""
         yield CHECK.finding(
             "source",
-            f"{first.collective.name} gets {first.tensor}, a CPU tensor, and the process group is NCCL's{more}",
+            f"{event.name} gets {tensor}, a CPU tensor, and the process group is NCCL's{more}",
             remedy=REMEDY,
-            locations=tuple(one.collective.location for one in (first, *others)),
-            evidence=tuple(
-                Fact(
-                    text=f"{one.tensor} is made here, without a device",
-                    basis="source",
-                    location=one.collective.module.location(one.made),
-                )
-                for one in (first, *others)
-            ),
+            locations=tuple(event.location for event, _, _ in found),
+            because=tuple((f"{tensor} is made here, without a device", made) for _, tensor, made in found),
         )
 
 

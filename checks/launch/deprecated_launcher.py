@@ -75,13 +75,13 @@ _REMEDIES = {
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report what only the old launcher serves."""
-    for launch in legacy_launches(script):
+    for location, form in legacy_launches(script):
         yield CHECK.finding(
             "source",
-            _TITLES[launch.form],
-            remedy=_REMEDIES[launch.form],
-            locations=launch.location,
-            severity=Severity.ADVICE if launch.form == "refused later" else None,
+            _TITLES[form],
+            remedy=_REMEDIES[form],
+            locations=location,
+            severity=Severity.ADVICE if form == "refused later" else None,
         )
 
 

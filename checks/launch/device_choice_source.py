@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-import msgspec
-
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import Const, PerRank, constant, options_of
 from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR
@@ -42,21 +40,6 @@ _INITIALISING = frozenset(
         "empty_cache",
     )
 )
-
-
-class LateVisibility(msgspec.Struct, frozen=True, eq=False):
-    """A restriction of the visible GPUs that comes after CUDA looked at them."""
-
-    setting: Event
-    initialised: Event
-
-
-class EarlyCollective(msgspec.Struct, frozen=True, eq=False):
-    """A collective on the current device before the process chose it."""
-
-    collective: Event
-    choice: Event
-    """The later ``set_device``."""
 
 
 def unchosen_devices(projection: Projection) -> tuple[Event, ...]:
@@ -120,8 +103,8 @@ def _uses_current(projection: Projection) -> bool:
     return any(value is not None and constant(value) is True for value in pinned)
 
 
-def late_visibilities(projection: Projection) -> Iterator[LateVisibility]:
-    """Assignments to CUDA_VISIBLE_DEVICES in a process that already initialised CUDA."""
+def late_visibilities(projection: Projection) -> Iterator[tuple[Event, Event]]:
+    """Assignments to CUDA_VISIBLE_DEVICES in a process that already initialised CUDA, and what did that."""
     seen: set[ast.AST] = set()
     before: list[Event] = []
     for event in projection.events:
@@ -132,11 +115,11 @@ def late_visibilities(projection: Projection) -> Iterator[LateVisibility]:
             earlier = _in_the_same_course(before, event)
             if earlier is not None:
                 seen.add(event.node)
-                yield LateVisibility(event, earlier)
+                yield event, earlier
 
 
-def early_collectives(projection: Projection) -> Iterator[EarlyCollective]:
-    """Yield the first collective without a tensor that comes before ``set_device`` in an NCCL job."""
+def early_collectives(projection: Projection) -> Iterator[tuple[Event, Event]]:
+    """Yield the first collective without a tensor that comes before ``set_device`` in an NCCL job, and that."""
     if not is_nccl_only(projection):
         return
     if any("device_id" in event.named for event in initialisations(projection)):
@@ -149,7 +132,7 @@ def early_collectives(projection: Projection) -> Iterator[EarlyCollective]:
             return
         if event.name in _GUESSES and "device_ids" not in event.named and event.root == choice.root:
             if "group" not in event.named and event.complete:
-                yield EarlyCollective(event, choice)
+                yield event, choice
             return
 
 

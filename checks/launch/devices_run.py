@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-import msgspec
-
 from ddpdoctor.check import Verdict
 from ddpdoctor.diagnosis.failures import named_failures
-from ddpdoctor.diagnosis.wording import rank_list, site_location
+from ddpdoctor.diagnosis.wording import rank_list, site_location, verb
 from ddpdoctor.record.model import RunRecord
-from ddpdoctor.record.streams.measured import HostUse
 from ddpdoctor.record.streams.setup import DeviceUse
 
 # Ranks that get too little of their machine: of its cores, or of its shared memory.
@@ -24,18 +21,8 @@ FULL_BELOW_SHARE = 0.1
 FULL_BELOW_BYTES = 256 << 20
 
 
-class CorePressure(msgspec.Struct, frozen=True, kw_only=True):
-    """Ranks of one machine that wait for cores which they take from each other."""
-
-    ranks: tuple[int, ...]
-    waited_share: float
-    """Of the time, the mean of these ranks."""
-    busy_threads: int
-    cores: int
-
-
-def core_pressure(record: RunRecord) -> CorePressure | None:
-    """Return the ranks whose main threads wait for a core, where the job itself runs more threads than there are cores.
+def core_pressure(record: RunRecord) -> Iterator[Verdict]:
+    """Yield the ranks whose main threads wait for a core, where the job itself runs more threads than there are cores.
 
     What other programs do to the cores is not the job's, and neither is a short moment.
     """
@@ -43,23 +30,40 @@ def core_pressure(record: RunRecord) -> CorePressure | None:
     waiting = [use for use in watched if use.main_waited_ns >= WAITED_SHARE * use.watched_ns]
     busy, cores = sum(use.busy_threads for use in watched), max((use.cores for use in watched), default=0)
     if not waiting or busy < THREADS_PER_CORE * cores:
-        return None
-    return CorePressure(
-        ranks=tuple(use.rank for use in waiting),
-        waited_share=sum(use.main_waited_ns / use.watched_ns for use in waiting) / len(waiting),
-        busy_threads=busy,
-        cores=cores,
+        return
+    ranks = tuple(use.rank for use in waiting)
+    share = sum(use.main_waited_ns / use.watched_ns for use in waiting) / len(waiting)
+    yield Verdict(
+        sentence=f"{rank_list(ranks)} {verb(ranks, 'waits', 'wait')} {100 * share:.0f}% of the time for a free core",
+        remedy="Use fewer workers or threads per rank: cores over ranks, less one.",
+        ranks=ranks,
+        because=((f"the job keeps {busy} threads busy on {cores} cores", None),),
     )
 
 
-def full_shared_memory(record: RunRecord) -> tuple[HostUse, ...]:
-    """Return the ranks that hold something in a /dev/shm that is, or was, almost full."""
-    return tuple(
+def full_shared_memory(record: RunRecord) -> Iterator[Verdict]:
+    """Yield the ranks whose workers ran out of shared memory, and those that use one that is almost full."""
+    for failure in named_failures(record, "shared-memory"):
+        yield Verdict(
+            sentence=f"the loader workers of {rank_list(failure.ranks)} ran out of shared memory (/dev/shm)",
+            locations=failure.location,
+            ranks=failure.ranks,
+            because=((f"{failure.type}: {failure.message}", failure.location),),
+        )
+    full = [
         use
         for use in record.host_uses
         if use.maps_shared_memory
         and use.shared_memory_free_bytes < min(FULL_BELOW_BYTES, FULL_BELOW_SHARE * use.shared_memory_bytes)
-    )
+    ]
+    if full:
+        least = min(full, key=lambda use: use.shared_memory_free_bytes)
+        free, size = least.shared_memory_free_bytes >> 20, least.shared_memory_bytes >> 20
+        yield Verdict(
+            sentence=f"the shared memory (/dev/shm) of {rank_list(use.rank for use in full)} is almost full",
+            ranks=tuple(use.rank for use in full),
+            because=((f"{free:,} MiB of {size:,} MiB were free", None),),
+        )
 
 
 def shared_first_gpu(record: RunRecord) -> Iterator[Verdict]:

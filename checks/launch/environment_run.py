@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-import msgspec
-
 from ddpdoctor.check import NotStated, Verdict
 from ddpdoctor.diagnosis.failures import failed_initialisations, named_failures
-from ddpdoctor.diagnosis.wording import rank_list, site_location
+from ddpdoctor.diagnosis.wording import count, rank_list, site_location
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Location, named_ranks
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.collectives import Wait
 from ddpdoctor.record.streams.setup import CpuThreads, Setting
+from ddpdoctor.record.streams.training import Loader
 
 _SEGFAULTING_TORCH = ("2.13.",)
 _OFF = frozenset({"0", "false", "off", "no", "n", ""})
@@ -27,20 +26,7 @@ _LEFTOVERS = {
 }
 
 
-class UnsafeVariable(msgspec.Struct, frozen=True, kw_only=True):
-    """A variable and what it does."""
-
-    name: str
-    value: str
-    effect: str
-    """A clause with a subject."""
-    location: Location | None = None
-    """The line that sets it; None when no line of the script is known to."""
-    inherited: bool = True
-    """The job was started with it."""
-
-
-def unsafe_variables(record: RunRecord) -> Iterator[UnsafeVariable]:
+def unsafe_variables(record: RunRecord) -> Iterator[Verdict]:
     """Yield the variables, set from outside or by the script, that harm a job with this backend and torch."""
     values = dict(record.job.environment)
     places: dict[str, Location | None] = {}
@@ -56,12 +42,23 @@ def unsafe_variables(record: RunRecord) -> Iterator[UnsafeVariable]:
         [record.job.backend, *(group.backend for group in record.groups), *(wait.backend for wait in record.waits)]
     )
     for name, effect in _effects(record, values, backends):
-        yield UnsafeVariable(
-            name=name,
-            value=values.get(name) or _elsewhere(record, name),
-            effect=effect,
-            location=places.get(name),
-            inherited=name not in places,
+        place = places.get(name)
+        if place is not None:
+            how = "the script sets it here"
+        elif name not in places:
+            how = "it was set before the job was started"
+        else:
+            how = (
+                "it was set between the start of the job and that of this rank: by the launcher, or by a process of "
+                "the script"
+            )
+        yield Verdict(
+            sentence=f"{name}={values.get(name) or _elsewhere(record, name)}: {effect}",
+            remedy=f"Remove {name} from the environment of the job."
+            if place is None
+            else "Remove the line that sets it.",
+            locations=place,
+            because=((how, place),),
         )
 
 
@@ -154,64 +151,60 @@ TOO_MANY_PER_CORE = 2
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 
 
-class NodeThreads(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ranks of a node want of its cores."""
-
-    ranks: int
-    cores: int
-    threads: int
-    """On which torch computes in a rank."""
-    by_default: bool
-    """No one chose so many: there are at least as many without a choice."""
-    workers: int
-    """Of the training loader of a rank."""
-    site: int
-    """Where that loader was made; -1 without workers."""
-
-    @property
-    def total(self) -> int:
-        """Of all ranks of the node."""
-        return self.ranks * (self.threads + self.workers)
-
-
-def crowded_node(record: RunRecord) -> NodeThreads | None:
-    """Return the threads of a node that has far too few cores for them; None where it has enough, or nothing could be
-    less.
+def crowded_node(record: RunRecord) -> Iterator[Verdict]:
+    """Yield the threads of a node that has far too few cores for them, of the rank that wants least of it.
 
     Raises NotStated where no one has said what the node is and it matters.
     """
+    machine = record.job.machine
     needs = [_need(record, row) for row in record.cpu_threads]
     if not needs:
-        return None
-    least = min(needs, key=lambda need: need.threads + need.workers)
-    if least.threads + least.workers <= 1 and not least.by_default:
-        return None
-    unknown = [name for name, number in (("cores", least.cores), ("ranks-per-node", least.ranks)) if not number]
-    if unknown:
-        keys = " and ".join(f"`{name}`" for name in unknown)
+        return
+    threads, by_default, loader = min(needs, key=lambda need: need[0] + _workers(need[2]))
+    workers = _workers(loader)
+    if threads + workers <= 1 and not by_default:
+        return
+    told = {"cores": machine.cores, "ranks-per-node": machine.ranks_per_node}
+    if not all(told.values()):
+        keys = " and ".join(f"`{name}`" for name, number in told.items() if not number)
         raise NotStated(f"the nodes of the job are not known: state {keys} in [tool.ddpdoctor.job]")
-    return least if least.total > TOO_MANY_PER_CORE * least.cores else None
+    ranks, cores = machine.ranks_per_node, machine.cores
+    total = ranks * (threads + workers)
+    if total <= TOO_MANY_PER_CORE * cores:
+        return
+    least = "at least " if by_default else ""
+    loading = f" and {count(workers, 'worker')} of the training loader" if workers else ""
+    unset = ": OMP_NUM_THREADS is not set, as torchrun would" if by_default else ""
+    location = site_location(record.site(loader.site if loader is not None and workers else -1))
+    yield Verdict(
+        sentence=f"a node with {count(ranks, 'rank')} runs {least}{total:,} threads on {count(cores, 'core')}",
+        remedy=f"Use fewer workers or threads per rank: there are {cores / ranks:.3g} cores for each.",
+        locations=location,
+        because=(
+            (
+                f"each rank has {least}{count(threads, 'thread')} for torch's computation{loading}{unset}",
+                location,
+                {"threads": threads, "workers": workers, "ranks": ranks, "cores": cores},
+            ),
+        ),
+    )
 
 
-def _need(record: RunRecord, row: CpuThreads) -> NodeThreads:
-    """Return what one rank wants; one loader at a time is what it surely draws from."""
+def _workers(loader: Loader | None) -> int:
+    return 0 if loader is None else loader.workers
+
+
+def _need(record: RunRecord, row: CpuThreads) -> tuple[int, bool, Loader | None]:
+    """Return the threads of one rank, whether no one chose so many, and the loader from which it surely draws."""
     machine = record.job.machine
     training = {entry.loader for entry in record.passes if entry.rank == row.rank and entry.backwards}
     loaders = [entry for entry in record.loaders if entry.rank == row.rank and entry.loader in training]
-    largest = max(loaders, key=lambda loader: loader.workers, default=None)
-    workers = 0 if largest is None else largest.workers
     chosen = row.chosen or any(setting.name == THREADS_VARIABLE for setting in record.settings)
     # A rank that trains on a GPU hardly uses the threads that no one asked for, and launchers set them to one.
     by_default = not chosen and machine.spreads_threads and not machine.may_use_gpus
-    return NodeThreads(
-        ranks=machine.ranks_per_node,
-        cores=machine.cores,
-        # torch takes one for each core without its hyper-threads, of which a core has two at most.
-        threads=max(1, machine.cores // 2) if by_default else row.threads,
-        by_default=by_default,
-        workers=workers,
-        site=largest.site if largest is not None and workers else -1,
-    )
+    # torch takes one for each core without its hyper-threads, of which a core has two at most.
+    threads = max(1, machine.cores // 2) if by_default else row.threads
+    return threads, by_default, max(loaders, key=lambda loader: loader.workers, default=None)
 
 
 # Whether the ranks met where their launcher told them to.

@@ -32,8 +32,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-import msgspec
-
 from ddpdoctor.check import Check
 from ddpdoctor.checks.launch.device_choice_source import initialises_cuda
 from ddpdoctor.finding import Finding, Severity
@@ -58,23 +56,22 @@ REMEDY = "Return CPU tensors, with pin_memory=True in the loader, and move the b
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report uses of CUDA in code that forked workers of a loader, or forked ranks, run."""
-    for forked in forked_cuda(whole_projection(script)):
-        loader = forked.loader
+    for loader, module, use, within in forked_cuda(whole_projection(script)):
         yield CHECK.finding(
             "source",
-            f"{forked.within} runs in forked worker processes of a DataLoader and uses CUDA there",
+            f"{within} runs in forked worker processes of a DataLoader and uses CUDA there",
             remedy=REMEDY,
-            locations=forked.module.location(forked.use),
+            locations=module.location(use),
             because=(("this loader starts the worker processes", loader),),
         )
-    for rank in forked_ranks(whole_projection(script)):
+    for event, parent in forked_ranks(whole_projection(script)):
         yield CHECK.finding(
             "source",
             "this rank is forked from a process that has initialised CUDA, and uses CUDA itself",
             remedy='Start the ranks by spawn: torch.multiprocessing.spawn, or set_start_method("spawn"); or do not '
             "use CUDA before they are started.",
-            locations=rank.use.location,
-            because=(("the parent initialises CUDA here", rank.parent),),
+            locations=event.location,
+            because=(("the parent initialises CUDA here", parent),),
         )
 
 
@@ -87,26 +84,11 @@ in_run = CHECK.judged_by("checks.launch.devices_run", "broken_forks", REMEDY)
 _OTHER_STARTS = ("set_start_method", "get_context", "forkserver", "start_method")
 
 
-class ForkedCuda(msgspec.Struct, frozen=True, eq=False):
-    """A loader whose forked workers run code that uses CUDA."""
+def forked_cuda(projection: Projection) -> Iterator[tuple[Event, Module, ast.AST, str]]:
+    """Loaders with worker processes, started by fork, whose data set or collation moves tensors to a GPU.
 
-    loader: Event
-    module: Module
-    use: ast.AST
-    """The call that uses CUDA in the worker."""
-    within: str
-    """Name of the function that the worker runs."""
-
-
-class ForkedRank(msgspec.Struct, frozen=True, eq=False):
-    """A use of CUDA in a forked process, after one in its parent."""
-
-    use: Event
-    parent: Event
-
-
-def forked_cuda(projection: Projection) -> Iterator[ForkedCuda]:
-    """Loaders with worker processes, started by fork, whose data set or collation moves tensors to a GPU."""
+    Each with the call that does, where it is, and the name of the function that the worker runs.
+    """
     script = projection.machine.script
     if uses_part(script, _OTHER_STARTS):
         return
@@ -123,12 +105,12 @@ def forked_cuda(projection: Projection) -> Iterator[ForkedCuda]:
             use = _uses_cuda(module, function)
             if use is not None:
                 seen.add(loader.ordinal)
-                yield ForkedCuda(loader, module, use, function.name)
+                yield loader, module, use, function.name
                 break
 
 
-def forked_ranks(projection: Projection) -> Iterator[ForkedRank]:
-    """Yield the first use of CUDA in ranks that the script starts by fork, after their parent has used it."""
+def forked_ranks(projection: Projection) -> Iterator[tuple[Event, Event]]:
+    """Yield the first use of CUDA in ranks that the script starts by fork, and the one before in their parent."""
     script = projection.machine.script
     if script.spawns_ranks is None or calls_any(script, ("start_processes", "spawn")):
         return
@@ -138,7 +120,7 @@ def forked_ranks(projection: Projection) -> Iterator[ForkedRank]:
     parent = next((event for event in uses if event.in_parent and not event.conditions), None)
     rank = next((event for event in uses if not event.in_parent and not event.conditions), None)
     if parent is not None and rank is not None and parent.ordinal < rank.ordinal:
-        yield ForkedRank(rank, parent)
+        yield rank, parent
 
 
 def _run_by_workers(script: Script, loader: Event) -> Iterator[tuple[Module, ast.FunctionDef]]:

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
 from ddpdoctor.files import regex
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.rendezvous import missing_environments
 from ddpdoctor.source.script.script import Script
@@ -56,20 +56,16 @@ _MISSING = regex(r"environment variable (\w+) expected, but not set")
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report initialisations of spawned ranks that lack what they read from the environment."""
-    for found in missing_environments(whole_projection(script)):
-        event, names = found.initialisation, " and ".join(found.missing)
-        launch = script.spawns_ranks
-        are = "is" if len(found.missing) == 1 else "are"
-        facts: tuple[Fact, ...] = ()
-        if launch is not None:
-            facts = (Fact(text="the script starts its ranks here", basis="source", location=launch.location),)
+    launch = script.spawns_ranks
+    for event, missing, is_certain in missing_environments(whole_projection(script)):
+        are = "is" if len(missing) == 1 else "are"
         yield CHECK.finding(
             "source",
-            f"the ranks are spawned by the script itself, and {names} {are} not set",
-            remedy=_remedy(found.missing),
+            f"the ranks are spawned by the script itself, and {' and '.join(missing)} {are} not set",
+            remedy=_remedy(missing),
             locations=event.location,
-            evidence=facts,
-            severity=None if found.certain else Severity.WARNING,
+            because=() if launch is None else (("the script starts its ranks here", launch.location),),
+            severity=None if is_certain else Severity.WARNING,
         )
 
 

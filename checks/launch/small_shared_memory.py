@@ -24,14 +24,8 @@ References
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Finding, Refuted, Severity
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
+from ddpdoctor.finding import Severity
 
 CHECK = Check(
     code="DDP507",
@@ -40,38 +34,6 @@ CHECK = Check(
     severity=dict.fromkeys(("rehearsal", "run", "log"), Severity.WARNING),
     needs=frozenset({"ranks"}),
 )
+_REMEDY = "Start the container with --ipc=host or a larger --shm-size, or use fewer workers."
 
-
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report ranks whose workers ran out of shared memory."""
-    from ddpdoctor.diagnosis.failures import named_failures
-    from ddpdoctor.diagnosis.wording import rank_list
-
-    for failure in named_failures(record, CHECK.stands_for):
-        yield CHECK.finding(
-            record.job.kind,
-            f"the loader workers of {rank_list(failure.ranks)} ran out of shared memory (/dev/shm)",
-            remedy="Start the container with --ipc=host or a larger --shm-size, or use fewer workers.",
-            locations=failure.location,
-            ranks=failure.ranks,
-            because=((f"{failure.type}: {failure.message}", failure.location),),
-        )
-    yield from _almost_full(record)
-
-
-def _almost_full(record: RunRecord) -> Iterator[Finding]:
-    from ddpdoctor.checks.launch.devices_run import full_shared_memory
-    from ddpdoctor.diagnosis.wording import rank_list
-
-    full = full_shared_memory(record)
-    if not full:
-        return
-    least = min(full, key=lambda use: use.shared_memory_free_bytes)
-    free, size = least.shared_memory_free_bytes >> 20, least.shared_memory_bytes >> 20
-    yield CHECK.finding(
-        record.job.kind,
-        f"the shared memory (/dev/shm) of {rank_list(use.rank for use in full)} is almost full",
-        remedy="Start the container with --ipc=host or a larger --shm-size, or use fewer workers.",
-        ranks=tuple(use.rank for use in full),
-        because=((f"{free:,} MiB of {size:,} MiB were free", None),),
-    )
+in_run = CHECK.judged_by("checks.launch.devices_run", "full_shared_memory", _REMEDY)

@@ -29,10 +29,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-import msgspec
-
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Location, Severity
+from ddpdoctor.finding import Finding, Location, Severity
 from ddpdoctor.fix import Fix, after
 from ddpdoctor.source.script.call_graph import mentions_of
 from ddpdoctor.source.script.module import Module, descend
@@ -49,19 +47,22 @@ CHECK = Check(
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report names of functions about ranks that are tested without being called."""
-    for guard in uncalled_guards(script):
-        outcome = "never equal to a number" if guard.compared else "always true"
-        facts: tuple[Fact, ...] = ()
-        if guard.definition is not None:
-            facts = (Fact(text="the function is defined here", basis="source", location=guard.definition),)
-        yield CHECK.finding(
-            "source",
-            f"{guard.text} is a function that is not called here, so the condition is {outcome}",
-            remedy=f"Call it: {guard.text}().",
-            locations=guard.location,
-            evidence=facts,
-            severity=None if guard.of_ranks else Severity.ADVICE,
-        )
+    for module in script.modules:
+        for node, compared in _tested(module):
+            definition = _function(script, module, node)
+            if definition is None:
+                continue
+            text, last = module.excerpt(node), node.id if isinstance(node, ast.Name) else node.attr
+            outcome = "never equal to a number" if compared else "always true"
+            known = definition is not _NO_LOCATION
+            yield CHECK.finding(
+                "source",
+                f"{text} is a function that is not called here, so the condition is {outcome}",
+                remedy=f"Call it: {text}().",
+                locations=module.location(node),
+                because=(("the function is defined here", definition),) if known else (),
+                severity=Severity.ADVICE if last in _OF_THE_MACHINE else None,
+            )
 
 
 def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
@@ -166,32 +167,6 @@ _TRANSPARENT = frozenset({"lru_cache", "cache", "staticmethod", "classmethod"})
 _NO_LOCATION = Location(file="", line=0)
 
 
-class UncalledGuard(msgspec.Struct, frozen=True, eq=False):
-    """A function about ranks that stands in a condition without being called."""
-
-    location: Location
-    text: str
-    """Source of the function's name."""
-    compared: bool
-    """It is compared with a number, rather than tested for its truth."""
-    definition: Location | None
-    """Where the function is defined, when that is in the project."""
-    of_ranks: bool = True
-    """A rank guard is meant, rather than the question whether there is a GPU or a process group."""
-
-
-def uncalled_guards(script: Script) -> Iterator[UncalledGuard]:
-    """Names and attributes in conditions that certainly stand for functions about ranks."""
-    for module in script.modules:
-        for node, compared in _tested(module):
-            definition = _function(script, module, node)
-            if definition is not None:
-                place = None if definition is _NO_LOCATION else definition
-                last = node.id if isinstance(node, ast.Name) else node.attr
-                of_ranks = last not in _OF_THE_MACHINE
-                yield UncalledGuard(module.location(node), module.excerpt(node), compared, place, of_ranks)
-
-
 def _tested(module: Module) -> tuple[tuple[ast.Name | ast.Attribute, bool], ...]:
     """Names and attributes in conditions that may be functions about ranks; whether each is compared with a number."""
     kept: tuple[tuple[ast.Name | ast.Attribute, bool], ...] | None = module.__dict__.get("_tested")
@@ -215,7 +190,7 @@ def _operands(module: Module, node: ast.AST) -> Iterator[tuple[ast.Name | ast.At
     for operand in operands:
         if isinstance(operand, (ast.Name, ast.Attribute)):
             name = operand.id if isinstance(operand, ast.Name) else operand.attr
-            if _sounds_like_ranks(name) or name in _functions(module):
+            if name.startswith(_PREFIXES) or is_first_rank_name(name) or name in _functions(module):
                 yield operand, isinstance(node, ast.Compare)
 
 
@@ -329,10 +304,6 @@ def _is_stored(cls: ast.ClassDef, name: str) -> bool:
         isinstance(inner, ast.Attribute) and inner.attr == name and isinstance(inner.ctx, ast.Store)
         for inner in ast.walk(cls)
     )
-
-
-def _sounds_like_ranks(name: str) -> bool:
-    return name.startswith(_PREFIXES) or is_first_rank_name(name)
 
 
 def _is_rebound(module: Module, name: str) -> bool:

@@ -25,15 +25,8 @@ References
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Finding, Refuted, Severity
-
-if TYPE_CHECKING:
-    from ddpdoctor.checks.launch.environment_run import UnsafeVariable
-    from ddpdoctor.record.model import RunRecord
+from ddpdoctor.finding import Severity
 
 CHECK = Check(
     code="DDP509",
@@ -42,29 +35,4 @@ CHECK = Check(
     needs=frozenset({"ranks", "settings"}),
 )
 
-
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report the variables of the job's environment that harm it."""
-    from ddpdoctor.checks.launch.environment_run import unsafe_variables
-
-    for variable in unsafe_variables(record):
-        place = variable.location
-        yield CHECK.finding(
-            record.job.kind,
-            f"{variable.name}={variable.value}: {variable.effect}",
-            remedy=f"Remove {variable.name} from the environment of the job."
-            if place is None
-            else "Remove the line that sets it.",
-            locations=place,
-            because=((_how(variable), place),),
-        )
-
-
-def _how(variable: UnsafeVariable) -> str:
-    if variable.location is not None:
-        return "the script sets it here"
-    if variable.inherited:
-        return "it was set before the job was started"
-    return (
-        "it was set between the start of the job and that of this rank: by the launcher, or by a process of the script"
-    )
+in_run = CHECK.judged_by("checks.launch.environment_run", "unsafe_variables")

@@ -29,12 +29,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from ddpdoctor.check import Check, Via
-from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.check import Check
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import (
     RANKS,
@@ -56,9 +55,6 @@ from ddpdoctor.source.script.launch_facts import reads_launcher_rank
 from ddpdoctor.source.script.module import last_name, made_from
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.vocabulary import SPAWNERS
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP501",
@@ -106,27 +102,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         )
 
 
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report a rank that asked its node for the GPU of its global rank."""
-    from ddpdoctor.diagnosis.failures import wrong_index
-
-    wrong = wrong_index(record)
-    if wrong is None:
-        return
-    yield CHECK.finding(
-        record.job.kind,
-        "the global rank is used as a GPU index: right on one node, wrong on two",
-        remedy='Use the local rank here (int(os.environ["LOCAL_RANK"]) under torchrun).',
-        locations=wrong.location,
-        ranks=(wrong.rank,),
-        because=(
-            (
-                f"rank {wrong.rank} requested GPU {wrong.rank} on node {wrong.node}; its local rank is"
-                f" {wrong.local_rank}, and the node has {wrong.gpus} GPU{'' if wrong.gpus == 1 else 's'}",
-                Via(wrong.location, wrong.frames),
-            ),
-        ),
-    )
+in_run = CHECK.judged_by("diagnosis.failures", "wrong_index")
 
 
 # Global and local ranks in each other's place.

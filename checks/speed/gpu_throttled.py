@@ -27,50 +27,9 @@ References
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
-
-if TYPE_CHECKING:
-    from ddpdoctor.checks.speed.gpus_run import Throttled
-    from ddpdoctor.record.model import RunRecord
+from ddpdoctor.finding import Severity
 
 CHECK = Check(code="DDP409", name="gpu-throttled", severity={"run": Severity.WARNING}, needs=frozenset({"gpus"}))
 
-
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report the GPUs that are slowed down, those with one cause together."""
-    from ddpdoctor.checks.speed.gpus_run import throttled_gpus
-    from ddpdoctor.diagnosis.wording import rank_list
-
-    causes: dict[tuple[str, bool], list[Throttled]] = {}
-    for slow in throttled_gpus(record):
-        causes.setdefault((slow.cause, slow.harmful), []).append(slow)
-    for (cause, harmful), group in causes.items():
-        ranks = tuple(sorted({rank for slow in group for rank in slow.gpu.ranks}))
-        subject = f"the GPU of {rank_list(ranks)}" if len(group) == 1 else f"each GPU of {rank_list(ranks)}"
-        yield CHECK.finding(
-            "run",
-            f"{subject} {cause}",
-            remedy="Look at the cooling and power of the machine, or exclude the GPU."
-            if harmful
-            else "Raise the limit with `nvidia-smi -pl`, if the limit is not needed.",
-            what_if=("straggler=none",),
-            ranks=ranks,
-            evidence=tuple(Fact(text=_figures(slow), basis="run") for slow in group[:4]),
-            severity=None if harmful else Severity.ADVICE,
-        )
-
-
-def _figures(slow: Throttled) -> str:
-    whose = "the GPUs of the other ranks" if slow.peers else "at most"
-    expected = f"{whose}: {slow.expected_mhz:,.0f} MHz" if slow.peers else f"{whose} {slow.expected_mhz:,.0f} MHz"
-    parts = [f"GPU {slow.gpu.index}: {slow.clock_mhz:,.0f} MHz at work ({expected})"]
-    if slow.temperature_c is not None:
-        parts.append(f"{slow.temperature_c:.0f} °C")
-    if slow.power_w is not None:
-        limit = "" if slow.gpu.power_limit_w is None else f" of {slow.gpu.power_limit_w:.0f} W"
-        parts.append(f"{slow.power_w:.0f} W{limit}")
-    return ", ".join(parts)
+in_run = CHECK.judged_by("checks.speed.gpus_run", "throttled_gpus")

@@ -28,18 +28,13 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
 from ddpdoctor.checks.speed.input_speed_source import reads_in_every_step
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
-
-if TYPE_CHECKING:
-    from ddpdoctor.checks.speed.steps_run import ReadInEveryStep
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP406",
@@ -70,33 +65,4 @@ def in_source(script: Script) -> Iterator[Finding]:
         )
 
 
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report the lines that were seen to read from the GPU in every step, one finding a file."""
-    from ddpdoctor.checks.speed.steps_run import sampled_reads
-    from ddpdoctor.diagnosis.wording import milliseconds_text
-
-    files: dict[str, list[ReadInEveryStep]] = {}
-    for read in sampled_reads(record):
-        files.setdefault(read.location.file, []).append(read)
-    for reads in files.values():
-        reads.sort(key=lambda read: read.location.line)
-        worst = max(reads, key=lambda read: read.wait_ns)
-        places = f" (one of {len(reads)} places)" if len(reads) > 1 else ""
-        yield CHECK.finding(
-            "run",
-            f"{worst.name} waits for the GPU in every step, {milliseconds_text(worst.wait_ns)} each{places}",
-            remedy=_REMEDY,
-            what_if=("host_syncs=dropped",),
-            locations=tuple(dict.fromkeys(read.location for read in reads)),
-            ranks=tuple(sorted({rank for read in reads for rank in read.ranks})),
-            evidence=tuple(
-                Fact(
-                    text=f"{read.name} in {read.steps_with} of {read.steps} sampled steps, "
-                    f"{read.calls_per_step:.1f} times per step, waiting {milliseconds_text(read.wait_ns)} of it",
-                    basis="run",
-                    numbers={"steps_with": read.steps_with, "steps": read.steps, "wait_ns": read.wait_ns},
-                    location=read.location,
-                )
-                for read in reads[:8]
-            ),
-        )
+in_run = CHECK.judged_by("checks.speed.steps_run", "sampled_reads", _REMEDY)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-import msgspec
-
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import (
     ExternalObject,
@@ -35,16 +33,8 @@ _IN_MEMORY = ("MNIST", "CIFAR10", "CIFAR100", "FakeData", "FashionMNIST", "KMNIS
 _LOOPS_LEFT = frozenset({"", "accelerate", "lightning", "lightning_fabric"})
 
 
-class SlowLoader(msgspec.Struct, frozen=True, eq=False):
-    """A loader that does in the training process what workers or pinned memory could take off it."""
-
-    loader: Event
-    no_workers: bool
-    """Otherwise its memory is not pinned."""
-
-
-def slow_loaders(projection: Projection) -> Iterator[SlowLoader]:
-    """Loaders that feed the training of a DDP model on a GPU without worker processes, or without pinned memory."""
+def slow_loaders(projection: Projection) -> Iterator[tuple[Event, bool]]:
+    """Loaders that feed the training of a DDP model on a GPU without pinned memory, or, if true, without workers."""
     if framework(projection.machine.script) or not trains_on_cuda(projection):
         return
     for feeding in feedings(projection):
@@ -54,11 +44,11 @@ def slow_loaders(projection: Projection) -> Iterator[SlowLoader]:
             continue
         workers = loader.argument("num_workers", 5)
         if workers is None or constant(workers) == 0:
-            yield SlowLoader(loader, True)
+            yield loader, True
             continue
         pinned = loader.argument("pin_memory", 7)
         if (pinned is None or constant(pinned) is False) and not _on_device(dataset):
-            yield SlowLoader(loader, False)
+            yield loader, False
 
 
 def trains_on_cuda(projection: Projection) -> bool:

@@ -24,14 +24,8 @@ References
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Finding, Refuted, Severity
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
+from ddpdoctor.finding import Severity
 
 CHECK = Check(
     code="DDP410",
@@ -40,24 +34,4 @@ CHECK = Check(
     needs=frozenset({"step_tracks", "call_tracks"}),
 )
 
-
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report throughput that falls short of one rank's, times the ranks."""
-    from ddpdoctor.diagnosis.performance.run_comparison import lost_scaling
-
-    lost = lost_scaling(record)
-    if lost is None:
-        return
-    yield CHECK.finding(
-        "run",
-        f"{lost.ranks} ranks train {lost.samples_per_s:,.0f} samples/s, {lost.efficiency:.0%} of {lost.ranks} times "
-        f"the {lost.one_rank_samples_per_s:,.0f} samples/s of one rank",
-        remedy="Check which phase of the step grew: exposed communication, waiting, or data.",
-        because=(
-            (
-                f"100% would be {lost.ranks * lost.one_rank_samples_per_s:,.0f} samples/s",
-                None,
-                {"efficiency": lost.efficiency, "samples_per_s": lost.samples_per_s},
-            ),
-        ),
-    )
+in_run = CHECK.judged_by("diagnosis.performance.run_comparison", "lost_scaling")

@@ -5,62 +5,80 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-import msgspec
-
-from ddpdoctor.diagnosis.performance.stragglers import enough_steps, holds, typical
+from ddpdoctor.check import Reason, Verdict
+from ddpdoctor.diagnosis.performance.stragglers import enough_steps, holds, standing, typical
 from ddpdoctor.diagnosis.performance.summarise import summarise
 from ddpdoctor.diagnosis.performance.summary import RunSummary, Traffic, threshold
 from ddpdoctor.diagnosis.performance.traffic import link_of
 from ddpdoctor.diagnosis.sync_points import GRADIENTS
 from ddpdoctor.diagnosis.training.pass_lengths import training_loader
-from ddpdoctor.diagnosis.wording import site_location
+from ddpdoctor.diagnosis.wording import bytes_text, milliseconds_text, site_location
 from ddpdoctor.finding import Location
 from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.streams.measured import HostRead
 from ddpdoctor.record.streams.training import Loader
 
+MUCH_MORE = 1.25
+"""Times the typical share from which on the mean of the whole run is worth a word."""
 NEARLY_ALL = 0.8
 """Share of the waiting in the first batches of passes from which on the workers keep up with the others."""
 
 
-class DataWait(msgspec.Struct, frozen=True, kw_only=True):
-    """How long the steps of a run wait for data."""
-
-    share: float
-    """Of the step, of the rank in the middle, in the quarter of the run in the middle, as are the next two."""
-    wait_ns: float
-    step_ns: float
-    worst_rank: int
-    worst_wait_ns: float
-    mean_share: float
-    """Of all steps together: single long waits show in it."""
-    loader: Loader | None
-    """The loader that feeds the training, where it is known."""
-    first_of_pass_ns: float = 0.0
-    """What the first batch of a pass waits, where these make nearly all of the waiting; else 0."""
-
-
-def data_wait(record: RunRecord) -> DataWait | None:
-    """Return the wait for data if it takes more of the step than it may, on half of the ranks or more.
+def data_wait(record: RunRecord) -> Iterator[Verdict]:
+    """Yield the wait for data if it takes more of the step than it may, on half of the ranks or more.
 
     One rank whose data come late is a straggler and keeps the others waiting elsewhere. Raises TooLittleEvidence where
     too few steps were measured.
     """
     limit = threshold(record, "input-bound")
     if not holds(record, lambda part: _middle(part)[0] > limit):
-        return None
+        return
     summary = typical(record, lambda part: _middle(part)[0])
     share, wait_ns, step_ns = _middle(summary)
     worst = max(summary.ranks, key=lambda rank: rank.phases.data_wait_ns)
-    loader = training_loader(record)
-    return DataWait(
-        share=share,
-        wait_ns=wait_ns,
-        step_ns=step_ns,
-        worst_rank=worst.rank,
-        worst_wait_ns=worst.phases.data_wait_ns,
-        mean_share=_middle(enough_steps(record))[0],
-        loader=loader,
-        first_of_pass_ns=_first_of_pass_ns(record, worst.rank, loader),
+    worst_ns, loader = worst.phases.data_wait_ns, training_loader(record)
+    first_ns = _first_of_pass_ns(record, worst.rank, loader)
+    numbers = {"wait_ns": wait_ns, "worst_wait_ns": worst_ns, "step_ns": step_ns}
+    longest = f"rank {worst.rank} waits longest, {milliseconds_text(worst_ns)} a step"
+    because: list[Reason] = [(longest, None, numbers, worst.rank)]
+    # The line that makes the samples, where the ranks make them themselves.
+    line = None if loader is None or loader.workers else standing(record, record.rank_numbers(), "data_wait")
+    if line is not None:
+        text = f"the ranks stood at {line.place} in {line.looks} of {line.of} looks during that time"
+        because.append((text, line.location, {"looks": line.looks, "looks_in_phase": line.of}))
+    mean_share = _middle(enough_steps(record))[0]
+    if first_ns:
+        text = f"it is the first batch of each epoch that waits, {milliseconds_text(first_ns)} on rank {worst.rank}"
+        because.append((f"{text}, and the others hardly do", None, {"first_wait_ns": first_ns}, worst.rank))
+    elif mean_share >= MUCH_MORE * share:
+        text = "these are the figures of the quarter of the steps in the middle; with single long waits it is "
+        because.append((f"{text}{mean_share:.0%} of all steps together", None, {"mean_share": mean_share}))
+    yield Verdict(
+        sentence=f"training waits for data for {share:.0%} of the step ({milliseconds_text(wait_ns)} of "
+        f"{milliseconds_text(step_ns)})",
+        remedy=_remedy(loader, is_of_first=first_ns > 0),
+        what_if=("data=ready",) if loader is None or first_ns else ("workers",),
+        locations=None if loader is None else site_location(record.site(loader.site)),
+        because=tuple(because),
+    )
+
+
+def _remedy(loader: Loader | None, *, is_of_first: bool) -> str:
+    """Return what to do about waits for data; ``is_of_first``: for the first batch of each pass."""
+    if loader is None:
+        return "Prepare the batches in worker processes, ahead of the step that needs them."
+    if not loader.workers:
+        return "Give the loader worker processes: num_workers (cores over ranks) and persistent_workers=True."
+    if is_of_first and loader.persistent:
+        return "Its workers are kept already: let the data set open what it needs before the first sample is asked."
+    if is_of_first:
+        return (
+            "Give the loader persistent_workers=True: its workers start anew for every epoch, and keep up after that."
+        )
+    kept = "" if loader.persistent else ", or keep the workers between epochs with persistent_workers=True"
+    return (
+        f"The {loader.workers} workers of each rank do not keep up: give it more, make the samples cheaper (smaller "
+        f"files, less decoding){kept}."
     )
 
 
@@ -97,22 +115,8 @@ WAIT_SHARE = 0.01
 _SPELLED = {"__bool__": "the truth value of a tensor", "__float__": "float(tensor)", "__int__": "int(tensor)"}
 
 
-class ReadInEveryStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One line, on the rank that waits longest in it."""
-
-    name: str
-    """The read as users spell it."""
-    location: Location
-    ranks: tuple[int, ...]
-    steps_with: int
-    steps: int
-    calls_per_step: float
-    wait_ns: float
-    """Mean per step."""
-
-
-def sampled_reads(record: RunRecord) -> Iterator[ReadInEveryStep]:
-    """Yield the lines that read in nearly every sampled step, in the order of their ranks and numbers."""
+def sampled_reads(record: RunRecord) -> Iterator[Verdict]:
+    """Yield the lines that read in nearly every sampled step, by file; of a line the rank that waits longest counts."""
     phases = summarise(record).phases
     least_ns = 0.0 if phases is None else WAIT_SHARE * phases.step_ns
     by_line: dict[tuple[Location, str], list[tuple[float, int]]] = {}
@@ -122,44 +126,49 @@ def sampled_reads(record: RunRecord) -> Iterator[ReadInEveryStep]:
         often = read.steps >= FEWEST_STEPS and read.steps_with >= EVERY_STEP * read.steps
         if location is not None and often and wait_ns >= least_ns:
             by_line.setdefault((location, read.method), []).append((wait_ns, position))
-    for (location, method), found in by_line.items():
-        wait_ns, position = max(found)
-        read = record.host_reads[position]
-        yield ReadInEveryStep(
-            name=_SPELLED.get(method, f".{method}()"),
-            location=location,
-            ranks=tuple(sorted({record.host_reads[position].rank for _, position in found})),
-            steps_with=read.steps_with,
-            steps=read.steps,
-            calls_per_step=read.calls / read.steps,
-            wait_ns=wait_ns,
+    files: dict[str, list[tuple[Location, str]]] = {}
+    for line in by_line:
+        files.setdefault(line[0].file, []).append(line)
+    for lines in files.values():
+        lines.sort(key=lambda line: line[0].line)
+        longest = {line: max(by_line[line]) for line in lines}
+        worst = max(lines, key=lambda line: longest[line][0])
+        places = f" (one of {len(lines)} places)" if len(lines) > 1 else ""
+        waits = f"{milliseconds_text(longest[worst][0])} each{places}"
+        yield Verdict(
+            sentence=f"{_spelled(worst[1])} waits for the GPU in every step, {waits}",
+            what_if=("host_syncs=dropped",),
+            locations=tuple(dict.fromkeys(location for location, _ in lines)),
+            ranks=tuple(sorted({record.host_reads[at].rank for line in lines for _, at in by_line[line]})),
+            because=tuple(_read_fact(record.host_reads[longest[line][1]], *line) for line in lines[:8]),
         )
+
+
+def _read_fact(read: HostRead, location: Location, method: str) -> Reason:
+    wait_ns = read.wait_ns / read.steps
+    return (
+        f"{_spelled(method)} in {read.steps_with} of {read.steps} sampled steps, {read.calls / read.steps:.1f} times "
+        f"per step, waiting {milliseconds_text(wait_ns)} of it",
+        location,
+        {"steps_with": read.steps_with, "steps": read.steps, "wait_ns": wait_ns},
+    )
+
+
+def _spelled(method: str) -> str:
+    """Return a read as users spell it."""
+    return _SPELLED.get(method, f".{method}()")
 
 
 # Process groups whose gradients move far slower than the link between their GPUs should carry them.
 
 LEAST_BYTES = 10_000_000
 """Gradients of a step below this are moved in a time that latency decides."""
+EXPECTED_SHARE = 0.5
+"""Of the standard: NCCL reaches 30 to 80% of it."""
 
 
-class SlowLink(msgspec.Struct, frozen=True, kw_only=True):
-    """One group and its link."""
-
-    group: str
-    link: str
-    """``NVLink`` or ``PCIe``."""
-    bandwidth_bytes_per_s: float
-    limit_bytes_per_s: float
-    share: float
-    measured_ns: float
-    """Per step."""
-    expected_ns: float
-    """What a ring over that link takes per step by its standard."""
-    bytes_per_step: float
-
-
-def slow_links(record: RunRecord) -> Iterator[SlowLink]:
-    """Yield the groups whose bandwidth on the bus is too small a share of their link's, all along.
+def slow_links(record: RunRecord) -> Iterator[Verdict]:
+    """Yield the groups whose bandwidth on the bus is too small a share of their link's all along.
 
     Raises TooLittleEvidence where too few steps were measured.
     """
@@ -171,17 +180,28 @@ def slow_links(record: RunRecord) -> Iterator[SlowLink]:
             continue
         if not holds(record, partial(_shows, entry.group, limit)):
             continue
-        assert entry.bus_bandwidth_bytes_per_s and entry.limit_bytes_per_s and entry.ns_per_step
-        share = entry.bus_bandwidth_bytes_per_s / entry.limit_bytes_per_s
-        yield SlowLink(
-            group=entry.group,
-            link=next(iter(links)) if len(links) == 1 else "link",
-            bandwidth_bytes_per_s=entry.bus_bandwidth_bytes_per_s,
-            limit_bytes_per_s=entry.limit_bytes_per_s,
-            share=share,
-            measured_ns=entry.ns_per_step,
-            expected_ns=entry.ns_per_step * share,
-            bytes_per_step=entry.bytes_per_step,
+        bandwidth, carried = entry.bus_bandwidth_bytes_per_s, entry.limit_bytes_per_s
+        assert bandwidth and carried and entry.ns_per_step
+        share = bandwidth / carried
+        name = next(iter(links)) if len(links) == 1 else "link"
+        yield Verdict(
+            sentence=f"gradients of {entry.group} move at {bytes_text(round(bandwidth))}/s on the bus, {share:.0%} of "
+            f"what {name} carries ({bytes_text(round(carried))}/s)",
+            remedy="Look at `nvidia-smi topo -m` and `nvidia-smi nvlink --status`, and at what NCCL_DEBUG=INFO "
+            "reports.",
+            what_if=(f"link_gbit_per_s={EXPECTED_SHARE * carried * 8 / 1e9:g}",),
+            because=(
+                (
+                    f"{bytes_text(round(entry.bytes_per_step))} a step take {milliseconds_text(entry.ns_per_step)}; a "
+                    f"ring over this link takes {milliseconds_text(entry.ns_per_step * share)} at full speed",
+                    None,
+                    {
+                        "bus_bandwidth_bytes_per_s": bandwidth,
+                        "limit_bytes_per_s": carried,
+                        "bytes_per_step": entry.bytes_per_step,
+                    },
+                ),
+            ),
         )
 
 

@@ -13,12 +13,12 @@ from typing import Literal
 
 import msgspec
 
-from ddpdoctor.check import Verdict
-from ddpdoctor.diagnosis.divergence.aborted import CRASHES, Call, call_it_died_in, find_aborted, was_terminated
+from ddpdoctor.check import Reason, Verdict, Via
+from ddpdoctor.diagnosis.divergence.aborted import CRASHES, call_it_died_in, find_aborted, was_terminated
 from ddpdoctor.diagnosis.divergence.matching import matched
 from ddpdoctor.diagnosis.divergence.waiting import is_echo
-from ddpdoctor.diagnosis.wording import count, duration_text, location_of, rank_list, site_location, verb
-from ddpdoctor.finding import Frame, Location, Trouble
+from ddpdoctor.diagnosis.wording import count, duration_text, location_of, place, rank_list, site_location, verb
+from ddpdoctor.finding import Location, Trouble
 from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import Rank, RankException, RunRecord
 from ddpdoctor.record.streams.collectives import Wait
@@ -114,11 +114,11 @@ _JOINED = re.compile(r"(\d+)/(\d+) clients joined")
 
 def failed_rendezvous(record: RunRecord) -> Iterator[Verdict]:
     """Yield the first failure to meet: an address in use, a store out of reach, or ranks that never came."""
-    for text, ranks, place in _failures(record):
+    for text, ranks, location in _failures(record):
         found = _named_failure(text)
         if found is not None:
-            because = ((text[:240], place),)
-            yield Verdict(sentence=found[0], remedy=found[1], because=because, ranks=ranks, locations=place)
+            because = ((text[:240], location),)
+            yield Verdict(sentence=found[0], remedy=found[1], because=because, ranks=ranks, locations=location)
             return
     missing = _never_came(record)
     if missing is not None:
@@ -126,8 +126,8 @@ def failed_rendezvous(record: RunRecord) -> Iterator[Verdict]:
 
 
 def _failures(record: RunRecord) -> Iterator[tuple[str, tuple[int, ...], Location | None]]:
-    for wait, place in failed_initialisations(record):
-        yield wait.error.partition("\n")[0], (wait.rank,) if wait.rank >= 0 else (), place
+    for wait, location in failed_initialisations(record):
+        yield wait.error.partition("\n")[0], (wait.rank,) if wait.rank >= 0 else (), location
     trained = any(len(track) for track in record.step_tracks)
     raised = [(rank.rank, error) for rank in record.ranks for error in rank.exceptions if not trained]
     early = [(-1, error) for error in record.job.early_exceptions]
@@ -279,25 +279,8 @@ _BY_HAND = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 """How launchers, schedulers and users end a job."""
 
 
-class Killed(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that ended without an exception or an exit."""
-
-    rank: int
-    signal: int | None
-    """None where none is known."""
-    host: str
-    pid: int
-    phase: str
-    """What it did last, as its heartbeat says; empty when it had none."""
-    step: int
-    within: Call | None
-    """The explicit collective that it was in; None where it was in none."""
-    echoes: tuple[int, ...]
-    """Ranks that failed because it was gone."""
-
-
-def killed_rank(record: RunRecord) -> Killed | None:
-    """Return the first rank that was killed while others were at work; None where that is not known.
+def killed_rank(record: RunRecord) -> Iterator[Verdict]:
+    """Yield the first rank that was killed while others were at work, where that is known.
 
     Processes that all vanish at the same moment were ended together, by their launcher or the user, and those of a job
     that was told to end by that: nothing is said.
@@ -306,26 +289,68 @@ def killed_rank(record: RunRecord) -> Killed | None:
     dead = [rank for rank in record.ranks if rank.end == "signalled" and not rank.main_finished]
     own = [rank for rank in dead if rank.signal not in _BY_HAND and not was_terminated(record, rank)]
     if not own or record.job.stop_reason == "interrupted":
-        return None
+        return
     if any(rank.exceptions and not is_echo(rank) for rank in record.ranks):
-        return None
+        return
     beats = {heartbeat.rank: heartbeat.beat_at_ns for heartbeat in record.heartbeats}
     last_sign = {rank.rank: beats.get(rank.rank, rank.ended_ns) for rank in record.ranks}
     first = min(own, key=lambda rank: (rank.signal is None, last_sign[rank.rank], rank.rank))
     if find_aborted(record, matched(record)) is not None:
-        return None
+        return
     if first.signal is None and not _went_first(first, record, last_sign):
-        return None
+        return
     heartbeat = record.heartbeat(first.rank)
-    return Killed(
-        rank=first.rank,
-        signal=first.signal,
-        host=first.host,
-        pid=first.pid,
-        phase="" if heartbeat is None else heartbeat.phase,
-        step=0 if heartbeat is None else heartbeat.step,
-        within=call_it_died_in(record, first),
-        echoes=tuple(rank.rank for rank in record.ranks if is_echo(rank)),
+    because: list[Reason] = []
+    within = call_it_died_in(record, first)
+    if within is not None:
+        did = f"rank {first.rank} was inside {within.signature.kind} at {place(within.site.innermost)}"
+        because.append((f"{did}, step {within.step:,}", None, {"step": within.step}, first.rank))
+    elif heartbeat is not None and heartbeat.phase:
+        did = f"rank {first.rank} was last seen in {heartbeat.phase.replace('_', ' ')}, step {heartbeat.step:,}"
+        because.append((did, None, {"step": heartbeat.step}, first.rank))
+    echoes = tuple(rank.rank for rank in record.ranks if is_echo(rank))
+    if echoes:
+        lost = f"{rank_list(echoes)} {verb(echoes, 'reports', 'report')} a lost connection, which follows"
+        because.append((lost, None))
+    who = f"it was process {first.pid}" + (f" on {first.host}" if first.host else "")
+    because.append((who, None, {"pid": first.pid}, first.rank))
+    inside = "" if within is None else f" inside {within.signature.kind} at {place(within.site.innermost)}"
+    yield Verdict(
+        sentence=_death(first.rank, first.signal) + inside,
+        remedy=_remedy_of_death(first.signal, in_a_collective=within is not None),
+        locations=None if within is None else location_of(within.site.innermost),
+        ranks=(first.rank,),
+        because=tuple(because),
+    )
+
+
+def _death(rank: int, number: int | None) -> str:
+    if number is None:
+        return f"the process of rank {rank} ended without an exception or an exit code"
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    return f"rank {rank} was killed by {name}"
+
+
+def _remedy_of_death(number: int | None, *, in_a_collective: bool) -> str:
+    if in_a_collective and number == signal.SIGABRT:
+        return (
+            "Read the message that this rank printed last, and compare what the others called there: kind, shape and "
+            "dtype of a collective must be the same on every rank."
+        )
+    if in_a_collective and number is None:
+        return (
+            "Find out what ended that process: the log of the scheduler or of the container, or a manual `kill`. It "
+            "was "
+            "waiting for the others in a collective."
+        )
+    if number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE):
+        return "Read the last lines that this rank printed, and look for the native call in its core dump."
+    return (
+        "Check whether the kernel killed it because memory ran out (`dmesg -T | grep -i 'killed process'`), and "
+        "the memory limit of the container or the Slurm job."
     )
 
 
@@ -364,18 +389,6 @@ _NO_SUCH_GPU = re.compile(
 """What the stand-in says of a GPU that the node lacks; CUDA does not tell the index."""
 
 
-class WrongIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank that asked its node for the GPU of its global rank."""
-
-    rank: int
-    local_rank: int
-    node: int
-    gpus: int
-    """GPUs of the node."""
-    location: Location | None
-    frames: tuple[Frame, ...]
-
-
 def asks_for_global_rank(rank: Rank, raised: RankException) -> bool:
     """Return whether an exception came of the global rank as the index of a GPU."""
     match = _NO_SUCH_GPU.search(raised.message)
@@ -401,21 +414,25 @@ def gpus_of_the_node(raised: RankException) -> int | None:
     return None if match is None else int(match[2])
 
 
-def wrong_index(record: RunRecord) -> WrongIndex | None:
-    """Return the first rank that asked for a GPU by its global rank."""
+def wrong_index(record: RunRecord) -> Iterator[Verdict]:
+    """Yield the first rank that asked for a GPU by its global rank."""
     for rank in record.ranks:
         for raised in rank.exceptions:
             match = _NO_SUCH_GPU.search(raised.message)
             if match is not None and asks_for_global_rank(rank, raised):
-                return WrongIndex(
-                    rank=rank.rank,
-                    local_rank=rank.local_rank,
-                    node=rank.node,
-                    gpus=int(match[2]),
-                    location=location_of(raised.frames[0]) if raised.frames else None,
-                    frames=raised.frames,
+                gpus, place = int(match[2]), location_of(raised.frames[0]) if raised.frames else None
+                told = (
+                    f"rank {rank.rank} requested GPU {rank.rank} on node {rank.node}; its local rank is "
+                    f"{rank.local_rank}, and the node has {gpus} GPU{'' if gpus == 1 else 's'}"
                 )
-    return None
+                yield Verdict(
+                    sentence="the global rank is used as a GPU index: right on one node, wrong on two",
+                    remedy='Use the local rank here (int(os.environ["LOCAL_RANK"]) under torchrun).',
+                    locations=place,
+                    ranks=(rank.rank,),
+                    because=((told, Via(place, raised.frames)),),
+                )
+                return
 
 
 _NETWORK_TYPES = frozenset(

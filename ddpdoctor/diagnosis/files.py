@@ -12,11 +12,12 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.check import Reason, Verdict
+from ddpdoctor.diagnosis.divergence.divergence import root_exception
 from ddpdoctor.diagnosis.failures import named_failures
 from ddpdoctor.diagnosis.steps import ByIdentity
 from ddpdoctor.diagnosis.wording import count, place, rank_list, site_location
 from ddpdoctor.finding import Location, Severity, Trouble
-from ddpdoctor.record.model import Rank, RankException, RunRecord
+from ddpdoctor.record.model import RankException, RunRecord
 from ddpdoctor.record.streams.collectives import CollectiveTrack, Wait
 from ddpdoctor.record.streams.setup import CheckpointLoad, StateNames
 from ddpdoctor.record.streams.training import Access
@@ -419,7 +420,7 @@ class _Path:
         access.
         """
         rank = self._record.of_rank(access.rank)
-        raised = _exception_of(rank) if rank is not None else None
+        raised = root_exception(rank) if rank is not None else None
         if raised is None or raised.type not in ("FileExistsError", "FileNotFoundError"):
             return None
         named = _NAMED.findall(raised.message)
@@ -438,10 +439,6 @@ class _Path:
             ranks=tuple(sorted(ranks)),
             died=died or self._death(second),
         )
-
-
-def _exception_of(rank: Rank) -> RankException | None:
-    return min(rank.exceptions, key=lambda raised: raised.time_ns, default=None) if rank.end == "raised" else None
 
 
 _LOG_SUFFIXES = frozenset({".log", ".out", ".err", ".lock", ".pid", ".pyc", ".tmp"})

@@ -188,11 +188,6 @@ def _shown(place: Place) -> str:
     return f"{place.file}:{place.line}" if place.line else "no line of the script"
 
 
-def grown(figures: Iterable[Figure]) -> tuple[Figure, ...]:
-    """Return the figures that grew by more than is allowed."""
-    return tuple(figure for figure in figures if figure.change == "grown")
-
-
 NEVER_KNOWN = DIVERGENCES | {"hang"}
 """What a rehearsal proves to hang or to compute something else is red, whatever a baseline says."""
 

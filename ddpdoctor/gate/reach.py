@@ -63,7 +63,6 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True):
     """Lines of one function that were reached before, and are there still."""
 
     location: Location
-    last_line: int
     function: str
     count: int
     """How many lines."""
@@ -125,7 +124,7 @@ def lost(before: Reach, now: Reach, root: str) -> Iterator[Lost]:
         for name, numbers in sorted(by_name.items()):
             if numbers and f"{path}:{name}" not in now.partly:
                 location = Location(file=file, line=numbers[0], function=name)
-                yield Lost(location=location, last_line=numbers[-1], function=name, count=len(numbers))
+                yield Lost(location=location, function=name, count=len(numbers))
 
 
 def _digests(file: str, functions: Sequence[tuple[int, int, str]], numbers: Iterable[int]) -> dict[str, str]:

@@ -39,6 +39,7 @@ from ddpdoctor.probe.rehearsal.files.created_log import (
     Replay,
     decode,
     identity_of,
+    status_of_name,
 )
 from ddpdoctor.record import layout
 
@@ -178,7 +179,7 @@ def remove_created(run_directory: Path) -> Cleaning:
 
 def _reason_to_leave(path: str, made: Made, began_ns: int) -> str | None:
     """Why a path is not to be touched; empty when it may be removed, None when nothing that the ranks made is there."""
-    status = _status(path)
+    status = status_of_name(path)
     directory = os.path.dirname(path)
     if status is None or directory == path or os.path.realpath(directory) != directory:
         return None
@@ -202,7 +203,7 @@ def _remove(path: str, replay: Replay, log: CreatedFiles) -> str:
     A file is moved to a name of its own first, which the log knows: what another program puts at ``path`` in this very
     moment is not removed, and what turns out to be another's is moved back.
     """
-    status = _status(path)
+    status = status_of_name(path)
     if status is None:
         return ""
     try:
@@ -231,18 +232,11 @@ def _remove(path: str, replay: Replay, log: CreatedFiles) -> str:
     return CHANGED
 
 
-def _status(path: str) -> os.stat_result | None:
-    try:
-        return os.lstat(path)
-    except (OSError, ValueError):
-        return None
-
-
 def _used_elsewhere(paths: list[str]) -> set[str]:
     """Return the files among ``paths`` that some process has open: what it still writes would be lost with them."""
     files: dict[tuple[int, int], set[str]] = {}
     for path in paths:
-        status = _status(path)
+        status = status_of_name(path)
         if status is not None and stat.S_ISREG(status.st_mode):
             files.setdefault((status.st_dev, status.st_ino), set()).add(path)
     used: set[str] = set()

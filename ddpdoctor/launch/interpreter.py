@@ -168,7 +168,7 @@ def _named(named: str, option: str) -> Interpreter:
     hint = "give the Python of the training environment"
     path = shutil.which(named)
     if path is None and Path(named).is_dir():
-        path = _of_environment(Path(named))
+        path = shutil.which(str(Path(named) / "bin" / "python"))
         if path is None:
             raise UsageError(f"{option}{named}: a directory without bin/python, so not an environment", hint)
     if path is None:
@@ -180,11 +180,6 @@ def _named(named: str, option: str) -> Interpreter:
     if not answer[1]:
         raise UsageError(f"{option}{named}: has no torch", "give a Python that has torch, or install torch there")
     return Interpreter(path=path, torch_version=answer[2])
-
-
-def _of_environment(folder: Path) -> str | None:
-    """Return the Python of an environment's directory."""
-    return shutil.which(str(folder / "bin" / "python"))
 
 
 def _active() -> Iterator[str]:

@@ -70,6 +70,15 @@ def owner_of_environment() -> int:
     return int(owner) if owner.isdigit() and owner != str(getpid()) else 0
 
 
+def flush_output() -> None:
+    """Write out what the process has said, before it leaves without the interpreter's own end."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            pass
+
+
 class ProcessEnd:
     """Hooks of the ways out of a process."""
 
@@ -214,11 +223,7 @@ class ProcessEnd:
         self._journal.event("exit", code=code, finished=code == 0 and error is None)
         self._close(self.after_report)
         if self._journal.rank is not None and self._journal.plan.get("kind") == "rehearsal":
-            for stream in (sys.stdout, sys.stderr):
-                try:
-                    stream.flush()
-                except (OSError, ValueError, AttributeError):
-                    pass
+            flush_output()
             self.leave(code)
 
     def _close(self, part: Callable[[], None]) -> None:

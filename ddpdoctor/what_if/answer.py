@@ -442,7 +442,7 @@ def what_if(record: RunRecord, asked: Settings | None = None, name: str = "", di
         nodes=observed.nodes,
         steps=observed.steps,
         step_ns=observed.step_ns,
-        samples_per_s=_per_s(observed.samples, observed.step_ns),
+        samples_per_s=observed.samples / observed.step_ns * 1e9 if observed.samples else None,
         replayed_ns=unchanged.mean_ns,
         error=model.error,
         exposed_ns=unchanged.exposed_ns,
@@ -594,10 +594,6 @@ def _notes(observed: Observed, model: Model) -> list[str]:
     if observed.on_device and observed.nodes == 1:
         notes.append("on GPUs, the model has not been validated against changed runs yet")
     return notes
-
-
-def _per_s(samples: float, step_ns: float) -> float | None:
-    return samples / step_ns * 1e9 if samples else None
 
 
 # What mending each finding of a run alone is predicted to bring.

@@ -375,8 +375,6 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
     """What came of it; means per step in nanoseconds."""
 
-    step_ns: tuple[float, ...]
-    """Of each step the mean over the ranks."""
     mean_ns: float
     exposed_ns: float
     """Communication of gradients that nothing hid, waiting included."""
@@ -443,7 +441,6 @@ def replay(scenario: Scenario) -> Replay:
         durations.append((sum(clock) - began) / len(clock))
     of_all = steps * len(clock)
     return Replay(
-        step_ns=tuple(durations),
         mean_ns=fmean(durations),
         exposed_ns=exposed / of_all,
         waiting_ns=tuple(own / steps for own in waiting),

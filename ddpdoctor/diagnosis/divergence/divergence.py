@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -133,37 +133,34 @@ _NEIGHBOURS = 8
 """Entries before and after that must not come from the two lines in the same step."""
 
 
-class Crossing(msgspec.Struct, frozen=True, kw_only=True):
-    """Two positions, one after the other, whose lines are exchanged between two ranks."""
-
-    group: int
-    position: int
-    """The first of the two."""
-    ranks: tuple[int, int]
+Exchange: TypeAlias = "tuple[int, tuple[int, int], int]"
+"""A group, two of its ranks, and the first position at which they do in another order what both do."""
 
 
-def find_crossing(record: RunRecord, matcher: Matcher) -> Crossing | None:
-    """Find the first crossing of the user's own collectives.
-
-    Only neighbours in one step with one signature count, and only lines that are run once in the step: branches that
-    each reduce the same quantity, in a loop, cross legally.
-    """
+def _first_exchange(
+    record: RunRecord, matcher: Matcher, first_of: Callable[[RunRecord, Lanes, tuple[int, int]], int | None]
+) -> Exchange | None:
     for group in sorted(matcher.lanes):
         lanes = Lanes(record, matcher, group)
         first, *others = sorted(lanes.lanes)
         for other in others:
-            position = _first_crossing(record, lanes, first, other)
+            position = first_of(record, lanes, (first, other))
             if position is not None:
-                return Crossing(group=group, position=position, ranks=(first, other))
+                return group, (first, other), position
     return None
 
 
-def _first_crossing(record: RunRecord, lanes: Lanes, one: int, other: int) -> int | None:
-    start = max(lanes.lanes[one].base, lanes.lanes[other].base)
-    stop = min(lanes.lanes[one].end, lanes.lanes[other].end)
+def _first_crossing(record: RunRecord, lanes: Lanes, ranks: tuple[int, int]) -> int | None:
+    """Return the first of two positions, one after the other, whose lines are exchanged between two ranks.
+
+    Of the user's own collectives only neighbours in one step with one signature count, and only lines that are run once
+    in the step: branches that each reduce the same quantity, in a loop, cross legally.
+    """
+    start = max(lanes.lanes[rank].base for rank in ranks)
+    stop = min(lanes.lanes[rank].end for rank in ranks)
     if stop - start < 2:
         return None
-    sites = [lanes.lanes[rank].column(lanes.tracks[rank].site, start, stop) for rank in (one, other)]
+    sites = [lanes.lanes[rank].column(lanes.tracks[rank].site, start, stop) for rank in ranks]
     if sites[0] == sites[1]:
         return None
     for offset in range(stop - start - 1):
@@ -172,7 +169,7 @@ def _first_crossing(record: RunRecord, lanes: Lanes, one: int, other: int) -> in
         lines = [[lanes.line_of(column[offset + ahead]) for ahead in (0, 1)] for column in sites]
         if lines[0] != lines[1][::-1] or lines[0][0] == lines[0][1] or None in lines[0]:
             continue
-        if _alike(record, lanes, (one, other), start + offset) and _alone(lanes, (one, other), start + offset):
+        if _alike(record, lanes, ranks, start + offset) and _alone(lanes, ranks, start + offset):
             return start + offset
     return None
 
@@ -203,29 +200,11 @@ _MOST_TURNS = 64
 """Entries in a row among which the same things have to come up on both ranks."""
 
 
-class Swap(msgspec.Struct, frozen=True, kw_only=True):
-    """The first entry that is about one thing on one rank and about another on the other."""
-
-    group: int
-    position: int
-    ranks: tuple[int, int]
-
-
-def find_swap(record: RunRecord, matcher: Matcher) -> Swap | None:
-    """Find the first such entry, where entries in a row of one line and one step are about the same things in all."""
-    if not any(signature.subject for signature in record.signatures):
-        return None
-    for group in sorted(matcher.lanes):
-        lanes = Lanes(record, matcher, group)
-        first, *others = sorted(lanes.lanes)
-        for other in others:
-            position = _first_swap(record, lanes, (first, other))
-            if position is not None:
-                return Swap(group=group, position=position, ranks=(first, other))
-    return None
-
-
 def _first_swap(record: RunRecord, lanes: Lanes, ranks: tuple[int, int]) -> int | None:
+    """Return the first position that is about one thing on one rank and about another on the other.
+
+    Where entries in a row of one line and one step are about the same things in all.
+    """
     start = max(lanes.lanes[rank].base for rank in ranks)
     stop = min(lanes.lanes[rank].end for rank in ranks)
     if stop - start < 2:
@@ -645,33 +624,35 @@ def _callers_alone(lanes: Lanes, turns: tuple[NextCall, ...]) -> frozenset[int]:
 
 
 def _from_swap(record: RunRecord, matcher: Matcher) -> Divergence | None:
-    swap = find_swap(record, matcher)
+    told = any(signature.subject for signature in record.signatures)
+    swap = _first_exchange(record, matcher, _first_swap) if told else None
     if swap is None:
         return None
-    lanes = Lanes(record, matcher, swap.group)
-    group = record.groups[swap.group]
+    number, ranks, position = swap
+    lanes, group = Lanes(record, matcher, number), record.groups[number]
     return Divergence(
         form="swapped",
         group=group,
-        sequence=swap.position,
-        last_common=lanes.turn(swap.ranks[0], swap.position - 1, False),
-        turns=turns(record, lanes, group.ranks, swap.position, {}),
+        sequence=position,
+        last_common=lanes.turn(ranks[0], position - 1, False),
+        turns=turns(record, lanes, group.ranks, position, {}),
         difference="order of a loop",
     )
 
 
 def _from_crossing(record: RunRecord, matcher: Matcher) -> Divergence | None:
-    crossing = find_crossing(record, matcher)
+    crossing = _first_exchange(record, matcher, _first_crossing)
     if crossing is None:
         return None
-    lanes = Lanes(record, matcher, crossing.group)
+    number, ranks, position = crossing
+    lanes = Lanes(record, matcher, number)
     return Divergence(
         form="crossed",
-        group=record.groups[crossing.group],
-        sequence=crossing.position,
-        last_common=lanes.turn(crossing.ranks[0], crossing.position - 1, False),
-        turns=turns(record, lanes, crossing.ranks, crossing.position, {}),
-        proof=turns(record, lanes, crossing.ranks, crossing.position + 1, {}),
+        group=record.groups[number],
+        sequence=position,
+        last_common=lanes.turn(ranks[0], position - 1, False),
+        turns=turns(record, lanes, ranks, position, {}),
+        proof=turns(record, lanes, ranks, position + 1, {}),
         difference="order of two collectives",
     )
 

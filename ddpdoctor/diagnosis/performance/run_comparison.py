@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean, median
 
 import msgspec
 
-from ddpdoctor.check import TooLittleEvidence
+from ddpdoctor.check import TooLittleEvidence, Verdict
 from ddpdoctor.diagnosis.performance.stragglers import enough_steps, holds
 from ddpdoctor.diagnosis.performance.summarise import summarise
 from ddpdoctor.diagnosis.performance.summary import RunSummary, threshold
@@ -19,17 +19,8 @@ from ddpdoctor.record.model import RunRecord
 # What all ranks together train, against so many times what one rank trains alone.
 
 
-class LostScaling(msgspec.Struct, frozen=True, kw_only=True):
-    """A job that falls short of its ranks."""
-
-    ranks: int
-    samples_per_s: float
-    one_rank_samples_per_s: float
-    efficiency: float
-
-
-def lost_scaling(record: RunRecord) -> LostScaling | None:
-    """Return how far a job falls short; None where it does not.
+def lost_scaling(record: RunRecord) -> Iterator[Verdict]:
+    """Yield how far the throughput of a job falls short of one rank's, times the ranks.
 
     Raises TooLittleEvidence where no run on one rank is known, or too few steps were measured.
     """
@@ -46,16 +37,23 @@ def lost_scaling(record: RunRecord) -> LostScaling | None:
         return efficiency is not None and efficiency < limit
 
     if not holds(record, falls_short):
-        return None
+        return
     summary = enough_steps(record)
     efficiency = scaling_efficiency(record, summary)
     assert summary.samples_per_s is not None
     assert efficiency is not None
-    return LostScaling(
-        ranks=len(summary.ranks),
-        samples_per_s=summary.samples_per_s,
-        one_rank_samples_per_s=one,
-        efficiency=efficiency,
+    ranks = len(summary.ranks)
+    yield Verdict(
+        sentence=f"{ranks} ranks train {summary.samples_per_s:,.0f} samples/s, {efficiency:.0%} of {ranks} times the "
+        f"{one:,.0f} samples/s of one rank",
+        remedy="Check which phase of the step grew: exposed communication, waiting, or data.",
+        because=(
+            (
+                f"100% would be {ranks * one:,.0f} samples/s",
+                None,
+                {"efficiency": efficiency, "samples_per_s": summary.samples_per_s},
+            ),
+        ),
     )
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import groupby, takewhile
+from typing import TypeAlias
 
-import msgspec
-
+from ddpdoctor.check import Reason, Verdict
 from ddpdoctor.diagnosis.divergence.aborted import is_in_backward
 from ddpdoctor.diagnosis.divergence.divergence import Divergence
 from ddpdoctor.diagnosis.divergence.matching import matched
 from ddpdoctor.diagnosis.divergence.next_calls import Lanes
 from ddpdoctor.diagnosis.sync_points import replica_sets
 from ddpdoctor.diagnosis.wording import count, location_of, place, rank_list, verb
-from ddpdoctor.finding import Frame, Location
+from ddpdoctor.finding import Severity
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.training import UnfollowedForward
 
@@ -26,49 +26,8 @@ USUAL_SHARE = 0.1
 RANKS_SHOWN = 8
 
 
-class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
-    """Ranks that left out more backwards than those they average with."""
-
-    ranks: tuple[int, ...]
-    others: tuple[int, ...]
-    step: int
-    """The first step from which on they were ahead."""
-    newest: int
-    """The newest step in which any rank left one out."""
-    extra: tuple[tuple[int, int], ...]
-    """Rank, and how many more backwards than the others it has left out by now."""
-    made: tuple[tuple[int, int], ...]
-    """Rank, and how many training forwards it made in that first step for one backward."""
-    line: Frame | None
-    """Of the forward."""
-
-    @property
-    def location(self) -> Location | None:
-        """Where the forward is."""
-        return location_of(self.line)
-
-    @property
-    def sentence(self) -> str:
-        """Who left out what, and when, in words."""
-        made = dict(self.made)
-        most = max(made[rank] for rank in self.others)
-        first = [rank for rank in self.ranks if made[rank] > most] or self.ranks
-        more = max(made[rank] for rank in first) - most
-        return (
-            f"in step {self.step:,} {rank_list(first)} ran the training forward at {place(self.line)} "
-            f"{'once' if more == 1 else f'{more:,} times'} more than {rank_list(self.others)}, without its backward"
-        )
-
-    @property
-    def facts(self) -> Iterator[tuple[int | None, str, int]]:
-        """A rank, or None for the others together, what it did, and the number in that."""
-        extra, made = dict(self.extra), dict(self.made)
-        for rank in self.ranks[:RANKS_SHOWN]:
-            did = f"rank {rank} made {count(made[rank], 'training forward')} and one backward in step {self.step:,}"
-            yield rank, f"{did}, and by now has left out {count(extra[rank], 'backward')} more than others", extra[rank]
-        most = max(made[rank] for rank in self.others)
-        did = f"made {count(most, 'training forward')} for one backward there"
-        yield None, f"{rank_list(self.others)} {did}", most
+LeftOut: TypeAlias = "tuple[Verdict, tuple[int, ...], int]"
+"""Ranks that left out more backwards, those that they average with, and the newest step in which any left one out."""
 
 
 def left_out_backwards(record: RunRecord) -> Iterator[LeftOut]:
@@ -84,20 +43,20 @@ def left_out_backwards(record: RunRecord) -> Iterator[LeftOut]:
                 yield found
 
 
-def lasting(record: RunRecord) -> Iterator[LeftOut]:
+def lasting(record: RunRecord) -> Iterator[Verdict]:
     """Yield those that no rank has made up for in a good many steps, while the job continues."""
-    for found in left_out_backwards(record):
-        reached = [beat.step for beat in record.heartbeats if beat.rank in found.ranks + found.others]
-        if reached and min(reached) - found.newest >= LASTING_STEPS:
+    for found, others, newest in left_out_backwards(record):
+        reached = [beat.step for beat in record.heartbeats if beat.rank in found.ranks + others]
+        if reached and min(reached) - newest >= LASTING_STEPS:
             yield found
 
 
-def left_out_before(record: RunRecord, divergence: Divergence) -> LeftOut | None:
+def left_out_before(record: RunRecord, divergence: Divergence) -> Verdict | None:
     """Find what made ranks diverge: those that are ahead do not come to a backward which the others are in."""
     turns = divergence.turns + divergence.proof
     in_backward = {turn.rank for turn in turns if is_in_backward(turn)}
-    for found in left_out_backwards(record):
-        if in_backward & set(found.others) and not in_backward & set(found.ranks):
+    for found, others, _ in left_out_backwards(record):
+        if in_backward & set(others) and not in_backward & set(found.ranks):
             return found
     return None
 
@@ -126,54 +85,31 @@ def _of_set(record: RunRecord, members: tuple[int, ...], rows: list[UnfollowedFo
     ahead = tuple(rank for rank in members if rank in leaders)
     at_first = {row.rank: row for row in rows if row.step == since}
     site = next((row.site for row in at_first.values()), -1)
-    return LeftOut(
+    others = tuple(rank for rank in members if rank not in ahead)
+    made = {rank: 1 + (at_first[rank].forwards if rank in at_first else 0) for rank in members}
+    most = max(made[rank] for rank in others)
+    first = [rank for rank in ahead if made[rank] > most] or ahead
+    more = max(made[rank] for rank in first) - most
+    line = record.site(site).innermost
+    because: list[Reason] = []
+    for rank in ahead[:RANKS_SHOWN]:
+        extra = totals[rank] - fewest
+        did = f"rank {rank} made {count(made[rank], 'training forward')} and one backward in step {since:,}"
+        did += f", and by now has left out {count(extra, 'backward')} more than others"
+        because.append((did, None, {"count": extra, "step": since}, rank))
+    did = f"{rank_list(others)} made {count(most, 'training forward')} for one backward there"
+    because.append((did, None, {"count": most, "step": since}))
+    verdict = Verdict(
+        sentence=f"in step {since:,} {rank_list(first)} ran the training forward at {place(line)} "
+        f"{'once' if more == 1 else f'{more:,} times'} more than {rank_list(others)}, without its backward",
+        locations=location_of(line),
         ranks=ahead,
-        others=tuple(rank for rank in members if rank not in ahead),
-        step=since,
-        newest=rows[-1].step,
-        extra=tuple((rank, totals[rank] - fewest) for rank in ahead),
-        made=tuple((rank, 1 + (at_first[rank].forwards if rank in at_first else 0)) for rank in members),
-        line=record.site(site).innermost,
+        because=tuple(because),
     )
+    return verdict, others, rows[-1].step
 
 
 Line = tuple[str, int]
-
-
-class LuckyBroadcast(msgspec.Struct, frozen=True, kw_only=True):
-    """A broadcast of buffers that was taken for the one of another line."""
-
-    ranks: tuple[int, ...]
-    """Ranks that run the forward."""
-    frame: Frame
-    """Its line."""
-    other_rank: int
-    other: Frame
-    """The line whose broadcast it was paired with."""
-    sequence: int
-    """Position in their group."""
-
-    @property
-    def sentence(self) -> str:
-        """What was seen, in words."""
-        return (
-            f"only {rank_list(self.ranks)} {verb(self.ranks, 'runs', 'run')} the forward of the DDP model at "
-            f"{place(self.frame)}; it did not hang because its buffer broadcast was paired with that of training at "
-            f"{place(self.other)}"
-        )
-
-    @property
-    def pairing(self) -> str:
-        """The proof, in words."""
-        return (
-            f"entry {self.sequence:,} of the group is the broadcast from {place(self.frame)} on rank "
-            f"{self.ranks[0]} and that from {place(self.other)} on rank {self.other_rank}"
-        )
-
-    @property
-    def locations(self) -> tuple[Location, ...]:
-        """The line of the forward, then the other."""
-        return tuple(location for location in map(location_of, (self.frame, self.other)) if location is not None)
 
 
 def forward_ranks(record: RunRecord) -> dict[Line, frozenset[int]]:
@@ -186,7 +122,7 @@ def forward_ranks(record: RunRecord) -> dict[Line, frozenset[int]]:
     return {line: frozenset(ranks) for line, ranks in found.items()}
 
 
-def lucky_broadcasts(record: RunRecord) -> Iterator[LuckyBroadcast]:
+def lucky_broadcasts(record: RunRecord) -> Iterator[Verdict]:
     """Yield each line whose forward not all ranks ran and whose broadcast was paired with another line's."""
     matcher = matched(record)
     ran = forward_ranks(record)
@@ -196,16 +132,15 @@ def lucky_broadcasts(record: RunRecord) -> Iterator[LuckyBroadcast]:
         members = sorted(lanes.lanes)
         for one in members:
             for other in members:
-                for found in _between(record, lanes, one, other, ran):
-                    line = (found.frame.file, found.frame.line)
+                for line, verdict in _between(record, lanes, one, other, ran):
                     if line not in told:
                         told.add(line)
-                        yield found
+                        yield verdict
 
 
 def _between(
     record: RunRecord, lanes: Lanes, one: int, other: int, ran: dict[Line, frozenset[int]]
-) -> Iterator[LuckyBroadcast]:
+) -> Iterator[tuple[Line, Verdict]]:
     start = max(lanes.lanes[one].base, lanes.lanes[other].base)
     stop = min(lanes.lanes[one].end, lanes.lanes[other].end)
     if stop <= start:
@@ -228,6 +163,20 @@ def _between(
         alone = ran.get((frame.file, frame.line), frozenset())
         both = ran.get((met.file, met.line), frozenset())
         if origins == {"ddp-forward"} and one in alone and other not in alone and {one, other} <= both:
-            yield LuckyBroadcast(
-                ranks=tuple(sorted(alone)), frame=frame, other_rank=other, other=met, sequence=start + offset
+            ranks, there = tuple(sorted(alone)), location_of(frame)
+            pairing = (
+                f"entry {start + offset:,} of the group is the broadcast from {place(frame)} on rank {ranks[0]} and "
+                f"that from {place(met)} on rank {other}"
+            )
+            yield (
+                (frame.file, frame.line),
+                Verdict(
+                    sentence=f"only {rank_list(ranks)} {verb(ranks, 'runs', 'run')} the forward of the DDP model at "
+                    f"{place(frame)}; it did not hang because its buffer broadcast was paired with that of training at "
+                    f"{place(met)}",
+                    locations=(there, location_of(met)),
+                    ranks=ranks,
+                    because=((pairing, there),),
+                    severity=Severity.WARNING,
+                ),
             )

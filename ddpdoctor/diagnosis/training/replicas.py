@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from ddpdoctor.check import Verdict
 from ddpdoctor.diagnosis.divergence.divergence import Divergence, find_divergence
 from ddpdoctor.diagnosis.divergence.next_calls import NextCall
 from ddpdoctor.diagnosis.divergence.unused_parameters import folded, waits_in_vain
@@ -23,38 +24,10 @@ from ddpdoctor.record.streams.training import Backward, OptimizerStep, Pass, Rep
 _NO_RANKS: Set[int] = frozenset()
 
 
-class Drift(msgspec.Struct, frozen=True, kw_only=True):
-    """A pass from which on the ranks average gradients of different batches."""
-
-    ordinal: int
-    """n-th pass of the loader, from 0."""
-    batches: int
-    """Of each rank."""
-    averaged: tuple[tuple[int, int], ...]
-    """Rank and backwards in which it averaged gradients, by rank."""
-    location: Location | None
-    """The line that goes through the loader."""
-
-    @property
-    def named(self) -> tuple[int, ...]:
-        """The ranks that left something out, where the others averaged once for each batch; otherwise all."""
-        most = max(averaged for _, averaged in self.averaged)
-        return tuple(rank for rank, averaged in self.averaged if averaged < most or most != self.batches)
-
-    @property
-    def sentence(self) -> str:
-        """How often which ranks averaged, in words."""
-        by_count: dict[int, list[int]] = {}
-        for rank, averaged in self.averaged:
-            by_count.setdefault(averaged, []).append(rank)
-        most, *fewer = sorted(by_count, reverse=True)
-        parts = [f"{rank_list(by_count[most])} averaged gradients {count(most, 'time', 'times')}"]
-        parts += [f"{rank_list(by_count[number])} {number:,}" for number in fewer[:3]]
-        return f"in a pass of {count(self.batches, 'batch', 'batches')} for each {', '.join(parts)}"
-
-
-def drifts(record: RunRecord, in_backward: Set[int] = _NO_RANKS) -> Iterator[Drift]:
+def drifts(record: RunRecord, in_backward: Set[int] = _NO_RANKS) -> Iterator[Verdict]:
     """Yield the first such pass of each loader that feeds a DDP module.
+
+    It names the ranks that left something out, where the others averaged once for each batch; otherwise all.
 
     Only passes over the whole loader, by a ``for`` statement, outside of ``join()``, of ranks that average with each
     other: a loop that draws with ``next`` may legally draw another batch for one that it left out. Ranks that stand in
@@ -74,33 +47,7 @@ def drifts(record: RunRecord, in_backward: Set[int] = _NO_RANKS) -> Iterator[Dri
             yield drift
 
 
-class SkippedBackward(msgspec.Struct, frozen=True, kw_only=True):
-    """A training in which every rank made as many forwards, and some ranks fewer backwards."""
-
-    forwards: int
-    """Of each rank."""
-    backwards: tuple[tuple[int, int], ...]
-    """Rank and backwards, by rank."""
-
-    @property
-    def named(self) -> tuple[int, ...]:
-        """The ranks with the fewer backwards."""
-        most = max(number for _, number in self.backwards)
-        return tuple(rank for rank, number in self.backwards if number < most)
-
-    @property
-    def sentence(self) -> str:
-        """Who left out how many, in words."""
-        most = max(number for _, number in self.backwards)
-        parts = [f"rank {rank} {number:,}" for rank, number in self.backwards if number < most]
-        whole = [rank for rank, number in self.backwards if number == most]
-        return (
-            f"every rank made {count(self.forwards, 'training forward', 'training forwards')}, and {rank_list(whole)} "
-            f"{count(most, 'backward', 'backwards')}, {', '.join(parts[:3])}"
-        )
-
-
-def skipped_backward(record: RunRecord, divergence: Divergence) -> SkippedBackward | None:
+def skipped_backward(record: RunRecord, divergence: Divergence) -> Verdict | None:
     """Find the backward that a rank left out which then ran to its end, while others wait in one that it never made."""
     in_backward, blocked = _in_backward(divergence, record), blocked_in_backward(divergence, record)
     # Of a rank that its peer's leaving threw out of the backward, the backward has been counted.
@@ -115,7 +62,14 @@ def skipped_backward(record: RunRecord, divergence: Divergence) -> SkippedBackwa
         fewer = {rank for rank, number in backwards if number < most}
         finished = {rank.rank for rank in record.ranks if rank.end == "finished"}
         if fewer and fewer <= finished and most <= max(made):
-            return SkippedBackward(forwards=max(made), backwards=backwards)
+            parts = [f"rank {rank} {number:,}" for rank, number in backwards if number < most]
+            whole = rank_list(rank for rank, number in backwards if number == most)
+            forwards = count(max(made), "training forward", "training forwards")
+            return Verdict(
+                sentence=f"every rank made {forwards}, and {whole} {count(most, 'backward', 'backwards')}, "
+                f"{', '.join(parts[:3])}",
+                ranks=tuple(rank for rank, number in backwards if number < most),
+            )
     return None
 
 
@@ -143,7 +97,9 @@ def _is_under_way(record: RunRecord, turn: NextCall) -> bool:
     return track is not None and turn.row is not None and not track.completed_ns[turn.row]
 
 
-def _drift(record: RunRecord, loader: LoaderOnRanks, entries: tuple[Pass, ...], in_backward: Set[int]) -> Drift | None:
+def _drift(
+    record: RunRecord, loader: LoaderOnRanks, entries: tuple[Pass, ...], in_backward: Set[int]
+) -> Verdict | None:
     if len(entries) < 2 or any(entry.joined or not entry.looped or not entry.averaged for entry in entries):
         return None
     if len({entry.yielded for entry in entries}) > 1 or not any(entry.end == "exhausted" for entry in entries):
@@ -158,11 +114,27 @@ def _drift(record: RunRecord, loader: LoaderOnRanks, entries: tuple[Pass, ...], 
     )
     if len({number for _, number in averaged}) == 1:
         return None
-    return Drift(
-        ordinal=entries[0].ordinal,
-        batches=entries[0].yielded,
-        averaged=averaged,
-        location=site_location(record.site(entries[0].site)) or loader.location,
+    by_count: dict[int, list[int]] = {}
+    for rank, number in averaged:
+        by_count.setdefault(number, []).append(rank)
+    most, *fewer = sorted(by_count, reverse=True)
+    parts = [f"{rank_list(by_count[most])} averaged gradients {count(most, 'time', 'times')}"]
+    parts += [f"{rank_list(by_count[number])} {number:,}" for number in fewer[:3]]
+    batches, location = entries[0].yielded, site_location(record.site(entries[0].site)) or loader.location
+    where = f"pass {entries[0].ordinal} of this loader, which yielded {count(batches, 'batch', 'batches')}"
+    return Verdict(
+        sentence=f"in a pass of {count(batches, 'batch', 'batches')} for each {', '.join(parts)}",
+        locations=location,
+        ranks=tuple(rank for rank, number in averaged if number < most or most != batches),
+        because=tuple(
+            (
+                f"rank {rank} averaged gradients {count(number, 'time', 'times')} in {where}",
+                location,
+                {"averaged": number, "batches": batches},
+                rank,
+            )
+            for rank, number in averaged[:8]
+        ),
     )
 
 

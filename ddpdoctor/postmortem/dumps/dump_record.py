@@ -260,7 +260,7 @@ def _one_of_each(entries: Sequence[Entry]) -> list[tuple[Entry, bool]]:
         sequence = entry.p2p_seq_id if entry.is_p2p else entry.collective_seq_id
         key = (_group_key(entry), entry.is_p2p, sequence)
         place = places.get(key)
-        if place is None or sequence is None or _is_peer_call(entry):
+        if place is None or sequence is None or (entry.is_p2p and "coalesced" not in entry.profiling_name):
             places[key] = len(rows)
             rows.append((entry, entry.is_over))
             continue
@@ -269,10 +269,6 @@ def _one_of_each(entries: Sequence[Entry]) -> list[tuple[Entry, bool]]:
             first.input_sizes = [*first.input_sizes, *entry.input_sizes]
         rows[place] = (first, over or entry.is_over)
     return rows
-
-
-def _is_peer_call(entry: Entry) -> bool:
-    return entry.is_p2p and "coalesced" not in entry.profiling_name
 
 
 def _group_key(entry: Entry) -> tuple[str, ...]:

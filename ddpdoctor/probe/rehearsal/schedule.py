@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import NamedTuple, Optional
 
 from ..journal import Journal
-from ..process import ProcessEnd
+from ..process import ProcessEnd, flush_output
 
 # How a rehearsal ends inside a rank: as if the script had called `sys.exit(0)`, at the next hook.
 
@@ -67,11 +66,7 @@ class Ending:
         self._raised += 1
         if threading.current_thread() is threading.main_thread() and self._raised <= SWALLOWED_AT_MOST:
             raise RehearsalEnded
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except (OSError, ValueError, AttributeError):
-                pass
+        flush_output()
         os._exit(0)
 
 

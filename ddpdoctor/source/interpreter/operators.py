@@ -342,12 +342,7 @@ def _range(*arguments: Value) -> Value:
             return SequenceValue(tuple(Const(number) for number in range(*numbers)))
         if count <= 16:
             return SequenceValue((UNIFORM,) * count)
-    return derived([_varying_only(value) for value in arguments])
-
-
-def _varying_only(value: Value) -> Value:
-    """Return an unknown number that differs by rank where its bound does."""
-    return Unknown(derived((value,)).varying)
+    return derived([Unknown(derived((value,)).varying) for value in arguments])
 
 
 def _callable(*arguments: Value) -> Value:

@@ -145,7 +145,7 @@ def _of_module(
     positional: list[Value],
     named: Mapping[str, Value],
 ) -> Value | None:
-    if name not in _ON_MODULE or not _is_run(machine, module):
+    if name not in _ON_MODULE or not isinstance(machine.store.get(module.number, "trainer"), ExternalObject):
         return None
     if name in {"all_gather", "manual_backward"}:
         machine.emit("collective", name, node, positional, named, in_tree=True)
@@ -158,11 +158,6 @@ def _of_module(
         elif synchronises is True and (_at_once(machine, named) or machine.mask != ALL_RANKS & ~machine.gone):
             machine.emit("collective", f"self.{name}(sync_dist=True)", node, positional, named, in_tree=True)
     return NONE
-
-
-def _is_run(machine: Machine, module: Instance) -> bool:
-    """Return whether a Trainer runs the hooks of an object."""
-    return isinstance(machine.store.get(module.number, "trainer"), ExternalObject)
 
 
 def _at_once(machine: Machine, named: Mapping[str, Value]) -> bool:

@@ -204,7 +204,7 @@ def local_metrics(projection: Projection) -> Iterator[Event]:
         said = [value for value in parts if is_local(value) and not _may_be_agreed(projection, value)]
         if not said:
             continue
-        in_pass = _is_in_pass(event)
+        in_pass = any(map(_is_over_batches, event.loops))
         if event.ranks in FIRST_RANKS:
             found = not (in_pass and reducing) or (_is_tracked(event) and not _shares_pass(event, reducing))
             found = found and any(in_pass or not is_of_whole_set(projection, one) for one in said)
@@ -368,11 +368,6 @@ def _gives_all(projection: Projection, loader: Event | None) -> bool:
     data = loader.argument("dataset", 0)
     whole = all(sampler is None or constant(sampler) is None for sampler in samplers)
     return whole and data is not None and not is_varying(data)
-
-
-def _is_in_pass(event: Event) -> bool:
-    """Return whether an event happens in a loop over batches."""
-    return any(map(_is_over_batches, event.loops))
 
 
 def _is_over_batches(loop: LoopAround) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -35,13 +35,9 @@ _NAMES_THIS_MACHINE = regex(r"localhost$|127\.|::1$|0\.0\.0\.0$")
 _FIXED = _ADDRESS | {"WORLD_SIZE", "RANK"}
 
 
-class LegacyLaunch(msgspec.Struct, frozen=True, eq=False):
-    """Something that only the launcher before torchrun serves."""
-
-    location: Location
-    form: Literal["argument", "required", "refused", "refused later", "text", "module"]
-    """The local rank is read from the command line, has to stand there, is refused as the project's launcher writes it
-    (in the torch that it asks for, or from 2.0 on), is read as text, or the old launcher itself is called."""
+Legacy: TypeAlias = Literal["argument", "required", "refused", "refused later", "text", "module"]
+"""The local rank is read from the command line, has to stand there, is refused as the project's launcher writes it (in
+the torch that it asks for, or from 2.0 on), is read as text, or the old launcher itself is called."""
 
 
 class FixedRendezvous(msgspec.Struct, frozen=True, eq=False):
@@ -57,23 +53,14 @@ class FixedRendezvous(msgspec.Struct, frozen=True, eq=False):
     """Lines of the call chain, innermost first: the number often stands in a caller."""
 
 
-class MissingEnvironment(msgspec.Struct, frozen=True, eq=False):
-    """An ``env://`` rendezvous of spawned ranks without what it reads."""
-
-    initialisation: Event
-    missing: tuple[str, ...]
-    certain: bool
-    """Nothing outside of the script can serve it."""
-
-
-def legacy_launches(script: Script) -> Iterator[LegacyLaunch]:
+def legacy_launches(script: Script) -> Iterator[tuple[Location, Legacy]]:
     """Yield options of the launcher before torchrun without the environment beside them, and calls of that launcher."""
     if framework(script):
         return
     for module in script.modules:
         for entry in module.imports:
             if f"{entry.module}.{entry.name}".startswith("torch.distributed.launch."):
-                yield LegacyLaunch(Location(file=str(module.path), line=entry.line), "module")
+                yield Location(file=str(module.path), line=entry.line), "module"
     reads = any(
         _is_reached(script, module, node) and not _is_compared(module, node)
         for module in script.modules
@@ -85,14 +72,14 @@ def legacy_launches(script: Script) -> Iterator[LegacyLaunch]:
             if _is_for_old_torch(module, node) or not _is_reached(script, module, node):
                 continue
             if used and _is_required(node) and script.spawns_ranks is None:
-                yield LegacyLaunch(module.location(node), "required")
+                yield module.location(node), "required"
             elif used and not reads and script.spawns_ranks is None and not assigned:
-                yield LegacyLaunch(module.location(node), "argument")
+                yield module.location(node), "argument"
             elif unknown_to_the_launcher(script) and is_started_by_old_launcher(script):
-                form: Literal["refused", "refused later"] = "refused later" if asks_for_old_torch(script) else "refused"
-                yield LegacyLaunch(module.location(node), form)
+                form: Legacy = "refused later" if asks_for_old_torch(script) else "refused"
+                yield module.location(node), form
             elif used and _is_text(node):
-                yield LegacyLaunch(module.location(node), "text")
+                yield module.location(node), "text"
 
 
 def _is_compared(module: Module, node: ast.AST) -> bool:
@@ -256,7 +243,7 @@ def _is_tested(module: Module, node: ast.AST) -> bool:
     return False
 
 
-def missing_environments(projection: Projection) -> Iterator[MissingEnvironment]:
+def missing_environments(projection: Projection) -> Iterator[tuple[Event, tuple[str, ...], bool]]:
     """Yield initialisations, in ranks that the script spawns itself, that read variables which are never set."""
     script = projection.machine.script
     if script.spawns_ranks is None or framework(script) or _needs_launcher(script.entry):
@@ -276,7 +263,7 @@ def missing_environments(projection: Projection) -> Iterator[MissingEnvironment]
         )
         places = tuple(name for name in sorted(_ADDRESS) if not uses_any(script, (name,)))
         if missing or (places and not exports(script, places[0])):
-            yield MissingEnvironment(event, (*places, *missing), bool(missing))
+            yield event, (*places, *missing), bool(missing)
 
 
 def _needs_launcher(entry: Module) -> bool:
