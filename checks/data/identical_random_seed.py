@@ -109,7 +109,7 @@ _TRANSFORMS = regex(
 
 
 def shared_augmentations(projection: Projection) -> Iterator[tuple[Event, Location, Library]]:
-    """Seeds that are the same on every rank and from which the items of a sharded data set draw."""
+    """Seeds that are the same on every rank, and where and by which library a sharded data set's items draw from it."""
     machine, seen = projection.machine, set[ast.AST]()
     for feeding in feedings(projection):
         loader = feeding.loader

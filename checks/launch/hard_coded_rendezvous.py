@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.rendezvous import fixed_rendezvous
 from ddpdoctor.source.script.script import Script
@@ -48,24 +48,23 @@ CHECK = Check(
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report constants over the launcher's variables."""
-    for fixed in fixed_rendezvous(whole_projection(script)):
-        if fixed.what == "init_method":
-            title = f"the launcher's ranks have their rendezvous at {fixed.value}, an address of the script"
+    for event, what, value, is_mild in fixed_rendezvous(whole_projection(script)):
+        if what == "init_method":
+            title = f"the launcher's ranks have their rendezvous at {value}, an address of the script"
             remedy = "Omit init_method: the launcher's MASTER_ADDR and MASTER_PORT are then used."
-        elif fixed.what == "world_size":
-            title = f"the group is created for {fixed.value} ranks, however many the launcher starts"
+        elif what == "world_size":
+            title = f"the group is created for {value} ranks, however many the launcher starts"
             remedy = "Omit world_size, or take it from the launcher's environment."
         else:
-            title = f"{fixed.what} is set to {fixed.value!r} in the code, overriding the launcher"
-            remedy = f'Remove the line, or write os.environ.setdefault("{fixed.what}", "{fixed.value}").'
-        way = Fact(text="this call chain leads to it", basis="source", location=fixed.location, stack=fixed.chain)
+            title = f"{what} is set to {value!r} in the code, overriding the launcher"
+            remedy = f'Remove the line, or write os.environ.setdefault("{what}", "{value}").'
         yield CHECK.finding(
             "source",
             title,
             remedy=remedy,
-            locations=fixed.location,
-            evidence=(way,) if len(fixed.chain) > 1 else (),
-            severity=Severity.ADVICE if fixed.mild else None,
+            locations=event.location,
+            because=(("this call chain leads to it", event),) if len(event.chain) > 1 else (),
+            severity=Severity.ADVICE if is_mild else None,
         )
 
 

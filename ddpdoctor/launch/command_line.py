@@ -15,6 +15,7 @@ import msgspec
 from ddpdoctor.errors import UsageError
 from ddpdoctor.files import regex
 from ddpdoctor.launch.launcher_options import (
+    FrameworkLaunch,
     Parsed,
     Syntax,
     names,
@@ -175,18 +176,7 @@ _NOT_DDP_TYPES = {
 }
 
 
-class AcceleratedLaunch(msgspec.Struct, frozen=True, kw_only=True):
-    """What an ``accelerate launch`` starts."""
-
-    parsed: Parsed
-    ranks: int | None
-    """Of the whole job; None when there are as many as devices."""
-    nodes: int
-    environment: Mapping[str, str]
-    """What its processes read of it."""
-
-
-def parse_accelerate(words: Sequence[str], environment: Mapping[str, str]) -> AcceleratedLaunch:
+def parse_accelerate(words: Sequence[str], environment: Mapping[str, str]) -> FrameworkLaunch:
     """Take apart what follows ``accelerate launch``.
 
     Raises UsageError for a wrong command line, for a configuration file that cannot be read, and when the job is no
@@ -221,7 +211,7 @@ def parse_accelerate(words: Sequence[str], environment: Mapping[str, str]) -> Ac
     gpus = parsed.options.get("--gpu-ids", configuration.get("gpu_ids", "all"))
     if gpus not in ("all", "null", ""):
         set_here["CUDA_VISIBLE_DEVICES"] = gpus
-    return AcceleratedLaunch(parsed=parsed, ranks=ranks, nodes=nodes or 1, environment=set_here)
+    return FrameworkLaunch(parsed=parsed, ranks=ranks, nodes=nodes or 1, environment=set_here)
 
 
 def _configuration_file(parsed: Parsed, environment: Mapping[str, str]) -> Path | None:

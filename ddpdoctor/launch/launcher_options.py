@@ -119,8 +119,8 @@ _TOLD = ("accelerator", "strategy", "precision")
 """Options that a Fabric object reads from the environment; the ranks are as many as a rehearsal starts."""
 
 
-class FabricRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What a ``fabric run`` starts."""
+class FrameworkLaunch(msgspec.Struct, frozen=True, kw_only=True):
+    """What an ``accelerate launch`` or a ``fabric run`` starts."""
 
     parsed: Parsed
     ranks: int | None
@@ -130,7 +130,7 @@ class FabricRun(msgspec.Struct, frozen=True, kw_only=True):
     """What its processes read of it."""
 
 
-def parse_fabric(words: Sequence[str]) -> FabricRun:
+def parse_fabric(words: Sequence[str]) -> FrameworkLaunch:
     """Take apart what follows ``fabric run``; ``fabric run model`` is what it was called before Lightning 2.4.
 
     Its options may stand behind the script, too, and what it does not know belongs to the script. Raises UsageError
@@ -166,7 +166,7 @@ def parse_fabric(words: Sequence[str]) -> FabricRun:
     nodes = parsed.count("--num-nodes", NAME) or 1
     per_node = _devices(options.get("--devices", "1"))
     told = {f"LT_{name.upper()}": options[f"--{name}"] for name in _TOLD if f"--{name}" in options}
-    return FabricRun(
+    return FrameworkLaunch(
         parsed=parsed,
         ranks=per_node * nodes if per_node else None,
         nodes=nodes,

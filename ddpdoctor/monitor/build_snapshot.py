@@ -26,6 +26,7 @@ from ddpdoctor.monitor.snapshot import (
     BucketView,
     CallView,
     FindingView,
+    OnlyShown,
     RankView,
     RunState,
     Snapshot,
@@ -498,7 +499,7 @@ def _ended_ns(look: Look) -> int:
 # An autopsy as a source of snapshots: the screen shows it as it shows a run that stands, without durations.
 
 
-class AutopsySource:
+class AutopsySource(OnlyShown):
     """Fulfils ``SnapshotSource``; there is one snapshot, and nothing can be asked of the job."""
 
     def __init__(self, examination: Examination) -> None:
@@ -507,15 +508,6 @@ class AutopsySource:
     def snapshot(self) -> Snapshot:
         """Return the one that there is."""
         return self._snapshot
-
-    def ask_for_stacks(self, rank: int) -> None:
-        """Do nothing."""
-
-    def end_job(self) -> None:
-        """Do nothing: the job was not started by this program."""
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def snapshot_of(examination: Examination, now_ns: int) -> Snapshot:

@@ -16,7 +16,7 @@ import msgspec
 from ddpdoctor.diagnosis.performance.summary import RunSummary
 from ddpdoctor.files.untrusted import hold
 from ddpdoctor.monitor.history import NeverWatched, recorded_moments, recorded_snapshot
-from ddpdoctor.monitor.snapshot import History, PlaybackState, Snapshot
+from ddpdoctor.monitor.snapshot import History, OnlyShown, PlaybackState, Snapshot
 from ddpdoctor.record.reader import read_plan
 
 # The course of a run in a bounded number of slices, for sparklines and heat strips.
@@ -143,7 +143,7 @@ def recorded_run(directory: Path) -> Replay:
     return Replay(moments, partial(recorded_snapshot, directory))
 
 
-class Replay:
+class Replay(OnlyShown):
     """Recorded snapshots as a source whose time can be moved; starts at the end, holding still."""
 
     def __init__(
@@ -165,15 +165,6 @@ class Replay:
         if self._shown is None or self._shown[0] != moment:
             self._shown = moment, msgspec.structs.replace(self._read(moment), source=self._source, launched=False)
         return self._shown[1]
-
-    def ask_for_stacks(self, rank: int) -> None:
-        """A run that is over has no stacks to give."""
-
-    def end_job(self) -> None:
-        """A run that is over cannot be ended."""
-
-    def close(self) -> None:
-        """There is nothing to let go of."""
 
     def playback(self) -> PlaybackState:
         """Return where the replay stands."""

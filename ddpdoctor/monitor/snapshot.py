@@ -234,6 +234,19 @@ class SnapshotSource(Protocol):
         ...
 
 
+class OnlyShown:
+    """What a source answers of whose job nothing can be asked: it is over, or it was not started by this program."""
+
+    def ask_for_stacks(self, rank: int) -> None:
+        """Do nothing."""
+
+    def end_job(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to let go of."""
+
+
 class PlaybackState(msgspec.Struct, frozen=True, kw_only=True):
     """Where a source whose time can be moved stands."""
 

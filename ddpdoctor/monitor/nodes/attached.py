@@ -38,7 +38,7 @@ from ddpdoctor.monitor.nodes.messages import (
     unpack_rows,
 )
 from ddpdoctor.monitor.nodes.screens import MOST_SNAPSHOT_BYTES, unpack_shown
-from ddpdoctor.monitor.snapshot import Snapshot
+from ddpdoctor.monitor.snapshot import OnlyShown, Snapshot
 from ddpdoctor.record import layout
 from ddpdoctor.record.joining import Clock, NodePart
 from ddpdoctor.record.model import Job, RunRecord
@@ -301,7 +301,7 @@ def _here_at_last(meeting: Meeting) -> Meeting:
     return msgspec.structs.replace(meeting, addresses=(*meeting.addresses, "127.0.0.1"))
 
 
-class AttachedRun:
+class AttachedRun(OnlyShown):
     """Fulfils ``SnapshotSource``; may be used by one thread after the other."""
 
     def __init__(self, meeting: Meeting) -> None:
@@ -369,12 +369,6 @@ class AttachedRun:
     def line_of(self, file: str, line: int) -> str:
         """Return a source line as it is on the head's machine; empty where it was not sent."""
         return self._lines.get(file, {}).get(line, "")
-
-    def ask_for_stacks(self, rank: int) -> None:
-        """Nothing is asked of the ranks of a run that is only looked at."""
-
-    def end_job(self) -> None:
-        """A job that others started is never ended."""
 
     def close(self) -> None:
         """Look on no longer."""

@@ -7,10 +7,8 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Literal, TypeAlias
 
-import msgspec
-
 from ddpdoctor.files import regex
-from ddpdoctor.finding import Frame, Location
+from ddpdoctor.finding import Location
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, constant
 from ddpdoctor.source.projection import Projection, project
@@ -38,19 +36,6 @@ _FIXED = _ADDRESS | {"WORLD_SIZE", "RANK"}
 Legacy: TypeAlias = Literal["argument", "required", "refused", "refused later", "text", "module"]
 """The local rank is read from the command line, has to stand there, is refused as the project's launcher writes it (in
 the torch that it asks for, or from 2.0 on), is read as text, or the old launcher itself is called."""
-
-
-class FixedRendezvous(msgspec.Struct, frozen=True, eq=False):
-    """An address, a port or a number of ranks in the code of a script that a launcher starts."""
-
-    location: Location
-    what: str
-    """``MASTER_PORT``, ``init_method`` or ``world_size``."""
-    value: str
-    mild: bool = False
-    """It works when launched as intended."""
-    chain: tuple[Frame, ...] = ()
-    """Lines of the call chain, innermost first: the number often stands in a caller."""
 
 
 def legacy_launches(script: Script) -> Iterator[tuple[Location, Legacy]]:
@@ -187,8 +172,12 @@ def _is_local_rank_of(value: ast.expr) -> bool:
     return isinstance(value, ast.Attribute) and value.attr == "local_rank"
 
 
-def fixed_rendezvous(projection: Projection) -> Iterator[FixedRendezvous]:
-    """Yield constants that override what the launcher sets, in scripts that take their ranks from a launcher."""
+def fixed_rendezvous(projection: Projection) -> Iterator[tuple[Event, str, str, bool]]:
+    """Yield constants that override what the launcher sets, in scripts that take their ranks from a launcher.
+
+    Each with what it is for (``MASTER_PORT``, ``init_method`` or ``world_size``), its value, and whether it works when
+    the script is launched as intended.
+    """
     script = projection.machine.script
     if may_spawn(script) or framework(script):
         return
@@ -208,15 +197,15 @@ def fixed_rendezvous(projection: Projection) -> Iterator[FixedRendezvous]:
         if name in _FIXED and isinstance(value, str) and not _is_tested(event.module, event.node):
             seen.add(event.node)
             if not other or (name == "MASTER_ADDR" and not _NAMES_THIS_MACHINE.match(value)):
-                yield FixedRendezvous(event.location, str(name), value, other, event.chain)
+                yield event, str(name), value, other
     for event in joined:
         size = event.argument("world_size", 3)
         fixed = constant(size) if size is not None else None
         if type(fixed) is int and fixed > 1 and event.ranks == ALL_RANKS and not event.conditions:
-            yield FixedRendezvous(event.location, "world_size", str(fixed), True, event.chain)
+            yield event, "world_size", str(fixed), True
         address = constant(event.named["init_method"]) if "init_method" in event.named else None
         if isinstance(address, str) and address.startswith("tcp://") and not event.conditions and not other:
-            yield FixedRendezvous(event.location, "init_method", address, False, event.chain)
+            yield event, "init_method", address, False
 
 
 def _takes_rank_of_launcher(script: Script, initialisation: Event) -> bool:
@@ -244,7 +233,10 @@ def _is_tested(module: Module, node: ast.AST) -> bool:
 
 
 def missing_environments(projection: Projection) -> Iterator[tuple[Event, tuple[str, ...], bool]]:
-    """Yield initialisations, in ranks that the script spawns itself, that read variables which are never set."""
+    """Yield initialisations, in ranks that the script spawns itself, that read variables which are never set.
+
+    Each with their names, and whether nothing outside of the script can set them.
+    """
     script = projection.machine.script
     if script.spawns_ranks is None or framework(script) or _needs_launcher(script.entry):
         return
