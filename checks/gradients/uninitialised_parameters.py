@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, TooLittleEvidence
 from ddpdoctor.diagnosis.divergence.unused_parameters import folded
 from ddpdoctor.diagnosis.wording import site_location
 from ddpdoctor.finding import Finding, Severity
@@ -51,6 +51,9 @@ CHECK = Check(
 
 def in_run(record: RunRecord) -> Iterator[Finding]:
     """Report what each call of ``to_empty`` left, on all ranks together, with the figures of one of them."""
+    pretended = next((one for one in record.job.pretended if "weights" in one), "")
+    if record.uninitialised and pretended:
+        raise TooLittleEvidence(f"{pretended} may initialise what to_empty() leaves, and were pretended")
     for site in dict.fromkeys(row.site for row in record.uninitialised):
         rows = [row for row in record.uninitialised if row.site == site]
         ranks = sorted({row.rank for row in rows})

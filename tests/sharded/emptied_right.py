@@ -258,4 +258,12 @@ RIGHT = (
         model = DistributedDataParallel(model)
         """,
     ),
+    Job(
+        name="a checkpoint that this machine lacks",
+        body="""
+        model.to_empty(device="cpu")
+        model.load_state_dict(torch.load("pretrained/base.pt", map_location="cpu"))
+        model = DistributedDataParallel(model)
+        """,
+    ),
 )

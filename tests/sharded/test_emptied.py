@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,14 +53,21 @@ def test_layers_that_an_own_reset_leaves_out_are_named(tmp_path: Path) -> None:
     assert 'for part in model.modules(): if hasattr(part, "reset_parameters")' in finding["remedy"]
 
 
-@pytest.mark.parametrize("job", WRONG[1:], ids=lambda job: job.name)
+def mostly_full(jobs: Sequence[Job], often: int) -> list[Any]:
+    """Some of these jobs for each run of the tests, spread over them, and the others for the full one."""
+    chosen = range(len(jobs) - 1, -1, -(len(jobs) // often))
+    marks = [() if number in chosen else (pytest.mark.full,) for number in range(len(jobs))]
+    return [pytest.param(job, id=job.name, marks=marked) for job, marked in zip(jobs, marks, strict=True)]
+
+
+@pytest.mark.parametrize("job", mostly_full(WRONG[1:], 4))
 def test_what_nothing_wrote_is_found(job: Job, tmp_path: Path) -> None:
     _, (finding,) = examined(job, tmp_path)
     assert (named(finding), finding["ranks"]) == (len(job.found), [] if len(job.ranks) == 2 else list(job.ranks))
     assert all(name.partition(".")[0] in finding["title"] for name in job.found)
 
 
-@pytest.mark.parametrize("job", RIGHT, ids=lambda job: job.name)
+@pytest.mark.parametrize("job", mostly_full(RIGHT, 4))
 def test_what_was_written_in_any_way_is_clean(job: Job, tmp_path: Path) -> None:
     report, findings = examined(job, tmp_path)
     assert findings == []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.check_command import with_our_tree
 
-_JOB = '''
+_JOB = """
 import sys
 import torch
 import torch.distributed as dist
@@ -35,7 +35,7 @@ told += [summed.tolist() == [1.0, 3.0, 5.0, 7.0], given.equal(kept)]
 with open(f"{sys.argv[1]}/{rank}", "w") as file:
     file.write(str(told))
 dist.barrier()
-'''
+"""
 
 
 def test_a_mean_is_a_mean_in_every_collective_and_what_is_given_stays(tmp_path: Path) -> None:

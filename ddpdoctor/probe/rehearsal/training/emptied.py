@@ -113,6 +113,7 @@ class Emptied:
         """Listen to the emptying of modules, and to their compiling."""
         module_class = self._torch.nn.Module
         on_call(self._journal, module_class, "to_empty", after=self._was_emptied, harms=HARMED)
+        on_call(self._journal, module_class, "load_state_dict", before=self._loads, harms=HARMED)
         on_call(self._journal, module_class, "compile", after=self._was_compiled, harms=HARMED)
         after_import("torch.distributed.fsdp._fully_shard._fully_shard", self._hook_unsharding)
 
@@ -129,6 +130,14 @@ class Emptied:
             self._origins[part] = origin
             for tensor in self._tensors(part, recursive=False):
                 self._bits(tensor.part).fill_(_PATTERNS[tensor.part.element_size()])
+
+    def _loads(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """Write numbers where a checkpoint that this machine lacks would have written its own."""
+        from ..pretend.language_models import NoWeights
+
+        if isinstance(arguments[1] if len(arguments) > 1 else options.get("state_dict"), NoWeights):
+            for tensor in self._tensors(arguments[0]):
+                self._fill(tensor)
 
     def _hook_unsharding(self, module: ModuleType) -> None:
         """Look before parameters are gathered ahead of a forward, too."""
