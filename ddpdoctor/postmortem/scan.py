@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
+from itertools import chain
 from typing import BinaryIO, Literal, cast
 
 PIECE_BYTES = 1 << 20
@@ -30,10 +31,16 @@ MOST_CODES = 1_000
 MOST_OF_A_TRACEBACK = 100
 TAIL_BYTES = 1 << 16
 _DIGITS = b"0123456789"
-_CODES = tuple(
-    map(re.compile, (rb"Xid[^\n]{0,60}: \d{1,3}\b", rb"xit ?code[:=]?[^\n\d]{0,4}\d{1,3}\b", rb"ignal \d{1,2}\b"))
-)
-"""Numbers that make one report another one."""
+_CODES = {
+    b"Xid": re.compile(rb"Xid[^\n]{0,60}: \d{1,3}\b"),
+    b"ignal": re.compile(rb"ignal(?:s\.\w+)?[^\n\w]{1,8}\d{1,3}\b"),
+    **{
+        word: re.compile(word + rb"[^\n\w]{1,8}\d{1,3}\b")
+        for word in (b"code", b"Code", b"status", b"STATUS", b"SIGNAL")
+    },
+}
+"""Numbers that make one report another one: what rows of the catalogue and forms of launchers call a code or a signal
+stands behind one of these words."""
 _HEADER = b"raceback (most"
 _FRAME = b'", line '
 _MARK = re.compile(
@@ -85,7 +92,10 @@ class Scanner:
         """… and of those that were left out."""
         self._kinds: set[bytes] = set()
         """What lines hold but digits: those without a needle, and all that were sifted."""
+        self._patterns: set[re.Pattern[bytes]] = set()
+        """Of the codes that such lines may have …"""
         self._codes: set[bytes] = set()
+        """… and the codes that were read, with their words."""
         self._places: Counter[tuple[bytes, bytes]] = Counter()
         """How often one class of error had new words, by the mark in front of it."""
 
@@ -145,8 +155,9 @@ class Scanner:
     def _sift(self, text: bytes) -> None:
         """Hand on what is new in whole lines, with the tracebacks that it stands in."""
         lines, kinds = text.split(b"\n"), text.translate(None, _DIGITS).split(b"\n")
-        known, read_to, coded = self._kinds, dict[bytes, int](), self._new_codes(text)
+        known, read_to = self._kinds, dict[bytes, int]()
         strange = () if known.issuperset(kinds) else [at for at, kind in enumerate(kinds) if kind not in known]
+        coded = self._new_codes(text, [kinds[at] for at in strange])
         for place in sorted({*strange, *coded}) if coded else strange:
             kind, line = kinds[place], lines[place]
             if kind in known and place not in coded:
@@ -161,13 +172,19 @@ class Scanner:
                 self._leave()
         self._lines += len(lines) - 1
 
-    def _new_codes(self, text: bytes) -> set[int]:
-        """Return the places of lines with a number that no line gave before in the same words."""
-        found = {code for pattern in _CODES for code in pattern.findall(text)} - self._codes
-        if len(self._codes) + len(found) > MOST_CODES:
+    def _new_codes(self, text: bytes, strange: list[bytes]) -> set[int]:
+        """Return the places of lines with a code that no line gave before in the same words."""
+        joined = b"\n".join(strange)
+        self._patterns.update(pattern for word, pattern in _CODES.items() if word in joined)
+        found = {code for pattern in self._patterns for code in pattern.findall(text)} - self._codes
+        if not found or len(self._codes) + len(found) > MOST_CODES:
             return set()
         self._codes |= found
-        return {text.count(b"\n", 0, text.find(code)) for code in found}
+        first: dict[bytes, int] = {}
+        for match in chain.from_iterable(pattern.finditer(text) for pattern in self._patterns):
+            if match[0] in found:
+                first.setdefault(match[0], match.start())
+        return {text.count(b"\n", 0, place) for place in first.values()}
 
     def _is_new(self, lines: list[bytes], kind: bytes, place: int, mark: bytes) -> bool:
         """Return whether a line that differs from all before it reports a failure, and one that others have not."""

@@ -272,6 +272,20 @@ def test_in_a_log_of_nothing_but_tracebacks_another_one_is_found(
             "srun: error: node3: task 5: Exited with exit code 137",
         ),
         ("bash: line 1: Process {} died with signal 15", "bash: line 1: Process 10 died with signal 11"),
+        (
+            "[launch] sigkill_handler] exits with return code = 1",
+            "[launch] sigkill_handler] exits with return code = -9",
+        ),
+        ("Pod: trainer exited with code 1", "Pod: trainer exited with code 139"),
+        ("    Exit Code:    1  Error", "    Exit Code:    137  Error"),
+        (
+            "CalledProcessError: returned non-zero exit status 1.",
+            "CalledProcessError: returned non-zero exit status 134.",
+        ),
+        ("=   EXIT STATUS: 1, Error", "=   EXIT STATUS: 139, Error"),
+        ("Error: job.service: exited, status=1/FAILURE", "Error: job.service: exited, status=203/FAILURE"),
+        ("Error: died with <Signals.SIGTERM: 15>", "Error: died with <Signals.SIGTERM: 11>"),
+        ("=   KILLED BY SIGNAL: 1 (Error {})", "=   KILLED BY SIGNAL: 9 (Error 8)"),
     ],
 )
 def test_in_a_log_of_one_failure_its_other_code_is_found(
