@@ -118,13 +118,10 @@ def _found(
     own: Mapping[str, tuple[str, str]],
 ) -> Iterator[Finding]:
     """Yield what is otherwise in a second start, with the lines that save in the first one and load in the second."""
-    from ddpdoctor.diagnosis.resume import loads_of
-    from ddpdoctor.diagnosis.wording import site_location
+    from ddpdoctor.diagnosis.resume import loads_of, places_of
 
-    save = compared.save
-    loads = sorted(loads_of(second, files), key=lambda one: one.rank)
-    load_place = next((place for one in loads if (place := site_location(second.site(one.site)))), None)
-    save_place = None if save is None else site_location(first.site(save.site))
+    save, loads = compared.save, loads_of(second, files)
+    save_place, load_place = places_of(save, first, loads, second)
     for found in differences:
         state = _STATES.get(found.what)
         to_save, to_load = own.get(found.what, ("", ""))

@@ -10,7 +10,7 @@ from ddpdoctor.finding import Location
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import NONE, ExternalObject, Instance, Value, constant, options_of
 from ddpdoctor.source.projection import Projection, whole_projection
-from ddpdoctor.source.queries.checkpoint_code import SCHEDULERS, STATEFUL, is_named, speaks_of
+from ddpdoctor.source.queries.checkpoint_code import SCHEDULERS, STATEFUL, is_named, owner_of_state, speaks_of
 from ddpdoctor.source.queries.job_kind import noted
 from ddpdoctor.source.queries.wrapped_models import (
     has_no_tensors,
@@ -60,7 +60,9 @@ def left_out(script: Script) -> Iterator[LeftOut]:
             pairs = zip(literal.keys, literal.values, strict=True)
             named = {text: value for key, value in pairs if (text := _text(key))}
             keys.update(id(key) for key in literal.keys)
-            if any(_is_state(value) for value in named.values()) and any(speaks_of(name, _COUNTS) for name in named):
+            if any(owner_of_state(value) for value in named.values()) and any(
+                speaks_of(name, _COUNTS) for name in named
+            ):
                 saved.append((module, literal, named))
         read |= {
             one.value for one in module.index.of(ast.Constant) if id(one) not in keys and isinstance(one.value, str)
@@ -71,11 +73,11 @@ def left_out(script: Script) -> Iterator[LeftOut]:
         return
     states = _States(script)
     for module, literal, named in saved:
-        weights = [name for name, value in named.items() if _is_state(value) and not _is_stateful(name, value)]
+        weights = [name for name, value in named.items() if owner_of_state(value) and not _is_stateful(name, value)]
         if not read.intersection(weights) or not any(speaks_of(name, _COUNTS) and name in read for name in named):
             continue  # Nothing goes on from it: it is loaded for an evaluation, or elsewhere.
         for name, value in named.items():
-            if not _is_state(value) or not _is_stateful(name, value):
+            if not owner_of_state(value) or not _is_stateful(name, value):
                 continue
             if states.is_told(name, value) or states.is_empty(value):
                 continue
@@ -195,10 +197,6 @@ def _owner(call: ast.expr) -> str:
 def _text(node: ast.expr | None) -> str:
     """Return what a node is that is a string; empty for others."""
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
-
-
-def _is_state(value: ast.expr) -> bool:
-    return isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "state_dict"
 
 
 # What counts or draws from its beginning in a loop of epochs that goes on where the checkpoint was written.

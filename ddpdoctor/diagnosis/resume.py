@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.diagnosis.failures import lack_behind
-from ddpdoctor.diagnosis.wording import count, location_of, rank_list
+from ddpdoctor.diagnosis.wording import count, location_of, rank_list, site_location
 from ddpdoctor.finding import Location
 from ddpdoctor.record.joining import headline
 from ddpdoctor.record.model import RankException, Restart, RunRecord
@@ -118,6 +118,15 @@ def loads_of(record: RunRecord, files: Iterable[str]) -> list[CheckpointLoad]:
     known = {os.path.realpath(path) for path in files}
     known |= {os.path.dirname(path) for path in known}  # One that is a directory, with a file for each rank.
     return [one for one in record.checkpoint_loads if os.path.realpath(one.path) in known]
+
+
+def places_of(
+    save: ResumeSave | None, first: RunRecord, loads: Iterable[CheckpointLoad], second: RunRecord
+) -> tuple[Location | None, Location | None]:
+    """Return the line where the first start saves a checkpoint, and the one where a later start loads it."""
+    by_rank = sorted(loads, key=lambda one: one.rank)
+    loaded = next((place for one in by_rank if (place := site_location(second.site(one.site)))), None)
+    return None if save is None else site_location(first.site(save.site)), loaded
 
 
 def _failure(record: RunRecord, files: Sequence[str]) -> Difference | None:

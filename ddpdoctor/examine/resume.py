@@ -17,21 +17,19 @@ import msgspec
 
 from ddpdoctor.catalogue.registry import load, read_catalogue
 from ddpdoctor.catalogue.run_checks import CheckResult, run_restart_checks
-from ddpdoctor.diagnosis.resume import checkpoint_of, loads_of, saved_at_signal
-from ddpdoctor.diagnosis.wording import site_location
+from ddpdoctor.diagnosis.resume import checkpoint_of, loads_of, places_of, saved_at_signal
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.examine.rehearsal_result import judge
 from ddpdoctor.files import regex
 from ddpdoctor.files.untrusted import read_untrusted
-from ddpdoctor.finding import Severity
+from ddpdoctor.finding import Location, Severity
 from ddpdoctor.launch.request import SIGNALLED, TORN, Progress, RehearsalRequest
 from ddpdoctor.record.model import Restart
 
 if TYPE_CHECKING:
     from ddpdoctor.catalogue.registry import CatalogueEntry
     from ddpdoctor.record.model import RunRecord
-    from ddpdoctor.record.streams.training import ResumeSave
     from ddpdoctor.source.script.script import Script
 
 RehearseOnce = Callable[[RehearsalRequest], "tuple[RunRecord, RehearsalSection]"]
@@ -142,7 +140,7 @@ def prove_resume(
             step=left.step,
             files=tuple(left.files),
             how=how,
-            own_code=_own_code(script, save, first, second, left),
+            own_code=_own_code(script, places_of(save, first, loads_of(second, left.files), second)),
         )
         (result,) = run_restart_checks((check,), restart)
         signalled = ""
@@ -157,15 +155,11 @@ def prove_resume(
     return Resumed(result, f"{how}: {result.gap or compared}{looked}{signalled}")
 
 
-def _own_code(
-    script: Script, save: ResumeSave, first: RunRecord, second: RunRecord, left: _Left
-) -> Mapping[str, tuple[str, str]]:
+def _own_code(script: Script, places: tuple[Location | None, Location | None]) -> Mapping[str, tuple[str, str]]:
     from ddpdoctor.source.queries.checkpoint_code import own_code
 
-    saved = site_location(first.site(save.site))
-    loads = sorted(loads_of(second, left.files), key=lambda one: one.rank)
-    loaded = next((place for one in loads if (place := site_location(second.site(one.site)))), None)
-    return own_code(script, saved, loaded) if saved is not None and loaded is not None else {}
+    save, load = places
+    return own_code(script, save, load) if save is not None and load is not None else {}
 
 
 def _with_signal(

@@ -148,7 +148,8 @@ def rehearsal_environment(
 def lone_rank() -> dict[str, str]:
     """Return what torch's launcher tells the only rank that it starts.
 
-    Without the launcher, which imports torch before the rank does, one process starts in half the time.
+    Without the launcher, which imports torch before the rank does, a run of one process took 3.6 s in the place of
+    6.0 s (three pairs).
     """
     ranks = dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "TORCHELASTIC_RESTART_COUNT"), "0")
     sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"), "1")

@@ -63,14 +63,7 @@ class _Backends:
         distributed.all_gather = self._all_gather(functions.all_gather)
 
     def _with_gloo(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        signature = inspect.signature(function)
-
-        @functools.wraps(function)
-        def with_gloo(*arguments: Any, **options: Any) -> Any:
-            try:
-                given = signature.bind(*arguments, **options).arguments
-            except TypeError:
-                return function(*arguments, **options)  # torch words the error
+        def with_gloo(given: dict[str, Any]) -> Any:
             asked = given.get("backend")
             default = name == "new_group" and asked is None
             inherited = self._backends.get(self._name(None), "") if default else ""
@@ -84,7 +77,7 @@ class _Backends:
             self._backends[self._name(made)] = inherited or str(asked or ("" if default else NCCL)).lower()
             return made
 
-        return with_gloo
+        return _by_name(function, with_gloo)
 
     def _name(self, group: Any) -> str:
         """Return the name of a group; of the default one for what is no group."""
@@ -158,18 +151,14 @@ def average_on_gloo(torch: Any) -> None:
 
 def _averaging(torch: Any, function: Callable[..., Any], source: int) -> Callable[..., Any]:
     """Return a collective that sums parts of what it is given, the ``source``-th argument, in place of an average."""
-    distributed, signature = torch.distributed, inspect.signature(function)
-    parameter = list(signature.parameters)[source]
+    distributed, parameter = torch.distributed, list(inspect.signature(function).parameters)[source]
 
-    @functools.wraps(function)
-    def averaged(*arguments: Any, **options: Any) -> Any:
-        try:
-            given = signature.bind(*arguments, **options).arguments
-        except TypeError:
-            return function(*arguments, **options)  # torch words the error
-        group = given.get("group")
-        if given.get("op") != distributed.ReduceOp.AVG or distributed.distributed_c10d.get_backend(group) != "gloo":
-            return function(*arguments, **options)
+    def averaged(given: dict[str, Any]) -> Any:
+        group, backend_of = given.get("group"), distributed.distributed_c10d.get_backend
+        averages = given.get("op") == distributed.ReduceOp.AVG
+        # Of a group that this rank is not in torch says no more than that it is none.
+        if not averages or distributed.get_rank(group) < 0 or backend_of(group) != "gloo":
+            return function(**given)
         ranks, held = distributed.get_world_size(group), given[parameter]
         with torch.no_grad():
             if not source:
@@ -178,32 +167,39 @@ def _averaging(torch: Any, function: Callable[..., Any], source: int) -> Callabl
                 held = [one / ranks for one in held] if isinstance(held, (list, tuple)) else held / ranks
         return function(**{**given, parameter: held, "op": distributed.ReduceOp.SUM})
 
-    return averaged
+    return _by_name(function, averaged)
+
+
+def _by_name(function: Callable[..., Any], replacement: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
+    """Return what takes the calls of a function, and gives its replacement the arguments by their names."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def called(*arguments: Any, **options: Any) -> Any:
+        try:
+            given = dict(signature.bind(*arguments, **options).arguments)
+        except TypeError:
+            return function(*arguments, **options)  # torch words the error
+        return replacement(given)
+
+    return called
 
 
 def _ddp(torch: Any, devices: Devices) -> None:
     """Let DDP take CPU modules with ``device_ids`` or SyncBatchNorm, which its check of the devices would refuse."""
     ddp = torch.nn.parallel.DistributedDataParallel
     construct = ddp.__init__
-    signature = inspect.signature(construct)
 
-    @functools.wraps(construct)
-    def __init__(self: Any, *arguments: Any, **options: Any) -> None:
-        try:
-            given = signature.bind(self, *arguments, **options).arguments
-        except TypeError:
-            construct(self, *arguments, **options)  # torch words the error
-            return
+    def on_cpu(given: dict[str, Any]) -> None:
         for device in given.get("device_ids") or ():
             devices.use(device)
         if devices.is_cuda(given.get("output_device")):
             devices.use(given["output_device"])
         given.update(device_ids=None, output_device=None)
-        given.pop("self")
         further = given.pop("kwargs", {})
-        construct(self, **given, **further)
+        construct(**given, **further)
 
-    ddp.__init__ = __init__
+    ddp.__init__ = _by_name(construct, on_cpu)
     if hasattr(ddp, "_passing_sync_batchnorm_handle"):
         ddp._passing_sync_batchnorm_handle = lambda self, module: None
     _data_parallel(torch)

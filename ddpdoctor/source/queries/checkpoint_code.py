@@ -40,7 +40,7 @@ def own_code(script: Script, save: Location, load: Location) -> Mapping[str, tup
         return {}
     held, found = ast.unparse(bound.targets[0]), dict[str, tuple[str, str]]()
     for key, value in entries.items():
-        owner = _owner(value)
+        owner = owner_of_state(value)
         if owner is not None and not speaks_of(f"{key} {ast.unparse(owner)}", STATEFUL):
             if _is_known(module, call, owner):
                 found["weights"] = ("", f'{ast.unparse(owner)}.load_{_STATE}({held}["{key}"])')
@@ -51,7 +51,7 @@ def own_code(script: Script, save: Location, load: Location) -> Mapping[str, tup
         if name is None or not _is_known(module, call, name):
             continue
         text = ast.unparse(name)
-        key = next((key for key, value in entries.items() if _is(_owner(value), name)), "")
+        key = next((key for key, value in entries.items() if _is(owner_of_state(value), name)), "")
         missing = "" if key else f'"{kind}": {text}.{_STATE}()'
         found[what] = (missing, f'{text}.load_{_STATE}({held}["{key or kind}"])')
     for key, value in entries.items():
@@ -83,9 +83,9 @@ def _entries(module: Module, save: ast.Call) -> Iterator[tuple[str, ast.expr]]:
                 yield key.value, value
 
 
-def _owner(value: ast.expr) -> ast.expr | None:
-    """Return whose state it is."""
-    called = value.func if isinstance(value, ast.Call) and not value.args else None
+def owner_of_state(value: ast.expr) -> ast.expr | None:
+    """Return whose ``state_dict`` an expression takes; None for any other."""
+    called = value.func if isinstance(value, ast.Call) else None
     return called.value if isinstance(called, ast.Attribute) and called.attr == _STATE else None
 
 
