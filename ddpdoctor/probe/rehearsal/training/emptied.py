@@ -74,7 +74,7 @@ class _Tensor(NamedTuple):
     """What this rank has of it."""
 
 
-class _Watched(dict):  # type: ignore[type-arg]
+class _Watched(dict[str, Any]):
     """The parameters or buffers of one module, which reports those that a forward reads by their names."""
 
     def __init__(self, plain: dict[str, Any]) -> None:
