@@ -42,7 +42,7 @@ from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event, OwnTest
 from ddpdoctor.source.projection import Projection, whole_projection
-from ddpdoctor.source.queries.divergence import events_through, function_around, reported_lines, sync_events
+from ddpdoctor.source.queries.divergence import events_through, function_around, reported_lines
 from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.script.script import Script
 
@@ -95,7 +95,7 @@ _FETCHES = frozenset({"next", "anext"})
 
 def swallowed(projection: Projection) -> Iterator[Finding]:
     """Handlers of failures that may hit one rank alone, which skip a collective and continue."""
-    events = [event for event in sync_events(projection) if event.name not in _SETTING_UP and not event.in_parent]
+    events = [event for event in projection.synchronising if event.name not in _SETTING_UP and not event.in_parent]
     told = reported_lines(projection)
     for module in projection.machine.script.modules if events else ():
         for node in module.index.of(ast.Try):

@@ -42,7 +42,7 @@ from ddpdoctor.finding import Finding, Location, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS
 from ddpdoctor.source.projection import Projection, whole_projection
-from ddpdoctor.source.queries.divergence import events_through, function_around, reported_lines, sync_events
+from ddpdoctor.source.queries.divergence import events_through, function_around, reported_lines
 from ddpdoctor.source.queries.training_loops import evaluating_forwards, only_loader
 from ddpdoctor.source.ranks.ranks import numbers_in
 from ddpdoctor.source.script.module import Module, descend, last_name
@@ -172,7 +172,7 @@ def _finding(
 
 def lone_evaluations(projection: Projection) -> Iterator[Finding]:
     """Such loops, one for each rank test; none that other ranks run too, and none where nothing makes them wait."""
-    meetings = [event for event in sync_events(projection) if event.ranks == ALL_RANKS and not event.in_parent]
+    meetings = [event for event in projection.synchronising if event.ranks == ALL_RANKS and not event.in_parent]
     forwards = tuple(evaluating_forwards(projection)) if meetings else ()
     shared = {loop.node for event in projection.events if event.ranks == ALL_RANKS for loop in event.loops}
     hanging = reported_lines(projection)
@@ -219,7 +219,7 @@ _LONG = frozenset({"map", "generate"})
 
 def long_waits(projection: Projection) -> Iterator[Finding]:
     """Generation and preprocessing on the first rank, in a script that keeps the default timeout."""
-    events = [event for event in sync_events(projection) if event.ranks == ALL_RANKS and not event.in_parent]
+    events = [event for event in projection.synchronising if event.ranks == ALL_RANKS and not event.in_parent]
     set_up = (event for event in projection.of_kind("collective") if event.name == "init_process_group")
     if any("timeout" in event.named for event in set_up):
         return

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import msgspec
 
 from ddpdoctor.files import regex
-from ddpdoctor.source.events import Event, EventKind, Exit, Item, Tree, settle
+from ddpdoctor.source.events import Event, EventKind, Exit, Item, Tree, events_in, settle
 from ddpdoctor.source.interpreter.attributes import bound_to, class_attribute
 from ddpdoctor.source.interpreter.calls import apply, call_function, construct
 from ddpdoctor.source.interpreter.expressions import evaluate
@@ -79,6 +79,13 @@ class Projection(msgspec.Struct, frozen=True, dict=True, eq=False):
     @cached_property
     def _mixed(self) -> dict[tuple[EventKind, ...], Sequence[Event]]:
         return {}
+
+    @cached_property
+    def synchronising(self) -> tuple[Event, ...]:
+        """Everything in the script that synchronises the ranks, once each, in the order of execution."""
+        trees = (tree for walk in self.walks for tree in walk.trees)
+        found = {event.ordinal: event for tree in trees for event in events_in(tree)}
+        return tuple(found[ordinal] for ordinal in sorted(found))
 
     @cached_property
     def _rooted(self) -> bool:

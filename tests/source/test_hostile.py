@@ -13,7 +13,7 @@ from tests.source.hostile import KINDS, main, read
 @pytest.mark.alone
 @pytest.mark.parametrize("number", range(len(KINDS)), ids=lambda number: KINDS[number].__name__.strip("_"))
 def test_a_source_of_each_kind_is_read_in_bounds(number: int, tmp_path: Path) -> None:
-    # Other work on the machine only adds, so the least of three counts: the same source took from 3.5 to 5.8 s here.
+    # Other work on the machine only adds, so the best of three counts: the same source took from 3.5 to 5.8 s here.
     said = [read(number, tmp_path)]
     while said[-1] and len(said) < 3:
         said.append(read(number, tmp_path))

@@ -488,15 +488,6 @@ _CLOSED = frozenset({ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.La
 """Classes of nodes that are not looked into: what is in them runs at another time, or there is nothing."""
 
 
-def sync_events(projection: Projection) -> tuple[Event, ...]:
-    """Return everything in the script that synchronises the ranks, once each, in the order of execution."""
-    found: dict[int, Event] = {}
-    for walk in projection.walks:
-        for tree in walk.trees:
-            found.update({event.ordinal: event for event in events_in(tree)})
-    return tuple(found[ordinal] for ordinal in sorted(found))
-
-
 def is_in_turns(projection: Projection, event: Event) -> bool:
     """Return whether some ranks wait before an event and the others behind it, so that these go first.
 
