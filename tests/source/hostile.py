@@ -15,18 +15,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tests.machine_speed import is_within
+
 COUNT = 500
 LONGEST_S, LARGEST_BYTES = 5.0, 500_000_000
-# 5 s where parsing takes 2 s. The same machine was 1.6 times as slow at other hours, at both: 4.0 s became 6.5 s.
-LONGEST_PARSINGS = 2.5
-_PARSING = r"""
-import ast
-import gc
-
-gc.disable()
-for _ in range(2):
-    ast.parse("if rank == 1: dist.barrier()\n" * 50_000)
-"""
 _HEAD = """import os
 import torch
 import torch.distributed as dist
@@ -258,17 +250,7 @@ def read(number: int, directory: Path) -> str:
     cpu_s, largest_bytes = used.ru_utime + used.ru_stime, int(peak.read_text()) * 1024
     if largest_bytes > LARGEST_BYTES:
         return f"{kind}: {largest_bytes / 1e6:.0f} MB"
-    if cpu_s > LONGEST_S and cpu_s > LONGEST_PARSINGS * (parsing_s := _parsing_s()):
-        return f"{kind}: {cpu_s:.1f} s, where Python parses 100,000 lines in {parsing_s:.1f} s"
-    return ""
-
-
-def _parsing_s() -> float:
-    """Return the CPU time that Python itself takes to parse 100,000 lines here and now: how fast the machine is."""
-    process = subprocess.Popen([sys.executable, "-c", _PARSING])
-    _, _, used = os.wait4(process.pid, 0)
-    process.returncode = 0
-    return used.ru_utime + used.ru_stime
+    return "" if is_within(cpu_s, LONGEST_S) else f"{kind}: {cpu_s:.1f} s"
 
 
 def _limit() -> None:
