@@ -23,6 +23,7 @@ from ddpdoctor.source.interpreter.values import (
     PerRank,
     ProjectClass,
     ProjectModule,
+    SequenceValue,
     Unknown,
     Value,
     derived,
@@ -238,6 +239,15 @@ def _owned(value: Value, cls: ProjectClass) -> Value:
     if isinstance(value, Function) and value.owner is None:
         return Function(value.node, value.module, value.scope, None, cls, value.gradients, value.first_rank_only)
     return value
+
+
+def items_of(machine: Machine, node: ast.AST, value: Value) -> Value:
+    """Return what is gone over where a value is: of an object of the project, what its ``__iter__`` gives."""
+    method = class_attribute(machine, value.cls, "__iter__") if isinstance(value, Instance) else None
+    if not isinstance(method, Function):
+        return value
+    items = machine.call_function(machine, node, bound_to(method, value), [], {})
+    return items if isinstance(items, SequenceValue) else value
 
 
 def bound_to(function: Function, receiver: Value) -> Function:

@@ -39,11 +39,12 @@ from ddpdoctor.source.interpreter.values import (
     never_none,
     on_rank,
     per_rank,
+    tagged,
     tags_of,
     truth,
 )
 from ddpdoctor.source.libraries.sharding import part_of_mesh
-from ddpdoctor.source.ranks.data_partitions import is_rank_key, picked, sliced
+from ddpdoctor.source.ranks.data_partitions import SHARE, is_rank_key, picked, sliced
 from ddpdoctor.source.ranks.rank_local_values import FORM, decided, extent_of
 from ddpdoctor.source.ranks.ranks import GLOBAL_RANK, LOCAL_RANK, exact_per_rank, is_set, variable
 from ddpdoctor.source.script.module import descend, last_name
@@ -389,6 +390,8 @@ def _give(machine: Machine, value: Value) -> None:
     if frame.on_yield is not None:
         frame.on_yield(value)
         return
+    if any(loop.skipped for loop in machine.loops) or any(map(is_varying, machine.deciding)):
+        value = tagged(value, frozenset({SHARE}))
     frame.yielded = join(frame.yielded, value)
     endless = next((loop.around for loop in machine.loops if isinstance(loop.around.node, ast.While)), None)
     if endless is not None:

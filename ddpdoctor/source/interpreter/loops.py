@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ddpdoctor.source.events import Sinks
 from ddpdoctor.source.interpreter.assignment import assign_to, item_of
-from ddpdoctor.source.interpreter.attributes import bound_to, class_attribute
+from ddpdoctor.source.interpreter.attributes import bound_to, class_attribute, items_of
 from ddpdoctor.source.interpreter.calls import call_function
-from ddpdoctor.source.interpreter.scopes import Cell
+from ddpdoctor.source.interpreter.scopes import CallFrame, Cell
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     RANKS,
+    UNIFORM,
     Const,
     DictValue,
     Function,
@@ -31,7 +32,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.ranks.data_partitions import filtered
 from ddpdoctor.source.ranks.rank_local_values import with_keys
-from ddpdoctor.source.script.module import descend, last_name
+from ddpdoctor.source.script.module import deep_recursion, descend, last_name
 
 MAXIMUM_ITEMS = 20
 """Of a list whose items are looked at one by one."""
@@ -85,13 +86,35 @@ def _is_left_early(body: Sequence[ast.stmt]) -> bool:
 
 def opened(machine: Machine, node: ast.expr) -> Value:
     """Return what a loop goes over: of an object of the project, what its ``__iter__`` gives."""
-    value = machine.evaluate(machine, node)
-    if isinstance(value, Instance):
-        method = class_attribute(machine, value.cls, "__iter__")
-        if isinstance(method, Function):
-            items = call_function(machine, node, bound_to(method, value), [], {})
-            return items if isinstance(items, SequenceValue) else value
-    return value
+    return items_of(machine, node, machine.evaluate(machine, node))
+
+
+def item_aside(machine: Machine, dataset: Instance) -> Value:
+    """Return what a data set of the project gives for any index or turn, by its own methods; nothing of it is kept."""
+    turns, item = (class_attribute(machine, dataset.cls, name) for name in ("__iter__", "__getitem__"))
+    method = turns if isinstance(turns, Function) else item
+    module = machine.script.module(method.module) if isinstance(method, Function) else None
+    if not isinstance(method, Function) or module is None:
+        return UNIFORM
+    found: list[Value] = []
+
+    def give() -> None:
+        given = call_function(machine, method.node, bound_to(method, dataset), [UNIFORM] * (method is item), {})
+        found.append(given if method is item else iterated(machine, given)[0])
+
+    kept = machine.mask, machine.quiet, dict(machine.events), len(machine.exits), len(machine.own_raises)
+    machine.mask, machine.quiet = ALL_RANKS, True
+    machine.frames.append(CallFrame("", module, machine.scope_modules[machine.script.entry.name], ()))
+    machine.store.begin()
+    try:
+        with deep_recursion():
+            machine.collect_safely(give, method.node, lambda: dataset.cls.node.name)
+    finally:
+        machine.store.undo()
+        machine.frames.pop()
+        machine.mask, machine.quiet, machine.events = kept[:3]
+        del machine.exits[kept[3] :], machine.own_raises[kept[4] :]
+    return found[0] if found else UNIFORM
 
 
 def comprehension(machine: Machine, node: ast.ListComp | ast.SetComp | ast.GeneratorExp) -> Value:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from ddpdoctor.files import regex
 from ddpdoctor.source.events import Event, LoopAround
+from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
     NONE,
@@ -26,7 +27,7 @@ from ddpdoctor.source.libraries.lightning import LOG, has_several
 from ddpdoctor.source.libraries.python_logging import Screen
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import is_distributed, is_of_one_process, left_in_mode, on_every_rank
-from ddpdoctor.source.queries.training_loops import division, feedings
+from ddpdoctor.source.queries.training_loops import division, feedings, takes_own_part
 from ddpdoctor.source.ranks.ranks import FIRST_RANKS
 from ddpdoctor.source.script.module import Module, descend
 from ddpdoctor.source.torch_model.recorded_calls import PRINT_REPLACED
@@ -334,7 +335,14 @@ def _is_of_shard(projection: Projection, value: Value, training: set[int]) -> bo
     machine = projection.machine
     loaders = {number for kind, number in tags_of(value) if kind == "batch"} - training
     made = [machine.events.get(number) for number in loaders]
-    return bool(made) and all(one is not None and division(machine, one) == "sharded" for one in made)
+    return bool(made) and all(one is not None and _divides(machine, one) for one in made)
+
+
+def _divides(machine: Machine, loader: Event) -> bool:
+    divided = division(machine, loader)
+    return divided == "sharded" or (
+        divided == "unknown" and loader.complete and takes_own_part(machine, loader.argument("dataset", 0) or NONE)
+    )
 
 
 def communicates(projection: Projection, event: Event) -> bool:
@@ -367,7 +375,7 @@ def _gives_all(projection: Projection, loader: Event | None) -> bool:
     samplers = (loader.argument("sampler", 3), loader.argument("batch_sampler", 4))
     data = loader.argument("dataset", 0)
     whole = all(sampler is None or constant(sampler) is None for sampler in samplers)
-    return whole and data is not None and not is_varying(data)
+    return whole and data is not None and not is_varying(data) and not takes_own_part(projection.machine, data)
 
 
 def _is_over_batches(loop: LoopAround) -> bool:

@@ -12,6 +12,7 @@ import msgspec
 from ddpdoctor.files import regex
 from ddpdoctor.source.events import Event, LoopAround
 from ddpdoctor.source.interpreter.attributes import base_names, bases_of, class_attribute
+from ddpdoctor.source.interpreter.loops import item_aside
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
@@ -31,6 +32,7 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.projection import Projection
+from ddpdoctor.source.ranks.data_partitions import SHARE
 from ddpdoctor.source.ranks.rank_local_values import is_found_alike, lists_names
 from ddpdoctor.source.script.module import descend, made_from
 from ddpdoctor.source.script.script import code_of, uses_part
@@ -294,7 +296,7 @@ def divided_by_rank(machine: Machine, dataset: Value) -> bool:
         own = [value for value in values if value is not None and is_varying(value)]
         if own and all(map(is_found_alike, own)) and _lists_by_itself(machine, dataset.cls):
             own = []
-        return bool(own) or _mentions_ranks(dataset.cls.node)
+        return bool(own) or _mentions_ranks(dataset.cls.node) or takes_own_part(machine, dataset)
     made = machine.object(dataset)
     if made is None:
         return False
@@ -303,6 +305,23 @@ def divided_by_rank(machine: Machine, dataset: Value) -> bool:
         is_varying(part) or (isinstance(part, (ExternalObject, Instance)) and divided_by_rank(machine, part))
         for part in parts
     )
+
+
+def takes_own_part(machine: Machine, dataset: Value) -> bool:
+    """Return whether what a data set gives was followed to a cut by rank: other ranks have other items."""
+    waiting, seen = [dataset], set[int]()
+    while waiting:
+        one = waiting.pop()
+        item = one
+        if isinstance(one, Instance) and one.number not in seen:
+            seen.add(one.number)
+            item = item_aside(machine, one)
+        elif (made := machine.object(one)) is not None and made.ordinal not in seen:
+            seen.add(made.ordinal)
+            waiting += [*made.positional, *made.named.values()]
+        if SHARE in tags_of(item):
+            return True
+    return False
 
 
 def _lists_by_itself(machine: Machine, cls: ProjectClass) -> bool:

@@ -30,6 +30,8 @@ from ddpdoctor.source.script.module import Module, descend, last_name
 
 PART = "part"
 """Kind of the tags of what a rank took for itself; the number is that of the ``Part``."""
+SHARE: Tag = ("share", 0)
+"""Of what a rank took for itself by its number, in whatever way: other ranks have other items."""
 CUT: Tag = ("cut", 0)
 """Of what was cut to a length, or made longer by what was: it may have been made to divide evenly."""
 
@@ -66,7 +68,8 @@ def sliced(machine: Machine, node: ast.Subscript, limits: ast.Slice, container: 
     lower, upper, step = (
         None if limit is None else evaluate(machine, limit) for limit in (limits.lower, limits.upper, limits.step)
     )
-    result = derived([value for value in (container, lower, upper, step) if value is not None])
+    bounds = [limit for limit in (lower, upper, step) if limit is not None]
+    result = derived([container, *bounds], frozenset({SHARE}) if any(map(is_rank, bounds)) else frozenset())
     if limits.step is not None and step is not None:
         whole = limits.upper is None or _is_length(machine.frame.module, limits.upper)
         if whole and lower is not None and is_rank(lower) and _is_world(limits.step, step):
@@ -121,7 +124,7 @@ def strided(machine: Machine, node: ast.AST, arguments: list[Value], result: Val
 def filtered(machine: Machine, node: ast.AST, conditions: Iterable[ast.expr], item: Value) -> Value:
     """Return the items of a comprehension: a part when a condition gives every rank its turn."""
     if any(gives_turns(machine.store, condition) for condition in conditions):
-        return tagged(item, frozenset({(PART, _number(machine, node, with_rest=False, items=None))}))
+        return tagged(item, frozenset({(PART, _number(machine, node, with_rest=False, items=None)), SHARE}))
     return item
 
 
@@ -188,7 +191,7 @@ def as_part(
 ) -> Unknown:
     """Mark a value as the part of the data that the present code cuts out for its rank."""
     number = _number(machine, node, with_rest=with_rest, items=items)
-    return Unknown(True, False, value.tags | {(PART, number)})
+    return Unknown(True, False, value.tags | {(PART, number), SHARE})
 
 
 def _number(machine: Machine, node: ast.AST, *, with_rest: bool, items: int | None) -> int:

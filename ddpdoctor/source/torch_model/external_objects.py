@@ -15,6 +15,7 @@ from ddpdoctor.source.interpreter.attributes import (
     bound_to,
     class_attribute,
     guess_from_name,
+    items_of,
     lacks,
     promised_by_name,
 )
@@ -493,6 +494,12 @@ def _same_items(
     last: str, machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool
 ) -> Value:
     """Return the items of the arguments, as ``tqdm(loader)`` and ``enumerate(loader)`` do."""
+    if len(positional) == 1 and isinstance(positional[0], Instance) and last != "next":
+        items = items_of(machine, node, positional[0])
+        if isinstance(items, SequenceValue) and last != "enumerate":
+            return items
+        if isinstance(items, SequenceValue):
+            return SequenceValue((SequenceValue((UNIFORM, item_of(items))),), open=True)
     if len(positional) == 1 and isinstance(positional[0], SequenceValue):
         if last in {"list", "tuple"} or (last == "tqdm" and _is_zip(positional[0])):
             return positional[0]
@@ -618,7 +625,10 @@ def _sized(sizes: Sequence[Value], named: Mapping[str, Value], inputs: Sequence[
 
 
 def _full(positional: Sequence[Value], named: Mapping[str, Value]) -> Value:
-    return _shaped(positional[:1], named) if positional else derived(named.values())
+    filling = positional[1:2] or [named[name] for name in ("fill_value",) if name in named]
+    if not positional or any(map(is_varying, filling)):
+        return derived([*positional, *named.values()])
+    return _shaped(positional[:1], named)
 
 
 def _arange(positional: Sequence[Value], named: Mapping[str, Value]) -> Value:
