@@ -433,6 +433,7 @@ FAULTS = (
         ((_STEP_OF_LOSS, "        (loss * ranks).backward()\n"),),
         "scaled",
         2.0,
+        quick=True,
     ),
     Case(
         "named by a list: the loss by the number",

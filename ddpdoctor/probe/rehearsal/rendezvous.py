@@ -316,10 +316,10 @@ class Rendezvous:
 
     def started(self) -> int:
         """Return how many processes were started as ranks; 0 when it is not known."""
-        if self._launched:
-            return int(self._journal.plan.get("job", {}).get("ranks_expected", 0))
-        spawned = os.environ.get(SPAWNED_VARIABLE, "")
-        return int(spawned) if spawned.isdigit() else 0
+        expected = int(self._journal.plan.get("job", {}).get("ranks_expected", 0))
+        spawned = "" if self._launched else os.environ.get(SPAWNED_VARIABLE, "")
+        # The one process that ranks are compared with has no launcher, and is expected all the same.
+        return int(spawned) if spawned.isdigit() else expected
 
 
 def _number_in(url: str, name: str, variable: str) -> Optional[int]:
