@@ -71,7 +71,6 @@ from ddpdoctor.source.script.script import Script, uses_part
 from ddpdoctor.source.torch_model.recorded_calls import SET_PARAM_GROUP, SET_REQUIRES_GRAD
 
 if TYPE_CHECKING:
-    from ddpdoctor.checks.gradients.diverged_run import Diverged
     from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
@@ -83,26 +82,10 @@ CHECK = Check(
     subjects=("training",),
     triggers=("DistributedDataParallel", "ReduceLROnPlateau", "ccelerat", "Fabric", "auto_model"),
 )
-REMEDIES = {
-    "after-the-wrap": "Change or load the parameters before the wrap, or in the same way on every rank.",
-    "learning-rates": "Give the optimizer the same learning rate on every rank.",
-    "gradients": "Change gradients after backward (clipping, noise, skipped values) in the same way on every rank.",
-    "drifted": "Look for code that changes parameters, optimizer state or the learning rate on some ranks only; where "
-    "there is none, suspect the memory of the odd rank's GPU, or a kernel that is not deterministic.",
-    "own-state": (
-        "Average over the ranks what it is changed by, with dist.all_reduce; or make it a buffer, which DDP hands on "
-        "from rank 0 before each forward."
-    ),
-    "own-buffers": (
-        "Average over the ranks what they are changed by, with dist.all_reduce. broadcast_buffers=True makes them "
-        "alike, but of rank 0's batches only. A cache of a rank's own batch may differ: do not register it as a buffer."
-    ),
-    "own-step": (
-        "Average the gradients before this step, with dist.all_reduce and a division by the number of ranks, or step "
-        "after DDP's backward."
-    ),
-    "unknown": "Look for code that sets parameters or optimizer state on some ranks only.",
-}
+_DRIFTED = (
+    "Look for code that changes parameters, optimizer state or the learning rate on some ranks only; where there is "
+    "none, suspect the memory of the odd rank's GPU, or a kernel that is not deterministic."
+)
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -171,101 +154,14 @@ def _steps_of_all(change: LoneChange) -> Iterator[Fact]:
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the first moment at which replicas differ."""
     from ddpdoctor.checks.gradients.diverged_run import diverged_replicas, own_buffers
-    from ddpdoctor.diagnosis.wording import rank_list
+    from ddpdoctor.diagnosis.training.replicas import drifted_digests
 
     if record.job.kind == "run":
-        yield from _drifted(record)
+        if not record.replica_digests:
+            raise TooLittleEvidence("parameters are compared every 100 steps of the optimizers, and there were fewer")
+        yield from CHECK.judged("run", drifted_digests(record), _DRIFTED)
         return
-    for found in diverged_replicas(record):
-        when = f"after step {found.step} of the optimizer" if found.step else "before the first optimizer step"
-        differ = Fact(
-            text=f"{found.unequal:,} of {found.compared:,} parameters differ: {', '.join(found.names)}",
-            basis=record.job.kind,
-            numbers={"parameters": found.unequal, "compared": found.compared, "step": found.step},
-        )
-        yield CHECK.finding(
-            record.job.kind,
-            f"the parameters of {found.model} differ between {rank_list(found.ranks)} {when}, {found.first_name} first",
-            remedy=REMEDIES[found.cause],
-            locations=dict.fromkeys((found.location, found.wrap_location)),
-            ranks=found.ranks,
-            # Each rank may be meant to have one of its own, as a memory of its samples.
-            severity=Severity.WARNING if found.cause == "own-state" else None,
-            evidence=(
-                differ,
-                *_reasons(record, found),
-                Fact(text="the model is wrapped here", basis=record.job.kind, location=found.wrap_location),
-            ),
-        )
-    for own in own_buffers(record):
-        yield CHECK.finding(
-            record.job.kind,
-            f"buffers of {own.model} differ between {rank_list(own.ranks)} before forward {own.forward}, "
-            f"{own.names[0]} first: each rank changes its own, and DDP broadcasts none",
-            remedy=REMEDIES["own-buffers"],
-            locations=own.location,
-            ranks=own.ranks,
-            severity=Severity.WARNING,
-            because=(
-                (
-                    f"{own.unequal:,} of {own.compared:,} buffers differ: {', '.join(own.names)}",
-                    None,
-                    {"buffers": own.unequal, "compared": own.compared, "forward": own.forward},
-                ),
-                ("broadcast_buffers is off in this wrap", own.location),
-            ),
-        )
-
-
-def _drifted(record: RunRecord) -> Iterator[Finding]:
-    """Report the replicas of a live run whose parameters are no longer the same, and which of them is the odd one."""
-    from ddpdoctor.diagnosis.training.replicas import drifted_digests
-    from ddpdoctor.diagnosis.wording import rank_list
-
-    if not record.replica_digests:
-        raise TooLittleEvidence("parameters are compared every 100 steps of the optimizers, and there were fewer")
-    for found in drifted_digests(record):
-        odd = f"{rank_list(found.odd)} {'has' if len(found.odd) == 1 else 'have'} other ones than the rest"
-        told = odd if found.odd else f"{rank_list(found.ranks)} do not agree"
-        before = (
-            f"they were the same after step {found.same:,}" if found.same else "they were compared for the first time"
-        )
-        yield CHECK.finding(
-            "run",
-            f"the parameters of {found.model} differ between the ranks after step {found.step:,}: {told}, of "
-            f"{found.names[0]} first",
-            remedy=REMEDIES["drifted"],
-            locations=found.location,
-            ranks=found.odd or found.ranks,
-            because=(
-                (
-                    f"{found.unequal:,} of {found.compared:,} parameters differ: {', '.join(found.names)}",
-                    None,
-                    {"parameters": found.unequal, "compared": found.compared, "step": found.step},
-                ),
-                (before, None),
-                ("the model is wrapped here", found.location),
-            ),
-        )
-
-
-def _reasons(record: RunRecord, found: Diverged) -> Iterator[Fact]:
-    if found.cause == "learning-rates":
-        rates = (f"rank {rank}: {rates}" for rank, rates in zip(found.ranks, found.learning_rates, strict=True))
-        yield Fact(text=f"the learning rates differ ({'; '.join(rates)})", basis=record.job.kind)
-    elif found.cause == "own-state":
-        text = "they want no gradient, and the module changes them itself: DDP averages nothing of them"
-        yield Fact(text=text, basis=record.job.kind)
-    elif found.cause == "own-step":
-        text = "the module steps this optimizer in its forward, with gradients of this rank's batch: DDP averages later"
-        yield Fact(text=text, basis=record.job.kind, location=found.location)
-    elif found.cause == "gradients":
-        yield Fact(
-            text="DDP averaged the gradients, and before the step they differ again: something changed them since",
-            basis=record.job.kind,
-        )
-    elif found.step:
-        yield Fact(text="the gradients that the step used are the same on all ranks", basis=record.job.kind)
+    yield from CHECK.judged(record.job.kind, (*diverged_replicas(record), *own_buffers(record)))
 
 
 # State of the training that ranks change apart: by a loss of their own, or on some ranks only.

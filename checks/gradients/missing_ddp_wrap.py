@@ -30,12 +30,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, ExternalObject, Instance, Unknown, Value, options_of, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
@@ -54,10 +53,6 @@ from ddpdoctor.source.script.module import Module, descend, made_from
 from ddpdoctor.source.script.script import Script, uses_part
 from ddpdoctor.source.vocabulary import DDP
 
-if TYPE_CHECKING:
-    from ddpdoctor.checks.gradients.diverged_run import Independent
-    from ddpdoctor.record.model import RunRecord
-
 CHECK = Check(
     code="DDP214",
     name="missing-ddp-wrap",
@@ -68,11 +63,6 @@ CHECK = Check(
     subjects=("training",),
     triggers=("DistributedSampler",),
 )
-_REMEDIES = {
-    "": "Wrap the model in DistributedDataParallel after it is on its device and before the training loop.",
-    "wrapped": "Wrap the module that holds them as well, or average their gradients by dist.all_reduce in each step.",
-    "sharded": "Call fully_shard on the whole model as well, after its layers: what is in no unit is not reduced.",
-}
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -91,48 +81,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         )
 
 
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report optimizers that make a different model on every rank."""
-    from ddpdoctor.checks.gradients.diverged_run import independent_models
-
-    basis = record.job.kind
-    for found in independent_models(record):
-        told = (
-            (found.step_location, "this step uses them"),
-            (found.loader_location, "this loader gives every rank its own part of the data"),
-        )
-        yield CHECK.finding(
-            basis,
-            _title(found),
-            remedy=_REMEDIES[found.beside],
-            locations=found.backward_location,
-            because=(
-                (
-                    f"before each of {found.steps} steps the gradients of {found.unequal:,} of {found.compared:,} "
-                    f"parameters differ between ranks, and so do the parameters after it: {', '.join(found.names)}",
-                    None,
-                    {"steps": found.steps, "parameters": found.unequal, "compared": found.compared},
-                ),
-            ),
-            evidence=(*(Fact(text=text, basis=basis, location=place) for place, text in told),),
-        )
-
-
-def _title(found: Independent) -> str:
-    from ddpdoctor.diagnosis.wording import rank_list
-
-    if not found.beside:
-        return (
-            "the gradients of this backward stay on their rank: the model is not wrapped in DistributedDataParallel, "
-            f"and {rank_list(found.ranks)} train different models"
-        )
-    by = "is sharded" if found.beside == "sharded" else "DistributedDataParallel wraps"
-    are = "parameter of the optimizer is" if found.unequal == 1 else "parameters of the optimizer are"
-    return (
-        f"{found.unequal:,} {are} in no module that {by}: gradients stay on their rank, "
-        f"and {rank_list(found.ranks)} train different models"
-    )
-
+in_run = CHECK.judged_by("checks.gradients.diverged_run", "independent_models")
 
 # Other ways to train on several ranks: gradients may be reduced, or divided, without a wrap by DDP.
 _OTHER_WRAPPERS = (

@@ -451,24 +451,7 @@ def _described(
 NAMES_SHOWN = 3
 
 
-class DriftedDigests(msgspec.Struct, frozen=True, kw_only=True):
-    """The first step after which the parameters of a model were not the same on all ranks."""
-
-    model: str
-    step: int
-    same: int
-    """The newest step before it after which they were; 0 for none."""
-    ranks: tuple[int, ...]
-    odd: tuple[int, ...]
-    """Those that differ from the majority in the first parameter; empty where there is no majority."""
-    names: tuple[str, ...]
-    """The first parameters that differ."""
-    unequal: int
-    compared: int
-    location: Location | None
-
-
-def drifted_digests(record: RunRecord) -> Iterator[DriftedDigests]:
+def drifted_digests(record: RunRecord) -> Iterator[Verdict]:
     """Yield the first such step of each model that all its ranks have digested after as many reductions."""
     for wraps in replicated_wraps(record):
         first = wraps[min(wraps)]
@@ -490,15 +473,25 @@ def drifted_digests(record: RunRecord) -> Iterator[DriftedDigests]:
                 by_value.setdefault(rows[rank].digests[unequal[0]], []).append(rank)
             majority = max(by_value.values(), key=len)
             odd = [rank for rank in sorted(rows) if rank not in majority] if 2 * len(majority) > len(rows) else []
-            yield DriftedDigests(
-                model=first.module_class or "the model",
-                step=step,
-                same=same,
-                ranks=tuple(sorted(rows)),
-                odd=tuple(odd),
-                names=tuple(unequal[:NAMES_SHOWN]),
-                unequal=len(unequal),
-                compared=len(names),
-                location=site_location(record.site(first.site)),
+            ranks = tuple(odd or sorted(rows))
+            told = f"{'has' if len(odd) == 1 else 'have'} other ones than the rest" if odd else "do not agree"
+            place = site_location(record.site(first.site))
+            yield Verdict(
+                sentence=f"the parameters of {first.module_class or 'the model'} differ between the ranks after step "
+                f"{step:,}: {rank_list(ranks)} {told}, of {unequal[0]} first",
+                locations=place,
+                ranks=ranks,
+                because=(
+                    (
+                        f"{len(unequal):,} of {len(names):,} parameters differ: {', '.join(unequal[:NAMES_SHOWN])}",
+                        None,
+                        {"parameters": len(unequal), "compared": len(names), "step": step},
+                    ),
+                    (
+                        f"they were the same after step {same:,}" if same else "they were compared for the first time",
+                        None,
+                    ),
+                    ("the model is wrapped here", place),
+                ),
             )
             break
