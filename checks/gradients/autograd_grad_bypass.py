@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.check import AVERAGING, Check
 from ddpdoctor.checks.gradients.unreduced_gradients_source import unreduced_gradients
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
 
@@ -52,21 +52,7 @@ CHECK = Check(
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report gradients of a DDP model that are not averaged."""
-    for unreduced in unreduced_gradients(whole_projection(script)):
-        event, first = unreduced.event, unreduced.first
-        yield CHECK.finding(
-            "source",
-            "torch.autograd.grad returns this rank's gradients: DDP does not average them"
-            if first is None
-            else "the gradients of this second backward are not averaged: DDP reduced those of the first",
-            remedy="Use loss.backward(), or all-reduce the gradients by hand."
-            if first is None
-            else "Add the losses and call backward once.",
-            locations=event.location,
-            evidence=()
-            if first is None
-            else (Fact(text="the first backward through the same forward", basis="source", location=first.location),),
-        )
+    yield from CHECK.suspected(unreduced_gradients(whole_projection(script)))
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:

@@ -35,13 +35,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Literal
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import AVERAGING, Check, TooLittleEvidence, Via
 from ddpdoctor.checks.gradients.unreduced_gradients_source import guard_of
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event, Guard
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
@@ -90,20 +88,8 @@ _DRIFTED = (
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report what ranks change apart: by a plateau that one of them shows alone, or because only some come there."""
-    yield from _lone_changes(script)
-    for event in own_plateaus(whole_projection(script)):
-        place = event.location
-        yield CHECK.finding(
-            "source",
-            "each rank lowers its learning rate by its own loss: once the rates differ, equal gradients lead to "
-            "different models",
-            remedy=(
-                "Average the value over the ranks with dist.all_reduce, on all ranks, before passing it to the "
-                "scheduler."
-            ),
-            locations=place,
-            because=(("this value comes from the rank's own batches, and was not reduced", Via(place, event.chain)),),
-        )
+    yield from lone_changes(whole_projection(script))
+    yield from own_plateaus(whole_projection(script))
 
 
 _LONE = {
@@ -117,38 +103,6 @@ _LONE = {
     ),
     "load": ("weights are loaded on {ranks} only, after DDP made the replicas alike", "Load"),
 }
-
-
-def _lone_changes(script: Script) -> Iterator[Finding]:
-    for change in lone_changes(whole_projection(script)):
-        from ddpdoctor.diagnosis.wording import rank_list
-
-        event, guard = change.event, change.guard
-        place = event.location
-        ranks = rank_list(rank for rank in RANKS if event.ranks >> rank & 1)
-        title, verb = _LONE[change.what]
-        condition = guard.module.excerpt(guard.node, 60)
-        yield CHECK.finding(
-            "source",
-            title.format(ranks=ranks),
-            remedy=f"{verb} on every rank: move it out of `if {condition}`.",
-            locations=place,
-            severity=Severity.ERROR,
-            because=(
-                (
-                    f"of {len(RANKS)} ranks only {ranks} comes here, by `{condition}`",
-                    Via(guard.location, event.chain),
-                ),
-            ),
-            evidence=_steps_of_all(change),
-        )
-
-
-def _steps_of_all(change: LoneChange) -> Iterator[Fact]:
-    """Yield the step of all ranks, the place at which a run shows what the change does."""
-    if change.step is not None and change.step.node is not change.event.node:
-        place = change.step.location
-        yield Fact(text="every rank steps the optimizer here", basis="source", location=place)
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
@@ -171,7 +125,7 @@ PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau"
 _REDUCERS = ("torchmetrics", "all_avg", "dist_mean")
 
 
-def own_plateaus(projection: Projection) -> Iterator[Event]:
+def own_plateaus(projection: Projection) -> Iterator[Finding]:
     """Steps of a ``ReduceLROnPlateau`` on every rank with a value of the rank's own batches, each once."""
     script = projection.machine.script
     if (
@@ -191,20 +145,18 @@ def own_plateaus(projection: Projection) -> Iterator[Event]:
         is_plateau = bool(options) and all(isinstance(one, ExternalObject) and one.name == PLATEAU for one in options)
         if is_plateau and not is_of_whole_set(projection, metric) and not communicates(projection, event):
             seen.add(event.node)
-            yield event
+            yield CHECK.finding(
+                "source",
+                "each rank lowers its learning rate by its own loss: once the rates differ, equal gradients lead to "
+                "different models",
+                remedy="Average the value over the ranks with dist.all_reduce, on all ranks, before passing it to the "
+                "scheduler.",
+                locations=event.location,
+                because=(("this value comes from the rank's own batches, and was not reduced", event),),
+            )
 
 
-class LoneChange(msgspec.Struct, frozen=True, eq=False):
-    """A change of what all replicas have to have alike, on some ranks only."""
-
-    event: Event
-    guard: Guard
-    what: Literal["schedule", "step", "setting", "freeze", "load"]
-    step: Event | None
-    """Where every rank steps an optimizer, and a run shows the replicas apart; None where none was seen."""
-
-
-def lone_changes(projection: Projection) -> Iterator[LoneChange]:
+def lone_changes(projection: Projection) -> Iterator[Finding]:
     """Steps of schedulers and optimizers, settings, frozen parameters and loaded weights of some ranks of a job.
 
     What the other ranks change as well, elsewhere, is none; nor is what a broadcast may bring to them afterwards.
@@ -230,7 +182,29 @@ def lone_changes(projection: Projection) -> Iterator[LoneChange]:
         wrapped = any(wrap.ordinal < event.ordinal for wrap in wraps)
         if what != "load" or wrapped:  # The constructor of DDP gives the first rank's weights to all.
             seen.add(event.node)
-            yield LoneChange(event, guard, what, shown)
+            yield _lone_change(event, guard, _LONE[what], shown)
+
+
+def _lone_change(event: Event, guard: Guard, told: tuple[str, str], step: Event | None) -> Finding:
+    """Return the finding, with where every rank steps an optimizer: there a run shows the replicas apart."""
+    from ddpdoctor.diagnosis.wording import rank_list
+
+    title, verb = told
+    ranks = rank_list(rank for rank in RANKS if event.ranks >> rank & 1)
+    condition = guard.module.excerpt(guard.node, 60)
+    kept_out = f"of {len(RANKS)} ranks only {ranks} comes here, by `{condition}`"
+    elsewhere = step is not None and step.node is not event.node
+    return CHECK.finding(
+        "source",
+        title.format(ranks=ranks),
+        remedy=f"{verb} on every rank: move it out of `if {condition}`.",
+        locations=event.location,
+        severity=Severity.ERROR,
+        because=(
+            (kept_out, Via(guard.location, event.chain)),
+            *((("every rank steps the optimizer here", step.location),) if step is not None and elsewhere else ()),
+        ),
+    )
 
 
 def _is_trained_after(projection: Projection, event: Event) -> bool:
@@ -242,8 +216,10 @@ def _is_trained_after(projection: Projection, event: Event) -> bool:
     )
 
 
-def _what(projection: Projection, event: Event) -> Literal["schedule", "step", "setting", "freeze", "load", ""]:
-    """Return which state of the replicas an event changes; empty for what is not certainly theirs."""
+def _what(projection: Projection, event: Event) -> str:
+    """Return which state of the replicas an event changes, as ``_LONE`` has it; empty for what is not certainly
+    theirs.
+    """
     options = list(options_of(event.receiver)) if event.receiver is not None else []
     if event.name in ("requires_grad_", SET_REQUIRES_GRAD):
         return "freeze" if _is_replicated(projection, event) else ""

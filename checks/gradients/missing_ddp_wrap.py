@@ -31,9 +31,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-import msgspec
-
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Verdict
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, ExternalObject, Instance, Unknown, Value, options_of, tags_of
@@ -67,18 +65,7 @@ CHECK = Check(
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report the first backward of a distributed job whose gradients stay on their rank."""
-    for missing in missing_wraps(whole_projection(script)):
-        backward, init, loader = missing.backward, missing.init, missing.loader
-        yield CHECK.finding(
-            "source",
-            "the gradients of this backward stay on their rank: the model is not wrapped in DistributedDataParallel",
-            remedy="Wrap the model in DistributedDataParallel after it is on its device and before the training loop.",
-            locations=backward.location,
-            because=(
-                ("the ranks join a process group here", init.location),
-                ("this loader gives every rank its own part of the data", loader.location),
-            ),
-        )
+    yield from missing_wraps(whole_projection(script))
 
 
 in_run = CHECK.judged_by("checks.gradients.diverged_run", "independent_models")
@@ -121,23 +108,7 @@ _KNOWN_MAKERS = ("torchvision.", "timm.", "torch.", "transformers.", "peft.", "s
 _PARAMETERS = frozenset({"parameters", "named_parameters"})
 
 
-class MissingWrap(msgspec.Struct, frozen=True, eq=False):
-    """A training loop over a sharded loader whose gradients no one averages."""
-
-    backward: Event
-    init: Event
-    loader: Event
-
-
-class BypassingForward(msgspec.Struct, frozen=True, eq=False):
-    """A training forward of a module inside a DDP object that does not go through it."""
-
-    forward: Event
-    backward: Event
-    wrap: Event
-
-
-def missing_wraps(projection: Projection) -> Iterator[MissingWrap]:
+def missing_wraps(projection: Projection) -> Iterator[Finding]:
     """Backward passes of a job with ranks and sharded data, in a script that never averages gradients."""
     script = projection.machine.script
     init = next((event for event in projection.in_course("collective") if event.name == "init_process_group"), None)
@@ -158,11 +129,22 @@ def missing_wraps(projection: Projection) -> Iterator[MissingWrap]:
             continue
         loader = _sharded_loader(projection, backward)
         if loader is not None and any(innermost_loop(step) in loop_nodes(backward) for step in trained):
-            yield MissingWrap(backward, init, loader)
+            yield CHECK.finding(
+                "source",
+                "the gradients of this backward stay on their rank: the model is not wrapped in "
+                "DistributedDataParallel",
+                remedy="Wrap the model in DistributedDataParallel after it is on its device and before the training "
+                "loop.",
+                locations=backward.location,
+                because=(
+                    ("the ranks join a process group here", init.location),
+                    ("this loader gives every rank its own part of the data", loader.location),
+                ),
+            )
             return
 
 
-def bypassing_forwards(projection: Projection) -> Iterator[BypassingForward]:
+def bypassing_forwards(projection: Projection) -> Iterator[Verdict]:
     """Backward passes whose loss comes from a wrapped module and from no DDP forward at all."""
     script = projection.machine.script
     if averages_by_hand(script):
@@ -181,7 +163,15 @@ def bypassing_forwards(projection: Projection) -> Iterator[BypassingForward]:
             if forward is None or number not in wraps or forward.node in seen or _has_ddp_forward(projection, backward):
                 continue
             seen.add(forward.node)
-            yield BypassingForward(forward, backward, wraps[number])
+            yield Verdict(
+                sentence="this training forward bypasses DistributedDataParallel: the gradients of its backward are "
+                "not averaged",
+                locations=forward.location,
+                because=(
+                    ("no forward through the DDP object leads to this backward", backward),
+                    ("the model is wrapped here", wraps[number].location),
+                ),
+            )
 
 
 def _uses(step: Event, backward: Event) -> bool:

@@ -46,25 +46,8 @@ _ON_EVERY_RANK = "Load it on every rank, with map_location set to the rank's own
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report training state that the other ranks never get."""
-    for load in lonely_loads(whole_projection(script)):
-        event, guard = load.event, load.guard
-        first = "rank 0" if event.ranks == 1 else "the first rank of each node"
-        yield CHECK.finding(
-            "source",
-            f"only {first} loads the state of this {load.what}, and DDP does not broadcast it",
-            remedy=_ON_EVERY_RANK,
-            locations=event.location,
-            ranks=(0,) if event.ranks == 1 else (),
-            because=(("this condition keeps the other ranks out", guard.location),),
-        )
-    for step in lonely_steps(whole_projection(script)):
-        yield CHECK.finding(
-            "source",
-            f"only the first rank steps this {step.what}: from then on the others train with another learning rate",
-            remedy="Step it on every rank.",
-            locations=step.event.location,
-            because=(("this condition keeps the other ranks out", step.guard.location),),
-        )
+    projection = whole_projection(script)
+    yield from CHECK.suspected((*lonely_loads(projection), *lonely_steps(projection)), _ON_EVERY_RANK)
 
 
 in_run = CHECK.judged_by("checks.gradients.diverged_run", "loads", _ON_EVERY_RANK)

@@ -38,17 +38,6 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     """Some parameter got no gradient in one of them, on one rank at least."""
 
 
-class FedBatchNorm(msgspec.Struct, frozen=True, kw_only=True):
-    """The batches that the BatchNorm layers of a wrap normalise over."""
-
-    location: Location | None
-    layers: int
-    """BatchNorm layers in training mode that see one rank's batch only."""
-    batch_size: int
-    """Samples that the loader gives each rank at a time."""
-    loader_location: Location | None
-
-
 def searches(record: RunRecord) -> Iterator[Search]:
     """Yield the wraps that search for unused parameters and were trained long enough to tell whether they need to.
 
@@ -77,8 +66,12 @@ def searches(record: RunRecord) -> Iterator[Search]:
             )
 
 
-def fed_batch_norms(record: RunRecord) -> Iterator[FedBatchNorm]:
-    """Yield each wrap whose first training forward was fed by a loader of known batch size, on every rank."""
+def fed_batch_norms(record: RunRecord) -> Iterator[tuple[Location | None, Location | None, int, int]]:
+    """Yield where each wrap is whose first training forward was fed by a loader of known batch size, on every rank, and
+    where that loader.
+
+    With how many BatchNorm layers are in training mode, and how many samples the loader gives each rank at a time.
+    """
     loaders = {(loader.rank, loader.loader): loader for loader in record.loaders}
     for wraps in replicated_wraps(record):
         number = wraps[min(wraps)].wrap
@@ -90,12 +83,8 @@ def fed_batch_norms(record: RunRecord) -> Iterator[FedBatchNorm]:
         feeding = [loaders.get((rank, first.pass_loader)) for rank, first in sorted(firsts.items())]
         sizes = [loader.batch_size for loader in feeding if loader is not None and loader.batch_size is not None]
         if len(sizes) == len(wraps) and feeding[0] is not None:
-            yield FedBatchNorm(
-                location=wrap_location(record, wraps),
-                layers=min(first.batch_norms or 0 for first in firsts.values()),
-                batch_size=max(sizes),
-                loader_location=site_location(record.site(feeding[0].site)),
-            )
+            layers = min(first.batch_norms or 0 for first in firsts.values())
+            yield wrap_location(record, wraps), site_location(record.site(feeding[0].site)), layers, max(sizes)
 
 
 def double_wraps(record: RunRecord) -> Iterator[Verdict]:
