@@ -132,15 +132,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 locations=found.wrap_location,
                 evidence=found.facts(basis),
             )
-    for frozen in frozen_after_wrap(record):
-        yield CHECK.finding(
-            basis,
-            f"{frozen.parameters:,} parameters of {frozen.model} were frozen after the wrap, and DDP waits for their "
-            f"gradients: {', '.join(frozen.names)}",
-            remedy=REMEDY,
-            locations=frozen.wrap_location,
-            because=(("frozen before this forward", frozen.forward_location),),
-        )
+    yield from CHECK.judged(basis, frozen_after_wrap(record), REMEDY)
 
 
 def _remedy(record: RunRecord, number: int) -> str:

@@ -15,7 +15,7 @@ from ddpdoctor.diagnosis.performance.stragglers import FEWEST_STEPS
 from ddpdoctor.diagnosis.performance.summary import threshold
 from ddpdoctor.diagnosis.training.pass_lengths import training_loader
 from ddpdoctor.diagnosis.training.replicas import replicated_wraps
-from ddpdoctor.diagnosis.wording import site_location
+from ddpdoctor.diagnosis.wording import bytes_text, site_location
 from ddpdoctor.finding import Location
 from ddpdoctor.record.model import Forward, RunRecord, Wrap
 from ddpdoctor.record.streams.measured import OptimizerSize
@@ -25,31 +25,11 @@ STEPS_NEEDED = 2
 Event = Forward | Backward | OptimizerStep
 
 
-class Reductions(msgspec.Struct, frozen=True, kw_only=True):
-    """The backwards of one wrap between optimizer steps."""
+def reductions(record: RunRecord) -> Iterator[Verdict]:
+    """Yield whether each wrap that was trained for a few steps was reduced once before each of them.
 
-    wrap: int
-    model: str
-    steps: int
-    """Optimizer steps seen."""
-    several: int
-    """Those of them after more than one reduction."""
-    per_step: int
-    """Reductions before a usual step among ``several``; 1 without any."""
-    gradient_bytes: int
-    """Bytes that one reduction moves."""
-    sites: tuple[int, ...]
-    """Call chains of the backwards that synchronised, the first one first; of a live run that of the wrap."""
-    step_location: Location | None
-
-    @property
-    def wasted_bytes(self) -> int:
-        """Bytes that are reduced for nothing in a usual step."""
-        return (self.per_step - 1) * self.gradient_bytes
-
-
-def reductions(record: RunRecord) -> Iterator[Reductions]:
-    """Yield each wrap that was trained for a few steps, with what its backwards reduced before each."""
+    A `no_sync()` that comes too late to have an effect is reported by misplaced-no-sync alone.
+    """
     if record.job.kind == "run":
         yield from _live_reductions(record)
         return
@@ -72,19 +52,10 @@ def reductions(record: RunRecord) -> Iterator[Reductions]:
                 count, last = 0, event
         several = [number for number in counts if number > 1]
         if len(counts) >= STEPS_NEEDED and last is not None:
-            yield Reductions(
-                wrap=wrap.wrap,
-                model=wrap.module_class or "the model",
-                steps=len(counts),
-                several=len(several),
-                per_step=median_low(several) if several else 1,
-                gradient_bytes=gradient_bytes(wrap),
-                sites=tuple(sites),
-                step_location=site_location(record.site(last.site)),
-            )
+            yield from _judged(record, wrap, several, len(counts), tuple(sites), site_location(record.site(last.site)))
 
 
-def _live_reductions(record: RunRecord) -> Iterator[Reductions]:
+def _live_reductions(record: RunRecord) -> Iterator[Verdict]:
     """Yield the same of a job that was measured: of its only wrap, where the samples of a step tell how many batches it
     took.
 
@@ -101,15 +72,33 @@ def _live_reductions(record: RunRecord) -> Iterator[Reductions]:
         track.synchronised[row] for row in rows if 1 < track.synchronised[row] <= track.samples[row] / loader.batch_size
     ]
     if len(rows) >= FEWEST_STEPS:
-        yield Reductions(
-            wrap=wrap.wrap,
-            model=wrap.module_class or "the model",
-            steps=len(rows),
-            several=len(several),
-            per_step=median_low(several) if several else 1,
-            gradient_bytes=gradient_bytes(wrap),
-            sites=(wrap.site,),
-            step_location=None,
+        yield from _judged(record, wrap, several, len(rows), (wrap.site,), None)
+
+
+def _judged(
+    record: RunRecord, wrap: Wrap, several: Sequence[int], steps: int, sites: Sequence[int], step: Location | None
+) -> Iterator[Verdict]:
+    """Yield whether a wrap was reduced too often; ``several`` are the numbers of the steps with several reductions.
+
+    ``sites`` are the call chains of the backwards that synchronised, the first one first; of a live run that of the
+    wrap.
+    """
+    places = tuple(site_location(record.site(site)) for site in sites)
+    if not several:
+        yield Verdict(wrong=False, sentence=f"each of {steps} steps followed one reduction", locations=places)
+    elif (
+        2 * len(several) > steps
+        and len(several) > 1
+        and not any(late.wrap == wrap.wrap for _, _, late in late_no_syncs(record))
+    ):
+        per_step = median_low(several)
+        wasted_bytes = (per_step - 1) * gradient_bytes(wrap)
+        numbers = {"reductions_per_step": per_step, "wasted_bytes_per_step": wasted_bytes, "steps": steps}
+        yield Verdict(
+            sentence=f"{per_step} backward passes before each optimizer step synchronise all gradients of "
+            f"{wrap.module_class or 'the model'}: {bytes_text(wasted_bytes)} a step are sent for nothing",
+            locations=places,
+            because=((f"{len(several)} of {steps} optimizer steps came after several reductions", step, numbers),),
         )
 
 
