@@ -48,6 +48,17 @@ CHECK = Check(
     subjects=("training",),
     triggers=("autograd", "retain_graph"),
 )
+_SAID = {
+    "autograd-grad": (
+        "torch.autograd.grad returns this rank's gradients of {}: DDP does not average them",
+        "Use loss.backward(), or all-reduce the gradients by hand.",
+    ),
+    "again": (
+        "the gradients of this further backward of {} are not averaged: DDP had reduced already",
+        "Add the losses and call backward once, or run each forward right before its own backward.",
+    ),
+}
+"""Title and remedy by why gradients are not averaged."""
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -59,18 +70,6 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report gradients that came past DDP's reduction and differ between the ranks when they are used."""
     from ddpdoctor.diagnosis.training.replicas import unaveraged
 
-    for found in unaveraged(record):
-        if found.why not in ("autograd-grad", "again"):
-            continue
-        values = found.why == "autograd-grad"
-        yield CHECK.finding(
-            record.job.kind,
-            f"torch.autograd.grad returns this rank's gradients of {found.model}: DDP does not average them"
-            if values
-            else f"the gradients of this further backward of {found.model} are not averaged: DDP had reduced already",
-            remedy="Use loss.backward(), or all-reduce the gradients by hand."
-            if values
-            else "Add the losses and call backward once, or run each forward right before its own backward.",
-            locations=found.location,
-            evidence=found.facts(record.job.kind),
-        )
+    found = ((_SAID[one.why], one) for one in unaveraged(record) if one.why in _SAID)
+    verdicts = (one.verdict(title.format(one.model), remedy) for (title, remedy), one in found)
+    yield from CHECK.judged(record.job.kind, verdicts)

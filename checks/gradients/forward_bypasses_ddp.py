@@ -62,11 +62,8 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
     for found in unaveraged(record):
         if found.why == "bypass":
-            yield CHECK.finding(
-                record.job.kind,
+            title = (
                 f"the forward of this backward bypasses DistributedDataParallel: the gradients of {found.model} are "
-                f"not averaged, and differ between ranks in {found.steps_affected} of {found.steps_compared} steps",
-                remedy=_REMEDY,
-                locations=found.location,
-                evidence=found.facts(record.job.kind),
+                f"not averaged, and differ between ranks in {found.shown}"
             )
+            yield from CHECK.judged(record.job.kind, (found.verdict(title, _REMEDY),))

@@ -52,7 +52,6 @@ from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.script.script import Script, uses_part
 
 if TYPE_CHECKING:
-    from ddpdoctor.diagnosis.training.replicas import Unaveraged
     from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
@@ -85,7 +84,11 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     from ddpdoctor.checks.gradients.steps_run import late_no_syncs
     from ddpdoctor.diagnosis.training.replicas import unaveraged
 
-    yield from (_unaveraged(record, found) for found in unaveraged(record) if found.why == "no-sync")
+    for found in unaveraged(record):
+        if found.why == "no-sync":
+            title = TITLES["last-unsynchronised" if found.ever_synchronised else "never-synchronised"]
+            sentence = f"{title}: they differ between ranks in {found.shown}"
+            yield from CHECK.judged(record.job.kind, (found.verdict(sentence, REMEDY),))
     for location, number, wrap in late_no_syncs(record):
         model = wrap.module_class or "the model"
         text = f"{number} backwards of {model} under no_sync() were synchronised nevertheless"
@@ -97,17 +100,6 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             because=((text, None, {"backwards": number}),),
             severity=Severity.WARNING,
         )
-
-
-def _unaveraged(record: RunRecord, found: Unaveraged) -> Finding:
-    return CHECK.finding(
-        record.job.kind,
-        TITLES["last-unsynchronised" if found.ever_synchronised else "never-synchronised"]
-        + f": they differ between ranks in {found.steps_affected} of {found.steps_compared} steps",
-        remedy=REMEDY,
-        locations=found.location,
-        evidence=found.facts(record.job.kind),
-    )
 
 
 # Where gradients stay without synchronisation and steps are taken.

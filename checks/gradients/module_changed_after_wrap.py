@@ -130,7 +130,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 f"gradients are not averaged: {', '.join(found.names)}",
                 remedy=_remedy(record, found.wrap),
                 locations=found.wrap_location,
-                evidence=found.facts(basis),
+                because=found.because,
             )
     yield from CHECK.judged(basis, frozen_after_wrap(record), REMEDY)
 

@@ -63,6 +63,6 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 remedy=CHECKPOINTS,
                 locations=silent.location,
                 ranks=silent.ranks,
-                evidence=silent.facts(record.job.kind),
+                because=silent.because,
             )
     yield from CHECK.judged(record.job.kind, ready_twice(record))

@@ -5,7 +5,7 @@ All of it is judged on the first rank that holds a wrap: what ranks do different
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median_low
 
 import msgspec
@@ -193,25 +193,19 @@ class ModelState(msgspec.Struct, frozen=True, kw_only=True):
 
     memory_bytes: int
     """Of the GPU; 0 where it is not known."""
-    stated: bool = False
+    stated: bool
     """The project says so; no GPU was asked."""
     ranks: tuple[int, ...]
     """Those that use it."""
-    parameter_bytes: int
-    buffer_bytes: int
-    gradient_bytes: int
-    bucket_bytes: int
-    """Gradients that DDP keeps a second time."""
-    optimizer_bytes: int
-    optimizers: tuple[str, ...]
-    shared: bool = False
+    parts: Mapping[str, int]
+    """What takes how much of it; DDP keeps gradients a second time in its buckets."""
+    shared: bool
     """What the optimizers keep is a share of it: the ranks divide it among them."""
 
     @property
     def total_bytes(self) -> int:
         """All of it."""
-        own = self.parameter_bytes + self.buffer_bytes + self.gradient_bytes
-        return own + self.bucket_bytes + self.optimizer_bytes
+        return sum(self.parts.values())
 
 
 def large_states(record: RunRecord) -> Iterator[ModelState]:
@@ -238,7 +232,8 @@ def _on_gpus(record: RunRecord) -> Iterator[ModelState]:
         sizes = [size for size in record.optimizer_sizes if size.rank in gpu.ranks]
         wraps = [wrap for wrap in record.wraps if wrap.rank in gpu.ranks]
         if sizes:
-            yield _state(gpu.memory_total_bytes, gpu.ranks, sizes, wraps)
+            kept = sum(size.state_bytes for size in sizes)
+            yield _state(gpu.memory_total_bytes, gpu.ranks, sizes, wraps, kept)
 
 
 def _of_ranks(record: RunRecord) -> Iterator[ModelState]:
@@ -252,29 +247,35 @@ def _of_ranks(record: RunRecord) -> Iterator[ModelState]:
         if not sizes:
             continue
         memory_bytes = machine.device_memory_bytes or max(size.device_memory_bytes for size in sizes)
-        state = _state(memory_bytes, (rank,), sizes, wraps)
-        held = sum(tensor.size_bytes for wrap in wraps for tensor in wrap.parameters)
-        yield msgspec.structs.replace(
-            state,
-            stated=machine.device_memory_bytes > 0,
-            parameter_bytes=max(state.parameter_bytes, held),
-            buffer_bytes=sum(tensor.size_bytes for wrap in wraps for tensor in wrap.buffers),
-            optimizer_bytes=_share_of_job(record, sizes),
-        )
+        kept, stated = _share_of_job(record, sizes), machine.device_memory_bytes > 0
+        yield _state(memory_bytes, (rank,), sizes, wraps, kept, stated=stated, all_held=True)
 
 
 def _state(
-    memory_bytes: int, ranks: tuple[int, ...], sizes: Sequence[OptimizerSize], wraps: Sequence[Wrap]
+    memory_bytes: int,
+    ranks: tuple[int, ...],
+    sizes: Sequence[OptimizerSize],
+    wraps: Sequence[Wrap],
+    kept_bytes: int,
+    *,
+    stated: bool = False,
+    all_held: bool = False,
 ) -> ModelState:
+    """Return what is on a GPU; with ``all_held`` the wraps hold whatever their parameters and buffers show."""
+    held = sum(tensor.size_bytes for wrap in wraps for tensor in wrap.parameters) if all_held else 0
+    buffers = sum(tensor.size_bytes for wrap in wraps for tensor in wrap.buffers) if all_held else 0
+    optimizers = dict.fromkeys(size.type for size in sizes if size.state_bytes)
     return ModelState(
         memory_bytes=memory_bytes,
+        stated=stated,
         ranks=ranks,
-        parameter_bytes=sum(size.parameter_bytes for size in sizes),
-        buffer_bytes=0,
-        gradient_bytes=sum(size.gradient_bytes for size in sizes),
-        bucket_bytes=sum(map(_bucket_bytes, wraps)),
-        optimizer_bytes=sum(size.state_bytes for size in sizes),
-        optimizers=tuple(dict.fromkeys(size.type for size in sizes if size.state_bytes)),
+        parts={
+            "weights": max(sum(size.parameter_bytes for size in sizes), held),
+            "buffers": buffers,
+            "gradients": sum(size.gradient_bytes for size in sizes),
+            "DDP's buckets": sum(map(_bucket_bytes, wraps)),
+            f"the state of {' and '.join(optimizers)}": kept_bytes,
+        },
         shared=any(size.shares_state for size in sizes),
     )
 

@@ -17,6 +17,8 @@ from ddpdoctor.record.model import RankException, RunRecord, ShardedModule, Wrap
 
 # What the options of a wrap, the layers in it and the batches that it is fed say about it.
 
+WORTH_REPORTING_BYTES = 100_000_000
+"""Bytes of gradients from which the second copy is worth a line."""
 BACKWARDS_NEEDED = 4
 """Synchronised backwards on every rank before the search for unused parameters is called needless."""
 MEASURED_STEPS_NEEDED = 20
@@ -114,12 +116,21 @@ def double_wraps(record: RunRecord) -> Iterator[Verdict]:
                 break
 
 
-def gradient_copies(record: RunRecord) -> Iterator[tuple[Location | None, int]]:
-    """Yield where each wrap is, and the bytes that its buckets take besides the gradients."""
+def gradient_copies(record: RunRecord) -> Iterator[Verdict]:
+    """Yield whether the buckets of each wrap hold a second copy of large gradients."""
     for wraps in replicated_wraps(record):
         wrap = wraps[min(wraps)]
-        views = bool(wrap.options.get("gradient_as_bucket_view"))
-        yield wrap_location(record, wraps), 0 if views else gradient_bytes(wrap)
+        size = 0 if wrap.options.get("gradient_as_bucket_view") else gradient_bytes(wrap)
+        place = wrap_location(record, wraps)
+        if size < WORTH_REPORTING_BYTES:
+            amount = f"{size:,} bytes" if size else "no gradient"
+            yield Verdict(wrong=False, sentence=f"{amount} would be stored once instead of twice", locations=place)
+            continue
+        yield Verdict(
+            sentence=f"gradients are stored twice: {size / 1e6:,.0f} MB more than with gradient_as_bucket_view",
+            locations=place,
+            because=((f"DDP's buckets hold a copy of {size:,} bytes of gradients", None, {"bytes": size}),),
+        )
 
 
 def wrap_location(record: RunRecord, wraps: Mapping[int, Wrap]) -> Location | None:
