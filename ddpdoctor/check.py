@@ -48,7 +48,7 @@ class Via(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run shows of some lines: what is wrong there, or why nothing is."""
+    """What a run or the source shows of some lines: what is wrong there, or why nothing is."""
 
     wrong: bool | None = True
     """None: it cannot be known."""
@@ -148,18 +148,25 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
             if verdict.wrong is None:
                 raise BoundHit(verdict.sentence)
             if verdict.wrong:
-                yield self.finding(
-                    basis,
-                    verdict.sentence,
-                    remedy=verdict.remedy or remedy,
-                    locations=verdict.places,
-                    ranks=verdict.ranks,
-                    because=verdict.because,
-                    severity=verdict.severity,
-                    what_if=verdict.what_if,
-                )
+                yield self._finding_of(basis, verdict, remedy)
             else:
                 yield from (Refuted(location=place, reason=verdict.sentence) for place in verdict.places)
+
+    def suspected(self, verdicts: Iterable[Verdict], remedy: str = "") -> Iterator[Finding]:
+        """Yield a finding for each verdict of the source, which refutes nothing."""
+        return (self._finding_of("source", verdict, remedy) for verdict in verdicts)
+
+    def _finding_of(self, basis: Basis, verdict: Verdict, remedy: str) -> Finding:
+        return self.finding(
+            basis,
+            verdict.sentence,
+            remedy=verdict.remedy or remedy,
+            locations=verdict.places,
+            ranks=verdict.ranks,
+            because=verdict.because,
+            severity=verdict.severity,
+            what_if=verdict.what_if,
+        )
 
     def judged_by(self, module: str, name: str, remedy: str = "") -> Callable[[RunRecord], Iterator[Finding | Refuted]]:
         """Return the ``in_run`` of a check of which a function passes the verdicts.

@@ -30,11 +30,9 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from ddpdoctor.check import Check, Via
+from ddpdoctor.check import Check
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, Location, Refuted, Severity
 from ddpdoctor.source.events import ContextAround, Event
@@ -74,17 +72,15 @@ REMEDY = "Let rank 0 do it first, then dist.barrier(), then let every rank open 
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report downloads that all ranks do at the same time, one finding for a directory."""
-    for downloads in by_directory(shared_downloads(whole_projection(script))):
-        event = downloads[0].event
-        place = event.location
+    for what, downloads in by_directory(shared_downloads(whole_projection(script))):
         yield CHECK.finding(
             "source",
             "the other ranks look for these data while the first one downloads them"
-            if downloads[0].what == "looks"
-            else f"every rank {downloads[0].what} to the same path at once",
+            if what == "looks"
+            else f"every rank {what} to the same path at once",
             remedy=REMEDY,
-            locations=tuple(one.location for one in downloads),
-            because=(("no rank test or barrier lets one rank go first", Via(place, event.chain)),),
+            locations=map(_place, downloads),
+            because=(("no rank test or barrier lets one rank go first", downloads[0]),),
         )
 
 
@@ -132,29 +128,23 @@ _IN_TURN = regex(r"first|lock|zero|turn|main|rank", re.IGNORECASE)
 _ON_DEVICE = ("torch.cuda.device", "torch.device", "torch.autocast", "torch.cuda.amp.")
 
 
-class SharedDownload(msgspec.Struct, frozen=True, eq=False):
-    """A download to one path by all ranks at once."""
-
-    event: Event
-    what: Literal["downloads", "extracts", "looks"]
-    """The latter where only the first rank downloads, and the others look for the files at the same time."""
-
-    @property
-    def location(self) -> Location:
-        """Where it is; of a function of the project that is given the path, where that is called."""
-        event = self.event
-        around = function_around(event.module, event.node)
-        if event.name != _OPEN or isinstance(around, (ast.Lambda, ast.Module)) or len(event.chain) < 2:
-            return event.location
-        path = event.node.args[0] if isinstance(event.node, ast.Call) and event.node.args else None
-        given = isinstance(around, ast.FunctionDef) and last_name(path or around) in {
-            one.arg for one in (*around.args.args, *around.args.kwonlyargs)
-        }
-        return Location(file=event.chain[1].file, line=event.chain[1].line) if given else event.location
+def _place(event: Event) -> Location:
+    """Return where a download is; of a function of the project that is given the path, where that is called."""
+    around = function_around(event.module, event.node)
+    if event.name != _OPEN or isinstance(around, (ast.Lambda, ast.Module)) or len(event.chain) < 2:
+        return event.location
+    path = event.node.args[0] if isinstance(event.node, ast.Call) and event.node.args else None
+    given = isinstance(around, ast.FunctionDef) and last_name(path or around) in {
+        one.arg for one in (*around.args.args, *around.args.kwonlyargs)
+    }
+    return Location(file=event.chain[1].file, line=event.chain[1].line) if given else event.location
 
 
-def shared_downloads(projection: Projection) -> Iterator[SharedDownload]:
-    """Downloads of a distributed job that all ranks come to, none of them before the others."""
+def shared_downloads(projection: Projection) -> Iterator[tuple[Event, str]]:
+    """Downloads of a distributed job to one path that all ranks come to, none of them before the others.
+
+    With what they do: ``looks`` where only the first rank downloads, and the others look for the files meanwhile.
+    """
     if not is_distributed(projection):
         return
     events = [event for event in projection.in_course("object", "call", "training") if _fetches(event)]
@@ -175,7 +165,7 @@ def shared_downloads(projection: Projection) -> Iterator[SharedDownload]:
         command = _command(event)
         extracts = event.name.endswith(("extractall", "unpack_archive", "extract_archive"))
         extracts = extracts or (command is not None and command["extracts"] is not None)
-        yield SharedDownload(event, "extracts" if extracts else "looks" if _is_by_first(event) else "downloads")
+        yield event, "extracts" if extracts else "looks" if _is_by_first(event) else "downloads"
 
 
 def _lets_in_by_turns(context: ContextAround) -> bool:
@@ -186,16 +176,14 @@ def _lets_in_by_turns(context: ContextAround) -> bool:
     return _IN_TURN.search(context.module.excerpt(node, 200)) is not None
 
 
-def by_directory(downloads: Iterable[SharedDownload]) -> list[list[SharedDownload]]:
+def by_directory(downloads: Iterable[tuple[Event, str]]) -> Iterator[tuple[str, list[Event]]]:
     """Downloads of one function into one directory together: the training and the test part of a data set."""
-    found: dict[tuple[str, str, str, str], list[SharedDownload]] = {}
-    for download in downloads:
-        event = download.event
+    found: dict[tuple[str, str, str, str], list[Event]] = {}
+    for event, what in downloads:
         where = "" if event.name.startswith(_ALWAYS_FETCH) else str(event.ordinal)
         where = event.function if event.name == _OPEN else _directory(event) or where
-        key = (str(event.module.path), event.name, download.what, where)
-        found.setdefault(key, []).append(download)
-    return list(found.values())
+        found.setdefault((str(event.module.path), event.name, what, where), []).append(event)
+    return ((what, events) for (_, _, what, _), events in found.items())
 
 
 def _is_same_data(one: Event, other: Event) -> bool:

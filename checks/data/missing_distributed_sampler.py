@@ -33,13 +33,11 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
-import msgspec
-
 from ddpdoctor.check import Check
 from ddpdoctor.checks.data.epochs_source import OF_TORCH, batches_remedy, loop_of_epochs
 from ddpdoctor.checks.data.missing_set_epoch import set_epoch_through
 from ddpdoctor.files import regex
-from ddpdoctor.finding import Fact, Finding, Severity
+from ddpdoctor.finding import Fact, Finding, Location, Severity
 from ddpdoctor.fix import Edit, Fix, imported, with_keyword
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.attributes import base_names, class_attribute
@@ -105,21 +103,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             locations=loader.location,
             evidence=(_reaches(feeding.backward, "DistributedDataParallel"),),
         )
-    for reader in alike_readers(projection):
-        yield CHECK.finding(
-            "source",
-            f"every rank trains on the same batches: {reader.name} reads on from one position, whatever the rank",
-            remedy="Let each rank begin at a position of its own, its rank times the size of a batch, and move on by "
-            "the world size times that.",
-            locations=reader.module.location(reader.made),
-            because=(
-                (
-                    "this reads at the position and moves it on, and nothing in the class depends on the rank",
-                    reader.class_module.head_location(reader.method),
-                ),
-                ("its batches reach this forward of the DDP model", reader.forward.location),
-            ),
-        )
+    yield from alike_readers(projection)
 
 
 def _reaches(backward: Event, through: str) -> Fact:
@@ -201,21 +185,7 @@ _READING = frozenset({"open", "reader", "iter_batches", "read_csv", "readlines",
 _PLACING = frozenset({"to", "cuda"})
 
 
-class OwnReader(msgspec.Struct, frozen=True, eq=False):
-    """A reader that hands every rank the same batches."""
-
-    module: Module
-    made: ast.Call
-    """Its construction."""
-    name: str
-    """Its class."""
-    class_module: Module
-    method: ast.FunctionDef
-    """The method that reads at the position and moves it on."""
-    forward: Event
-
-
-def alike_readers(projection: Projection) -> Iterator[OwnReader]:
+def alike_readers(projection: Projection) -> Iterator[Finding]:
     """Readers that feed the training of a DDP model and in which nothing depends on the rank, each once.
 
     A position in ``self`` is read in a slice and moved on by the same method, so that the batches of all ranks are
@@ -234,10 +204,25 @@ def alike_readers(projection: Projection) -> Iterator[OwnReader]:
         if wrapped not in trained or not forward.gradients or forward.ranks != ALL_RANKS:
             continue
         for call in _origins(projection, forward):
-            reader = _reader(projection, forward, call)
-            if reader is not None and reader.made not in seen:
-                seen.add(reader.made)
-                yield reader
+            found = _reader(projection, forward, call)
+            if found is None or found[0] in seen:
+                continue
+            made, name, position = found
+            seen.add(made)
+            yield CHECK.finding(
+                "source",
+                f"every rank trains on the same batches: {name} reads on from one position, whatever the rank",
+                remedy="Let each rank begin at a position of its own, its rank times the size of a batch, and move on "
+                "by the world size times that.",
+                locations=forward.module.location(made),
+                because=(
+                    (
+                        "this reads at the position and moves it on, and nothing in the class depends on the rank",
+                        position,
+                    ),
+                    ("its batches reach this forward of the DDP model", forward.location),
+                ),
+            )
 
 
 def _origins(projection: Projection, forward: Event) -> Sequence[ast.Call]:
@@ -268,8 +253,10 @@ def _binds(target: ast.expr, name: str) -> bool:
     return any(isinstance(part, ast.Name) and part.id == name for part in parts)
 
 
-def _reader(projection: Projection, forward: Event, call: ast.Call) -> OwnReader | None:
-    """Return the reader whose method is called, if its class was read and nothing in it depends on the rank."""
+def _reader(projection: Projection, forward: Event, call: ast.Call) -> tuple[ast.Call, str, Location] | None:
+    """Return where the reader is made whose method is called, if its class was read and nothing in it depends on the
+    rank; with its class, and the method that reads at the position and moves it on.
+    """
     if not isinstance(call.func, ast.Attribute) or not isinstance(call.func.value, (ast.Name, ast.Attribute)):
         return None
     text, module = ast.unparse(call.func.value), forward.module
@@ -291,7 +278,7 @@ def _reader(projection: Projection, forward: Event, call: ast.Call) -> OwnReader
     around, cls = found[0]
     for method in cls.body:
         if isinstance(method, ast.FunctionDef) and method.name == call.func.attr and _advances(method):
-            return OwnReader(module, made[0], cls.name, around, method, forward)
+            return made[0], cls.name, around.head_location(method)
     return None
 
 

@@ -30,10 +30,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-import msgspec
-
-from ddpdoctor.check import Check
-from ddpdoctor.checks.data.unseeded_random_split import Draw, draw_of_samples, draws_in_constructor
+from ddpdoctor.check import Check, Verdict
+from ddpdoctor.checks.data.unseeded_random_split import draw_of_samples, draws_in_constructor
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import (
@@ -66,25 +64,7 @@ CHECK = Check(
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report samplers over data sets that differ between ranks."""
-    for found in rank_datasets(whole_projection(script)):
-        sampler = found.sampler
-        cause = found.dataset or (found.draw.event if found.draw is not None else sampler)
-        divides = "sampler divides" if sampler.kind == "sampler" else "loader, which the Accelerator divides, is of"
-        yield CHECK.finding(
-            "source",
-            "this sampler divides a subset that is already one rank's part"
-            if found.draw is None and not found.reordered
-            else f"this {divides} a data set whose order differs between ranks",
-            remedy="Shuffle it with the same seed on every rank."
-            if found.reordered
-            else "Give the sampler the whole data set: it divides it in parts of one length."
-            if found.draw is None
-            else "Seed every rank with the same number before the data set is built.",
-            locations=sampler.location,
-            because=(
-                ("this depends on the rank" if found.draw is None else "no common seed fixes this", cause.location),
-            ),
-        )
+    yield from CHECK.suspected(rank_datasets(whole_projection(script)))
 
 
 in_run = CHECK.judged_by("checks.data.samples_run", "judge_rank_data")
@@ -93,19 +73,12 @@ in_run = CHECK.judged_by("checks.data.samples_run", "judge_rank_data")
 # Data sets that differ between ranks although one sampler, or an Accelerator, divides them.
 
 
-class RankDataset(msgspec.Struct, frozen=True, eq=False):
-    """A data set that each rank builds differently, under a DistributedSampler."""
-
-    sampler: Event
-    dataset: Event | None
-    """Its construction, where the rank is among the arguments."""
-    draw: Draw | None
-    """Random numbers in its constructor that no common seed fixes."""
-    reordered: bool = False
-    """``dataset`` is a call that gives it another order on each rank."""
+_PARTS = "Give the sampler the whole data set: it divides it in parts of one length."
+_SEED = "Seed every rank with the same number before the data set is built."
+_SHUFFLE = "Shuffle it with the same seed on every rank."
 
 
-def rank_datasets(projection: Projection) -> Iterator[RankDataset]:
+def rank_datasets(projection: Projection) -> Iterator[Verdict]:
     """Every DistributedSampler or prepared loader over a data set that certainly differs between ranks."""
     seen: set[ast.AST] = set()
     for sampler in projection.in_course("sampler"):
@@ -126,18 +99,30 @@ def rank_datasets(projection: Projection) -> Iterator[RankDataset]:
             shuffle = _shuffled_apart(projection, loader, loader.argument("dataset", 0))
             if shuffle is not None:
                 seen.add(loader.node)
-                yield RankDataset(loader, shuffle, None, reordered=True)
+                yield _differs(loader, _SHUFFLE, shuffle)
 
 
-def _judge(projection: Projection, sampler: Event, dataset: Value) -> RankDataset | None:
+def _differs(
+    divided: Event, remedy: str, cause: Event, why: str = "this depends on the rank", what: str = ""
+) -> Verdict:
+    divides = "sampler divides" if divided.kind == "sampler" else "loader, which the Accelerator divides, is of"
+    return Verdict(
+        sentence=what or f"this {divides} a data set whose order differs between ranks",
+        remedy=remedy,
+        locations=divided.location,
+        because=((why, cause.location),),
+    )
+
+
+def _judge(projection: Projection, sampler: Event, dataset: Value) -> Verdict | None:
     draw = draws_in_constructor(projection, dataset) or draw_of_samples(projection, dataset)
     if draw is not None:
-        return RankDataset(sampler, None, draw)
+        return _differs(sampler, _SEED, draw.event, "no common seed fixes this")
     made = projection.machine.object(dataset) if isinstance(dataset, ExternalObject) else None
     if made is not None and made.name == "torch.utils.data.Subset" and _by_rank(projection, made):
-        return RankDataset(sampler, made, None)
+        return _differs(sampler, _PARTS, made, what="this sampler divides a subset that is already one rank's part")
     shuffle = _shuffled_apart(projection, sampler, dataset)
-    return RankDataset(sampler, shuffle, None, reordered=True) if shuffle is not None else None
+    return None if shuffle is None else _differs(sampler, _SHUFFLE, shuffle)
 
 
 def _shuffled_apart(projection: Projection, divided: Event, dataset: Value | None) -> Event | None:

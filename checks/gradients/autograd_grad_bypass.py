@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.check import AVERAGING, Check
 from ddpdoctor.checks.gradients.unreduced_gradients_source import unreduced_gradients
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
 
@@ -48,43 +48,28 @@ CHECK = Check(
     subjects=("training",),
     triggers=("autograd", "retain_graph"),
 )
+_SAID = {
+    "autograd-grad": (
+        "torch.autograd.grad returns this rank's gradients of {}: DDP does not average them",
+        "Use loss.backward(), or all-reduce the gradients by hand.",
+    ),
+    "again": (
+        "the gradients of this further backward of {} are not averaged: DDP had reduced already",
+        "Add the losses and call backward once, or run each forward right before its own backward.",
+    ),
+}
+"""Title and remedy by why gradients are not averaged."""
 
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report gradients of a DDP model that are not averaged."""
-    for unreduced in unreduced_gradients(whole_projection(script)):
-        event, first = unreduced.event, unreduced.first
-        yield CHECK.finding(
-            "source",
-            "torch.autograd.grad returns this rank's gradients: DDP does not average them"
-            if first is None
-            else "the gradients of this second backward are not averaged: DDP reduced those of the first",
-            remedy="Use loss.backward(), or all-reduce the gradients by hand."
-            if first is None
-            else "Add the losses and call backward once.",
-            locations=event.location,
-            evidence=()
-            if first is None
-            else (Fact(text="the first backward through the same forward", basis="source", location=first.location),),
-        )
+    yield from CHECK.suspected(unreduced_gradients(whole_projection(script)))
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report gradients that came past DDP's reduction and differ between the ranks when they are used."""
     from ddpdoctor.diagnosis.training.replicas import unaveraged
 
-    for found in unaveraged(record):
-        if found.why not in ("autograd-grad", "again"):
-            continue
-        values = found.why == "autograd-grad"
-        yield CHECK.finding(
-            record.job.kind,
-            f"torch.autograd.grad returns this rank's gradients of {found.model}: DDP does not average them"
-            if values
-            else f"the gradients of this further backward of {found.model} are not averaged: DDP had reduced already",
-            remedy="Use loss.backward(), or all-reduce the gradients by hand."
-            if values
-            else "Add the losses and call backward once, or run each forward right before its own backward.",
-            locations=found.location,
-            evidence=found.facts(record.job.kind),
-        )
+    found = ((_SAID[one.why], one) for one in unaveraged(record) if one.why in _SAID)
+    verdicts = (one.verdict(title.format(one.model), remedy) for (title, remedy), one in found)
+    yield from CHECK.judged(record.job.kind, verdicts)

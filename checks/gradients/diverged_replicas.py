@@ -35,13 +35,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Literal
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from ddpdoctor.check import AVERAGING, Check, TooLittleEvidence, Via
 from ddpdoctor.checks.gradients.unreduced_gradients_source import guard_of
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event, Guard
 from ddpdoctor.source.interpreter.values import (
     ALL_RANKS,
@@ -71,7 +69,6 @@ from ddpdoctor.source.script.script import Script, uses_part
 from ddpdoctor.source.torch_model.recorded_calls import SET_PARAM_GROUP, SET_REQUIRES_GRAD
 
 if TYPE_CHECKING:
-    from ddpdoctor.checks.gradients.diverged_run import Diverged
     from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
@@ -83,44 +80,16 @@ CHECK = Check(
     subjects=("training",),
     triggers=("DistributedDataParallel", "ReduceLROnPlateau", "ccelerat", "Fabric", "auto_model"),
 )
-REMEDIES = {
-    "after-the-wrap": "Change or load the parameters before the wrap, or in the same way on every rank.",
-    "learning-rates": "Give the optimizer the same learning rate on every rank.",
-    "gradients": "Change gradients after backward (clipping, noise, skipped values) in the same way on every rank.",
-    "drifted": "Look for code that changes parameters, optimizer state or the learning rate on some ranks only; where "
-    "there is none, suspect the memory of the odd rank's GPU, or a kernel that is not deterministic.",
-    "own-state": (
-        "Average over the ranks what it is changed by, with dist.all_reduce; or make it a buffer, which DDP hands on "
-        "from rank 0 before each forward."
-    ),
-    "own-buffers": (
-        "Average over the ranks what they are changed by, with dist.all_reduce. broadcast_buffers=True makes them "
-        "alike, but of rank 0's batches only. A cache of a rank's own batch may differ: do not register it as a buffer."
-    ),
-    "own-step": (
-        "Average the gradients before this step, with dist.all_reduce and a division by the number of ranks, or step "
-        "after DDP's backward."
-    ),
-    "unknown": "Look for code that sets parameters or optimizer state on some ranks only.",
-}
+_DRIFTED = (
+    "Look for code that changes parameters, optimizer state or the learning rate on some ranks only; where there is "
+    "none, suspect the memory of the odd rank's GPU, or a kernel that is not deterministic."
+)
 
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report what ranks change apart: by a plateau that one of them shows alone, or because only some come there."""
-    yield from _lone_changes(script)
-    for event in own_plateaus(whole_projection(script)):
-        place = event.location
-        yield CHECK.finding(
-            "source",
-            "each rank lowers its learning rate by its own loss: once the rates differ, equal gradients lead to "
-            "different models",
-            remedy=(
-                "Average the value over the ranks with dist.all_reduce, on all ranks, before passing it to the "
-                "scheduler."
-            ),
-            locations=place,
-            because=(("this value comes from the rank's own batches, and was not reduced", Via(place, event.chain)),),
-        )
+    yield from lone_changes(whole_projection(script))
+    yield from own_plateaus(whole_projection(script))
 
 
 _LONE = {
@@ -136,136 +105,17 @@ _LONE = {
 }
 
 
-def _lone_changes(script: Script) -> Iterator[Finding]:
-    for change in lone_changes(whole_projection(script)):
-        from ddpdoctor.diagnosis.wording import rank_list
-
-        event, guard = change.event, change.guard
-        place = event.location
-        ranks = rank_list(rank for rank in RANKS if event.ranks >> rank & 1)
-        title, verb = _LONE[change.what]
-        condition = guard.module.excerpt(guard.node, 60)
-        yield CHECK.finding(
-            "source",
-            title.format(ranks=ranks),
-            remedy=f"{verb} on every rank: move it out of `if {condition}`.",
-            locations=place,
-            severity=Severity.ERROR,
-            because=(
-                (
-                    f"of {len(RANKS)} ranks only {ranks} comes here, by `{condition}`",
-                    Via(guard.location, event.chain),
-                ),
-            ),
-            evidence=_steps_of_all(change),
-        )
-
-
-def _steps_of_all(change: LoneChange) -> Iterator[Fact]:
-    """Yield the step of all ranks, the place at which a run shows what the change does."""
-    if change.step is not None and change.step.node is not change.event.node:
-        place = change.step.location
-        yield Fact(text="every rank steps the optimizer here", basis="source", location=place)
-
-
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the first moment at which replicas differ."""
     from ddpdoctor.checks.gradients.diverged_run import diverged_replicas, own_buffers
-    from ddpdoctor.diagnosis.wording import rank_list
+    from ddpdoctor.diagnosis.training.replicas import drifted_digests
 
     if record.job.kind == "run":
-        yield from _drifted(record)
+        if not record.replica_digests:
+            raise TooLittleEvidence("parameters are compared every 100 steps of the optimizers, and there were fewer")
+        yield from CHECK.judged("run", drifted_digests(record), _DRIFTED)
         return
-    for found in diverged_replicas(record):
-        when = f"after step {found.step} of the optimizer" if found.step else "before the first optimizer step"
-        differ = Fact(
-            text=f"{found.unequal:,} of {found.compared:,} parameters differ: {', '.join(found.names)}",
-            basis=record.job.kind,
-            numbers={"parameters": found.unequal, "compared": found.compared, "step": found.step},
-        )
-        yield CHECK.finding(
-            record.job.kind,
-            f"the parameters of {found.model} differ between {rank_list(found.ranks)} {when}, {found.first_name} first",
-            remedy=REMEDIES[found.cause],
-            locations=dict.fromkeys((found.location, found.wrap_location)),
-            ranks=found.ranks,
-            # Each rank may be meant to have one of its own, as a memory of its samples.
-            severity=Severity.WARNING if found.cause == "own-state" else None,
-            evidence=(
-                differ,
-                *_reasons(record, found),
-                Fact(text="the model is wrapped here", basis=record.job.kind, location=found.wrap_location),
-            ),
-        )
-    for own in own_buffers(record):
-        yield CHECK.finding(
-            record.job.kind,
-            f"buffers of {own.model} differ between {rank_list(own.ranks)} before forward {own.forward}, "
-            f"{own.names[0]} first: each rank changes its own, and DDP broadcasts none",
-            remedy=REMEDIES["own-buffers"],
-            locations=own.location,
-            ranks=own.ranks,
-            severity=Severity.WARNING,
-            because=(
-                (
-                    f"{own.unequal:,} of {own.compared:,} buffers differ: {', '.join(own.names)}",
-                    None,
-                    {"buffers": own.unequal, "compared": own.compared, "forward": own.forward},
-                ),
-                ("broadcast_buffers is off in this wrap", own.location),
-            ),
-        )
-
-
-def _drifted(record: RunRecord) -> Iterator[Finding]:
-    """Report the replicas of a live run whose parameters are no longer the same, and which of them is the odd one."""
-    from ddpdoctor.diagnosis.training.replicas import drifted_digests
-    from ddpdoctor.diagnosis.wording import rank_list
-
-    if not record.replica_digests:
-        raise TooLittleEvidence("parameters are compared every 100 steps of the optimizers, and there were fewer")
-    for found in drifted_digests(record):
-        odd = f"{rank_list(found.odd)} {'has' if len(found.odd) == 1 else 'have'} other ones than the rest"
-        told = odd if found.odd else f"{rank_list(found.ranks)} do not agree"
-        before = (
-            f"they were the same after step {found.same:,}" if found.same else "they were compared for the first time"
-        )
-        yield CHECK.finding(
-            "run",
-            f"the parameters of {found.model} differ between the ranks after step {found.step:,}: {told}, of "
-            f"{found.names[0]} first",
-            remedy=REMEDIES["drifted"],
-            locations=found.location,
-            ranks=found.odd or found.ranks,
-            because=(
-                (
-                    f"{found.unequal:,} of {found.compared:,} parameters differ: {', '.join(found.names)}",
-                    None,
-                    {"parameters": found.unequal, "compared": found.compared, "step": found.step},
-                ),
-                (before, None),
-                ("the model is wrapped here", found.location),
-            ),
-        )
-
-
-def _reasons(record: RunRecord, found: Diverged) -> Iterator[Fact]:
-    if found.cause == "learning-rates":
-        rates = (f"rank {rank}: {rates}" for rank, rates in zip(found.ranks, found.learning_rates, strict=True))
-        yield Fact(text=f"the learning rates differ ({'; '.join(rates)})", basis=record.job.kind)
-    elif found.cause == "own-state":
-        text = "they want no gradient, and the module changes them itself: DDP averages nothing of them"
-        yield Fact(text=text, basis=record.job.kind)
-    elif found.cause == "own-step":
-        text = "the module steps this optimizer in its forward, with gradients of this rank's batch: DDP averages later"
-        yield Fact(text=text, basis=record.job.kind, location=found.location)
-    elif found.cause == "gradients":
-        yield Fact(
-            text="DDP averaged the gradients, and before the step they differ again: something changed them since",
-            basis=record.job.kind,
-        )
-    elif found.step:
-        yield Fact(text="the gradients that the step used are the same on all ranks", basis=record.job.kind)
+    yield from CHECK.judged(record.job.kind, (*diverged_replicas(record), *own_buffers(record)))
 
 
 # State of the training that ranks change apart: by a loss of their own, or on some ranks only.
@@ -275,7 +125,7 @@ PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau"
 _REDUCERS = ("torchmetrics", "all_avg", "dist_mean")
 
 
-def own_plateaus(projection: Projection) -> Iterator[Event]:
+def own_plateaus(projection: Projection) -> Iterator[Finding]:
     """Steps of a ``ReduceLROnPlateau`` on every rank with a value of the rank's own batches, each once."""
     script = projection.machine.script
     if (
@@ -295,20 +145,18 @@ def own_plateaus(projection: Projection) -> Iterator[Event]:
         is_plateau = bool(options) and all(isinstance(one, ExternalObject) and one.name == PLATEAU for one in options)
         if is_plateau and not is_of_whole_set(projection, metric) and not communicates(projection, event):
             seen.add(event.node)
-            yield event
+            yield CHECK.finding(
+                "source",
+                "each rank lowers its learning rate by its own loss: once the rates differ, equal gradients lead to "
+                "different models",
+                remedy="Average the value over the ranks with dist.all_reduce, on all ranks, before passing it to the "
+                "scheduler.",
+                locations=event.location,
+                because=(("this value comes from the rank's own batches, and was not reduced", event),),
+            )
 
 
-class LoneChange(msgspec.Struct, frozen=True, eq=False):
-    """A change of what all replicas have to have alike, on some ranks only."""
-
-    event: Event
-    guard: Guard
-    what: Literal["schedule", "step", "setting", "freeze", "load"]
-    step: Event | None
-    """Where every rank steps an optimizer, and a run shows the replicas apart; None where none was seen."""
-
-
-def lone_changes(projection: Projection) -> Iterator[LoneChange]:
+def lone_changes(projection: Projection) -> Iterator[Finding]:
     """Steps of schedulers and optimizers, settings, frozen parameters and loaded weights of some ranks of a job.
 
     What the other ranks change as well, elsewhere, is none; nor is what a broadcast may bring to them afterwards.
@@ -334,7 +182,29 @@ def lone_changes(projection: Projection) -> Iterator[LoneChange]:
         wrapped = any(wrap.ordinal < event.ordinal for wrap in wraps)
         if what != "load" or wrapped:  # The constructor of DDP gives the first rank's weights to all.
             seen.add(event.node)
-            yield LoneChange(event, guard, what, shown)
+            yield _lone_change(event, guard, _LONE[what], shown)
+
+
+def _lone_change(event: Event, guard: Guard, told: tuple[str, str], step: Event | None) -> Finding:
+    """Return the finding, with where every rank steps an optimizer: there a run shows the replicas apart."""
+    from ddpdoctor.diagnosis.wording import rank_list
+
+    title, verb = told
+    ranks = rank_list(rank for rank in RANKS if event.ranks >> rank & 1)
+    condition = guard.module.excerpt(guard.node, 60)
+    kept_out = f"of {len(RANKS)} ranks only {ranks} comes here, by `{condition}`"
+    elsewhere = step is not None and step.node is not event.node
+    return CHECK.finding(
+        "source",
+        title.format(ranks=ranks),
+        remedy=f"{verb} on every rank: move it out of `if {condition}`.",
+        locations=event.location,
+        severity=Severity.ERROR,
+        because=(
+            (kept_out, Via(guard.location, event.chain)),
+            *((("every rank steps the optimizer here", step.location),) if step is not None and elsewhere else ()),
+        ),
+    )
 
 
 def _is_trained_after(projection: Projection, event: Event) -> bool:
@@ -346,8 +216,10 @@ def _is_trained_after(projection: Projection, event: Event) -> bool:
     )
 
 
-def _what(projection: Projection, event: Event) -> Literal["schedule", "step", "setting", "freeze", "load", ""]:
-    """Return which state of the replicas an event changes; empty for what is not certainly theirs."""
+def _what(projection: Projection, event: Event) -> str:
+    """Return which state of the replicas an event changes, as ``_LONE`` has it; empty for what is not certainly
+    theirs.
+    """
     options = list(options_of(event.receiver)) if event.receiver is not None else []
     if event.name in ("requires_grad_", SET_REQUIRES_GRAD):
         return "freeze" if _is_replicated(projection, event) else ""

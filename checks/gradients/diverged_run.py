@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Literal
 
 import msgspec
 
+from ddpdoctor.check import Verdict, Via
 from ddpdoctor.diagnosis.divergence.unused_parameters import folded
 from ddpdoctor.diagnosis.performance.traffic import broadcasts_buffers
 from ddpdoctor.diagnosis.training.replicas import (
@@ -22,8 +22,8 @@ from ddpdoctor.diagnosis.training.replicas import (
     parameters_around_steps,
     unaveraged,
 )
-from ddpdoctor.diagnosis.wording import site_location
-from ddpdoctor.finding import Frame, Location
+from ddpdoctor.diagnosis.wording import rank_list, site_location, verb
+from ddpdoctor.finding import Severity
 from ddpdoctor.record.model import RunRecord, Wrap
 from ddpdoctor.record.streams.training import OptimizerStep, TrainingState
 
@@ -33,36 +33,20 @@ IN_PLACE = "fully_shard"
 # Training state that some ranks load and the others never get.
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """An object with training state that was loaded by some rank at least."""
-
-    kind: Literal["optimizer", "scheduler", "scaler"]
-    type: str
-    loaded: tuple[int, ...]
-    """Ranks that loaded it."""
-    others: tuple[int, ...]
-    """Ranks that have one as well and did not."""
-    differs: bool
-    """What it held at the first step on the ranks that loaded it is not what it held on the others; of a late load that
-    the parameters parted later."""
-    late: bool
-    """It was loaded after the first step."""
-    wraps: tuple[int, ...]
-    """Wraps whose parameters it steers; empty when that is not known."""
-    location: Location | None
-    frames: tuple[Frame, ...]
-
-
-def loads(record: RunRecord) -> tuple[Load, ...]:
-    """Return what was loaded before or after the first step, one entry for each object that all ranks have.
+def loads(record: RunRecord) -> Iterator[Verdict]:
+    """Yield what was loaded before or after the first step, one verdict for each object that all ranks have.
 
     A late load is left out where nothing shows what came of it.
     """
+    return (verdict for _, verdict in _loads(record))
+
+
+def _loads(record: RunRecord) -> Iterator[tuple[tuple[int, ...], Verdict]]:
+    """Yield the wraps whose parameters a loaded object steers, none where that is not known, and the verdict on it."""
     by_object: dict[tuple[str, int], list[TrainingState]] = {}
     for state in record.training_states:
         by_object.setdefault((state.kind, state.number), []).append(state)
-    found = []
-    for _, states in sorted(by_object.items()):
+    for (kind, _), states in sorted(by_object.items()):
         holders = {state.rank for state in states}
         with_load = [state for state in states if state.loads or state.late_loads]
         if holders != set(record.rank_numbers()) or len({state.type for state in states}) > 1 or not with_load:
@@ -71,29 +55,33 @@ def loads(record: RunRecord) -> tuple[Load, ...]:
         digests = {state.digest for state in with_load}
         differs = any(state.digest not in digests for state in states)
         if late:
+            # What it held later is not known: only that the parameters parted then.
             differs = len(with_load) < len(states) and _parted_later(record, with_load[0].wraps)
         if late and not differs:
             continue
         site = record.site((with_load[0].loads + with_load[0].late_loads)[0])
-        found.append(
-            Load(
-                kind=states[0].kind,
-                type=states[0].type,
-                loaded=tuple(sorted(state.rank for state in with_load)),
-                others=tuple(sorted(holders - {state.rank for state in with_load})),
-                differs=differs,
-                late=late,
-                wraps=with_load[0].wraps,
-                location=site_location(site),
-                frames=site.frames,
-            )
+        place = site_location(site)
+        loaded = tuple(sorted(state.rank for state in with_load))
+        others = rank_list(holders.difference(loaded))
+        if len(loaded) == len(holders) or not differs:
+            told = f"all ranks hold the same state of this {kind} at the first step"
+            yield with_load[0].wraps, Verdict(wrong=False, sentence=told, locations=place)
+            continue
+        who = rank_list(loaded)
+        proof = "the parameters were the same on all ranks after the first optimizer step, and differ after a later one"
+        if not late:
+            held = f"at the first optimizer step the {states[0].type} of {others} holds a different state than that of"
+            proof = f"{held} {who}"
+        yield (
+            with_load[0].wraps,
+            Verdict(
+                sentence=f"only {who} {verb(loaded, 'loads', 'load')} the state of this {kind}, and DDP does not "
+                "broadcast it",
+                locations=place,
+                ranks=loaded,
+                because=((proof, Via(place, site.frames)),),
+            ),
         )
-    return tuple(found)
-
-
-def lone_loads(record: RunRecord) -> tuple[Load, ...]:
-    """Return the loads that left the ranks with different states."""
-    return tuple(load for load in loads(record) if load.others and load.differs)
 
 
 def _parted_later(record: RunRecord, wraps: tuple[int, ...]) -> bool:
@@ -111,78 +99,53 @@ def _parted_later(record: RunRecord, wraps: tuple[int, ...]) -> bool:
     return False
 
 
-Cause = Literal["after-the-wrap", "own-state", "own-step", "learning-rates", "gradients", "unknown"]
-"""They differed before the first step; they want no gradient; the learning rates differ; the gradients of a
-synchronised backward differ; or none of these."""
+_REMEDIES = {
+    "after-the-wrap": "Change or load the parameters before the wrap, or in the same way on every rank.",
+    "learning-rates": "Give the optimizer the same learning rate on every rank.",
+    "gradients": "Change gradients after backward (clipping, noise, skipped values) in the same way on every rank.",
+    "own-state": (
+        "Average over the ranks what it is changed by, with dist.all_reduce; or make it a buffer, which DDP hands on "
+        "from rank 0 before each forward."
+    ),
+    "own-buffers": (
+        "Average over the ranks what they are changed by, with dist.all_reduce. broadcast_buffers=True makes them "
+        "alike, but of rank 0's batches only. A cache of a rank's own batch may differ: do not register it as a buffer."
+    ),
+    "own-step": (
+        "Average the gradients before this step, with dist.all_reduce and a division by the number of ranks, or step "
+        "after DDP's backward."
+    ),
+    "unknown": "Look for code that sets parameters or optimizer state on some ranks only.",
+    "no-wrap": "Wrap the model in DistributedDataParallel after it is on its device and before the training loop.",
+    "wrapped": "Wrap the module that holds them as well, or average their gradients by dist.all_reduce in each step.",
+    "sharded": "Call fully_shard on the whole model as well, after its layers: what is in no unit is not reduced.",
+}
+_REASONS = {
+    "own-state": "they want no gradient, and the module changes them itself: DDP averages nothing of them",
+    "own-step": "the module steps this optimizer in its forward, with gradients of this rank's batch: DDP averages "
+    "later",
+    "gradients": "DDP averaged the gradients, and before the step they differ again: something changed them since",
+    "unknown": "the gradients that the step used are the same on all ranks",
+}
+"""Why parameters differ: they want no gradient; they are stepped in a forward; the gradients of a synchronised backward
+differ; or none of what is looked at. Different learning rates are told with their values."""
 
 
-class Diverged(msgspec.Struct, frozen=True, kw_only=True):
-    """The first moment at which the parameters of one wrap differ between the ranks."""
-
-    cause: Cause
-    model: str
-    ranks: tuple[int, ...]
-    step: int
-    """n-th step of the optimizer; 0 before the first."""
-    unequal: int
-    compared: int
-    names: tuple[str, ...]
-    """Folded names of the parameters that differ."""
-    first_name: str
-    learning_rates: tuple[tuple[float, ...], ...]
-    """Of the step, by rank; empty before the first."""
-    location: Location | None
-    """The step, or the wrap for the moment before the first."""
-    wrap_location: Location | None
-
-
-class OwnBuffers(msgspec.Struct, frozen=True, kw_only=True):
-    """Buffers of one wrap that its ranks change apart, and that DDP does not hand on."""
-
-    model: str
-    ranks: tuple[int, ...]
-    forward: int
-    """The first training forward before which they differ, from 1."""
-    unequal: int
-    compared: int
-    names: tuple[str, ...]
-    """Folded names of the buffers that differ."""
-    location: Location | None
-    """The wrap."""
-
-
-class Independent(msgspec.Struct, frozen=True, kw_only=True):
-    """An optimizer whose ranks train models of their own."""
-
-    ranks: tuple[int, ...]
-    steps: int
-    """Steps compared; the gradients differ in every one."""
-    unequal: int
-    compared: int
-    names: tuple[str, ...]
-    """Of those that differ: their places in the optimizer, and their shapes."""
-    beside: Literal["", "wrapped", "sharded"]
-    """These parameters are in no module that DDP wraps, or that is sharded; empty where the script has none at all."""
-    backward_location: Location | None
-    step_location: Location | None
-    loader_location: Location | None
-
-
-def diverged_replicas(record: RunRecord) -> Iterator[Diverged]:
+def diverged_replicas(record: RunRecord) -> Iterator[Verdict]:
     """Yield the wraps whose parameters differ between the ranks, where nothing more specific is the reason.
 
     More specific are collectives that were paired wrongly, gradients that DDP did not average, and a state that was
     loaded on some ranks only. Parameters that DDP ignores, wraps with a communication hook, steps without a
     synchronised backward and models that are averaged by hand are left out.
     """
-    lone = lone_loads(record)
+    lone = [wraps for wraps, verdict in _loads(record) if verdict.wrong]
     explained: dict[int, int] = {}
     for reason in unaveraged(record):
         if reason.why != "unknown":
             explained[reason.wrap] = min(reason.step, explained.get(reason.wrap, reason.step))
     for wraps in judged_wraps(record):
         wrap, ranks = wraps[min(wraps)], tuple(wraps)
-        if any(not load.wraps or wrap.wrap in load.wraps for load in lone):
+        if any(not loaded or wrap.wrap in loaded for loaded in lone):
             continue
         first = next(filter(None, (_of_interest(record, s, wraps) for s in _moments(record, wrap.wrap, ranks))), None)
         if first is not None and first.ordinal < explained.get(wrap.wrap, first.ordinal + 1):
@@ -193,7 +156,7 @@ _OF_NORMS = frozenset({"running_mean", "running_var", "num_batches_tracked"})
 """Statistics of torch's norms, which a training forward does not use: a check of their own is about them."""
 
 
-def own_buffers(record: RunRecord) -> Iterator[OwnBuffers]:
+def own_buffers(record: RunRecord) -> Iterator[Verdict]:
     """Yield the wraps whose buffers differ between the ranks to the last forward seen, as DDP broadcasts none."""
     for wraps in judged_wraps(record):
         wrap, ranks = wraps[min(wraps)], tuple(wraps)
@@ -213,18 +176,24 @@ def own_buffers(record: RunRecord) -> Iterator[OwnBuffers]:
         ]
         if len(apart) < 2 or not (names := apart[-1][1]):
             continue
-        yield OwnBuffers(
-            model=wrap.module_class or "the model",
+        place, shown = site_location(record.site(wrap.site)), folded(names)
+        forward = next(at for at, found in apart if set(names) & set(found)) + 1
+        numbers = {"buffers": len(names), "compared": len(held), "forward": forward}
+        yield Verdict(
+            sentence=f"buffers of {wrap.module_class or 'the model'} differ between {rank_list(ranks)} before forward "
+            f"{forward}, {shown[0]} first: each rank changes its own, and DDP broadcasts none",
+            remedy=_REMEDIES["own-buffers"],
+            locations=place,
             ranks=ranks,
-            forward=next(at for at, found in apart if set(names) & set(found)) + 1,
-            unequal=len(names),
-            compared=len(held),
-            names=folded(names),
-            location=site_location(record.site(wrap.site)),
+            severity=Severity.WARNING,
+            because=(
+                (f"{len(names):,} of {len(held):,} buffers differ: {', '.join(shown)}", None, numbers),
+                ("broadcast_buffers is off in this wrap", place),
+            ),
         )
 
 
-def independent_models(record: RunRecord) -> Iterator[Independent]:
+def independent_models(record: RunRecord) -> Iterator[Verdict]:
     """Yield the optimizers whose parameters are in no wrapped module and whose gradients differ in every step.
 
     Only where every rank draws its own part of the data, every rank makes the steps, no collective of the user moves as
@@ -257,16 +226,30 @@ def independent_models(record: RunRecord) -> Iterator[Independent]:
         step_ns = first.steps[ranks[0]].time_ns
         own = [b for b in record.backwards if b.rank == ranks[0] and b.time_ns < step_ns]
         before = [b for b in own if not b.wraps] or own
-        yield Independent(
-            ranks=ranks,
-            steps=len(steps),
-            unequal=len(first.unequal),
-            compared=first.compared,
-            names=folded(first.unequal),
-            beside="sharded" if in_place else "wrapped" if record.wraps else "",
-            backward_location=site_location(record.site(before[-1].site)) if before else None,
-            step_location=site_location(record.site(first.steps[ranks[0]].site)),
-            loader_location=site_location(record.site(sharding[0].site)),
+        unequal, form = len(first.unequal), "sharded" if in_place else "wrapped" if record.wraps else "no-wrap"
+        are = "parameter of the optimizer is" if unequal == 1 else "parameters of the optimizer are"
+        by = "is sharded" if in_place else "DistributedDataParallel wraps"
+        kept = f"{unequal:,} {are} in no module that {by}: gradients stay on their rank"
+        if form == "no-wrap":
+            kept = "the gradients of this backward stay on their rank: the model is not wrapped in "
+            kept += "DistributedDataParallel"
+        yield Verdict(
+            sentence=f"{kept}, and {rank_list(ranks)} train different models",
+            remedy=_REMEDIES[form],
+            locations=site_location(record.site(before[-1].site)) if before else None,
+            because=(
+                (
+                    f"before each of {len(steps)} steps the gradients of {unequal:,} of {first.compared:,} parameters "
+                    f"differ between ranks, and so do the parameters after it: {', '.join(folded(first.unequal))}",
+                    None,
+                    {"steps": len(steps), "parameters": unequal, "compared": first.compared},
+                ),
+                ("this step uses them", site_location(record.site(first.steps[ranks[0]].site))),
+                (
+                    "this loader gives every rank its own part of the data",
+                    site_location(record.site(sharding[0].site)),
+                ),
+            ),
         )
 
 
@@ -310,22 +293,33 @@ def _of_interest(record: RunRecord, moment: ReplicaStep, wraps: Mapping[int, Wra
     return msgspec.structs.replace(moment, unequal=unequal) if unequal else None
 
 
-def _described(record: RunRecord, moment: ReplicaStep, wraps: Mapping[int, Wrap]) -> Diverged:
-    rank = min(wraps)
+def _described(record: RunRecord, moment: ReplicaStep, wraps: Mapping[int, Wrap]) -> Verdict:
+    rank, ranks, names = min(wraps), tuple(wraps), folded(moment.unequal)
     place = site_location(record.site(wraps[rank].site))
-    rates = tuple(moment.steps[rank].learning_rates for rank in sorted(moment.steps))
-    return Diverged(
-        cause=_cause(record, moment, wraps, rates),
-        model=wraps[rank].module_class or "the model",
-        ranks=tuple(wraps),
-        step=moment.ordinal,
-        unequal=len(moment.unequal),
-        compared=moment.compared,
-        names=folded(moment.unequal),
-        first_name=moment.unequal[0],
-        learning_rates=rates,
-        location=site_location(record.site(moment.steps[rank].site)) if moment.ordinal else place,
-        wrap_location=place,
+    stepped = site_location(record.site(moment.steps[rank].site)) if moment.ordinal else place
+    cause = _cause(record, moment, wraps)
+    reason = _REASONS.get(cause, "")
+    if cause == "learning-rates":
+        rates = (f"rank {rank}: {moment.steps[rank].learning_rates}" for rank in ranks)
+        reason = f"the learning rates differ ({'; '.join(rates)})"
+    when = f"after step {moment.ordinal} of the optimizer" if moment.ordinal else "before the first optimizer step"
+    return Verdict(
+        sentence=f"the parameters of {wraps[rank].module_class or 'the model'} differ between {rank_list(ranks)} "
+        f"{when}, {moment.unequal[0]} first",
+        remedy=_REMEDIES[cause],
+        locations=tuple(dict.fromkeys((stepped, place))),
+        ranks=ranks,
+        # Each rank may be meant to have one of its own, as a memory of its samples.
+        severity=Severity.WARNING if cause == "own-state" else None,
+        because=(
+            (
+                f"{len(moment.unequal):,} of {moment.compared:,} parameters differ: {', '.join(names)}",
+                None,
+                {"parameters": len(moment.unequal), "compared": moment.compared, "step": moment.ordinal},
+            ),
+            *(((reason, stepped if cause == "own-step" else None),) if reason else ()),
+            ("the model is wrapped here", place),
+        ),
     )
 
 
@@ -334,9 +328,8 @@ def _is_within_forward(record: RunRecord, step: OptimizerStep) -> bool:
     return any(frame.function.rpartition(".")[2] == "forward" for frame in record.site(step.site).frames)
 
 
-def _cause(
-    record: RunRecord, moment: ReplicaStep, wraps: Mapping[int, Wrap], rates: tuple[tuple[float, ...], ...]
-) -> Cause:
+def _cause(record: RunRecord, moment: ReplicaStep, wraps: Mapping[int, Wrap]) -> str:
+    """Return why the parameters of a wrap differ: the key of its remedy."""
     if not moment.ordinal:
         return "after-the-wrap"
     wrap = wraps[min(wraps)]
@@ -347,4 +340,4 @@ def _cause(
     for step in gradients_around_steps(record, moment.wrap, tuple(wraps)):
         if (step.optimizer, step.ordinal) == (moment.optimizer, moment.ordinal) and step.unequal:
             return "gradients"
-    return "learning-rates" if len(set(rates)) > 1 else "unknown"
+    return "learning-rates" if len({step.learning_rates for step in moment.steps.values()}) > 1 else "unknown"

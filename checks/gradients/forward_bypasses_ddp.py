@@ -48,22 +48,12 @@ CHECK = Check(
     subjects=("wrap", "loss"),
     triggers=("DistributedDataParallel", "ccelerat", "Fabric", "auto_model"),
 )
+_REMEDY = "Call the DDP object itself; if another method than forward is needed, call it from forward."
 
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report training forwards of a wrapped model that do not go through its wrapper."""
-    for bypass in bypassing_forwards(whole_projection(script)):
-        forward, backward, wrap = bypass.forward, bypass.backward, bypass.wrap
-        yield CHECK.finding(
-            "source",
-            "this training forward bypasses DistributedDataParallel: the gradients of its backward are not averaged",
-            remedy="Call the DDP object itself; if another method than forward is needed, call it from forward.",
-            locations=forward.location,
-            because=(
-                ("no forward through the DDP object leads to this backward", backward),
-                ("the model is wrapped here", wrap.location),
-            ),
-        )
+    yield from CHECK.suspected(bypassing_forwards(whole_projection(script)), _REMEDY)
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
@@ -72,11 +62,8 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 
     for found in unaveraged(record):
         if found.why == "bypass":
-            yield CHECK.finding(
-                record.job.kind,
+            title = (
                 f"the forward of this backward bypasses DistributedDataParallel: the gradients of {found.model} are "
-                f"not averaged, and differ between ranks in {found.steps_affected} of {found.steps_compared} steps",
-                remedy="Call the DDP object itself; if another method than forward is needed, call it from forward.",
-                locations=found.location,
-                evidence=found.facts(record.job.kind),
+                f"not averaged, and differ between ranks in {found.shown}"
             )
+            yield from CHECK.judged(record.job.kind, (found.verdict(title, _REMEDY),))

@@ -29,13 +29,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-import msgspec
-
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import NO_SYNC
-from ddpdoctor.source.projection import Projection, whole_projection
+from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.wrapped_models import ddp_objects, innermost_loop, training_events, wrap_numbers
 from ddpdoctor.source.script.script import Script
 
@@ -49,33 +47,8 @@ CHECK = Check(
 
 
 def in_source(script: Script) -> Iterator[Finding]:
-    """Report reductions by hand of gradients that DDP reduces."""
-    for second in second_reductions(whole_projection(script)):
-        event, backward = second.event, second.backward
-        yield CHECK.finding(
-            "source",
-            "these gradients are reduced by hand, although backward through the DDP model has already averaged them",
-            remedy="Remove this: DDP averages gradients during backward.",
-            locations=event.location,
-            because=(
-                ("this backward synchronises the gradients of the DDP model", backward.location),
-                ("this call chain leads to the reduction by hand", event),
-            ),
-        )
-
-
-# Reductions by hand of gradients that DDP has reduced.
-
-
-class SecondReduction(msgspec.Struct, frozen=True, eq=False):
-    """An all-reduce of gradients after a backward that synchronised them."""
-
-    event: Event
-    backward: Event
-
-
-def second_reductions(projection: Projection) -> Iterator[SecondReduction]:
-    """All-reduces of ``.grad`` in the loop of a backward through DDP, for the parameters of a DDP object."""
+    """Report all-reduces of ``.grad`` in the loop of a backward through DDP, for the parameters of a DDP object."""
+    projection = whole_projection(script)
     backwards = [event for event in projection.in_course("backward") if _synchronises(event)]
     asked = [
         event for event in training_events(projection, "parameters", "named_parameters") if ddp_objects(event.receiver)
@@ -92,7 +65,17 @@ def second_reductions(projection: Projection) -> Iterator[SecondReduction]:
         ]
         if before and any(before[-1].ordinal < one.ordinal < event.ordinal for one in asked):
             seen.add(event.node)
-            yield SecondReduction(event, before[-1])
+            yield CHECK.finding(
+                "source",
+                "these gradients are reduced by hand, although backward through the DDP model has already averaged "
+                "them",
+                remedy="Remove this: DDP averages gradients during backward.",
+                locations=event.location,
+                because=(
+                    ("this backward synchronises the gradients of the DDP model", before[-1].location),
+                    ("this call chain leads to the reduction by hand", event),
+                ),
+            )
 
 
 def _synchronises(backward: Event) -> bool:

@@ -29,12 +29,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ddpdoctor.check import AVERAGING, Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import ContextAround, Event
 from ddpdoctor.source.interpreter.values import NO_SYNC, options_of
 from ddpdoctor.source.projection import Projection, whole_projection
@@ -52,7 +52,6 @@ from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.script.script import Script, uses_part
 
 if TYPE_CHECKING:
-    from ddpdoctor.diagnosis.training.replicas import Unaveraged
     from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
@@ -77,22 +76,7 @@ TITLES = {
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report each no_sync that leaves gradients unaveraged or saves nothing."""
-    for found in misplaced_no_syncs(whole_projection(script)):
-        yield CHECK.finding(
-            "source",
-            TITLES[found.mistake],
-            remedy=REMEDY,
-            locations=found.context.module.location(found.context.node),
-            evidence=tuple(_facts(found)),
-            severity=Severity.WARNING if found.mistake == "backward-only" else None,
-        )
-
-
-def _facts(found: MisplacedNoSync) -> Iterator[Fact]:
-    backward = found.backward
-    yield Fact(text="this is the backward", basis="source", location=backward.location)
-    if found.step is not None:
-        yield Fact(text="this step uses its gradients", basis="source", location=found.step.location)
+    yield from misplaced_no_syncs(whole_projection(script))
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
@@ -100,7 +84,11 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     from ddpdoctor.checks.gradients.steps_run import late_no_syncs
     from ddpdoctor.diagnosis.training.replicas import unaveraged
 
-    yield from (_unaveraged(record, found) for found in unaveraged(record) if found.why == "no-sync")
+    for found in unaveraged(record):
+        if found.why == "no-sync":
+            title = TITLES["last-unsynchronised" if found.ever_synchronised else "never-synchronised"]
+            sentence = f"{title}: they differ between ranks in {found.shown}"
+            yield from CHECK.judged(record.job.kind, (found.verdict(sentence, REMEDY),))
     for location, number, wrap in late_no_syncs(record):
         model = wrap.module_class or "the model"
         text = f"{number} backwards of {model} under no_sync() were synchronised nevertheless"
@@ -112,17 +100,6 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             because=((text, None, {"backwards": number}),),
             severity=Severity.WARNING,
         )
-
-
-def _unaveraged(record: RunRecord, found: Unaveraged) -> Finding:
-    return CHECK.finding(
-        record.job.kind,
-        TITLES["last-unsynchronised" if found.ever_synchronised else "never-synchronised"]
-        + f": they differ between ranks in {found.steps_affected} of {found.steps_compared} steps",
-        remedy=REMEDY,
-        locations=found.location,
-        evidence=found.facts(record.job.kind),
-    )
 
 
 # Where gradients stay without synchronisation and steps are taken.
@@ -351,23 +328,29 @@ def _excludes(one: ast.expr, other: ast.expr) -> bool:
     return isinstance(one, ast.UnaryOp) and isinstance(one.op, ast.Not) and one.operand is other
 
 
-Mistake = Literal["never-synchronised", "last-unsynchronised", "backward-only"]
 # Local SGD: parameters are averaged now and then, and gradients stay unsynchronised by intent.
 _OTHER_AVERAGING = ("PostLocalSGD", "PeriodicModelAverager", "average_parameters")
 
 
-class MisplacedNoSync(msgspec.Struct, frozen=True, eq=False):
-    """A ``no_sync`` that leaves gradients unaveraged, or saves nothing."""
+def _misplaced(mistake: str, backward: Event, context: ContextAround, step: Event | None = None) -> Finding:
+    """Return the finding at a ``with`` item, or at the target of an assignment to the attribute that it sets.
 
-    mistake: Mistake
-    backward: Event
-    context: ContextAround
-    """The ``with`` item, or the target of an assignment to the attribute that it sets."""
-    step: Event | None = None
-    """The step that uses the gradients, where the wrong micro-step is left out."""
+    ``step`` uses the gradients, where the wrong micro-step is left out.
+    """
+    return CHECK.finding(
+        "source",
+        TITLES[mistake],
+        remedy=REMEDY,
+        locations=context.module.location(context.node),
+        because=(
+            ("this is the backward", backward.location),
+            *(() if step is None else (("this step uses its gradients", step.location),)),
+        ),
+        severity=Severity.WARNING if mistake == "backward-only" else None,
+    )
 
 
-def misplaced_no_syncs(projection: Projection) -> Iterator[MisplacedNoSync]:
+def misplaced_no_syncs(projection: Projection) -> Iterator[Finding]:
     """Every misplaced ``no_sync`` of a script, once."""
     script = projection.machine.script
     if uses_part(script, _OTHER_AVERAGING) or framework(script) or averages_by_hand(script):
@@ -383,7 +366,7 @@ def misplaced_no_syncs(projection: Projection) -> Iterator[MisplacedNoSync]:
             yield found
 
 
-def _judge(projection: Projection, backward: Event, number: int) -> MisplacedNoSync | None:
+def _judge(projection: Projection, backward: Event, number: int) -> Finding | None:
     loop = innermost_loop(backward)
     forwards = training_forwards(projection, number)
     near = [event for event in forwards if innermost_loop(event) is loop]
@@ -392,22 +375,22 @@ def _judge(projection: Projection, backward: Event, number: int) -> MisplacedNoS
     moves = [step for step in steps(projection) if loop is None or innermost_loop(step) is loop or loop in _loops(step)]
     around_forward = [context for event in forwards if (context := _certain(event)) is not None]
     if moves and len(around_forward) == len(forwards):
-        return MisplacedNoSync("never-synchronised", backward, around_forward[0])
+        return _misplaced("never-synchronised", backward, around_forward[0])
     settings = settings_of(projection, number)
     switched = always_off(projection.machine.script, settings, forwards) if moves else None
     if switched is not None:
-        return MisplacedNoSync("never-synchronised", backward, _place_of(switched))
+        return _misplaced("never-synchronised", backward, _place_of(switched))
     around_backward = _possible(backward)
     if around_backward is not None and not any(_possible(event) for event in near):
-        return MisplacedNoSync("backward-only", backward, around_backward)
+        return _misplaced("backward-only", backward, around_backward)
     for step in moves:
         wrong = off_in_last_turn(settings, near[0], step) if innermost_loop(step) is loop else None
         if wrong is not None:
-            return MisplacedNoSync("last-unsynchronised", backward, _place_of(wrong), step)
+            return _misplaced("last-unsynchronised", backward, _place_of(wrong), step)
     for step in steps(projection) if settings else ():
         wrong = late_in_own_loop(settings, near, step)
         if wrong is not None:
-            return MisplacedNoSync("last-unsynchronised", backward, _place_of(wrong), step)
+            return _misplaced("last-unsynchronised", backward, _place_of(wrong), step)
     return _wrong_turn(backward, near, moves)
 
 
@@ -429,7 +412,7 @@ def _possible(event: Event) -> ContextAround | None:
     return next((context for context in event.contexts if NO_SYNC in options_of(context.value)), None)
 
 
-def _wrong_turn(backward: Event, forwards: list[Event], moves: list[Event]) -> MisplacedNoSync | None:
+def _wrong_turn(backward: Event, forwards: list[Event], moves: list[Event]) -> Finding | None:
     """Return a ``no_sync`` entered in the very turn in which the optimizer steps."""
     for step in moves:
         stepping = test_around(step)
@@ -441,7 +424,7 @@ def _wrong_turn(backward: Event, forwards: list[Event], moves: list[Event]) -> M
                 continue
             entering = _condition_of_no_sync(forward, context)
             if entering is not None and agree(forward.module, entering, stepping):
-                return MisplacedNoSync("last-unsynchronised", backward, context, step)
+                return _misplaced("last-unsynchronised", backward, context, step)
     return None
 
 

@@ -30,12 +30,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-import msgspec
-
-from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.check import Check, Verdict
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, ExternalObject, Instance, Unknown, Value, options_of, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
@@ -54,10 +51,6 @@ from ddpdoctor.source.script.module import Module, descend, made_from
 from ddpdoctor.source.script.script import Script, uses_part
 from ddpdoctor.source.vocabulary import DDP
 
-if TYPE_CHECKING:
-    from ddpdoctor.checks.gradients.diverged_run import Independent
-    from ddpdoctor.record.model import RunRecord
-
 CHECK = Check(
     code="DDP214",
     name="missing-ddp-wrap",
@@ -68,71 +61,14 @@ CHECK = Check(
     subjects=("training",),
     triggers=("DistributedSampler",),
 )
-_REMEDIES = {
-    "": "Wrap the model in DistributedDataParallel after it is on its device and before the training loop.",
-    "wrapped": "Wrap the module that holds them as well, or average their gradients by dist.all_reduce in each step.",
-    "sharded": "Call fully_shard on the whole model as well, after its layers: what is in no unit is not reduced.",
-}
 
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report the first backward of a distributed job whose gradients stay on their rank."""
-    for missing in missing_wraps(whole_projection(script)):
-        backward, init, loader = missing.backward, missing.init, missing.loader
-        yield CHECK.finding(
-            "source",
-            "the gradients of this backward stay on their rank: the model is not wrapped in DistributedDataParallel",
-            remedy="Wrap the model in DistributedDataParallel after it is on its device and before the training loop.",
-            locations=backward.location,
-            because=(
-                ("the ranks join a process group here", init.location),
-                ("this loader gives every rank its own part of the data", loader.location),
-            ),
-        )
+    yield from missing_wraps(whole_projection(script))
 
 
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report optimizers that make a different model on every rank."""
-    from ddpdoctor.checks.gradients.diverged_run import independent_models
-
-    basis = record.job.kind
-    for found in independent_models(record):
-        told = (
-            (found.step_location, "this step uses them"),
-            (found.loader_location, "this loader gives every rank its own part of the data"),
-        )
-        yield CHECK.finding(
-            basis,
-            _title(found),
-            remedy=_REMEDIES[found.beside],
-            locations=found.backward_location,
-            because=(
-                (
-                    f"before each of {found.steps} steps the gradients of {found.unequal:,} of {found.compared:,} "
-                    f"parameters differ between ranks, and so do the parameters after it: {', '.join(found.names)}",
-                    None,
-                    {"steps": found.steps, "parameters": found.unequal, "compared": found.compared},
-                ),
-            ),
-            evidence=(*(Fact(text=text, basis=basis, location=place) for place, text in told),),
-        )
-
-
-def _title(found: Independent) -> str:
-    from ddpdoctor.diagnosis.wording import rank_list
-
-    if not found.beside:
-        return (
-            "the gradients of this backward stay on their rank: the model is not wrapped in DistributedDataParallel, "
-            f"and {rank_list(found.ranks)} train different models"
-        )
-    by = "is sharded" if found.beside == "sharded" else "DistributedDataParallel wraps"
-    are = "parameter of the optimizer is" if found.unequal == 1 else "parameters of the optimizer are"
-    return (
-        f"{found.unequal:,} {are} in no module that {by}: gradients stay on their rank, "
-        f"and {rank_list(found.ranks)} train different models"
-    )
-
+in_run = CHECK.judged_by("checks.gradients.diverged_run", "independent_models")
 
 # Other ways to train on several ranks: gradients may be reduced, or divided, without a wrap by DDP.
 _OTHER_WRAPPERS = (
@@ -172,23 +108,7 @@ _KNOWN_MAKERS = ("torchvision.", "timm.", "torch.", "transformers.", "peft.", "s
 _PARAMETERS = frozenset({"parameters", "named_parameters"})
 
 
-class MissingWrap(msgspec.Struct, frozen=True, eq=False):
-    """A training loop over a sharded loader whose gradients no one averages."""
-
-    backward: Event
-    init: Event
-    loader: Event
-
-
-class BypassingForward(msgspec.Struct, frozen=True, eq=False):
-    """A training forward of a module inside a DDP object that does not go through it."""
-
-    forward: Event
-    backward: Event
-    wrap: Event
-
-
-def missing_wraps(projection: Projection) -> Iterator[MissingWrap]:
+def missing_wraps(projection: Projection) -> Iterator[Finding]:
     """Backward passes of a job with ranks and sharded data, in a script that never averages gradients."""
     script = projection.machine.script
     init = next((event for event in projection.in_course("collective") if event.name == "init_process_group"), None)
@@ -209,11 +129,22 @@ def missing_wraps(projection: Projection) -> Iterator[MissingWrap]:
             continue
         loader = _sharded_loader(projection, backward)
         if loader is not None and any(innermost_loop(step) in loop_nodes(backward) for step in trained):
-            yield MissingWrap(backward, init, loader)
+            yield CHECK.finding(
+                "source",
+                "the gradients of this backward stay on their rank: the model is not wrapped in "
+                "DistributedDataParallel",
+                remedy="Wrap the model in DistributedDataParallel after it is on its device and before the training "
+                "loop.",
+                locations=backward.location,
+                because=(
+                    ("the ranks join a process group here", init.location),
+                    ("this loader gives every rank its own part of the data", loader.location),
+                ),
+            )
             return
 
 
-def bypassing_forwards(projection: Projection) -> Iterator[BypassingForward]:
+def bypassing_forwards(projection: Projection) -> Iterator[Verdict]:
     """Backward passes whose loss comes from a wrapped module and from no DDP forward at all."""
     script = projection.machine.script
     if averages_by_hand(script):
@@ -232,7 +163,15 @@ def bypassing_forwards(projection: Projection) -> Iterator[BypassingForward]:
             if forward is None or number not in wraps or forward.node in seen or _has_ddp_forward(projection, backward):
                 continue
             seen.add(forward.node)
-            yield BypassingForward(forward, backward, wraps[number])
+            yield Verdict(
+                sentence="this training forward bypasses DistributedDataParallel: the gradients of its backward are "
+                "not averaged",
+                locations=forward.location,
+                because=(
+                    ("no forward through the DDP object leads to this backward", backward),
+                    ("the model is wrapped here", wraps[number].location),
+                ),
+            )
 
 
 def _uses(step: Event, backward: Event) -> bool:

@@ -31,13 +31,12 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from ddpdoctor.check import Check
 from ddpdoctor.files import regex
-from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.fix import Fix, imported, indented
 from ddpdoctor.source.events import Condition, ContextAround, Event
 from ddpdoctor.source.interpreter.values import (
@@ -64,9 +63,6 @@ from ddpdoctor.source.script.module import Module, descend
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.vocabulary import DATA_LOADER
 
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
-
 CHECK = Check(
     code="DDP204",
     name="missing-no-sync",
@@ -76,6 +72,7 @@ CHECK = Check(
     subjects=("training",),
     triggers=("DistributedDataParallel", "ccelerat", "Fabric", "auto_model"),
 )
+_REMEDY = "Run forward and backward of all micro-steps but the last under model.no_sync()."
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -85,7 +82,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         yield CHECK.finding(
             "source",
             "every micro-step of this gradient accumulation synchronises all gradients",
-            remedy="Run forward and backward of all micro-steps but the last under model.no_sync().",
+            remedy=_REMEDY,
             locations=backward.location,
             because=(("the optimizer steps once for several of these backward passes", step.location),),
         )
@@ -99,39 +96,7 @@ def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
             yield from synchronise_once(projection, found, finding)
 
 
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report wraps that reduce their gradients several times for one step; refute it where each step has one backward.
-
-    A `no_sync()` that comes too late to have an effect is reported by misplaced-no-sync alone.
-    """
-    from ddpdoctor.checks.gradients.steps_run import late_no_syncs, reductions
-    from ddpdoctor.diagnosis.wording import bytes_text, site_location
-
-    misplaced = {wrap.wrap for _, _, wrap in late_no_syncs(record)}
-    for found in reductions(record):
-        places = tuple(place for site in found.sites if (place := site_location(record.site(site))) is not None)
-        if not found.several:
-            reason = f"each of {found.steps} steps followed one reduction"
-            yield from (Refuted(location=place, reason=reason) for place in places)
-        elif 2 * found.several > found.steps and found.several > 1 and found.wrap not in misplaced:
-            yield CHECK.finding(
-                record.job.kind,
-                f"{found.per_step} backward passes before each optimizer step synchronise all gradients of "
-                f"{found.model}: {bytes_text(found.wasted_bytes)} a step are sent for nothing",
-                remedy="Run forward and backward of all micro-steps but the last under model.no_sync().",
-                locations=places,
-                because=(
-                    (
-                        f"{found.several} of {found.steps} optimizer steps came after several reductions",
-                        found.step_location,
-                        {
-                            "reductions_per_step": found.per_step,
-                            "wasted_bytes_per_step": found.wasted_bytes,
-                            "steps": found.steps,
-                        },
-                    ),
-                ),
-            )
+in_run = CHECK.judged_by("checks.gradients.steps_run", "reductions", _REMEDY)
 
 
 # The suggestion to synchronise only the last backward of a gradient accumulation.

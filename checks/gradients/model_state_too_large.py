@@ -59,13 +59,6 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         return
     worst = max(states, key=lambda state: state.total_bytes / state.memory_bytes)
     ranks = tuple(sorted({rank for state in states for rank in state.ranks}))
-    parts = (
-        ("weights", worst.parameter_bytes),
-        ("buffers", worst.buffer_bytes),
-        ("gradients", worst.gradient_bytes),
-        ("DDP's buckets", worst.bucket_bytes),
-        (f"the state of {' and '.join(worst.optimizers)}", worst.optimizer_bytes),
-    )
     wraps = [wrap for wrap in record.wraps if wrap.rank in worst.ranks]
     largest = max(wraps, key=lambda wrap: sum(tensor.size_bytes for tensor in wrap.parameters), default=None)
     location = None if largest is None else site_location(record.site(largest.site))
@@ -81,7 +74,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         evidence=(
             *(
                 Fact(text=f"{name}: {_size(size)} of {whole}", basis=record.job.kind, numbers={"bytes": size})
-                for name, size in parts
+                for name, size in worst.parts.items()
                 if size > 0.001 * worst.memory_bytes
             ),
             Fact(text=_left(worst), basis=record.job.kind),

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ddpdoctor.check import AVERAGING, Check
+from ddpdoctor.check import AVERAGING, Check, Verdict
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.attributes import class_attribute
@@ -130,17 +130,9 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 f"gradients are not averaged: {', '.join(found.names)}",
                 remedy=_remedy(record, found.wrap),
                 locations=found.wrap_location,
-                evidence=found.facts(basis),
+                because=found.because,
             )
-    for frozen in frozen_after_wrap(record):
-        yield CHECK.finding(
-            basis,
-            f"{frozen.parameters:,} parameters of {frozen.model} were frozen after the wrap, and DDP waits for their "
-            f"gradients: {', '.join(frozen.names)}",
-            remedy=REMEDY,
-            locations=frozen.wrap_location,
-            because=(("frozen before this forward", frozen.forward_location),),
-        )
+    yield from CHECK.judged(basis, frozen_after_wrap(record), REMEDY)
 
 
 def _remedy(record: RunRecord, number: int) -> str:
@@ -182,16 +174,6 @@ class Change(msgspec.Struct, frozen=True, eq=False):
     """A clause that says what is done."""
     rests: bool = False
     """The whole model is frozen, so that DDP waits for nothing of it."""
-
-
-class WrapperAttribute(msgspec.Struct, frozen=True, eq=False):
-    """An attribute of the model that is asked of the DDP object."""
-
-    event: Event
-    name: str
-    model: str
-    """Name of the model's class."""
-    wrap: Event
 
 
 def changes_after_wrap(projection: Projection) -> Iterator[Change]:
@@ -283,7 +265,7 @@ def _switched_text(event: Event) -> str:
     return text.removesuffix(".parameters()").removesuffix(".named_parameters()") if text.startswith("self.") else ""
 
 
-def wrapper_attributes(projection: Projection) -> Iterator[WrapperAttribute]:
+def wrapper_attributes(projection: Projection) -> Iterator[Verdict]:
     """Attributes that a wrapped model's class has and DDP has not, asked of the DDP object."""
     machine, seen = projection.machine, set[ast.AST]()
     for event in projection.in_course("training"):
@@ -308,7 +290,13 @@ def wrapper_attributes(projection: Projection) -> Iterator[WrapperAttribute]:
         elif _is_prepared(wrap):
             continue  # A configuration of Accelerate may ask for DeepSpeed, whose engine has methods of its own.
         seen.add(event.node)
-        yield WrapperAttribute(event, name, module.cls.node.name if isinstance(module, Instance) else "the model", wrap)
+        model = module.cls.node.name if isinstance(module, Instance) else "the model"
+        yield Verdict(
+            sentence=f"the DDP object has no attribute {name}: it is {model}'s, which is .module",
+            remedy=f"Write .module.{name}.",
+            locations=event.location,
+            because=(("the model is wrapped here", wrap.location),),
+        )
 
 
 def _is_prepared(wrap: Event) -> bool:

@@ -27,17 +27,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.fix import Fix, without_keyword
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.parameters import needless_searches
 from ddpdoctor.source.script.script import Script
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP202",
@@ -48,18 +44,12 @@ CHECK = Check(
     subjects=("model",),
     triggers=("find_unused_parameters",),
 )
-REMEDY = "Omit find_unused_parameters if no input makes forward skip a layer: an unused parameter would raise an error."
-FRAMEWORK_REMEDY = (
-    "Disable it in the framework that wraps the model if no input makes forward skip a layer: "
-    "ddp_find_unused_parameters=False for the Trainer, DDPStrategy or DistributedDataParallelKwargs elsewhere."
-)
 
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report wraps that search for unused parameters in modules that use all of them."""
-    for needless in needless_searches(whole_projection(script)):
-        wrap = needless.wrap
-        used = f"all {needless.parts} parts" if needless.parts > 1 else "the one part"
+    for wrap, parts in needless_searches(whole_projection(script)):
+        used = f"all {parts} parts" if parts > 1 else "the one part"
         yield CHECK.finding(
             "source",
             f"DDP searches for unused parameters in every step, and forward uses {used} with parameters",
@@ -68,33 +58,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         )
 
 
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report the searches that found nothing on any rank, and refute the suspicion where they found something."""
-    from ddpdoctor.checks.gradients.wraps_run import searches
-
-    for search in searches(record):
-        if search.unused and search.location is not None:
-            reason = f"some parameters of {search.model} got no gradient in a step"
-            yield Refuted(location=search.location, reason=reason)
-        elif not search.unused:
-            steps = "measured steps" if record.job.kind == "run" else "synchronised backwards"
-            yield CHECK.finding(
-                record.job.kind,
-                f"DDP searches for unused parameters in every step, and in {search.backwards} {steps} "
-                f"every parameter of {search.model} got a gradient on every rank",
-                what_if=("find_unused_parameters=false",),
-                remedy=REMEDY if search.by_user else FRAMEWORK_REMEDY,
-                severity=None if search.by_user else Severity.ADVICE,
-                locations=search.location,
-                because=(
-                    (
-                        f"on each rank {search.backwards} {steps} were seen, and each of the "
-                        f"{search.parameters:,} parameters got its gradient in all of them",
-                        None,
-                        {"backwards": search.backwards, "parameters": search.parameters},
-                    ),
-                ),
-            )
+in_run = CHECK.judged_by("checks.gradients.wraps_run", "searches")
 
 
 def fixes(script: Script, finding: Finding) -> Iterator[Fix]:

@@ -23,14 +23,8 @@ References
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Finding, Refuted, Severity
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
+from ddpdoctor.finding import Severity
 
 CHECK = Check(
     code="DDP211",
@@ -38,23 +32,6 @@ CHECK = Check(
     severity=dict.fromkeys(("rehearsal", "run"), Severity.ADVICE),
     needs=frozenset({"wraps"}),
 )
-WORTH_REPORTING_BYTES = 100_000_000
-"""Bytes of gradients from which the second copy is worth a line."""
-
-
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report the wraps whose buckets hold a second copy of large gradients."""
-    from ddpdoctor.checks.gradients.wraps_run import gradient_copies
-
-    for location, size in gradient_copies(record):
-        if size >= WORTH_REPORTING_BYTES:
-            yield CHECK.finding(
-                record.job.kind,
-                f"gradients are stored twice: {size / 1e6:,.0f} MB more than with gradient_as_bucket_view",
-                remedy="Pass gradient_as_bucket_view=True to DistributedDataParallel.",
-                locations=location,
-                because=((f"DDP's buckets hold a copy of {size:,} bytes of gradients", None, {"bytes": size}),),
-            )
-        elif location is not None:
-            amount = f"{size:,} bytes" if size else "no gradient"
-            yield Refuted(location=location, reason=f"{amount} would be stored once instead of twice")
+in_run = CHECK.judged_by(
+    "checks.gradients.wraps_run", "gradient_copies", "Pass gradient_as_bucket_view=True to DistributedDataParallel."
+)

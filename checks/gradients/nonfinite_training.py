@@ -47,16 +47,36 @@ CHECK = Check(
     severity=dict.fromkeys(("rehearsal", "run"), Severity.ERROR),
     needs=frozenset({"nonfinites"}),
 )
-_REMEDIES = {
-    "data": "Leave such samples out of the data set, or replace the values in them.",
-    "outside": "Look for what computes that value: an epsilon in a denominator or under a root keeps it finite.",
-    "forward": "Keep the argument of that operation where its result is finite: clamp it, or add an epsilon.",
-    "loss": "Keep the argument of that operation where its result is finite: clamp it, or add an epsilon.",
-    "backward": "Look for a root, a norm or a division at zero: its value is finite, its derivative is not.",
-    "optimizer": "Look at the learning rate and the options of the optimizer in this step.",
-    "changed": "Look for what sets parameters outside of the optimizer: a copy, an average, a loaded file.",
-    "unknown": "Run the step again from the checkpoint before it, under torch.autograd.set_detect_anomaly(True).",
+_OPERATION = "Keep the argument of that operation where its result is finite: clamp it, or add an epsilon."
+_SAID = {
+    "data": (
+        "the batch of {who} in step {row.step} holds NaN or inf{samples}, and training is not finite since",
+        "Leave such samples out of the data set, or replace the values in them.",
+    ),
+    "outside": (
+        "{since}: on {who} a value that the model only takes in was {row.value}",
+        "Look for what computes that value: an epsilon in a denominator or under a root keeps it finite.",
+    ),
+    "forward": ("{since}: on {who} `{row.operation}` {where} made the first {row.value}", _OPERATION),
+    "loss": ("{since}: on {who} `{row.operation}` in the loss made the first {row.value}", _OPERATION),
+    "backward": (
+        "{since}: on {who} the loss was finite, and the gradient{of} was not",
+        "Look for a root, a norm or a division at zero: its value is finite, its derivative is not.",
+    ),
+    "optimizer": (
+        "the optimizer made parameters NaN or inf of finite gradients on {who} in step {row.step}",
+        "Look at the learning rate and the options of the optimizer in this step.",
+    ),
+    "changed": (
+        "parameters of {who} were made NaN or inf between the optimizer's step and the forward in step {row.step}",
+        "Look for what sets parameters outside of the optimizer: a copy, an average, a loaded file.",
+    ),
+    "unknown": (
+        "{since}",
+        "Run the step again from the checkpoint before it, under torch.autograd.set_detect_anomaly(True).",
+    ),
 }
+"""Title and remedy by the cause."""
 
 
 def in_run(record: RunRecord) -> Iterator[Finding]:
@@ -73,7 +93,7 @@ def in_run(record: RunRecord) -> Iterator[Finding]:
     yield CHECK.finding(
         record.job.kind,
         _title(record, found),
-        remedy=_REMEDIES[found.cause],
+        remedy=_SAID[found.cause][1],
         ranks=found.ranks,
         locations=place,
         evidence=tuple(Fact(text=text, basis=record.job.kind) for text in _facts(record, found)),
@@ -98,26 +118,15 @@ def _title(record: RunRecord, found: Origin) -> str:
         who = "every rank"
     else:
         who = rank_list(found.ranks) if found.ranks else "a rank that is not known"
-    when, since = f"in step {row.step}", f"training is not finite since step {row.step}"
-    if found.cause == "data":
-        samples = f" (sample {', '.join(map(str, row.samples))})" if row.samples else ""
-        return f"the batch of {who} {when} holds NaN or inf{samples}, and training is not finite since"
-    if found.cause == "outside":
-        return f"{since}: on {who} a value that the model only takes in was {row.value}"
-    if found.cause == "forward":
-        where = f"in `{row.module}` ({row.module_class})" if row.module else f"near {row.near}" if row.near else ""
-        where = where or "in the forward"
-        return f"{since}: on {who} `{row.operation}` {where} made the first {row.value}"
-    if found.cause == "loss":
-        return f"{since}: on {who} `{row.operation}` in the loss made the first {row.value}"
-    if found.cause == "backward":
-        of = f" of {row.parameters[0]}" if row.parameters else ""
-        return f"{since}: on {who} the loss was finite, and the gradient{of} was not"
-    if found.cause == "optimizer":
-        return f"the optimizer made parameters NaN or inf of finite gradients on {who} {when}"
-    if found.cause == "changed":
-        return f"parameters of {who} were made NaN or inf between the optimizer's step and the forward {when}"
-    return since
+    where = f"in `{row.module}` ({row.module_class})" if row.module else f"near {row.near}" if row.near else ""
+    return _SAID[found.cause][0].format(
+        row=row,
+        who=who,
+        since=f"training is not finite since step {row.step}",
+        samples=f" (sample {', '.join(map(str, row.samples))})" if row.samples else "",
+        where=where or "in the forward",
+        of=f" of {row.parameters[0]}" if row.parameters else "",
+    )
 
 
 def _facts(record: RunRecord, found: Origin) -> Iterator[str]:

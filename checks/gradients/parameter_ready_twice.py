@@ -33,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check, Via
+from ddpdoctor.check import Check
 from ddpdoctor.finding import Finding, Refuted, Severity
 
 if TYPE_CHECKING:
@@ -53,7 +53,6 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     from ddpdoctor.checks.gradients.wraps_run import ready_twice
     from ddpdoctor.diagnosis.logs.remedies import CHECKPOINTS
     from ddpdoctor.diagnosis.training.replicas import unaveraged
-    from ddpdoctor.diagnosis.wording import rank_list
 
     for silent in unaveraged(record):
         if silent.why == "twice":
@@ -64,22 +63,6 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
                 remedy=CHECKPOINTS,
                 locations=silent.location,
                 ranks=silent.ranks,
-                evidence=silent.facts(record.job.kind),
+                because=silent.because,
             )
-    found = ready_twice(record)
-    if found is None:
-        return
-    what = f"the gradient of {found.parameter}" if found.parameter else "the gradient of a parameter"
-    places = (found.location, found.wrap_location)
-    yield CHECK.finding(
-        record.job.kind,
-        f"{what} arrived twice in one backward"
-        + (": reentrant checkpoints share it" if found.reentrant else ", and DDP reduces it once"),
-        remedy=CHECKPOINTS
-        if found.reentrant
-        else "Call backward once for the sum of the losses of a step, or pass static_graph=True to "
-        "DistributedDataParallel if each step uses the same parameters.",
-        locations=dict.fromkeys(places),
-        ranks=found.ranks,
-        because=((f"{rank_list(found.ranks)} raised it here", Via(found.location, found.frames)),),
-    )
+    yield from CHECK.judged(record.job.kind, ready_twice(record))

@@ -26,17 +26,12 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check, Via
+from ddpdoctor.check import Check
 from ddpdoctor.checks.gradients.unreduced_gradients_source import lonely_loads, lonely_steps
-from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
-
-if TYPE_CHECKING:
-    from ddpdoctor.checks.gradients.diverged_run import Load
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP221",
@@ -46,59 +41,13 @@ CHECK = Check(
     subjects=("job",),
     triggers=("load_state_dict", "lr_scheduler"),
 )
+_ON_EVERY_RANK = "Load it on every rank, with map_location set to the rank's own device."
 
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report training state that the other ranks never get."""
-    for load in lonely_loads(whole_projection(script)):
-        event, guard = load.event, load.guard
-        first = "rank 0" if event.ranks == 1 else "the first rank of each node"
-        yield CHECK.finding(
-            "source",
-            f"only {first} loads the state of this {load.what}, and DDP does not broadcast it",
-            remedy="Load it on every rank, with map_location set to the rank's own device.",
-            locations=event.location,
-            ranks=(0,) if event.ranks == 1 else (),
-            because=(("this condition keeps the other ranks out", guard.location),),
-        )
-    for step in lonely_steps(whole_projection(script)):
-        yield CHECK.finding(
-            "source",
-            f"only the first rank steps this {step.what}: from then on the others train with another learning rate",
-            remedy="Step it on every rank.",
-            locations=step.event.location,
-            because=(("this condition keeps the other ranks out", step.guard.location),),
-        )
+    projection = whole_projection(script)
+    yield from CHECK.suspected((*lonely_loads(projection), *lonely_steps(projection)), _ON_EVERY_RANK)
 
 
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report state that differs because some ranks loaded it; refute it where all loaded it or hold the same."""
-    from ddpdoctor.checks.gradients.diverged_run import loads
-    from ddpdoctor.diagnosis.wording import rank_list, verb
-
-    basis = record.job.kind
-    for load in loads(record):
-        if load.others and load.differs:
-            who = f"only {rank_list(load.loaded)} {verb(load.loaded, 'loads', 'load')}"
-            yield CHECK.finding(
-                basis,
-                f"{who} the state of this {load.kind}, and DDP does not broadcast it",
-                remedy="Load it on every rank, with map_location set to the rank's own device.",
-                locations=load.location,
-                ranks=load.loaded,
-                because=((_proof(load), Via(load.location, load.frames)),),
-            )
-        elif load.location is not None:
-            reason = f"all ranks hold the same state of this {load.kind} at the first step"
-            yield Refuted(location=load.location, reason=reason)
-
-
-def _proof(load: Load) -> str:
-    from ddpdoctor.diagnosis.wording import rank_list
-
-    if load.late:
-        return "the parameters were the same on all ranks after the first optimizer step, and differ after a later one"
-    return (
-        f"at the first optimizer step the {load.type} of {rank_list(load.others)} holds a different state than that of "
-        f"{rank_list(load.loaded)}"
-    )
+in_run = CHECK.judged_by("checks.gradients.diverged_run", "loads", _ON_EVERY_RANK)

@@ -5,7 +5,7 @@ All of it is judged on the first rank that holds a wrap: what ranks do different
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median_low
 
 import msgspec
@@ -15,7 +15,7 @@ from ddpdoctor.diagnosis.performance.stragglers import FEWEST_STEPS
 from ddpdoctor.diagnosis.performance.summary import threshold
 from ddpdoctor.diagnosis.training.pass_lengths import training_loader
 from ddpdoctor.diagnosis.training.replicas import replicated_wraps
-from ddpdoctor.diagnosis.wording import site_location
+from ddpdoctor.diagnosis.wording import bytes_text, site_location
 from ddpdoctor.finding import Location
 from ddpdoctor.record.model import Forward, RunRecord, Wrap
 from ddpdoctor.record.streams.measured import OptimizerSize
@@ -25,31 +25,11 @@ STEPS_NEEDED = 2
 Event = Forward | Backward | OptimizerStep
 
 
-class Reductions(msgspec.Struct, frozen=True, kw_only=True):
-    """The backwards of one wrap between optimizer steps."""
+def reductions(record: RunRecord) -> Iterator[Verdict]:
+    """Yield whether each wrap that was trained for a few steps was reduced once before each of them.
 
-    wrap: int
-    model: str
-    steps: int
-    """Optimizer steps seen."""
-    several: int
-    """Those of them after more than one reduction."""
-    per_step: int
-    """Reductions before a usual step among ``several``; 1 without any."""
-    gradient_bytes: int
-    """Bytes that one reduction moves."""
-    sites: tuple[int, ...]
-    """Call chains of the backwards that synchronised, the first one first; of a live run that of the wrap."""
-    step_location: Location | None
-
-    @property
-    def wasted_bytes(self) -> int:
-        """Bytes that are reduced for nothing in a usual step."""
-        return (self.per_step - 1) * self.gradient_bytes
-
-
-def reductions(record: RunRecord) -> Iterator[Reductions]:
-    """Yield each wrap that was trained for a few steps, with what its backwards reduced before each."""
+    A `no_sync()` that comes too late to have an effect is reported by misplaced-no-sync alone.
+    """
     if record.job.kind == "run":
         yield from _live_reductions(record)
         return
@@ -72,19 +52,10 @@ def reductions(record: RunRecord) -> Iterator[Reductions]:
                 count, last = 0, event
         several = [number for number in counts if number > 1]
         if len(counts) >= STEPS_NEEDED and last is not None:
-            yield Reductions(
-                wrap=wrap.wrap,
-                model=wrap.module_class or "the model",
-                steps=len(counts),
-                several=len(several),
-                per_step=median_low(several) if several else 1,
-                gradient_bytes=gradient_bytes(wrap),
-                sites=tuple(sites),
-                step_location=site_location(record.site(last.site)),
-            )
+            yield from _judged(record, wrap, several, len(counts), tuple(sites), site_location(record.site(last.site)))
 
 
-def _live_reductions(record: RunRecord) -> Iterator[Reductions]:
+def _live_reductions(record: RunRecord) -> Iterator[Verdict]:
     """Yield the same of a job that was measured: of its only wrap, where the samples of a step tell how many batches it
     took.
 
@@ -101,15 +72,33 @@ def _live_reductions(record: RunRecord) -> Iterator[Reductions]:
         track.synchronised[row] for row in rows if 1 < track.synchronised[row] <= track.samples[row] / loader.batch_size
     ]
     if len(rows) >= FEWEST_STEPS:
-        yield Reductions(
-            wrap=wrap.wrap,
-            model=wrap.module_class or "the model",
-            steps=len(rows),
-            several=len(several),
-            per_step=median_low(several) if several else 1,
-            gradient_bytes=gradient_bytes(wrap),
-            sites=(wrap.site,),
-            step_location=None,
+        yield from _judged(record, wrap, several, len(rows), (wrap.site,), None)
+
+
+def _judged(
+    record: RunRecord, wrap: Wrap, several: Sequence[int], steps: int, sites: Sequence[int], step: Location | None
+) -> Iterator[Verdict]:
+    """Yield whether a wrap was reduced too often; ``several`` are the numbers of the steps with several reductions.
+
+    ``sites`` are the call chains of the backwards that synchronised, the first one first; of a live run that of the
+    wrap.
+    """
+    places = tuple(site_location(record.site(site)) for site in sites)
+    if not several:
+        yield Verdict(wrong=False, sentence=f"each of {steps} steps followed one reduction", locations=places)
+    elif (
+        2 * len(several) > steps
+        and len(several) > 1
+        and not any(late.wrap == wrap.wrap for _, _, late in late_no_syncs(record))
+    ):
+        per_step = median_low(several)
+        wasted_bytes = (per_step - 1) * gradient_bytes(wrap)
+        numbers = {"reductions_per_step": per_step, "wasted_bytes_per_step": wasted_bytes, "steps": steps}
+        yield Verdict(
+            sentence=f"{per_step} backward passes before each optimizer step synchronise all gradients of "
+            f"{wrap.module_class or 'the model'}: {bytes_text(wasted_bytes)} a step are sent for nothing",
+            locations=places,
+            because=((f"{len(several)} of {steps} optimizer steps came after several reductions", step, numbers),),
         )
 
 
@@ -204,25 +193,19 @@ class ModelState(msgspec.Struct, frozen=True, kw_only=True):
 
     memory_bytes: int
     """Of the GPU; 0 where it is not known."""
-    stated: bool = False
+    stated: bool
     """The project says so; no GPU was asked."""
     ranks: tuple[int, ...]
     """Those that use it."""
-    parameter_bytes: int
-    buffer_bytes: int
-    gradient_bytes: int
-    bucket_bytes: int
-    """Gradients that DDP keeps a second time."""
-    optimizer_bytes: int
-    optimizers: tuple[str, ...]
-    shared: bool = False
+    parts: Mapping[str, int]
+    """What takes how much of it; DDP keeps gradients a second time in its buckets."""
+    shared: bool
     """What the optimizers keep is a share of it: the ranks divide it among them."""
 
     @property
     def total_bytes(self) -> int:
         """All of it."""
-        own = self.parameter_bytes + self.buffer_bytes + self.gradient_bytes
-        return own + self.bucket_bytes + self.optimizer_bytes
+        return sum(self.parts.values())
 
 
 def large_states(record: RunRecord) -> Iterator[ModelState]:
@@ -249,7 +232,8 @@ def _on_gpus(record: RunRecord) -> Iterator[ModelState]:
         sizes = [size for size in record.optimizer_sizes if size.rank in gpu.ranks]
         wraps = [wrap for wrap in record.wraps if wrap.rank in gpu.ranks]
         if sizes:
-            yield _state(gpu.memory_total_bytes, gpu.ranks, sizes, wraps)
+            kept = sum(size.state_bytes for size in sizes)
+            yield _state(gpu.memory_total_bytes, gpu.ranks, sizes, wraps, kept)
 
 
 def _of_ranks(record: RunRecord) -> Iterator[ModelState]:
@@ -263,29 +247,35 @@ def _of_ranks(record: RunRecord) -> Iterator[ModelState]:
         if not sizes:
             continue
         memory_bytes = machine.device_memory_bytes or max(size.device_memory_bytes for size in sizes)
-        state = _state(memory_bytes, (rank,), sizes, wraps)
-        held = sum(tensor.size_bytes for wrap in wraps for tensor in wrap.parameters)
-        yield msgspec.structs.replace(
-            state,
-            stated=machine.device_memory_bytes > 0,
-            parameter_bytes=max(state.parameter_bytes, held),
-            buffer_bytes=sum(tensor.size_bytes for wrap in wraps for tensor in wrap.buffers),
-            optimizer_bytes=_share_of_job(record, sizes),
-        )
+        kept, stated = _share_of_job(record, sizes), machine.device_memory_bytes > 0
+        yield _state(memory_bytes, (rank,), sizes, wraps, kept, stated=stated, all_held=True)
 
 
 def _state(
-    memory_bytes: int, ranks: tuple[int, ...], sizes: Sequence[OptimizerSize], wraps: Sequence[Wrap]
+    memory_bytes: int,
+    ranks: tuple[int, ...],
+    sizes: Sequence[OptimizerSize],
+    wraps: Sequence[Wrap],
+    kept_bytes: int,
+    *,
+    stated: bool = False,
+    all_held: bool = False,
 ) -> ModelState:
+    """Return what is on a GPU; with ``all_held`` the wraps hold whatever their parameters and buffers show."""
+    held = sum(tensor.size_bytes for wrap in wraps for tensor in wrap.parameters) if all_held else 0
+    buffers = sum(tensor.size_bytes for wrap in wraps for tensor in wrap.buffers) if all_held else 0
+    optimizers = dict.fromkeys(size.type for size in sizes if size.state_bytes)
     return ModelState(
         memory_bytes=memory_bytes,
+        stated=stated,
         ranks=ranks,
-        parameter_bytes=sum(size.parameter_bytes for size in sizes),
-        buffer_bytes=0,
-        gradient_bytes=sum(size.gradient_bytes for size in sizes),
-        bucket_bytes=sum(map(_bucket_bytes, wraps)),
-        optimizer_bytes=sum(size.state_bytes for size in sizes),
-        optimizers=tuple(dict.fromkeys(size.type for size in sizes if size.state_bytes)),
+        parts={
+            "weights": max(sum(size.parameter_bytes for size in sizes), held),
+            "buffers": buffers,
+            "gradients": sum(size.gradient_bytes for size in sizes),
+            "DDP's buckets": sum(map(_bucket_bytes, wraps)),
+            f"the state of {' and '.join(optimizers)}": kept_bytes,
+        },
         shared=any(size.shares_state for size in sizes),
     )
 

@@ -6,8 +6,7 @@ import ast
 import itertools
 from collections.abc import Iterator
 
-import msgspec
-
+from ddpdoctor.check import Verdict
 from ddpdoctor.source.events import Event, Guard
 from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, ExternalObject, Value, options_of
 from ddpdoctor.source.projection import Projection
@@ -34,26 +33,10 @@ _SHARES_STATE = (
     "distribute_bn",
     "broadcast_optimizer",
 )
+_KEPT_OUT = "this condition keeps the other ranks out"
 
 
-class UnreducedGradient(msgspec.Struct, frozen=True, eq=False):
-    """A call that takes gradients of a DDP model past its reduction."""
-
-    event: Event
-    first: Event | None
-    """The backward before, which used up the forward; None for a call of ``torch.autograd.grad``."""
-
-
-class LonelyLoad(msgspec.Struct, frozen=True, eq=False):
-    """A ``load_state_dict`` of training state, or a step of a scheduler, on the first rank only."""
-
-    event: Event
-    guard: Guard
-    what: str
-    """Class of the object."""
-
-
-def unreduced_gradients(projection: Projection) -> Iterator[UnreducedGradient]:
+def unreduced_gradients(projection: Projection) -> Iterator[Verdict]:
     """Calls of ``torch.autograd.grad`` for parameters, and second backward passes through one forward."""
     if averages_by_hand(projection.machine.script):
         return
@@ -63,11 +46,15 @@ def unreduced_gradients(projection: Projection) -> Iterator[UnreducedGradient]:
         inputs = _argument_node(event.node, "inputs", 1)
         for_parameters = inputs is not None and any(node in asked for node in descend(inputs))
         if outputs is not None and wrap_numbers(outputs) and for_parameters:
-            yield UnreducedGradient(event, None)
+            yield Verdict(
+                sentence="torch.autograd.grad returns this rank's gradients: DDP does not average them",
+                remedy="Use loss.backward(), or all-reduce the gradients by hand.",
+                locations=event.location,
+            )
     yield from _second_backwards(projection)
 
 
-def lonely_loads(projection: Projection) -> Iterator[LonelyLoad]:
+def lonely_loads(projection: Projection) -> Iterator[Verdict]:
     """Loads of an optimizer, a scheduler or a scaler that only the first rank comes to."""
     if not is_distributed(projection) or uses_part(projection.machine.script, _SHARES_STATE):
         return
@@ -81,10 +68,16 @@ def lonely_loads(projection: Projection) -> Iterator[LonelyLoad]:
         elsewhere = any(load.receiver == event.receiver and load.ranks & ~event.ranks for load in loads)
         if options and all(is_training_state(option) for option in options) and not elsewhere:
             seen.add(event.node)
-            yield LonelyLoad(event, guard, _class_of(options))
+            first = "rank 0" if event.ranks == 1 else "the first rank of each node"
+            yield Verdict(
+                sentence=f"only {first} loads the state of this {_class_of(options)}, and DDP does not broadcast it",
+                locations=event.location,
+                ranks=(0,) if event.ranks == 1 else (),
+                because=((_KEPT_OUT, guard.location),),
+            )
 
 
-def lonely_steps(projection: Projection) -> Iterator[LonelyLoad]:
+def lonely_steps(projection: Projection) -> Iterator[Verdict]:
     """Steps of a scheduler that only the first rank comes to, where the others step with its optimizer all the same."""
     if not is_distributed(projection) or uses_part(projection.machine.script, _SHARES_STATE):
         return
@@ -105,7 +98,14 @@ def lonely_steps(projection: Projection) -> Iterator[LonelyLoad]:
         optimizers = [one.argument("optimizer", 0) or NONE for one in schedulers]
         if all(_numbers(optimizer) & others for optimizer in optimizers):
             seen.add(event.node)
-            yield LonelyLoad(event, guard, _class_of([one for one in options if isinstance(one, ExternalObject)]))
+            what = _class_of([one for one in options if isinstance(one, ExternalObject)])
+            yield Verdict(
+                sentence=f"only the first rank steps this {what}: from then on the others train with another learning "
+                "rate",
+                remedy="Step it on every rank.",
+                locations=event.location,
+                because=((_KEPT_OUT, guard.location),),
+            )
 
 
 def _stepped(event: Event) -> set[int]:
@@ -135,7 +135,7 @@ def guard_of(projection: Projection, event: Event) -> Guard | None:
     return None
 
 
-def _second_backwards(projection: Projection) -> Iterator[UnreducedGradient]:
+def _second_backwards(projection: Projection) -> Iterator[Verdict]:
     """Backward passes through the only DDP model after one with ``retain_graph=True``, with no forward between."""
     wraps = list(projection.of_kind("wrap"))
     if len(wraps) != 1:
@@ -152,7 +152,12 @@ def _second_backwards(projection: Projection) -> Iterator[UnreducedGradient]:
             event.ordinal < first.ordinal and innermost_loop(event) is innermost_loop(first) for event in forwards
         )
         if retains and alike and before and not between and first.node is not second.node:
-            yield UnreducedGradient(second, first)
+            yield Verdict(
+                sentence="the gradients of this second backward are not averaged: DDP reduced those of the first",
+                remedy="Add the losses and call backward once.",
+                locations=second.location,
+                because=(("the first backward through the same forward", first.location),),
+            )
 
 
 def _argument_node(call: ast.AST, name: str, position: int) -> ast.expr | None:

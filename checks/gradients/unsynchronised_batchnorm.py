@@ -29,12 +29,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Verdict
 from ddpdoctor.files import regex
-from ddpdoctor.finding import Finding, Refuted, Severity
-from ddpdoctor.source.events import Event
+from ddpdoctor.finding import Finding, Location, Refuted, Severity
 from ddpdoctor.source.interpreter.values import Const, ExternalObject, constant
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.training_loops import feedings
@@ -55,54 +52,34 @@ CHECK = Check(
 )
 SMALL_BATCH = 16
 """Samples a rank below which statistics are noisy."""
+_REMEDY = "Call SyncBatchNorm.convert_sync_batchnorm(model) before the wrap, or use GroupNorm."
 
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report wraps of BatchNorm models that are fed small batches."""
-    for small in small_batch_norms(whole_projection(script)):
-        wrap, loader = small.wrap, small.loader
-        yield CHECK.finding(
-            "source",
-            _title(small.layers, small.batch_size),
-            remedy="Call SyncBatchNorm.convert_sync_batchnorm(model) before the wrap, or use GroupNorm.",
-            locations=wrap.location,
-            because=(
-                (
-                    f"this loader gives each rank {small.batch_size} samples at a time",
-                    loader.location,
-                    {"samples_per_rank": small.batch_size, "layers": small.layers},
-                ),
-            ),
-        )
+    yield from CHECK.suspected(small_batch_norms(whole_projection(script)), _REMEDY)
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the BatchNorm layers that train on small batches; refute it where they do not train, or on large ones."""
     from ddpdoctor.checks.gradients.wraps_run import fed_batch_norms
 
-    for fed in fed_batch_norms(record):
-        if fed.layers and fed.batch_size < SMALL_BATCH:
-            yield CHECK.finding(
-                record.job.kind,
-                _title(fed.layers, fed.batch_size),
-                remedy="Call SyncBatchNorm.convert_sync_batchnorm(model) before the wrap, or use GroupNorm.",
-                locations=fed.location,
-                because=(
-                    (
-                        f"this loader gives each rank {fed.batch_size} samples at a time",
-                        fed.loader_location,
-                        {"samples_per_rank": fed.batch_size, "layers": fed.layers},
-                    ),
-                ),
-            )
-        elif fed.location is not None:
-            reason = f"each rank trains on {fed.batch_size} samples" if fed.layers else "no BatchNorm layer is trained"
-            yield Refuted(location=fed.location, reason=reason)
+    judged = (judge_layers(*fed) for fed in fed_batch_norms(record))
+    yield from CHECK.judged(record.job.kind, judged, _REMEDY)
 
 
-def _title(layers: int, samples: int) -> str:
+def judge_layers(wrap: Location | None, loader: Location | None, layers: int, samples: int) -> Verdict:
+    """Pass a verdict on layers that normalise over so many samples of a rank, and are fed by a loader."""
+    if not layers or samples >= SMALL_BATCH:
+        reason = f"each rank trains on {samples} samples" if layers else "no BatchNorm layer is trained"
+        return Verdict(wrong=False, sentence=reason, locations=wrap)
     what = "1 BatchNorm layer normalises" if layers == 1 else f"{layers} BatchNorm layers normalise"
-    return f"{what} over {samples} samples a rank"
+    text = f"this loader gives each rank {samples} samples at a time"
+    return Verdict(
+        sentence=f"{what} over {samples} samples a rank",
+        locations=wrap,
+        because=((text, loader, {"samples_per_rank": samples, "layers": layers}),),
+    )
 
 
 # BatchNorm in DDP models whose batch on each rank is small.
@@ -111,17 +88,7 @@ def _title(layers: int, samples: int) -> str:
 _BATCH_NORM = regex(r"torch\.nn\.BatchNorm\dd$")
 
 
-class SmallBatchNorm(msgspec.Struct, frozen=True, eq=False):
-    """A wrap of a model with BatchNorm layers that sees few samples a rank."""
-
-    wrap: Event
-    loader: Event
-    layers: int
-    batch_size: int
-    """Samples a rank and forward."""
-
-
-def small_batch_norms(projection: Projection) -> Iterator[SmallBatchNorm]:
+def small_batch_norms(projection: Projection) -> Iterator[Verdict]:
     """Wraps of models with BatchNorm that a loader with a small, constant batch size feeds."""
     machine = projection.machine
     if uses_part(machine.script, ("SyncBatchNorm", "convert_sync", "SyncBN", "syncbn")):
@@ -142,4 +109,4 @@ def small_batch_norms(projection: Projection) -> Iterator[SmallBatchNorm]:
             )
             if layers:
                 seen.add(number)
-                yield SmallBatchNorm(wrap, feeding.loader, layers, size)
+                yield judge_layers(wrap.location, feeding.loader.location, layers, size)

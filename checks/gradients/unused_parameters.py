@@ -34,13 +34,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.parameters import unused_parts
 from ddpdoctor.source.script.script import Script
 
 if TYPE_CHECKING:
-    from ddpdoctor.diagnosis.divergence.unused_parameters import UnusedParameters
     from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
@@ -53,8 +52,6 @@ CHECK = Check(
     subjects=("model",),
     triggers=("DistributedDataParallel", "ccelerat", "Fabric", "auto_model", "ightning"),
 )
-MOST_LEFT_OUT = 0.5
-"""Share of a model's parameters that a part which a training has no use for makes up at most."""
 
 
 def in_source(script: Script) -> Iterator[Finding]:
@@ -88,34 +85,4 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the parameters without gradient of each wrap."""
     from ddpdoctor.diagnosis.divergence.unused_parameters import never_used, unused_parameters
 
-    hidden = tuple(never_used(record))
-    for unused in (*unused_parameters(record), *hidden):
-        facts = tuple(
-            Fact(
-                text=f"{group.ranks}: no gradient for {', '.join(group.names)}: {group.tensors:,} parameters, "
-                f"{group.elements:,} elements, {group.size_bytes:,} bytes"
-                + (f"; {group.elsewhere}" if group.elsewhere else ""),
-                basis=record.job.kind,
-                numbers={"parameters": group.tensors, "elements": group.elements, "bytes": group.size_bytes},
-                rank=group.first_rank,
-                location=group.location,
-                stack=group.stack,
-            )
-            for group in unused.groups
-        )
-        yield CHECK.finding(
-            record.job.kind,
-            unused.sentence,
-            remedy=unused.remedy,
-            locations=unused.locations,
-            ranks=unused.ranks,
-            evidence=facts,
-            severity=_severity(unused) if unused in hidden else None,
-        )
-
-
-def _severity(hidden: UnusedParameters) -> Severity:
-    """Return how bad it is that parameters never learn in a job that does not fail: an unused head is no accident."""
-    if hidden.cut:
-        return Severity.ERROR
-    return Severity.WARNING if hidden.share > MOST_LEFT_OUT else Severity.ADVICE
+    yield from CHECK.judged(record.job.kind, (*unused_parameters(record), *never_used(record)))

@@ -26,10 +26,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Location, Refuted, Severity
+from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.torch_model.buffers import constant_buffers
@@ -51,51 +49,14 @@ WARNING_BYTES = 1_000_000
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report wraps of modules whose buffers nothing changes after their construction."""
-    for idle in idle_broadcasts(whole_projection(script)):
-        size = f" ({'' if idle.exact else 'at least '}{idle.size_bytes / 1e6:,.3g} MB)" if idle.size_bytes else ""
-        yield CHECK.finding(
-            "source",
-            f"DDP broadcasts {', '.join(idle.names)}{size} in every training forward, and no method of the module "
-            + ("changes it" if len(idle.names) == 1 else "changes them"),
-            remedy="Pass forward_sync_buffers=False (torch 2.13 and later) or broadcast_buffers=False to "
-            "DistributedDataParallel.",
-            locations=idle.location,
-            evidence=tuple(
-                Fact(text=f"buffer {name} is registered here", basis="source", location=place)
-                for name, place in zip(idle.names, idle.registered, strict=True)
-            ),
-            severity=Severity.WARNING if idle.size_bytes >= WARNING_BYTES else Severity.ADVICE,
-        )
+    yield from idle_broadcasts(whole_projection(script))
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report each wrap whose broadcasts in forward change nothing."""
     from ddpdoctor.diagnosis.performance.traffic import wasted_broadcasts
 
-    for waste in wasted_broadcasts(record):
-        if waste.needed_buffers and waste.wasted_bytes < WARNING_BYTES:
-            continue
-        fact = Fact(
-            text=f"{', '.join(waste.names)}: digests on {waste.ranks} ranks were equal before each of "
-            f"{waste.forwards} synchronised forwards",
-            basis=record.job.kind,
-            numbers={
-                "bytes_per_step": waste.wasted_bytes,
-                "broadcasts_per_step": waste.broadcasts_per_step,
-                "buffers": waste.buffers,
-                "forwards": waste.forwards,
-            },
-            location=waste.location,
-        )
-        yield CHECK.finding(
-            record.job.kind,
-            waste.sentence,
-            remedy=waste.remedy,
-            what_if=("broadcast_buffers=false",),
-            locations=waste.location,
-            evidence=(fact,),
-            severity=None if waste.wasted_bytes >= WARNING_BYTES else Severity.ADVICE,
-        )
+    yield from CHECK.judged(record.job.kind, wasted_broadcasts(record, WARNING_BYTES))
 
 
 # Wraps whose DDP broadcasts buffers that nothing changes.
@@ -104,19 +65,7 @@ BROADCAST_POSITION = 4
 """Position of ``broadcast_buffers`` among DDP's arguments."""
 
 
-class IdleBroadcast(msgspec.Struct, frozen=True, kw_only=True):
-    """A wrap that broadcasts buffers which nothing changes."""
-
-    location: Location
-    names: tuple[str, ...]
-    size_bytes: int
-    exact: bool
-    """The size of every buffer is known; otherwise ``size_bytes`` is the sum of those that are."""
-    registered: tuple[Location, ...]
-    """Where each buffer is registered."""
-
-
-def idle_broadcasts(projection: Projection) -> Iterator[IdleBroadcast]:
+def idle_broadcasts(projection: Projection) -> Iterator[Finding]:
     """Wraps with the default synchronisation of buffers, of modules that only their constructors give buffers."""
     for made in projection.of_kind("wrap"):
         options = ("broadcast_buffers", "forward_sync_buffers")
@@ -129,10 +78,18 @@ def idle_broadcasts(projection: Projection) -> Iterator[IdleBroadcast]:
         module = made.argument("module", 0)
         buffers = constant_buffers(projection.machine, module) if module is not None else None
         if buffers is not None:
-            yield IdleBroadcast(
-                location=made.location,
-                names=buffers.names,
-                size_bytes=buffers.size_bytes,
-                exact=buffers.exact,
-                registered=buffers.locations,
+            least, names = "" if buffers.exact else "at least ", buffers.names
+            size = f" ({least}{buffers.size_bytes / 1e6:,.3g} MB)" if buffers.size_bytes else ""
+            yield CHECK.finding(
+                "source",
+                f"DDP broadcasts {', '.join(names)}{size} in every training forward, and no method of the module "
+                + ("changes it" if len(names) == 1 else "changes them"),
+                remedy="Pass forward_sync_buffers=False (torch 2.13 and later) or broadcast_buffers=False to "
+                "DistributedDataParallel.",
+                locations=made.location,
+                because=tuple(
+                    (f"buffer {name} is registered here", place)
+                    for name, place in zip(names, buffers.locations, strict=True)
+                ),
+                severity=Severity.WARNING if buffers.size_bytes >= WARNING_BYTES else Severity.ADVICE,
             )

@@ -44,15 +44,7 @@ CHECK = Check(
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report attributes of the model that are asked of its wrapper."""
-    for access in wrapper_attributes(whole_projection(script)):
-        event, wrap = access.event, access.wrap
-        yield CHECK.finding(
-            "source",
-            f"the DDP object has no attribute {access.name}: it is {access.model}'s, which is .module",
-            remedy=f"Write .module.{access.name}.",
-            locations=event.location,
-            because=(("the model is wrapped here", wrap.location),),
-        )
+    yield from CHECK.suspected(wrapper_attributes(whole_projection(script)))
 
 
 in_run = CHECK.judged_by("checks.gradients.wraps_run", "wrapper_attributes")

@@ -4,52 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-import msgspec
-
 from ddpdoctor.check import Verdict, Via
 from ddpdoctor.checks.gradients.steps_run import gradient_bytes
 from ddpdoctor.diagnosis.divergence.unused_parameters import folded, frozen_names
 from ddpdoctor.diagnosis.failures import trouble_of
+from ddpdoctor.diagnosis.logs.remedies import CHECKPOINTS
 from ddpdoctor.diagnosis.training.replicas import replicated_wraps
 from ddpdoctor.diagnosis.wording import bytes_text, count, location_of, rank_list, site_location
 from ddpdoctor.files import regex
-from ddpdoctor.finding import Frame, Location, Trouble
+from ddpdoctor.finding import Location, Severity, Trouble
 from ddpdoctor.record.model import RankException, RunRecord, ShardedModule, Wrap
 
 # What the options of a wrap, the layers in it and the batches that it is fed say about it.
 
+WORTH_REPORTING_BYTES = 100_000_000
+"""Bytes of gradients from which the second copy is worth a line."""
 BACKWARDS_NEEDED = 4
 """Synchronised backwards on every rank before the search for unused parameters is called needless."""
 MEASURED_STEPS_NEEDED = 20
 """The same of a live run, which sees what DDP's logger measures."""
 
 
-class Search(msgspec.Struct, frozen=True, kw_only=True):
-    """A wrap that searches for unused parameters."""
-
-    model: str
-    location: Location | None
-    by_user: bool
-    """The user's own line made the wrap, and not a framework."""
-    backwards: int
-    """Synchronised backwards that every rank made, or was seen to make where that was not recorded."""
-    parameters: int
-    unused: bool
-    """Some parameter got no gradient in one of them, on one rank at least."""
+_SEARCHES_REMEDY = (
+    "Omit find_unused_parameters if no input makes forward skip a layer: an unused parameter would raise an error."
+)
+_OF_FRAMEWORK = (
+    "Disable it in the framework that wraps the model if no input makes forward skip a layer: "
+    "ddp_find_unused_parameters=False for the Trainer, DDPStrategy or DistributedDataParallelKwargs elsewhere."
+)
 
 
-class FedBatchNorm(msgspec.Struct, frozen=True, kw_only=True):
-    """The batches that the BatchNorm layers of a wrap normalise over."""
-
-    location: Location | None
-    layers: int
-    """BatchNorm layers in training mode that see one rank's batch only."""
-    batch_size: int
-    """Samples that the loader gives each rank at a time."""
-    loader_location: Location | None
-
-
-def searches(record: RunRecord) -> Iterator[Search]:
+def searches(record: RunRecord) -> Iterator[Verdict]:
     """Yield the wraps that search for unused parameters and were trained long enough to tell whether they need to.
 
     Of a live run there is what DDP's logger told. A backward that adds to gradients that are there already does not
@@ -64,21 +49,42 @@ def searches(record: RunRecord) -> Iterator[Search]:
             if backward.rank in made and number in backward.synchronised and number not in backward.accumulated:
                 made[backward.rank] += 1
         needed = MEASURED_STEPS_NEEDED if record.job.kind == "run" else BACKWARDS_NEEDED
-        if on and min(made.values()) >= needed:
-            yield Search(
-                model=wraps[min(wraps)].module_class or "the model",
-                location=wrap_location(record, wraps),
-                by_user=wraps[min(wraps)].by_user,
-                backwards=min(made.values()),
-                parameters=sum(tensor.requires_grad for tensor in wraps[min(wraps)].parameters),
-                unused=any(entry.wrap == number and entry.rank in wraps for entry in record.missing_gradients)
-                or any(search.found_unused for rank, search in told.items() if rank in wraps)
-                or any(change.wrap == number and change.frozen for change in record.wrap_changes),
-            )
+        if not on or (backwards := min(made.values())) < needed:
+            continue
+        wrap = wraps[min(wraps)]
+        place, model = wrap_location(record, wraps), wrap.module_class or "the model"
+        if (
+            any(entry.wrap == number and entry.rank in wraps for entry in record.missing_gradients)
+            or any(search.found_unused for rank, search in told.items() if rank in wraps)
+            or any(change.wrap == number and change.frozen for change in record.wrap_changes)
+        ):
+            reason = f"some parameters of {model} got no gradient in a step"
+            yield Verdict(wrong=False, sentence=reason, locations=place)
+            continue
+        parameters = sum(tensor.requires_grad for tensor in wrap.parameters)
+        steps = "measured steps" if record.job.kind == "run" else "synchronised backwards"
+        text = (
+            f"on each rank {backwards} {steps} were seen, and each of the {parameters:,} parameters got its gradient "
+            "in all of them"
+        )
+        yield Verdict(
+            sentence=f"DDP searches for unused parameters in every step, and in {backwards} {steps} every parameter of "
+            f"{model} got a gradient on every rank",
+            what_if=("find_unused_parameters=false",),
+            # A framework made the wrap where the user's own line did not.
+            remedy=_SEARCHES_REMEDY if wrap.by_user else _OF_FRAMEWORK,
+            severity=None if wrap.by_user else Severity.ADVICE,
+            locations=place,
+            because=((text, None, {"backwards": backwards, "parameters": parameters}),),
+        )
 
 
-def fed_batch_norms(record: RunRecord) -> Iterator[FedBatchNorm]:
-    """Yield each wrap whose first training forward was fed by a loader of known batch size, on every rank."""
+def fed_batch_norms(record: RunRecord) -> Iterator[tuple[Location | None, Location | None, int, int]]:
+    """Yield where each wrap is whose first training forward was fed by a loader of known batch size, on every rank, and
+    where that loader.
+
+    With how many BatchNorm layers are in training mode, and how many samples the loader gives each rank at a time.
+    """
     loaders = {(loader.rank, loader.loader): loader for loader in record.loaders}
     for wraps in replicated_wraps(record):
         number = wraps[min(wraps)].wrap
@@ -90,12 +96,8 @@ def fed_batch_norms(record: RunRecord) -> Iterator[FedBatchNorm]:
         feeding = [loaders.get((rank, first.pass_loader)) for rank, first in sorted(firsts.items())]
         sizes = [loader.batch_size for loader in feeding if loader is not None and loader.batch_size is not None]
         if len(sizes) == len(wraps) and feeding[0] is not None:
-            yield FedBatchNorm(
-                location=wrap_location(record, wraps),
-                layers=min(first.batch_norms or 0 for first in firsts.values()),
-                batch_size=max(sizes),
-                loader_location=site_location(record.site(feeding[0].site)),
-            )
+            layers = min(first.batch_norms or 0 for first in firsts.values())
+            yield wrap_location(record, wraps), site_location(record.site(feeding[0].site)), layers, max(sizes)
 
 
 def double_wraps(record: RunRecord) -> Iterator[Verdict]:
@@ -114,12 +116,21 @@ def double_wraps(record: RunRecord) -> Iterator[Verdict]:
                 break
 
 
-def gradient_copies(record: RunRecord) -> Iterator[tuple[Location | None, int]]:
-    """Yield where each wrap is, and the bytes that its buckets take besides the gradients."""
+def gradient_copies(record: RunRecord) -> Iterator[Verdict]:
+    """Yield whether the buckets of each wrap hold a second copy of large gradients."""
     for wraps in replicated_wraps(record):
         wrap = wraps[min(wraps)]
-        views = bool(wrap.options.get("gradient_as_bucket_view"))
-        yield wrap_location(record, wraps), 0 if views else gradient_bytes(wrap)
+        size = 0 if wrap.options.get("gradient_as_bucket_view") else gradient_bytes(wrap)
+        place = wrap_location(record, wraps)
+        if size < WORTH_REPORTING_BYTES:
+            amount = f"{size:,} bytes" if size else "no gradient"
+            yield Verdict(wrong=False, sentence=f"{amount} would be stored once instead of twice", locations=place)
+            continue
+        yield Verdict(
+            sentence=f"gradients are stored twice: {size / 1e6:,.0f} MB more than with gradient_as_bucket_view",
+            locations=place,
+            because=((f"DDP's buckets hold a copy of {size:,} bytes of gradients", None, {"bytes": size}),),
+        )
 
 
 def wrap_location(record: RunRecord, wraps: Mapping[int, Wrap]) -> Location | None:
@@ -132,33 +143,28 @@ _NAME = regex(r"with name ([\w.]+)")
 _ATTRIBUTE = regex(r"has no attribute '(\w+)'")
 
 
-class ReadyTwice(msgspec.Struct, frozen=True, kw_only=True):
-    """A parameter whose gradient came twice in one reduction."""
-
-    ranks: tuple[int, ...]
-    parameter: str
-    """Its name; empty when it cannot be known."""
-    reentrant: bool
-    """Reentrant checkpointing was at work."""
-    wrap_location: Location | None
-    location: Location | None
-    frames: tuple[Frame, ...]
-
-
-def ready_twice(record: RunRecord) -> ReadyTwice | None:
-    """Return the first exception about a parameter that was marked ready twice."""
+def ready_twice(record: RunRecord) -> Iterator[Verdict]:
+    """Yield the first exception about a parameter that was marked ready twice."""
     failed = _ranks_with(record, "ready-twice")
     if not failed:
-        return None
-    rank, raised = failed[0]
-    wrap = max((wrap for wrap in record.wraps if wrap.rank == rank), key=lambda wrap: wrap.wrap, default=None)
-    return ReadyTwice(
-        ranks=tuple(number for number, _ in failed),
-        parameter=_parameter(raised.message, [wrap for wrap in record.wraps if wrap.rank == rank]),
-        reentrant="torch/utils/checkpoint.py" in raised.traceback.replace("\\", "/"),
-        wrap_location=None if wrap is None else location_of(record.site(wrap.site).innermost),
-        location=location_of(raised.frames[0]) if raised.frames else None,
-        frames=raised.frames,
+        return
+    ranks, (rank, raised) = tuple(number for number, _ in failed), failed[0]
+    wraps = [wrap for wrap in record.wraps if wrap.rank == rank]
+    name = _parameter(raised.message, wraps)
+    wrap = max(wraps, key=lambda wrap: wrap.wrap, default=None)
+    wrapped = None if wrap is None else location_of(record.site(wrap.site).innermost)
+    place = location_of(raised.frames[0]) if raised.frames else None
+    reentrant = "torch/utils/checkpoint.py" in raised.traceback.replace("\\", "/")
+    why = ": reentrant checkpoints share it" if reentrant else ", and DDP reduces it once"
+    yield Verdict(
+        sentence=f"the gradient of {name or 'a parameter'} arrived twice in one backward{why}",
+        remedy=CHECKPOINTS
+        if reentrant
+        else "Call backward once for the sum of the losses of a step, or pass static_graph=True to "
+        "DistributedDataParallel if each step uses the same parameters.",
+        locations=tuple(dict.fromkeys((place, wrapped))),
+        ranks=ranks,
+        because=((f"{rank_list(ranks)} raised it here", Via(place, raised.frames)),),
     )
 
 
@@ -204,18 +210,7 @@ def _parameter(message: str, wraps: list[Wrap]) -> str:
 # Wrapped modules that are no longer what DDP took note of.
 
 
-class Frozen(msgspec.Struct, frozen=True, kw_only=True):
-    """Parameters that were frozen after the wrap and that DDP waited for."""
-
-    model: str
-    names: tuple[str, ...]
-    """Folded."""
-    parameters: int
-    wrap_location: Location | None
-    forward_location: Location | None
-
-
-def frozen_after_wrap(record: RunRecord) -> Iterator[Frozen]:
+def frozen_after_wrap(record: RunRecord) -> Iterator[Verdict]:
     """Yield the wraps that waited for nothing for gradients of parameters that were frozen after the wrap."""
     for wraps in replicated_wraps(record):
         first = wraps[min(wraps)]
@@ -226,12 +221,11 @@ def frozen_after_wrap(record: RunRecord) -> Iterator[Frozen]:
                 missing.update(entry.parameters)
         served = first.options.get("find_unused_parameters") or first.options.get("static_graph")
         if not served and (names := sorted(frozen & missing)):
-            yield Frozen(
-                model=first.module_class or "the model",
-                names=folded(names),
-                parameters=len(names),
-                wrap_location=wrap_location(record, wraps),
-                forward_location=_forward_place(record, first, "frozen"),
+            yield Verdict(
+                sentence=f"{len(names):,} parameters of {first.module_class or 'the model'} were frozen after the "
+                f"wrap, and DDP waits for their gradients: {', '.join(folded(names))}",
+                locations=wrap_location(record, wraps),
+                because=(("frozen before this forward", _forward_place(record, first, "frozen")),),
             )
 
 
@@ -261,30 +255,13 @@ def _forward_place(record: RunRecord, wrap: Wrap, field: str) -> Location | None
 # Parameters that are trained by name only: they have gradients, and no optimizer holds them.
 
 
-class Unheld(msgspec.Struct, frozen=True, kw_only=True):
-    """What one optimizer leaves out of a model that it was built for."""
-
-    model: str
-    """Class of the wrapped module."""
-    optimizer_type: str
-    names: tuple[str, ...]
-    """Folded."""
-    count: int
-    elements: int
-    strangers: int
-    """Parameters of the optimizer that are in no wrapped module and have no gradient."""
-    steps: int
-    ranks: tuple[int, ...]
-    """The ranks on which it is so, where it is not so on all."""
-    optimizer_location: Location | None
-    chain: tuple[Frame, ...]
-    """The call chain that built the optimizer, innermost first."""
-    wrap_location: Location | None
-    sharded: bool = False
-    """The model is sharded, which makes new parameters; the location is that of its first forward."""
+_AFTER_CHANGE = (
+    "Build the optimizer after the last change of the model. Or add the new parameters with add_param_group."
+)
+_AFTER_SHARDING = "Build the optimizer after the model is sharded, which replaces its parameters."
 
 
-def unheld_parameters(record: RunRecord) -> Iterator[Unheld]:
+def unheld_parameters(record: RunRecord) -> Iterator[Verdict]:
     """Yield each wrap and optimizer once, in the words of the first rank."""
     seen: set[tuple[int, Location | None]] = set()
     for entry in sorted(record.unheld_parameters, key=lambda entry: entry.rank):
@@ -296,17 +273,28 @@ def unheld_parameters(record: RunRecord) -> Iterator[Unheld]:
             continue
         seen.add((entry.wrap, place))
         ranks = {other.rank for other in record.unheld_parameters if other.wrap == entry.wrap}
-        yield Unheld(
-            model=wrap.module_class or "the model",
-            optimizer_type=entry.optimizer_type,
-            names=folded(entry.parameters),
-            count=entry.count,
-            elements=entry.elements,
-            strangers=entry.strangers,
-            steps=entry.steps,
+        # A sharded model has new parameters since, and its place is that of its first forward.
+        sharded, one = isinstance(wrap, ShardedModule), entry.count == 1
+        kind, model = entry.optimizer_type, wrap.module_class or "the model"
+        wrapped = site_location(record.site(wrap.site))
+        strangers = f"{count(entry.strangers, 'parameter')} that no {'sharded' if sharded else 'wrapped'} module has"
+        in_vain = f"the {kind} holds {strangers} and that never get a gradient"
+        yield Verdict(
+            sentence=f"{count(entry.count, 'parameter')} of {model} {'is' if one else 'are'} in no optimizer and never "
+            f"trained: this {kind} was built before {'it was' if one else 'they were'} there: "
+            f"{', '.join(folded(entry.parameters))}",
+            remedy=_AFTER_SHARDING if sharded else _AFTER_CHANGE,
+            locations=(place, wrapped),
             ranks=() if ranks == set(record.rank_numbers()) else tuple(sorted(ranks)),
-            optimizer_location=place,
-            chain=record.site(entry.site).frames,
-            wrap_location=site_location(record.site(wrap.site)),
-            sharded=isinstance(wrap, ShardedModule),
+            because=(
+                (
+                    f"{'it has a gradient' if one else 'they have gradients'} before each of {entry.steps} steps "
+                    f"({entry.elements:,} elements), and no step changes them",
+                    None,
+                    {"parameters": entry.count, "steps": entry.steps},
+                ),
+                *(((in_vain, None, {"parameters": entry.strangers}),) if entry.strangers else ()),
+                (f"the {kind} is built here", Via(place, record.site(entry.site).frames)),
+                ("the sharded model runs here" if sharded else "the model is wrapped here", wrapped),
+            ),
         )

@@ -32,9 +32,7 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Verdict
 from ddpdoctor.finding import Finding, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, Const, PerRank, Value, constant, is_varying, tags_of
@@ -59,21 +57,7 @@ CHECK = Check(
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report samplers whose shards do not belong to the ranks that draw them."""
-    projection = whole_projection(script)
-    one_node = is_single_node(projection)
-    for wrong in wrong_sampler_ranks(projection):
-        sampler = wrong.sampler
-        if wrong.is_mild and one_node:
-            continue
-        severity = Severity.WARNING if wrong.is_mild or wrong.may_agree else None
-        yield CHECK.finding(
-            "source",
-            f"the sampler is given {wrong.given}",
-            remedy=wrong.remedy,
-            locations=sampler.location,
-            because=((wrong.effect, sampler),),
-            severity=Severity.ADVICE if wrong.on_two_nodes and one_node else severity,
-        )
+    yield from CHECK.suspected(wrong_sampler_ranks(whole_projection(script)))
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
@@ -95,24 +79,20 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 _ONE_NODE = frozenset({("device-count", 0), ("local-world-size", 0)})
 
 
-class WrongSamplerRank(msgspec.Struct, frozen=True, eq=False):
-    """A sampler whose shards do not belong to the ranks that draw them."""
-
-    sampler: Event
-    given: str
-    """What it is given: ``the local rank as its rank``."""
-    effect: str
-    """What follows, as a clause."""
-    remedy: str
-    on_two_nodes: bool = False
-    """One node has no harm of it."""
-    is_mild: bool = False
-    """Nothing is left out: samples are drawn more often than they should be."""
-    may_agree: bool = False
-    """The ranks may be given the same by luck."""
+def _given(
+    sampler: Event, given: str, effect: str, remedy: str, severity: Severity | None = None, *, wrong: bool = True
+) -> Verdict:
+    return Verdict(
+        wrong=wrong,
+        sentence=f"the sampler is given {given}",
+        remedy=remedy,
+        locations=sampler.location,
+        because=((effect, sampler),),
+        severity=severity,
+    )
 
 
-def wrong_sampler_ranks(projection: Projection) -> Iterator[WrongSamplerRank]:
+def wrong_sampler_ranks(projection: Projection) -> Iterator[Verdict]:
     """Samplers with a rank or a number of replicas that cannot be right for every rank of the job."""
     made: dict[ast.AST, list[Event]] = {}
     for event in projection.events:
@@ -126,17 +106,17 @@ def wrong_sampler_ranks(projection: Projection) -> Iterator[WrongSamplerRank]:
         if any(not event.complete or event.ranks != ALL_RANKS or event.guards for event in made[sampler.node]):
             continue
         found = [_judge(projection, event) for event in made[sampler.node]]
-        if found[0] is not None and all(found):
+        if found[0] is not None and found[0].wrong and all(found):
             yield found[0]
 
 
-def _judge(projection: Projection, sampler: Event) -> WrongSamplerRank | None:
+def _judge(projection: Projection, sampler: Event) -> Verdict | None:
     replicas, rank = sampler.argument("num_replicas", 1), sampler.argument("rank", 2)
     one_node = replicas is not None and any(tags_of(replicas) == {tag} for tag in _ONE_NODE)
     if constant(replicas or Const(None)) == 1:
         return None
     if rank is not None and constant(rank) == 0 and type(constant(rank)) is int:
-        return WrongSamplerRank(
+        return _given(
             sampler,
             "rank 0 as its rank in every process",
             "every rank draws the samples of rank 0, and the rest of the data set is never used",
@@ -145,43 +125,44 @@ def _judge(projection: Projection, sampler: Event) -> WrongSamplerRank | None:
     seed, shuffle = sampler.argument("seed", 4), sampler.argument("shuffle", 3)
     by_clock = seed is not None and is_varying(seed) and ("clock", 0) in tags_of(seed)
     if (by_clock or isinstance(seed, PerRank)) and (shuffle is None or constant(shuffle) is True):
-        return WrongSamplerRank(
+        return _given(
             sampler,
             "a seed that each rank takes from its own clock" if by_clock else "a seed that differs between ranks",
             "each rank draws its part of an order of its own: the parts overlap, and some samples are in none",
             "Give every rank the same seed, or omit seed=: the sampler takes the rank into account itself.",
-            may_agree=by_clock,
+            Severity.WARNING if by_clock else None,  # Clocks may agree by luck.
         )
     if may_spawn(projection.machine.script):
         return None
+    on_two_nodes = Severity.ADVICE if is_single_node(projection) else None
     if rank is not None and _is_local_rank(projection, rank) and one_node:
-        return WrongSamplerRank(
+        return _given(
             sampler,
             "the rank on its node and the number of GPUs or ranks of one node",
             "on two nodes both draw the whole data set: every sample is used twice an epoch",
             "Omit rank= and num_replicas=: the sampler gets them from the process group.",
-            on_two_nodes=True,
-            is_mild=True,
+            Severity.WARNING,  # Nothing is left out.
+            wrong=not is_single_node(projection),
         )
     if rank is not None and _is_local_rank(projection, rank):
-        return WrongSamplerRank(
+        return _given(
             sampler,
             "the local rank as its rank",
             "on two nodes the local ranks are 0, 1, 0, 1: both nodes draw the same shards, the others are never used",
             "Give it the global rank (dist.get_rank()), or omit rank=.",
-            on_two_nodes=True,
+            on_two_nodes,
         )
     if one_node:
-        return WrongSamplerRank(
+        return _given(
             sampler,
             "the number of GPUs or ranks of one node as its number of replicas",
             "on two nodes there are more ranks than shards, and the sampler rejects the higher ranks",
             "Give it dist.get_world_size(), or omit num_replicas=.",
-            on_two_nodes=True,
+            on_two_nodes,
         )
     fixed = constant(replicas) if replicas is not None else None
     if type(fixed) is int and not _joins_with(projection, fixed):
-        return WrongSamplerRank(
+        return _given(
             sampler,
             f"a fixed number of {fixed} replicas",
             f"launched with another number of ranks than {fixed}, part of the data is never used or ranks are rejected",

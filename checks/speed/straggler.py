@@ -29,8 +29,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ddpdoctor.check import Check
-from ddpdoctor.finding import Fact, Finding, Refuted, Severity
+from ddpdoctor.check import Check, Reason
+from ddpdoctor.finding import Finding, Refuted, Severity
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord
@@ -85,33 +85,24 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         f" because of {cause.replace('its', 'their') if several else cause}" if cause else ", slower in every phase"
     )
     because += f" at {where}" if where else ""
-    facts = [
-        Fact(
-            text=f"{rank_list(late.waiting)} {verb(late.waiting, 'waits', 'wait')} "
-            f"{milliseconds_text(late.waiting_ns)} of each step longer than {rank_list(late.ranks)}",
-            basis="run",
-            numbers={"waiting_ns_per_step": late.waiting_ns, "share_of_step": late.share},
+    facts: list[Reason] = [
+        (
+            f"{rank_list(late.waiting)} {verb(late.waiting, 'waits', 'wait')} {milliseconds_text(late.waiting_ns)} of "
+            f"each step longer than {rank_list(late.ranks)}",
+            None,
+            {"waiting_ns_per_step": late.waiting_ns, "share_of_step": late.share},
         )
     ]
     if late.phase:
-        facts.append(
-            Fact(
-                text=f"{late.phase.replace('_', ' ')} takes {milliseconds_text(late.phase_ns)} of a step on "
-                f"{rank_list(late.ranks)}, and {milliseconds_text(late.phase_elsewhere_ns)} on the others",
-                basis="run",
-                numbers={"phase_ns": late.phase_ns, "phase_ns_elsewhere": late.phase_elsewhere_ns},
-                rank=late.ranks[0],
-            )
+        text = (
+            f"{late.phase.replace('_', ' ')} takes {milliseconds_text(late.phase_ns)} of a step on "
+            f"{rank_list(late.ranks)}, and {milliseconds_text(late.phase_elsewhere_ns)} on the others"
         )
+        phase_numbers = {"phase_ns": late.phase_ns, "phase_ns_elsewhere": late.phase_elsewhere_ns}
+        facts.append((text, None, phase_numbers, late.ranks[0]))
     if line is not None:
-        facts.append(
-            Fact(
-                text=f"{rank_list(late.ranks)} stood at {where} in {line.looks} of {line.of} looks during that time",
-                basis="run",
-                numbers={"looks": line.looks, "looks_in_phase": line.of},
-                location=line.location,
-            )
-        )
+        text = f"{rank_list(late.ranks)} stood at {where} in {line.looks} of {line.of} looks during that time"
+        facts.append((text, line.location, {"looks": line.looks, "looks_in_phase": line.of}))
     part = f"{late.share:.0%} of the step ({milliseconds_text(late.waiting_ns)})"
     yield CHECK.finding(
         "run",
@@ -120,6 +111,6 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         locations=() if line is None else (line.location,),
         what_if=("straggler=none",),
         ranks=late.ranks,
-        evidence=tuple(facts),
+        because=facts,
         severity=None if late.phase else Severity.ADVICE,
     )

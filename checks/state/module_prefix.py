@@ -27,9 +27,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 
-import msgspec
-
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Verdict
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ExternalObject, Instance, Value
@@ -53,18 +51,7 @@ REMEDY = "Save and load through the bare module: ddp_model.module.state_dict()."
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report loads whose names do not fit what was saved."""
-    for mismatch in prefix_mismatches(whole_projection(script)):
-        load, save = mismatch.load, mismatch.save
-        saved, loaded = "a bare model", "the DDP wrapper"
-        if mismatch.wrapped_save:
-            saved, loaded = loaded, saved
-        yield CHECK.finding(
-            "source",
-            f'{loaded} loads what was saved from {saved}: the names differ by the prefix "module."',
-            remedy=REMEDY,
-            locations=load.location,
-            because=(("it was saved here", save.location),),
-        )
+    yield from CHECK.suspected(prefix_mismatches(whole_projection(script)), REMEDY)
 
 
 in_run = CHECK.judged_by("diagnosis.files", "judge_prefixes", REMEDY)
@@ -77,15 +64,7 @@ _MOVES = ("os.replace", "os.rename", "shutil.move")
 _HANDLE_PREFIX = ("module.", "consume_prefix", "strip_prefix")
 
 
-class PrefixMismatch(msgspec.Struct, frozen=True, eq=False):
-    """A state dict of the DDP wrapper that a bare module is to load, or the reverse."""
-
-    load: Event
-    save: Event
-    wrapped_save: bool
-
-
-def prefix_mismatches(projection: Projection) -> Iterator[PrefixMismatch]:
+def prefix_mismatches(projection: Projection) -> Iterator[Verdict]:
     """Saves and loads of one path, and one key of it, of which one goes through the DDP wrapper and the other not."""
     script = projection.machine.script
     if not any(noted(projection, "load_state_dict")) or uses_part(script, _HANDLE_PREFIX):
@@ -108,7 +87,13 @@ def prefix_mismatches(projection: Projection) -> Iterator[PrefixMismatch]:
             wrapped = _saved_states(save, states) if _source(save, "f", 1) in paths else {}
             if key in wrapped and wrapped[key] is not target:
                 seen.add(event.node)
-                yield PrefixMismatch(event, save, wrapped[key])
+                bare, wrapper = "a bare model", "the DDP wrapper"
+                saved, loaded = (wrapper, bare) if wrapped[key] else (bare, wrapper)
+                yield Verdict(
+                    sentence=f'{loaded} loads what was saved from {saved}: the names differ by the prefix "module."',
+                    locations=event.location,
+                    because=(("it was saved here", save.location),),
+                )
                 break
 
 

@@ -32,13 +32,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from ddpdoctor.check import Check, TooLittleEvidence
+from ddpdoctor.check import Check, TooLittleEvidence, Verdict
 from ddpdoctor.files import regex
-from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Location, Refuted, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, constant, is_varying, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
@@ -87,20 +85,7 @@ _REMEDY = "Do it on rank 0 only, with dist.barrier() before the other ranks cont
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report creations, deletions and renames that all ranks make under one path, and loops that wait for a file."""
-    for shared in shared_paths(whole_projection(script)):
-        event = shared.event
-        remedy = "Do it on rank 0 only, with dist.barrier() before the other ranks continue."
-        if shared.doing == "creates" and "symlink" not in event.name:
-            remedy = "Give it exist_ok=True, or do it on rank 0 with a barrier after it."
-        failing = ", and all but the fastest one fail" if shared.unguarded else ""
-        yield CHECK.finding(
-            "source",
-            f"every rank {shared.doing} {shared.path}{failing}",
-            remedy=remedy,
-            locations=event.location,
-            severity=Severity.ADVICE if shared.mild else None,
-            because=(("there is no rank test around this call or its callers", event),),
-        )
+    yield from CHECK.suspected(shared_paths(whole_projection(script)))
     for use in rewritten_files(whole_projection(script)):
         yield CHECK.finding(
             "source",
@@ -109,26 +94,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             locations=use.event.location,
             severity=Severity.ADVICE,
         )
-    for polled in polled_files(whole_projection(script)):
-        written = polled.write.event.location
-        yield CHECK.finding(
-            "source",
-            f"ranks wait until {polled.path} exists, a name that each of them makes for itself: only rank 0's own is "
-            "ever there"
-            if polled.own_name
-            else f"ranks wait until {polled.path} exists, which it does from its first byte or since an earlier run",
-            remedy="Make the name on rank 0 and hand it to the others with dist.broadcast_object_list; then wait in "
-            "dist.barrier()."
-            if polled.own_name
-            else "Wait in dist.barrier() on all ranks instead; or write under another name, then os.replace() it.",
-            locations=polled.module.head_location(polled.loop),
-            because=(
-                (
-                    "another rank writes its own here" if polled.own_name else "another rank writes it here, in place",
-                    written,
-                ),
-            ),
-        )
+    yield from CHECK.suspected(polled_files(whole_projection(script)))
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
@@ -153,19 +119,7 @@ _WRITERS = frozenset({"torch.utils.tensorboard.SummaryWriter", "tensorboardX.Sum
 """They make the directory that they are given, unless it is there."""
 
 
-class PolledFile(msgspec.Struct, frozen=True, eq=False):
-    """A loop that sleeps until a file is there which another rank writes in place."""
-
-    module: Module
-    loop: ast.While
-    path: str
-    """Source of the path."""
-    write: FileUse
-    own_name: bool
-    """Each rank has another path, by a random number, the time or its process."""
-
-
-def polled_files(projection: Projection) -> Iterator[PolledFile]:
+def polled_files(projection: Projection) -> Iterator[Verdict]:
     """Loops ``while not exists(path): sleep`` for a file that some rank of the same job writes under that path."""
     script = projection.machine.script
     if not calls_any(script, ("sleep",)) or not calls_any(script, ("exists", "is_file")):
@@ -179,7 +133,28 @@ def polled_files(projection: Projection) -> Iterator[PolledFile]:
             path = _waited_for(node)
             write = next((use for use in written if _is_that_file(use, module, node, path)), None) if path else None
             if write is not None:
-                yield PolledFile(module, node, path, write, _is_own_name(script, write))
+                yield _polled(path, module.head_location(node), write, own_name=_is_own_name(script, write))
+
+
+def _polled(path: str, loop: Location, write: FileUse, *, own_name: bool) -> Verdict:
+    """Return what is wrong with a wait for a path; ``own_name``: by a random number, the time or the process of each
+    rank.
+    """
+    if own_name:
+        return Verdict(
+            sentence=f"ranks wait until {path} exists, a name that each of them makes for itself: only rank 0's own is "
+            "ever there",
+            remedy="Make the name on rank 0 and hand it to the others with dist.broadcast_object_list; then wait in "
+            "dist.barrier().",
+            locations=loop,
+            because=(("another rank writes its own here", write.event.location),),
+        )
+    return Verdict(
+        sentence=f"ranks wait until {path} exists, which it does from its first byte or since an earlier run",
+        remedy="Wait in dist.barrier() on all ranks instead; or write under another name, then os.replace() it.",
+        locations=loop,
+        because=(("another rank writes it here, in place", write.event.location),),
+    )
 
 
 def _is_own_name(script: Script, write: FileUse) -> bool:
@@ -217,20 +192,7 @@ _REWRITES = FIGURES | {"builtins.open", LOG_FILE, "shutil.copy", "shutil.copy2",
 _PER_PROCESS = regex(r"rank|getpid|tmp|temp|hostname|node", re.IGNORECASE)
 
 
-class SharedPath(msgspec.Struct, frozen=True, eq=False):
-    """One call that every rank makes on one path."""
-
-    event: Event
-    doing: Literal["creates", "deletes", "renames"]
-    path: str
-    """Source of the path."""
-    unguarded: bool
-    """The call fails when another rank was faster."""
-    mild: bool = False
-    """It belongs to something that the script does instead of training, and that takes one process."""
-
-
-def shared_paths(projection: Projection) -> Iterator[SharedPath]:
+def shared_paths(projection: Projection) -> Iterator[Verdict]:
     """Creations, deletions and renames that all ranks of a job make at once under the same path.
 
     What belongs to a download, an extraction or other preparation of data is left out.
@@ -254,10 +216,22 @@ def shared_paths(projection: Projection) -> Iterator[SharedPath]:
             continue
         by_one = is_of_one_process(projection, event) or comes_before_ranks(projection, event)
         by_one = by_one or is_in_turns(projection, event)
-        shared = _judge(event) if not by_one and not _is_there(projection, event, made) else None
-        if shared is not None and not _PER_PROCESS.search(shared.path):
-            seen.add(event.node)
-            yield msgspec.structs.replace(shared, mild=is_of_a_mode_that_ends(projection, event))
+        doing = _judge(event) if not by_one and not _is_there(projection, event, made) else None
+        if doing is None or _PER_PROCESS.search(_source(event)):
+            continue
+        seen.add(event.node)
+        verb, is_failing = doing
+        remedy = "Do it on rank 0 only, with dist.barrier() before the other ranks continue."
+        if verb == "creates" and "symlink" not in event.name:
+            remedy = "Give it exist_ok=True, or do it on rank 0 with a barrier after it."
+        yield Verdict(
+            sentence=f"every rank {verb} {_source(event)}{', and all but the fastest one fail' if is_failing else ''}",
+            remedy=remedy,
+            locations=event.location,
+            # Something that the script does instead of training takes one process.
+            severity=Severity.ADVICE if is_of_a_mode_that_ends(projection, event) else None,
+            because=(("there is no rank test around this call or its callers", event),),
+        )
 
 
 def rewritten_files(projection: Projection) -> Iterator[FileUse]:
@@ -283,20 +257,20 @@ def rewritten_files(projection: Projection) -> Iterator[FileUse]:
             yield use
 
 
-def _judge(event: Event) -> SharedPath | None:
+def _judge(event: Event) -> tuple[str, bool] | None:
+    """Return what a call does to a path, and whether it fails when another rank was faster; None for no harm."""
     last = event.name.rpartition(".")[2]
     if last in _CREATES:
         position = 1 if event.name == "os.makedirs" else -1
         exist_ok = event.argument("exist_ok", 2 if position == 1 else -1)
-        if exist_ok is not None and constant(exist_ok) is not False:
-            return None
-        return SharedPath(event, "creates", _source(event), True)
+        tolerated = exist_ok is not None and constant(exist_ok) is not False
+        return None if tolerated else ("creates", True)
     if last in {"rename", "replace"}:
-        return SharedPath(event, "renames", _source(event), True)
+        return "renames", True
     tolerant = event.argument("ignore_errors", 1) if last == "rmtree" else event.named.get("missing_ok")
     if tolerant is not None and last != "rmtree" and constant(tolerant) is not False:
         return None
-    return SharedPath(event, "deletes", _source(event), tolerant is None or constant(tolerant) is False)
+    return "deletes", tolerant is None or constant(tolerant) is False
 
 
 def _source(event: Event) -> str:

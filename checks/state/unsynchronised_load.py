@@ -34,9 +34,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from ddpdoctor.check import Check
+from ddpdoctor.check import Check, Verdict
 from ddpdoctor.checks.state.loads_source import may_be_one_path
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Finding, Refuted, Severity
@@ -75,27 +73,8 @@ REMEDY = "Call dist.barrier() on all ranks between the write and the read."
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report loads that may come before the save of another rank has ended."""
-    for early in early_loads(whole_projection(script)):
-        load, save = early.load, early.save
-        writer = ranks_text(save.ranks)
-        write = "write" if save.ranks & (save.ranks - 1) else "writes"
-        yield CHECK.finding(
-            "source",
-            f"all ranks read {early.path}, which {writer} {write} just before, and no rank waits for the write",
-            remedy=REMEDY,
-            locations=(load.location, save.location),
-            because=((f"only {writer} {write} here; there is no collective between this and the read", save),),
-        )
-    for early in early_writes(whole_projection(script)):
-        maker = ranks_text(early.save.ranks)
-        make = "make" if early.save.ranks & (early.save.ranks - 1) else "makes"
-        yield CHECK.finding(
-            "source",
-            f"all ranks write into {early.path}, which {maker} {make} just before, and no rank waits until it is there",
-            remedy="Make the directory on every rank, with exist_ok=True, or call dist.barrier() between.",
-            locations=(early.load.location, early.save.location),
-            because=((f"only {maker} {make} the directory; there is no collective before it is used", early.save),),
-        )
+    projection = whole_projection(script)
+    yield from CHECK.suspected((*early_loads(projection), *early_writes(projection)), REMEDY)
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
@@ -110,16 +89,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
 _WAITS = regex(r"barrier|synchron|wait_for|wait_all|sync_proc", re.IGNORECASE)
 
 
-class EarlyLoad(msgspec.Struct, frozen=True, eq=False):
-    """A read of a file that one rank has just begun to write, or a write into a directory that it makes."""
-
-    load: Event
-    save: Event
-    path: str
-    """Source of the path, or of the directory."""
-
-
-def early_loads(projection: Projection) -> Iterator[EarlyLoad]:
+def early_loads(projection: Projection) -> Iterator[Verdict]:
     """Reads on ranks that do not wait for the rank that writes the same path before."""
     if not is_distributed(projection):
         return
@@ -137,14 +107,20 @@ def early_loads(projection: Projection) -> Iterator[EarlyLoad]:
             if save.event.ordinal < load.event.ordinal and save.event.root == load.event.root and _same(save, load):
                 if not any(_is_between(save.event, wait, load.event) for wait in waits):
                     seen.add(load.event.node)
-                    yield EarlyLoad(load.event, save.event, load.source)
+                    who = _does(save.event, "write", "writes")
+                    yield Verdict(
+                        sentence=f"all ranks read {load.source}, which {who} just before, and no rank waits for the "
+                        "write",
+                        locations=(load.event.location, save.event.location),
+                        because=((f"only {who} here; there is no collective between this and the read", save.event),),
+                    )
                 break
 
 
 _MAKES = ("os.makedirs", "os.mkdir", "mkdir")
 
 
-def early_writes(projection: Projection) -> Iterator[EarlyLoad]:
+def early_writes(projection: Projection) -> Iterator[Verdict]:
     """Writes of ranks into a directory that another rank makes before, on ranks that do not wait for it."""
     made = list(noted(projection, *_MAKES)) if is_distributed(projection) else []
     if not any(_by_one(event.ranks) for event in made) or _waits_somewhere_unknown(projection):
@@ -164,7 +140,18 @@ def early_writes(projection: Projection) -> Iterator[EarlyLoad]:
         if not any(_is_between(before[-1], wait, event) for wait in waits):
             seen.add(event.node)
             node = changed_node(before[-1])
-            yield EarlyLoad(event, before[-1], before[-1].module.excerpt(node, 60) if node is not None else "it")
+            path = before[-1].module.excerpt(node, 60) if node is not None else "it"
+            who = _does(before[-1], "make", "makes")
+            yield Verdict(
+                sentence=f"all ranks write into {path}, which {who} just before, and no rank waits until it is there",
+                remedy="Make the directory on every rank, with exist_ok=True, or call dist.barrier() between.",
+                locations=(event.location, before[-1].location),
+                because=((f"only {who} the directory; there is no collective before it is used", before[-1]),),
+            )
+
+
+def _does(event: Event, several: str, one: str) -> str:
+    return f"{ranks_text(event.ranks)} {several if event.ranks & (event.ranks - 1) else one}"
 
 
 def _holds(made: Event, use: FileUse) -> bool:

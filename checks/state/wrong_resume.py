@@ -157,12 +157,4 @@ def _told(texts: Iterable[str]) -> list[Fact]:
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report what a restart does not bring back of a checkpoint, and weights that the optimizer does not step then."""
-    for found in (*left_out(script), *begun_again(script), *replaced(script)):
-        yield CHECK.finding(
-            "source",
-            found.title,
-            remedy=found.remedy,
-            locations=(found.location,),
-            because=((found.reason, found.at),),
-            severity=Severity.ADVICE if found.is_small else None,
-        )
+    yield from CHECK.suspected((*left_out(script), *begun_again(script), *replaced(script)))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import NamedTuple
 
-from ddpdoctor.finding import Location
+from ddpdoctor.check import Verdict
+from ddpdoctor.finding import Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import NONE, ExternalObject, Instance, Value, constant, options_of
 from ddpdoctor.source.projection import Projection, whole_projection
@@ -23,20 +23,6 @@ from ddpdoctor.source.queries.wrapped_models import (
 from ddpdoctor.source.script.module import Module, descend, last_name, made_from
 from ddpdoctor.source.script.script import Script
 
-
-class LeftOut(NamedTuple):
-    """What a restart does not bring back."""
-
-    title: str
-    remedy: str
-    location: Location
-    reason: str
-    at: Location
-    """The place that the reason is about."""
-    is_small: bool = False
-    """It is lost for a few steps only."""
-
-
 _UNSAVED = {
     "scheduler": ("scheduler", "its schedule begins again"),
     "scaler": ("gradient scaler", "its scale begins again, and steps are skipped until it fits"),
@@ -44,7 +30,7 @@ _UNSAVED = {
 _COUNTS = ("epoch", "step", "iter")
 
 
-def left_out(script: Script) -> Iterator[LeftOut]:
+def left_out(script: Script) -> Iterator[Verdict]:
     """Yield states of a job whose weights and epoch are loaded again, and they are not: left out by the code that
     loads, or by the checkpoint.
 
@@ -84,23 +70,23 @@ def left_out(script: Script) -> Iterator[LeftOut]:
             if name not in read or states.is_left_out(value):
                 place = module.location(value)
                 known = "no other line of the project names this key"
-                yield LeftOut(
-                    f"`{name}` is saved in the checkpoint and never loaded, though its weights and its epoch are",
-                    f'Load it on every rank where the weights are: load_state_dict(checkpoint["{name}"]).',
-                    place,
-                    known if name not in read else "nothing calls load_state_dict of its object",
-                    place,
+                yield Verdict(
+                    sentence=f"`{name}` is saved in the checkpoint and never loaded, though its weights and its epoch "
+                    "are",
+                    remedy=f'Load it on every rank where the weights are: load_state_dict(checkpoint["{name}"]).',
+                    locations=place,
+                    because=((known if name not in read else "nothing calls load_state_dict of its object", place),),
                 )
         for kind, (what, effect) in _UNSAVED.items():
             made = states.unsaved(kind)
             if made is not None and not speaks_of(ast.dump(literal), (kind[:5],)):
-                yield LeftOut(
-                    f"the {what}'s state is not in the checkpoint, whose optimizer and epoch are loaded: {effect}",
-                    f'Add "{kind}": {kind}.state_dict() to the checkpoint, and load it on every rank.',
-                    module.location(literal),
-                    f"the {what} is made here",
-                    made.location,
-                    is_small=kind == "scaler",
+                yield Verdict(
+                    sentence=f"the {what}'s state is not in the checkpoint, whose optimizer and epoch are loaded: "
+                    f"{effect}",
+                    remedy=f'Add "{kind}": {kind}.state_dict() to the checkpoint, and load it on every rank.',
+                    locations=module.location(literal),
+                    because=((f"the {what} is made here", made.location),),
+                    severity=Severity.ADVICE if kind == "scaler" else None,  # A few steps are lost.
                 )
 
 
@@ -248,7 +234,7 @@ def _is_loaded(value: ast.AST, module: Module, body: ast.AST, depth: int = 2) ->
     )
 
 
-def begun_again(script: Script) -> Iterator[LeftOut]:
+def begun_again(script: Script) -> Iterator[Verdict]:
     """Yield samplers that count from 0 again, and orders that are drawn from random numbers that are seeded again."""
     projection = whole_projection(script)
     made = {event.ordinal: event for event in projection.in_course("sampler")}
@@ -262,17 +248,17 @@ def begun_again(script: Script) -> Iterator[LeftOut]:
             continue
         if any(constant(one.argument("shuffle", 3) or NONE) is False for one in samplers):
             continue
-        yield LeftOut(
-            "after a restart the sampler is told the epochs from 0 again, and draws the orders that it has drawn",
-            "Give set_epoch the number of the epoch in the whole training.",
-            event.location,
-            "this loop goes on from the epoch of the checkpoint",
-            event.module.head_location(epochs),
+        yield Verdict(
+            sentence="after a restart the sampler is told the epochs from 0 again, and draws the orders that it has "
+            "drawn",
+            remedy="Give set_epoch the number of the epoch in the whole training.",
+            locations=event.location,
+            because=(("this loop goes on from the epoch of the checkpoint", event.module.head_location(epochs)),),
         )
     yield from _drawn_again(script, projection)
 
 
-def _drawn_again(script: Script, projection: Projection) -> Iterator[LeftOut]:
+def _drawn_again(script: Script, projection: Projection) -> Iterator[Verdict]:
     if any(module.calls_by_name.get(name) for module in script.modules for name in _RESTORING):
         return
     for event in noted(projection, *_ORDERING):
@@ -286,13 +272,13 @@ def _drawn_again(script: Script, projection: Projection) -> Iterator[LeftOut]:
         inside = set(descend(epochs))
         if seeded and not any(call in inside for _, call in calls):
             module, call = seeded[0]
-            yield LeftOut(
-                "after a restart the orders of the first epochs are drawn again: each start seeds the random numbers, "
-                "and no checkpoint holds their state",
-                "Seed a generator by the number of the epoch in each epoch, or save and restore the generator's state.",
-                event.location,
-                "they are seeded here",
-                module.location(call),
+            yield Verdict(
+                sentence="after a restart the orders of the first epochs are drawn again: each start seeds the random "
+                "numbers, and no checkpoint holds their state",
+                remedy="Seed a generator by the number of the epoch in each epoch, or save and restore the generator's "
+                "state.",
+                locations=event.location,
+                because=(("they are seeded here", module.location(call)),),
             )
 
 
@@ -322,7 +308,7 @@ def _key_of(part: ast.AST) -> str:
 # Parameters that a load replaces while an optimizer holds them.
 
 
-def replaced(script: Script) -> Iterator[LeftOut]:
+def replaced(script: Script) -> Iterator[Verdict]:
     """Yield loads with ``assign=True`` into a model after its only optimizer was made of it."""
     projection = whole_projection(script)
     held = [(one, holders(projection, one)) for one in optimizers(projection)]
@@ -333,10 +319,10 @@ def replaced(script: Script) -> Iterator[LeftOut]:
         if constant(load.argument("assign", 2) or NONE) is not True or not owners:
             continue
         if max(one.ordinal for one in owners) < load.ordinal:
-            yield LeftOut(
-                "assign=True replaces the parameters that the optimizer holds: it steps those that nothing uses now",
-                "Load without assign=True, or make the optimizer after the load.",
-                load.location,
-                "the optimizer is made of them here",
-                owners[-1].location,
+            yield Verdict(
+                sentence="assign=True replaces the parameters that the optimizer holds: it steps those that nothing "
+                "uses now",
+                remedy="Load without assign=True, or make the optimizer after the load.",
+                locations=load.location,
+                because=(("the optimizer is made of them here", owners[-1].location),),
             )

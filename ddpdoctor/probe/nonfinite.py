@@ -391,7 +391,6 @@ class NonFinite:
         samples = [known[row] for row in rows if known][:MOST_SAMPLES]
         finite: Optional[bool] = not rows if parts and len(parts) == len(self._parts) else False if rows else None
         return {
-            "loader": batch.loader,
             "pass_ordinal": batch.ordinal,
             "batch": batch.batch,
             "batch_finite": finite,

@@ -63,7 +63,6 @@ class Replicas(JobBuilder):
                 "backwards",
                 Backward(
                     rank=rank,
-                    ordinal=0,
                     site=self.site(BACKWARD_LINE),
                     wraps=reached,
                     synchronised=() if why else reached,

@@ -65,7 +65,7 @@ def trained(job: JobBuilder, steps: int, reduces: Iterable[int], line: int = 50)
         job.reduce_gradients(job.ranks)
         job.streams["backwards"] = (
             *job.streams.get("backwards", ()),
-            *(Backward(rank=rank, ordinal=step, site=job.site(line), time_ns=job.tick()) for rank in job.ranks),
+            *(Backward(rank=rank, site=job.site(line), time_ns=job.tick()) for rank in job.ranks),
         )
         if step in reduces:
             job.call(job.ranks, "all_reduce", 70, 2, reduce_op="sum")

@@ -272,7 +272,7 @@ def evaluated(job: JobBuilder, **fields: Any) -> list[Finding | Refuted]:
         Pass(rank=rank, loader=1, ordinal=0, site=job.site(55), **{**entry, **own.get(rank, {})}) for rank in job.ranks
     )
     streams["forwards"] += tuple(Forward(rank=rank, wrap=0, pass_loader=1, time_ns=job.tick()) for rank in job.ranks)
-    streams["backwards"] = tuple(Backward(rank=rank, ordinal=0) for rank in job.ranks)
+    streams["backwards"] = tuple(Backward(rank=rank) for rank in job.ranks)
     job.call(job.ranks, "all_reduce", 58, reduce_op="avg")
     return list(sharded_evaluation_bias.in_run(job.record(**streams)))
 

@@ -65,11 +65,7 @@ def never(
     streams = training(job)
     options = {**streams["wraps"][0].options, "find_unused_parameters": True}
     streams["wraps"] = tuple(msgspec.structs.replace(wrap, options=options) for wrap in streams["wraps"])
-    streams["backwards"] = tuple(
-        Backward(rank=rank, ordinal=step, step=step + 1, synchronised=(0,))
-        for rank in job.ranks
-        for step in range(steps)
-    )
+    streams["backwards"] = tuple(Backward(rank=rank, synchronised=(0,)) for rank in job.ranks for step in range(steps))
     streams["missing_gradients"] = tuple(
         MissingGradient(rank=rank, wrap=0, backward=step, site=job.site(50), parameters=names)
         for rank in job.ranks

@@ -136,12 +136,9 @@ class MeasuredJob:
                 "ranks": tuple(Rank(rank=rank, end="running") for rank in self.ranks),
                 "groups": tuple(self.groups),
                 "streams": {name: StreamState("complete") for name in STREAMS},
-                "step_tracks": tuple(
-                    StepTrack(rank=rank, dropped=0, **_columns(self.rows[rank])) for rank in self.ranks
-                ),
+                "step_tracks": tuple(StepTrack(rank=rank, **_columns(self.rows[rank])) for rank in self.ranks),
                 "call_tracks": tuple(
-                    CallTrack(rank=rank, dropped=0, kinds=self.kinds, **_columns(self.calls[rank]))
-                    for rank in self.ranks
+                    CallTrack(rank=rank, kinds=self.kinds, **_columns(self.calls[rank])) for rank in self.ranks
                 ),
                 **streams,
             }

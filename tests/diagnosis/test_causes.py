@@ -148,7 +148,7 @@ def test_ddp_on_some_ranks_is_named_once_the_others_train_without(trained: bool)
     job = JobBuilder(2)
     job.call(0, "all_gather", 30, origin="ddp-construct")
     job.call(1, "barrier", 60)
-    backwards = (Backward(rank=1, ordinal=0),) if trained else ()
+    backwards = (Backward(rank=1),) if trained else ()
     assert diagnose(job.record(backwards=backwards))[1] == ("ddp-on-subset" if trained else "rank-branch")
 
 
@@ -156,7 +156,7 @@ def test_a_second_model_on_one_rank_is_no_ddp_on_a_subset() -> None:
     job = JobBuilder(2)
     job.call(0, "all_gather", 30, origin="ddp-construct")
     job.call(1, "barrier", 60)
-    record = job.record(backwards=(Backward(rank=1, ordinal=0),), wraps=(Wrap(rank=1, wrap=0),))
+    record = job.record(backwards=(Backward(rank=1),), wraps=(Wrap(rank=1, wrap=0),))
     assert diagnose(record)[1] == "rank-branch"
 
 
@@ -165,7 +165,7 @@ def test_a_rank_that_dies_while_others_build_ddp_is_still_the_one_that_died() ->
     job.call(0, "all_gather", 30, origin="ddp-construct")
     job.wait_in_last(0)
     job.leave(1, "signalled", signal=9)
-    assert diagnose(job.record(backwards=(Backward(rank=1, ordinal=0),)))[1] == "early-exit"
+    assert diagnose(job.record(backwards=(Backward(rank=1),)))[1] == "early-exit"
 
 
 def test_a_group_that_a_finished_rank_never_made_is_named() -> None:

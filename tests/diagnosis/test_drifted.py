@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ddpdoctor.diagnosis.training.replicas import DriftedDigests, drifted_digests
+from ddpdoctor.check import Verdict
+from ddpdoctor.diagnosis.training.replicas import drifted_digests
 from ddpdoctor.record.streams.training import ReplicaDigest
 from tests.checks.replicas import NAMES, Replicas
 
 
-def found(ranks: int, *steps: Mapping[int, str], **fields: Any) -> list[DriftedDigests]:
+def found(ranks: int, *steps: Mapping[int, str], **fields: Any) -> list[Verdict]:
     """What is found of the last parameter's digests, by rank, after 100, 200 … steps."""
     rows = [
         ReplicaDigest(
@@ -29,12 +30,18 @@ def found(ranks: int, *steps: Mapping[int, str], **fields: Any) -> list[DriftedD
 
 def test_the_odd_one_of_three_is_named_with_the_steps_around_it() -> None:
     (one,) = found(3, {0: "a", 1: "a", 2: "a"}, {0: "b", 1: "x", 2: "b"}, {0: "c", 1: "y", 2: "c"})
-    assert (one.step, one.same, one.odd, one.names, one.unequal) == (200, 100, (1,), (NAMES[1],), 1)
+    assert one.sentence.endswith(f"after step 200: rank 1 has other ones than the rest, of {NAMES[1]} first")
+    assert [reason[0] for reason in one.because[:2]] == [
+        f"1 of 2 parameters differ: {NAMES[1]}",
+        "they were the same after step 100",
+    ]
+    assert one.ranks == (1,)
 
 
 def test_of_two_none_is_the_odd_one() -> None:
     (one,) = found(2, {0: "a", 1: "b"})
-    assert (one.odd, one.ranks) == ((), (0, 1))
+    assert "ranks 0 and 1 do not agree" in one.sentence
+    assert (one.ranks, one.because[1][0]) == ((0, 1), "they were compared for the first time")
 
 
 def test_ranks_that_are_not_there_or_at_other_reductions_are_not_compared() -> None:

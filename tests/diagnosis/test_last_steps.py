@@ -63,7 +63,7 @@ def _run(lived_s: int, *, main_finished: bool = False, steps: int = 1) -> RunRec
     record = job.record()
     columns = [name for name in StepTrack.__struct_fields__ if name not in ("rank", "dropped")]
     rows = {name: array("q", [SECOND_NS]) for name in columns} | {"step": array("q", [steps])}
-    track = StepTrack(rank=0, dropped=0, **rows)
+    track = StepTrack(rank=0, **rows)
     blank: dict[str, Any] = dict.fromkeys(RankHeartbeat.__struct_fields__, 0) | {"phase": "other", "collective": ""}
     beats = [
         RankHeartbeat(**{**blank, "rank": rank, "beat_at_ns": (1 + lived_s) * SECOND_NS, "site": site})

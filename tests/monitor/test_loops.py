@@ -39,7 +39,7 @@ class Job:
     def _record(self) -> RunRecord:
         record = healthy_job().record()
         ranks = tuple(msgspec.structs.replace(rank, pid=os.getpid()) for rank in record.ranks)
-        empty = StepTrack(rank=0, dropped=0, **{name: array("q") for name in _columns()})
+        empty = StepTrack(rank=0, **{name: array("q") for name in _columns()})
         steps = msgspec.structs.replace(
             empty, step=array("q", [self.step]), started_at_ns=array("q", [0]), ended_at_ns=array("q", [1])
         )

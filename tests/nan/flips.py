@@ -103,20 +103,20 @@ def wrong_flips(job: int, folder: Path) -> dict[str, str]:
     assembly.poll()
     assembly.poll()
     record = assembly.record(Job(kind="run", world_size=RANKS[job]))
-    said = {int(one.model[-1]): one for one in drifted_digests(record)}
+    said = {int(one.sentence.partition(" differ ")[0][-1]): one for one in drifted_digests(record)}
     not_finite = list(nonfinite_training.in_run(record))
     looks = sorted({row.step for row in record.replica_digests})
     wrong = {}
     for model, flip in enumerate(chosen):
         made_steps = flip.at * len(DTYPES) + model + 1
         step = next((look for look in looks if look >= made_steps), 0)
-        odd = (flip.rank,) if RANKS[job] > 2 else ()
+        odd = f"rank {flip.rank} has other ones than the rest" if RANKS[job] > 2 else "ranks 0 and 1 do not agree"
         found = said.get(model)
         explodes = flip.bit == BITS[DTYPES[model]] - 2
         right = (
             bool(not_finite)
             if explodes
-            else found is not None and (found.step, found.odd, found.names[:1]) == (step, odd, (flip.name,))
+            else found is not None and found.sentence.endswith(f"after step {step:,}: {odd}, of {flip.name} first")
         )
         where = f"{flip.name} on rank {flip.rank} after step {made_steps}"
         label = f"{RANKS[job]} ranks, {DTYPES[model]}: bit {flip.bit} of {where}"

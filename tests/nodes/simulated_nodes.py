@@ -222,9 +222,7 @@ class SimulatedNode:
 @lru_cache(maxsize=64)
 def _columns(first: int, last: int, late: int, noise: int, fault: str) -> StepTrack:
     rows = [step_row(number, late, noise, fault, 0) for number in range(first, last + 1)]
-    return StepTrack(
-        rank=0, dropped=0, **{name: array("q", [row[name] for row in rows]) for name in layout.STEP_FIELDS}
-    )
+    return StepTrack(rank=0, **{name: array("q", [row[name] for row in rows]) for name in layout.STEP_FIELDS})
 
 
 @lru_cache(maxsize=4_096)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-import msgspec
-
+from ddpdoctor.check import Verdict, Via
 from ddpdoctor.diagnosis.divergence.next_calls import NextCall
 from ddpdoctor.diagnosis.wording import bytes_text, location_of, place, rank_list, site_location
-from ddpdoctor.finding import Frame, Location
+from ddpdoctor.finding import Frame, Location, Severity
 from ddpdoctor.record.model import RunRecord, Wrap
 from ddpdoctor.record.streams.training import MissingGradient
 
@@ -22,43 +22,11 @@ _INDICES = re.compile(r"Parameter indices which did not receive grad for rank \d
 NAMES_SHOWN = 6
 STEPS_NEEDED = 4
 """Synchronised backwards on every rank before a parameter is said never to get a gradient."""
+MOST_LEFT_OUT = 0.5
+"""Share of a model's parameters that a part which a training has no use for makes up at most."""
 
 
-class UnusedOnRanks(msgspec.Struct, frozen=True, kw_only=True):
-    """The parameters without gradient that some ranks have in common."""
-
-    ranks: str
-    """The ranks in words."""
-    first_rank: int
-    names: tuple[str, ...]
-    """Folded names, as in ``encoder.layers.3.* (12 parameters)``."""
-    elsewhere: str
-    """Those of them that have a gradient on another rank, where every rank lacks some: in words, as a predicate."""
-    tensors: int
-    elements: int
-    size_bytes: int
-    location: Location | None
-    """The line whose forward or backward ended without them."""
-    stack: tuple[Frame, ...]
-
-
-class UnusedParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """The parameters of one wrap that got no gradient in a synchronised backward."""
-
-    sentence: str
-    remedy: str
-    ranks: tuple[int, ...]
-    """Ranks on which some are missing."""
-    locations: tuple[Location, ...]
-    """The wrap, then the line whose forward or backward ended without them."""
-    groups: tuple[UnusedOnRanks, ...]
-    cut: bool = False
-    """The place where the graph ends is known."""
-    share: float = 0.0
-    """Share of the parameters of the wrap; 0 where that is not known."""
-
-
-def unused_parameters(record: RunRecord) -> Iterator[UnusedParameters]:
+def unused_parameters(record: RunRecord) -> Iterator[Verdict]:
     """Yield the wraps with parameters that got no gradient and that no option of DDP serves.
 
     Those that were frozen after the wrap are another defect's.
@@ -74,7 +42,7 @@ def unused_parameters(record: RunRecord) -> Iterator[UnusedParameters]:
             yield _describe(record, number, wraps, missing)
 
 
-def never_used(record: RunRecord) -> Iterator[UnusedParameters]:
+def never_used(record: RunRecord) -> Iterator[Verdict]:
     """Yield the wraps that an option of DDP serves, with parameters that got no gradient on any rank in any step.
 
     Only where enough synchronised backwards were seen on every rank; what was frozen after the wrap is left out.
@@ -92,12 +60,10 @@ def never_used(record: RunRecord) -> Iterator[UnusedParameters]:
             never.append(names - frozen_names(record, rank, number))
         names = frozenset.intersection(*never)
         if names:
-            found = _describe(record, number, wraps, dict.fromkeys(wraps, names))
             steps = min(
                 sum(entry.rank == rank and entry.wrap == number for entry in record.missing_gradients) for rank in wraps
             )
-            hidden = f"{found.sentence}; in none of {steps} steps, on no rank, and find_unused_parameters=True hides it"
-            yield msgspec.structs.replace(found, sentence=hidden)
+            yield _describe(record, number, wraps, dict.fromkeys(wraps, names), steps)
 
 
 def _is_served(wrap: Wrap) -> bool:
@@ -219,44 +185,51 @@ def _missing_by_rank(record: RunRecord, number: int, wraps: dict[int, Wrap]) -> 
 
 
 def _describe(
-    record: RunRecord, number: int, wraps: dict[int, Wrap], missing: dict[int, frozenset[str]]
-) -> UnusedParameters:
+    record: RunRecord, number: int, wraps: dict[int, Wrap], missing: dict[int, frozenset[str]], steps: int = 0
+) -> Verdict:
+    """Return what is wrong with parameters of a wrap; ``steps`` were made where an option of DDP hides it."""
     by_names: dict[frozenset[str], list[int]] = {}
     for rank, names in sorted(missing.items()):
         by_names.setdefault(names, []).append(rank)
     everywhere = frozenset.intersection(*by_names)
     contrasted = len(by_names) > 1 and set(missing) == set(wraps)
-    groups = tuple(
-        _group(record, number, wraps[ranks[0]], names, ranks, names - everywhere if contrasted else frozenset())
+    reasons = tuple(
+        _reason(record, number, wraps[ranks[0]], names, ranks, names - everywhere if contrasted else frozenset())
         for names, ranks in by_names.items()
     )
     differs = len(by_names) > 1 or set(missing) != set(wraps)
-    first = groups[0]
-    name = wraps[min(missing)].module_class or "the model"
-    total = len(wraps[min(missing)].parameters)
-    amount = f"{first.tensors:,} of {total:,}" if total else f"{first.tensors:,}"
+    (names, ranks), (_, backward, numbers, _) = next(iter(by_names.items())), reasons[0]
+    wrap = wraps[min(missing)]
+    total, lacking = len(wrap.parameters), len(names)
+    amount = f"{lacking:,} of {total:,}" if total else f"{lacking:,}"
+    size = f"{numbers['elements']:,} elements, {bytes_text(numbers['bytes'])}"
     sentence = (
-        f"{amount} parameters of {name} got no gradient ({first.elements:,} elements, {bytes_text(first.size_bytes)}): "
-        f"{', '.join(first.names)}"
+        f"{amount} parameters of {wrap.module_class or 'the model'} got no gradient ({size}): "
+        f"{', '.join(folded(names))}"
     )
     if differs:
         without = sorted(set(wraps) - set(missing))
-        contrast = f"all have one on {rank_list(without)}" if without else first.elsewhere or "other ranks lack others"
-        sentence = f"on {first.ranks} {sentence}; {contrast}, so the job hangs or fails in the next step"
-    wrapped = site_location(record.site(wraps[min(missing)].site))
-    backward = first.location
-    cuts = () if differs else _cuts(record, wraps[min(missing)], everywhere)
+        contrast = f"all have one on {rank_list(without)}" if without else "other ranks lack others"
+        if contrasted and names != everywhere:
+            contrast = _elsewhere(names - everywhere)
+        sentence = f"on {rank_list(ranks)} {sentence}; {contrast}, so the job hangs or fails in the next step"
+    wrapped = site_location(record.site(wrap.site))
+    cuts = () if differs else _cuts(record, wrap, everywhere)
     if cuts:
         sentence += f"; {cuts[0][0]} at {_named(cuts[0][1])} ends the graph: its results carry no gradient"
-    places = (*(place for _, place in cuts), wrapped, backward)
-    return UnusedParameters(
+    severity = None
+    if steps:
+        sentence += f"; in none of {steps} steps, on no rank, and find_unused_parameters=True hides it"
+        # An unused head is no accident in a job that does not fail.
+        severity = Severity.WARNING if total and lacking > MOST_LEFT_OUT * total else Severity.ADVICE
+        severity = Severity.ERROR if cuts else severity
+    return Verdict(
         sentence=sentence,
-        remedy=_of_cut(*cuts[0]) if cuts else _remedy(wrapped, differs, _is_served(wraps[min(missing)])),
+        remedy=_of_cut(*cuts[0]) if cuts else _remedy(wrapped, differs, _is_served(wrap)),
         ranks=tuple(sorted(missing)),
-        locations=tuple(dict.fromkeys(location for location in places if location is not None)),
-        groups=groups,
-        cut=bool(cuts),
-        share=first.tensors / total if total else 0.0,
+        locations=tuple(dict.fromkeys((*(place for _, place in cuts), wrapped, backward.location))),
+        because=reasons,
+        severity=severity,
     )
 
 
@@ -267,30 +240,25 @@ def _of_cut(kind: str, place: Location) -> str:
     )
 
 
-def _group(
+def _reason(
     record: RunRecord, number: int, wrap: Wrap, names: frozenset[str], ranks: list[int], elsewhere: frozenset[str]
-) -> UnusedOnRanks:
-    known = {tensor.name: tensor for tensor in wrap.parameters}
-    tensors = [known[name] for name in names if name in known]
-    elements = 0
-    for tensor in tensors:
-        product = 1
-        for size in tensor.shape:
-            product *= size
-        elements += product
+) -> tuple[str, Via, dict[str, int], int]:
+    """Return what some ranks have no gradient for, and the line whose forward or backward ended without."""
+    tensors = [tensor for tensor in wrap.parameters if tensor.name in names]
+    elements, size_bytes = sum(math.prod(one.shape) for one in tensors), sum(one.size_bytes for one in tensors)
     event = next(entry for entry in missing_gradients(record) if entry.rank == ranks[0] and entry.wrap == number)
     frames = record.site(event.site).frames or _frames_of_report(record, ranks[0])
-    return UnusedOnRanks(
-        ranks=rank_list(ranks),
-        first_rank=ranks[0],
-        names=folded(names),
-        elsewhere=f"of these, other ranks have one for {', '.join(folded(elsewhere))}" if elsewhere else "",
-        tensors=len(names),
-        elements=elements,
-        size_bytes=sum(tensor.size_bytes for tensor in tensors),
-        location=location_of(frames[0] if frames else None),
-        stack=frames,
+    text = (
+        f"{rank_list(ranks)}: no gradient for {', '.join(folded(names))}: {len(names):,} parameters, {elements:,} "
+        f"elements, {size_bytes:,} bytes"
     )
+    numbers = {"parameters": len(names), "elements": elements, "bytes": size_bytes}
+    place = Via(location_of(frames[0] if frames else None), frames)
+    return f"{text}; {_elsewhere(elsewhere)}" if elsewhere else text, place, numbers, ranks[0]
+
+
+def _elsewhere(names: frozenset[str]) -> str:
+    return f"of these, other ranks have one for {', '.join(folded(names))}"
 
 
 def _named(location: Location) -> str:

@@ -10,12 +10,13 @@ from typing import Literal
 
 import msgspec
 
+from ddpdoctor.check import Verdict
 from ddpdoctor.diagnosis.divergence.unused_parameters import folded
 from ddpdoctor.diagnosis.performance.summary import Traffic
 from ddpdoctor.diagnosis.steps import RankSteps, common_rows, taken
 from ddpdoctor.diagnosis.sync_points import GRADIENTS, Meetings
 from ddpdoctor.diagnosis.wording import bytes_text, place, rank_list, site_location
-from ddpdoctor.finding import Frame, Location
+from ddpdoctor.finding import Frame, Location, Severity
 from ddpdoctor.record.model import RunRecord, TensorInfo, Wrap
 from ddpdoctor.record.streams.measured import Gpu
 
@@ -29,38 +30,20 @@ FORWARDS_NEEDED = 2
 """Synchronised training forwards that must have been seen on every rank."""
 
 
-class WastedBroadcasts(msgspec.Struct, frozen=True, kw_only=True):
-    """The buffers of one wrap whose broadcast in forward changes nothing."""
-
-    sentence: str
-    remedy: str
-    location: Location | None
-    """The line that made the wrap."""
-    names: tuple[str, ...]
-    """Folded names of the wasted buffers."""
-    buffers: int
-    wasted_bytes: int
-    """Bytes that are broadcast for nothing in each step."""
-    broadcasts_per_step: int
-    needed_buffers: int
-    """Buffers whose broadcast is needed, because the ranks' values differ, or may differ for all that is known."""
-    forwards: int
-    ranks: int
-
-
-def wasted_broadcasts(record: RunRecord) -> Iterator[WastedBroadcasts]:
+def wasted_broadcasts(record: RunRecord, warning_bytes: int = 0) -> Iterator[Verdict]:
     """Yield the wraps with buffers that were equal on all ranks before each broadcast.
 
     Buffers that change in the same way everywhere count only when the ranks' inputs differ and nothing but training
     came between two forwards: on equal inputs, or after a validation that broadcasts them, equal running statistics
-    prove nothing.
+    prove nothing. Less than ``warning_bytes`` in a step is advice. It is left out beside buffers whose broadcast is
+    needed, because the ranks' values differ, or may differ for all that is known.
     """
     for number in sorted({wrap.wrap for wrap in record.wraps}):
         wraps = {wrap.rank: wrap for wrap in record.wraps if wrap.wrap == number}
         if len(wraps) < 2 or sorted(wraps) != list(record.rank_numbers()):
             continue
         if all(broadcasts_buffers(wrap) for wrap in wraps.values()) and _broadcasts(record, wraps):
-            waste = _waste(record, number, wraps)
+            waste = _waste(record, number, wraps, warning_bytes)
             if waste is not None:
                 yield waste
 
@@ -91,7 +74,7 @@ def _broadcasts(record: RunRecord, wraps: Mapping[int, Wrap]) -> int:
     return median_low(by_step.values()) if by_step else 0
 
 
-def _waste(record: RunRecord, number: int, wraps: Mapping[int, Wrap]) -> WastedBroadcasts | None:
+def _waste(record: RunRecord, number: int, wraps: Mapping[int, Wrap], warning_bytes: int) -> Verdict | None:
     states: dict[int, dict[int, Mapping[str, str]]] = {}
     for entry in record.buffers:
         if entry.wrap == number:
@@ -113,26 +96,31 @@ def _waste(record: RunRecord, number: int, wraps: Mapping[int, Wrap]) -> WastedB
         else:
             needed.append(buffer)
     size = sum(buffer.size_bytes for buffer in wasted)
-    if not size:
+    if not size or (needed and size < warning_bytes):
         return None
     names = folded(buffer.name for buffer in wasted)
-    per_step = _broadcasts(record, wraps)
-    name = wraps[min(wraps)].module_class or "the model"
+    model = wraps[min(wraps)].module_class or "the model"
     location = site_location(record.site(wraps[min(wraps)].site))
-    return WastedBroadcasts(
-        sentence=(
-            f"{bytes_text(size)} of buffers of {name} are broadcast in every step and are already the same on "
-            f"all ranks: {', '.join(names)}"
-        ),
+    return Verdict(
+        sentence=f"{bytes_text(size)} of buffers of {model} are broadcast in every step and are already the same on "
+        f"all ranks: {', '.join(names)}",
         remedy=_remedy(record.job.torch_version, location, bool(needed), by_user=wraps[min(wraps)].by_user),
-        location=location,
-        names=names,
-        buffers=len(wasted),
-        wasted_bytes=size,
-        broadcasts_per_step=per_step,
-        needed_buffers=len(needed),
-        forwards=len(common),
-        ranks=len(wraps),
+        locations=location,
+        because=(
+            (
+                f"{', '.join(names)}: digests on {len(wraps)} ranks were equal before each of {len(common)} "
+                "synchronised forwards",
+                location,
+                {
+                    "bytes_per_step": size,
+                    "broadcasts_per_step": _broadcasts(record, wraps),
+                    "buffers": len(wasted),
+                    "forwards": len(common),
+                },
+            ),
+        ),
+        severity=None if size >= warning_bytes else Severity.ADVICE,
+        what_if=("broadcast_buffers=false",),
     )
 
 

@@ -8,14 +8,14 @@ from typing import Literal
 
 import msgspec
 
-from ddpdoctor.check import Verdict
+from ddpdoctor.check import Reason, Verdict, Via
 from ddpdoctor.diagnosis.divergence.divergence import Divergence, find_divergence
 from ddpdoctor.diagnosis.divergence.next_calls import NextCall
 from ddpdoctor.diagnosis.divergence.unused_parameters import folded, waits_in_vain
 from ddpdoctor.diagnosis.sync_points import replica_sets
 from ddpdoctor.diagnosis.training.pass_lengths import LoaderOnRanks, loaders_on_all_ranks
 from ddpdoctor.diagnosis.wording import count, rank_list, site_location
-from ddpdoctor.finding import Basis, Fact, Frame, Location
+from ddpdoctor.finding import Location
 from ddpdoctor.record.model import RunRecord, Wrap
 from ddpdoctor.record.streams.training import Backward, OptimizerStep, Pass, ReplicaDigest, StepDigest
 
@@ -326,41 +326,23 @@ class Unaveraged(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...]
     step: int
     """n-th step of the optimizer."""
-    steps_affected: int
-    steps_compared: int
+    shown: str
+    """In how many steps they differ, and of how many."""
     unequal: int
     """Parameters whose gradients differ."""
-    compared: int
     names: tuple[str, ...]
     """Folded names of them."""
-    site: int
-    """Call chain of what made the gradients: a backward, or a call of ``torch.autograd.grad``; else the step's."""
     location: Location | None
-    frames: tuple[Frame, ...]
-    step_location: Location | None
+    """What made the gradients: a backward, or a call of ``torch.autograd.grad``; else the step."""
     wrap_location: Location | None
+    because: tuple[Reason, ...]
+    """The numbers that prove it, the step that uses the gradients, and the wrap."""
     ever_synchronised: bool
     """At least one training forward of the wrap let DDP reduce."""
 
-    def facts(self, basis: Basis) -> tuple[Fact, ...]:
-        """Return the numbers that prove it, the step that uses the gradients, and the wrap."""
-        numbers = {
-            "parameters": self.unequal,
-            "compared": self.compared,
-            "step": self.step,
-            "steps_affected": self.steps_affected,
-            "steps_compared": self.steps_compared,
-        }
-        differ = (
-            f"in {self.steps_affected} of {self.steps_compared} steps the gradients differ between "
-            f"{rank_list(self.ranks)}, first in step {self.step}: {self.unequal:,} of {self.compared:,} parameters "
-            f"of {self.model} ({', '.join(self.names)})"
-        )
-        return (
-            Fact(text=differ, basis=basis, numbers=numbers, location=self.location, stack=self.frames),
-            Fact(text="this step uses them", basis=basis, location=self.step_location),
-            Fact(text="the model is wrapped here", basis=basis, location=self.wrap_location),
-        )
+    def verdict(self, sentence: str, remedy: str) -> Verdict:
+        """Return what is wrong, in the words of a check, at what made the gradients."""
+        return Verdict(sentence=sentence, remedy=remedy, locations=self.location, because=self.because)
 
 
 def unaveraged(record: RunRecord) -> Iterator[Unaveraged]:
@@ -426,22 +408,37 @@ def _described(
     record: RunRecord, wraps: Mapping[int, Wrap], why: Why, site: int, affected: list[ReplicaStep], compared: int
 ) -> Unaveraged:
     first, rank = affected[0], min(wraps)
+    ranks, names = tuple(wraps), folded(first.unequal)
+    model, chain = wraps[rank].module_class or "the model", record.site(site)
+    location, wrapped = site_location(chain), site_location(record.site(wraps[rank].site))
+    shown = f"{len(affected)} of {compared} steps"
+    differ = (
+        f"in {shown} the gradients differ between {rank_list(ranks)}, first in step {first.ordinal}: "
+        f"{len(first.unequal):,} of {first.compared:,} parameters of {model} ({', '.join(names)})"
+    )
+    numbers = {
+        "parameters": len(first.unequal),
+        "compared": first.compared,
+        "step": first.ordinal,
+        "steps_affected": len(affected),
+        "steps_compared": compared,
+    }
     return Unaveraged(
         why=why,
         wrap=first.wrap,
-        model=wraps[rank].module_class or "the model",
-        ranks=tuple(wraps),
+        model=model,
+        ranks=ranks,
         step=first.ordinal,
-        steps_affected=len(affected),
-        steps_compared=compared,
+        shown=shown,
         unequal=len(first.unequal),
-        compared=first.compared,
-        names=folded(first.unequal),
-        site=site,
-        location=site_location(record.site(site)),
-        frames=record.site(site).frames,
-        step_location=site_location(record.site(first.steps[rank].site)),
-        wrap_location=site_location(record.site(wraps[rank].site)),
+        names=names,
+        location=location,
+        wrap_location=wrapped,
+        because=(
+            (differ, Via(location, chain.frames), numbers),
+            ("this step uses them", site_location(record.site(first.steps[rank].site))),
+            ("the model is wrapped here", wrapped),
+        ),
         ever_synchronised=any(entry.wrap == first.wrap and entry.synchronised for entry in record.forwards),
     )
 
@@ -451,24 +448,7 @@ def _described(
 NAMES_SHOWN = 3
 
 
-class DriftedDigests(msgspec.Struct, frozen=True, kw_only=True):
-    """The first step after which the parameters of a model were not the same on all ranks."""
-
-    model: str
-    step: int
-    same: int
-    """The newest step before it after which they were; 0 for none."""
-    ranks: tuple[int, ...]
-    odd: tuple[int, ...]
-    """Those that differ from the majority in the first parameter; empty where there is no majority."""
-    names: tuple[str, ...]
-    """The first parameters that differ."""
-    unequal: int
-    compared: int
-    location: Location | None
-
-
-def drifted_digests(record: RunRecord) -> Iterator[DriftedDigests]:
+def drifted_digests(record: RunRecord) -> Iterator[Verdict]:
     """Yield the first such step of each model that all its ranks have digested after as many reductions."""
     for wraps in replicated_wraps(record):
         first = wraps[min(wraps)]
@@ -490,15 +470,25 @@ def drifted_digests(record: RunRecord) -> Iterator[DriftedDigests]:
                 by_value.setdefault(rows[rank].digests[unequal[0]], []).append(rank)
             majority = max(by_value.values(), key=len)
             odd = [rank for rank in sorted(rows) if rank not in majority] if 2 * len(majority) > len(rows) else []
-            yield DriftedDigests(
-                model=first.module_class or "the model",
-                step=step,
-                same=same,
-                ranks=tuple(sorted(rows)),
-                odd=tuple(odd),
-                names=tuple(unequal[:NAMES_SHOWN]),
-                unequal=len(unequal),
-                compared=len(names),
-                location=site_location(record.site(first.site)),
+            ranks = tuple(odd or sorted(rows))
+            told = f"{'has' if len(odd) == 1 else 'have'} other ones than the rest" if odd else "do not agree"
+            place = site_location(record.site(first.site))
+            yield Verdict(
+                sentence=f"the parameters of {first.module_class or 'the model'} differ between the ranks after step "
+                f"{step:,}: {rank_list(ranks)} {told}, of {unequal[0]} first",
+                locations=place,
+                ranks=ranks,
+                because=(
+                    (
+                        f"{len(unequal):,} of {len(names):,} parameters differ: {', '.join(unequal[:NAMES_SHOWN])}",
+                        None,
+                        {"parameters": len(unequal), "compared": len(names), "step": step},
+                    ),
+                    (
+                        f"they were the same after step {same:,}" if same else "they were compared for the first time",
+                        None,
+                    ),
+                    ("the model is wrapped here", place),
+                ),
             )
             break

@@ -315,7 +315,7 @@ def unpack_rows(rows: Rows, kind: type[Track]) -> dict[str, array[int]]:
 
 def _columns_of(kind: type[Track]) -> tuple[str, ...]:
     """Those that are rounded come first."""
-    names = (name for name in kind.__struct_fields__ if name not in ("rank", "dropped", "kinds"))
+    names = (name for name in kind.__struct_fields__ if name not in ("rank", "kinds"))
     return tuple(sorted(names, key=lambda name: not name.endswith(_ROUNDED)))
 
 

@@ -89,9 +89,9 @@ class Hosts:
 
     def __init__(self) -> None:
         self._looked_at_ns = 0
-        self._first: dict[int, tuple[int, int, int]] = {}
-        """By process when it was first looked at, and how long its main thread had run and waited by then."""
-        self._last: dict[int, tuple[int, int, int]] = {}
+        self._first: dict[int, tuple[int, int]] = {}
+        """By process when it was first looked at, and how long its main thread had waited for a core by then."""
+        self._last: dict[int, tuple[int, int]] = {}
         self._counted: dict[int, tuple[int, dict[str, int]]] = {}
         """By process when its threads were counted last, and how long each had run by then."""
         self._uses: dict[int, HostUse] = {}
@@ -108,20 +108,19 @@ class Hosts:
         times = _scheduled_ns(f"/proc/{pid}/schedstat")
         if times is None:
             return
-        ran_ns, waited_ns = times
-        first = self._first.setdefault(pid, (now_ns, ran_ns, waited_ns))
+        waited_ns = times[1]
+        first = self._first.setdefault(pid, (now_ns, waited_ns))
         before = self._last.get(pid, first)
-        self._last[pid] = (now_ns, ran_ns, waited_ns)
+        self._last[pid] = (now_ns, waited_ns)
         known = self._uses.get(pid, HostUse(rank=rank))
         size, free = _shared_memory(pid)
         least = min(free, known.shared_memory_free_bytes) if known.shared_memory_bytes else free
         interval_ns = now_ns - before[0]
-        pressed = interval_ns > 0 and waited_ns - before[2] >= _PRESSED_SHARE * interval_ns
+        pressed = interval_ns > 0 and waited_ns - before[1] >= _PRESSED_SHARE * interval_ns
         self._uses[pid] = msgspec.structs.replace(
             known,
             watched_ns=now_ns - first[0],
-            main_ran_ns=ran_ns - first[1],
-            main_waited_ns=waited_ns - first[2],
+            main_waited_ns=waited_ns - first[1],
             cores=_cores(pid),
             busy_threads=self._busy_threads(pid, now_ns) if pressed else known.busy_threads,
             shared_memory_bytes=size,

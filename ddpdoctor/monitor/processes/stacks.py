@@ -243,8 +243,6 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     """Of its main thread, innermost first; empty where it could not be read."""
     moved: bool = False
     """Its stack changed between two looks, or it used more of a core than one that waits."""
-    cpu_share: float = 0.0
-    """Of one core."""
     native: tuple[str, ...] = ()
     """C++ functions that its main thread is in, innermost first; empty where no one asked for them."""
     problem: str = ""
@@ -306,7 +304,6 @@ def look_at(pids: Sequence[int], directories: Sequence[str], *, native: bool = F
             Look(
                 frames=tuple(_absolute(frame, directory) for frame in frames),
                 moved=bool(again) and bool(frames) and (again != frames or share > IDLE_SHARE),
-                cpu_share=share,
                 problem=problem,
             )
         )

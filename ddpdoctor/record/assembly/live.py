@@ -206,7 +206,7 @@ class LiveRings:
         """One track a rank, ascending."""
         since_ns = self._since_ns()
         tracks = [
-            StepTrack(rank=rank, dropped=tail.dropped, **_rows_since(tail, "ended_at_ns", since_ns))
+            StepTrack(rank=rank, **_rows_since(tail, "ended_at_ns", since_ns))
             for pid, tail in self.steps.items()
             if (rank := self._rank_of(pid)) is not None
         ]
@@ -224,7 +224,7 @@ class LiveRings:
                 columns[kind] = self._translated(pid, kind, columns[kind])
             columns["peer"] = array("q", [max(-1, -2 - number) for number in columns["sequence"]])
             columns["sequence"] = array("q", [max(-1, number) for number in columns["sequence"]])
-            tracks.append(CallTrack(rank=rank, dropped=tail.dropped, kinds=layout.CALL_KINDS, **columns))
+            tracks.append(CallTrack(rank=rank, kinds=layout.CALL_KINDS, **columns))
         return tuple(sorted(tracks, key=lambda track: track.rank))
 
     def collectives(self) -> tuple[CollectiveTrack, ...]:

@@ -2,7 +2,7 @@
 
 Columns are arrays of integers of equal length, oldest first; times are nanoseconds since the epoch (``*_at_ns``) or
 durations (``*_ns``). A duration that was not measured is -1, a time that was not measured is 0. The rings hold the
-newest rows only, so a track may begin late; ``dropped`` says how many rows are gone.
+newest rows only, so a track may begin late.
 
 **A step** is what lies between two optimizer steps of the training loop: it begins with the fetch of its first batch
 (or, without a loader, its first training forward) and ends where the next one begins. Several micro-batches, several
@@ -40,8 +40,6 @@ class StepTrack(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     rank: int
-    dropped: int = 0
-    """Rows that were overwritten before they were read."""
     step: array[int]
     """Ordinal of the step on this rank, from 1; gaps where rows were lost."""
     started_at_ns: array[int]
@@ -87,7 +85,6 @@ class CallTrack(msgspec.Struct, frozen=True, kw_only=True):
     """The explicit collectives of one rank."""
 
     rank: int
-    dropped: int = 0
     kind: array[int]
     """Index into ``kinds``."""
     group: array[int]
@@ -191,8 +188,6 @@ class HostUse(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: int
     watched_ns: int = 0
-    main_ran_ns: int = 0
-    """Time in which its main thread ran."""
     main_waited_ns: int = 0
     """Time in which its main thread could have run, and no core was free."""
     cores: int = 0

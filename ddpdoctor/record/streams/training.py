@@ -43,9 +43,7 @@ class Backward(msgspec.Struct, frozen=True, kw_only=True):
     """A call of backward."""
 
     rank: int
-    ordinal: int
     site: int = -1
-    step: int = 0
     wraps: tuple[int, ...] = ()
     """Wraps whose parameters got gradients in it."""
     synchronised: tuple[int, ...] = ()
@@ -239,7 +237,6 @@ class NonFinite(msgspec.Struct, frozen=True, kw_only=True):
     kind: NonFiniteKind
     value: str = ""
     """``NaN`` or ``inf``; of gradients, of their sum."""
-    wrap: int = -1
     backward: int = 0
     """n-th backward of the rank, from 1."""
     step: int = 0
@@ -257,7 +254,6 @@ class NonFinite(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the gradients that the step used were, where they were still there."""
     learning_rates: tuple[str, ...] = ()
     """Of that step, as numbers or ``inf`` and ``nan``, which JSON has not."""
-    loader: int = -1
     pass_ordinal: int = -1
     batch: int = -1
     batch_finite: bool | None = None

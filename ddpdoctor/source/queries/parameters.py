@@ -66,14 +66,6 @@ class UnusedPart(msgspec.Struct, frozen=True, eq=False):
     """``find_unused_parameters=True`` hides it: nothing fails."""
 
 
-class NeedlessSearch(msgspec.Struct, frozen=True, eq=False):
-    """A wrap that searches for unused parameters though every part is used in every forward."""
-
-    wrap: Event
-    parts: int
-    """Attributes with parameters that forward uses."""
-
-
 def unused_parts(projection: Projection) -> Iterator[UnusedPart]:
     """Yield attributes with parameters of wrapped modules that no method which forward calls mentions."""
     machine, seen = projection.machine, set[ast.ClassDef]()
@@ -130,8 +122,11 @@ def _lightning_fits(projection: Projection) -> Iterator[Event]:
             yield event
 
 
-def needless_searches(projection: Projection) -> Iterator[NeedlessSearch]:
-    """Yield wraps with ``find_unused_parameters=True`` of modules that are read and always run completely."""
+def needless_searches(projection: Projection) -> Iterator[tuple[Event, int]]:
+    """Yield wraps with ``find_unused_parameters=True`` of modules that are read and always run completely.
+
+    With the number of attributes with parameters that forward uses.
+    """
     machine = projection.machine
     if uses_part(machine.script, ("requires_grad",)):
         return
@@ -142,7 +137,7 @@ def needless_searches(projection: Projection) -> Iterator[NeedlessSearch]:
         modules = list(_modules_of(machine, wrap))
         count = _always_used(machine, wrap, modules)
         if count:
-            yield NeedlessSearch(wrap, count)
+            yield wrap, count
 
 
 def _demands_all(wrap: Event) -> bool:

@@ -6,8 +6,7 @@ import ast
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
-import msgspec
-
+from ddpdoctor.check import Reason, Verdict
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ExternalObject, Instance, Value, options_of, tags_of
 from ddpdoctor.source.projection import Projection
@@ -189,17 +188,6 @@ def is_prefix(one: Iterable[object], other: Iterable[object]) -> bool:
 _NO_OPTIMIZERS = ("lr_scheduler", "swa_utils")
 
 
-class Misplaced(msgspec.Struct, frozen=True, eq=False):
-    """An optimizer that loses its state, or whose parameters are no longer the model's."""
-
-    optimizer: Event
-    cause: Event
-    """Its step in the same loop, or the assignment that replaces what it holds."""
-    replaced: bool
-    sharded: bool = False
-    """All of them were, as the model was sharded."""
-
-
 def is_optimizer(value: Value) -> bool:
     """Return whether a value is an optimizer of torch."""
     return isinstance(value, ExternalObject) and _is_optimizer_name(value.name)
@@ -252,7 +240,7 @@ def holders(projection: Projection, optimizer: Event) -> list[Value]:
     return [receiver for node in made_from(optimizer.node, body) if (receiver := asked.get(node)) is not None]
 
 
-def misplaced_optimizers(projection: Projection) -> Iterator[Misplaced]:
+def misplaced_optimizers(projection: Projection) -> Iterator[Verdict]:
     """Yield optimizers made anew in every step, and optimizers whose model gets new modules afterwards."""
     made_steps = steps(projection)
     for optimizer in optimizers(projection):
@@ -269,15 +257,35 @@ def misplaced_optimizers(projection: Projection) -> Iterator[Misplaced]:
             None,
         )
         if step is not None and not _made_in(projection, held, loop) and not _once(optimizer):
-            yield Misplaced(optimizer, step, replaced=False)
+            yield _misplaced(
+                optimizer,
+                "a new {} is created for every step, so its state is lost each time",
+                "Build the optimizer once, before the loop.",
+                ("its only step", step.location),
+            )
             continue
         sharding = _sharding(projection, optimizer, held)
         if sharding is not None:
-            yield Misplaced(optimizer, sharding, replaced=False, sharded=True)
+            yield _misplaced(
+                optimizer,
+                "this {} holds the parameters from before the model was sharded, which replaces them",
+                "Build the optimizer after the model is sharded, which replaces its parameters.",
+                ("it is sharded here", sharding.location),
+            )
             continue
         replaced = _replacement(projection, optimizer, held)
         if replaced is not None:
-            yield Misplaced(optimizer, replaced, replaced=True)
+            yield _misplaced(
+                optimizer,
+                "this {} holds the parameters from before one of the model's layers was replaced",
+                "Build the optimizer after the last change of the model.",
+                ("the new layer, which it does not hold", replaced.location),
+            )
+
+
+def _misplaced(optimizer: Event, sentence: str, remedy: str, cause: Reason) -> Verdict:
+    name = optimizer.name.rpartition(".")[2]
+    return Verdict(sentence=sentence.format(name), remedy=remedy, locations=optimizer.location, because=(cause,))
 
 
 def _is_optimizer_name(name: str) -> bool:

@@ -208,9 +208,7 @@ class Steps:
         if journal.backwards <= NOTED and journal.rank is not None:
             journal.event(
                 "backward",
-                ordinal=journal.backwards - 1,
                 site=journal.site(frame),
-                step=journal.step,
                 wraps=list(fates),
                 synchronised=[wrap for wrap, fate in fates.items() if not fate],
                 unreduced=[{"wrap": wrap, "why": fate} for wrap, fate in fates.items() if fate],
