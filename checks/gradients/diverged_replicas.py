@@ -5,11 +5,11 @@ What it finds
     synchronised optimizer step, or before the first one. The first parameter and step are named. Parameters that DDP
     ignores, wraps with a communication hook, steps under no_sync() and manually averaged models are excluded, and where
     a more specific check knows the reason, only that one reports. Buffers too, but the statistics of norms, where DDP
-    does not broadcast them (warning). In a live run digests of all parameters are compared
-    every 100 steps, and of three ranks or more the odd one is named. In the source: a ReduceLROnPlateau that every rank
-    steps with its own loss, which leads there in some epoch that a rehearsal does not reach; and a scheduler or an
-    optimizer that steps, a learning rate that is set, parameters that are frozen, or weights that are loaded after the
-    wrap, on some ranks only.
+    does not broadcast them (warning), and a ReduceLROnPlateau that the ranks step with different values, which leads
+    there in some epoch that a rehearsal does not reach. In a live run digests of all parameters are compared every 100
+    steps, and of three ranks or more the odd one is named. In the source: the same of a loss that each rank takes from
+    its own part of the data; and a scheduler or an optimizer that steps, a learning rate that is set, parameters that are
+    frozen, or weights that are loaded after the wrap, on some ranks only.
 
 Why it is bad
     DDP averages gradients and never compares weights. With different weights, the averaged gradient fits none of the
@@ -107,7 +107,7 @@ _LONE = {
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the first moment at which replicas differ."""
-    from ddpdoctor.checks.gradients.diverged_run import diverged_replicas, own_buffers
+    from ddpdoctor.checks.gradients.diverged_run import diverged_replicas, own_buffers, plateaus_apart
     from ddpdoctor.diagnosis.training.replicas import drifted_digests
 
     if record.job.kind == "run":
@@ -115,11 +115,20 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             raise TooLittleEvidence("parameters are compared every 100 steps of the optimizers, and there were fewer")
         yield from CHECK.judged("run", drifted_digests(record), _DRIFTED)
         return
-    yield from CHECK.judged(record.job.kind, (*diverged_replicas(record), *own_buffers(record)))
+    yield from CHECK.judged(
+        record.job.kind, (*diverged_replicas(record), *own_buffers(record), *plateaus_apart(record))
+    )
 
 
 # State of the training that ranks change apart: by a loss of their own, or on some ranks only.
 
+OWN_PLATEAU = (
+    "each rank lowers its learning rate by its own loss: "
+    "once the rates differ, equal gradients lead to different models"
+)
+REDUCED_PLATEAU = (
+    "Average the value over the ranks with dist.all_reduce, on all ranks, before passing it to the scheduler."
+)
 PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau"
 # Words of scripts whose metrics may be reduced where it cannot be read.
 _REDUCERS = ("torchmetrics", "all_avg", "dist_mean")
@@ -147,10 +156,8 @@ def own_plateaus(projection: Projection) -> Iterator[Finding]:
             seen.add(event.node)
             yield CHECK.finding(
                 "source",
-                "each rank lowers its learning rate by its own loss: once the rates differ, equal gradients lead to "
-                "different models",
-                remedy="Average the value over the ranks with dist.all_reduce, on all ranks, before passing it to the "
-                "scheduler.",
+                OWN_PLATEAU,
+                remedy=REDUCED_PLATEAU,
                 locations=event.location,
                 because=(("this value comes from the rank's own batches, and was not reduced", event),),
             )

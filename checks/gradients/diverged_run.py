@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 import msgspec
 
 from ddpdoctor.check import Verdict, Via
+from ddpdoctor.checks.gradients.diverged_replicas import OWN_PLATEAU, REDUCED_PLATEAU
 from ddpdoctor.diagnosis.divergence.unused_parameters import folded
 from ddpdoctor.diagnosis.performance.traffic import broadcasts_buffers
 from ddpdoctor.diagnosis.training.replicas import (
@@ -23,9 +25,9 @@ from ddpdoctor.diagnosis.training.replicas import (
     unaveraged,
 )
 from ddpdoctor.diagnosis.wording import rank_list, site_location, verb
-from ddpdoctor.finding import Severity
+from ddpdoctor.finding import Location, Severity
 from ddpdoctor.record.model import RunRecord, Wrap
-from ddpdoctor.record.streams.training import OptimizerStep, TrainingState
+from ddpdoctor.record.streams.training import OptimizerStep, PlateauStep, TrainingState
 
 IN_PLACE = "fully_shard"
 """What shards in place, and leaves what it is not given as it is; other wrappers flatten all."""
@@ -190,6 +192,37 @@ def own_buffers(record: RunRecord) -> Iterator[Verdict]:
                 (f"{len(names):,} of {len(held):,} buffers differ: {', '.join(shown)}", None, numbers),
                 ("broadcast_buffers is off in this wrap", place),
             ),
+        )
+
+
+PLATEAU_THRESHOLD = 1e-4
+"""Of the value: what torch's scheduler takes for no change where it is told nothing else."""
+
+
+def plateaus_apart(record: RunRecord) -> Iterator[Verdict]:
+    """Yield the lines at which ranks give the same scheduler values that its threshold (1e-4 of them) tells apart."""
+    values: dict[tuple[int, int], list[PlateauStep]] = {}
+    turns = Counter[tuple[int, int]]()
+    for step in record.plateau_steps:
+        turns[step.rank, step.number] += 1
+        values.setdefault((turns[step.rank, step.number], step.number), []).append(step)
+    seen: set[Location | None] = set()
+    for (turn, _), unsorted in sorted(values.items()):
+        steps = sorted(unsorted, key=lambda step: step.rank)
+        given = [step.value for step in steps]
+        place = site_location(record.site(steps[0].site))
+        if max(given) - min(given) <= PLATEAU_THRESHOLD * max(map(abs, given)) or place in seen:
+            continue
+        seen.add(place)
+        shown = ", ".join(f"{step.value:.4g} on rank {step.rank}" for step in steps[:4])
+        ranks = tuple(step.rank for step in steps)
+        yield Verdict(
+            sentence=OWN_PLATEAU,
+            remedy=REDUCED_PLATEAU,
+            locations=place,
+            ranks=ranks,
+            severity=Severity.WARNING,
+            because=((f"the scheduler was given {shown} in its step {turn}", place),),
         )
 
 

@@ -67,6 +67,7 @@ from ddpdoctor.record.streams.training import (
     NonFinite,
     OptimizerStep,
     Pass,
+    PlateauStep,
     ReplicaDigest,
     ResumeSave,
     ResumeStep,
@@ -371,6 +372,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     parameter_digests: tuple[StepDigest, ...] = ()
     gradients_taken: tuple[GradientsTaken, ...] = ()
     training_states: tuple[TrainingState, ...] = ()
+    plateau_steps: tuple[PlateauStep, ...] = ()
     unheld_parameters: tuple[UnheldParameters, ...] = ()
     uninitialised: tuple[Uninitialised, ...] = ()
     written_averages: tuple[WrittenAverages, ...] = ()

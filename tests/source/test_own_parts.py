@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.check_command import check
 from tests.source.marked import places, written
 
 HEAD = """import glob
@@ -188,6 +189,19 @@ def test_a_loss_of_a_part_is_the_rank_s_own(tmp_path: Path, data: str, classes: 
 @pytest.mark.parametrize(("data", "classes"), OF_ALL.values(), ids=OF_ALL)
 def test_a_loss_of_the_whole_set_is_that_of_all_ranks(tmp_path: Path, data: str, classes: str) -> None:
     assert codes(tmp_path, data, classes).isdisjoint({"DDP208", "DDP606"})
+
+
+@pytest.mark.parametrize(("forms", "parts"), [(OWN, True), (OF_ALL, False)], ids=["parts", "the whole set"])
+def test_a_rehearsal_compares_what_the_ranks_give_the_scheduler(
+    tmp_path: Path, forms: dict[str, tuple[str, str]], parts: bool
+) -> None:
+    data, classes = next(iter(forms.values()))
+    (tmp_path / "train.py").write_text(HEAD + classes + TAIL.replace("{data}", data))
+    _, report = check("train.py", cwd=tmp_path)
+    told = [fact["text"] for one in report["findings"] if one["code"] == "DDP208" for fact in one["evidence"]]
+    given = [text for text in told if "the scheduler was given" in text]
+    assert bool(given) is parts, report
+    assert all("on rank 0, " in text and text.endswith("in its step 1") for text in given)
 
 
 def codes(tmp_path: Path, data: str, classes: str) -> set[str]:

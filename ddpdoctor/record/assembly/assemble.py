@@ -228,6 +228,7 @@ _ROWS = {
     "parameter_digests": "parameter_digests",
     "gradients_taken": "gradients_taken",
     "unheld_parameters": "unheld_parameters",
+    "plateau_step": "plateau_steps",
     "uninitialised": "uninitialised",
     "written_averages": "written_averages",
     "reduced_loss": "reduced_losses",

@@ -156,6 +156,16 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
     """Wraps whose parameters it steers, -1 for those of no wrapped module; empty when that is not known."""
 
 
+class PlateauStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A step of a scheduler that lowers the learning rate where a value that it is given no longer falls."""
+
+    rank: int
+    number: int
+    """Ordinal of the scheduler among those of the process."""
+    value: float
+    site: int = -1
+
+
 class UnheldParameters(msgspec.Struct, frozen=True, kw_only=True):
     """Parameters of a wrap that no optimizer holds, though one was built for their model before they were there."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -40,6 +41,7 @@ class TrainingState:
         self._kinds: dict[Any, str] = {}
         """What objects of a class are, and of those that derive from it."""
         self._loads = 0
+        self._plateau_steps = 0
 
     def install(self) -> None:
         """Listen to construction and loading of the base classes."""
@@ -50,6 +52,8 @@ class TrainingState:
             if isinstance(class_, type) and hasattr(class_, "load_state_dict")
         ]
         scaler = getattr(getattr(torch, "amp", None), "GradScaler", None) or torch.cuda.amp.GradScaler
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
+        on_call(self._journal, plateau, "step", before=self._note_plateau, harms=("training_states",))
         self._kinds = {**dict.fromkeys(schedulers, "scheduler"), torch.optim.Optimizer: "optimizer", scaler: "scaler"}
         for class_ in self._kinds:
             for name, tell in (("__init__", self._count), ("load_state_dict", self._note_load)):
@@ -96,6 +100,15 @@ class TrainingState:
         if known is not None and self._loads <= LOADS_NOTED:
             kind, number = known
             self._journal.event("state_loaded", kind=kind, number=number, site=self._journal.site(frame))
+
+    def _note_plateau(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        known, given = self._known.get(arguments[0]), options.get("metrics", *arguments[1:2])
+        if known is None or given is None or self._plateau_steps == LOADS_NOTED:
+            return
+        self._plateau_steps += 1
+        value = float(given)
+        if math.isfinite(value):
+            self._journal.event("plateau_step", number=known[1], value=value, site=self._journal.site(frame))
 
 
 def _optimizer_values(optimizer: Any) -> Iterator[Any]:
