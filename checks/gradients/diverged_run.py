@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from ddpdoctor.check import Verdict, Via
-from ddpdoctor.checks.gradients.diverged_replicas import OWN_PLATEAU, REDUCED_PLATEAU
 from ddpdoctor.diagnosis.divergence.unused_parameters import folded
 from ddpdoctor.diagnosis.performance.traffic import broadcasts_buffers
 from ddpdoctor.diagnosis.training.replicas import (
@@ -199,7 +198,7 @@ PLATEAU_THRESHOLD = 1e-4
 """Of the value: what torch's scheduler takes for no change where it is told nothing else."""
 
 
-def plateaus_apart(record: RunRecord) -> Iterator[Verdict]:
+def plateaus_apart(record: RunRecord, sentence: str, remedy: str) -> Iterator[Verdict]:
     """Yield the lines at which ranks give the same scheduler values that its threshold (1e-4 of them) tells apart."""
     values: dict[tuple[int, int], list[PlateauStep]] = {}
     turns = Counter[tuple[int, int]]()
@@ -217,8 +216,8 @@ def plateaus_apart(record: RunRecord) -> Iterator[Verdict]:
         shown = ", ".join(f"{step.value:.4g} on rank {step.rank}" for step in steps[:4])
         ranks = tuple(step.rank for step in steps)
         yield Verdict(
-            sentence=OWN_PLATEAU,
-            remedy=REDUCED_PLATEAU,
+            sentence=sentence,
+            remedy=remedy,
             locations=place,
             ranks=ranks,
             severity=Severity.WARNING,
