@@ -115,9 +115,8 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             raise TooLittleEvidence("parameters are compared every 100 steps of the optimizers, and there were fewer")
         yield from CHECK.judged("run", drifted_digests(record), _DRIFTED)
         return
-    yield from CHECK.judged(
-        record.job.kind, (*diverged_replicas(record), *own_buffers(record), *plateaus_apart(record))
-    )
+    by_plateaus = plateaus_apart(record, OWN_PLATEAU, REDUCED_PLATEAU)
+    yield from CHECK.judged(record.job.kind, (*diverged_replicas(record), *own_buffers(record), *by_plateaus))
 
 
 # State of the training that ranks change apart: by a loss of their own, or on some ranks only.
