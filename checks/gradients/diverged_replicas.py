@@ -8,8 +8,8 @@ What it finds
     does not broadcast them (warning), and a ReduceLROnPlateau that the ranks step with different values, which leads
     there in some epoch that a rehearsal does not reach. In a live run digests of all parameters are compared every 100
     steps, and of three ranks or more the odd one is named. In the source: the same of a loss that each rank takes from
-    its own part of the data; and a scheduler or an optimizer that steps, a learning rate that is set, parameters that are
-    frozen, or weights that are loaded after the wrap, on some ranks only.
+    its own part of the data; and a scheduler or an optimizer that steps, a learning rate that is set, parameters that
+    are frozen, or weights that are loaded after the wrap, on some ranks only.
 
 Why it is bad
     DDP averages gradients and never compares weights. With different weights, the averaged gradient fits none of the
