@@ -168,15 +168,17 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
             what_if=verdict.what_if,
         )
 
-    def judged_by(self, module: str, name: str, remedy: str = "") -> Callable[[RunRecord], Iterator[Finding | Refuted]]:
-        """Return the ``in_run`` of a check of which a function passes the verdicts.
+    def judged_by(
+        self, module: str, name: str, remedy: str = "", *arguments: object
+    ) -> Callable[[RunRecord], Iterator[Finding | Refuted]]:
+        """Return the ``in_run`` of a check of which a function of a record, and ``arguments``, passes the verdicts.
 
         Its module, named below ``ddpdoctor``, is imported when a run is judged: a source needs nothing of it.
         """
 
         def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
             verdicts = getattr(import_module(f"ddpdoctor.{module}"), name)
-            yield from self.judged(record.job.kind, verdicts(record), remedy)
+            yield from self.judged(record.job.kind, verdicts(record, *arguments), remedy)
 
         return in_run
 

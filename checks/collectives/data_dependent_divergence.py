@@ -179,8 +179,6 @@ class OwnParting(msgspec.Struct, frozen=True, kw_only=True):
     collective: str
     """The first collective that only one of the outcomes runs."""
     collective_location: Location
-    leaves: bool
-    """An outcome leaves the turn, the loop or the function."""
     asked: frozenset[str]
     """The variables and attributes in the condition."""
     loop: ast.AST | None
@@ -207,11 +205,11 @@ def own_partings(projection: Projection) -> Iterator[OwnParting]:
         for rank, tree in enumerate(walk.trees):
             if not walk.uncertain and not walk.raised >> rank & 1 and not any(same(tree, other) for other in trees):
                 trees.append(tree)
-        for test, how, event, leaves in (found for tree in trees for found in _in_tree(tree, None, set())):
+        for test, how, event in (found for tree in trees for found in _in_tree(tree, None, set())):
             place = event.location
             if test.node not in seen and (place.file, place.line) not in told:
                 seen.add(test.node)
-                found = _described(test, how, event, leaves)
+                found = _described(test, how, event)
                 inputs = test.kind == "files" and not _is_made(made, test, event)
                 yield msgspec.structs.replace(found, of_inputs=inputs)
     yield from _raises(projection, seen)
@@ -229,7 +227,7 @@ def _in_set_order(projection: Projection, seen: set[ast.AST]) -> Iterator[OwnPar
             asked = (one.test for one in descend(loop) if isinstance(one, (ast.If, ast.IfExp)))
             seen.update(test for test in asked if mentions(test, names))
         seen.add(order)
-        yield _described(OwnTest(order, event.module, "order", event.chain), "loop", event, False)
+        yield _described(OwnTest(order, event.module, "order", event.chain), "loop", event)
 
 
 _Made = tuple[Event, frozenset[str]]
@@ -294,7 +292,7 @@ _PLAIN_WORDS = frozenset(
     {"os", "path", "join", "self", "args", "exists", "isfile", "isdir", "is_file", "is_dir", "str", "Path", "pathlib"}
     | {"cfg", "config", "opt", "hparams", "params", "format", "epoch", "step", "mkdir", "dirname", "basename"}
 )
-_Found = tuple[OwnTest, Literal["branch", "loop"], Event, bool]
+_Found = tuple[OwnTest, Literal["branch", "loop"], Event]
 
 
 def _in_tree(tree: Tree, around: Loop | None, seen: set[int]) -> Iterator[_Found]:
@@ -307,13 +305,13 @@ def _in_tree(tree: Tree, around: Loop | None, seen: set[int]) -> Iterator[_Found
         if isinstance(item, Loop):
             first = next(events_in(item.body), None)
             if item.test is not None and first is not None:
-                yield item.test, "branch" if isinstance(item.node, ast.While) else "loop", first, False
+                yield item.test, "branch" if isinstance(item.node, ast.While) else "loop", first
             yield from _in_tree(item.body, item, seen)
         elif isinstance(item, Branch):
             if item.test is not None:
                 event = _difference(item.arms) or _first_in(around)
                 if event is not None:
-                    yield item.test, "branch", event, item.leaves
+                    yield item.test, "branch", event
             for arm in item.arms:
                 yield from _in_tree(arm, around, seen)
 
@@ -350,10 +348,10 @@ def _raises(projection: Projection, seen: set[ast.AST]) -> Iterator[OwnParting]:
             continue
         if _ASKS_FINITE.search(test.module.excerpt(test.node, 1_000)):
             seen.add(test.node)
-            yield _described(test, "raise", trained, True)
+            yield _described(test, "raise", trained)
 
 
-def _described(test: OwnTest, how: Literal["branch", "loop", "raise"], event: Event, leaves: bool) -> OwnParting:
+def _described(test: OwnTest, how: Literal["branch", "loop", "raise"], event: Event) -> OwnParting:
     return OwnParting(
         how=how,
         kind=test.kind,
@@ -362,7 +360,6 @@ def _described(test: OwnTest, how: Literal["branch", "loop", "raise"], event: Ev
         chain=test.chain,
         collective=event.name,
         collective_location=event.location,
-        leaves=leaves,
         asked=frozenset(_words(test.node)),
         loop=_outermost_loop(test),
     )

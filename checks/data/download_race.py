@@ -30,11 +30,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
 from ddpdoctor.files import regex
-from ddpdoctor.finding import Finding, Location, Refuted, Severity
+from ddpdoctor.finding import Finding, Location, Severity
 from ddpdoctor.source.events import ContextAround, Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, NONE, PerRank, constant, is_varying, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
@@ -43,9 +42,6 @@ from ddpdoctor.source.queries.job_kind import comes_before_ranks, hints_at_ranks
 from ddpdoctor.source.script.module import descend, last_name, origins_of
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.vocabulary import PREPARING_DATASETS
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP109",
@@ -84,11 +80,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         )
 
 
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report data that several ranks prepare at once; refute where one goes first."""
-    from ddpdoctor.diagnosis.files import judge_paths
-
-    yield from CHECK.judged(record.job.kind, judge_paths(record, CHECK.stands_for), REMEDY)
+in_run = CHECK.judged_by("diagnosis.files", "judge_paths", REMEDY, CHECK.stands_for)
 
 
 # Downloads and extractions that every rank does at once.

@@ -33,10 +33,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event, LoopAround
 from ddpdoctor.source.interpreter.values import ALL_RANKS, ExternalObject, tags_of
 from ddpdoctor.source.projection import Projection, whole_projection
@@ -51,9 +50,6 @@ from ddpdoctor.source.queries.training_loops import (
 from ddpdoctor.source.script.module import descend, last_name, made_from
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP105",
@@ -98,11 +94,7 @@ def in_source(script: Script) -> Iterator[Finding]:
         )
 
 
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report evaluation that is repeated or biased; refute where the ranks draw different samples."""
-    from ddpdoctor.checks.data.samples_run import judge_evaluations
-
-    yield from CHECK.judged(record.job.kind, judge_evaluations(record, REMEDIES))
+in_run = CHECK.judged_by("checks.data.samples_run", "judge_evaluations", "", REMEDIES)
 
 
 # Evaluation that every rank does over the whole data set.

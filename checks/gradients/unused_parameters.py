@@ -56,29 +56,7 @@ CHECK = Check(
 
 def in_source(script: Script) -> Iterator[Finding]:
     """Report attributes with parameters that forward never comes to."""
-    for unused in unused_parts(whole_projection(script)):
-        names = ", ".join(f"self.{name}" for name in unused.names)
-        reaches = "takes nothing with gradients from {}" if unused.is_run else "never reaches {}"
-        whose = "its gradients" if len(unused.names) == 1 else "their gradients"
-        follows = "and find_unused_parameters=True hides that it never learns" if unused.is_hidden else ""
-        freeze = "freeze it with requires_grad_(False) before the wrap"
-        omit = "; then omit find_unused_parameters" if unused.is_hidden else ""
-        option = "has find_unused_parameters=True" if unused.is_hidden else ""
-        yield CHECK.finding(
-            "source",
-            f"{'training_step' if unused.wrap.name == 'Trainer.fit' else 'forward'} of {unused.owner} "
-            f"{reaches.format(names)}, {follows or f'so DDP waits for {whose} for ever'}",
-            remedy=f"Let the loss depend on it through operations that carry gradients, or {freeze}{omit}."
-            if unused.is_run
-            else f"Remove it, or {freeze}.",
-            locations=unused.places,
-            because=(
-                (
-                    f"DDP {option or 'has neither find_unused_parameters=True nor static_graph=True'}",
-                    unused.wrap.location,
-                ),
-            ),
-        )
+    yield from CHECK.suspected(unused_parts(whole_projection(script)))
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:

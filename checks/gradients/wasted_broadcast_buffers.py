@@ -24,16 +24,12 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.torch_model.buffers import constant_buffers
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP203",
@@ -52,11 +48,7 @@ def in_source(script: Script) -> Iterator[Finding]:
     yield from idle_broadcasts(whole_projection(script))
 
 
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report each wrap whose broadcasts in forward change nothing."""
-    from ddpdoctor.diagnosis.performance.traffic import wasted_broadcasts
-
-    yield from CHECK.judged(record.job.kind, wasted_broadcasts(record, WARNING_BYTES))
+in_run = CHECK.judged_by("diagnosis.performance.traffic", "wasted_broadcasts", "", WARNING_BYTES)
 
 
 # Wraps whose DDP broadcasts buffers that nothing changes.

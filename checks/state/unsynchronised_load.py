@@ -32,12 +32,11 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check, Verdict
 from ddpdoctor.checks.state.loads_source import may_be_one_path
 from ddpdoctor.files import regex
-from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
 from ddpdoctor.source.interpreter.values import ALL_RANKS, constant
 from ddpdoctor.source.projection import Projection, whole_projection
@@ -55,9 +54,6 @@ from ddpdoctor.source.queries.job_kind import is_distributed, noted
 from ddpdoctor.source.ranks.ranks import ranks_text
 from ddpdoctor.source.script.module import made_from
 from ddpdoctor.source.script.script import Script
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP603",
@@ -77,11 +73,7 @@ def in_source(script: Script) -> Iterator[Finding]:
     yield from CHECK.suspected((*early_loads(projection), *early_writes(projection)), REMEDY)
 
 
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report reads of what another rank writes; refute those that collectives order."""
-    from ddpdoctor.diagnosis.files import judge_paths
-
-    yield from CHECK.judged(record.job.kind, judge_paths(record, CHECK.stands_for), REMEDY)
+in_run = CHECK.judged_by("diagnosis.files", "judge_paths", REMEDY, CHECK.stands_for)
 
 
 # Files that one rank writes and others read at once, without waiting for it.

@@ -52,7 +52,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
     what: What
     title: str
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...] = ()
     facts: tuple[str, ...]
     saved: bool = True
     """The checkpoint holds it, as far as its keys tell."""
@@ -64,8 +64,6 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Both starts, step by step."""
 
     differences: tuple[Difference, ...] = ()
-    steps: int = 0
-    """Steps that could be compared."""
     gap: str = ""
     """Why nothing, or not everything, could be."""
     save: ResumeSave | None = None
@@ -101,7 +99,7 @@ def compare(restart: Restart) -> Comparison:
     differences = list(_at_once(before, after, ranks, save))
     if len(after) != len(before):
         differences += _with_other_ranks(first, before, after, differences, step)
-        return Comparison(differences=tuple(differences), steps=1, save=save)
+        return Comparison(differences=tuple(differences), save=save)
     data = list(_data(first, second, before, after, ranks, step))
     steps = min(min(len(before[rank]), len(after[rank])) for rank in ranks)
     if not data:
@@ -110,7 +108,7 @@ def compare(restart: Restart) -> Comparison:
     if not differences:
         differences += _first_step(before, after, ranks, save, first)
     differences += _kept(first, second, step, differences)
-    return Comparison(differences=tuple(differences), steps=steps, save=save)
+    return Comparison(differences=tuple(differences), save=save)
 
 
 def loads_of(record: RunRecord, files: Iterable[str]) -> list[CheckpointLoad]:
@@ -177,7 +175,7 @@ def torn_restart(restart: Restart) -> Difference | None:
         if not loads_of(torn, restart.torn_files):
             return None
         return Difference(
-            what="torn", title=f"{start}: the restart fails on the torn file", ranks=(), facts=(about, failure.title)
+            what="torn", title=f"{start}: the restart fails on the torn file", facts=(about, failure.title)
         )
     rows = {row.rank: row for row in torn.resume_steps if row.ordinal == 1}
     removed = [
@@ -187,7 +185,7 @@ def torn_restart(restart: Restart) -> Difference | None:
     ]
     if restart.whole_files and len(removed) == len(restart.whole_files):
         title = "after a torn save the restart deletes the last whole checkpoint"
-        return Difference(what="torn", title=title, ranks=(), facts=(about,))
+        return Difference(what="torn", title=title, facts=(about,))
     states = {rank: _by_rank(first, 0).get(rank, []) for rank in rows}
     usual = {row.rank: row for row in restart.second.resume_steps if row.ordinal == 1}
     for rank, row in sorted(rows.items()):
@@ -233,7 +231,7 @@ def signalled_restart(restart: Restart) -> Comparison | None:
     if states and not any(_at_once(older, after, [rank for rank in ranks if older.get(rank)], save)):
         title = "what the script saves when it is told to end is not what the restart loads"
         told = f"the restart goes on from step {restart.step}, and step {at} was saved"
-        return Comparison(differences=(Difference(what="signal", title=title, ranks=(), facts=(told,)),), save=save)
+        return Comparison(differences=(Difference(what="signal", title=title, facts=(told,)),), save=save)
     trained = [rank for rank in sorted(after) if after[rank] and before.get(rank)]
     if trained:
         # Where the pass was at its end, the schedule may have stepped since the save: as without a restart.
@@ -245,7 +243,7 @@ def signalled_restart(restart: Restart) -> Comparison | None:
     if any(_shift([], _pass(after[rank]), passes[max(passes)]) == -1 for rank, passes in again.items() if passes):
         # The signal came right after a step, and was handled before the script had counted it.
         data = [msgspec.structs.replace(one, what="late") for one in data]
-    return Comparison(differences=(*states, *data), steps=1, save=save)
+    return Comparison(differences=(*states, *data), save=save)
 
 
 def saved_at_signal(ended: RunRecord) -> ResumeSave | None:
@@ -387,7 +385,6 @@ def _with_other_ranks(
         yield Difference(
             what="ranks",
             title=f"a step takes {len(now)} samples in the place of {len(was)}, at the same learning rate",
-            ranks=(),
             facts=(changed,),
         )
         inside = len(_pass(before[0]))
@@ -395,7 +392,6 @@ def _with_other_ranks(
             yield Difference(
                 what="ranks",
                 title="the schedule counts steps, of which an epoch has another number now",
-                ranks=(),
                 facts=(changed, "the learning rate changes within an epoch"),
             )
     done = _done(first, before[0][0], 0) if before[0] else 0
@@ -418,7 +414,6 @@ def _with_other_ranks(
         yield Difference(
             what="ranks",
             title=f"{samples} of this epoch are {'seen again' if again else 'never seen'} after the restart",
-            ranks=(),
             facts=(
                 changed,
                 f"the checkpoint was written after {count(done, 'batch', 'batches')} of a pass of each rank",
@@ -584,10 +579,7 @@ def _kept(first: RunRecord, second: RunRecord, step: int, known: Sequence[Differ
         yield from _counted_again(first, now, step)
         return
     common = [key for key in was.keys if key in now.keys]
-    counters = [
-        key for key in common if was.keys[key].startswith("int ") and any(one in key.lower() for one in _COUNTERS)
-    ]
-    wrong = [key for key in counters if was.keys[key] != now.keys[key]]
+    wrong = [key for key in common if _counts(was, key) and _counts(now, key) and was.keys[key] != now.keys[key]]
     if any(one.what == "data" for one in known):
         wrong = [key for key in wrong if "epoch" not in key.lower()]
     for key in wrong:
@@ -597,7 +589,6 @@ def _kept(first: RunRecord, second: RunRecord, step: int, known: Sequence[Differ
         yield Difference(
             what="counter",
             title=f"`{key}` counts from another number after the restart",
-            ranks=(),
             facts=(f"the next checkpoint holds {held}, and without a restart {right}{effect}",),
         )
     alike = [key for key in common if was.keys[key].startswith("tensors ") and was.keys[key] == now.keys[key]]
@@ -608,7 +599,6 @@ def _kept(first: RunRecord, second: RunRecord, step: int, known: Sequence[Differ
             yield Difference(
                 what="kept",
                 title=f"`{key}` of the next checkpoint is not what it is without a restart",
-                ranks=(),
                 facts=(f"{_listed([f'`{name}`' for name in alike])} of the same checkpoint are the same, bit for bit",),
             )
 
@@ -617,12 +607,10 @@ def _counted_again(first: RunRecord, now: ResumeSave, step: int) -> Iterator[Dif
     """Yield a count that the next checkpoint holds as the loaded one does, where no two of the first start agree."""
     for key in now.keys:
         held = {one.step: one.keys[key] for one in first.resume_saves if one.whole and key in one.keys}
-        is_counter = now.keys[key].startswith("int ") and any(word in key.lower() for word in _COUNTERS)
-        if is_counter and held.get(step) == now.keys[key] and len(held) == len(set(held.values())) > 2:
+        if _counts(now, key) and held.get(step) == now.keys[key] and len(held) == len(set(held.values())) > 2:
             yield Difference(
                 what="counter",
                 title=f"`{key}` counts the same again after the restart",
-                ranks=(),
                 facts=(
                     f"the next checkpoint, {count(now.step, 'step', 'steps')} later, holds {now.keys[key][4:]} too",
                 ),
@@ -631,6 +619,10 @@ def _counted_again(first: RunRecord, now: ResumeSave, step: int) -> Iterator[Dif
 
 def _names(was: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     return [name.partition(":")[2] for name, digest in was.items() if digest and now.get(name, digest) != digest]
+
+
+def _counts(save: ResumeSave, key: str) -> bool:
+    return save.keys[key].startswith("int ") and any(word in key.lower() for word in _COUNTERS)
 
 
 def _has(save: ResumeSave, word: str) -> bool:

@@ -26,8 +26,6 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """Those that were finite until the reduction, or later."""
     broken: int
     """Parameters that are not finite since, on the rank where they are most."""
-    exact: bool = False
-    """Every rank's gradients were looked at, not a sample of them."""
 
 
 def origin(record: RunRecord) -> Origin | None:
@@ -57,7 +55,6 @@ def origin(record: RunRecord) -> Origin | None:
         ranks=alike if known else (),
         received=tuple(sorted({row.rank for row in ends} - set(alike))) if known else (),
         broken=max((row.broken for row in ends), default=0),
-        exact=record.job.kind == "rehearsal",
     )
 
 

@@ -7,8 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-import msgspec
-
+from ddpdoctor.check import Verdict
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Location
 from ddpdoctor.source.events import Event
@@ -52,21 +51,7 @@ _UNUSED_POSITION = 5
 _ENTERED = frozenset({"forward", "__call__", "__init__", "training_step"})
 
 
-class UnusedPart(msgspec.Struct, frozen=True, eq=False):
-    """Attributes with parameters that forward never comes to, or only where no gradients are recorded."""
-
-    wrap: Event
-    owner: str
-    """Name of the class."""
-    names: tuple[str, ...]
-    places: tuple[Location, ...]
-    is_run: bool = False
-    """Forward runs them under ``no_grad``, or uses of what they give only what carries no gradient."""
-    is_hidden: bool = False
-    """``find_unused_parameters=True`` hides it: nothing fails."""
-
-
-def unused_parts(projection: Projection) -> Iterator[UnusedPart]:
+def unused_parts(projection: Projection) -> Iterator[Verdict]:
     """Yield attributes with parameters of wrapped modules that no method which forward calls mentions."""
     machine, seen = projection.machine, set[ast.ClassDef]()
     demanding = [wrap for wrap in projection.in_course("wrap") if _demands_all(wrap)]
@@ -89,7 +74,34 @@ def unused_parts(projection: Projection) -> Iterator[UnusedPart]:
             teaching = [name for name in teaching if not hidden or not _is_copied(machine, part, name)]
             for names in filter(None, (() if hidden else unused, teaching)):
                 places = tuple(_places(machine, part, names))
-                yield UnusedPart(wrap, part.cls.node.name, tuple(names), places, names is teaching, hidden)
+                owner = part.cls.node.name
+                yield _unused(wrap, owner, names, places, is_run=names is teaching, is_hidden=hidden)
+
+
+def _unused(
+    wrap: Event, owner: str, parts: Sequence[str], places: tuple[Location, ...], *, is_run: bool, is_hidden: bool
+) -> Verdict:
+    """Return what is wrong with attributes of a class that forward never comes to.
+
+    ``is_run``: it runs them under ``no_grad``, or uses of what they give only what carries no gradient. ``is_hidden``:
+    ``find_unused_parameters=True`` hides it, and nothing fails.
+    """
+    names = ", ".join(f"self.{name}" for name in parts)
+    reaches = f"takes nothing with gradients from {names}" if is_run else f"never reaches {names}"
+    follows = f"so DDP waits for {'its gradients' if len(parts) == 1 else 'their gradients'} for ever"
+    freeze = "freeze it with requires_grad_(False) before the wrap"
+    option, omit = "neither find_unused_parameters=True nor static_graph=True", ""
+    if is_hidden:
+        follows = "and find_unused_parameters=True hides that it never learns"
+        option, omit = "find_unused_parameters=True", "; then omit find_unused_parameters"
+    return Verdict(
+        sentence=f"{'training_step' if wrap.name == 'Trainer.fit' else 'forward'} of {owner} {reaches}, {follows}",
+        remedy=f"Let the loss depend on it through operations that carry gradients, or {freeze}{omit}."
+        if is_run
+        else f"Remove it, or {freeze}.",
+        locations=places,
+        because=((f"DDP has {option}", wrap.location),),
+    )
 
 
 def _frozen_before(projection: Projection, wrap: Event) -> set[int]:
