@@ -198,6 +198,9 @@ _ELSEWHERE = names(
     " timeout stdbuf"
 )
 _ENVIRONMENTS = frozenset({"uv", "poetry", "pipenv", "pdm", "hatch", "conda", "mamba", "micromamba", "pixi", "rye"})
+_SETS = regex(r"""(export\s+)?([A-Za-z_]\w*)=([^\s;#"']*|"[^"]*"|'[^']*')""")
+"""A line of a shell script."""
+_VARIABLE = regex(r"\$(?:\{(\w+)\}|(\w+))")
 _STARTS = regex(r"(torchrun|accelerate|python[\d.]*)$")
 _HINT = "Pass the script and its arguments: `ddpdoctor check train.py -- --its options`."
 
@@ -289,11 +292,33 @@ def _shell(words: Sequence[str]) -> UsageError:
     for number, line in enumerate(lines, 1):
         if _LAUNCH_IN_SHELL.search(line) and not line.lstrip().startswith("#"):
             example, found = _with_continuations(lines[number - 1 :]), f", line {number},"
+            example = _with_values(example, lines[: number - 1])
             break
     return UsageError(
         f"{script} is a shell script, which is not rehearsed",
         f"Put the launch command from it{found} after `--`: `ddpdoctor check -- {example}`.",
     )
+
+
+def _with_values(command: str, before: Sequence[str]) -> str:
+    """Return a shell command as it stands for itself: with what the lines before it export, and the values that they
+    give to its variables; what is computed stays as it is written.
+    """
+    set_to: dict[str, str] = {}
+    exported: dict[str, str] = {}
+    for line in before:
+        found = _SETS.fullmatch(line.strip())
+        if found is None:
+            continue
+        value = _filled_in(found[3], set_to)
+        set_to[found[2]] = value.strip("\"'")
+        if found[1]:
+            exported[found[2]] = value
+    return " ".join([*(f"{name}={value}" for name, value in exported.items()), _filled_in(command, set_to)])
+
+
+def _filled_in(text: str, values: Mapping[str, str]) -> str:
+    return _VARIABLE.sub(lambda found: values.get(found[1] or found[2], found[0]), text)
 
 
 def _with_continuations(lines: Sequence[str]) -> str:

@@ -206,3 +206,23 @@ def test_a_scripts_arguments_are_no_launch_command() -> None:
     assert looks_like_launch((f"bin{os.sep}accelerate", "launch", "train.py"))
     assert not looks_like_launch(("accelerate", "--lr", "3"))
     assert not looks_like_launch(())
+
+
+@pytest.mark.parametrize(
+    ("lines", "command"),
+    [
+        ("CONFIG=configs/a.json\npython train.py -c $CONFIG", "python train.py -c configs/a.json"),
+        ("N=4\ntorchrun --nproc-per-node ${N} train.py", "torchrun --nproc-per-node 4 train.py"),
+        ("export OMP_NUM_THREADS=2\ntorchrun a.py", "OMP_NUM_THREADS=2 torchrun a.py"),
+        ("A='x y'\nB=$A/z  \npython a.py \"$A\" $B", 'python a.py "x y" x y/z'),
+        ("N=$(nvidia-smi -L | wc -l)\ntorchrun --nproc-per-node=$N a.py", "torchrun --nproc-per-node=$N a.py"),
+        ("torchrun a.py $LATER\nLATER=1", "torchrun a.py $LATER"),
+        ("N=1\nN=2\ntorchrun --nproc-per-node=$N a.py $1 $NAME", "torchrun --nproc-per-node=2 a.py $1 $NAME"),
+    ],
+)
+def test_the_launch_in_a_shell_script_has_the_values_of_its_variables(lines: str, command: str, tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f"#!/bin/sh\n{lines}\n")
+    with pytest.raises(UsageError) as raised:
+        read(f"sh {script}")
+    assert f"`ddpdoctor check -- {command}`" in raised.value.hint
