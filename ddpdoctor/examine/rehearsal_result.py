@@ -36,11 +36,19 @@ _PORT_HINT = (
     "Another program listens on the script's port: stop it, or let the system choose a port (torchrun "
     "`--standalone`, or port 0)."
 )
-_DATA_HINT = f"This machine lacks the data. {ARGUMENTS_HINT}"
+_DATA_HINT = "This machine lacks the data: put them where the script looks for them"
+_OWN_FAULT_HINT = (
+    "The script fails so however it is started: mend this line, or take the version of the project that works;"
+    " `--static` reads the source only."
+)
+_OWN_FAULTS = frozenset({"NameError", "UnboundLocalError", "SyntaxError", "IndentationError", "TabError"})
+_OF_DATA, _OF_PATHS = regex(r"data|corpus|images|train"), regex(r"root|path|dir|folder|file")
 _NETWORK_HINT = (
     "The script fetches this from the network, which a rehearsal keeps from it: put the data where the script looks "
     "before it downloads, or rehearse with `--network`; `--static` reads the source only."
 )
+MOST_OPTIONS = 3
+"""More of them say nothing."""
 _VARIABLE = regex(r"'([A-Z][A-Z0-9_]+)'")
 """The message of a KeyError for what must be the name of an environment variable."""
 _PROGRAM = regex(r"No such file or directory: '([^/']+)'")
@@ -80,7 +88,31 @@ def hint_for(raised: RankException | None, root: str = ".", script: Script | Non
     if (gpus := gpus_of_the_node(raised)) is not None:
         many = f"{gpus} GPU" + ("s" if gpus > 1 else "")
         return f"A node of this rehearsal has {many}: let the script ask for no more, or raise `--nproc`."
-    return ARGUMENTS_HINT if lack is None else _DATA_HINT
+    if raised.type in _OWN_FAULTS or (raised.type == "ImportError" and "cannot import name" in raised.message):
+        return _OWN_FAULT_HINT
+    return ARGUMENTS_HINT if lack is None else _data_hint(script)
+
+
+def _data_hint(script: Script | None) -> str:
+    """Return what helps against missing data: the options by which the script is told where they are."""
+    options = list(dict.fromkeys(_options(script))) if script is not None else []
+    named = [name for name in options if _OF_DATA.search(name) and _OF_PATHS.search(name)]
+    named = named or [name for name in options if _OF_DATA.search(name)] or [o for o in options if _OF_PATHS.search(o)]
+    if not named or len(named) > MOST_OPTIONS:
+        return f"{_DATA_HINT}, as its README says; `--static` reads the source only."
+    return f"{_DATA_HINT}, or say where they are by its own {' or '.join(named)}; `--static` reads the source only."
+
+
+def _options(script: Script) -> Iterator[str]:
+    """Yield the options that the modules of a script add to a parser and that take a value."""
+    for module in script.modules:
+        for call in module.calls_by_name.get("add_argument", ()):
+            if not any(keyword.arg == "action" for keyword in call.keywords):
+                yield from (
+                    one.value
+                    for one in call.args
+                    if isinstance(one, ast.Constant) and isinstance(one.value, str) and one.value.startswith("--")
+                )
 
 
 OUTPUT_LINES = 12

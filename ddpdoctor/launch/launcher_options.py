@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -198,6 +199,7 @@ _ELSEWHERE = names(
     " timeout stdbuf"
 )
 _ENVIRONMENTS = frozenset({"uv", "poetry", "pipenv", "pdm", "hatch", "conda", "mamba", "micromamba", "pixi", "rye"})
+_BUILT_BY = ("pyproject.toml", "setup.cfg", "setup.py")
 _SETS = regex(r"""(export\s+)?([A-Za-z_]\w*)=([^\s;#"']*|"[^"]*"|'[^']*')""")
 """A line of a shell script."""
 _VARIABLE = regex(r"\$(?:\{(\w+)\}|(\w+))")
@@ -257,10 +259,27 @@ def refuse(words: Sequence[str]) -> UsageError:
         return UsageError(f"{name} is not started in a rehearsal, which runs a few ranks on this machine", meant)
     if name.endswith(".ipynb"):
         return UsageError(f"{words[0]} is a notebook", "Export it: `jupyter nbconvert --to script`.")
+    if (command := _command_of_the_project(words)) is not None:
+        return command
     if Path(words[0]).is_dir():
         return UsageError(f"{words[0]} is a directory", _HINT)
     hint = f"Omit what comes before it: `ddpdoctor check -- {inner}`." if inner else _script_in(words)
     return UsageError(f"{words[0]} is not a launcher known to ddpdoctor", hint)
+
+
+def _command_of_the_project(words: Sequence[str]) -> UsageError | None:
+    """Return the error for a command that the project installs for a function of its own; None for another one."""
+    starts = re.compile(rf"""["'\s]{re.escape(words[0])}["']?\s*=\s*["']?([\w.]+):(\w+)""")
+    texts = (Path(name).read_text(errors="replace") for name in _BUILT_BY if Path(name).is_file())
+    found = next((found for text in texts if (found := starts.search(f" {text}")) is not None), None)
+    if found is None:
+        return None
+    start = f"from {found[1]} import {found[2]}; {found[2]}()"
+    return UsageError(
+        f"{words[0]} is a command that this project installs, and no script",
+        f"Write `{start}` to a file here, and pass that: `ddpdoctor check -- "
+        f"{shlex.join(['python', 'start.py', *words[1:]])}`.",
+    )
 
 
 def _taken_away(left: list[str]) -> list[str]:

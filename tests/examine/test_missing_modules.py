@@ -76,3 +76,39 @@ def test_the_metadata_of_the_project_itself_come_with_its_installation(
         time_ns=1, type="PackageNotFoundError", message="No package metadata was found for own-things"
     )
     assert "pip install -e ." in hint_for(raised, str(tmp_path))
+
+
+OPTION = "import argparse\nparser = argparse.ArgumentParser()\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "hint"),
+    [
+        ("parser.add_argument('--data-path', default='./')\nparser.add_argument('--output-dir')\n", "own --data-path;"),
+        ("parser.add_argument('-r', '--root_dir', type=str)\nparser.add_argument('--lr')\n", "own --root_dir;"),
+        ("parser.add_argument('--dataset')\nparser.add_argument('--data_root')\n", "own --data_root;"),
+        ("parser.add_argument('--data', metavar='DIR')\nparser.add_argument('--no-data', action='store_true')\n",
+         "own --data;"),
+        ("parser.add_argument('--train_file')\nparser.add_argument('--data_dir')\n", "--train_file or --data_dir;"),
+        ("parser.add_argument('--lr')\n", "as its README says;"),
+    ],
+)  # fmt: skip
+def test_missing_data_are_answered_with_the_options_of_the_script(source: str, hint: str, tmp_path: Path) -> None:
+    script = written({"train.py": OPTION + source}, tmp_path)
+    raised = RankException(time_ns=1, type="FileNotFoundError", message="DRIVE dose not in path:'./'.")
+    said = hint_for(raised, str(tmp_path), script)
+    assert said.startswith("This machine lacks the data") and hint in said and "--data DIR" not in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("ImportError", "cannot import name 'define_optimizer' from 'models' (/work/models/__init__.py)"),
+        ("NameError", "name 'transform_fintune' is not defined"),
+        ("UnboundLocalError", "cannot access local variable 'loss'"),
+        ("SyntaxError", "Missing parentheses in call to 'print'"),
+    ],
+)
+def test_no_argument_helps_against_a_fault_of_the_script(kind: str, message: str) -> None:
+    said = hint_for(RankException(time_ns=1, type=kind, message=message))
+    assert said.startswith("The script fails so however it is started")

@@ -226,3 +226,26 @@ def test_the_launch_in_a_shell_script_has_the_values_of_its_variables(lines: str
     with pytest.raises(UsageError) as raised:
         read(f"sh {script}")
     assert f"`ddpdoctor check -- {command}`" in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("setup.py", "setup(entry_points={'console_scripts': ['my-gan = my_gan.cli:main']})"),
+        ("pyproject.toml", '[project.scripts]\nmy-gan = "my_gan.cli:main"\n'),
+        ("pyproject.toml", '[tool.poetry.scripts]\n"my-gan" = "my_gan.cli:main"\n'),
+        ("setup.cfg", "[options.entry_points]\nconsole_scripts =\n    my-gan=my_gan.cli:main\n"),
+    ],
+)
+def test_a_command_that_the_project_installs_is_answered_with_what_it_starts(
+    file: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my-gan").mkdir()
+    (tmp_path / file).write_text(text)
+    with pytest.raises(UsageError, match="a command that this project installs") as raised:
+        read("my-gan --data $HOME")
+    assert "`from my_gan.cli import main; main()`" in raised.value.hint
+    assert "`ddpdoctor check -- python start.py --data '$HOME'`" in raised.value.hint
+    with pytest.raises(UsageError, match="not a launcher known"):
+        read("gan --data x")
