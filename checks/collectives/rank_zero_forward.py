@@ -123,7 +123,12 @@ def lone_forwards(projection: Projection) -> Iterator[tuple[Event, Guard | None]
         module = made.argument("module", 0) if made is not None else None
         if not trained or made is None or module is None or event.ranks == ALL_RANKS or event.node in seen:
             continue
-        if _matched(event, forwards) or _may_unwrap(event) or not synchronises_buffers(made) or not has_buffers(machine, module):
+        if (
+            _matched(event, forwards)
+            or _may_unwrap(event)
+            or not synchronises_buffers(made)
+            or not has_buffers(machine, module)
+        ):
             continue
         guard = next((guard for guard in reversed(event.guards) if guard.arm != ALL_RANKS), None)
         cause = guard.node if guard is not None else event.node

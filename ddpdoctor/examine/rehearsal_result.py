@@ -6,7 +6,6 @@ import ast
 import signal
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
