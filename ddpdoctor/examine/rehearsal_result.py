@@ -149,6 +149,9 @@ _OWN_BATCHES_HINT = (
     "The script trains without a DataLoader, whose batches would be cut: choose a smaller model or "
     "batch with its own arguments, or give it more time with `--time-limit`."
 )
+SMALLEST_BATCH = 2
+"""Of one sample a batch norm has no statistics."""
+_SMALLEST_HINT = "Give it more time with `--time-limit`, or choose a smaller model with the script's own arguments."
 _PARTINGS: frozenset[Trouble] = DIVERGENCES | SUSPECTED | {"hang"}
 _ENDED_BY_US = frozenset(
     {"proof", "time-limit", "interrupted", "no-touch", "cut", "slow", "memory", "rendezvous", "stand-in", "overlay"}
@@ -255,6 +258,8 @@ def _judgement(record: RunRecord, root: str, script: Script | None) -> _Judgemen
         hint = _HINTS.get(job.stop_reason, "")
         if job.stop_reason in _TOO_LONG and record.wraps and not record.loaders:
             hint = _OWN_BATCHES_HINT
+        elif job.stop_reason in _TOO_LONG and 0 < int(job.batch_size or 0) <= SMALLEST_BATCH:
+            hint = _SMALLEST_HINT
         return _Judgement("stopped", reason, hint, told_by=told_by)
     failure = _failure(record, root, script)
     unseen = len(job.ranks_reported) < max(job.ranks_expected, 1)
