@@ -38,6 +38,7 @@ _ASK_AT_MOST_S = 60.0
 def module_hint(module: str, root: str = ".", script: Script | None = None, python: str = "") -> str:
     """Return how a module is installed, or found where the project has it; with it the others that the script lacks."""
     top = module.partition(".")[0]
+    root = root if script is None else str(script.root)
     if (sources := _built_from(module)) is not None:
         how = "as described in the project's README (usually `python setup.py build_ext --inplace`)"
         return f"{module} is compiled from {sources} of this project: build it for the Python of the ranks, {how}."

@@ -63,8 +63,11 @@ def test_a_package_of_the_project_is_installed_or_found_by_its_path(
     for name in files:
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).touch()
+    (tmp_path / ".git").mkdir()
+    (tmp_path / start / "train.py").write_text("import own_a\n")
     monkeypatch.chdir(tmp_path / start)
     assert hint in module_hint("own_a", os.fspath(tmp_path))
+    assert hint in module_hint("own_a", ".", read_script(Path("train.py").absolute()), sys.executable)
 
 
 def test_the_metadata_of_the_project_itself_come_with_its_installation(
