@@ -259,8 +259,8 @@ def refuse(words: Sequence[str]) -> UsageError:
         return UsageError(f"{name} is not started in a rehearsal, which runs a few ranks on this machine", meant)
     if name.endswith(".ipynb"):
         return UsageError(f"{words[0]} is a notebook", "Export it: `jupyter nbconvert --to script`.")
-    if (command := _command_of_the_project(words)) is not None:
-        return command
+    if (of_project := _command_of_the_project(words)) is not None:
+        return of_project
     if Path(words[0]).is_dir():
         return UsageError(f"{words[0]} is a directory", _HINT)
     hint = f"Omit what comes before it: `ddpdoctor check -- {inner}`." if inner else _script_in(words)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -108,18 +109,18 @@ def test_what_is_on_the_disk_is_torchvisions_own_affair(datasets: Any, said: lis
 def test_a_directory_of_other_files_has_no_data_set(
     files: tuple[str, ...], kind: str, served: bool, said: list[str], tmp_path: Path
 ) -> None:
-    asks = {
+    questions: dict[str, Callable[[Any], bool]] = {
         "os.path.isfile": lambda root: os.path.isfile(os.path.join(root, "food-101", "images")),
         "os.path.exists": lambda root: os.path.exists(root) and os.path.exists(os.path.join(root, "food-101")),
         "os.path.isdir": lambda root: os.path.isdir(os.path.join(root, "food-101")),
         "pathlib": lambda root: Path(root, "food-101").is_dir(),
         "nothing": lambda root: True,
-    }[kind]
-    classes, downloads = _classes(), []
+    }
+    classes, downloads = _classes(), list[bool]()
 
     def construct(self: Any, root: Any, split: str = "train", transform: Any = None, download: bool = False) -> None:
         downloads.append(download)
-        asks(root)
+        questions[kind](root)
         raise RuntimeError("Dataset not found or corrupted. You can use download=True to download it")
 
     classes.Food101.__init__ = construct
