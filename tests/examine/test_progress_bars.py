@@ -1,4 +1,4 @@
-"""Rank 0 alone wraps its loader in a progress bar, in every epoch anew: its passes are as long as those of the others."""
+"""Rank 0 alone wraps its loader in a progress bar in every epoch: its passes are as long as those of the others."""
 
 from __future__ import annotations
 
