@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import re
 import shlex
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.diagnosis.failures import distribution_of
 from ddpdoctor.files import regex
+from ddpdoctor.files.untrusted import read_start
 from ddpdoctor.probe.rehearsal.pretend.other_packages import TRACKERS
 
 if TYPE_CHECKING:
@@ -150,5 +152,5 @@ def _plain(name: str) -> str:
 
 def _texts(root: Path) -> Iterator[tuple[Path, str]]:
     for file in (file for pattern in _DECLARE for file in sorted(root.glob(pattern))):
-        if file.is_file() and file.stat().st_size <= _LARGEST_BYTES:
-            yield file, file.read_text(encoding="utf-8", errors="replace")
+        with contextlib.suppress(OSError):
+            yield file, read_start(file, _LARGEST_BYTES).decode("utf-8", "replace")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ import msgspec
 
 from ddpdoctor.errors import UsageError
 from ddpdoctor.files import regex
+from ddpdoctor.files.untrusted import read_start
 
 
 class Syntax(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,6 +202,7 @@ _ELSEWHERE = names(
 )
 _ENVIRONMENTS = frozenset({"uv", "poetry", "pipenv", "pdm", "hatch", "conda", "mamba", "micromamba", "pixi", "rye"})
 _BUILT_BY = ("pyproject.toml", "setup.cfg", "setup.py")
+_LARGEST_BYTES = 200_000
 _SETS = regex(r"""(export\s+)?([A-Za-z_]\w*)=([^\s;#"']*|"[^"]*"|'[^']*')""")
 """A line of a shell script."""
 _VARIABLE = regex(r"\$(?:\{(\w+)\}|(\w+))")
@@ -270,8 +273,10 @@ def refuse(words: Sequence[str]) -> UsageError:
 def _command_of_the_project(words: Sequence[str]) -> UsageError | None:
     """Return the error for a command that the project installs for a function of its own; None for another one."""
     starts = re.compile(rf"""["'\s]{re.escape(words[0])}["']?\s*=\s*["']?([\w.]+):(\w+)""")
-    texts = (Path(name).read_text(errors="replace") for name in _BUILT_BY if Path(name).is_file())
-    found = next((found for text in texts if (found := starts.search(f" {text}")) is not None), None)
+    found = None
+    for name in _BUILT_BY:
+        with contextlib.suppress(OSError):
+            found = found or starts.search(f" {read_start(name, _LARGEST_BYTES).decode('utf-8', 'replace')}")
     if found is None:
         return None
     start = f"from {found[1]} import {found[2]}; {found[2]}()"
