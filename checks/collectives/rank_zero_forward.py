@@ -123,7 +123,12 @@ def lone_forwards(projection: Projection) -> Iterator[tuple[Event, Guard | None]
         module = made.argument("module", 0) if made is not None else None
         if not trained or made is None or module is None or event.ranks == ALL_RANKS or event.node in seen:
             continue
-        if _matched(event, forwards) or not synchronises_buffers(made) or not has_buffers(machine, module):
+        if (
+            _matched(event, forwards)
+            or _may_unwrap(event)
+            or not synchronises_buffers(made)
+            or not has_buffers(machine, module)
+        ):
             continue
         guard = next((guard for guard in reversed(event.guards) if guard.arm != ALL_RANKS), None)
         cause = guard.node if guard is not None else event.node
@@ -131,6 +136,23 @@ def lone_forwards(projection: Projection) -> Iterator[tuple[Event, Guard | None]
             continue
         seen |= {event.node, cause}
         yield event, guard
+
+
+def _may_unwrap(event: Event) -> bool:
+    """Return whether the script takes ``model.module`` here under a condition that is not known: where it wrapped."""
+    called = getattr(event.node, "func", None)
+    called = called.value if isinstance(called, ast.Attribute) and called.attr == "forward" else called
+    options: list[ast.AST] = [called] if called is not None else []
+    if isinstance(called, ast.Name):
+        assigned = event.module.index.within(event.module.body_around(event.node), ast.Assign)
+        named = (one for one in assigned if any(getattr(to, "id", "") == called.id for to in one.targets))
+        options += [one.value for one in named]
+    for module, test in event.undecided:
+        around = module.parents.get(test, test)
+        arms = (around.body, around.orelse) if isinstance(around, ast.If) else ()
+        here = [any(event.node in ast.walk(one) for one in arm) for arm in arms]
+        options += [one for arm, inside in zip(arms, here, strict=True) if any(here) and not inside for one in arm]
+    return any(isinstance(node, ast.Attribute) and node.attr == "module" for one in options for node in ast.walk(one))
 
 
 def _matched(event: Event, forwards: list[Event]) -> bool:

@@ -466,7 +466,7 @@ _DATA_WORDS = re.compile(
     r"couldn't find (a )?(dataset|any data file)",
     re.IGNORECASE,
 )
-_MODULE = re.compile(r"No module named '([\w.]+)'")
+_MODULE = re.compile(r"No module named '([\w.]+)'|No package metadata was found for ([\w.-]+)")
 _OTHER_VERSION = re.compile(r"cannot import name '\w+' from '(\w+)[\w.]*' \(.*\b(?:site|dist)-packages\b")
 _OTHER_BUILD = re.compile(r"operator (torch\w+)::\w+ does not exist|Could not load this library: .*/(?:lib)?(torch\w+)")
 """Compiled for another torch, or for CUDA where there is none."""
@@ -507,11 +507,12 @@ def lack_behind(raised: RankException, record: RunRecord | None = None) -> Lack 
     """
     if raised.communication:
         return None
-    if raised.type in ("ModuleNotFoundError", "ImportError"):
+    if raised.type in ("ModuleNotFoundError", "ImportError", "PackageNotFoundError"):
         found = _MODULE.search(f"{raised.message}\n{raised.traceback}")
         if found:
+            name = found[1] or found[2]
             # What an older or newer torch has is no package of its own.
-            return Lack("version", "torch") if found[1].startswith("torch.") else Lack("package", found[1])
+            return Lack("version", "torch") if name.startswith("torch.") else Lack("package", name)
         other = _OTHER_VERSION.search(raised.message)
         return Lack("version", other[1]) if other else None
     foreign = _OTHER_BUILD.search(raised.message)
@@ -528,11 +529,10 @@ def lack_behind(raised: RankException, record: RunRecord | None = None) -> Lack 
     return None if record is not None and _was_made(message, record) else Lack("data")
 
 
-def install_line(module: str) -> str:
-    """Return the command that installs the package of a module; empty for one that is built from its sources."""
+def distribution_of(module: str) -> str:
+    """Return the package that a module is installed by; empty for one that is built from its sources."""
     top = module.partition(".")[0]
-    distribution = _DISTRIBUTIONS.get(top, top)
-    return f"pip install {distribution}" if distribution else ""
+    return _DISTRIBUTIONS.get(top, top)
 
 
 def _was_made(message: str, record: RunRecord) -> bool:

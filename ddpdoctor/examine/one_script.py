@@ -487,7 +487,7 @@ def _rehearsed(
 
     def once(request: RehearsalRequest) -> tuple[RunRecord, RehearsalSection]:
         record = rehearse(request, on_progress)
-        return record, judge(record, str(root))
+        return record, judge(record, str(root), script)
 
     try:
         shown = rehearse_until_shown(rehearsal, once)

@@ -6,7 +6,6 @@ import ast
 import signal
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -14,6 +13,7 @@ import msgspec
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.examine.another_try import USAGE
+from ddpdoctor.examine.missing_modules import ELSEWHERE, module_hint
 from ddpdoctor.files import regex
 from ddpdoctor.files.untrusted import tree_of
 from ddpdoctor.finding import Fact, Finding, Location, Trouble, named_ranks, shown_path
@@ -22,6 +22,7 @@ from ddpdoctor.record.joining import headline
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import Rank, RankException, RunRecord
+    from ddpdoctor.source.script.script import Script
 
 # What helps against an exception that ended a script in its rehearsal before it had shown anything.
 
@@ -29,26 +30,32 @@ ARGUMENTS_HINT = (
     "Pass the script's own arguments after `--`, as in `ddpdoctor check train.py -- --data DIR`, or the whole command"
     " that launches it; `--static` reads the source only."
 )
-_ELSEWHERE = "give another Python with `--python`, or run this in the environment that launches the job"
 _INPUT_HINT = "Ranks cannot read from a terminal: let the script take this from its arguments, after `--`."
 _PORT_HINT = (
     "Another program listens on the script's port: stop it, or let the system choose a port (torchrun "
     "`--standalone`, or port 0)."
 )
-_DATA_HINT = f"This machine lacks the data. {ARGUMENTS_HINT}"
+_DATA_HINT = "This machine lacks the data: put them where the script looks for them"
+_OWN_FAULT_HINT = (
+    "The script fails so however it is started: mend this line, or take the version of the project that works;"
+    " `--static` reads the source only."
+)
+_OWN_FAULTS = frozenset({"NameError", "UnboundLocalError", "SyntaxError", "IndentationError", "TabError"})
+_OF_DATA, _OF_PATHS = regex(r"data|corpus|images|train"), regex(r"root|path|dir|folder|file")
 _NETWORK_HINT = (
     "The script fetches this from the network, which a rehearsal keeps from it: put the data where the script looks "
     "before it downloads, or rehearse with `--network`; `--static` reads the source only."
 )
+MOST_OPTIONS = 3
+"""More of them say nothing."""
 _VARIABLE = regex(r"'([A-Z][A-Z0-9_]+)'")
 """The message of a KeyError for what must be the name of an environment variable."""
 _PROGRAM = regex(r"No such file or directory: '([^/']+)'")
-_COMPILED = frozenset({".pyx", ".c", ".cc", ".cpp", ".cu"})
 _STARTS_A_PROGRAM = "in _execute_child"
 """Where Python's subprocess module raises it; Python names no other place for a program that is missing."""
 
 
-def hint_for(raised: RankException | None) -> str:
+def hint_for(raised: RankException | None, root: str = ".", script: Script | None = None, python: str = "") -> str:
     """Return what to do about an exception; mostly the script lacks its arguments."""
     from ddpdoctor.diagnosis.failures import gpus_of_the_node, lack_behind
 
@@ -58,10 +65,10 @@ def hint_for(raised: RankException | None) -> str:
         return _PORT_HINT
     lack = lack_behind(raised)
     if lack is not None and lack.kind == "package":
-        return _module_hint(lack.name)
+        return module_hint(lack.name, root, script, python)
     if lack is not None and lack.kind == "version":
         wanted = f"Install the version of {lack.name} named in the script's README for the Python of the ranks"
-        return f"{wanted}, or {_ELSEWHERE}; `--static` reads the source only."
+        return f"{wanted}, or {ELSEWHERE}; `--static` reads the source only."
     if raised.type == "EOFError" and "reading a line" in raised.message:
         return _INPUT_HINT
     if lack is not None and lack.kind == "network":
@@ -80,38 +87,31 @@ def hint_for(raised: RankException | None) -> str:
     if (gpus := gpus_of_the_node(raised)) is not None:
         many = f"{gpus} GPU" + ("s" if gpus > 1 else "")
         return f"A node of this rehearsal has {many}: let the script ask for no more, or raise `--nproc`."
-    return ARGUMENTS_HINT if lack is None else _DATA_HINT
+    if raised.type in _OWN_FAULTS or (raised.type == "ImportError" and "cannot import name" in raised.message):
+        return _OWN_FAULT_HINT
+    return ARGUMENTS_HINT if lack is None else _data_hint(script)
 
 
-def _built_from(module: str) -> str | None:
-    """Return the directory of this project that holds the sources of a compiled module; None where it is none."""
-    for place in (".", "src"):
-        package = Path(place, *module.split(".")[:-1])
-        inside = module.count(".") and package.is_dir()
-        if inside and any(one.suffix in _COMPILED for one in package.rglob("*")):
-            return package.as_posix()
-    return None
+def _data_hint(script: Script | None) -> str:
+    """Return what helps against missing data: the options by which the script is told where they are."""
+    options = list(dict.fromkeys(_options(script))) if script is not None else []
+    named = [name for name in options if _OF_DATA.search(name) and _OF_PATHS.search(name)]
+    named = named or [name for name in options if _OF_DATA.search(name)] or [o for o in options if _OF_PATHS.search(o)]
+    if not named or len(named) > MOST_OPTIONS:
+        return f"{_DATA_HINT}, as its README says; `--static` reads the source only."
+    return f"{_DATA_HINT}, or say where they are by its own {' or '.join(named)}; `--static` reads the source only."
 
 
-def _module_hint(module: str) -> str:
-    """Return how a module is installed, or found where the project has it."""
-    from ddpdoctor.diagnosis.failures import install_line
-
-    top = module.partition(".")[0]
-    if (sources := _built_from(module)) is not None:
-        how = "as described in the project's README (usually `python setup.py build_ext --inplace`)"
-        return f"{module} is compiled from {sources} of this project: build it for the Python of the ranks, {how}."
-    if module != top and any(Path(place, f"{top}.py").exists() for place in (".", "src")):
-        return f"{top}.py of this project has no submodule {module}: a file is missing from the project."
-    if any(Path(place, name).exists() for place in (".", "src") for name in (top, f"{top}.py")):
-        return f"{top} is in this project: start from the directory, or with the PYTHONPATH, given in its README."
-    line = install_line(module)
-    if module != top and line == f"pip install {top}":
-        # Python names the first part that it misses: those before it are there.
-        newer = f"install the version of {top} that the script's README names, or the package that adds this part"
-        return f"The ranks' Python has {top}, but no submodule {module}: {newer}; or {_ELSEWHERE}."
-    how = f"`{line}` for the Python of the ranks" if line else f"build and install {top} for the Python of the ranks"
-    return f"{how[0].upper()}{how[1:]}, {_ELSEWHERE}; `--static` reads the source only."
+def _options(script: Script) -> Iterator[str]:
+    """Yield the options that the modules of a script add to a parser and that take a value."""
+    for module in script.modules:
+        for call in module.calls_by_name.get("add_argument", ()):
+            if not any(keyword.arg == "action" for keyword in call.keywords):
+                yield from (
+                    one.value
+                    for one in call.args
+                    if isinstance(one, ast.Constant) and isinstance(one.value, str) and one.value.startswith("--")
+                )
 
 
 OUTPUT_LINES = 12
@@ -149,6 +149,9 @@ _OWN_BATCHES_HINT = (
     "The script trains without a DataLoader, whose batches would be cut: choose a smaller model or "
     "batch with its own arguments, or give it more time with `--time-limit`."
 )
+SMALLEST_BATCH = 2
+"""Of one sample a batch norm has no statistics."""
+_SMALLEST_HINT = "Give it more time with `--time-limit`, or choose a smaller model with the script's own arguments."
 _PARTINGS: frozenset[Trouble] = DIVERGENCES | SUSPECTED | {"hang"}
 _ENDED_BY_US = frozenset(
     {"proof", "time-limit", "interrupted", "no-touch", "cut", "slow", "memory", "rendezvous", "stand-in", "overlay"}
@@ -172,7 +175,7 @@ class _Judgement(msgspec.Struct, frozen=True):
     told_by: frozenset[Trouble] = frozenset()
 
 
-def judge(record: RunRecord, root: str) -> RehearsalSection:
+def judge(record: RunRecord, root: str, script: Script | None = None) -> RehearsalSection:
     """Sum up a rehearsal; anything but ``completed`` has shown less than was asked for.
 
     Completed means: every rank reported, trained a model with the others, by DDP or by other collectives, made at least
@@ -181,7 +184,7 @@ def judge(record: RunRecord, root: str) -> RehearsalSection:
     from ddpdoctor.examine.unreached_code import unreached
 
     job = record.job
-    judgement = _judgement(record, root)
+    judgement = _judgement(record, root, script)
     return RehearsalSection(
         status=judgement.status,
         reason=judgement.reason,
@@ -240,12 +243,12 @@ def could_not_rehearse(error: DdpDoctorError) -> RehearsalSection:
     return RehearsalSection(status="failed", reason=error.message, hint=error.hint)
 
 
-def _judgement(record: RunRecord, root: str) -> _Judgement:
+def _judgement(record: RunRecord, root: str, script: Script | None) -> _Judgement:
     from ddpdoctor.diagnosis.divergence.describe import whereabouts
     from ddpdoctor.diagnosis.training.replicas import trained_by_hand, trained_in_common
 
     job = record.job
-    if (lacking := _lacking(record, root)) is not None:
+    if (lacking := _lacking(record, root, script)) is not None:
         return lacking
     if job.stop_reason in _ENDED_BY_US:
         reason = job.stop_text or _SENTENCES[job.stop_reason]
@@ -255,8 +258,10 @@ def _judgement(record: RunRecord, root: str) -> _Judgement:
         hint = _HINTS.get(job.stop_reason, "")
         if job.stop_reason in _TOO_LONG and record.wraps and not record.loaders:
             hint = _OWN_BATCHES_HINT
+        elif job.stop_reason in _TOO_LONG and 0 < int(job.batch_size or 0) <= SMALLEST_BATCH:
+            hint = _SMALLEST_HINT
         return _Judgement("stopped", reason, hint, told_by=told_by)
-    failure = _failure(record, root)
+    failure = _failure(record, root, script)
     unseen = len(job.ranks_reported) < max(job.ranks_expected, 1)
     if failure is not None and not (unseen and _only_signals(record)):
         return failure
@@ -264,7 +269,7 @@ def _judgement(record: RunRecord, root: str) -> _Judgement:
         reason = job.stop_text or _SENTENCES.get(job.stop_reason, "a rank failed")
         return _Judgement("failed", reason, _HINTS.get(job.stop_reason, ARGUMENTS_HINT), _any_output(record))
     if unseen and not job.ranks_expected:
-        return _no_rank(record, root)
+        return _no_rank(record, root, script)
     if unseen and not job.ranks_reported and _ended_without_torch(record):
         reason = "the script never imported torch"
         return _Judgement(
@@ -293,7 +298,7 @@ def _judgement(record: RunRecord, root: str) -> _Judgement:
     return _Judgement("completed")
 
 
-def _lacking(record: RunRecord, root: str) -> _Judgement | None:
+def _lacking(record: RunRecord, root: str, script: Script | None) -> _Judgement | None:
     """Return the rank that failed first, where it failed for what this machine lacks: whatever followed shows
     nothing.
     """
@@ -302,7 +307,7 @@ def _lacking(record: RunRecord, root: str) -> _Judgement | None:
     failed = [rank for rank in record.ranks if _failed(rank)]
     raised = _root_exception(min(failed, key=_order_of_failure)) if failed else None
     lacks = raised is not None and lack_behind(raised, record) is not None
-    return _failure(record, root) if lacks else None
+    return _failure(record, root, script) if lacks else None
 
 
 def _no_wrap(record: RunRecord) -> _Judgement:
@@ -319,17 +324,17 @@ def _shortened(text: str, characters: int) -> str:
     return f"{text[: characters - 4]} ..." if shortened == "..." else shortened
 
 
-def _no_rank(record: RunRecord, root: str) -> _Judgement:
+def _no_rank(record: RunRecord, root: str, script: Script | None) -> _Judgement:
     raised = next(iter(record.job.early_exceptions), None)
     if raised is None:
         return _Judgement("failed", "the script started no rank", _NO_RANK_HINT, _any_output(record))
-    hint = hint_for(raised)
+    hint = hint_for(raised, root, script, record.job.python)
     message = _shortened(headline(raised), LONG_MESSAGE)
     reason = f"{raised.type} was raised before a rank started{_at(raised, root)}"
     return _Judgement("failed", f"{reason}: {message}" if message else reason, hint, _any_output(record))
 
 
-def _failure(record: RunRecord, root: str) -> _Judgement | None:
+def _failure(record: RunRecord, root: str, script: Script | None) -> _Judgement | None:
     """Return the first rank that failed for a reason of its own, before those that only lost their peer."""
     failed = [rank for rank in record.ranks if _failed(rank)]
     if not failed:
@@ -352,7 +357,7 @@ def _failure(record: RunRecord, root: str) -> _Judgement | None:
         if first.exit_code == USAGE and (said := _last_lines(first.output_tail, 1).strip()):
             reason += f": {_shortened(said, MESSAGE_CHARACTERS)}"
     output = first.output_tail or (raised.traceback if raised else "")
-    return _Judgement("failed", reason, hint_for(raised), _last_lines(output), told_by)
+    return _Judgement("failed", reason, hint_for(raised, root, script, record.job.python), _last_lines(output), told_by)
 
 
 def _speaks_for(raised: RankException) -> frozenset[Trouble]:

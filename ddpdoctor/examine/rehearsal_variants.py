@@ -84,8 +84,9 @@ def is_compared(
     from ddpdoctor.launch.rehearsal_plan import time_limit_s
 
     if asked is not None:
-        # What ends a script behind its first steps does not keep them from being compared.
-        reached = rehearsal.status == "failed" and rehearsal.steps >= STEPS_COMPARED
+        # What ends a script behind its first steps, the time limit too, does not keep them from being compared; ranks
+        # that part do.
+        reached = rehearsal.steps >= STEPS_COMPARED and (rehearsal.status == "failed" or not rehearsal.told_by)
         return asked and (rehearsal.status == "completed" or reached)
     is_short = rehearsal.seconds <= SHARE_OF_LIMIT * time_limit_s(rehearsed, rehearsed.nproc)
     return is_clean(rehearsal, results) and (thorough or is_short)

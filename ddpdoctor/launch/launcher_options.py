@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +12,7 @@ import msgspec
 
 from ddpdoctor.errors import UsageError
 from ddpdoctor.files import regex
+from ddpdoctor.files.untrusted import read_start
 
 
 class Syntax(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,6 +201,11 @@ _ELSEWHERE = names(
     " timeout stdbuf"
 )
 _ENVIRONMENTS = frozenset({"uv", "poetry", "pipenv", "pdm", "hatch", "conda", "mamba", "micromamba", "pixi", "rye"})
+_BUILT_BY = ("pyproject.toml", "setup.cfg", "setup.py")
+_LARGEST_BYTES = 200_000
+_SETS = regex(r"""(export\s+)?([A-Za-z_]\w*)=([^\s;#"']*|"[^"]*"|'[^']*')""")
+"""A line of a shell script."""
+_VARIABLE = regex(r"\$(?:\{(\w+)\}|(\w+))")
 _STARTS = regex(r"(torchrun|accelerate|python[\d.]*)$")
 _HINT = "Pass the script and its arguments: `ddpdoctor check train.py -- --its options`."
 
@@ -254,10 +262,29 @@ def refuse(words: Sequence[str]) -> UsageError:
         return UsageError(f"{name} is not started in a rehearsal, which runs a few ranks on this machine", meant)
     if name.endswith(".ipynb"):
         return UsageError(f"{words[0]} is a notebook", "Export it: `jupyter nbconvert --to script`.")
+    if (of_project := _command_of_the_project(words)) is not None:
+        return of_project
     if Path(words[0]).is_dir():
         return UsageError(f"{words[0]} is a directory", _HINT)
     hint = f"Omit what comes before it: `ddpdoctor check -- {inner}`." if inner else _script_in(words)
     return UsageError(f"{words[0]} is not a launcher known to ddpdoctor", hint)
+
+
+def _command_of_the_project(words: Sequence[str]) -> UsageError | None:
+    """Return the error for a command that the project installs for a function of its own; None for another one."""
+    starts = re.compile(rf"""["'\s]{re.escape(words[0])}["']?\s*=\s*["']?([\w.]+):(\w+)""")
+    found = None
+    for name in _BUILT_BY:
+        with contextlib.suppress(OSError):
+            found = found or starts.search(f" {read_start(name, _LARGEST_BYTES).decode('utf-8', 'replace')}")
+    if found is None:
+        return None
+    start = f"from {found[1]} import {found[2]}; {found[2]}()"
+    return UsageError(
+        f"{words[0]} is a command that this project installs, and no script",
+        f"Write `{start}` to a file here, and pass that: `ddpdoctor check -- "
+        f"{shlex.join(['python', 'start.py', *words[1:]])}`.",
+    )
 
 
 def _taken_away(left: list[str]) -> list[str]:
@@ -289,11 +316,33 @@ def _shell(words: Sequence[str]) -> UsageError:
     for number, line in enumerate(lines, 1):
         if _LAUNCH_IN_SHELL.search(line) and not line.lstrip().startswith("#"):
             example, found = _with_continuations(lines[number - 1 :]), f", line {number},"
+            example = _with_values(example, lines[: number - 1])
             break
     return UsageError(
         f"{script} is a shell script, which is not rehearsed",
         f"Put the launch command from it{found} after `--`: `ddpdoctor check -- {example}`.",
     )
+
+
+def _with_values(command: str, before: Sequence[str]) -> str:
+    """Return a shell command as it stands for itself: with what the lines before it export, and the values that they
+    give to its variables; what is computed stays as it is written.
+    """
+    set_to: dict[str, str] = {}
+    exported: dict[str, str] = {}
+    for line in before:
+        found = _SETS.fullmatch(line.strip())
+        if found is None:
+            continue
+        value = _filled_in(found[3], set_to)
+        set_to[found[2]] = value.strip("\"'")
+        if found[1]:
+            exported[found[2]] = value
+    return " ".join([*(f"{name}={value}" for name, value in exported.items()), _filled_in(command, set_to)])
+
+
+def _filled_in(text: str, values: Mapping[str, str]) -> str:
+    return _VARIABLE.sub(lambda found: values.get(found[1] or found[2], found[0]), text)
 
 
 def _with_continuations(lines: Sequence[str]) -> str:

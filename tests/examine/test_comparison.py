@@ -14,6 +14,7 @@ from ddpdoctor.launch.request import RehearsalRequest
 REQUEST = RehearsalRequest(script=Path("/train.py"))
 DONE = RehearsalSection(status="completed", steps=4, seconds=1.0)
 FAILED = msgspec.structs.replace(DONE, status="failed")
+STOPPED = msgspec.structs.replace(DONE, status="stopped")
 
 
 @pytest.mark.parametrize(
@@ -26,6 +27,10 @@ FAILED = msgspec.structs.replace(DONE, status="failed")
         (FAILED, None, False),
         (FAILED, True, True),
         (msgspec.structs.replace(FAILED, steps=1), True, False),
+        (STOPPED, None, False),
+        (STOPPED, True, True),
+        (msgspec.structs.replace(STOPPED, steps=1), True, False),
+        (msgspec.structs.replace(STOPPED, told_by=frozenset({"hang"})), True, False),
     ],
 )
 def test_what_is_compared(section: RehearsalSection, asked: bool | None, is_one: bool) -> None:

@@ -130,7 +130,7 @@ def test_an_exception_of_all_ranks_is_said_once() -> None:
     ]
     section = judge(record(*ranks), ROOT)
     assert section.reason == "ranks 0 and 1 raised FileNotFoundError at train.py:15: no data"
-    assert "after `--`" in section.hint
+    assert "lacks the data" in section.hint
 
 
 def test_a_failure_names_the_checks_that_tell_it() -> None:
@@ -166,7 +166,7 @@ def test_an_exit_code_for_missing_arguments_is_shown_with_the_last_words() -> No
     section = judge(record(*ranks, steps=0, wraps=False), ROOT)
     assert section.reason == "ranks 0 and 1 left with exit code 2: line 39"
     assert section.output.splitlines()[0] == "line 28"
-    assert "after `--`" in section.hint
+    assert "lacks the data" in section.hint
 
 
 def test_a_signal_is_named() -> None:
@@ -213,7 +213,7 @@ def test_what_was_raised_before_there_was_a_rank_is_the_reason_and_a_taken_port_
             "No module named 'apex'",
             "Build and install apex for the Python of the ranks",
         ),
-        ("ImportError", "cannot import name 'x'", "", "Pass the script's own arguments"),
+        ("ImportError", "cannot import name 'x'", "", "The script fails so however"),
         (
             "URLError",
             "<urlopen error [Errno -2] Name or service not known>",
@@ -232,7 +232,7 @@ def test_what_was_raised_before_there_was_a_rank_is_the_reason_and_a_taken_port_
             "FileNotFoundError",
             "[Errno 2] No such file or directory: 'imagenet'",
             "",
-            "This machine lacks the data. Pass the script's",
+            "This machine lacks the data: put them",
         ),
         ("ModuleNotFoundError", "No module named 'timm'", "", "`pip install timm` for the Python of the ranks"),
         ("EOFError", "EOF when reading a line", "", "Ranks cannot read from a terminal"),

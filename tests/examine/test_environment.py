@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.diagnosis.failures import Lack, install_line, lack_behind
+from ddpdoctor.diagnosis.failures import Lack, distribution_of, lack_behind
 from ddpdoctor.examine.rehearsal_result import hint_for
 from ddpdoctor.record.model import Job, RankException, RunRecord
 from ddpdoctor.record.streams.training import FileEvent
@@ -86,15 +86,15 @@ def test_what_the_machine_lacks_is_told_from_what_the_script_does(kind: str, mes
 def test_a_missing_module_is_named_with_its_package() -> None:
     raised = RankException(time_ns=1, type="ModuleNotFoundError", message="No module named 'cv2'")
     assert lack_behind(raised) == Lack("package", "cv2")
-    assert install_line("cv2") == "pip install opencv-python-headless"
-    assert install_line("sklearn.metrics") == "pip install scikit-learn" and install_line("apex") == ""
+    assert distribution_of("cv2") == "opencv-python-headless"
+    assert distribution_of("sklearn.metrics") == "scikit-learn" and distribution_of("apex") == ""
 
 
 @pytest.mark.parametrize(
     ("module", "files", "hint"),
     [
         ("align.core", ("align/core.pyx", "align/__init__.py"), "core is compiled from align of this project"),
-        ("align.core", ("align/__init__.py",), "align is in this project: start from the directory"),
+        ("align.core", ("align/__init__.py",), "align is in this project: put `PYTHONPATH=.`"),
         ("settings.small", ("settings.py",), "settings.py of this project has no submodule settings.small"),
         (
             "nobodys.part",

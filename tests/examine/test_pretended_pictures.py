@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -90,6 +92,49 @@ def test_what_is_on_the_disk_is_torchvisions_own_affair(datasets: Any, said: lis
     real = datasets.Food101(tmp_path)
     assert (len(real), real[1]) == (3, ("a real picture", 1))
     assert said == []
+
+
+@pytest.mark.parametrize(
+    ("files", "kind", "served"),
+    [
+        (("picture.png", "makefile"), "os.path.isfile", True),
+        (("docs/other.jpg", "train.sh"), "os.path.exists", True),
+        (("results/model.pt",), "pathlib", True),
+        (("results/model.pt", "food-101/"), "os.path.isdir", True),
+        (("results/model.pt", "food-101/part"), "os.path.isdir", False),
+        (("picture.png", "food-101/images"), "os.path.isfile", False),
+        (("picture.png",), "nothing", False),
+    ],
+)
+def test_a_directory_of_other_files_has_no_data_set(
+    files: tuple[str, ...], kind: str, served: bool, said: list[str], tmp_path: Path
+) -> None:
+    questions: dict[str, Callable[[Any], bool]] = {
+        "os.path.isfile": lambda root: os.path.isfile(os.path.join(root, "food-101", "images")),
+        "os.path.exists": lambda root: os.path.exists(root) and os.path.exists(os.path.join(root, "food-101")),
+        "os.path.isdir": lambda root: os.path.isdir(os.path.join(root, "food-101")),
+        "pathlib": lambda root: Path(root, "food-101").is_dir(),
+        "nothing": lambda root: True,
+    }
+    classes, downloads = _classes(), list[bool]()
+
+    def construct(self: Any, root: Any, split: str = "train", transform: Any = None, download: bool = False) -> None:
+        downloads.append(download)
+        questions[kind](root)
+        raise RuntimeError("Dataset not found or corrupted. You can use download=True to download it")
+
+    classes.Food101.__init__ = construct
+    image_datasets.serve_pictures(classes, said.append, str(tmp_path / "own"))
+    for name in files:
+        place = tmp_path / name
+        (place if name.endswith("/") else place.parent).mkdir(exist_ok=True, parents=True)
+        if not name.endswith("/"):
+            place.touch()
+    if served:
+        assert len(classes.Food101(tmp_path, download=True)) == 75_750 and downloads == [False]
+    else:
+        with pytest.raises(RuntimeError, match="corrupted"):
+            classes.Food101(tmp_path, download=True)
 
 
 def test_targets_that_are_no_labels_are_not_made_up(datasets: Any, said: list[str]) -> None:

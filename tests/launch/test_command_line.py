@@ -206,3 +206,46 @@ def test_a_scripts_arguments_are_no_launch_command() -> None:
     assert looks_like_launch((f"bin{os.sep}accelerate", "launch", "train.py"))
     assert not looks_like_launch(("accelerate", "--lr", "3"))
     assert not looks_like_launch(())
+
+
+@pytest.mark.parametrize(
+    ("lines", "command"),
+    [
+        ("CONFIG=configs/a.json\npython train.py -c $CONFIG", "python train.py -c configs/a.json"),
+        ("N=4\ntorchrun --nproc-per-node ${N} train.py", "torchrun --nproc-per-node 4 train.py"),
+        ("export OMP_NUM_THREADS=2\ntorchrun a.py", "OMP_NUM_THREADS=2 torchrun a.py"),
+        ("A='x y'\nB=$A/z  \npython a.py \"$A\" $B", 'python a.py "x y" x y/z'),
+        ("N=$(nvidia-smi -L | wc -l)\ntorchrun --nproc-per-node=$N a.py", "torchrun --nproc-per-node=$N a.py"),
+        ("torchrun a.py $LATER\nLATER=1", "torchrun a.py $LATER"),
+        ("N=1\nN=2\ntorchrun --nproc-per-node=$N a.py $1 $NAME", "torchrun --nproc-per-node=2 a.py $1 $NAME"),
+    ],
+)
+def test_the_launch_in_a_shell_script_has_the_values_of_its_variables(lines: str, command: str, tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f"#!/bin/sh\n{lines}\n")
+    with pytest.raises(UsageError) as raised:
+        read(f"sh {script}")
+    assert f"`ddpdoctor check -- {command}`" in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("setup.py", "setup(entry_points={'console_scripts': ['my-gan = my_gan.cli:main']})"),
+        ("pyproject.toml", '[project.scripts]\nmy-gan = "my_gan.cli:main"\n'),
+        ("pyproject.toml", '[tool.poetry.scripts]\n"my-gan" = "my_gan.cli:main"\n'),
+        ("setup.cfg", "[options.entry_points]\nconsole_scripts =\n    my-gan=my_gan.cli:main\n"),
+    ],
+)
+def test_a_command_that_the_project_installs_is_answered_with_what_it_starts(
+    file: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my-gan").mkdir()
+    (tmp_path / file).write_text(text)
+    with pytest.raises(UsageError, match="a command that this project installs") as raised:
+        read("my-gan --data $HOME")
+    assert "`from my_gan.cli import main; main()`" in raised.value.hint
+    assert "`ddpdoctor check -- python start.py --data '$HOME'`" in raised.value.hint
+    with pytest.raises(UsageError, match="not a launcher known"):
+        read("gan --data x")

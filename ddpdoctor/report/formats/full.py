@@ -99,12 +99,12 @@ def _rehearsal_block(examination: Examination, width: int) -> list[Text]:
         return []
     heading = Text.assemble(("rehearsal ", "bold"), (rehearsal.status, "bold yellow"))
     lines = [heading, *paragraph(Text(one_line(rehearsal.reason)), width)]
-    return lines if explained else lines + _last_exception(rehearsal, width)
+    return lines + _last_exception(rehearsal, width, with_output=not explained)
 
 
-def _last_exception(rehearsal: RehearsalSection, width: int) -> list[Text]:
+def _last_exception(rehearsal: RehearsalSection, width: int, *, with_output: bool) -> list[Text]:
     lines: list[Text] = []
-    if rehearsal.output.strip():
+    if with_output and rehearsal.output.strip():
         lines.append(Text("  the end of its output:", "dim"))
         for words in visible(rehearsal.output).splitlines():
             lines += [Text.assemble(("  | ", "dim"), line) for line in paragraph(Text(words), width - 4, indent=0)]

@@ -308,7 +308,7 @@ class Loaders:
         @functools.wraps(length)
         def __len__(loader: Any) -> int:
             true = int(length(loader))
-            asker = sys._getframe(1)
+            asker = _asker(sys._getframe(1), journal.user_code.holds)
             planned = journal.guarded(loaders._length_for, loader, true, asker, harms=("passes",))
             return true if planned is None else planned
 
@@ -383,7 +383,9 @@ class Loaders:
         ordinal = self._ordinals[number] = self._ordinals.get(number, -1) + 1
         main = threading.current_thread() is threading.main_thread()
         true = self._length(loader)
-        trail = self._schedule.begin(number, (self._sites.get(number), _stack(frame)), main, true)
+        trail = self._schedule.begin(
+            number, (self._sites.get(number), _stack(frame, self._journal.user_code.holds)), main, true
+        )
         self._just_cut = False
         trail.ordinal = ordinal
         sampler = sharding_sampler(loader)
@@ -507,10 +509,20 @@ class Loaders:
         return length_of(loader, self._true_length)
 
 
-def _stack(frame: Optional[FrameType]) -> tuple[tuple[CodeType, Optional[int]], ...]:
-    """Return the lines that lead to a call, a framework's too: it trains and evaluates under one line of the user's."""
-    lines = []
-    while frame is not None:
-        lines.append((frame.f_code, frame.f_lineno))
+def _asker(frame: FrameType, is_users: Callable[[str], bool]) -> FrameType:
+    """Return who asks for a length: not the progress bar that a library has around the loader."""
+    while frame.f_code.co_name == "__len__" and not is_users(frame.f_code.co_filename) and frame.f_back is not None:
         frame = frame.f_back
-    return tuple(lines)
+    return frame
+
+
+def _stack(frame: FrameType, is_users: Callable[[str], bool]) -> tuple[tuple[CodeType, Optional[int]], ...]:
+    """Return the lines that lead to a call, a framework's too: it trains and evaluates under one line of the user's.
+
+    A library's generator hands batches on. A progress bar that rank 0 wraps around the loader in each epoch anew, and
+    around the bar before, makes no other place of it.
+    """
+    frames = (
+        one for one in _outwards(frame) if not one.f_code.co_flags & _GENERATOR or is_users(one.f_code.co_filename)
+    )
+    return tuple((one.f_code, one.f_lineno) for one in frames)

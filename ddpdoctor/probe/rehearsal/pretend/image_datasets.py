@@ -9,6 +9,7 @@ import os
 import random
 import sys
 from collections.abc import Callable
+from stat import S_ISDIR
 from typing import Any, NamedTuple, Optional
 
 from .absence import Note
@@ -101,8 +102,11 @@ def serve_construction(
             return
         named = {**given.arguments, **given.arguments.pop("kwargs", {})}
         root = os.path.expanduser(str(named.get("root") or ""))
-        if has_files(root) or not is_served(named):
+        if not is_served(named):
             construct(self, *arguments, **options)
+            return
+        here = {**options, "download": False} if "download" in options else options
+        if has_files(root) and _constructs(root, lambda: construct(self, *arguments, **here)):
             return
         transforms = {name: named.get(name) for name in ("transforms", "transform", "target_transform")}
         vision.__init__(self, root, **transforms)
@@ -110,6 +114,33 @@ def serve_construction(
         note(f"{real.__name__} of torchvision (random images)")
 
     real.__init__ = __init__
+
+
+def _constructs(root: str, construct: Callable[[], None]) -> bool:
+    """Construct a data set from what is there; return False where nothing that it looks for below ``root`` is.
+
+    The directory may be the project's own, with files of other kinds. A data set of which a part is there is
+    torchvision's own affair, and so is its error.
+    """
+    stat, looked_for = os.stat, list[bool]()
+
+    def watched(path: Any, *arguments: Any, **options: Any) -> Any:
+        inside = os.path.relpath(os.fspath(path), root) if isinstance(path, (str, os.PathLike)) else "."
+        if inside != "." and not str(inside).startswith(os.pardir):
+            # An empty directory may be another rank's, which has just made it.
+            looked_for.append(os.path.lexists(path) and (not S_ISDIR(os.lstat(path).st_mode) or has_files(path)))
+        return stat(path, *arguments, **options)
+
+    os.stat = watched
+    try:
+        construct()
+    except Exception:
+        if any(looked_for) or not looked_for:
+            raise
+        return False
+    finally:
+        os.stat = stat
+    return True
 
 
 def has_files(root: str) -> bool:

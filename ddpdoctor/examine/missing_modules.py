@@ -1,0 +1,156 @@
+"""What to install for a module that the ranks' Python lacks: all that the script lacks, by the names of packages."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddpdoctor.diagnosis.failures import distribution_of
+from ddpdoctor.files import regex
+from ddpdoctor.files.untrusted import read_start
+from ddpdoctor.probe.rehearsal.pretend.other_packages import TRACKERS
+
+if TYPE_CHECKING:
+    from ddpdoctor.source.script.module import Module
+    from ddpdoctor.source.script.script import Script
+
+ELSEWHERE = "give another Python with `--python`, or run this in the environment that launches the job"
+_COMPILED = frozenset({".pyx", ".c", ".cc", ".cpp", ".cu"})
+_BUILT_BY = ("pyproject.toml", "setup.py", "setup.cfg")
+_DECLARE = (*_BUILT_BY, "requirements*.txt", "*/requirements*.txt", "environment*.y*ml", "README*", "*/README*")
+_LARGEST_BYTES = 200_000
+_QUOTED = regex(r"""["']([A-Za-z][\w.-]+)(?=[\s\[<>=~!;"'])""")
+_LISTED = regex(r"^[\s-]*([A-Za-z][\w.-]+)", re.MULTILINE)
+_INSTALLED = regex(r"\bpip3? install\s+(.+)")
+_ASK = (
+    "import importlib.util,json,sys;"
+    "print(json.dumps([name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]))"
+)
+_ASK_AT_MOST_S = 60.0
+
+
+def module_hint(module: str, root: str = ".", script: Script | None = None, python: str = "") -> str:
+    """Return how a module is installed, or found where the project has it; with it the others that the script lacks."""
+    top = module.partition(".")[0]
+    root = root if script is None else str(script.root)
+    if (sources := _built_from(module)) is not None:
+        how = "as described in the project's README (usually `python setup.py build_ext --inplace`)"
+        return f"{module} is compiled from {sources} of this project: build it for the Python of the ranks, {how}."
+    places = [Path(place) for place in dict.fromkeys((".", "src", root, os.path.join(root, "src")))]
+    if module != top and any((place / f"{top}.py").exists() for place in places):
+        return f"{top}.py of this project has no submodule {module}: a file is missing from the project."
+    own = next((place for place in places if (place / top).is_dir() or (place / f"{top}.py").exists()), None)
+    others = _others(top, script, python) if script is not None and python else ()
+    if own is not None or _is_named(module, Path(root)):
+        return _of_the_project(top, Path(root), own, others)
+    if module != top and distribution_of(module) == top and not others:
+        # Python names the first part that it misses: those before it are there.
+        newer = f"install the version of {top} that the script's README names, or the package that adds this part"
+        return f"The ranks' Python has {top}, but no submodule {module}: {newer}; or {ELSEWHERE}."
+    wanted = {name: _declared(name, Path(root)) for name in (top, *others)}
+    if not wanted[top]:
+        return f"Build and install {top} for the Python of the ranks, {ELSEWHERE}; `--static` reads the source only."
+    line = f"pip install {shlex.join(package for package in dict.fromkeys(wanted.values()) if package)}"
+    return f"`{line}` for the Python of the ranks, {ELSEWHERE}; `--static` reads the source only."
+
+
+def _of_the_project(top: str, root: Path, own: Path | None, others: tuple[str, ...]) -> str:
+    """Return how the script finds a package of its own project: installed, as it asks for, or by the path."""
+    ways = []
+    if any((root / name).exists() for name in _BUILT_BY):
+        ways.append(f"install it (`pip install -e {shlex.quote(os.path.relpath(root))}`) for the Python of the ranks")
+    if own is not None:
+        ways.append(f"put `PYTHONPATH={shlex.quote(os.path.relpath(own))}` before the command")
+    missing = f"; `pip install {shlex.join(_declared(name, root) for name in others)}`, too" if others else ""
+    return f"{top} is in this project: {', or '.join(ways)}{missing}."
+
+
+def _built_from(module: str) -> str | None:
+    """Return the directory of this project that holds the sources of a compiled module; None where it is none."""
+    for place in (".", "src"):
+        package = Path(place, *module.split(".")[:-1])
+        inside = module.count(".") and package.is_dir()
+        if inside and any(one.suffix in _COMPILED for one in package.rglob("*")):
+            return package.as_posix()
+    return None
+
+
+def _others(top: str, script: Script, python: str) -> tuple[str, ...]:
+    """Return what the ranks' Python lacks of all that the script imports as it is loaded, but ``top``."""
+    own = {module.name.partition(".")[0] for module in script.modules}
+    known = sys.stdlib_module_names | TRACKERS | own | {top, "torch"}
+    names = sorted({name for module in _loaded(script) for name, _ in _imported(module)} - known)
+    try:
+        done = subprocess.run(
+            [python, "-c", _ASK, *names],
+            capture_output=True,
+            text=True,
+            timeout=_ASK_AT_MOST_S,
+            stdin=subprocess.DEVNULL,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(re.findall(r'"([^"]+)"', done.stdout))
+
+
+def _loaded(script: Script) -> Iterator[Module]:
+    """Yield the modules of the project that are certainly loaded with the script."""
+    queue, met = [script.entry], {script.entry.name}
+    while queue:
+        module = queue.pop()
+        yield module
+        for _, full in _imported(module):
+            parts = full.split(".")
+            for name in (".".join(parts[:end]) for end in range(1, len(parts) + 1)):
+                found = script.module(name)
+                if found is not None and name not in met:
+                    met.add(name)
+                    queue.append(found)
+
+
+def _imported(module: Module) -> Iterator[tuple[str, str]]:
+    """Yield the first and the whole name of what a module imports at its top level under no condition."""
+    lines = {one.lineno for one in module.tree.body if isinstance(one, (ast.Import, ast.ImportFrom))}
+    for one in module.imports:
+        if one.line in lines and one.module:
+            yield one.module.partition(".")[0], f"{one.module}.{one.name}" if one.name else one.module
+
+
+def _is_named(name: str, root: Path) -> bool:
+    """Return whether the project is built as a package of this name."""
+    built = re.compile(rf"""\bname\s*=\s*["']{re.escape(name)}["']""")
+    return any(built.search(text) for file, text in _texts(root) if file.name in _BUILT_BY)
+
+
+def _declared(module: str, root: Path) -> str:
+    """Return the package for a module, by the name that the project gives it (``hydra-core``) where it names one."""
+    known = distribution_of(module)
+    if known != module:
+        return known
+    named: set[str] = set()
+    for file, text in _texts(root):
+        if file.name.startswith("README"):
+            named.update(word for line in _INSTALLED.findall(text) for word in _LISTED.findall("\n".join(line.split())))
+        else:
+            named.update((_QUOTED if file.suffix in (".toml", ".py") else _LISTED).findall(text))
+    fitting = [name for name in named if f"{_plain(name)}-".startswith(f"{_plain(module)}-")]
+    return module if not fitting or _plain(module) in map(_plain, fitting) else min(fitting, key=len)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _texts(root: Path) -> Iterator[tuple[Path, str]]:
+    for file in (file for pattern in _DECLARE for file in sorted(root.glob(pattern))):
+        with contextlib.suppress(OSError):
+            yield file, read_start(file, _LARGEST_BYTES).decode("utf-8", "replace")
