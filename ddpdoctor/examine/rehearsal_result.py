@@ -58,7 +58,8 @@ def hint_for(raised: RankException | None) -> str:
         return _PORT_HINT
     lack = lack_behind(raised)
     if lack is not None and lack.kind == "package":
-        return _module_hint(lack.name)
+        named = f"Install what it names for the Python of the ranks, or {_ELSEWHERE}; `--static` reads the source only."
+        return _module_hint(lack.name) if lack.name else named
     if lack is not None and lack.kind == "version":
         wanted = f"Install the version of {lack.name} named in the script's README for the Python of the ranks"
         return f"{wanted}, or {_ELSEWHERE}; `--static` reads the source only."
@@ -101,10 +102,15 @@ def _module_hint(module: str) -> str:
     if (sources := _built_from(module)) is not None:
         how = "as described in the project's README (usually `python setup.py build_ext --inplace`)"
         return f"{module} is compiled from {sources} of this project: build it for the Python of the ranks, {how}."
-    if module != top and any(Path(place, f"{top}.py").exists() for place in (".", "src")):
-        return f"{top}.py of this project has no submodule {module}: a file is missing from the project."
-    if any(Path(place, name).exists() for place in (".", "src") for name in (top, f"{top}.py")):
-        return f"{top} is in this project: start from the directory, or with the PYTHONPATH, given in its README."
+    for place, name in ((place, name) for place in (".", "src") for name in (top, f"{top}.py")):
+        if not Path(place, name).exists():
+            continue
+        whole = Path(place, *module.split("."))
+        if not whole.exists() and not whole.with_suffix(".py").exists():
+            meant = f", or a package is meant that is not installed (`{install_line(module)}`)" if name == top else ""
+            return f"{name} of this project has no submodule {module}: a file is missing from the project{meant}."
+        how = "from the directory, or with the PYTHONPATH, given in its README"
+        return f"{top} is in this project: start {how if place == '.' else 'with PYTHONPATH=src'}."
     line = install_line(module)
     if module != top and line == f"pip install {top}":
         # Python names the first part that it misses: those before it are there.
