@@ -1,4 +1,4 @@
-"""``FullyShardedDataParallel`` on the stand-in, in the ways in which scripts for GPUs build it."""
+"""Sharded models on the stand-in, in the ways in which scripts for GPUs build them."""
 
 from __future__ import annotations
 
@@ -72,3 +72,33 @@ def test_a_wrapper_for_gpus_is_rehearsed_to_its_end(build: str, tmp_path: Path) 
     (tmp_path / "train.py").write_text(SCRIPT.replace("BUILD", build.replace("\\n", "\n")))
     code, report = check("--device", "stand-in", "train.py", cwd=tmp_path)
     assert (code, report["findings"], report["rehearsal"]["status"]) == (0, [], "completed"), report["rehearsal"]
+
+
+WITH_TENSOR_PARALLELISM = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+mesh = init_device_mesh("cuda", (2, 1), mesh_dim_names=("dp", "tp"))
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 4)).to("cuda")
+model = parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+fully_shard(model, mesh=mesh["dp"])
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for step in range(8):
+    torch.manual_seed(2 * step + mesh["dp"].get_local_rank())
+    optimizer.zero_grad()
+    model(torch.randn(4, 8, device="cuda")).square().mean().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+def test_shards_of_tensor_parallel_parameters_are_rehearsed_to_their_end(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(WITH_TENSOR_PARALLELISM)
+    _, report = check("--device", "stand-in", "train.py", cwd=tmp_path)
+    assert report["rehearsal"]["status"] == "completed", report["rehearsal"]
+    assert report["findings"] == []

@@ -351,7 +351,9 @@ class Pace:
         spent = self._clock() - self._started_s
         # A first step may import and compile for long (11 s of a model of 30,000 numbers, on a busy machine): the
         # second says what a step takes, where there is time for it.
-        believed = min(batches_left, 1) if self._backwards == 1 else batches_left
+        believed = batches_left
+        if self._backwards == 1:
+            believed, self._begun_s = min(batches_left, 1), self._clock()
         if batches_left and spent + believed * self._fastest_s > self._limit_s:
             self._ending.end(
                 "slow",

@@ -25,6 +25,7 @@ def install(torch: Any, devices: Devices) -> None:
     _Backends(torch, devices).install()
     _ddp(torch, devices)
     after_import("torch.distributed.fsdp._init_utils", _not_to_refuse_the_cpu)
+    after_import("torch.distributed.fsdp._fully_shard._fsdp_init", lambda module: _on_the_cpus_mesh(torch, module))
     after_import(
         "torch.distributed.fsdp.fully_sharded_data_parallel", lambda module: _older_fsdp(torch, module, devices)
     )
@@ -228,6 +229,11 @@ def _older_fsdp(torch: Any, module: Any, devices: Devices) -> None:
 def _not_to_refuse_the_cpu(module: Any) -> None:
     """Let ``sync_module_states`` broadcast parameters that are on the CPU, which gloo can."""
     module._check_module_states_for_sync_module_states = lambda states: None
+
+
+def _on_the_cpus_mesh(torch: Any, module: Any) -> None:
+    """Let ``fully_shard`` compute where the parameters are, on a mesh of GPUs as on the one that it makes itself."""
+    module._get_device_from_mesh = lambda mesh: torch.device("cpu")
 
 
 def _data_parallel(torch: Any) -> None:
