@@ -278,7 +278,8 @@ def rehearsal_options(function: Callable[..., Any]) -> Callable[..., Any]:
             default=2,
             show_default=True,
             metavar="N",
-            help="Maximum number of ranks in the rehearsal.",
+            help="Maximum number of ranks in the rehearsal; as many as the command starts, up to 8, where the script "
+            "does not start on fewer.",
         ),
         click.option(
             "--layout",

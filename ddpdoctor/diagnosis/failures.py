@@ -468,6 +468,8 @@ _DATA_WORDS = re.compile(
 )
 _MODULE = re.compile(r"No module named '([\w.]+)'|No package metadata was found for ([\w.-]+)")
 _OTHER_VERSION = re.compile(r"cannot import name '\w+' from '(\w+)[\w.]*' \(.*\b(?:site|dist)-packages\b")
+_NOT_INSTALLED = re.compile(r"(\bnot|n't)\b.{0,40}\b(installed|found|available)\b|\b(pip|conda) install\b", re.DOTALL)
+"""As libraries say it that look for an optional package before they import it: transformers, accelerate, torch."""
 _OTHER_BUILD = re.compile(r"operator (torch\w+)::\w+ does not exist|Could not load this library: .*/(?:lib)?(torch\w+)")
 """Compiled for another torch, or for CUDA where there is none."""
 _QUOTED = re.compile(r"'([^']+)'")
@@ -497,7 +499,7 @@ class Lack(msgspec.Struct, frozen=True):
     """``version``: the package is there, and is not the one that the script was written for. ``program``: one that the
     script starts is not there, or fails, as one that downloads does without a network."""
     name: str = ""
-    """Of the module, where it is a package."""
+    """Of the module, where it is a package that Python did not find; the message names any other."""
 
 
 def lack_behind(raised: RankException, record: RunRecord | None = None) -> Lack | None:
@@ -514,7 +516,9 @@ def lack_behind(raised: RankException, record: RunRecord | None = None) -> Lack 
             # What an older or newer torch has is no package of its own.
             return Lack("version", "torch") if name.startswith("torch.") else Lack("package", name)
         other = _OTHER_VERSION.search(raised.message)
-        return Lack("version", other[1]) if other else None
+        if other:
+            return Lack("version", other[1])
+        return Lack("package") if _NOT_INSTALLED.search(raised.message) else None
     foreign = _OTHER_BUILD.search(raised.message)
     if foreign:
         return Lack("version", foreign[1] or foreign[2])

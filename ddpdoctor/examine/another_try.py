@@ -29,12 +29,13 @@ TRIES = 4
 """Rehearsals of one script at most: each leaves out one more thing that the job does otherwise."""
 
 MOST_GPUS = 8
-"""Of one node, as most have them; an index beyond is a mistake of the script."""
+"""Of one node, as most have them; an index beyond is a mistake of the script. As many ranks run here at most."""
 
 USAGE = 2
 """The exit code of a script that does not know its arguments."""
 
 _SPEAKS_OF_GPUS = regex(r"cuda|\bn?gpus?\b|nvidia|nccl|accelerator device", re.IGNORECASE)
+_SPEAKS_OF_RANKS = regex(r"\branks?\b|world[ _]?size|\bmesh|divi(sible|des)\b|nproc|\bprocesses\b", re.IGNORECASE)
 _LAST_LINES = 4
 """Of a traceback: the line that raised, as the source has it, and the message."""
 _SPEAKS_OF_SIZES = regex(
@@ -155,6 +156,7 @@ def another_try(request: RehearsalRequest, record: RunRecord, section: Rehearsal
     return (
         _past_a_race(request, record)
         or _with_pretended_gpus(request, record, section)
+        or _with_the_jobs_ranks(request, record, section)
         or _with_the_jobs_gpus(request, record, section)
         or _with_apex_pretended(request, record)
         or _with_random_weights(request, record)
@@ -221,6 +223,21 @@ def _with_the_jobs_gpus(request: RehearsalRequest, record: RunRecord, section: R
         return None
     why = f"with {gpus} GPUs {section.reason}; rehearsed again with the {wanted} GPUs of the job's node"
     return Try(msgspec.structs.replace(request, gpus_per_node=wanted), why)
+
+
+def _with_the_jobs_ranks(request: RehearsalRequest, record: RunRecord, section: RehearsalSection) -> Try | None:
+    """A mesh of a fixed shape, or a count of the GPUs, wants the ranks that the launcher of the job starts."""
+    ranks, most = request.launch.ranks or 0, request.nproc
+    if request.nodes > 1 or request.launch.nodes > 1 or record.steps() or not most < ranks <= MOST_GPUS:
+        return None
+    raised = list(_exceptions(record))
+    few = any(_speaks(one, _SPEAKS_OF_RANKS) for one in raised) or (
+        not raised and _SPEAKS_OF_GPUS.search(section.output)
+    )
+    if not few or request.gpus_per_node:
+        return None
+    why = f"on {most} ranks {section.reason}; rehearsed again on the {ranks} of the command"
+    return Try(msgspec.structs.replace(request, nproc=ranks), why)
 
 
 def _with_the_other_nodes_ranks(request: RehearsalRequest, record: RunRecord) -> Try | None:
@@ -336,9 +353,13 @@ def _exceptions(record: RunRecord) -> Iterator[RankException]:
 
 
 def _is_about_gpus(raised: RankException) -> bool:
+    return _speaks(raised, _SPEAKS_OF_GPUS)
+
+
+def _speaks(raised: RankException, words: re.Pattern[str]) -> bool:
     last = "\n".join(raised.traceback.rstrip().splitlines()[-_LAST_LINES:])
     missing = raised.type in ("ModuleNotFoundError", "ImportError", "FileNotFoundError")
-    return not missing and bool(_SPEAKS_OF_GPUS.search(_without_paths(f"{raised.message}\n{last}")))
+    return not missing and bool(words.search(_without_paths(f"{raised.message}\n{last}")))
 
 
 def _is_about_sizes(raised: RankException) -> bool:

@@ -45,9 +45,17 @@ def module_hint(module: str, root: str = ".", script: Script | None = None, pyth
         how = "as described in the project's README (usually `python setup.py build_ext --inplace`)"
         return f"{module} is compiled from {sources} of this project: build it for the Python of the ranks, {how}."
     places = [Path(place) for place in dict.fromkeys((".", "src", root, os.path.join(root, "src")))]
-    if module != top and any((place / f"{top}.py").exists() for place in places):
-        return f"{top}.py of this project has no submodule {module}: a file is missing from the project."
-    own = next((place for place in places if (place / top).is_dir() or (place / f"{top}.py").exists()), None)
+    held = [place for place in places if (place / top).is_dir() or (place / f"{top}.py").exists()]
+    whole = [place for place in held if _is_there(place.joinpath(*module.split(".")))]
+    if held and not whole:
+        name, meant = f"{top}.py", ""
+        if (held[0] / top).is_dir():
+            name, meant = (
+                top,
+                f", or a package is meant that is not installed (`pip install {_declared(top, Path(root))}`)",
+            )
+        return f"{name} of this project has no submodule {module}: a file is missing from the project{meant}."
+    own = next(iter(whole), None)
     others = _others(top, script, python) if script is not None and python else ()
     if own is not None or _is_named(module, Path(root)):
         return _of_the_project(top, Path(root), own, others)
@@ -60,6 +68,10 @@ def module_hint(module: str, root: str = ".", script: Script | None = None, pyth
         return f"Build and install {top} for the Python of the ranks, {ELSEWHERE}; `--static` reads the source only."
     line = f"pip install {shlex.join(package for package in dict.fromkeys(wanted.values()) if package)}"
     return f"`{line}` for the Python of the ranks, {ELSEWHERE}; `--static` reads the source only."
+
+
+def _is_there(module: Path) -> bool:
+    return module.is_dir() or module.with_suffix(".py").exists()
 
 
 def _of_the_project(top: str, root: Path, own: Path | None, others: tuple[str, ...]) -> str:

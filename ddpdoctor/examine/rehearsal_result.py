@@ -65,7 +65,8 @@ def hint_for(raised: RankException | None, root: str = ".", script: Script | Non
         return _PORT_HINT
     lack = lack_behind(raised)
     if lack is not None and lack.kind == "package":
-        return module_hint(lack.name, root, script, python)
+        named = f"Install what it names for the Python of the ranks, or {ELSEWHERE}; `--static` reads the source only."
+        return module_hint(lack.name, root, script, python) if lack.name else named
     if lack is not None and lack.kind == "version":
         wanted = f"Install the version of {lack.name} named in the script's README for the Python of the ranks"
         return f"{wanted}, or {ELSEWHERE}; `--static` reads the source only."

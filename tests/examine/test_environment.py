@@ -67,6 +67,10 @@ def test_a_rank_that_lacks_something_is_inconclusive_and_says_what_to_do(tmp_pat
             "version",
         ),
         ("ImportError", "cannot import name 'train' from 'engine' (/work/engine.py)", ""),
+        ("ImportError", "FlashAttention2 is on: the package for it doesn't seem to be installed.", "package"),
+        ("ImportError", "T5Tokenizer requires sentencepiece, but it was not found in your environment.", "package"),
+        ("ImportError", "Using `bitsandbytes` needs it: pip install -U bitsandbytes", "package"),
+        ("ImportError", "attempted relative import with no known parent package", ""),
         ("ModuleNotFoundError", "No module named 'torch._six'", "version"),
         ("RuntimeError", "operator torchvision::nms does not exist", "version"),
         ("OSError", "Could not load this library: /e/site-packages/torchaudio/lib/libtorchaudio.abi3.so", "version"),
@@ -94,7 +98,10 @@ def test_a_missing_module_is_named_with_its_package() -> None:
     ("module", "files", "hint"),
     [
         ("align.core", ("align/core.pyx", "align/__init__.py"), "core is compiled from align of this project"),
-        ("align.core", ("align/__init__.py",), "align is in this project: put `PYTHONPATH=.`"),
+        ("align.core", ("align/__init__.py",), "align of this project has no submodule align.core: a file is missing"),
+        ("align.core", ("align/README.md",), "or a package is meant that is not installed (`pip install align`)"),
+        ("align.core", ("src/align/core.py",), "align is in this project: put `PYTHONPATH=src`"),
+        ("align.core", ("align/core/__init__.py",), "align is in this project: put `PYTHONPATH=.`"),
         ("settings.small", ("settings.py",), "settings.py of this project has no submodule settings.small"),
         (
             "nobodys.part",
@@ -110,6 +117,6 @@ def test_a_missing_module_of_the_project_is_built_found_or_lacking(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for file in files:
-        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
     assert hint in hint_for(RankException(time_ns=1, type="ModuleNotFoundError", message=f"No module named '{module}'"))

@@ -377,6 +377,29 @@ def by_getattr(files: Files) -> Files:
     return {name: _Getattr().visit(tree) for name, tree in files.items()}
 
 
+class _Annotations(ast.NodeTransformer):
+    def visit_Assign(self, node: ast.Assign) -> ast.stmt:
+        target = node.targets[0]
+        if len(node.targets) > 1 or not isinstance(target, (ast.Name, ast.Attribute)):
+            return node
+        declared = ast.AnnAssign(target, ast.Name("object"), node.value, int(isinstance(target, ast.Name)))
+        return ast.copy_location(declared, node)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
+        node.body = [part if isinstance(part, ast.Assign) else self.visit(part) for part in node.body]
+        return node  # There an annotation declares a field.
+
+    def visit_Module(self, node: ast.Module) -> ast.Module:
+        if not any(isinstance(part, (ast.Global, ast.Nonlocal)) for part in ast.walk(node)):
+            self.generic_visit(node)
+        return node  # What is declared as global has no annotation.
+
+
+def annotated(files: Files) -> Files:
+    """Say of each variable of which type it is."""
+    return {name: _Annotations().visit(tree) for name, tree in files.items()}
+
+
 TRANSFORMS: Mapping[str, Transform] = {
     "texts": in_texts,
     "rename": renamed,
@@ -387,6 +410,7 @@ TRANSFORMS: Mapping[str, Transform] = {
     "dead code": with_dead_code,
     "f-strings": formatted,
     "getattr": by_getattr,
+    "annotations": annotated,
 }
 
 

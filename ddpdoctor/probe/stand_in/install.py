@@ -376,7 +376,7 @@ def _is_index(device: Any) -> bool:
 
 _NEEDS_A_GPU = re.compile(
     r"not (been )?compiled with cu|support for cuda|ATen_cuda|gloo does not|with gloo|"
-    r"_cuda_|libcuda|CUDA driver|CUDA_HOME|from the 'CPU' backend|no kernel|triton|"
+    r"_cuda_|_for_cpu\b|libcuda|CUDA driver|CUDA_HOME|from the 'CPU' backend|no kernel|triton|"
     r"(requires?|needs?|only (supports?|works?)|must be|expected).{0,60}\b(CUDA|GPU)|"
     r"not implemented for '(Half|BFloat16|Float8\w*)'|(PREMUL_SUM|NCCL)",
     re.IGNORECASE,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from ..torch_compat import after_import
 from .cuda_module import Devices
 
 NCCL = "nccl"
@@ -23,6 +24,11 @@ def install(torch: Any, devices: Devices) -> None:
     average_on_gloo(torch)
     _Backends(torch, devices).install()
     _ddp(torch, devices)
+    after_import("torch.distributed.fsdp._init_utils", _not_to_refuse_the_cpu)
+    after_import("torch.distributed.fsdp._fully_shard._fsdp_init", lambda module: _on_the_cpus_mesh(torch, module))
+    after_import(
+        "torch.distributed.fsdp.fully_sharded_data_parallel", lambda module: _older_fsdp(torch, module, devices)
+    )
 
 
 class ProcessGroupNCCL:
@@ -203,6 +209,31 @@ def _ddp(torch: Any, devices: Devices) -> None:
     if hasattr(ddp, "_passing_sync_batchnorm_handle"):
         ddp._passing_sync_batchnorm_handle = lambda self, module: None
     _data_parallel(torch)
+
+
+def _older_fsdp(torch: Any, module: Any, devices: Devices) -> None:
+    """Let ``FullyShardedDataParallel`` compute on the CPU, where all parameters are, offloaded or not."""
+    fsdp = module.FullyShardedDataParallel
+    construct = fsdp.__init__
+
+    def on_cpu(given: dict[str, Any]) -> None:
+        device = given.get("device_id")
+        if device is not None:
+            devices.use(device)
+        further = given.pop("kwargs", {})
+        construct(**{**given, "device_id": torch.device("cpu"), "cpu_offload": None}, **further)
+
+    fsdp.__init__ = _by_name(construct, on_cpu)
+
+
+def _not_to_refuse_the_cpu(module: Any) -> None:
+    """Let ``sync_module_states`` broadcast parameters that are on the CPU, which gloo can."""
+    module._check_module_states_for_sync_module_states = lambda states: None
+
+
+def _on_the_cpus_mesh(torch: Any, module: Any) -> None:
+    """Let ``fully_shard`` compute where the parameters are, on a mesh of GPUs as on the one that it makes itself."""
+    module._get_device_from_mesh = lambda mesh: torch.device("cpu")
 
 
 def _data_parallel(torch: Any) -> None:

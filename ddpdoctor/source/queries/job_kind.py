@@ -560,7 +560,7 @@ def _texts(script: Script, name: str, wanted: str, arguments: Sequence[str]) -> 
 def _assignments(module: Module) -> Iterator[tuple[ast.stmt, Sequence[ast.expr], ast.expr]]:
     for plain in module.index.of(ast.Assign):
         yield plain, plain.targets, plain.value
-    for annotated in module.index.of(ast.AnnAssign):
+    for annotated in module.index.of(ast.AnnAssign):  # A field that a class declares.
         if annotated.value is not None:
             yield annotated, [annotated.target], annotated.value
 

@@ -166,7 +166,9 @@ def in_plain_spelling(tree: ast.Module) -> None:
         for name, field in ast.iter_fields(node):
             if field.__class__ is list:
                 for place, child in enumerate(field):
-                    if (plain := _plain(child)) is not None:
+                    # In a class an annotation declares a field, too.
+                    declares = node.__class__ is ast.ClassDef and child.__class__ is ast.AnnAssign
+                    if not declares and (plain := _plain(child)) is not None:
                         field[place] = plain
             elif field.__class__ in _SPELT and (plain := _plain(field)) is not None:
                 setattr(node, name, plain)
@@ -181,6 +183,8 @@ def _plain(node: object) -> ast.AST | None:
     if isinstance(node, ast.Call):
         name = _attribute_named(node, "getattr", 2)
         return ast.copy_location(ast.Attribute(node.args[0], name, ast.Load()), node) if name else None
+    if isinstance(node, ast.AnnAssign) and node.value is not None:
+        return ast.copy_location(ast.Assign([node.target], node.value), node)
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         name = _attribute_named(node.value, "setattr", 3)
         if name:
@@ -216,7 +220,7 @@ MAXIMUM_BYTES = 5_000_000
 """Larger files are data or generated code."""
 
 # In the text of a module: it may read attributes by their names as strings, or have f-strings.
-_OTHER_SPELLINGS = regex(r"[gs]etattr\(|\b[rR]?[fF][rR]?[\"']")
+_OTHER_SPELLINGS = regex(r"[gs]etattr\(|\b[rR]?[fF][rR]?[\"']|(?m:^[ \t]*[\w.\[\]]+[ \t]*:[^=\n]+=)")
 
 Reader = Callable[[Path, str, str], Module]
 """Makes a module of a file, the module's dotted name, and that of its package; raises what ``parse`` raises."""

@@ -46,6 +46,17 @@ def test_the_first_step_may_be_a_slow_start() -> None:
     assert not _steps([45.0, 5.0, 5.0, 5.0], [3, 2, 1, 0]).ended
 
 
+def test_the_first_step_alone_does_not_say_what_the_others_take() -> None:
+    assert not _steps([17.0, 0.1, 0.1, 0.1], [7, 6, 5, 0], started_s=-45.0).ended
+    assert not _steps([20.0, 0.1, 0.1, 0.1], [20, 19, 18, 0]).ended
+
+
+def test_the_second_step_says_it() -> None:
+    watch = _steps([20.0, 20.0, 20.0], [20, 19, 18])
+    assert watch.now_s == 40.0
+    assert watch.ended == [("slow", "a batch takes 20.0 s, so 19 more do not fit into the time limit of 120 s")]
+
+
 def test_later_steps_are_believed_in_full() -> None:
     assert _steps([30.0, 30.0], [3, 3]).now_s == 60.0
     assert _steps([30.0, 30.0], [3, 3]).ended
