@@ -7,7 +7,8 @@ What it finds
     a more specific check knows the reason, only that one reports. Buffers too, but the statistics of norms, where DDP
     does not broadcast them (warning). In a live run digests of all parameters are compared
     every 100 steps, and of three ranks or more the odd one is named. In the source: a ReduceLROnPlateau that every rank
-    steps with its own loss, which leads there in some epoch that a rehearsal does not reach; and a scheduler or an
+    steps with its own loss, or a learning rate that each rank makes of its own batches or clock, which leads there in
+    some epoch that a rehearsal does not reach; and a scheduler or an
     optimizer that steps, a learning rate that is set, parameters that are frozen, or weights that are loaded after the
     wrap, on some ranks only.
 
@@ -50,6 +51,9 @@ from ddpdoctor.source.interpreter.values import (
     ExternalObject,
     Instance,
     Value,
+    constant,
+    is_agreed,
+    is_varying,
     options_of,
     tags_of,
 )
@@ -120,6 +124,18 @@ def in_source(script: Script) -> Iterator[Finding]:
             ),
             locations=place,
             because=(("this value comes from the rank's own batches, and was not reduced", Via(place, event.chain)),),
+        )
+    for event in own_settings(whole_projection(script)):
+        key, place = constant(event.positional[0]), event.location
+        yield CHECK.finding(
+            "source",
+            f"each rank sets `{key}` of its optimizer by what it alone has: equal gradients lead to different models",
+            remedy=f"Make `{key}` of the number of the step, or of a value that "
+            "dist.all_reduce has made the same on all ranks.",
+            locations=place,
+            because=(
+                ("this value comes from the rank's own batches or clock, and was not reduced", Via(place, event.chain)),
+            ),
         )
 
 
@@ -271,6 +287,8 @@ def _reasons(record: RunRecord, found: Diverged) -> Iterator[Fact]:
 # State of the training that ranks change apart: by a loss of their own, or on some ranks only.
 
 PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau"
+# Kinds of the tags of what no two ranks have alike.
+_OWN = frozenset({"batch", "ddp", "clock", "drawn", "part"})
 # Words of scripts whose metrics may be reduced where it cannot be read.
 _REDUCERS = ("torchmetrics", "all_avg", "dist_mean")
 
@@ -294,6 +312,24 @@ def own_plateaus(projection: Projection) -> Iterator[Event]:
             continue
         is_plateau = bool(options) and all(isinstance(one, ExternalObject) and one.name == PLATEAU for one in options)
         if is_plateau and not is_of_whole_set(projection, metric) and not communicates(projection, event):
+            seen.add(event.node)
+            yield event
+
+
+def own_settings(projection: Projection) -> Iterator[Event]:
+    """Settings of optimizers that every rank makes of its own batches, clock or part of the data, each once."""
+    if uses_part(projection.machine.script, _REDUCERS):
+        return
+    from ddpdoctor.source.queries.rank_logging import communicates, is_of_whole_set
+
+    seen: set[ast.AST] = set()
+    for event in projection.in_course("training"):
+        if event.name != SET_PARAM_GROUP or event.node in seen or event.ranks != ALL_RANKS:
+            continue
+        value = event.positional[1]
+        own = is_varying(value) and not is_agreed(value) and any(kind in _OWN for kind, _ in tags_of(value))
+        alike = is_of_whole_set(projection, value) or communicates(projection, event)
+        if own and not alike and _what(projection, event):
             seen.add(event.node)
             yield event
 
