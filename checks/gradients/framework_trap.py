@@ -123,17 +123,28 @@ def lengths_of_prepared(projection: Projection) -> Iterator[Place]:
             continue
         body = event.module.body_around(event.node)
         given = [one.value for one in event.node.keywords if one.arg in _LENGTHS]
+        given += event.node.args if last_name(event.node.func).islower() else []
         parts = [node for value in given for node in made_from(value, body)]
         if any(last_name(node) == "num_processes" for node in parts):
             continue
-        if {ast.unparse(value) for value in given} & set(_ends_of_training(projection, event)):
+        ends = set(_ends_of_training(projection, event))
+        if {ast.unparse(value) for value in given} & ends:
             yield event.module, event.node
+        makers = (call for call in event.module.index.of(ast.Call) if last_name(call.func) == getattr(body, "name", ""))
+        for call in makers if not given and _is_returned(event.node, body) else ():
+            # A project's own function makes it: what that is given is the length where the training ends there.
+            if {ast.unparse(value) for value in (*call.args, *(one.value for one in call.keywords))} & ends:
+                yield event.module, call
         prepared = _prepared_names(body)
         for node in parts:
             counts = isinstance(node, ast.Call) and last_name(node.func) == "len"
             name = node.args[0] if counts and node.args else None  # type: ignore[attr-defined]
             if isinstance(name, ast.Name) and prepared.get(name.id, name.lineno) < name.lineno:
                 yield event.module, event.node
+
+
+def _is_returned(node: ast.AST, function: ast.AST) -> bool:
+    return any(isinstance(one, ast.Return) and node in descend(one) for one in descend(function))
 
 
 def _ends_of_training(projection: Projection, made: Event) -> Iterator[str]:
