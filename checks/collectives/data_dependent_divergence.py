@@ -4,7 +4,8 @@ What it finds
     A condition that each rank decides from something local (its batch, a loss that was not reduced, the clock, files
     on its machine, unseeded random numbers, a number drawn from the store) with a collective, or a forward or backward
     of the DDP model, that only one of its outcomes runs: a skipped batch, early stopping, a time limit, a loop over the
-    keys of a loss dict. Or collectives in the order of a set of strings, whatever was made of it in between. As advice:
+    keys of a loss dict. Or collectives in the order of a set of strings, whatever was made of it in between; or parts
+    and buffers of a DDP model that were registered in such an order, because DDP pairs them by position. As advice:
     leaving because its own loss is not finite. In a run: ranks that diverge at lines which each had run before, and
     batches that only some ranks trained on.
 
@@ -43,12 +44,14 @@ from ddpdoctor.check import Check
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Fact, Finding, Frame, Location, Refuted, Severity
 from ddpdoctor.source.events import Branch, Event, Loop, OwnKind, OwnTest, Tree, events_in, same
-from ddpdoctor.source.interpreter.values import ALL_RANKS
+from ddpdoctor.source.interpreter.values import ALL_RANKS, Instance
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import mentions, partings
 from ddpdoctor.source.queries.files import writes
+from ddpdoctor.source.ranks.rank_local_values import agrees_by_name, origin_of, queries_file
 from ddpdoctor.source.script.module import Module, descend, last_name, made_from
 from ddpdoctor.source.script.script import Script, uses_any
+from ddpdoctor.source.torch_model.buffers import parts_of_module
 from ddpdoctor.source.torch_model.recorded_calls import FILE_CALLS, FILE_METHODS
 
 if TYPE_CHECKING:
@@ -61,7 +64,7 @@ CHECK = Check(
     severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
     needs=frozenset({"ranks", "collectives", "forwards", "passes"}),
     subjects=("collectives",),
-    triggers=("distributed", "Distributed", "ccelerat", "horovod", "ightning"),
+    triggers=("distributed", "Distributed", "ccelerat", "horovod", "ightning", "TrainerCallback"),
 )
 _TOGETHER = (
     "All-reduce or broadcast the condition and branch on the result, so that all ranks take the same path; or "
@@ -103,6 +106,10 @@ def in_source(script: Script) -> Iterator[Finding]:
 def _evidence(parting: OwnParting) -> tuple[Fact, ...]:
     asked = f"`{parting.condition}` {'is' if parting.kind == 'order' else 'depends on'} {WORDS[parting.kind]}"
     needed = f"every rank must reach this {parting.collective} together"
+    if parting.collective == _WRAP:
+        needed = "DDP pairs the parameters and buffers of the ranks by their position in the model"
+    elif parting.collective in _TRAININGS:
+        needed = f"all ranks have to do the same things in this {parting.collective}"
     first = Fact(text=asked, basis="source", location=parting.location, stack=parting.chain)
     return first, Fact(text=needed, basis="source", location=parting.collective_location)
 
@@ -139,7 +146,9 @@ def _title(parting: OwnParting) -> str:
         return f"{line} pairs different things: `{parting.condition}` is {WORDS[parting.kind]}"
     if parting.how == "loop":
         return f"ranks may run {line} a different number of times: {WORDS[parting.kind]} decides how often"
-    return f"`{parting.condition}` depends on {WORDS[parting.kind]} and decides whether this rank runs {line}"
+    own = parting.collective in _TRAININGS
+    decides = "tells this rank alone how to go on in" if own else "decides whether this rank runs"
+    return f"`{parting.condition}` depends on {WORDS[parting.kind]} and {decides} {line}"
 
 
 def _remedy(parting: OwnParting) -> str:
@@ -215,21 +224,22 @@ def own_partings(projection: Projection) -> Iterator[OwnParting]:
                 inputs = test.kind == "files" and not _is_made(made, test, event)
                 yield msgspec.structs.replace(found, of_inputs=inputs)
     yield from _raises(projection, seen)
+    yield from _trainers_stopped(projection)
     yield from in_order
 
 
 def _in_set_order(projection: Projection, seen: set[ast.AST]) -> Iterator[OwnParting]:
     """Yield what follows the order of a set; what a loop over it asks of its items is decided by that order."""
-    for event, order in collectives_in_set_order(projection):
+    for event, module, order in (*collectives_in_set_order(projection), *models_in_set_order(projection)):
         if order in seen:
             continue
-        loop = event.module.parents.get(order)
+        loop = module.parents.get(order)
         if isinstance(loop, ast.For):
             names = set(targets_of(loop))
             asked = (one.test for one in descend(loop) if isinstance(one, (ast.If, ast.IfExp)))
             seen.update(test for test in asked if mentions(test, names))
         seen.add(order)
-        yield _described(OwnTest(order, event.module, "order", event.chain), "loop", event, False)
+        yield _described(OwnTest(order, module, "order", event.chain), "loop", event, False)
 
 
 _Made = tuple[Event, frozenset[str]]
@@ -294,6 +304,10 @@ _PLAIN_WORDS = frozenset(
     {"os", "path", "join", "self", "args", "exists", "isfile", "isdir", "is_file", "is_dir", "str", "Path", "pathlib"}
     | {"cfg", "config", "opt", "hparams", "params", "format", "epoch", "step", "mkdir", "dirname", "basename"}
 )
+_WRAP = "DistributedDataParallel"
+_TRAININGS = frozenset({"Trainer.fit", "Trainer.train"})
+# Attributes by which callbacks of Lightning and of the Hugging Face Trainer tell it what to do next.
+_ORDERS = regex(r"should_(stop|training_stop|epoch_stop|save|evaluate)$")
 _Found = tuple[OwnTest, Literal["branch", "loop"], Event, bool]
 
 
@@ -353,6 +367,32 @@ def _raises(projection: Projection, seen: set[ast.AST]) -> Iterator[OwnParting]:
             yield _described(test, "raise", trained, True)
 
 
+def _trainers_stopped(projection: Projection) -> Iterator[OwnParting]:
+    """Callbacks in which a rank asks its own clock or disk whether the Trainer stops, saves or evaluates."""
+    trained = next((event for event in projection.of_kind("collective") if event.name in _TRAININGS), None)
+    for module in projection.machine.script.modules if trained is not None else ():
+        for test in module.index.of(ast.If):
+            body = module.body_around(test)
+            bases = [base for around in module.ancestors(body) for base in getattr(around, "bases", ())]
+            if not any(last_name(base).endswith("Callback") for base in bases) or not any(map(_orders, test.body)):
+                continue
+            asked = [one for one in made_from(test.test, body) if isinstance(one, ast.Call)]
+            kinds = [kind for one in asked for kind, _ in origin_of(module.resolve(one.func))]
+            kinds += ["files" for one in asked if queries_file(last_name(one.func))]
+            agreed = any(agrees_by_name(last_name(one.func)) for one in descend(body) if isinstance(one, ast.Call))
+            kind: OwnKind | None = "clock" if "clock" in kinds else "files" if "files" in kinds else None
+            if kind is not None and trained is not None and not agreed:
+                frame = Frame(str(module.path), test.lineno, getattr(body, "name", ""))
+                yield _described(OwnTest(test.test, module, kind, (frame,)), "branch", trained, True)
+
+
+def _orders(statement: ast.stmt) -> bool:
+    """Return whether a statement tells a Trainer to do something that all of its ranks do together."""
+    return isinstance(statement, ast.Assign) and any(
+        isinstance(target, ast.Attribute) and _ORDERS.match(target.attr) for target in statement.targets
+    )
+
+
 def _described(test: OwnTest, how: Literal["branch", "loop", "raise"], event: Event, leaves: bool) -> OwnParting:
     return OwnParting(
         how=how,
@@ -360,7 +400,7 @@ def _described(test: OwnTest, how: Literal["branch", "loop", "raise"], event: Ev
         condition=test.module.excerpt(test.node),
         location=test.location,
         chain=test.chain,
-        collective=event.name,
+        collective=_WRAP if event.kind == "wrap" else event.name,
         collective_location=event.location,
         leaves=leaves,
         asked=frozenset(_words(test.node)),
@@ -388,12 +428,21 @@ _KEEPS_ORDER = frozenset({"list", "tuple", "enumerate", "iter", "reversed", "dic
 # Functions that put tensors or numbers one after another.
 _PACKS = frozenset({"stack", "cat", "concatenate", "tensor", "as_tensor", "array", "FloatTensor", "Tensor"})
 _FIXES_ORDER = "PYTHONHASHSEED"
+# Methods and functions that give a module a part, a parameter or a buffer by its name.
+_REGISTERS = frozenset({"register_buffer", "register_parameter", "register_module", "add_module", "setattr"})
+# Modules that hold others by their names, in the order of the names.
+_KEYED = frozenset({"ModuleDict", "ParameterDict"})
 # Variables, parameters and functions between a set and what is made of it.
 _DEEPEST = 8
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_NAMED = (ast.Name, ast.Attribute)
 
 
-def collectives_in_set_order(projection: Projection) -> Iterator[tuple[Event, ast.expr]]:
+_InOrder = tuple[Event, Module, ast.expr]
+"""What follows the order of a set, and that order with its module."""
+
+
+def collectives_in_set_order(projection: Projection) -> Iterator[_InOrder]:
     """Yield collectives on what a loop over a set names, or on what was put together in its order; with that order."""
     if uses_any(projection.machine.script, (_FIXES_ORDER,)):
         return
@@ -408,7 +457,45 @@ def collectives_in_set_order(projection: Projection) -> Iterator[tuple[Event, as
         order = order or _order_of_parts(event.module, event.node)
         if order is not None:
             seen.add(event.node)
-            yield event, order
+            yield event, event.module, order
+
+
+def models_in_set_order(projection: Projection) -> Iterator[_InOrder]:
+    """Yield wraps of models whose parts or buffers were registered in a set's order: DDP pairs them by position."""
+    script = projection.machine.script
+    if uses_any(script, (_FIXES_ORDER,)):
+        return
+    for wrap in projection.of_kind("wrap"):
+        wrapped = wrap.argument("module", 0)
+        parts = () if wrapped is None else parts_of_module(projection.machine, wrapped, registered=True)
+        for cls in dict.fromkeys(part.cls for part in parts if isinstance(part, Instance)):
+            module = script.module(cls.module)
+            for node in descend(cls.node) if module is not None else ():
+                order = _order_of_registration(module, node) if module is not None else None
+                if module is not None and order is not None and _has_no_order(module, order):
+                    yield wrap, module, order
+
+
+def _order_of_registration(module: Module, node: ast.AST) -> ast.expr | None:
+    """Return what a loop goes over that registers something in each turn, or a dict of modules is made of."""
+    if isinstance(node, ast.For):
+        names = targets_of(node)
+        registers = any(
+            (isinstance(one, ast.Call) and last_name(one.func) in _REGISTERS and mentions(one, names))
+            or (isinstance(one, ast.Assign) and any(_is_part(module, target, names) for target in one.targets))
+            for one in descend(node)
+        )
+        return node.iter if registers else None
+    if isinstance(node, ast.Call) and last_name(node.func) in _KEYED and node.args:
+        items = node.args[0]
+        return items.generators[0].iter if isinstance(items, ast.DictComp) else items
+    return None
+
+
+def _is_part(module: Module, target: ast.expr, names: list[str]) -> bool:
+    if not isinstance(target, ast.Subscript) or not isinstance(target.value, _NAMED) or not mentions(target, names):
+        return False
+    return any(isinstance(one, ast.Call) and last_name(one.func) in _KEYED for one in _given(module, target.value))
 
 
 def targets_of(loop: ast.For) -> list[str]:
@@ -468,7 +555,7 @@ def _call_has_no_order(module: Module, node: ast.Call, depth: int) -> bool:
     last = last_name(node.func)
     owner = node.func.value if isinstance(node.func, ast.Attribute) else None
     if owner is None and last in _SETS and len(node.args) == 1:
-        (inner,) = node.args
+        inner = next(_given(module, node.args[0]), None) if isinstance(node.args[0], _NAMED) else node.args[0]
         if isinstance(inner, (ast.List, ast.Tuple, ast.Set)):
             return _are_texts(inner.elts)
         return isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute) and inner.func.attr in _TENSORS
