@@ -35,7 +35,7 @@ import msgspec
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.events import Event
-from ddpdoctor.source.interpreter.values import NO_SYNC
+from ddpdoctor.source.interpreter.values import NO_SYNC, NONE
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.wrapped_models import ddp_objects, innermost_loop, training_events, wrap_numbers
 from ddpdoctor.source.script.module import descend, last_name, origins_of
@@ -133,12 +133,13 @@ def _tensors(event: Event) -> Iterator[ast.expr]:
 
 
 def _takes_norm(event: Event) -> bool:
-    """Return whether a norm of gradients is summed, and no division follows that makes a mean of the sum."""
+    """Return whether a norm of gradients is summed over all ranks, and no division makes a mean of the sum."""
     body = event.module.body_around(event.node)
     for tensor in _tensors(event):
-        name, operation = ast.unparse(tensor), event.named.get("op")
-        if not isinstance(tensor, ast.Name) or (operation is not None and "SUM" not in repr(operation)):
-            return False
+        name, options = ast.unparse(tensor), [event.argument("op", 1), event.argument("group", 2)]
+        told = [str(getattr(one, "name", "")) for one in options if one not in (None, NONE)]
+        if not isinstance(tensor, ast.Name) or not all(one.endswith((".SUM", ".WORLD")) for one in told):
+            return False  # A group of some ranks may hold parts of the gradients.
         inside = descend(body)
         added = [one.value for one in inside if isinstance(one, ast.AugAssign) and ast.unparse(one.target) == name]
         made = list(origins_of(ast.Tuple([tensor, *added]), body))
