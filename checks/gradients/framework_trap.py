@@ -163,7 +163,21 @@ def _ends_of_training(projection: Projection, made: Event) -> Iterator[str]:
                 one.test for one in descend(node) if isinstance(one, ast.If) and isinstance(one.body[-1], ast.Break)
             ]
             for test in (one for one in tests if isinstance(one, ast.Compare)):
-                yield from map(ast.unparse, (test.left, *test.comparators))
+                sides = (test.left, *test.comparators)
+                yield from (ast.unparse(side) for side in sides if _is_fixed(made, side))
+
+
+def _is_fixed(made: Event, end: ast.expr) -> bool:
+    """Return whether the end of the training is no loader's length, which ``prepare`` divides, nor set anew later."""
+    body, name = made.module.body_around(made.node), ast.unparse(end)
+    given = [
+        one
+        for one in descend(body)
+        if isinstance(one, ast.Assign) and name in {ast.unparse(part) for each in one.targets for part in descend(each)}
+    ]
+    later = any(one.lineno > getattr(made.node, "lineno", 0) for one in given)
+    parts = (node for one in given for node in made_from(one.value, body))
+    return not later and not any(isinstance(node, ast.Call) and last_name(node.func) == "len" for node in parts)
 
 
 def _prepared_names(body: ast.AST) -> Mapping[str, int]:
