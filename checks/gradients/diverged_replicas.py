@@ -320,18 +320,18 @@ def own_settings(projection: Projection) -> Iterator[Event]:
     """Settings of optimizers that every rank makes of its own batches, clock or part of the data, each once."""
     if uses_part(projection.machine.script, _REDUCERS):
         return
-    from ddpdoctor.source.queries.rank_logging import communicates, is_of_whole_set
-
     seen: set[ast.AST] = set()
     for event in projection.in_course("training"):
         if event.name != SET_PARAM_GROUP or event.node in seen or event.ranks != ALL_RANKS:
             continue
         value = event.positional[1]
         own = is_varying(value) and not is_agreed(value) and any(kind in _OWN for kind, _ in tags_of(value))
-        alike = is_of_whole_set(projection, value) or communicates(projection, event)
-        if own and not alike and _what(projection, event):
+        if own and _what(projection, event):
+            from ddpdoctor.source.queries.rank_logging import communicates, is_of_whole_set
+
             seen.add(event.node)
-            yield event
+            if not is_of_whole_set(projection, value) and not communicates(projection, event):
+                yield event
 
 
 class LoneChange(msgspec.Struct, frozen=True, eq=False):
