@@ -4,7 +4,8 @@ What it finds
     A condition that each rank decides from something local (its batch, a loss that was not reduced, the clock, files
     on its machine, unseeded random numbers, a number drawn from the store) with a collective, or a forward or backward
     of the DDP model, that only one of its outcomes runs: a skipped batch, early stopping, a time limit, a loop over the
-    keys of a loss dict. Or collectives in the order of a set of strings, whatever was made of it in between. As advice:
+    keys of a loss dict. Or collectives in the order of a set of strings, whatever was made of it in between; or parts
+    and buffers of a DDP model that were registered in such an order, because DDP pairs them by position. As advice:
     leaving because its own loss is not finite. In a run: ranks that diverge at lines which each had run before, and
     batches that only some ranks trained on.
 
@@ -43,11 +44,11 @@ from ddpdoctor.check import Check
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Fact, Finding, Frame, Location, Refuted, Severity
 from ddpdoctor.source.events import Branch, Event, Loop, OwnKind, OwnTest, Tree, events_in, same
-from ddpdoctor.source.interpreter.values import ALL_RANKS
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.divergence import mentions, partings
 from ddpdoctor.source.queries.files import writes
-from ddpdoctor.source.script.module import Module, descend, last_name, made_from
+from ddpdoctor.source.ranks.rank_local_values import agrees_by_name, origin_of, queries_file
+from ddpdoctor.source.script.module import descend, last_name, made_from
 from ddpdoctor.source.script.script import Script, uses_any
 from ddpdoctor.source.torch_model.recorded_calls import FILE_CALLS, FILE_METHODS
 
@@ -61,7 +62,7 @@ CHECK = Check(
     severity={"source": Severity.WARNING, "rehearsal": Severity.ERROR, "run": Severity.ERROR},
     needs=frozenset({"ranks", "collectives", "forwards", "passes"}),
     subjects=("collectives",),
-    triggers=("distributed", "Distributed", "ccelerat", "horovod", "ightning"),
+    triggers=("distributed", "Distributed", "ccelerat", "horovod", "ightning", "TrainerCallback"),
 )
 _TOGETHER = (
     "All-reduce or broadcast the condition and branch on the result, so that all ranks take the same path; or "
@@ -103,6 +104,10 @@ def in_source(script: Script) -> Iterator[Finding]:
 def _evidence(parting: OwnParting) -> tuple[Fact, ...]:
     asked = f"`{parting.condition}` {'is' if parting.kind == 'order' else 'depends on'} {WORDS[parting.kind]}"
     needed = f"every rank must reach this {parting.collective} together"
+    if parting.collective == _WRAP:
+        needed = "DDP pairs the parameters and buffers of the ranks by their position in the model"
+    elif parting.collective in _TRAININGS:
+        needed = f"all ranks have to do the same things in this {parting.collective}"
     first = Fact(text=asked, basis="source", location=parting.location, stack=parting.chain)
     return first, Fact(text=needed, basis="source", location=parting.collective_location)
 
@@ -139,7 +144,9 @@ def _title(parting: OwnParting) -> str:
         return f"{line} pairs different things: `{parting.condition}` is {WORDS[parting.kind]}"
     if parting.how == "loop":
         return f"ranks may run {line} a different number of times: {WORDS[parting.kind]} decides how often"
-    return f"`{parting.condition}` depends on {WORDS[parting.kind]} and decides whether this rank runs {line}"
+    own = parting.collective in _TRAININGS
+    decides = "tells this rank alone how to go on in" if own else "decides whether this rank runs"
+    return f"`{parting.condition}` depends on {WORDS[parting.kind]} and {decides} {line}"
 
 
 def _remedy(parting: OwnParting) -> str:
@@ -213,21 +220,30 @@ def own_partings(projection: Projection) -> Iterator[OwnParting]:
                 inputs = test.kind == "files" and not _is_made(made, test, event)
                 yield msgspec.structs.replace(found, of_inputs=inputs)
     yield from _raises(projection, seen)
+    yield from _trainers_stopped(projection)
     yield from in_order
 
 
 def _in_set_order(projection: Projection, seen: set[ast.AST]) -> Iterator[OwnParting]:
     """Yield what follows the order of a set; what a loop over it asks of its items is decided by that order."""
-    for event, order in collectives_in_set_order(projection):
+    if not uses_any(projection.machine.script, ("set", "frozenset", "Set")) and not _writes_sets(projection):
+        return
+    from ddpdoctor.checks.collectives.set_order_source import collectives_in_set_order, models_in_set_order, targets_of
+
+    for event, module, order in (*collectives_in_set_order(projection), *models_in_set_order(projection)):
         if order in seen:
             continue
-        loop = event.module.parents.get(order)
+        loop = module.parents.get(order)
         if isinstance(loop, ast.For):
             names = set(targets_of(loop))
             asked = (one.test for one in descend(loop) if isinstance(one, (ast.If, ast.IfExp)))
             seen.update(test for test in asked if mentions(test, names))
         seen.add(order)
-        yield _described(OwnTest(order, event.module, "order", event.chain), "loop", event)
+        yield _described(OwnTest(order, module, "order", event.chain), "loop", event)
+
+
+def _writes_sets(projection: Projection) -> bool:
+    return any(any(module.index.of(ast.Set)) for module in projection.machine.script.modules)
 
 
 _Made = tuple[Event, frozenset[str]]
@@ -292,6 +308,10 @@ _PLAIN_WORDS = frozenset(
     {"os", "path", "join", "self", "args", "exists", "isfile", "isdir", "is_file", "is_dir", "str", "Path", "pathlib"}
     | {"cfg", "config", "opt", "hparams", "params", "format", "epoch", "step", "mkdir", "dirname", "basename"}
 )
+_WRAP = "DistributedDataParallel"
+_TRAININGS = frozenset({"Trainer.fit", "Trainer.train"})
+# Attributes by which callbacks of Lightning and of the Hugging Face Trainer tell it what to do next.
+_ORDERS = regex(r"should_(stop|training_stop|epoch_stop|save|evaluate)$")
 _Found = tuple[OwnTest, Literal["branch", "loop"], Event]
 
 
@@ -351,6 +371,32 @@ def _raises(projection: Projection, seen: set[ast.AST]) -> Iterator[OwnParting]:
             yield _described(test, "raise", trained)
 
 
+def _trainers_stopped(projection: Projection) -> Iterator[OwnParting]:
+    """Callbacks in which a rank asks its own clock or disk whether the Trainer stops, saves or evaluates."""
+    trained = next((event for event in projection.of_kind("collective") if event.name in _TRAININGS), None)
+    for module in projection.machine.script.modules if trained is not None else ():
+        for test in module.index.of(ast.If):
+            body = module.body_around(test)
+            bases = [base for around in module.ancestors(body) for base in getattr(around, "bases", ())]
+            if not any(last_name(base).endswith("Callback") for base in bases) or not any(map(_orders, test.body)):
+                continue
+            asked = [one for one in made_from(test.test, body) if isinstance(one, ast.Call)]
+            kinds = [kind for one in asked for kind, _ in origin_of(module.resolve(one.func))]
+            kinds += ["files" for one in asked if queries_file(last_name(one.func))]
+            agreed = any(agrees_by_name(last_name(one.func)) for one in descend(body) if isinstance(one, ast.Call))
+            kind: OwnKind | None = "clock" if "clock" in kinds else "files" if "files" in kinds else None
+            if kind is not None and trained is not None and not agreed:
+                frame = Frame(str(module.path), test.lineno, getattr(body, "name", ""))
+                yield _described(OwnTest(test.test, module, kind, (frame,)), "branch", trained)
+
+
+def _orders(statement: ast.stmt) -> bool:
+    """Return whether a statement tells a Trainer to do something that all of its ranks do together."""
+    return isinstance(statement, ast.Assign) and any(
+        isinstance(target, ast.Attribute) and _ORDERS.match(target.attr) for target in statement.targets
+    )
+
+
 def _described(test: OwnTest, how: Literal["branch", "loop", "raise"], event: Event) -> OwnParting:
     return OwnParting(
         how=how,
@@ -358,7 +404,7 @@ def _described(test: OwnTest, how: Literal["branch", "loop", "raise"], event: Ev
         condition=test.module.excerpt(test.node),
         location=test.location,
         chain=test.chain,
-        collective=event.name,
+        collective=_WRAP if event.kind == "wrap" else event.name,
         collective_location=event.location,
         asked=frozenset(_words(test.node)),
         loop=_outermost_loop(test),
@@ -373,162 +419,3 @@ def _outermost_loop(test: OwnTest) -> ast.AST | None:
         if isinstance(around, (ast.For, ast.While)):
             found = around
     return found
-
-
-_SETS = frozenset({"set", "frozenset"})
-# Methods that give tensors, which are hashed by their addresses.
-_TENSORS = frozenset({"parameters", "buffers"})
-# Methods of a set that give another set, whose order is as little fixed.
-_OF_SETS = frozenset({"union", "intersection", "difference", "symmetric_difference"})
-# Functions and methods that give what they are given, or a view of it, in the same order.
-_KEEPS_ORDER = frozenset({"list", "tuple", "enumerate", "iter", "reversed", "dict", "keys", "values", "items", "copy"})
-# Functions that put tensors or numbers one after another.
-_PACKS = frozenset({"stack", "cat", "concatenate", "tensor", "as_tensor", "array", "FloatTensor", "Tensor"})
-_FIXES_ORDER = "PYTHONHASHSEED"
-# Variables, parameters and functions between a set and what is made of it.
-_DEEPEST = 8
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-
-
-def collectives_in_set_order(projection: Projection) -> Iterator[tuple[Event, ast.expr]]:
-    """Yield collectives on what a loop over a set names, or on what was put together in its order; with that order."""
-    if uses_any(projection.machine.script, (_FIXES_ORDER,)):
-        return
-    seen: set[ast.AST] = set()
-    for event in projection.of_kind("collective"):
-        if event.node in seen or event.ranks != ALL_RANKS or not isinstance(event.node, ast.Call):
-            continue
-        if not event.loops and not event.node.args:
-            continue
-        loop = event.loops[-1].node if event.loops else None
-        order = _order_of_loop(event, event.node, loop) if isinstance(loop, ast.For) else None
-        order = order or _order_of_parts(event.module, event.node)
-        if order is not None:
-            seen.add(event.node)
-            yield event, order
-
-
-def targets_of(loop: ast.For) -> list[str]:
-    """Return the variables that a loop gives its items to."""
-    return [node.id for node in descend(loop.target) if isinstance(node, ast.Name)]
-
-
-def _order_of_loop(event: Event, call: ast.Call, loop: ast.For) -> ast.expr | None:
-    """Return the set that a loop goes over, whose items decide what is handed to a collective, or whether it runs."""
-    names, inside = targets_of(loop), ast.Module(loop.body, [])
-    parts = [*call.args, *(test for module, test in event.undecided if module is event.module)]
-    by_item = any(mentions(part, names) for part in parts) or any(
-        isinstance(node, ast.Name) and node.id in names for part in call.args for node in made_from(part, inside)
-    )
-    return loop.iter if by_item and _has_no_order(event.module, loop.iter) else None
-
-
-def _order_of_parts(module: Module, call: ast.Call) -> ast.expr | None:
-    """Return the set in whose order the tensor was put together that a collective is given."""
-    body = module.body_around(call)
-    for part in call.args[:1]:
-        packed = _value_of(module, part, body)
-        if isinstance(packed, ast.Call) and last_name(packed.func) in _PACKS and packed.args:
-            items = packed.args[0]
-            if isinstance(items, (ast.ListComp, ast.GeneratorExp)) and _has_no_order(module, items):
-                return items.generators[0].iter
-            if isinstance(items, ast.Call) and _has_no_order(module, items):
-                return items
-    return None
-
-
-def _value_of(module: Module, node: ast.expr, body: ast.AST) -> ast.expr:
-    """Return what a variable is set to, when a function sets it only once; of anything else the expression itself."""
-    if not isinstance(node, ast.Name):
-        return node
-    given = [one.value for one in descend(body) if isinstance(one, ast.Assign) and _assigns(one, node.id)]
-    return given[0] if len(given) == 1 else node
-
-
-def _has_no_order(module: Module, node: ast.expr, depth: int = 0) -> bool:
-    """Return whether an expression is a set of several texts or of tensors, or goes through one from its beginning."""
-    if depth > _DEEPEST:
-        return False
-    if isinstance(node, (ast.Name, ast.Attribute)):
-        given = list(_given(module, node))
-        return bool(given) and all(_has_no_order(module, value, depth + 1) for value in given)
-    if isinstance(node, ast.Set):
-        return _are_texts(node.elts)
-    if isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.DictComp)):
-        return len(node.generators) == 1 and _has_no_order(module, node.generators[0].iter, depth + 1)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.BitAnd, ast.BitOr, ast.BitXor, ast.Sub)):
-        return any(_is_set(module, side, depth + 1) for side in (node.left, node.right))
-    return isinstance(node, ast.Call) and _call_has_no_order(module, node, depth)
-
-
-def _call_has_no_order(module: Module, node: ast.Call, depth: int) -> bool:
-    last = last_name(node.func)
-    owner = node.func.value if isinstance(node.func, ast.Attribute) else None
-    if owner is None and last in _SETS and len(node.args) == 1:
-        (inner,) = node.args
-        if isinstance(inner, (ast.List, ast.Tuple, ast.Set)):
-            return _are_texts(inner.elts)
-        return isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute) and inner.func.attr in _TENSORS
-    if owner is not None and last in _OF_SETS:
-        return _is_set(module, owner, depth + 1)
-    if last in _KEEPS_ORDER:
-        source = owner if owner is not None else node.args[0] if node.args else None
-        return source is not None and _has_no_order(module, source, depth + 1)
-    results = [
-        one.value for function in _called(module, node) for one in descend(function) if isinstance(one, ast.Return)
-    ]
-    return bool(results) and all(one is not None and _has_no_order(module, one, depth + 1) for one in results)
-
-
-def _is_set(module: Module, node: ast.expr, depth: int) -> bool:
-    """Return whether an operand is itself a set without an order: arithmetic of numbers is written the same way."""
-    if isinstance(node, (ast.Name, ast.Attribute)):
-        given = list(_given(module, node))
-        return bool(given) and depth <= _DEEPEST and all(_is_set(module, value, depth + 1) for value in given)
-    is_set = isinstance(node, (ast.Set, ast.BinOp)) or (isinstance(node, ast.Call) and last_name(node.func) in _SETS)
-    return is_set and _has_no_order(module, node, depth)
-
-
-def _given(module: Module, node: ast.Name | ast.Attribute) -> Iterator[ast.expr]:
-    """Yield what a variable or attribute is set to; of a parameter, what the calls of its function give."""
-    wanted, body = ast.unparse(node), module.body_around(node)
-    here = body if isinstance(node, ast.Name) else module.tree
-    given = [one.value for one in descend(here) if isinstance(one, ast.Assign) and _assigns(one, wanted)]
-    if given or not isinstance(node, ast.Name):
-        yield from given
-    elif isinstance(body, _FUNCTIONS) and node.id in [one.arg for one in body.args.args]:
-        yield from _arguments(module, body, node.id)
-    elif body is not module.tree:
-        top = (one for one in module.tree.body if isinstance(one, ast.Assign) and _assigns(one, wanted))
-        yield from (one.value for one in top)
-
-
-def _arguments(module: Module, function: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> Iterator[ast.expr]:
-    names = [one.arg for one in function.args.args]
-    position = names.index(name) - (names[0] == "self")
-    for call in module.index.of(ast.Call):
-        if last_name(call.func) == function.name and function in _called(module, call):
-            named = [word.value for word in call.keywords if word.arg == name]
-            yield from named or call.args[position : position + 1]
-
-
-def _called(module: Module, node: ast.Call) -> list[ast.FunctionDef]:
-    """Return the function of the module that a call runs by its name; of a module of torch, its ``forward``."""
-    found = [one for one in module.index.of(ast.FunctionDef) if one.name == last_name(node.func)]
-    if found or not isinstance(node.func, ast.Name):
-        return found if len(found) == 1 else []
-    made = _value_of(module, node.func, module.body_around(node))
-    names = {last_name(one.func) for one in descend(made) if isinstance(one, ast.Call)}
-    classes = [one for one in module.index.of(ast.ClassDef) if one.name in names]
-    inside = [one for cls in classes for one in cls.body if isinstance(one, ast.FunctionDef) and one.name == "forward"]
-    return inside if len(inside) == 1 else []
-
-
-def _assigns(statement: ast.Assign, name: str) -> bool:
-    return [ast.unparse(target) for target in statement.targets] == [name]
-
-
-def _are_texts(elements: list[ast.expr]) -> bool:
-    """Return whether several different texts are written out: numbers have the same order in every process."""
-    texts = {element.value for element in elements if isinstance(element, ast.Constant)}
-    return len(texts) > 1 and all(isinstance(text, str) for text in texts) and len(elements) >= len(texts)

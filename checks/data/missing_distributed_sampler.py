@@ -52,7 +52,7 @@ from ddpdoctor.source.queries.training_loops import (
     feedings,
     is_drawn,
 )
-from ddpdoctor.source.script.module import Module, descend, last_name
+from ddpdoctor.source.script.module import Module, descend, last_name, origins_of
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.vocabulary import DISTRIBUTED_SAMPLER
 
@@ -319,15 +319,19 @@ def alike_streams(projection: Projection) -> Iterator[Feeding]:
 
 def _goes_over_data(cls: ast.ClassDef) -> bool:
     """Return whether a loop in a class goes over a file or over what its objects hold, and is no mere count."""
-    loops = (node.iter for node in descend(cls) if isinstance(node, (ast.For, ast.comprehension)))
     counts = ("range", "count", "repeat")
-    return any(
-        (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self")
-        or (isinstance(node, ast.Call) and last_name(node.func) in _READING)
-        for iterable in loops
-        if not (isinstance(iterable, ast.Call) and last_name(iterable.func) in counts)
-        for node in descend(iterable)
-    )
+    for method in (one for one in cls.body if isinstance(one, ast.FunctionDef)):
+        gone = (node for node in descend(method) if isinstance(node, (ast.For, ast.comprehension, ast.YieldFrom)))
+        for iterable in (node.value if isinstance(node, ast.YieldFrom) else node.iter for node in gone):
+            if isinstance(iterable, ast.Call) and last_name(iterable.func) in counts:
+                continue
+            made = (node for node in origins_of(iterable, method) if isinstance(node, ast.Call))
+            if any(last_name(node.func) in _READING for node in made) or any(
+                isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+                for node in descend(iterable)
+            ):
+                return True
+    return False
 
 
 def _is_alike(projection: Projection, cls: ast.ClassDef) -> bool:

@@ -8,8 +8,9 @@ What it finds
     does not broadcast them (warning), and a ReduceLROnPlateau that the ranks step with different values, which leads
     there in some epoch that a rehearsal does not reach. In a live run digests of all parameters are compared every 100
     steps, and of three ranks or more the odd one is named. In the source: the same of a loss that each rank takes from
-    its own part of the data; and a scheduler or an optimizer that steps, a learning rate that is set, parameters that
-    are frozen, or weights that are loaded after the wrap, on some ranks only.
+    its own part of the data, or a learning rate that each rank makes of its own batches or clock; and a scheduler or an
+    optimizer that steps, a learning rate that is set, parameters that are frozen, or weights that are loaded after the
+    wrap, on some ranks only.
 
 Why it is bad
     DDP averages gradients and never compares weights. With different weights, the averaged gradient fits none of the
@@ -48,6 +49,9 @@ from ddpdoctor.source.interpreter.values import (
     ExternalObject,
     Instance,
     Value,
+    constant,
+    is_agreed,
+    is_varying,
     options_of,
     tags_of,
 )
@@ -90,6 +94,7 @@ def in_source(script: Script) -> Iterator[Finding]:
     """Report what ranks change apart: by a plateau that one of them shows alone, or because only some come there."""
     yield from lone_changes(whole_projection(script))
     yield from own_plateaus(whole_projection(script))
+    yield from own_settings(whole_projection(script))
 
 
 _LONE = {
@@ -129,6 +134,8 @@ REDUCED_PLATEAU = (
     "Average the value over the ranks with dist.all_reduce, on all ranks, before passing it to the scheduler."
 )
 PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau"
+# Kinds of the tags of what no two ranks have alike.
+_OWN = frozenset({"batch", "ddp", "clock", "drawn", "part"})
 # Words of scripts whose metrics may be reduced where it cannot be read.
 _REDUCERS = ("torchmetrics", "all_avg", "dist_mean")
 
@@ -160,6 +167,33 @@ def own_plateaus(projection: Projection) -> Iterator[Finding]:
                 locations=event.location,
                 because=(("this value comes from the rank's own batches, and was not reduced", event),),
             )
+
+
+def own_settings(projection: Projection) -> Iterator[Finding]:
+    """Settings of optimizers that every rank makes of its own batches, clock or part of the data, each once."""
+    if uses_part(projection.machine.script, _REDUCERS):
+        return
+    seen: set[ast.AST] = set()
+    for event in projection.in_course("training"):
+        if event.name != SET_PARAM_GROUP or event.node in seen or event.ranks != ALL_RANKS:
+            continue
+        value = event.positional[1]
+        own = is_varying(value) and not is_agreed(value) and any(kind in _OWN for kind, _ in tags_of(value))
+        if own and _what(projection, event):
+            from ddpdoctor.source.queries.rank_logging import communicates, is_of_whole_set
+
+            seen.add(event.node)
+            if not is_of_whole_set(projection, value) and not communicates(projection, event):
+                key = constant(event.positional[0])
+                yield CHECK.finding(
+                    "source",
+                    f"each rank sets `{key}` of its optimizer by what it alone has: equal gradients lead to different "
+                    "models",
+                    remedy=f"Make `{key}` of the number of the step, or of a value that dist.all_reduce has made the "
+                    "same on all ranks.",
+                    locations=event.location,
+                    because=(("this value comes from the rank's own batches or clock, and was not reduced", event),),
+                )
 
 
 def lone_changes(projection: Projection) -> Iterator[Finding]:

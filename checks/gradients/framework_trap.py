@@ -117,42 +117,32 @@ def lengths_of_prepared(projection: Projection) -> Iterator[Place]:
     """Yield prepared schedulers that are as long as a loader which was prepared before, or as the training itself."""
     if not _steps_often(projection):
         return
+    from ddpdoctor.checks.gradients.schedules_source import ends_of_training, is_returned
+
     machine = projection.machine
     for event in filter(None, map(machine.events.get, sorted(machine.prepared))):
         if not event.name.startswith(_SCHEDULERS) or not isinstance(event.node, ast.Call):
             continue
         body = event.module.body_around(event.node)
         given = [one.value for one in event.node.keywords if one.arg in _LENGTHS]
+        given += event.node.args if last_name(event.node.func).islower() else []
         parts = [node for value in given for node in made_from(value, body)]
         if any(last_name(node) == "num_processes" for node in parts):
             continue
-        if {ast.unparse(value) for value in given} & set(_ends_of_training(projection, event)):
+        ends = set(ends_of_training(_schedulers(projection), event))
+        if {ast.unparse(value) for value in given} & ends:
             yield event.module, event.node
+        makers = (call for call in event.module.index.of(ast.Call) if last_name(call.func) == getattr(body, "name", ""))
+        for call in makers if not given and is_returned(event.node, body) else ():
+            # A project's own function makes it: what that is given is the length where the training ends there.
+            if {ast.unparse(value) for value in (*call.args, *(one.value for one in call.keywords))} & ends:
+                yield event.module, call
         prepared = _prepared_names(body)
         for node in parts:
             counts = isinstance(node, ast.Call) and last_name(node.func) == "len"
             name = node.args[0] if counts and node.args else None  # type: ignore[attr-defined]
             if isinstance(name, ast.Name) and prepared.get(name.id, name.lineno) < name.lineno:
                 yield event.module, event.node
-
-
-def _ends_of_training(projection: Projection, made: Event) -> Iterator[str]:
-    """Yield how the variables are called at which the loop ends that a scheduler steps in, where it makes a step."""
-    for step in _schedulers(projection):
-        if not any(
-            isinstance(one, ExternalObject) and one.number == made.ordinal for one in options_of(step.receiver or NONE)
-        ):
-            continue
-        for loop in step.loops:
-            node = loop.node
-            if isinstance(node, ast.For) and isinstance(node.iter, ast.Call) and last_name(node.iter.func) == "range":
-                yield from map(ast.unparse, node.iter.args)
-            tests = [node.test] if isinstance(node, ast.While) else []
-            tests += [
-                one.test for one in descend(node) if isinstance(one, ast.If) and isinstance(one.body[-1], ast.Break)
-            ]
-            for test in (one for one in tests if isinstance(one, ast.Compare)):
-                yield from map(ast.unparse, (test.left, *test.comparators))
 
 
 def _prepared_names(body: ast.AST) -> Mapping[str, int]:

@@ -271,6 +271,8 @@ STATEFUL_BUFFER_MODULES = regex(r"(Sync)?(Lazy)?(Batch|Instance)Norm(\dd)?$|Spec
 """Modules of torch.nn whose buffers change in forward."""
 OPTIMIZER = "torch.optim.Optimizer"
 """Base class of the optimizers of torch, for one that is chosen by a name."""
+MAKES_SCHEDULER = regex(r"^(transformers|diffusers)\.(\w+\.)*get_(\w+_)?schedule(r|_with_warmup)?$")
+"""Functions of both libraries that give a learning-rate scheduler of torch, mostly a ``LambdaLR``."""
 MODEL_LIBRARY = "torchvision.models."
 PRETRAINED = regex(
     r"^(transformers|diffusers)\.(\w+\.)*"

@@ -70,6 +70,7 @@ from ddpdoctor.source.vocabulary import (
     DDP,
     DISTRIBUTED_SAMPLER,
     ENGINE,
+    MAKES_SCHEDULER,
     MODEL_LIBRARY,
     MODULE,
     NOT_FALSE,
@@ -360,6 +361,8 @@ def plain_handler_of(name: str) -> Handler:
         return _uncounted
     if name.startswith("torch.") and last[:1].islower():
         return _mixture
+    if MAKES_SCHEDULER.match(name):
+        return partial(_object, "torch.optim.lr_scheduler.LambdaLR")
     owner = name.removesuffix(f".{last}")
     if last in _MAKERS and PRETRAINED.match(owner):
         return partial(_object, owner)
