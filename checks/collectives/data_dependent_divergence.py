@@ -383,7 +383,8 @@ def _trainers_stopped(projection: Projection) -> Iterator[OwnParting]:
             asked = [one for one in made_from(test.test, body) if isinstance(one, ast.Call)]
             kinds = [kind for one in asked for kind, _ in origin_of(module.resolve(one.func))]
             kinds += ["files" for one in asked if queries_file(last_name(one.func))]
-            agreed = any(agrees_by_name(last_name(one.func)) for one in descend(body) if isinstance(one, ast.Call))
+            called = {last_name(one.func) for one in descend(body) if isinstance(one, ast.Call)}
+            agreed = called & projection.machine.mentions.synchronising or any(map(agrees_by_name, called))
             kind: OwnKind | None = "clock" if "clock" in kinds else "files" if "files" in kinds else None
             if kind is not None and trained is not None and not agreed:
                 frame = Frame(str(module.path), test.lineno, getattr(body, "name", ""))

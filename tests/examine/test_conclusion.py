@@ -166,7 +166,7 @@ def test_an_exit_code_for_missing_arguments_is_shown_with_the_last_words() -> No
     section = judge(record(*ranks, steps=0, wraps=False), ROOT)
     assert section.reason == "ranks 0 and 1 left with exit code 2: line 39"
     assert section.output.splitlines()[0] == "line 28"
-    assert "lacks the data" in section.hint
+    assert "the script's own arguments" in section.hint
 
 
 def test_a_signal_is_named() -> None:

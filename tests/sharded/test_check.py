@@ -63,6 +63,28 @@ for step in range(30):
 dist.destroy_process_group()
 """
 
+# One replica, whose two ranks exchange the 16 numbers of each output.
+TENSOR_PARALLEL = """import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+fully_shard(model, mesh=mesh["dp"])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(6):
+    torch.manual_seed(100 + step)
+    optimizer.zero_grad()
+    (model(torch.randn(4, 8)) - torch.randn(4, 4)).square().mean().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
 
 @pytest.mark.parametrize("job", RIGHT, ids=lambda job: job.name)
 def test_a_right_job_is_clean_and_what_takes_the_place_of_ddp_is_a_fact(job: Job, tmp_path: Path) -> None:
@@ -94,6 +116,12 @@ def test_a_sharded_model_that_makes_no_step_is_not_said_to_train_alone(tmp_path:
     code, report = check("train.py", cwd=tmp_path)
     assert (code, report["rehearsal"]["status"]) == (3, "failed")
     assert report["rehearsal"]["reason"] == "the script ended before every rank made an optimizer step"
+
+
+def test_parts_of_a_small_sharded_model_are_a_job(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TENSOR_PARALLEL)
+    code, report = check("train.py", cwd=tmp_path)
+    assert (code, report["rehearsal"]["status"], report["findings"]) == (0, "completed", [])
 
 
 def test_stages_that_send_to_each_other_are_a_job(tmp_path: Path) -> None:
