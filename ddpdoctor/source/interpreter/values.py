@@ -367,7 +367,7 @@ def never_none(value: Value) -> Value:
 def tagged(value: Value, extra: frozenset[Tag]) -> Value:
     """Add origins to a value, as far as it can carry them."""
     if isinstance(value, Unknown):
-        return Unknown(value.varying, value.opaque, value.tags | extra)
+        return Unknown(value.varying, value.opaque, value.tags | extra, value.not_none)
     if isinstance(value, SequenceValue):
         return SequenceValue(tuple(tagged(item, extra) for item in value.values), value.open)
     if isinstance(value, DictValue):
@@ -421,7 +421,13 @@ def is_agreed(value: Value) -> bool:
 def _join_unknown(one: Value, other: Value, varying: bool) -> Value:
     mixed = derived((one, other))
     opaque = any(isinstance(value, Unknown) and value.opaque for value in (one, other))
-    return Unknown(mixed.varying or varying, opaque, mixed.tags)
+    return Unknown(mixed.varying or varying, opaque, mixed.tags, not (_may_be_none(one) or _may_be_none(other)))
+
+
+def _may_be_none(value: Value) -> bool:
+    if isinstance(value, Unknown):
+        return not value.not_none
+    return value == NONE or (isinstance(value, OneOf) and any(map(_may_be_none, value.options)))
 
 
 def _join_lanes(one: Value, other: Value, varying: bool) -> Value:
@@ -454,7 +460,7 @@ def merged_results(results: Sequence[tuple[int, Value]], fallback: Value, ranks:
 
 def _vary(value: Value) -> Value:
     if isinstance(value, Unknown) and not value.varying:
-        return Unknown(True, value.opaque, value.tags)
+        return Unknown(True, value.opaque, value.tags, value.not_none)
     return value
 
 

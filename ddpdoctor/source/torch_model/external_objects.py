@@ -48,6 +48,7 @@ from ddpdoctor.source.interpreter.values import (
     constant,
     derived,
     is_varying,
+    never_none,
     options_of,
     tags_of,
 )
@@ -530,7 +531,7 @@ def _same_items(
             frozenset(("batch", n) if k == "loader" else (k, n) for k, n in mixed.tags),
             any(kind == "loader" for kind, _ in mixed.tags) and len(positional) == 1,
         )
-    return mixed
+    return never_none(mixed)
 
 
 def read_attribute(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
