@@ -72,7 +72,10 @@ CHECK = Check(
     subjects=("training",),
     triggers=("DistributedDataParallel", "ccelerat", "Fabric", "auto_model"),
 )
-_REMEDY = "Run forward and backward of all micro-steps but the last under model.no_sync()."
+_REMEDY = (
+    "Run forward and backward of all micro-steps but the last under model.no_sync(); in Fabric it is "
+    "fabric.no_backward_sync(model), in Accelerate accelerator.accumulate(model)."
+)
 
 
 def in_source(script: Script) -> Iterator[Finding]:
