@@ -104,9 +104,9 @@ def in_source(script: Script) -> Iterator[Finding]:
 def _evidence(parting: OwnParting) -> tuple[Fact, ...]:
     asked = f"`{parting.condition}` {'is' if parting.kind == 'order' else 'depends on'} {WORDS[parting.kind]}"
     needed = f"every rank must reach this {parting.collective} together"
-    if parting.collective == _WRAP:
+    if parting.collective == _WRAP and parting.kind == "order":
         needed = "DDP pairs the parameters and buffers of the ranks by their position in the model"
-    elif parting.collective in _TRAININGS:
+    elif parting.how == "callback":
         needed = f"all ranks have to do the same things in this {parting.collective}"
     first = Fact(text=asked, basis="source", location=parting.location, stack=parting.chain)
     return first, Fact(text=needed, basis="source", location=parting.collective_location)
@@ -144,8 +144,7 @@ def _title(parting: OwnParting) -> str:
         return f"{line} pairs different things: `{parting.condition}` is {WORDS[parting.kind]}"
     if parting.how == "loop":
         return f"ranks may run {line} a different number of times: {WORDS[parting.kind]} decides how often"
-    own = parting.collective in _TRAININGS
-    decides = "tells this rank alone how to go on in" if own else "decides whether this rank runs"
+    decides = "tells this rank alone how to go on in" if parting.how == "callback" else "decides whether this rank runs"
     return f"`{parting.condition}` depends on {WORDS[parting.kind]} and {decides} {line}"
 
 
@@ -175,8 +174,8 @@ _ASKS_FINITE = regex(r"isnan|isfinite|isinf|is_nan|is_finite|nan_")
 class OwnParting(msgspec.Struct, frozen=True, kw_only=True):
     """A condition of a rank's own that decides over collectives."""
 
-    how: Literal["branch", "loop", "raise"]
-    """It chooses an arm, bounds a loop, or ends the rank."""
+    how: Literal["branch", "loop", "raise", "callback"]
+    """It chooses an arm, bounds a loop, ends the rank, or has a callback tell a Trainer what to do next."""
     kind: OwnKind
     condition: str
     """Source of the condition."""
@@ -388,7 +387,7 @@ def _trainers_stopped(projection: Projection) -> Iterator[OwnParting]:
             kind: OwnKind | None = "clock" if "clock" in kinds else "files" if "files" in kinds else None
             if kind is not None and trained is not None and not agreed:
                 frame = Frame(str(module.path), test.lineno, getattr(body, "name", ""))
-                yield _described(OwnTest(test.test, module, kind, (frame,)), "branch", trained)
+                yield _described(OwnTest(test.test, module, kind, (frame,)), "callback", trained)
 
 
 def _orders(statement: ast.stmt) -> bool:
@@ -398,7 +397,7 @@ def _orders(statement: ast.stmt) -> bool:
     )
 
 
-def _described(test: OwnTest, how: Literal["branch", "loop", "raise"], event: Event) -> OwnParting:
+def _described(test: OwnTest, how: Literal["branch", "loop", "raise", "callback"], event: Event) -> OwnParting:
     return OwnParting(
         how=how,
         kind=test.kind,

@@ -227,6 +227,9 @@ def _either(left: Value, right: Value, stops: bool) -> Value:
         return right
     if isinstance(right, Const) and isinstance(right.value, bool):
         return derived((left,))
+    if isinstance(left, OneOf):
+        kept = [option for option in left.options if truth(option) in (None, stops)]
+        left = OneOf(tuple(kept), left.varying) if len(kept) > 1 else kept[0] if kept else right
     return join(left, right, is_varying(left))
 
 
