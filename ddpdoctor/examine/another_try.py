@@ -275,9 +275,9 @@ def _with_random_weights(request: RehearsalRequest, record: RunRecord) -> Try | 
         path = _weights_missed(raised)
         if not request.pretend or not path or path in request.absent_weights:
             continue
-        why = f"{path} does not exist; rehearsed again with the model's initial weights"
+        why = f"{path} does not exist; rehearsed again with a stand-in that leaves weights as they begin"
         absent = (*request.absent_weights, path)
-        return Try(msgspec.structs.replace(request, absent_weights=absent), why, "which do not work for this script")
+        return Try(msgspec.structs.replace(request, absent_weights=absent), why, "which does not work for this script")
     return None
 
 
