@@ -434,7 +434,7 @@ def test_a_script_that_reads_more_of_an_absent_checkpoint_than_weights_is_not_bl
     assert (code, rehearsal["status"], rehearsal["steps"]) == (3, "failed", 0), report["findings"]
     assert "out/last.pth" in rehearsal["reason"] and "lacks the data" in rehearsal["hint"]
     (note,) = (note for note in rehearsal["notes"] if "last.pth" in note)
-    why = "rehearsed again with a stand-in that leaves weights as they begin, which does not work for this script: rank"
+    why = "with a stand-in that leaves weights as they begin, which does not work for this script: rank"
     assert why in note and " raised " in note.partition(why)[2]
 
 
