@@ -70,7 +70,8 @@ def lonely_loads(projection: Projection) -> Iterator[Verdict]:
             seen.add(event.node)
             first = "rank 0" if event.ranks == 1 else "the first rank of each node"
             yield Verdict(
-                sentence=f"only {first} loads the state of this {_class_of(options)}, and no wrapper of a model broadcasts it",
+                sentence=f"only {first} loads the state of this {_class_of(options)}, and no wrapper of a model "
+                "broadcasts it",
                 locations=event.location,
                 ranks=(0,) if event.ranks == 1 else (),
                 because=((_KEPT_OUT, guard.location),),
