@@ -469,5 +469,5 @@ def test_of_tries_without_weights_only_one_counts_that_came_further(runs: list[A
     record, section = shown.record, shown.section
     assert next(again, None) is None and record is made[counts][0]
     assert msgspec.structs.replace(section, notes=()) == made[counts][1]
-    kind, why = runs[-1][0], ", which do not work for this script: "
+    kind, why = runs[-1][0], ", which does not work for this script: "
     assert section.notes[0].endswith(f"{why}rank 0 raised {kind}: {made[-1][1].reason}") == (counts == 0)
