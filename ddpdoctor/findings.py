@@ -210,7 +210,7 @@ def _led(seen: Finding, cause: Finding) -> Finding:
         title=seen.title if proved else cause.title,
         ranks=blamed,
         locations=(*cause.locations, *known),
-        evidence=(*(() if proved else (proof,)), *kept),
+        evidence=(*(() if proved or seen.title == cause.title else (proof,)), *kept),
     )
 
 

@@ -137,5 +137,6 @@ def _takes_norm(event: Event) -> bool:
 def _divides(node: ast.AST, name: str) -> bool:
     if isinstance(node, (ast.BinOp, ast.AugAssign)) and isinstance(node.op, (ast.Div, ast.Mult)):
         return ast.unparse(node.left if isinstance(node, ast.BinOp) else node.target).startswith(name)
-    is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-    return is_method and node.func.attr.startswith(("div", "mul")) and ast.unparse(node.func.value) == name  # type: ignore[attr-defined]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return node.func.attr.startswith(("div", "mul")) and ast.unparse(node.func.value) == name
+    return False

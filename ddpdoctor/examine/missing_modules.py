@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.diagnosis.failures import distribution_of
 from ddpdoctor.files import regex
 from ddpdoctor.files.untrusted import read_start
+from ddpdoctor.launch.launcher_options import BUILT_BY, LARGEST_BYTES
 from ddpdoctor.probe.rehearsal.pretend.other_packages import TRACKERS
 
 if TYPE_CHECKING:
@@ -24,9 +25,7 @@ if TYPE_CHECKING:
 
 ELSEWHERE = "give another Python with `--python`, or run this in the environment that launches the job"
 _COMPILED = frozenset({".pyx", ".c", ".cc", ".cpp", ".cu"})
-_BUILT_BY = ("pyproject.toml", "setup.py", "setup.cfg")
-_DECLARE = (*_BUILT_BY, "requirements*.txt", "*/requirements*.txt", "environment*.y*ml", "README*", "*/README*")
-_LARGEST_BYTES = 200_000
+_DECLARE = (*BUILT_BY, "requirements*.txt", "*/requirements*.txt", "environment*.y*ml", "README*", "*/README*")
 _QUOTED = regex(r"""["']([A-Za-z][\w.-]+)(?=[\s\[<>=~!;"'])""")
 _LISTED = regex(r"^[\s-]*([A-Za-z][\w.-]+)", re.MULTILINE)
 _INSTALLED = regex(r"\bpip3? install\s+(.+)")
@@ -77,7 +76,7 @@ def _is_there(module: Path) -> bool:
 def _of_the_project(top: str, root: Path, own: Path | None, others: tuple[str, ...]) -> str:
     """Return how the script finds a package of its own project: installed, as it asks for, or by the path."""
     ways = []
-    if any((root / name).exists() for name in _BUILT_BY):
+    if any((root / name).exists() for name in BUILT_BY):
         ways.append(f"install it (`pip install -e {shlex.quote(os.path.relpath(root))}`) for the Python of the ranks")
     if own is not None:
         ways.append(f"put `PYTHONPATH={shlex.quote(os.path.relpath(own))}` before the command")
@@ -140,7 +139,7 @@ def _imported(module: Module) -> Iterator[tuple[str, str]]:
 def _is_named(name: str, root: Path) -> bool:
     """Return whether the project is built as a package of this name."""
     built = re.compile(rf"""\bname\s*=\s*["']{re.escape(name)}["']""")
-    return any(built.search(text) for file, text in _texts(root) if file.name in _BUILT_BY)
+    return any(built.search(text) for file, text in _texts(root) if file.name in BUILT_BY)
 
 
 def _declared(module: str, root: Path) -> str:
@@ -165,4 +164,4 @@ def _plain(name: str) -> str:
 def _texts(root: Path) -> Iterator[tuple[Path, str]]:
     for file in (file for pattern in _DECLARE for file in sorted(root.glob(pattern))):
         with contextlib.suppress(OSError):
-            yield file, read_start(file, _LARGEST_BYTES).decode("utf-8", "replace")
+            yield file, read_start(file, LARGEST_BYTES).decode("utf-8", "replace")

@@ -201,8 +201,10 @@ _ELSEWHERE = names(
     " timeout stdbuf"
 )
 _ENVIRONMENTS = frozenset({"uv", "poetry", "pipenv", "pdm", "hatch", "conda", "mamba", "micromamba", "pixi", "rye"})
-_BUILT_BY = ("pyproject.toml", "setup.cfg", "setup.py")
-_LARGEST_BYTES = 200_000
+BUILT_BY = ("pyproject.toml", "setup.cfg", "setup.py")
+"""Files by which a project is installed."""
+LARGEST_BYTES = 200_000
+"""What is read of one."""
 _SETS = regex(r"""(export\s+)?([A-Za-z_]\w*)=([^\s;#"']*|"[^"]*"|'[^']*')""")
 """A line of a shell script."""
 _VARIABLE = regex(r"\$(?:\{(\w+)\}|(\w+))")
@@ -274,9 +276,9 @@ def _command_of_the_project(words: Sequence[str]) -> UsageError | None:
     """Return the error for a command that the project installs for a function of its own; None for another one."""
     starts = re.compile(rf"""["'\s]{re.escape(words[0])}["']?\s*=\s*["']?([\w.]+):(\w+)""")
     found = None
-    for name in _BUILT_BY:
+    for name in BUILT_BY:
         with contextlib.suppress(OSError):
-            found = found or starts.search(f" {read_start(name, _LARGEST_BYTES).decode('utf-8', 'replace')}")
+            found = found or starts.search(f" {read_start(name, LARGEST_BYTES).decode('utf-8', 'replace')}")
     if found is None:
         return None
     start = f"from {found[1]} import {found[2]}; {found[2]}()"

@@ -91,6 +91,13 @@ def opened(machine: Machine, node: ast.expr) -> Value:
 
 def item_aside(machine: Machine, dataset: Instance) -> Value:
     """Return what a data set of the project gives for any index or turn, by its own methods; nothing of it is kept."""
+    known = machine.items_aside.get(dataset.number)
+    if known is None:
+        known = machine.items_aside[dataset.number] = _item_aside(machine, dataset)
+    return known
+
+
+def _item_aside(machine: Machine, dataset: Instance) -> Value:
     turns, item = (class_attribute(machine, dataset.cls, name) for name in ("__iter__", "__getitem__"))
     method = turns if isinstance(turns, Function) else item
     module = machine.script.module(method.module) if isinstance(method, Function) else None

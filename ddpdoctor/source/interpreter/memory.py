@@ -120,6 +120,8 @@ class Memory:
         """The classes of loaders that the project derives from DataLoader, by the numbers of those."""
         self.cycles: dict[int, LoopAround] = {}
         """Loops that begin a loader again, with ``iter`` or in a generator that never ends, by its number."""
+        self.items_aside: dict[int, Value] = {}
+        """What data sets of the project give, as it was followed when the walk was over, by their numbers."""
         self.prepared: set[int] = set()
         """Numbers of the loaders that an Accelerator divides between the ranks, and of what else it prepares."""
         self.computed: set[int] = set()

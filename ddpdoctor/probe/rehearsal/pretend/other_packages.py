@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple, Optional
 
+from ...user_code import leave_no_frame
+
 # Experiment trackers that are not installed: modules that take everything and do nothing.
 
 TRACKERS = frozenset(
@@ -215,6 +217,7 @@ def serve_imports(
             missing = (error.name or "").partition(".")[0]
             asking = str((globals or {}).get("__file__") or "")
             if level or missing not in stand_ins or not is_users(asking):
+                leave_no_frame(error)
                 raise
             # A module of torch may be what lacks the package: torch.utils.tensorboard.
             whole = served_as(name, missing)
@@ -223,5 +226,8 @@ def serve_imports(
             if fromlist:
                 return whole
             return sys.modules[top] if top in sys.modules else served_as(top, missing)
+        except BaseException as error:
+            leave_no_frame(error)
+            raise
 
     builtins.__import__ = import_or_pretend
