@@ -38,6 +38,7 @@ from ddpdoctor.source.interpreter.values import (
     join,
     never_none,
     on_rank,
+    only_of_files,
     per_rank,
     tagged,
     tags_of,
@@ -253,9 +254,11 @@ def _conditional(machine: Machine, node: ast.IfExp) -> Value:
     by_lane: list[Value] = []
     for rank in RANKS:
         here = [on_rank(value, rank) for ranks, value in outcomes if ranks >> rank & 1]
+        test = on_rank(condition, rank)
+        varying = is_varying(test) and not only_of_files(test)
         value: Value | None = None
         for option in here:
-            value = join(value, option, is_varying(on_rank(condition, rank)))
+            value = join(value, option, varying)
         by_lane.append(value if value is not None else on_rank(outcomes[0][1], rank))
     guessed = is_guessed(condition, *(value for _, value in outcomes))
     first = outcomes[0][1]
