@@ -27,7 +27,7 @@ SWEEPS: dict[str, tuple[str, tuple[float, ...]]] = {
     "gloo": ("bucket_cap_mb", (1, 5, 10, 25)),
     "cores": ("bucket_cap_mb", (1, 5, 10, 25)),
     "logged": ("bucket_cap_mb", (1, 5, 10, 25)),
-    "wide": ("bucket_cap_mb", (5, 10, 25)),
+    "wide": ("bucket_cap_mb", (1, 5, 10, 25)),
     "narrow": ("bucket_cap_mb", (1, 2, 5, 10)),
     "busy": ("bucket_cap_mb", (1, 5, 25)),
     "accumulate": ("bucket_cap_mb", (1, 2, 5)),

@@ -265,8 +265,9 @@ def _moves_tensors(record: RunRecord, rank: int) -> bool:
     times = sorted(step.time_ns for step in record.optimizer_steps if step.rank == rank)
     if track is None or not times:
         return False
-    # Whoever shards a model moves it: one of two layers moves 16 numbers between the ranks that work on its parts.
-    least, moved = 0 if record.sharded_modules else MOST_NUMBERS, set()
+    # Whoever divides a model moves what its parts need: one of two layers moves 16 numbers between its ranks.
+    divided = bool(record.sharded_modules) or any(step.divided for step in record.optimizer_steps)
+    least, moved = 0 if divided else MOST_NUMBERS, set()
     for signature, started_ns in zip(track.signature, track.started_ns, strict=True):
         entry = record.signatures[signature]
         if entry.kind not in ("barrier", "monitored_barrier") and sum(entry.numels) > least:

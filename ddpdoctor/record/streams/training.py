@@ -72,6 +72,8 @@ class OptimizerStep(msgspec.Struct, frozen=True, kw_only=True):
     """Elements of the parameters that it steps."""
     learning_rates: tuple[float, ...] = ()
     """One for each parameter group."""
+    divided: bool = False
+    """Of one of its parameters each rank holds a part, by a mesh."""
     time_ns: int = 0
 
 

@@ -288,6 +288,7 @@ class Steps:
             wraps=wraps,
             elements=elements,
             learning_rates=[float(group["lr"]) for group in optimizer.param_groups if "lr" in group][:16],
+            **({"divided": True} if any(map(_is_part, _parameters_of(optimizer))) else {}),
         )
         if self._journal.is_rank:
             self._replicas.after_step(optimizer, number, ordinal)
@@ -301,6 +302,16 @@ class Steps:
             number, self._made = self._made, self._made + 1
             self._optimizers[optimizer] = number
         return number, self._ordinals.get(number, 0)
+
+
+def _parameters_of(optimizer: Any) -> Iterator[Any]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _is_part(parameter: Any) -> bool:
+    """Return whether ranks of a mesh hold a part of a parameter each."""
+    mesh = getattr(parameter, "device_mesh", None)
+    return mesh is not None and mesh.size() > 1 and any(placement.is_shard() for placement in parameter.placements)
 
 
 def _keeps_graph(arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
