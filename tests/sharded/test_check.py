@@ -118,9 +118,9 @@ def test_a_sharded_model_that_makes_no_step_is_not_said_to_train_alone(tmp_path:
     assert report["rehearsal"]["reason"] == "the script ended before every rank made an optimizer step"
 
 
-@pytest.mark.parametrize("sharded", ["fully_shard(model, mesh=mesh[\"dp\"])\n", ""], ids=["sharded", "divided"])
+@pytest.mark.parametrize("sharded", ['fully_shard(model, mesh=mesh["dp"])\n', ""], ids=["sharded", "divided"])
 def test_parts_of_a_small_sharded_model_are_a_job(sharded: str, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(TENSOR_PARALLEL.replace("fully_shard(model, mesh=mesh[\"dp\"])\n", sharded))
+    (tmp_path / "train.py").write_text(TENSOR_PARALLEL.replace('fully_shard(model, mesh=mesh["dp"])\n', sharded))
     code, report = check("train.py", cwd=tmp_path)
     assert (code, report["rehearsal"]["status"], report["findings"]) == (0, "completed", [])
 
