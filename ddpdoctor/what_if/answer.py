@@ -488,9 +488,18 @@ def _table(model: Model, left_out: list[str]) -> list[Change]:
 def _best(model: Model, changes: Sequence[Change]) -> Change:
     """Return the value of a setting that is shown: one that brings something whatever the run leaves open, if there is
     one; of two that do the same, which rounding tells, the first one.
+
+    Of caps the one that does well by the best guess and by the worst: with a latency of 3 ms, which one bucket does not
+    tell, ten buckets made the job 1.17 times as fast where five made it 1.33 times.
     """
-    best = max(changes, key=lambda change: (change.recommended, round(change.speedup.value, 2)))
-    return _fewest_workers(changes, cores_per_rank(model.observed)) if "workers" in best.settings else best
+    if "workers" in changes[0].settings:
+        return _fewest_workers(changes, cores_per_rank(model.observed))
+
+    def worth(change: Change) -> float:
+        is_cap = "bucket_cap_mb" in change.settings
+        return change.speedup.value * (model.outcome(Settings(**change.settings)).least if is_cap else 1.0)
+
+    return max(changes, key=lambda change: (change.recommended, round(worth(change), 2)))
 
 
 def _fewest_workers(changes: Sequence[Change], cores: int) -> Change:

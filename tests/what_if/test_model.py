@@ -127,6 +127,17 @@ def test_a_bucket_size_is_recommended_only_where_the_run_tells_what_a_call_costs
     assert told.speedup.value > 1.01 and told.recommended and not told.note
 
 
+def test_a_cap_does_well_whatever_a_call_costs_that_one_bucket_does_not_tell() -> None:
+    # Ten layers of 1 MiB behind each other in one bucket, of which all is exposed.
+    job = MeasuredJob(2, backend="gloo").run(60, {**EVEN, "backward": 34.0}, transfer=36.0, hidden=0.0)
+    record = record_of(job, layout=(10 << 20,), parameters=(1 << 20,) * 10)
+    best = next(change for change in what_if(record).changes if "bucket_cap_mb" in change.settings)
+    model = Model(observe(record))
+    one, two = (model.outcome(Settings(bucket_cap_mb=cap)) for cap in (1.0, 2.0))
+    assert one.speedup.value > two.speedup.value and one.least < two.least, "ten calls are best if they cost little"
+    assert (best.settings, best.recommended) == ({"bucket_cap_mb": 2.0}, True)
+
+
 def test_faster_links_leave_only_what_is_computed() -> None:
     model = model_of(bucketed(2, 60))
     assert model.observed.step_ns / MS == pytest.approx(72, abs=0.5)
