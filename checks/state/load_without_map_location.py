@@ -113,13 +113,9 @@ def _is_only_looked_into(module: Module, assignment: ast.Assign, name: str) -> b
         for node in ast.walk(scope)
         if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
     ]
-    into_state = [use for use in uses if _reaches_load(module, use)]
+    into_state = [use for use in uses if any(_is_load(around) for around in module.ancestors(use))]
     by_key = [use for use in uses if isinstance(module.parents.get(use), (ast.Subscript, ast.Compare))]
     return bool(into_state) and set(uses) == {*into_state, *by_key}
-
-
-def _reaches_load(module: Module, use: ast.AST) -> bool:
-    return any(_is_load(around) for around in module.ancestors(use))
 
 
 def _is_load(node: ast.AST | None) -> bool:
