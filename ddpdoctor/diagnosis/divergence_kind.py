@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ddpdoctor.check import Check
 from ddpdoctor.diagnosis.divergence import describe
@@ -37,6 +37,13 @@ def divergence_finding(
         evidence=(*describe.facts(divergence, record.job.kind), *worker_stacks(record)),
         severity=severity,
     )
+
+
+def diverged(check: Check, record: RunRecord, remedy: Callable[[Divergence], str]) -> Iterator[Finding]:
+    """Yield the divergence of a run, if this check reports it."""
+    divergence = divergence_of(record, check.stands_for)
+    if divergence is not None:
+        yield divergence_finding(check, record, divergence, remedy(divergence))
 
 
 def classify(divergence: Divergence, record: RunRecord) -> Trouble:

@@ -49,8 +49,10 @@ def _title(cause: LogCause, *, is_cause: bool) -> str:
     return remedies.title(cause) if is_cause or not cause.leads else remedies.of_attempt(cause)
 
 
-def from_dumps(check: Check, record: RunRecord, remedy: Callable[[Divergence], str]) -> Iterator[Finding]:
-    """Yield where the ranks' collectives part by the flight recorder's dumps, if this check reports it."""
+def from_dead_job(check: Check, record: RunRecord, remedy: Callable[[Divergence], str]) -> Iterator[Finding]:
+    """Yield where the ranks' collectives part by the flight recorder's dumps, if this check reports it, and what the
+    logs say.
+    """
     parting = parting_of(record)
     if parting is not None and parting.trouble == check.stands_for:
         role: Literal["cause", "echo"] = "cause" if explains_the_death(record) else "echo"
@@ -59,6 +61,7 @@ def from_dumps(check: Check, record: RunRecord, remedy: Callable[[Divergence], s
         if record.stacks:
             evidence = (*evidence, *worker_stacks(record), *limits(record), *native_stacks(record))
         yield replace(finding, role=role, doubt=parting.doubt, evidence=evidence)
+    yield from from_log(check, record)
 
 
 def _of_dumps(finding: Finding) -> Finding:
