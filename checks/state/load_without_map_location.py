@@ -63,18 +63,13 @@ def in_source(script: Script) -> Iterator[Finding]:
         )
 
 
-def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
-    """Offer to load onto the CPU."""
-    yield from load_to_cpu(script, finding)
-
-
 in_run = CHECK.judged_by("diagnosis.files", "judge_map_locations", REMEDY)
 
 
 # The fix of a checkpoint that is loaded onto the GPU from which it was saved.
 
 
-def load_to_cpu(script: Script, finding: Finding) -> Iterator[Fix]:
+def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
     """Give the load ``map_location="cpu"``.
 
     It is safe where all that is loaded goes into ``load_state_dict``, which copies it to where it belongs, or is looked
