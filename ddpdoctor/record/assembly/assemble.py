@@ -550,7 +550,6 @@ class Assembly:
         missing = MissingGradient(
             rank=self._rank(pid),
             wrap=event.wrap,
-            backward=event.backward,
             site=self._site(pid, event.site),
             parameters=self._missing.get(key, ()),
         )
