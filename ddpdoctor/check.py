@@ -182,6 +182,13 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
         return in_run
 
+    def reported_by(self, module: str, name: str, *arguments: object) -> Callable[[RunRecord], Iterator[Finding]]:
+        """Return the ``in_run`` or ``in_log`` that is a function of the check, a record and ``arguments``.
+
+        Its module is imported as late as that of ``judged_by``.
+        """
+        return lambda record: getattr(import_module(f"ddpdoctor.{module}"), name)(self, record, *arguments)
+
 
 def _fact(basis: Basis, text: str, place: Place, numbers: Numbers | None = None, rank: int | None = None) -> Fact:
     location, stack = (place, ()) if place is None or isinstance(place, Location) else (place.location, place.chain)

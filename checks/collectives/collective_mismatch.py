@@ -52,11 +52,9 @@ _HOW = {
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the divergence of the run when one line gives different collectives, and models that differ."""
     from ddpdoctor.checks.collectives.divergences_run import find_model_mismatch
-    from ddpdoctor.diagnosis.divergence_kind import divergence_finding, divergence_of
+    from ddpdoctor.diagnosis.divergence_kind import diverged
 
-    divergence = divergence_of(record, CHECK.stands_for)
-    if divergence is not None:
-        yield divergence_finding(CHECK, record, divergence, _of_keys(divergence) or _remedy(divergence))
+    yield from diverged(CHECK, record, lambda divergence: _of_keys(divergence) or _remedy(divergence))
     models = find_model_mismatch(record)
     if models is not None:
         remedy = "Build the same model on every rank: layers, sizes and frozen parameters must not depend on the rank."
@@ -85,9 +83,4 @@ def _of_keys(divergence: Divergence) -> str:
     )
 
 
-def in_log(record: RunRecord) -> Iterator[Finding]:
-    """Report collectives, or models, that differ between the ranks, by the logs or by the dumps."""
-    from ddpdoctor.diagnosis.logs.findings import from_dumps, from_log
-
-    yield from from_dumps(CHECK, record, _remedy)
-    yield from from_log(CHECK, record)
+in_log = CHECK.reported_by("diagnosis.logs.findings", "from_dead_job", _remedy)

@@ -25,17 +25,13 @@ References
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.divergence import finding_of, partings_by
 from ddpdoctor.source.ranks.ranks import ranks_text
 from ddpdoctor.source.script.script import Script
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP314",
@@ -61,10 +57,4 @@ def in_source(script: Script) -> Iterator[Finding]:
         )
 
 
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report the divergence of the run when some ranks wait in DDP's constructor and the others went on without."""
-    from ddpdoctor.diagnosis.divergence_kind import divergence_finding, divergence_of
-
-    divergence = divergence_of(record, CHECK.stands_for)
-    if divergence is not None:
-        yield divergence_finding(CHECK, record, divergence, _REMEDY)
+in_run = CHECK.reported_by("diagnosis.divergence_kind", "diverged", lambda _: _REMEDY)

@@ -31,7 +31,7 @@ from collections.abc import Iterator
 
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Finding, Severity
-from ddpdoctor.source.projection import Projection, project
+from ddpdoctor.source.projection import project
 from ddpdoctor.source.queries.divergence import function_around, nodes_of
 from ddpdoctor.source.script.module import Module
 from ddpdoctor.source.script.script import Script
@@ -43,11 +43,6 @@ CHECK = Check(
     subjects=("collectives",),
     triggers=("reduce", "gather", "broadcast", "scatter", "to_all", "toall", "pad_across"),
 )
-
-
-def in_source(script: Script) -> Iterator[Finding]:
-    """Report collectives whose result no one takes."""
-    yield from discarded_results(project(script))
 
 
 # Collectives that return their result and whose result no one takes.
@@ -80,8 +75,9 @@ _RETURNING_NAMES = frozenset((*_HOROVOD, *_FUNCTIONAL))
 _OF_ACCELERATE = frozenset({"gather", "gather_for_metrics", "reduce", "pad_across_processes"})
 
 
-def discarded_results(projection: Projection) -> Iterator[Finding]:
-    """Such calls, where the variable that they were given is read again further down."""
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report collectives whose result no one takes."""
+    projection = project(script)
     for module in projection.machine.script.modules:
         others = [name for name, full in module.aliases.items() if full in RETURNING]
         for last in _RETURNING_NAMES.union(others).intersection(module.calls_by_name):

@@ -23,15 +23,13 @@ References
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.finding import Severity
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnosis.divergence.divergence import Divergence
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP306",
@@ -40,15 +38,6 @@ CHECK = Check(
     severity=dict.fromkeys(("rehearsal", "run", "log"), Severity.ERROR),
     needs=frozenset({"ranks", "collectives"}),
 )
-
-
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report the divergence of the run when a rank left without an exception."""
-    from ddpdoctor.diagnosis.divergence_kind import divergence_finding, divergence_of
-
-    divergence = divergence_of(record, CHECK.stands_for)
-    if divergence is not None:
-        yield divergence_finding(CHECK, record, divergence, _remedy(divergence))
 
 
 def _remedy(divergence: Divergence) -> str:
@@ -63,9 +52,5 @@ def _remedy(divergence: Divergence) -> str:
     )
 
 
-def in_log(record: RunRecord) -> Iterator[Finding]:
-    """Report a rank that left without saying why, by the logs or by the others' collectives in the dumps."""
-    from ddpdoctor.diagnosis.logs.findings import from_dumps, from_log
-
-    yield from from_dumps(CHECK, record, _remedy)
-    yield from from_log(CHECK, record)
+in_run = CHECK.reported_by("diagnosis.divergence_kind", "diverged", _remedy)
+in_log = CHECK.reported_by("diagnosis.logs.findings", "from_dead_job", _remedy)

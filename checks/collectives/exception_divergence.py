@@ -60,25 +60,19 @@ CHECK = Check(
 )
 
 
-def in_source(script: Script) -> Iterator[Finding]:
-    """Report handlers that swallow a failure of one rank around or before its collectives."""
-    yield from swallowed(whole_projection(script))
-
-
 def in_run(record: RunRecord) -> Iterator[Finding]:
     """Report the exception in whose handler a rank waits for ranks that did not raise it."""
     from ddpdoctor.diagnosis.divergence.describe import disputed_call
-    from ddpdoctor.diagnosis.divergence_kind import divergence_finding, divergence_of
+    from ddpdoctor.diagnosis.divergence_kind import diverged
 
-    divergence = divergence_of(record, CHECK.stands_for)
-    if divergence is not None:
-        yield divergence_finding(
-            CHECK,
-            record,
-            divergence,
+    yield from diverged(
+        CHECK,
+        record,
+        lambda divergence: (
             f"Fix the exception on rank {divergence.culprit}, and take {disputed_call(divergence)} out of the handler: "
-            "ranks that did not fail never come to it.",
-        )
+            "ranks that did not fail never come to it."
+        ),
+    )
 
 
 # Exception handlers that let one rank continue without its peers.
@@ -93,8 +87,9 @@ _JUMPS = (ast.Continue, ast.Break, ast.Return)
 _FETCHES = frozenset({"next", "anext"})
 
 
-def swallowed(projection: Projection) -> Iterator[Finding]:
-    """Handlers of failures that may hit one rank alone, which skip a collective and continue."""
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report handlers that swallow a failure of one rank around or before its collectives."""
+    projection = whole_projection(script)
     events = [event for event in projection.synchronising if event.name not in _SETTING_UP and not event.in_parent]
     told = reported_lines(projection)
     for module in projection.machine.script.modules if events else ():

@@ -137,16 +137,13 @@ def _remedy(divergence: Divergence) -> str:
     return f"Check in its stack where rank {divergence.culprit} is stuck; put a time limit on that lock, queue or read."
 
 
-def in_log(record: RunRecord) -> Iterator[Finding]:
-    """Report it by the ranks' collectives in flight-recorder dumps."""
-    from ddpdoctor.diagnosis.logs.findings import from_dumps
+def _remedy_by_dumps(divergence: Divergence) -> str:
+    if all(turn.line is None for turn in divergence.turns if not turn.waiting):
+        return (
+            "Dumps do not show where a rank is outside a collective: read its log, or take its stack while it "
+            "hangs (`ddpdoctor autopsy --live`)."
+        )
+    return _remedy(divergence)
 
-    def remedy(divergence: Divergence) -> str:
-        if all(turn.line is None for turn in divergence.turns if not turn.waiting):
-            return (
-                "Dumps do not show where a rank is outside a collective: read its log, or take its stack while it "
-                "hangs (`ddpdoctor autopsy --live`)."
-            )
-        return _remedy(divergence)
 
-    yield from from_dumps(CHECK, record, remedy)
+in_log = CHECK.reported_by("diagnosis.logs.findings", "from_dead_job", _remedy_by_dumps)

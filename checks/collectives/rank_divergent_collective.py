@@ -31,14 +31,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddpdoctor.check import Check
-from ddpdoctor.finding import Finding, Refuted, Severity
+from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.divergence import finding_of, partings_by, remedy_of
 from ddpdoctor.source.script.script import Script
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnosis.divergence.divergence import Divergence
-    from ddpdoctor.record.model import RunRecord
 
 CHECK = Check(
     code="DDP301",
@@ -68,15 +67,6 @@ def in_source(script: Script) -> Iterator[Finding]:
         yield finding_of(CHECK, parting, remedy_of(parting))
 
 
-def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
-    """Report the divergence of the run when the ranks part at different lines."""
-    from ddpdoctor.diagnosis.divergence_kind import divergence_finding, divergence_of
-
-    divergence = divergence_of(record, CHECK.stands_for)
-    if divergence is not None:
-        yield divergence_finding(CHECK, record, divergence, _remedy(divergence))
-
-
 def _remedy(divergence: Divergence) -> str:
     from ddpdoctor.diagnosis.divergence import describe
     from ddpdoctor.diagnosis.divergence.aborted import is_in_backward
@@ -94,9 +84,5 @@ def _remedy(divergence: Divergence) -> str:
     return remedy
 
 
-def in_log(record: RunRecord) -> Iterator[Finding]:
-    """Report ranks that were in different collectives, by the logs or by the dumps."""
-    from ddpdoctor.diagnosis.logs.findings import from_dumps, from_log
-
-    yield from from_dumps(CHECK, record, _remedy)
-    yield from from_log(CHECK, record)
+in_run = CHECK.reported_by("diagnosis.divergence_kind", "diverged", _remedy)
+in_log = CHECK.reported_by("diagnosis.logs.findings", "from_dead_job", _remedy)

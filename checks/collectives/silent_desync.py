@@ -70,7 +70,7 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         yield from _drifts(record, divergence)
         return
     severity = Severity.WARNING if divergence.form == "crossed" else None
-    yield divergence_finding(CHECK, record, divergence, _REMEDIES.get(divergence.form, _SKIP_TOGETHER), severity)
+    yield divergence_finding(CHECK, record, divergence, _remedy(divergence), severity)
 
 
 def _drifts(record: RunRecord, divergence: Divergence | None) -> Iterator[Finding | Refuted]:
@@ -116,8 +116,8 @@ def _desync(record: RunRecord, divergence: Divergence | None, found: Verdict, *,
     )
 
 
-def in_log(record: RunRecord) -> Iterator[Finding]:
-    """Report it by the ranks' collectives in flight-recorder dumps."""
-    from ddpdoctor.diagnosis.logs.findings import from_dumps
+def _remedy(divergence: Divergence) -> str:
+    return _REMEDIES.get(divergence.form, _SKIP_TOGETHER)
 
-    yield from from_dumps(CHECK, record, lambda divergence: _REMEDIES.get(divergence.form, _SKIP_TOGETHER))
+
+in_log = CHECK.reported_by("diagnosis.logs.findings", "from_dead_job", _remedy)

@@ -71,12 +71,10 @@ def in_source(script: Script) -> Iterator[Finding]:
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report the ranks that wait for others in new_group, and collectives of ranks that are no members."""
-    from ddpdoctor.diagnosis.divergence_kind import divergence_finding, divergence_of
+    from ddpdoctor.diagnosis.divergence_kind import diverged
     from ddpdoctor.diagnosis.wording import place, rank_list, site_location, verb
 
-    divergence = divergence_of(record, CHECK.stands_for)
-    if divergence is not None:
-        yield divergence_finding(CHECK, record, divergence, _REMEDY)
+    yield from diverged(CHECK, record, lambda _: _REMEDY)
     by_call: dict[tuple[str, int], set[int]] = {}
     for call in record.outsider_calls:
         by_call.setdefault((call.operation, call.site), set()).add(call.rank)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,7 +13,7 @@ from ddpdoctor.check import Numbers, Verdict, Via
 from ddpdoctor.diagnosis.performance.exposure import BARRIERS
 from ddpdoctor.diagnosis.performance.stragglers import enough_steps
 from ddpdoctor.diagnosis.performance.summary import threshold
-from ddpdoctor.diagnosis.steps import ByIdentity, RankSteps, measured_steps
+from ddpdoctor.diagnosis.steps import RankSteps, measured_steps, once_per_record
 from ddpdoctor.diagnosis.sync_points import GRADIENTS, gradient_meetings, lane
 from ddpdoctor.diagnosis.wording import (
     bytes_text,
@@ -59,14 +58,9 @@ class LiveWait(msgspec.Struct, frozen=True, kw_only=True):
     """Where it does it, if it is known."""
 
 
+@once_per_record()
 def longest_waits(record: RunRecord) -> tuple[LiveWait, ...]:
     """Return the longest wait of each group; none for groups whose ranks are not all observed."""
-    return _longest_waits(ByIdentity(record))
-
-
-@lru_cache(maxsize=2)
-def _longest_waits(key: ByIdentity[RunRecord]) -> tuple[LiveWait, ...]:
-    record = key.of
     longest: dict[int, LiveWait] = {}
     for wait in (*_in_calls(record), *_in_gradients(record), *_in_backward_now(record)):
         known = longest.get(wait.group)

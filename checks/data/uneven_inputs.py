@@ -53,7 +53,7 @@ from ddpdoctor.source.interpreter.values import (
     constant,
     options_of,
 )
-from ddpdoctor.source.projection import Projection, whole_projection
+from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.queries.training_loops import by_shards, feedings, through_ddp
 from ddpdoctor.source.queries.wrapped_models import averages_by_hand
 from ddpdoctor.source.ranks.data_partitions import as_written, may_even_out, part_tags
@@ -76,11 +76,6 @@ _EVEN = (
     "Give every rank the same number of batches: DistributedSampler pads the parts, or with drop_last=True cuts them"
 )
 _REMEDY = f"{_EVEN}; or run the loop inside `with model.join():`."
-
-
-def in_source(script: Script) -> Iterator[Finding]:
-    """Report training loops over parts of the data that need not be equal, at the loader or the division."""
-    yield from uneven_feeds(whole_projection(script))
 
 
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
@@ -132,8 +127,9 @@ _HOLDING = {"torch.utils.data.Subset": (1, "indices"), "torch.utils.data.TensorD
 _ENDLESS = frozenset({"cycle", "repeat", "infinite", "RandomSampler"})
 
 
-def uneven_feeds(projection: Projection) -> Iterator[Finding]:
-    """Every such loop that nothing makes even, by the loader or, without one, by the place of the division."""
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report training loops over parts of the data that need not be equal, at the loader or the division."""
+    projection = whole_projection(script)
     machine = projection.machine
     seen: set[ast.AST] = set()
     by_hand = not any(projection.of_kind("wrap")) and averages_by_hand(machine.script)

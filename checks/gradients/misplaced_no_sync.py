@@ -74,11 +74,6 @@ TITLES = {
 }
 
 
-def in_source(script: Script) -> Iterator[Finding]:
-    """Report each no_sync that leaves gradients unaveraged or saves nothing."""
-    yield from misplaced_no_syncs(whole_projection(script))
-
-
 def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
     """Report steps on gradients that no_sync kept from being averaged, and contexts that come too late."""
     from ddpdoctor.checks.gradients.steps_run import late_no_syncs
@@ -350,8 +345,9 @@ def _misplaced(mistake: str, backward: Event, context: ContextAround, step: Even
     )
 
 
-def misplaced_no_syncs(projection: Projection) -> Iterator[Finding]:
-    """Every misplaced ``no_sync`` of a script, once."""
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report each no_sync that leaves gradients unaveraged or saves nothing."""
+    projection = whole_projection(script)
     script = projection.machine.script
     if uses_part(script, _OTHER_AVERAGING) or framework(script) or averages_by_hand(script):
         return

@@ -63,11 +63,6 @@ CHECK = Check(
 )
 
 
-def in_source(script: Script) -> Iterator[Finding]:
-    """Report the first backward of a distributed job whose gradients stay on their rank."""
-    yield from missing_wraps(whole_projection(script))
-
-
 in_run = CHECK.judged_by("checks.gradients.diverged_run", "independent_models")
 
 # Other ways to train on several ranks: gradients may be reduced, or divided, without a wrap by DDP.
@@ -108,9 +103,9 @@ _KNOWN_MAKERS = ("torchvision.", "timm.", "torch.", "transformers.", "peft.", "s
 _PARAMETERS = frozenset({"parameters", "named_parameters"})
 
 
-def missing_wraps(projection: Projection) -> Iterator[Finding]:
-    """Backward passes of a job with ranks and sharded data, in a script that never averages gradients."""
-    script = projection.machine.script
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report the first backward of a distributed job whose gradients stay on their rank."""
+    projection = whole_projection(script)
     init = next((event for event in projection.in_course("collective") if event.name == "init_process_group"), None)
     if init is None or init.ranks != ALL_RANKS or any(projection.of_kind("wrap")):
         return

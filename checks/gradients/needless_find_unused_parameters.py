@@ -61,17 +61,12 @@ def in_source(script: Script) -> Iterator[Finding]:
 in_run = CHECK.judged_by("checks.gradients.wraps_run", "searches")
 
 
-def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
-    """Offer to leave the option out."""
-    yield from stop_searching(script, finding)
-
-
 # The suggestion to stop searching for unused parameters.
 
 _OPTION = "find_unused_parameters"
 
 
-def stop_searching(script: Script, finding: Finding) -> Iterator[Fix]:
+def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
     """Leave ``find_unused_parameters`` out of the wrap; never safe, because a path that was not seen may need it."""
     for module in script.modules:
         if finding.location is None or str(module.path) != finding.location.file:

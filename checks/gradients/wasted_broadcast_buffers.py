@@ -27,7 +27,7 @@ from collections.abc import Iterator
 
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Finding, Severity
-from ddpdoctor.source.projection import Projection, whole_projection
+from ddpdoctor.source.projection import whole_projection
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.torch_model.buffers import constant_buffers
 
@@ -43,11 +43,6 @@ WARNING_BYTES = 1_000_000
 """Bytes a step from which the waste is a warning."""
 
 
-def in_source(script: Script) -> Iterator[Finding]:
-    """Report wraps of modules whose buffers nothing changes after their construction."""
-    yield from idle_broadcasts(whole_projection(script))
-
-
 in_run = CHECK.judged_by("diagnosis.performance.traffic", "wasted_broadcasts", "", WARNING_BYTES)
 
 
@@ -57,8 +52,9 @@ BROADCAST_POSITION = 4
 """Position of ``broadcast_buffers`` among DDP's arguments."""
 
 
-def idle_broadcasts(projection: Projection) -> Iterator[Finding]:
-    """Wraps with the default synchronisation of buffers, of modules that only their constructors give buffers."""
+def in_source(script: Script) -> Iterator[Finding]:
+    """Report wraps of modules whose buffers nothing changes after their construction."""
+    projection = whole_projection(script)
     for made in projection.of_kind("wrap"):
         options = ("broadcast_buffers", "forward_sync_buffers")
         if (

@@ -283,7 +283,7 @@ def _too_many(record: RunRecord) -> Iterator[Verdict]:
     places: dict[tuple[int, int], list[Wait]] = {}
     for wait in record.waits:
         # Without a launcher the script knows its other nodes, and their ranks are started there.
-        if wait.ranks_asked > started and _is_launched(record):
+        if wait.ranks_asked > started and any(part.startswith("--nproc-per-node") for part in record.job.command):
             places.setdefault((wait.ranks_asked, wait.site), []).append(wait)
     for (asked, site), waits in places.items():
         missing = f"rank {started}" if asked == started + 1 else f"ranks {started} to {asked - 1}"
@@ -302,10 +302,6 @@ def _too_many(record: RunRecord) -> Iterator[Verdict]:
             ),
             remedy="Omit world_size, or take it from the launcher's environment.",
         )
-
-
-def _is_launched(record: RunRecord) -> bool:
-    return any(part.startswith("--nproc-per-node") for part in record.job.command)
 
 
 def _what_followed(record: RunRecord) -> str:

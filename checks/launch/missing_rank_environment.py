@@ -64,7 +64,7 @@ def in_source(script: Script) -> Iterator[Finding]:
             f"the ranks are spawned by the script itself, and {' and '.join(missing)} {are} not set",
             remedy=_remedy(missing),
             locations=event.location,
-            because=() if launch is None else (("the script starts its ranks here", launch.location),),
+            because=() if launch is None else (("the script starts its ranks here", launch),),
             severity=None if is_certain else Severity.WARNING,
         )
 

@@ -65,11 +65,6 @@ def in_source(script: Script) -> Iterator[Finding]:
             )
 
 
-def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
-    """Offer to call the function."""
-    yield from call_guard(script, finding)
-
-
 # The fix of a function about ranks that is tested instead of called.
 
 _COLLECTIVE_NAMES = frozenset(name.rpartition(".")[2] for name in COLLECTIVES if ".checkpoint." not in name) | {
@@ -77,7 +72,7 @@ _COLLECTIVE_NAMES = frozenset(name.rpartition(".")[2] for name in COLLECTIVES if
 }
 
 
-def call_guard(script: Script, finding: Finding) -> Iterator[Fix]:
+def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
     """Call the function.
 
     It is not safe where the function wants arguments, or where what now runs on every rank may contain a collective:

@@ -63,18 +63,13 @@ def in_source(script: Script) -> Iterator[Finding]:
         )
 
 
-def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
-    """Offer to load onto the CPU."""
-    yield from load_to_cpu(script, finding)
-
-
 in_run = CHECK.judged_by("diagnosis.files", "judge_map_locations", REMEDY)
 
 
 # The fix of a checkpoint that is loaded onto the GPU from which it was saved.
 
 
-def load_to_cpu(script: Script, finding: Finding) -> Iterator[Fix]:
+def fixes(script: Script, finding: Finding) -> Iterator[Fix]:
     """Give the load ``map_location="cpu"``.
 
     It is safe where all that is loaded goes into ``load_state_dict``, which copies it to where it belongs, or is looked
@@ -113,13 +108,9 @@ def _is_only_looked_into(module: Module, assignment: ast.Assign, name: str) -> b
         for node in ast.walk(scope)
         if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
     ]
-    into_state = [use for use in uses if _reaches_load(module, use)]
+    into_state = [use for use in uses if any(_is_load(around) for around in module.ancestors(use))]
     by_key = [use for use in uses if isinstance(module.parents.get(use), (ast.Subscript, ast.Compare))]
     return bool(into_state) and set(uses) == {*into_state, *by_key}
-
-
-def _reaches_load(module: Module, use: ast.AST) -> bool:
-    return any(_is_load(around) for around in module.ancestors(use))
 
 
 def _is_load(node: ast.AST | None) -> bool:

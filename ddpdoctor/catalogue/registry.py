@@ -9,16 +9,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from ddpdoctor.check import Check, Gone, LoadedCheck, Subject
 from ddpdoctor.errors import ConfigurationError, UsageError
-from ddpdoctor.finding import Finding, FoundInRun, Trouble
-
-if TYPE_CHECKING:
-    from ddpdoctor.record.model import RunRecord
+from ddpdoctor.finding import FoundInRun, Trouble
 
 CHECKS_PACKAGE = "ddpdoctor.checks"
 """The only place where the core names the package of the built-in checks."""
@@ -292,7 +289,9 @@ def read_check(module: ModuleType) -> LoadedCheck:
         raise TypeError(f"{module.__name__} has no CHECK")
     in_source = getattr(module, "in_source", None)
     in_run = getattr(module, "in_run", None)
-    in_log = getattr(module, "in_log", None) or (partial(_in_log, check) if "log" in check.severity else None)
+    in_log = getattr(module, "in_log", None)
+    if in_log is None and "log" in check.severity:
+        in_log = check.reported_by("diagnosis.logs.findings", "from_log")
     in_restart = getattr(module, "in_restart", None)
     if not any(map(callable, (in_source, in_run, in_log, in_restart))):
         raise TypeError(f"{module.__name__} has neither in_source nor in_run nor in_log")
@@ -307,13 +306,6 @@ def read_check(module: ModuleType) -> LoadedCheck:
         in_log=in_log,
         in_restart=in_restart,
     )
-
-
-def _in_log(check: Check, record: RunRecord) -> Iterator[Finding]:
-    """Report what the check stands for where the logs of a dead job tell of it: most checks look at nothing else."""
-    from ddpdoctor.diagnosis.logs.findings import from_log
-
-    yield from from_log(check, record)
 
 
 def _documentation(module: ModuleType) -> str:

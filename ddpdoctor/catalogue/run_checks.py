@@ -211,7 +211,7 @@ def _look_at_run(
     record: RunRecord,
 ) -> CheckResult:
     missing = _missing_evidence(check, record)
-    if missing and _absent(check, record):
+    if missing and any(record.stream(name).state == "absent" for name in check.check.needs_of(record.job.kind)):
         asked_for = not result.gap and not ASKED_FOR.keys().isdisjoint(check.check.needs_of(record.job.kind))
         return msgspec.structs.replace(result, gap=result.gap or missing, by_nature=asked_for)
     heard = _ask(in_run, record)
@@ -230,7 +230,7 @@ def _look_at_run(
         bound_hit=result.bound_hit or heard.bound_hit,
         crashed=result.crashed or heard.crashed,
         unstated=heard.unstated and not result.gap and not missing,
-        nodes_wanted=check.check.nodes if _nodes(record) < check.check.nodes else 0,
+        nodes_wanted=check.check.nodes if len({rank.node for rank in record.ranks}) < check.check.nodes else 0,
     )
 
 
@@ -289,11 +289,3 @@ def _has_subject(check: LoadedCheck, record: RunRecord) -> bool:
     if "wraps" not in check.check.needs_of(record.job.kind):
         return True
     return any(one.wraps for one in (record, *record.other_starts))
-
-
-def _nodes(record: RunRecord) -> int:
-    return len({rank.node for rank in record.ranks})
-
-
-def _absent(check: LoadedCheck, record: RunRecord) -> bool:
-    return any(record.stream(name).state == "absent" for name in check.check.needs_of(record.job.kind))

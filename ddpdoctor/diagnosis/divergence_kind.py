@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Callable, Iterator
 
 from ddpdoctor.check import Check
 from ddpdoctor.diagnosis.divergence import describe
@@ -12,7 +11,7 @@ from ddpdoctor.diagnosis.divergence.next_calls import NextCall
 from ddpdoctor.diagnosis.failures import asks_for_global_rank, failed_rendezvous, lack_behind, trouble_of
 from ddpdoctor.diagnosis.files import races
 from ddpdoctor.diagnosis.stacks import worker_stacks
-from ddpdoctor.diagnosis.steps import ByIdentity
+from ddpdoctor.diagnosis.steps import once_per_record
 from ddpdoctor.diagnosis.training.lone_forwards import forward_ranks, left_out_before
 from ddpdoctor.diagnosis.training.pass_lengths import SkippedBatch, skipped_batches, uneven_passes
 from ddpdoctor.diagnosis.training.replicas import blocked_in_backward, drifts, skipped_backward
@@ -38,6 +37,13 @@ def divergence_finding(
         evidence=(*describe.facts(divergence, record.job.kind), *worker_stacks(record)),
         severity=severity,
     )
+
+
+def diverged(check: Check, record: RunRecord, remedy: Callable[[Divergence], str]) -> Iterator[Finding]:
+    """Yield the divergence of a run, if this check reports it."""
+    divergence = divergence_of(record, check.stands_for)
+    if divergence is not None:
+        yield divergence_finding(check, record, divergence, remedy(divergence))
 
 
 def classify(divergence: Divergence, record: RunRecord) -> Trouble:
@@ -108,14 +114,14 @@ def _drifted(divergence: Divergence, record: RunRecord) -> bool:
 
 def divergence_of(record: RunRecord, trouble: Trouble | None) -> Divergence | None:
     """Find the divergence of a run if it is this one."""
-    found = _found(ByIdentity(record))
+    found = _found(record)
     return found[0] if found is not None and found[1] == trouble else None
 
 
-@lru_cache(maxsize=2)
-def _found(key: ByIdentity[RunRecord]) -> tuple[Divergence, Trouble] | None:
-    divergence = find_divergence(key.of)
-    return None if divergence is None else (divergence, classify(divergence, key.of))
+@once_per_record()
+def _found(record: RunRecord) -> tuple[Divergence, Trouble] | None:
+    divergence = find_divergence(record)
+    return None if divergence is None else (divergence, classify(divergence, record))
 
 
 def _named(divergence: Divergence, record: RunRecord) -> Trouble | None:

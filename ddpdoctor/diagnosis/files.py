@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import PurePath
 from typing import Literal
 
@@ -14,7 +14,7 @@ import msgspec
 from ddpdoctor.check import Reason, Verdict
 from ddpdoctor.diagnosis.divergence.divergence import root_exception
 from ddpdoctor.diagnosis.failures import named_failures
-from ddpdoctor.diagnosis.steps import ByIdentity
+from ddpdoctor.diagnosis.steps import once_per_record
 from ddpdoctor.diagnosis.wording import count, place, rank_list, site_location
 from ddpdoctor.finding import Location, Severity, Trouble
 from ddpdoctor.record.model import RankException, RunRecord
@@ -268,14 +268,9 @@ class Race(msgspec.Struct, frozen=True, kw_only=True):
     """The exception that the race ended a rank with."""
 
 
+@once_per_record()
 def races(record: RunRecord) -> tuple[Race, ...]:
     """Return every race of a run, at most one for a path, in the order of the paths' first accesses."""
-    return _races(ByIdentity(record))
-
-
-@lru_cache(maxsize=2)
-def _races(key: ByIdentity[RunRecord]) -> tuple[Race, ...]:
-    record = key.of
     if len(record.rank_numbers()) < 2:
         return ()
     by_path: dict[str, list[Access]] = {}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Sequence, Set
-from functools import lru_cache
+from collections.abc import Callable, Sequence, Set
+from functools import lru_cache, wraps
 from operator import add, gt, sub
 from typing import Generic, TypeVar
 
@@ -15,6 +15,7 @@ from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.measured import CallTrack, StepTrack
 
 Held = TypeVar("Held")
+Found = TypeVar("Found")
 
 
 class ByIdentity(Generic[Held]):
@@ -28,6 +29,16 @@ class ByIdentity(Generic[Held]):
 
     def __hash__(self) -> int:
         return id(self.of)
+
+
+def once_per_record(most: int = 2) -> Callable[[Callable[[Held], Found]], Callable[[Held], Found]]:
+    """Keep what a function finds in each of the newest ``most`` records, or parts of records, for all who ask."""
+
+    def decorate(function: Callable[[Held], Found]) -> Callable[[Held], Found]:
+        find = lru_cache(maxsize=most)(lambda key: function(key.of))
+        return wraps(function)(lambda of: find(ByIdentity(of)))
+
+    return decorate
 
 
 WARM_UP_STEPS = 3
@@ -107,18 +118,14 @@ def between(record: RunRecord, first: int, stop: int) -> RunRecord:
     )
 
 
+@once_per_record(most=8)
 def measured_steps(record: RunRecord) -> tuple[RankSteps, ...]:
     """Return the steps that count of every rank that has any, by rank.
 
     Left out are the first steps of the run and those after a pause of any rank, in which the others wait for it; where
     nothing else is known they are all there is.
     """
-    return _measured_steps(ByIdentity(record))
-
-
-@lru_cache(maxsize=8)
-def _measured_steps(key: ByIdentity[RunRecord]) -> tuple[RankSteps, ...]:
-    tracks = sorted(key.of.step_tracks, key=lambda track: track.rank)
+    tracks = sorted(record.step_tracks, key=lambda track: track.rank)
     pauses_ns = [_pauses_ns(track) for track in tracks]
     after_a_pause: set[int] = set()
     for track, own_ns in zip(tracks, pauses_ns, strict=True):

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from operator import sub
 
 import msgspec
 
-from ddpdoctor.diagnosis.steps import ByIdentity, RankSteps, common_rows, mean_exposed_ns, measured_steps, taken
+from ddpdoctor.diagnosis.steps import RankSteps, common_rows, mean_exposed_ns, measured_steps, once_per_record, taken
 from ddpdoctor.record.model import RunRecord, Wrap
 from ddpdoctor.record.streams.measured import CallTrack
 
@@ -66,7 +66,7 @@ def gradient_meetings(record: RunRecord) -> tuple[Meetings, ...]:
     """For each set of ranks that average gradients with each other, the reductions that all of them sampled, among the
     measured steps.
     """
-    return _both_meetings(ByIdentity(record))[0]
+    return _both_meetings(record)[0]
 
 
 def explicit_meetings(record: RunRecord) -> tuple[Meetings, ...]:
@@ -74,13 +74,13 @@ def explicit_meetings(record: RunRecord) -> tuple[Meetings, ...]:
 
     Sends and receives are left out: their two sides are no meeting of the group.
     """
-    return _both_meetings(ByIdentity(record))[1]
+    return _both_meetings(record)[1]
 
 
-@lru_cache(maxsize=8)
-def _both_meetings(key: ByIdentity[RunRecord]) -> tuple[tuple[Meetings, ...], tuple[Meetings, ...]]:
-    measured = measured_steps(key.of)
-    return tuple(_gradient_meetings(key.of, measured)), tuple(_explicit_meetings(key.of, measured))
+@once_per_record(most=8)
+def _both_meetings(record: RunRecord) -> tuple[tuple[Meetings, ...], tuple[Meetings, ...]]:
+    measured = measured_steps(record)
+    return tuple(_gradient_meetings(record, measured)), tuple(_explicit_meetings(record, measured))
 
 
 def _gradient_meetings(record: RunRecord, ranks: Sequence[RankSteps]) -> Iterator[Meetings]:
@@ -195,17 +195,17 @@ def _seen(record: RunRecord, members: Sequence[int], measured: Collection[int]) 
 def replica_sets(record: RunRecord) -> tuple[tuple[int, ...], ...]:
     """Return the sets of ranks that average gradients with each other; all ranks where no wrap says otherwise."""
     everyone = tuple(sorted(track.rank for track in record.step_tracks)) or record.rank_numbers()
-    widest = _widest(ByIdentity(record.wraps))
+    widest = _widest(record.wraps)
     # Of thousands of ranks each has a wrap of them all: sets are distinguished by what they are, and compared once.
     apart = {id(ranks): ranks for ranks in (widest.get(rank, everyone) for rank in everyone)}
     return tuple(dict.fromkeys(apart.values()))
 
 
-@lru_cache(maxsize=2)
-def _widest(key: ByIdentity[tuple[Wrap, ...]]) -> dict[int, tuple[int, ...]]:
+@once_per_record()
+def _widest(wraps: tuple[Wrap, ...]) -> dict[int, tuple[int, ...]]:
     """By rank, the ranks of its widest wrap; one object for the same ranks."""
     widest: dict[int, tuple[int, ...]] = {}
-    for wrap in key.of:
+    for wrap in wraps:
         if len(wrap.ranks) > len(widest.get(wrap.rank, ())):
             widest[wrap.rank] = wrap.ranks
     alike = {id(ranks): ranks for ranks in widest.values()}

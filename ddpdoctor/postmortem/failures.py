@@ -117,7 +117,7 @@ def _named(
     if found.row.trouble in ("unused-parameters", "ready-twice"):
         more["unused"] = _unused(text)
     elif found.row.event == "mismatch":
-        more["others"] = _running(text)
+        more["others"] = tuple(sorted({int(number) for number in re.findall(r"Rank (\d+) is running", text)}))
     elif found.row.event == "nccl" and ("Last error:" in text or not _CLASS_OF_NCCL.search(text)):
         # Torch's words say the class of the error only, and NCCL's own what it was.
         own_words = statement_of_nccl(text.rpartition("Last error:")[2])
@@ -175,10 +175,6 @@ def _is_of_a_service(kind: str, text: str, frames: Sequence[Frame]) -> bool:
     if any(_OF_RANKS.search(frame.file) for frame in frames[:_INNERMOST]):
         return False
     return _SERVICE.search(text) is not None or (bool(frames) and _OF_TORCH.match(kind) is None)
-
-
-def _running(text: str) -> tuple[int, ...]:
-    return tuple(sorted({int(number) for number in re.findall(r"Rank (\d+) is running", text)}))
 
 
 def _unused(text: str) -> tuple[str, ...]:

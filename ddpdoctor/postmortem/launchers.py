@@ -89,13 +89,12 @@ class FailureTable:
 
     def __init__(self) -> None:
         self.open = False
-        self._first = False
         self._row: dict[str, str] = {}
         self._lines = 0
 
     def begin(self) -> None:
         """The table comes next."""
-        self.open, self._first, self._row, self._lines = True, False, {}, 0
+        self.open, self._row, self._lines = True, {}, 0
 
     def begins_within(self, text: str) -> bool:
         """Return whether a line is the first that the log has of a table."""
@@ -106,10 +105,7 @@ class FailureTable:
         """Take in a line and give out the row that is complete with it."""
         self._lines += 1
         stripped = text.strip()
-        if stripped.startswith("Root Cause"):
-            yield from self._done()
-            self._first = True
-        elif re.fullmatch(r"\[\d+\]:", stripped) or stripped.startswith("-----"):
+        if re.fullmatch(r"\[\d+\]:", stripped) or stripped.startswith(("-----", "Root Cause")):
             yield from self._done()
         elif row := _ROW.match(text):
             self._row[row["key"]] = row["value"].strip()
@@ -126,7 +122,7 @@ class FailureTable:
 
     def _done(self) -> Iterator[dict[str, str]]:
         if "rank" in self._row:
-            yield {**self._row, "first": "yes" if self._first else ""}
+            yield self._row
         self._row = {}
 
 
@@ -143,7 +139,6 @@ def ending_of(row: dict[str, str]) -> RankEnding | None:
         host=row.get("host", ""),
         by_agent=True,
         time_ns=nanoseconds(row.get("time", "")),
-        first=bool(row["first"]),
     )
 
 
@@ -164,7 +159,6 @@ def endings_in(text: str) -> Iterator[RankEnding]:
             rank, pid = found.get("rank"), found.get("pid")
             yield RankEnding(
                 rank=int(rank) if rank else None, pid=int(pid or 0), host=found.get("host") or "", exit_code=code,
-                first=bool(rank),
             )  # fmt: skip
     if match := _SLURM_TASK.search(text):
         code = _code_of(match["what"])

@@ -443,7 +443,7 @@ class LogReader:
             self._add_ending(RankEnding(pid=int(match["pid"]), by_agent=True), prefixed)
         elif match := launchers.FAILED.search(text):
             local, pid, code = int(match["local"]), int(match["pid"]), int(match["code"])
-            ending = RankEnding(local_rank=local, pid=pid, exit_code=code, first=True, by_agent=True)
+            ending = RankEnding(local_rank=local, pid=pid, exit_code=code, by_agent=True)
             self._add_ending(ending, prefixed)
             self._failures.setdefault((prefixed.host, prefixed.pid), []).append(next(self._positions))
         elif match := launchers.TOLD_TO_END.search(text):

@@ -234,7 +234,6 @@ def loader_facts(loader: Any, torch: Any) -> dict[str, Any]:
         "batch_size": _batch_size(loader, torch),
         "workers": loader.num_workers,
         "persistent": bool(getattr(loader, "persistent_workers", False)),
-        "drop_last": bool(getattr(loader, "drop_last", False)),
     }
 
 

@@ -244,7 +244,6 @@ class MissingGradients(Event, frozen=True, kw_only=True):
     """Parameters of a DDP module that got no gradient in a backward."""
 
     wrap: int
-    backward: int
     site: int
     parameters: tuple[str, ...] | None
     """None for those of the module's event before."""

@@ -302,14 +302,8 @@ class ShardedModule(msgspec.Struct, frozen=True, kw_only=True):
     module_class: str = ""
     by: str = ""
     """``fully_shard`` or ``FullyShardedDataParallel``."""
-    units: tuple[str, ...] = ()
-    """The parts that are gathered each by itself, by the names of their modules; empty for the outermost."""
-    elements: tuple[int, ...] = ()
-    """Of the whole parameters of each unit."""
     ranks: tuple[int, ...] = ()
     """Those that hold its shards and replicas."""
-    dimensions: tuple[str, ...] = ()
-    """Of the device mesh, by name."""
 
 
 class Forward(msgspec.Struct, frozen=True, kw_only=True):

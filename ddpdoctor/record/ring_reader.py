@@ -29,32 +29,6 @@ _TORN_S = 0.001
 """A row that is being written again may be torn for a moment."""
 
 
-class LiveHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest heartbeat of a live run in the process's own numbers; see ``layout.HEARTBEAT_FIELDS``."""
-
-    beat_at_ns: int
-    phase: int
-    phase_since_ns: int
-    step: int
-    kind: int
-    sequence: int
-    enqueued: int
-    completed: int
-    site: int
-    main_cpu_ns: int
-    unchanged_ms: int
-    stack_hash: int
-    forwards: int
-    backwards: int
-    optimizer_steps: int
-    answered: int
-    sleeps_until_ns: int
-    lost_events: int
-    lost_rows: int
-    blocked: int
-    own_bytes: int
-
-
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """What the newest heartbeat of every kind of run has."""
 
@@ -80,6 +54,21 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """When it asked last."""
     own_bytes: int = 0
     """What the probe itself has read and written by calls of the system, which is not the rank's work."""
+
+
+class LiveHeartbeat(Heartbeat, frozen=True, kw_only=True):
+    """The newest heartbeat of a live run in the process's own numbers; see ``layout.HEARTBEAT_FIELDS``."""
+
+    phase: int
+    phase_since_ns: int
+    step: int
+    kind: int
+    sequence: int
+    enqueued: int
+    completed: int
+    site: int
+    lost_rows: int
+    blocked: int
 
 
 NO_HEARTBEAT = Heartbeat(

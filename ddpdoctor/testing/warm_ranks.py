@@ -74,11 +74,6 @@ class WarmRank:
             )
         self.control.send(json.dumps(first).encode())
 
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        return self._process.pid
-
     def is_alive(self) -> bool:
         """Return whether the process is there."""
         return self._process.poll() is None

@@ -138,7 +138,7 @@ def test_a_search_is_needless_after_enough_backwards_and_refuted_by_an_unused_pa
     framework = one(iter(searching(accumulated(1, 5), by_user=False)))
     assert framework.severity is Severity.ADVICE and "ddp_find_unused_parameters=False" in framework.remedy
     assert searching(accumulated(1, 3)) == []
-    missing = (MissingGradient(rank=1, wrap=0, backward=2, parameters=("head.weight",)),)
+    missing = (MissingGradient(rank=1, wrap=0, parameters=("head.weight",)),)
     (refuted,) = searching(accumulated(1, 5), missing_gradients=missing)
     assert isinstance(refuted, Refuted)
 

@@ -21,8 +21,7 @@ def unused(job: JobBuilder, by_rank: dict[int, tuple[str, ...]], **options: bool
         msgspec.structs.replace(wrap, options={**wrap.options, **options}) for wrap in streams["wraps"]
     )
     streams["missing_gradients"] = tuple(
-        MissingGradient(rank=rank, wrap=0, backward=0, site=job.site(50), parameters=names)
-        for rank, names in by_rank.items()
+        MissingGradient(rank=rank, wrap=0, site=job.site(50), parameters=names) for rank, names in by_rank.items()
     )
     return list(unused_parameters.in_run(job.record(**streams)))
 
@@ -67,7 +66,7 @@ def never(
     streams["wraps"] = tuple(msgspec.structs.replace(wrap, options=options) for wrap in streams["wraps"])
     streams["backwards"] = tuple(Backward(rank=rank, synchronised=(0,)) for rank in job.ranks for step in range(steps))
     streams["missing_gradients"] = tuple(
-        MissingGradient(rank=rank, wrap=0, backward=step, site=job.site(50), parameters=names)
+        MissingGradient(rank=rank, wrap=0, site=job.site(50), parameters=names)
         for rank in job.ranks
         for step in range(steps)
     )

@@ -149,7 +149,7 @@ def test_parameters_that_ddp_did_not_list_are_another_defect() -> None:
 
 def test_frozen_parameters_that_ddp_waits_for_are_not_reported_as_unused() -> None:
     job = trained("")
-    missing = tuple(MissingGradient(rank=rank, wrap=0, backward=0, parameters=("body.weight",)) for rank in job.ranks)
+    missing = tuple(MissingGradient(rank=rank, wrap=0, parameters=("body.weight",)) for rank in job.ranks)
     assert codes(job.seen(missing_gradients=missing)) == ["DDP201"]
     changes = tuple(WrapChange(rank=rank, wrap=0, frozen=("body.weight",)) for rank in job.ranks)
     assert codes(job.seen(missing_gradients=missing, wrap_changes=changes)) == ["DDP213"]

@@ -161,7 +161,7 @@ def test_who_starts_the_ranks(tmp_path: Path, text: str, spawns: bool) -> None:
 def test_use_of_cuda(tmp_path: Path) -> None:
     script = read_script(written(tmp_path, "x = 1\nmodel.cuda()\n"))
     assert script.demands_cuda is not None
-    assert (script.demands_cuda.location.line, script.demands_cuda.text) == (11, "model.cuda()")
+    assert script.demands_cuda.line == 11
     plain = read_script(
         written(tmp_path, "if torch.cuda.is_available():\n    model.cuda()\n", "b.py", "import torch\n")
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
-from functools import lru_cache
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -32,7 +31,7 @@ from ddpdoctor.diagnosis.divergence.waiting import (
     standing_still,
     was_ended_by_launcher,
 )
-from ddpdoctor.diagnosis.steps import ByIdentity
+from ddpdoctor.diagnosis.steps import once_per_record
 from ddpdoctor.diagnosis.wording import frame_of, place
 from ddpdoctor.finding import Frame
 from ddpdoctor.record.model import Rank, RankException, RunRecord
@@ -367,6 +366,7 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True):
     """Lines of explicit calls that ranks came to a different number of times, and how often each did."""
 
 
+@once_per_record()
 def find_divergence(record: RunRecord) -> Divergence | None:
     """Find the first place where the ranks of a run part, or the standstill that they ended in.
 
@@ -375,12 +375,6 @@ def find_divergence(record: RunRecord) -> Divergence | None:
     ranks run, ``live_verdict`` decides, on what can be believed already. Twenty functions ask for it in one
     examination: it is found once for a record.
     """
-    return _find_divergence(ByIdentity(record))
-
-
-@lru_cache(maxsize=2)
-def _find_divergence(key: ByIdentity[RunRecord]) -> Divergence | None:
-    record = key.of
     matcher = matched(record)
     parting = matcher.parting
     blocked = blocked_ranks(record, matcher)

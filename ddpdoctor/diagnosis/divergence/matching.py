@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right, insort
-from functools import lru_cache
 from typing import Literal
 
 import msgspec
 
-from ddpdoctor.diagnosis.steps import ByIdentity
+from ddpdoctor.diagnosis.steps import once_per_record
 from ddpdoctor.record.model import Rank, RunRecord
 from ddpdoctor.record.streams.collectives import CollectiveTrack, Signature
 
@@ -268,15 +267,11 @@ class Matcher:
         return "" if counts[0] == counts[1] else "step"
 
 
+@once_per_record()
 def matched(record: RunRecord) -> Matcher:
     """Compare the tracks of a record; once for all who ask, who advance it no further."""
-    return _matched(ByIdentity(record))
-
-
-@lru_cache(maxsize=2)
-def _matched(key: ByIdentity[RunRecord]) -> Matcher:
     matcher = Matcher()
-    matcher.advance(key.of)
+    matcher.advance(record)
     return matcher
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from typing import Literal
 
 import msgspec
 
 from ddpdoctor.diagnosis.divergence.matching import Matcher
 from ddpdoctor.diagnosis.divergence.waiting import Blocked
-from ddpdoctor.diagnosis.steps import ByIdentity
+from ddpdoctor.diagnosis.steps import once_per_record
 from ddpdoctor.finding import Frame, in_user_code
 from ddpdoctor.record.model import Rank, RankException, RunRecord
 from ddpdoctor.record.streams.collectives import CollectiveTrack, Group, Handled, Signature, Wait
@@ -271,7 +270,7 @@ def what_keeps(record: RunRecord, rank: int) -> tuple[str, tuple[Frame, ...]] | 
     if dump is None or not dump.frames:
         return None
     if not _is_shutdown(dump.frames[-1]):
-        return _exit_handler(dump) if record.job.kind == "run" and _all_scripts_are_over(ByIdentity(record)) else None
+        return _exit_handler(dump) if record.job.kind == "run" and _all_scripts_are_over(record) else None
     threads = [other for other in record.stacks_of(rank) if not other.main and not other.daemon]
     newest_ns = max((other.time_ns for other in threads), default=0)
     # What is written of the threads of one moment is written at once.
@@ -287,10 +286,10 @@ def _exit_handler(dump: StackDump) -> tuple[str, tuple[Frame, ...]] | None:
     return None if outermost.file.endswith("threading.py") else (f"exit handler `{outermost.function}`", dump.frames)
 
 
-@lru_cache(maxsize=2)
-def _all_scripts_are_over(key: ByIdentity[RunRecord]) -> bool:
+@once_per_record()
+def _all_scripts_are_over(record: RunRecord) -> bool:
     """Return whether below nothing that the living ranks do is the code of a module, as it is below all of a script."""
-    dumps = [_main_dump(key.of, rank.rank) for rank in key.of.ranks if rank.end == "running"]
+    dumps = [_main_dump(record, rank.rank) for rank in record.ranks if rank.end == "running"]
     return all(
         dump is not None
         and 0 < len(dump.frames) < _MOST_FRAMES
@@ -338,15 +337,15 @@ def _last_place(record: RunRecord, rank: int) -> tuple[Frame, ...]:
 
 def user_frames(record: RunRecord, stack: tuple[Frame, ...]) -> tuple[Frame, ...]:
     """Return the frames of a stack that are in the user's files."""
-    files = _user_files(ByIdentity(record))
+    files = _user_files(record)
     beside = os.path.dirname(record.job.script) + os.sep
     mine = tuple(frame for frame in stack if frame.file in files or _is_beside(frame.file, beside))
     return mine or tuple(frame for frame in stack if in_user_code(frame.file))
 
 
-@lru_cache(maxsize=2)
-def _user_files(key: ByIdentity[RunRecord]) -> frozenset[str]:
-    return frozenset(frame.file for site in key.of.sites for frame in site.frames) | {key.of.job.script}
+@once_per_record()
+def _user_files(record: RunRecord) -> frozenset[str]:
+    return frozenset(frame.file for site in record.sites for frame in site.frames) | {record.job.script}
 
 
 def _is_beside(file: str, directory: str) -> bool:

@@ -136,7 +136,7 @@ def _reported(record: RunRecord) -> Iterator[MissingGradient]:
         indices = [int(index) for index in said[1].split()]
         if max(indices) < len(reduced):
             names = tuple(reduced[index] for index in indices)
-            yield MissingGradient(rank=rank.rank, wrap=wraps[0].wrap, backward=0, parameters=names)
+            yield MissingGradient(rank=rank.rank, wrap=wraps[0].wrap, parameters=names)
 
 
 def _frames_of_report(record: RunRecord, number: int) -> tuple[Frame, ...]:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import Literal
 
 import msgspec
 from msgspec.structs import replace
 
 from ddpdoctor.diagnosis.logs.ranks import SIGABRT, SIGKILL, SIGTERM, endings_of, unexplained, with_ranks
-from ddpdoctor.diagnosis.steps import ByIdentity
+from ddpdoctor.diagnosis.steps import once_per_record
 from ddpdoctor.diagnosis.wording import rank_list, verb
 from ddpdoctor.finding import Frame, Trouble, in_user_code
 from ddpdoctor.record.model import RunRecord
@@ -179,16 +178,12 @@ def first_cause(record: RunRecord) -> LogCause | None:
     return causes[0] if causes and causes[0].role == "cause" else None
 
 
+@once_per_record()
 def causes_of(record: RunRecord) -> tuple[LogCause, ...]:
     """Return the first cause, then what else went wrong, in the order in which it did; nothing where no log reports
     it.
     """
-    return _causes_of(ByIdentity(record))
-
-
-@lru_cache(maxsize=2)
-def _causes_of(key: ByIdentity[RunRecord]) -> tuple[LogCause, ...]:
-    evidence = key.of.logs
+    evidence = record.logs
     by_attempt: dict[int, tuple[LogCause, ...]] = {}
     survived: list[LogCause] = []
     for attempt in sorted({one.attempt for one in evidence.incidents} | {one.attempt for one in evidence.endings}):

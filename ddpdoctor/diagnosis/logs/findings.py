@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from typing import Literal
 
 import msgspec
@@ -15,7 +14,7 @@ from ddpdoctor.diagnosis.divergence_kind import classify, divergence_finding
 from ddpdoctor.diagnosis.logs import remedies
 from ddpdoctor.diagnosis.logs.causes import LogCause, causes_of, first_cause
 from ddpdoctor.diagnosis.stacks import limits, native_stacks, parted_stacks, worker_stacks
-from ddpdoctor.diagnosis.steps import ByIdentity
+from ddpdoctor.diagnosis.steps import once_per_record
 from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.finding import WENT_ON, Finding, Severity, Trouble
 from ddpdoctor.record.model import RunRecord
@@ -50,8 +49,10 @@ def _title(cause: LogCause, *, is_cause: bool) -> str:
     return remedies.title(cause) if is_cause or not cause.leads else remedies.of_attempt(cause)
 
 
-def from_dumps(check: Check, record: RunRecord, remedy: Callable[[Divergence], str]) -> Iterator[Finding]:
-    """Yield where the ranks' collectives part by the flight recorder's dumps, if this check reports it."""
+def from_dead_job(check: Check, record: RunRecord, remedy: Callable[[Divergence], str]) -> Iterator[Finding]:
+    """Yield where the ranks' collectives part by the flight recorder's dumps, if this check reports it, and what the
+    logs say.
+    """
     parting = parting_of(record)
     if parting is not None and parting.trouble == check.stands_for:
         role: Literal["cause", "echo"] = "cause" if explains_the_death(record) else "echo"
@@ -60,6 +61,7 @@ def from_dumps(check: Check, record: RunRecord, remedy: Callable[[Divergence], s
         if record.stacks:
             evidence = (*evidence, *worker_stacks(record), *limits(record), *native_stacks(record))
         yield replace(finding, role=role, doubt=parting.doubt, evidence=evidence)
+    yield from from_log(check, record)
 
 
 def _of_dumps(finding: Finding) -> Finding:
@@ -89,12 +91,11 @@ def parting_of(record: RunRecord) -> DumpParting | None:
 
     Of dumps: among the ranks that left one, and only then with those that did not.
     """
-    return _parting_of(ByIdentity(record)) if record.collectives or record.stacks else None
+    return _parting_of(record) if record.collectives or record.stacks else None
 
 
-@lru_cache(maxsize=2)
-def _parting_of(key: ByIdentity[RunRecord]) -> DumpParting | None:
-    record = key.of
+@once_per_record()
+def _parting_of(record: RunRecord) -> DumpParting | None:
     if record.stacks:
         parted = parted_stacks(record)
         seen = None if parted is None else DumpParting(divergence=parted[0], trouble=parted[1], doubt=parted[2])

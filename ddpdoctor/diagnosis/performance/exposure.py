@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Set
-from functools import lru_cache
 from typing import Literal
 
 import msgspec
@@ -12,7 +11,7 @@ from ddpdoctor.check import TooLittleEvidence
 from ddpdoctor.diagnosis.performance.stragglers import enough_steps, holds, straggler, typical
 from ddpdoctor.diagnosis.performance.summary import RunSummary, Traffic, threshold
 from ddpdoctor.diagnosis.performance.traffic import wasted_broadcasts
-from ddpdoctor.diagnosis.steps import ByIdentity
+from ddpdoctor.diagnosis.steps import once_per_record
 from ddpdoctor.diagnosis.sync_points import BUFFERS, GRADIENTS
 from ddpdoctor.record.model import RunRecord
 
@@ -38,6 +37,7 @@ class Exposure(msgspec.Struct, frozen=True, kw_only=True):
     """What is sent, the most first."""
 
 
+@once_per_record()
 def exposures(record: RunRecord) -> tuple[Exposure, ...]:
     """Return the kinds of communication that take more of the step than they may.
 
@@ -45,12 +45,6 @@ def exposures(record: RunRecord) -> tuple[Exposure, ...]:
     changes are reported as such. Raises TooLittleEvidence where too few steps were measured, or where ranks that the
     record does not see may have been waited for.
     """
-    return _exposures(ByIdentity(record))
-
-
-@lru_cache(maxsize=2)
-def _exposures(key: ByIdentity[RunRecord]) -> tuple[Exposure, ...]:
-    record = key.of
     if unseen := enough_steps(record).unseen:
         raise TooLittleEvidence(
             f"{unseen} of {record.job.world_size} ranks are not visible here and may have been the late ones"

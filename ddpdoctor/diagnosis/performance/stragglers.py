@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from itertools import pairwise
 from pathlib import PurePath
 from statistics import fmean, median, stdev
@@ -14,7 +13,7 @@ import msgspec
 from ddpdoctor.check import TooLittleEvidence
 from ddpdoctor.diagnosis.performance.summarise import MOST, summarise
 from ddpdoctor.diagnosis.performance.summary import RankSummary, RunSummary, threshold
-from ddpdoctor.diagnosis.steps import ByIdentity, between, measured_steps
+from ddpdoctor.diagnosis.steps import between, measured_steps, once_per_record
 from ddpdoctor.diagnosis.sync_points import explicit_meetings, gradient_meetings
 from ddpdoctor.diagnosis.wording import site_location
 from ddpdoctor.finding import Location
@@ -92,14 +91,9 @@ def typical(record: RunRecord, figure: Callable[[RunSummary], float]) -> RunSumm
     return parts[(len(parts) - 1) // 2]
 
 
+@once_per_record()
 def quarters(record: RunRecord) -> tuple[RunSummary, ...]:
     """Return the figures of four parts of the run, each with the same number of sampled steps."""
-    return _quarters(ByIdentity(record))
-
-
-@lru_cache(maxsize=2)
-def _quarters(key: ByIdentity[RunRecord]) -> tuple[RunSummary, ...]:
-    record = key.of
     ranks = measured_steps(record)
     if not ranks:
         return ()
@@ -149,6 +143,7 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True):
     """The same on the others."""
 
 
+@once_per_record()
 def straggler(record: RunRecord) -> Straggler | None:
     """Return the ranks that the others wait for, if there are such; at most half of those that wait for each other.
 
@@ -157,12 +152,6 @@ def straggler(record: RunRecord) -> Straggler | None:
     up for longer than others wait for him is no straggler either. Raises TooLittleEvidence where too few steps were
     measured.
     """
-    return _straggler(ByIdentity(record))
-
-
-@lru_cache(maxsize=2)
-def _straggler(key: ByIdentity[RunRecord]) -> Straggler | None:
-    record = key.of
     limit = threshold(record, "straggler")
     found = late_ranks(enough_steps(record), limit)
     if found is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from itertools import chain, compress
 from operator import add, sub
 from statistics import fmean
@@ -14,19 +13,10 @@ import msgspec
 
 from ddpdoctor.diagnosis.performance.summary import Phases, RankSummary, RunSummary, StepTimes
 from ddpdoctor.diagnosis.performance.traffic import explicit_traffic, gradient_traffic, hidden_share
-from ddpdoctor.diagnosis.steps import ByIdentity, RankSteps, mean, mean_exposed_ns, measured_steps, taken
+from ddpdoctor.diagnosis.steps import RankSteps, mean, mean_exposed_ns, measured_steps, once_per_record, taken
 from ddpdoctor.diagnosis.sync_points import Meetings, explicit_meetings, gradient_meetings, unseen_ranks
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.measured import StepTrack
-
-
-def summarise(record: RunRecord) -> RunSummary:
-    """Return the figures of all steps in the record that count; of the last ones with ``summarise(recent(record,
-    ns))``.
-
-    The first steps of a run and those after a pause are left out. Throughput is that of the steps, pauses left out.
-    """
-    return _summarise(ByIdentity(record))
 
 
 def _percentile(ordered: Sequence[int], share: float) -> float:
@@ -43,9 +33,13 @@ class _Waits(msgspec.Struct, frozen=True, kw_only=True):
     explicit_ns: float | None = None
 
 
-@lru_cache(maxsize=8)
-def _summarise(key: ByIdentity[RunRecord]) -> RunSummary:
-    record = key.of
+@once_per_record(most=8)
+def summarise(record: RunRecord) -> RunSummary:
+    """Return the figures of all steps in the record that count; of the last ones with ``summarise(recent(record,
+    ns))``.
+
+    The first steps of a run and those after a pause are left out. Throughput is that of the steps, pauses left out.
+    """
     measured = measured_steps(record)
     if not measured:
         return RunSummary()

@@ -9,7 +9,7 @@ import msgspec
 
 from ddpdoctor.diagnosis.wording import count, rank_list, site_location, verb
 from ddpdoctor.finding import Location
-from ddpdoctor.record.model import Forward, RunRecord
+from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.training import Loader, Pass, SampleProbe
 
 # Which loaders and passes of the ranks correspond to each other, and which of them feed training.
@@ -144,7 +144,7 @@ def skipped_batches(record: RunRecord) -> Iterator[SkippedBatch]:
     counts: dict[int, int] = {}
     for forward in record.forwards:
         counts[forward.rank] = counts.get(forward.rank, 0) + 1
-        if _trains(forward):
+        if forward.wrapped and forward.gradients and forward.training and forward.pass_loader >= 0:
             key = (forward.rank, forward.pass_loader, forward.pass_ordinal)
             by_batch.setdefault(key, set()).add(forward.batch)
             looped[key] = looped.get(key, True) and forward.looped
@@ -155,10 +155,6 @@ def skipped_batches(record: RunRecord) -> Iterator[SkippedBatch]:
             keys = [(entry.rank, entry.loader, entry.ordinal) for entry in entries]
             if all(looped.get(key, False) for key in keys) and not any(entry.joined for entry in entries):
                 yield from _of_pass(record, loader, entries, [by_batch[key] for key in keys])
-
-
-def _trains(forward: Forward) -> bool:
-    return forward.wrapped and forward.gradients and forward.training and forward.pass_loader >= 0
 
 
 def _of_pass(

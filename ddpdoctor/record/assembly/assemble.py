@@ -550,7 +550,6 @@ class Assembly:
         missing = MissingGradient(
             rank=self._rank(pid),
             wrap=event.wrap,
-            backward=event.backward,
             site=self._site(pid, event.site),
             parameters=self._missing.get(key, ()),
         )
@@ -600,16 +599,8 @@ class Assembly:
 
     def _on_stack(self, pid: int, event: events.Stack) -> None:
         stacks = self._rows["stacks"]
-        stacks.append(
-            StackDump(
-                rank=self._rank(pid),
-                thread=event.thread,
-                main=event.main,
-                daemon=event.daemon,
-                frames=frames_of(event.frames),
-                time_ns=event.time_ns,
-            )
-        )
+        own = {"rank": self._rank(pid), "frames": frames_of(event.frames)}
+        stacks.append(StackDump(**shared_fields(event, StackDump) | own))
         if len(stacks) > MOST_STACKS:
             self._rows["stacks"] = list({(dump.rank, dump.thread): dump for dump in stacks}.values())
 

@@ -184,11 +184,6 @@ class LiveRings:
         """Rows that the ranks have written and that are not in their files."""
         return sum(tail.missing for tail in (*self.steps.values(), *self.calls.values()))
 
-    def beat_ns(self, pid: int) -> int:
-        """When a process gave its last sign of life; 0 where it gave none."""
-        tail = self.steps.get(pid)
-        return tail.heartbeat().beat_at_ns if tail is not None else 0
-
     def newest_ends_ns(self) -> list[int]:
         """When the newest step of each rank ended; 0 where it has made none."""
         ends = [tail.columns["ended_at_ns"] for pid, tail in self.steps.items() if self._rank_of(pid) is not None]

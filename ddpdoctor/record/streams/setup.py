@@ -250,8 +250,6 @@ class RankEnding(msgspec.Struct, frozen=True, kw_only=True):
     """Negative for a signal; 0 where nothing says that it failed."""
     was_ended: bool = False
     """The launcher had told it to end."""
-    first: bool = False
-    """The launcher noticed it first."""
     by_agent: bool = False
     """torchrun's agent reports it, which starts the ranks of its node and ends those that are left."""
     file: str = ""
@@ -325,7 +323,6 @@ class DeviceUse(msgspec.Struct, frozen=True, kw_only=True):
     forked: bool = False
     """A process that the rank had forked, after the rank itself had used a GPU."""
     site: int = -1
-    time_ns: int = 0
 
 
 class DeviceChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -335,7 +332,6 @@ class DeviceChoice(msgspec.Struct, frozen=True, kw_only=True):
     chosen: bool
     """False: the barrier, which named no device."""
     site: int = -1
-    time_ns: int = 0
 
 
 class CheckpointLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -349,7 +345,6 @@ class CheckpointLoad(msgspec.Struct, frozen=True, kw_only=True):
     saved_on: tuple[str, ...] = ()
     """Devices that the storages were saved from; empty when it is not known."""
     site: int = -1
-    time_ns: int = 0
 
 
 class StateNames(msgspec.Struct, frozen=True, kw_only=True):

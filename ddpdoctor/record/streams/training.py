@@ -82,8 +82,6 @@ class MissingGradient(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: int
     wrap: int
-    backward: int
-    """Ordinal of the synchronised backward that ended without them."""
     site: int = -1
     parameters: tuple[str, ...] = ()
 
@@ -432,7 +430,6 @@ class Loader(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 0
     persistent: bool = False
     """Its workers are kept between passes."""
-    drop_last: bool = False
     length: int | None = None
     """True number of batches per pass, before any cut; None when it has no length."""
     samples: tuple[SampleProbe, ...] = ()

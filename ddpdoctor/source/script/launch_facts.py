@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-import msgspec
-
 from ddpdoctor.finding import Location
 from ddpdoctor.source.script.call_graph import leads_to
 from ddpdoctor.source.script.module import Module, descend, dotted, last_name
@@ -25,15 +23,7 @@ _JOIN = "torch.distributed.init_process_group"
 _TEST_CASES = frozenset({"MultiProcessTestCase", "MultiProcContinuousTest", "DistributedTestBase"})
 
 
-class SourceFact(msgspec.Struct, frozen=True):
-    """A place in a script, and its source."""
-
-    location: Location
-    text: str
-    """The source of the place on one line."""
-
-
-def rank_launch(modules: Sequence[Module]) -> SourceFact | None:
+def rank_launch(modules: Sequence[Module]) -> Location | None:
     """Return where the script starts its own ranks.
 
     A launch under a condition counts only when the script does not also read its rank from a launcher's environment:
@@ -42,7 +32,7 @@ def rank_launch(modules: Sequence[Module]) -> SourceFact | None:
     """
     tested = next((found for module in modules for found in _test_cases(module)), None)
     if tested is not None:
-        return _fact(*tested)
+        return tested[0].location(tested[1])
     found = [(module, call) for module in modules for call in launches(module, modules)]
     if not found:
         return None
@@ -51,16 +41,16 @@ def rank_launch(modules: Sequence[Module]) -> SourceFact | None:
     both = any(read not in started for module in modules for read in launcher_rank_reads(module, names))
     for module, call in found:
         if not (both and _conditional(module, call)) or _or_runs_alone(module, call):
-            return _fact(module, call)
+            return module.location(call)
     return None
 
 
-def cuda_demand(modules: Sequence[Module]) -> SourceFact | None:
+def cuda_demand(modules: Sequence[Module]) -> Location | None:
     """Return the first place that needs CUDA or NCCL and is not under a condition that tests whether they are there."""
     for module in modules:
         for node in module.index.of(ast.Call):
             if _demands_cuda(module, node) and not tests_for_gpu(module, node):
-                return _fact(module, node)
+                return module.location(node)
     return None
 
 
@@ -214,7 +204,3 @@ def tests_for_gpu(module: Module, node: ast.AST) -> bool:
         if isinstance(around, ast.Try):
             return True
     return False
-
-
-def _fact(module: Module, node: ast.AST) -> SourceFact:
-    return SourceFact(module.location(node), module.excerpt(node))

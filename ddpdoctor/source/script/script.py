@@ -17,7 +17,8 @@ from ddpdoctor.errors import UnreadableScript, UsageError
 from ddpdoctor.files import regex
 from ddpdoctor.files.patterns import home_directory
 from ddpdoctor.files.untrusted import decoded
-from ddpdoctor.source.script.launch_facts import SourceFact, cuda_demand, rank_launch
+from ddpdoctor.finding import Location
+from ddpdoctor.source.script.launch_facts import cuda_demand, rank_launch
 from ddpdoctor.source.script.module import Module, Scope, children_of, deep_recursion, descend, dotted, last_name
 from ddpdoctor.source.script.project import UNDERSTOOD, Finder, Surroundings, find_main
 
@@ -273,12 +274,12 @@ class Script(msgspec.Struct, frozen=True, dict=True, eq=False, kw_only=True):
         return {**own, **{module.name: module for module in self.modules}}
 
     @cached_property
-    def spawns_ranks(self) -> SourceFact | None:
+    def spawns_ranks(self) -> Location | None:
         """Where the script starts its own ranks; None when a launcher has to."""
         return rank_launch(self.modules)
 
     @cached_property
-    def demands_cuda(self) -> SourceFact | None:
+    def demands_cuda(self) -> Location | None:
         """Where the script demands CUDA or NCCL whatever the machine has; None when it does not."""
         return cuda_demand(self.modules)
 

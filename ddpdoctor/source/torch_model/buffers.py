@@ -123,7 +123,7 @@ def constant_buffers(machine: Machine, module: Value) -> Buffers | None:
             size = machine.store.get(part.number, f"buffer {name}")
             size_bytes += size.size_bytes if isinstance(size, TensorSize) else 0
             exact = exact and isinstance(size, TensorSize)
-            if not _registered_in_init(call):
+            if not (call.args and isinstance(call.args[0], ast.Constant)):
                 return None
     if not names:
         return None
@@ -259,10 +259,6 @@ def _registrations_in(machine: Machine, cls: ProjectClass) -> Iterator[Registrat
             ):
                 name = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else "?"
                 yield str(name), node, module.location(node)
-
-
-def _registered_in_init(call: ast.Call) -> bool:
-    return bool(call.args) and isinstance(call.args[0], ast.Constant)
 
 
 def _changes(machine: Machine, cls: ProjectClass, name: str) -> bool:

@@ -215,7 +215,6 @@ class Modules:
                 self._journal.event(
                     "missing_gradients",
                     wrap=reduction.number,
-                    backward=self._journal.backwards - 1,
                     site=reduction.site,
                     parameters=None if same else missing,
                 )
@@ -394,15 +393,15 @@ class ShardedModules:
         """Note the forward of the outermost module; the ones inside of it come here, too."""
         state, module = arguments[:2]
         if state._state_ctx.iter_forward_root is state:
-            self._forward_begins(frame, module, (arguments[2:], options), lambda: _units_of(state))
+            self._forward_begins(frame, module, (arguments[2:], options), lambda: _shape_of(state))
 
     def _wrapper_entered(self, frame: FrameType, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         wrapper = arguments[0]
         if getattr(wrapper, "_is_root", None) is not False:
-            self._forward_begins(frame, wrapper, (arguments[1:], options), lambda: _handles_of(wrapper))
+            self._forward_begins(frame, wrapper, (arguments[1:], options), lambda: _shape_of_wrapper(wrapper))
 
     def _forward_begins(
-        self, frame: FrameType, module: Any, inputs: tuple[Any, ...], units: Callable[[], dict[str, Any]]
+        self, frame: FrameType, module: Any, inputs: tuple[Any, ...], shape_of: Callable[[], dict[str, Any]]
     ) -> None:
         self._ending.check()
         journal = self._journal
@@ -411,7 +410,7 @@ class ShardedModules:
         self.newest = site, not gradients
         if module not in self._known:
             self._known[module] = FIRST - len(self._known)
-            shape = journal.guarded(units, harms=("sharded_modules",))
+            shape = journal.guarded(shape_of, harms=("sharded_modules",))
             if shape is not None:
                 journal.event("sharded_module", module=self._known[module], site=site, **shape)
                 if len(shape["ranks"]) < self._torch.distributed.get_world_size():
@@ -446,8 +445,8 @@ class ShardedModules:
         return ".".join(leaves(inputs, self._torch))
 
 
-def _units_of(state: Any) -> dict[str, Any]:
-    """Return what is known of a module and of the units inside of it, each of which is gathered by itself."""
+def _shape_of(state: Any) -> dict[str, Any]:
+    """Return what is known of a module and of the ranks that hold the parts inside of it."""
     states = state._state_ctx.all_states
     groups = [
         group for one in states for group in (getattr(one, "_fsdp_param_groups", None) or [one._fsdp_param_group])
@@ -455,34 +454,17 @@ def _units_of(state: Any) -> dict[str, Any]:
     groups = [group for group in groups if group is not None]
     module = state._modules[0]
     meshes = [group.mesh_info.mesh for group in groups]
-    sizes = [sum(_elements(parameter) for parameter in group.fsdp_params) for group in groups]
     return {
         "module_class": type(module).__name__.partition("FSDP")[2] or type(module).__name__,
         "by": "fully_shard",
-        "units": [group._module_fqn or "" for group in groups],
-        "elements": sizes,
         "ranks": sorted({int(rank) for mesh in meshes for rank in mesh.mesh.flatten().tolist()}),
-        "dimensions": sorted({name for mesh in meshes for name in mesh.mesh_dim_names or ()}),
     }
 
 
-def _elements(parameter: Any) -> int:
-    count = 1
-    for size in parameter._orig_size:
-        count *= int(size)
-    return count
-
-
-def _handles_of(wrapper: Any) -> dict[str, Any]:
-    kind = type(wrapper)
-    parts = [
-        (name, part) for name, part in wrapper.named_modules() if isinstance(part, kind) and part._handle is not None
-    ]
+def _shape_of_wrapper(wrapper: Any) -> dict[str, Any]:
     distributed: Any = sys.modules["torch.distributed"]
     return {
         "module_class": type(wrapper.module).__name__,
-        "by": kind.__name__,
-        "units": [name.replace("_fsdp_wrapped_module.", "").replace("_fsdp_wrapped_module", "") for name, _ in parts],
-        "elements": [int(part._handle.flat_param._unpadded_unsharded_size.numel()) for _, part in parts],
+        "by": type(wrapper).__name__,
         "ranks": sorted(distributed.get_process_group_ranks(wrapper.process_group)),
     }
