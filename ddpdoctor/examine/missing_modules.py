@@ -40,7 +40,7 @@ _ASK_PACKAGES = (
     "print(json.dumps([name for name in sys.argv[1:] if plain(name) not in there]))"
 )
 _ASK_AT_MOST_S = 60.0
-_REQUIRED = regex(r"^\s*([A-Za-z][\w.-]*)(?:\[[^\]]*\])?\s*(?:[<>=!~][^;@]*)?$", re.MULTILINE)
+_REQUIRED = regex(r"^([A-Za-z][\w.-]*)(?:\[[^\]\n]*\])?[ \t]*(?:[<>=!~][^;@\n]*)?$", re.MULTILINE)
 """A package in ``requirements.txt`` that every machine needs: no address, no option, no condition."""
 _DEPENDENCIES = regex(r"^dependencies\s*=\s*\[(.*?)^\]", re.MULTILINE | re.DOTALL)
 
