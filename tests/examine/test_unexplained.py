@@ -86,7 +86,7 @@ def test_the_dependencies_of_a_project_are_read(tmp_path: Path) -> None:
 
 def test_a_file_behind_another_exception_is_missing_data() -> None:
     trace = (
-        "Traceback (most recent call last):\nFileNotFoundError: [Errno 2] No such file or directory: '/data/names.txt'\n"
+        "Traceback (most recent call last):\nFileNotFoundError: [Errno 2] No such file or directory: '/data/a.txt'\n"
         "\nThe above exception was the direct cause of the following exception:\n\nTraceback (most recent call last):\n"
         "reader.Failed: cannot read\n"
     )
