@@ -466,6 +466,9 @@ _DATA_WORDS = re.compile(
     r"couldn't find (a )?(dataset|any data file)",
     re.IGNORECASE,
 )
+_RAISED_FROM = "The above exception was the direct cause of the following exception:"
+_SAID = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$", re.MULTILINE)
+"""The line of a traceback that has the class of the exception and its message."""
 _MODULE = re.compile(r"No module named '([\w.]+)'|No package metadata was found for ([\w.-]+)")
 _OTHER_VERSION = re.compile(r"cannot import name '\w+' from '(\w+)[\w.]*' \(.*\b(?:site|dist)-packages\b")
 _NOT_INSTALLED = re.compile(r"(\bnot|n't)\b.{0,40}\b(installed|found|available)\b|\b(pip|conda) install\b", re.DOTALL)
@@ -505,10 +508,27 @@ class Lack(msgspec.Struct, frozen=True):
 def lack_behind(raised: RankException, record: RunRecord | None = None) -> Lack | None:
     """Return what the environment lacked, where that raised an exception; None where the script has to answer for it.
 
-    With a record, a file that the ranks themselves made, or whose directory they made, is the script's own affair.
+    With a record, a file that the ranks themselves made, or whose directory they made, is the script's own affair. An
+    exception that was raised from another one (``raise ... from error``) lacks what that one lacked.
     """
     if raised.communication:
         return None
+    return next((lack for one in (raised, *_causes(raised)) if (lack := _lack_of(one, record)) is not None), None)
+
+
+def _causes(raised: RankException) -> Iterator[RankException]:
+    """Yield the exceptions that an exception was raised from, the latest first, each with what its traceback says."""
+    parts = raised.traceback.split(_RAISED_FROM)
+    for end in range(len(parts) - 1, 0, -1):
+        said = _SAID.findall(parts[end - 1])
+        if said:
+            kind, message = said[-1]
+            yield RankException(
+                time_ns=raised.time_ns, type=kind.rpartition(".")[2], message=message, traceback=parts[end - 1]
+            )
+
+
+def _lack_of(raised: RankException, record: RunRecord | None) -> Lack | None:
     if raised.type in ("ModuleNotFoundError", "ImportError", "PackageNotFoundError"):
         found = _MODULE.search(f"{raised.message}\n{raised.traceback}")
         if found:

@@ -9,7 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,16 @@ _ASK = (
     "import importlib.util,json,sys;"
     "print(json.dumps([name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]))"
 )
+_ASK_PACKAGES = (
+    "import json,sys;from importlib.metadata import distributions;"
+    "import re;plain=lambda name:re.sub('[-_.]+','-',name or '').lower();"
+    "there={plain(one.metadata['Name']) for one in distributions()};"
+    "print(json.dumps([name for name in sys.argv[1:] if plain(name) not in there]))"
+)
 _ASK_AT_MOST_S = 60.0
+_REQUIRED = regex(r"^([A-Za-z][\w.-]*)(?:\[[^\]\n]*\])?[ \t]*(?:[<>=!~][^;@\n]*)?$", re.MULTILINE)
+"""A package in ``requirements.txt`` that every machine needs: no address, no option, no condition."""
+_DEPENDENCIES = regex(r"^dependencies\s*=\s*\[(.*?)^\]", re.MULTILINE | re.DOTALL)
 
 
 def module_hint(module: str, root: str = ".", script: Script | None = None, python: str = "") -> str:
@@ -69,6 +78,18 @@ def module_hint(module: str, root: str = ".", script: Script | None = None, pyth
     return f"`{line}` for the Python of the ranks, {ELSEWHERE}; `--static` reads the source only."
 
 
+def lacking_packages(root: str, python: str) -> tuple[str, ...]:
+    """Return the packages that the project asks for and the ranks' Python lacks, but those that a rehearsal serves."""
+    named: dict[str, None] = {}
+    for name, inside in (("requirements.txt", None), ("pyproject.toml", _DEPENDENCIES)):
+        with contextlib.suppress(OSError):
+            text = read_start(Path(root, name), LARGEST_BYTES).decode("utf-8", "replace")
+            for part in (text,) if inside is None else inside.findall(text):
+                lines = (line.partition("#")[0].strip(" \t\r,\"'") for line in part.splitlines())
+                named.update(dict.fromkeys(_REQUIRED.findall("\n".join(lines))))
+    return _lacking(_ASK_PACKAGES, [name for name in named if _plain(name) not in TRACKERS], python) if python else ()
+
+
 def _is_there(module: Path) -> bool:
     return module.is_dir() or module.with_suffix(".py").exists()
 
@@ -99,9 +120,13 @@ def _others(top: str, script: Script, python: str) -> tuple[str, ...]:
     own = {module.name.partition(".")[0] for module in script.modules}
     known = sys.stdlib_module_names | TRACKERS | own | {top, "torch"}
     names = sorted({name for module in _loaded(script) for name, _ in _imported(module)} - known)
+    return _lacking(_ASK, names, python)
+
+
+def _lacking(question: str, names: Sequence[str], python: str) -> tuple[str, ...]:
     try:
         done = subprocess.run(
-            [python, "-c", _ASK, *names],
+            [python, "-c", question, *names],
             capture_output=True,
             text=True,
             timeout=_ASK_AT_MOST_S,
@@ -153,7 +178,8 @@ def _declared(module: str, root: Path) -> str:
             named.update(word for line in _INSTALLED.findall(text) for word in _LISTED.findall("\n".join(line.split())))
         else:
             named.update((_QUOTED if file.suffix in (".toml", ".py") else _LISTED).findall(text))
-    fitting = [name for name in named if f"{_plain(name)}-".startswith(f"{_plain(module)}-")]
+    starts = [f"{_plain(module)}-", *([f"scikit-{module[2:]}"] if module.startswith("sk") else [])]
+    fitting = [name for name in named if f"{_plain(name)}-".startswith(tuple(starts))]
     return module if not fitting or _plain(module) in map(_plain, fitting) else min(fitting, key=len)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import shlex
 import signal
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,7 +14,7 @@ import msgspec
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.examine.another_try import USAGE
-from ddpdoctor.examine.missing_modules import ELSEWHERE, module_hint
+from ddpdoctor.examine.missing_modules import ELSEWHERE, lacking_packages, module_hint
 from ddpdoctor.files import regex
 from ddpdoctor.files.untrusted import tree_of
 from ddpdoctor.finding import Fact, Finding, Location, Trouble, named_ranks, shown_path
@@ -21,7 +22,7 @@ from ddpdoctor.findings import DIVERGENCES, SUSPECTED
 from ddpdoctor.record.joining import headline
 
 if TYPE_CHECKING:
-    from ddpdoctor.record.model import Rank, RankException, RunRecord
+    from ddpdoctor.record.model import Job, Rank, RankException, RunRecord
     from ddpdoctor.source.script.script import Script
 
 # What helps against an exception that ended a script in its rehearsal before it had shown anything.
@@ -40,7 +41,12 @@ _OWN_FAULT_HINT = (
     "The script fails so however it is started: mend this line, or take the version of the project that works;"
     " `--static` reads the source only."
 )
-_OWN_FAULTS = frozenset({"NameError", "UnboundLocalError", "SyntaxError", "IndentationError", "TabError"})
+_OWN_FAULTS = frozenset({"NameError", "UnboundLocalError"})
+_UNREADABLE = frozenset({"SyntaxError", "IndentationError", "TabError"})
+_UNREADABLE_HINT = (
+    "The ranks' Python does not accept this line: give the Python that the script's README asks for with `--python`, or"
+    " mend the line; `--static` reads the source only."
+)
 _OF_DATA, _OF_PATHS = regex(r"data|corpus|images|train"), regex(r"root|path|dir|folder|file")
 _NETWORK_HINT = (
     "The script fetches this from the network, which a rehearsal keeps from it: put the data where the script looks "
@@ -55,10 +61,13 @@ _STARTS_A_PROGRAM = "in _execute_child"
 """Where Python's subprocess module raises it; Python names no other place for a program that is missing."""
 
 
-def hint_for(raised: RankException | None, root: str = ".", script: Script | None = None, python: str = "") -> str:
-    """Return what to do about an exception; mostly the script lacks its arguments."""
+def hint_for(
+    raised: RankException | None, root: str = ".", script: Script | None = None, job: Job | None = None
+) -> str:
+    """Return what to do about an exception that ended a rank of a job."""
     from ddpdoctor.diagnosis.failures import gpus_of_the_node, lack_behind
 
+    python = "" if job is None else job.python
     if raised is None:
         return ARGUMENTS_HINT
     if "EADDRINUSE" in raised.message:
@@ -90,7 +99,35 @@ def hint_for(raised: RankException | None, root: str = ".", script: Script | Non
         return f"A node of this rehearsal has {many}: let the script ask for no more, or raise `--nproc`."
     if raised.type in _OWN_FAULTS or (raised.type == "ImportError" and "cannot import name" in raised.message):
         return _OWN_FAULT_HINT
-    return ARGUMENTS_HINT if lack is None else _data_hint(script)
+    if raised.type in _UNREADABLE:
+        return _UNREADABLE_HINT
+    return _unexplained(script, job) if lack is None else _data_hint(script)
+
+
+def _unexplained(script: Script | None, job: Job | None) -> str:
+    """Return what helps where nothing is known of an exception: arguments only where some may be missing."""
+    if script is None or job is None or (not job.arguments and _reads_arguments(script)):
+        return ARGUMENTS_HINT
+    if missing := lacking_packages(str(script.root), job.python):
+        line = f"pip install {shlex.join(missing)}"
+        return f"The project asks for packages that are missing: `{line}` for the Python of the ranks, or {ELSEWHERE}."
+    if job.pretended:
+        return f"Rehearse with the real data and packages: {' and '.join(job.pretended)} may not fit the script."
+    versions = (
+        f"those of its README (here is torch {job.torch_version})" if job.torch_version else "those of its README"
+    )
+    return (
+        "Start the script without ddpdoctor: where it fails alike, install the versions of Python and of its packages,"
+        f" {versions}, or mend it; `--static` reads the source only."
+    )
+
+
+def _reads_arguments(script: Script) -> bool:
+    return any(
+        module.calls_by_name.get("add_argument")
+        or any(isinstance(node, ast.Attribute) and node.attr == "argv" for node in ast.walk(module.tree))
+        for module in script.modules
+    )
 
 
 def _data_hint(script: Script | None) -> str:
@@ -329,7 +366,7 @@ def _no_rank(record: RunRecord, root: str, script: Script | None) -> _Judgement:
     raised = next(iter(record.job.early_exceptions), None)
     if raised is None:
         return _Judgement("failed", "the script started no rank", _NO_RANK_HINT, _any_output(record))
-    hint = hint_for(raised, root, script, record.job.python)
+    hint = hint_for(raised, root, script, record.job)
     message = _shortened(headline(raised), LONG_MESSAGE)
     reason = f"{raised.type} was raised before a rank started{_at(raised, root)}"
     return _Judgement("failed", f"{reason}: {message}" if message else reason, hint, _any_output(record))
@@ -358,7 +395,7 @@ def _failure(record: RunRecord, root: str, script: Script | None) -> _Judgement 
         if first.exit_code == USAGE and (said := _last_lines(first.output_tail, 1).strip()):
             reason += f": {_shortened(said, MESSAGE_CHARACTERS)}"
     output = first.output_tail or (raised.traceback if raised else "")
-    return _Judgement("failed", reason, hint_for(raised, root, script, record.job.python), _last_lines(output), told_by)
+    return _Judgement("failed", reason, hint_for(raised, root, script, record.job), _last_lines(output), told_by)
 
 
 def _speaks_for(raised: RankException) -> frozenset[Trouble]:

@@ -109,7 +109,6 @@ def test_missing_data_are_answered_with_the_options_of_the_script(source: str, h
         ("ImportError", "cannot import name 'define_optimizer' from 'models' (/work/models/__init__.py)"),
         ("NameError", "name 'transform_fintune' is not defined"),
         ("UnboundLocalError", "cannot access local variable 'loss'"),
-        ("SyntaxError", "Missing parentheses in call to 'print'"),
     ],
 )
 def test_no_argument_helps_against_a_fault_of_the_script(kind: str, message: str) -> None:

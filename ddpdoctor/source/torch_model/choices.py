@@ -137,13 +137,14 @@ def merge(machine: Machine, receiver: Value) -> Value:
 def _are_methods_of_objects(machine: Machine, function: PerRank) -> bool:
     """Return whether the present ranks call different methods, each of an object of the project that it has.
 
-    As where the first rank has a manager, and the others something of the same form that does nothing.
+    As where the first rank has a manager, and the others something of the same form that does nothing, or the same with
+    a function of the project in the place of its method.
     """
     here = [entry for rank, entry in enumerate(function.values) if machine.mask >> rank & 1]
     code = {id(entry.node) if isinstance(entry, Function) else 0 for entry in here}
-    return len(code) > 1 and all(
-        isinstance(entry, (Function, BoundMethod)) and isinstance(entry.receiver, Instance) for entry in here
-    )
+    of_objects = [isinstance(entry, (Function, BoundMethod)) and isinstance(entry.receiver, Instance) for entry in here]
+    read = all(of or isinstance(entry, Function) for of, entry in zip(of_objects, here, strict=True))
+    return len(code) > 1 and read and any(of_objects)
 
 
 def _each_its_own(

@@ -1,0 +1,119 @@
+"""A rank that fails for a reason that nothing explains: what to do is said by what is known, not by a guess."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.diagnosis.failures import Lack, lack_behind
+from ddpdoctor.examine.missing_modules import lacking_packages, module_hint
+from ddpdoctor.examine.rehearsal_result import ARGUMENTS_HINT, hint_for
+from ddpdoctor.record.model import Job, RankException
+from ddpdoctor.source.script.script import read_script
+from tests.check_command import check
+
+SCRIPT = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+
+def main():
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    {fails}
+
+
+main()
+"""
+FROM_ANOTHER = """try:
+        {cause}
+    except Exception as error:
+        raise RuntimeError("cannot build the model") from error"""
+
+
+@pytest.mark.parametrize(
+    ("fails", "files", "arguments", "hint"),
+    [
+        (
+            "raise LookupError('no backend of this name')",
+            {"requirements.txt": "torch>=2\n# plug-ins\nnobodys-backend[all]>=1.2  # its own\n-r more.txt\n"},
+            ["--backend", "quick"],
+            "The project asks for packages that are missing: `pip install nobodys-backend` for",
+        ),
+        (FROM_ANOTHER.format(cause="import nobodys_layers.deep"), {}, ["--size", "3"], "`pip install nobodys_layers`"),
+        ("torch.nn.Linear(4, 1, depth=3)", {}, ["--deep"], "install the versions of Python and of its packages"),
+        ("import parts", {"parts.py": "def make(:\n    pass\n"}, ["--deep"], "The ranks' Python does not accept this"),
+    ],
+)
+def test_what_to_do_is_said_by_what_is_known(
+    fails: str, files: dict[str, str], arguments: list[str], hint: str, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT.replace("{fails}", fails))
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    _, report = check("--time-limit", "240", "train.py", "--", *arguments, cwd=tmp_path)
+    assert hint in report["rehearsal"]["hint"], report["rehearsal"]
+
+
+def test_arguments_are_asked_for_where_the_script_reads_some_and_was_given_none(tmp_path: Path) -> None:
+    raised = RankException(time_ns=1, type="TypeError", message="expected str, not NoneType")
+    job = Job(kind="rehearsal", python=sys.executable)
+    (tmp_path / "none.py").write_text("import torch\n")
+    (tmp_path / "some.py").write_text("import sys\nprint(sys.argv[1:])\n")
+    reads, reads_none = (read_script(tmp_path / name) for name in ("some.py", "none.py"))
+    given = Job(kind="rehearsal", python=sys.executable, arguments=("--data", "x"))
+    assert hint_for(raised, str(tmp_path), reads, job) == ARGUMENTS_HINT
+    assert hint_for(raised, str(tmp_path), reads_none, job) != ARGUMENTS_HINT
+    assert hint_for(raised, str(tmp_path), reads, given) != ARGUMENTS_HINT
+
+
+def test_pretended_data_are_named_before_versions(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\n")
+    job = Job(kind="rehearsal", python=sys.executable, pretended=("the images of cats (random ones)",))
+    raised = RankException(time_ns=1, type="IndexError", message="Target 5 is out of bounds.")
+    said = hint_for(raised, str(tmp_path), read_script(tmp_path / "train.py"), job)
+    assert said.startswith("Rehearse with the real data") and "the images of cats (random ones)" in said
+
+
+def test_the_dependencies_of_a_project_are_read(tmp_path: Path) -> None:
+    text = '[project]\nname = "x"\ndependencies = [\n  "torch",\n  "nobodys-reader[all]~=2",\n]\nkeywords = ["a"]\n'
+    (tmp_path / "pyproject.toml").write_text(text)
+    assert lacking_packages(str(tmp_path), sys.executable) == ("nobodys-reader",)
+
+
+def test_a_file_behind_another_exception_is_missing_data() -> None:
+    trace = (
+        "Traceback (most recent call last):\nFileNotFoundError: [Errno 2] No such file or directory: '/data/a.txt'\n"
+        "\nThe above exception was the direct cause of the following exception:\n\nTraceback (most recent call last):\n"
+        "reader.Failed: cannot read\n"
+    )
+    assert lack_behind(RankException(time_ns=1, type="Failed", message="cannot read", traceback=trace)) == Lack("data")
+
+
+@pytest.mark.parametrize("joint", ["direct cause of the following exception", "During handling of"])
+def test_only_the_exception_that_another_was_raised_from_is_its_cause(joint: str) -> None:
+    first = "Traceback (most recent call last):\nModuleNotFoundError: No module named 'nobodys'\n\n"
+    between = (
+        f"The above exception was the {joint}:\n\n"
+        if joint.startswith("direct")
+        else "During handling of the above exception, another exception occurred:\n\n"
+    )
+    trace = f"{first}{between}Traceback (most recent call last):\nValueError: bad\n"
+    found = lack_behind(RankException(time_ns=1, type="ValueError", message="bad", traceback=trace))
+    assert found == (Lack("package", "nobodys") if joint.startswith("direct") else None)
+
+
+def test_what_a_machine_may_do_without_is_not_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text(
+        "torch\nnobodys-a==1\nnobodys-b; sys_platform == 'win32'\nnobodys-c @ git+https://x/y\nwandb\n--index-url z\n"
+    )
+    assert lacking_packages(str(tmp_path), sys.executable) == ("nobodys-a",)
+
+
+def test_a_scikit_is_named_as_the_project_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "requirements.txt").write_text("scikit-nobodys>=1\nscikit-learn\n")
+    assert "`pip install scikit-nobodys`" in module_hint("sknobodys", str(tmp_path))
