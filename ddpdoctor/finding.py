@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
 from itertools import pairwise
@@ -317,11 +317,24 @@ def plain(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def named_ranks(ranks: Sequence[int]) -> str:
-    """Write ``rank 1`` or ``ranks 0, 1 and 2``."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+def rank_list(ranks: Iterable[int], most: int = 8) -> str:
+    """Write ``rank 3``, ``ranks 0-2 and 7``, ``ranks 0, 2, …, 254``; past ``most`` pieces how many others there are."""
+    numbers = sorted(set(ranks))
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    steps = {after - before for before, after in pairwise(numbers)}
+    if len(numbers) > max(most, 4) and len(steps) == 1 and steps != {1}:
+        return f"ranks {', '.join(map(str, numbers[:3]))}, …, {numbers[-1]}"
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    words = [word for run in runs for word in ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run))]
+    if len(words) > most:
+        return f"ranks {', '.join(map(str, numbers[:3]))} and {len(numbers) - 3:,} others"
+    return "ranks " + " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def in_user_code(file: str) -> bool:

@@ -20,9 +20,9 @@ from textual import events
 from textual.app import App, ComposeResult, SystemCommand
 from textual.screen import Screen
 
+from ddpdoctor.finding import rank_list
 from ddpdoctor.monitor.snapshot import Playback, PlaybackState, Snapshot, SnapshotSource
 from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, Painting, cut, fitted, line, paragraph, shown, stacked
-from ddpdoctor.tui.draw.figures import rank_list
 from ddpdoctor.tui.draw.glyphs import Glyphs, Tone, chosen_glyphs, palette_of
 from ddpdoctor.tui.navigation import Navigation
 from ddpdoctor.tui.screens.pages import TABS, paint_defect, paint_screen

@@ -9,7 +9,7 @@ from ddpdoctor.check import NotStated, Verdict
 from ddpdoctor.diagnosis.failures import failed_initialisations, named_failures
 from ddpdoctor.diagnosis.wording import count, rank_list, site_location
 from ddpdoctor.files import regex
-from ddpdoctor.finding import Location, named_ranks
+from ddpdoctor.finding import Location
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.collectives import Wait
 from ddpdoctor.record.streams.setup import CpuThreads, Setting
@@ -266,7 +266,7 @@ def _taken(record: RunRecord) -> Iterator[Verdict]:
             places.setdefault(wait.site, []).append(wait)
     for site, waits in places.items():
         numbers = sorted({wait.rank_taken for wait in waits})
-        taken = f"each of {named_ranks(numbers)}" if len(numbers) > 1 else named_ranks(numbers)
+        taken = f"each of {rank_list(numbers)}" if len(numbers) > 1 else rank_list(numbers)
         place = site_location(record.site(site))
         yield Verdict(
             sentence=f"several ranks join the group as {taken}, whatever rank the launcher gave them",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import click
 
 from ddpdoctor.catalogue.registry import described, find, gone_notes, read_catalogue
 from ddpdoctor.cli.options import checks as complete_checks
 from ddpdoctor.cli.options import help_option
-from ddpdoctor.cli.output import LIST_FORMATS, RunOutput, run_output_options
+from ddpdoctor.cli.output import LIST_FORMATS, RunOutput, file_options, run_output_options
 from ddpdoctor.errors import UsageError
 from ddpdoctor.report import explanation, streams
 
@@ -41,9 +43,10 @@ def explain(check: str | None, every: bool, wanted: RunOutput) -> None:
 
 @click.command(add_help_option=False)
 @click.argument("shell", type=click.Choice(SHELLS))
+@file_options
 @help_option()
 @click.pass_context
-def completion(ctx: click.Context, shell: str) -> None:
+def completion(ctx: click.Context, shell: str, write: Callable[[str], None]) -> None:
     """Print the script with which bash, zsh or fish completes commands, runs and checks.
 
     For bash: eval "$(ddpdoctor completion bash)" in ~/.bashrc, and alike for zsh; for fish: ddpdoctor completion fish >
@@ -56,4 +59,4 @@ def completion(ctx: click.Context, shell: str) -> None:
     if kind is None or root.command is None:
         raise UsageError(f"there is no completion for {shell}")
     made = kind(root.command, {}, "ddpdoctor", "_DDPDOCTOR_COMPLETE")
-    streams.write_result(made.source_template % made.source_vars() + "\n")
+    write(made.source_template % made.source_vars() + "\n")

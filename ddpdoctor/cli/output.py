@@ -36,11 +36,15 @@ KINDS = ("text", *(name for name in FORMATS if name != "full"))
 """What a file may hold of an examination; ``text`` is what ``full`` is on a screen."""
 
 
+_FORCE = click.option("--force", is_flag=True, help="Overwrite files even if they are not ddpdoctor reports.")
+_OUTPUT = click.option("-o", "--output", metavar="FILE", help="Write the report to a file instead of stdout.")
+
+
 def _options(function: Decorated, kinds: Sequence[str], formats: Sequence[str], help: str, *more: Any) -> Decorated:
     """Add the options, ``more`` among them; the first of ``formats`` is the default, which ``help`` explains."""
     for option in (
         click.option("--no-color", is_flag=True, help="No colours; NO_COLOR in the environment does the same."),
-        click.option("--force", is_flag=True, help="Overwrite files even if they are not ddpdoctor reports."),
+        _FORCE,
         *more,
         click.option(
             "--report",
@@ -49,7 +53,7 @@ def _options(function: Decorated, kinds: Sequence[str], formats: Sequence[str], 
             metavar="KIND=FILE",
             help=f"Write an additional report to a file; repeatable. KIND is one of {', '.join(kinds)}.",
         ),
-        click.option("-o", "--output", metavar="FILE", help="Write the report to a file instead of stdout."),
+        _OUTPUT,
         click.option("--output-format", type=click.Choice(formats), default=formats[0], show_default=True, help=help),
     ):
         function = option(function)
@@ -93,6 +97,26 @@ def run_output_options(
 
 TRACE = run_output_options("trace", help="Write a trace for Perfetto: trace=FILE; packed where its name ends with .gz.")
 """The options of ``profile`` and ``report``."""
+
+
+def file_options(function: Decorated) -> Decorated:
+    """Return the options of what prints a document of one form: the command takes ``write``, which prints it."""
+
+    @functools.wraps(function)
+    def gathered(*arguments: Any, **given: Any) -> Any:
+        file, force = given.pop("output"), given.pop("force")
+
+        def write(text: str) -> None:
+            if file is None:
+                streams.write_result(text)
+            else:
+                _output_file(file, force=force).write(text.encode())
+
+        return function(*arguments, write=write, **given)
+
+    for option in (_FORCE, _OUTPUT):
+        gathered = option(gathered)
+    return cast("Decorated", gathered)
 
 
 def kind_and_file(word: str, kinds: Sequence[str], option: str = "--report") -> tuple[str, str]:

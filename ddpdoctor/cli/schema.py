@@ -14,6 +14,7 @@ from msgspec import inspect
 
 from ddpdoctor.check import Outcome
 from ddpdoctor.cli.options import help_option
+from ddpdoctor.cli.output import file_options
 from ddpdoctor.equivalence_section import EquivalenceSection
 from ddpdoctor.examination import (
     AutopsySection,
@@ -25,7 +26,6 @@ from ddpdoctor.examination import (
     Verdict,
 )
 from ddpdoctor.finding import Finding, Gain, Location
-from ddpdoctor.report import streams
 from ddpdoctor.report.formats.json import LEFT_OUT, RENAMED
 
 Schema = dict[str, Any]
@@ -239,8 +239,9 @@ def schema_of(command: str) -> Schema:
 
 @click.command(add_help_option=False)
 @click.argument("command", type=click.Choice(COMMANDS), metavar="COMMAND")
+@file_options
 @help_option()
-def schema(command: str) -> None:
+def schema(command: str, write: Callable[[str], None]) -> None:
     """Print the JSON Schema of the JSON that COMMAND writes."""
     encoded = msgspec.json.format(msgspec.json.encode(schema_of(command)), indent=2)
-    streams.write_result(encoded.decode() + "\n")
+    write(encoded.decode() + "\n")

@@ -8,6 +8,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from ddpdoctor.finding import Frame, Location
+from ddpdoctor.finding import rank_list as rank_list
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RunRecord, Site
@@ -26,22 +27,6 @@ _ORIGINS = {
 
 
 _PEER_WORDS = {"send": "to", "recv": "from"}
-
-
-def rank_list(ranks: Iterable[int]) -> str:
-    """Write ranks as ``rank 3``, ``ranks 0 and 2`` or ``ranks 0-3, 7``."""
-    numbers = sorted(set(ranks))
-    if len(numbers) == 1:
-        return f"rank {numbers[0]}"
-    if len(numbers) == 2:
-        return f"ranks {numbers[0]} and {numbers[1]}"
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return "ranks " + ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
 
 
 def verb(ranks: Iterable[int], singular: str, plural: str) -> str:
@@ -151,18 +136,18 @@ def site_location(site: Site) -> Location | None:
 
 # Which machine a rank runs on, where a job has several; and what a node can say that sees a part of them only.
 
-_FIRST = re.compile(r"ranks? \d+(?:(?:-|, | and )\d+)*(?=[ ,]|$)")
+_FIRST = re.compile(r"ranks? \d+(?:(?:-|, | and )\d+)*(, …| others)?(?=[ ,]|$)")
 _NUMBERS = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 def placed(title: str, record: RunRecord) -> str:
     """Return a sentence, with the machine of the ranks that it names first behind them: ``rank 3 on node1 keeps …``.
 
-    As it was where the job runs on one machine, or the ranks are on several.
+    As it was where the job runs on one machine, or the ranks are on several or not all named.
     """
     hosts = {rank.rank: rank.host for rank in record.ranks}
     led = _FIRST.search(title)
-    if led is None or len(set(hosts.values())) < 2:
+    if led is None or led[1] or len(set(hosts.values())) < 2:
         return title
     spans = ((int(low), int(high or low)) for low, high in _NUMBERS.findall(led[0]))
     found = {hosts.get(rank, "") for low, high in spans for rank in range(low, high + 1)}

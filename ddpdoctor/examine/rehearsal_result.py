@@ -17,7 +17,7 @@ from ddpdoctor.examine.another_try import USAGE
 from ddpdoctor.examine.missing_modules import ELSEWHERE, lacking_packages, module_hint
 from ddpdoctor.files import regex
 from ddpdoctor.files.untrusted import tree_of
-from ddpdoctor.finding import Fact, Finding, Location, Trouble, named_ranks, shown_path
+from ddpdoctor.finding import Fact, Finding, Location, Trouble, rank_list, shown_path
 from ddpdoctor.findings import DIVERGENCES, SUSPECTED
 from ddpdoctor.record.joining import headline
 
@@ -318,7 +318,7 @@ def _judgement(record: RunRecord, root: str, script: Script | None) -> _Judgemen
         reason += f"; {failure.reason}" if failure is not None else ""
         return _Judgement("failed", reason, _HINTS["no-ranks"], _any_output(record))
     if not _ended_by_us(record) and (unknown := [rank.rank for rank in record.ranks if _end_is_unknown(rank)]):
-        return _Judgement("failed", f"how {named_ranks(unknown)} ended is unknown", "", _any_output(record))
+        return _Judgement("failed", f"how {rank_list(unknown)} ended is unknown", "", _any_output(record))
     if not record.wraps and record.stream("wraps").state == "truncated":
         return _Judgement("failed", f"what the script wrapped is unknown: {record.stream('wraps').reason}")
     if not job.world_size:
@@ -382,7 +382,7 @@ def _failure(record: RunRecord, root: str, script: Script | None) -> _Judgement 
     told_by = _PARTINGS if raised is None or raised.communication else _speaks_for(raised)
     if raised is not None:
         same = sorted(rank.rank for rank in failed if _like(_root_exception(rank), raised))
-        reason = f"{named_ranks(same)} raised {raised.type}{_at(raised, root)}"
+        reason = f"{rank_list(same)} raised {raised.type}{_at(raised, root)}"
         message = _shortened(headline(raised), MESSAGE_CHARACTERS)
         reason += f": {message}" if message else ""
         told_by |= _PARTINGS if len(same) < len(record.ranks) else frozenset()
@@ -390,7 +390,7 @@ def _failure(record: RunRecord, root: str, script: Script | None) -> _Judgement 
         reason = f"rank {first.rank} was killed by {_signal_name(first.signal)}"
     else:
         same = sorted(rank.rank for rank in failed if not rank.exceptions and rank.exit_code == first.exit_code)
-        reason = f"{named_ranks(same)} left with exit code {first.exit_code}"
+        reason = f"{rank_list(same)} left with exit code {first.exit_code}"
         # Who parses arguments says in the last line what is wrong with them, below all that it would take.
         if first.exit_code == USAGE and (said := _last_lines(first.output_tail, 1).strip()):
             reason += f": {_shortened(said, MESSAGE_CHARACTERS)}"

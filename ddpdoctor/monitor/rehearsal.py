@@ -18,7 +18,7 @@ import msgspec
 
 from ddpdoctor import __version__
 from ddpdoctor.errors import ConfigurationError
-from ddpdoctor.finding import named_ranks
+from ddpdoctor.finding import rank_list
 from ddpdoctor.launch.box.start import Box, BoxRefused, mount_points, start_in_box
 from ddpdoctor.launch.created_files import Left, remove_created
 from ddpdoctor.launch.environment import (
@@ -446,7 +446,7 @@ class _Rehearsal:
         killed = [rank.rank for rank in self._record("", "").ranks if rank.signal == signal.SIGKILL]
         if not killed or kernel_kills() <= self._kernel_kills:
             return reason, text
-        return "memory", f"this machine ran out of memory, and its kernel ended {named_ranks(killed)}"
+        return "memory", f"this machine ran out of memory, and its kernel ended {rank_list(killed)}"
 
     def _final_record(self, reason: StopReason, text: str) -> RunRecord:
         """Return the record with what is only known, or only worth knowing, at the end."""

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from ddpdoctor.files.untrusted import line_of
-from ddpdoctor.finding import Basis, Fact, Finding, Frame, Location, Severity, in_user_code, named_ranks, shown_path
+from ddpdoctor.finding import Basis, Fact, Finding, Frame, Location, Severity, in_user_code, rank_list, shown_path
 from ddpdoctor.report.finding_fields import doubt_of, place_of
 from ddpdoctor.report.layout import GAP, cut, cut_left, paragraph, side_by_side
 from ddpdoctor.report.streams import one_line, visible
@@ -93,7 +93,7 @@ def _where(finding: Finding, root: str) -> str:
         function = finding.location.function
         words.append(place_of(finding.location, root) + (f" in {one_line(function)}" if function else ""))
     if finding.ranks:
-        words.append(named_ranks(finding.ranks))
+        words.append(rank_list(finding.ranks))
     return ", ".join(words)
 
 
@@ -184,7 +184,7 @@ def _fact_text(fact: Fact) -> str:
 
 def _stack(alike: Sequence[Fact], root: str, width: int) -> list[Text]:
     fact = alike[0]
-    ranks = named_ranks([fact.rank for fact in alike if fact.rank is not None])
+    ranks = rank_list([fact.rank for fact in alike if fact.rank is not None])
     lines = [*paragraph(Text(ranks, "bold"), width, indent=0), *paragraph(Text(_fact_text(fact)), width, indent=0)]
     frames = _user_frames(fact.stack)
     for number, frame in enumerate(frames[:STACK_FRAMES]):

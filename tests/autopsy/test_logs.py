@@ -106,7 +106,7 @@ def test_the_rank_that_gave_up_on_nothing_is_the_one_that_did_not_come(tmp_path:
     text = "".join(WATCHDOG.format(rank=rank, second=rank, number=26, kind="ALLREDUCE") for rank in (0, 1, 3))
     cause = cause_of(tmp_path, "[rank2]: RuntimeWarning: Error ignored\n" + text)
     assert (cause.code, cause.ranks) == ("DDP308", (2,))
-    assert cause.title == "ranks 0-1, 3 timed out in all_reduce #26 after 10 min: rank 2 did not arrive"
+    assert cause.title == "ranks 0, 1 and 3 timed out in all_reduce #26 after 10 min: rank 2 did not arrive"
 
 
 def test_the_rank_that_enqueued_less_is_behind(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_a_straggler_is_named_with_its_phase_and_nothing_is_laid_to_the_link() -
     assert finding.ranks == (2,)
     assert finding.title == "rank 2 keeps the others waiting for 26% of the step (25.0 ms) because of its loader"
     assert [fact.text for fact in finding.evidence] == [
-        "ranks 0-1, 3 wait 25.0 ms of each step longer than rank 2",
+        "ranks 0, 1 and 3 wait 25.0 ms of each step longer than rank 2",
         "data wait takes 26.0 ms of a step on rank 2, and 1.0 ms on the others",
     ]
     assert codes(job) == ["DDP403"]

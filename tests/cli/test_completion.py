@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.cli.main import main
+
 ASK = """
 ddpdoctor() { %(python)s -m ddpdoctor "$@"; }
 source <(ddpdoctor completion bash)
@@ -62,3 +64,14 @@ def test_every_shell_has_a_script(shell: str) -> None:
         (sys.executable, "-m", "ddpdoctor", "completion", shell), capture_output=True, text=True, check=True
     )
     assert f"_DDPDOCTOR_COMPLETE={shell}_complete" in done.stdout and done.stderr == ""
+
+
+def test_it_goes_to_a_file_which_is_not_overwritten(tmp_path: Path) -> None:
+    file = tmp_path / "ddpdoctor.bash"
+    assert main(["completion", "bash", "-o", str(file)]) == 0
+    assert "_ddpdoctor_completion()" in file.read_text()
+    file.write_text("mine")
+    assert main(["completion", "bash", "-o", str(file)]) == 2
+    assert file.read_text() == "mine"
+    assert main(["completion", "bash", "--force", "-o", str(file)]) == 0
+    assert "_ddpdoctor_completion()" in file.read_text()

@@ -19,7 +19,9 @@ FOUR = RunRecord(
     [
         ("rank 3 keeps the others waiting", "rank 3 on node1 keeps the others waiting"),
         ("ranks 2 and 3 keep the others waiting", "ranks 2 and 3 on node1 keep the others waiting"),
-        ("ranks 0-1, 2 wait for rank 3", "ranks 0-1, 2 wait for rank 3"),
+        ("ranks 0-2 wait for rank 3", "ranks 0-2 wait for rank 3"),
+        ("ranks 0, 2, 4, …, 254 wait", "ranks 0, 2, 4, …, 254 wait"),
+        ("ranks 2, 3, 3 and 1 others wait", "ranks 2, 3, 3 and 1 others wait"),
         ("the process of rank 0 was gone", "the process of rank 0 on node0 was gone"),
         ("something of rank 3", "something of rank 3 on node1"),
         ("all 4 ranks wait", "all 4 ranks wait"),

@@ -3,8 +3,8 @@
 python -m tests.newcomer [WORDS ...]
 
 The environment has this tree installed as a package, beside what the interpreter that runs this has; WORDS choose the
-commands that hold one of them, ``tutorial`` the tutorial from top to bottom. Exits with 1 where a command does not end
-as it should, or the tutorial shows what is not printed.
+commands that hold one of them, ``tutorial`` the tutorial from top to bottom, ``excerpts`` what the other pages show.
+Exits with 1 where a command does not end as it should, or a page shows what is not printed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import time
 import venv
 from pathlib import Path
 
+from tests.newcomer.excerpts import tell
 from tests.newcomer.printed import ROOT, Printed, printed
 from tests.newcomer.story import followed
 from tests.newcomer.table import FILES, FIRST, done
 from tests.scratch import scratch_directory
 
 AT_MOST_S = 600.0
-STORY = "tutorial"
+STORY, EXCERPTS = "tutorial", "excerpts"
 
 
 def main(chosen: list[str]) -> int:
@@ -38,7 +39,7 @@ def main(chosen: list[str]) -> int:
         (directory / ".config" / "fish" / "completions").mkdir(parents=True)
         for one in in_order(printed()):
             what = done(one.command)
-            words = (*chosen, *FIRST) if chosen != [STORY] else ()
+            words = (*chosen, *FIRST) if not {*chosen} <= {STORY, EXCERPTS} else ()
             if what is None or (chosen and not any(word in one.command for word in words)):
                 continue
             kept = sorted((directory / "state" / "ddpdoctor" / "runs").glob("run-*"))
@@ -60,6 +61,8 @@ def main(chosen: list[str]) -> int:
                 print(f"{ended.stdout[-2000:]}\n{ended.stderr[-2000:]}", flush=True)
         if not chosen or STORY in chosen:
             wrong += _follow_the_tutorial(directory, environment)
+        if not chosen or EXCERPTS in chosen:
+            wrong += tell(directory / "excerpts", environment)
     return min(wrong, 1)
 
 

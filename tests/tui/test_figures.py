@@ -57,6 +57,3 @@ def test_sizes_shares_and_lists() -> None:
     assert (figures.share(0.0432), figures.share(0.324), figures.share(0.0)) == ("4.3%", "32%", "0%")
     assert figures.clock(187 * S) == "3:07"
     assert figures.clock(3_729 * S) == "1:02:09"
-    assert figures.rank_list((3,)) == "rank 3"
-    assert figures.rank_list((0, 1, 2, 4, 6, 7)) == "ranks 0-2, 4, 6 and 7"
-    assert figures.rank_list(tuple(range(0, 512, 2))) == "256 ranks (0, 2, 4, …)"

@@ -128,19 +128,3 @@ def megahertz(value: float | None) -> str:
 def degrees(celsius: float | None) -> str:
     """Return a temperature, whole degrees."""
     return UNKNOWN if celsius is None or not math.isfinite(celsius) else f"{celsius:.0f} °C"
-
-
-def rank_list(ranks: tuple[int, ...], most: int = 12) -> str:
-    """``rank 3``, ``ranks 0-2 and 4-7``: runs are folded, a long list says how many there are."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    words = [word for run in runs for word in ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else list(map(str, run)))]
-    if len(words) > most:
-        return f"{len(ranks)} ranks ({', '.join(words[:3])}, …)"
-    return "ranks " + (words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ddpdoctor.finding import Finding, Severity
+from ddpdoctor.finding import Finding, Severity, rank_list
 from ddpdoctor.monitor.snapshot import FindingView
 from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, Painting, line, paragraph, shown, stacked
-from ddpdoctor.tui.draw.figures import rank_list, span
+from ddpdoctor.tui.draw.figures import span
 from ddpdoctor.tui.draw.table import Column, paint_table
 from ddpdoctor.tui.screens.sections import SEVERITY_ROLES, heading, since_when, stack_lines
 from ddpdoctor.tui.view import View

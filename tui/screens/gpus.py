@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ddpdoctor.finding import rank_list
 from ddpdoctor.record.streams.measured import Gpu, GpuSample
 from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, Painting, beside, cut, line, paragraph, shown, stacked
 from ddpdoctor.tui.draw.charts import gauge, sparkline
-from ddpdoctor.tui.draw.figures import degrees, megahertz, memory, percent, rank_list, three, watts
+from ddpdoctor.tui.draw.figures import degrees, megahertz, memory, percent, three, watts
 from ddpdoctor.tui.draw.table import Column, figure_column, paint_table
 from ddpdoctor.tui.screens.sections import aged_heading, as_fresh, heading
 from ddpdoctor.tui.view import View

@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ddpdoctor.finding import rank_list
 from ddpdoctor.monitor.replay import mean_of_known
 from ddpdoctor.monitor.snapshot import RankView
 from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, Painting, line, padded, shown, stacked
 from ddpdoctor.tui.draw.charts import heat_of
-from ddpdoctor.tui.draw.figures import duration, rank_list
+from ddpdoctor.tui.draw.figures import duration
 from ddpdoctor.tui.draw.table import Column, Cursor, figure_column, paint_table
 from ddpdoctor.tui.screens.sections import aged_heading, heading
 from ddpdoctor.tui.view import View

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from ddpdoctor.finding import rank_list
 from ddpdoctor.monitor.snapshot import Snapshot, StallSide, StallView
 from ddpdoctor.tui.draw.cells import EMPTY, Cell, Line, Painting, beside, line, paragraph, shown, stacked
-from ddpdoctor.tui.draw.figures import count, rank_list, span
+from ddpdoctor.tui.draw.figures import count, span
 from ddpdoctor.tui.screens.sections import heading, lasting, stack_lines
 from ddpdoctor.tui.view import View
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddpdoctor.diagnosis.wording import count
 from ddpdoctor.equivalence_section import EquivalenceSection
-from ddpdoctor.finding import named_ranks
+from ddpdoctor.finding import rank_list
 
 
 def sentence(section: EquivalenceSection) -> str:
@@ -65,7 +65,7 @@ def difference(section: EquivalenceSection) -> str:
         return f"{told}, for they have {counts} tokens or samples that count" if counts else told
     if section.kind == "one-rank":
         does = "computes" if len(section.at) == 1 else "compute"
-        return f"{named_ranks(section.at)} {does} another loss than one process would on the same samples"
+        return f"{rank_list(section.at)} {does} another loss than one process would on the same samples"
     if section.kind == "rank-constant":
         return "the loss has weights of classes that each rank takes from data of its own"
     if section.kind == "clipped":

@@ -18,7 +18,7 @@ from ddpdoctor.check import LoadedCheck, OutcomeState
 from ddpdoctor.examination import Examination, Figure, GateSection
 from ddpdoctor.files import regex
 from ddpdoctor.files.untrusted import line_of
-from ddpdoctor.finding import Basis, Fact, Finding, Frame, Location, in_user_code, named_ranks, shown_path
+from ddpdoctor.finding import Basis, Fact, Finding, Frame, Location, in_user_code, rank_list, shown_path
 from ddpdoctor.gate.budget import amount, share
 from ddpdoctor.report import explanation
 from ddpdoctor.report.finding_fields import doubt_of, headline, place_of
@@ -123,7 +123,7 @@ def _where(finding: Finding, root: str) -> str:
     words = (
         [] if place is None else [place_of(place, root) + (f" in {one_line(place.function)}" if place.function else "")]
     )
-    return ", ".join([*words, *([named_ranks(finding.ranks)] if finding.ranks else [])])
+    return ", ".join([*words, *([rank_list(finding.ranks)] if finding.ranks else [])])
 
 
 def _excerpt(location: Location | None) -> tuple[CodeLine, ...]:
@@ -145,7 +145,7 @@ def _sides(finding: Finding, root: str) -> tuple[SideView, ...]:
     if len({rank for ranks in alike.values() for rank in ranks}) < 2:
         return ()
     return tuple(
-        SideView(ranks=named_ranks(ranks), text=said, frames=tuple(_frame(frame, root) for frame in stack[:FRAMES]))
+        SideView(ranks=rank_list(ranks), text=said, frames=tuple(_frame(frame, root) for frame in stack[:FRAMES]))
         for (said, stack), ranks in alike.items()
     )
 

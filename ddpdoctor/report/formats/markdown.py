@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddpdoctor.examination import Examination
 from ddpdoctor.files import regex
-from ddpdoctor.finding import Finding, named_ranks, shown_path
+from ddpdoctor.finding import Finding, rank_list, shown_path
 from ddpdoctor.gate.budget import percent
 from ddpdoctor.report.finding_fields import headline, stated
 from ddpdoctor.report.formats.concise import leaves_doubt, why_incomplete
@@ -61,7 +61,7 @@ def _row(finding: Finding, examination: Examination) -> str:
     place = finding.location
     where = "" if place is None else f"{_text(shown_path(place.file, examination.root))}:{place.line}"
     if finding.ranks:
-        where += f"{', ' if where else ''}{named_ranks(finding.ranks)}"
+        where += f"{', ' if where else ''}{rank_list(finding.ranks)}"
     cells = (
         finding.severity.value,
         f"{_text(finding.name)} ({_text(finding.code)})",

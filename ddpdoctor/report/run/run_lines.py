@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ddpdoctor.files import regex
-from ddpdoctor.finding import in_user_code, named_ranks, shown_path
+from ddpdoctor.finding import in_user_code, rank_list, shown_path
 from ddpdoctor.report.layout import added, in_milliseconds, percent, rate, seconds, share_of
 from ddpdoctor.report.streams import one_line
 
@@ -183,7 +183,7 @@ def finding_lines(finding: Finding, root: str) -> list[str]:
     """Return a finding that has arisen: what, where, and what to do."""
     place = finding.location
     where = f" at {one_line(shown_path(place.file, root))}:{place.line}" if place is not None else ""
-    ranks = f" on {named_ranks(finding.ranks)}" if finding.ranks else ""
+    ranks = f" on {rank_list(finding.ranks)}" if finding.ranks else ""
     head = f"{finding.severity.value}: {finding.name} ({finding.code}){ranks}{where}: {one_line(finding.title)}"
     return [head, f"  do: {one_line(finding.advice)}"]
 
@@ -199,7 +199,7 @@ def stall_lines(stall: StallView, root: str) -> list[str]:
 
 def _side_line(side: StallSide, root: str) -> str:
     mark = "culprit: " if side.culprit else ""
-    return f"  {mark}{named_ranks(side.ranks)} {one_line(side.text)}{_at(side, root)}"
+    return f"  {mark}{rank_list(side.ranks)} {one_line(side.text)}{_at(side, root)}"
 
 
 def _at(side: StallSide, root: str) -> str:
