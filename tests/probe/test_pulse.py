@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,7 @@ def test_a_fault_in_a_beat_is_not_the_last_beat(faults: int, goes_on: bool, tmp_
     ran = subprocess.run(
         (*WATCHED, sys.executable, "train.py", str(faults), str(tmp_path / "store")),
         cwd=tmp_path,
+        env={**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")},
         capture_output=True,
         text=True,
         timeout=200,
