@@ -320,8 +320,8 @@ def plain(text: str) -> str:
 def rank_list(ranks: Iterable[int], most: int = 8) -> str:
     """Write ``rank 3``, ``ranks 0-2 and 7``, ``ranks 0, 2, …, 254``; past ``most`` pieces how many others there are."""
     numbers = sorted(set(ranks))
-    if len(numbers) == 1:
-        return f"rank {numbers[0]}"
+    if len(numbers) < 2:
+        return f"rank {numbers[0]}" if numbers else "no rank"
     steps = {after - before for before, after in pairwise(numbers)}
     if len(numbers) > max(most, 4) and len(steps) == 1 and steps != {1}:
         return f"ranks {', '.join(map(str, numbers[:3]))}, …, {numbers[-1]}"
@@ -334,7 +334,7 @@ def rank_list(ranks: Iterable[int], most: int = 8) -> str:
     words = [word for run in runs for word in ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run))]
     if len(words) > most:
         return f"ranks {', '.join(map(str, numbers[:3]))} and {len(numbers) - 3:,} others"
-    return "ranks " + " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+    return f"ranks {' and '.join(filter(None, (', '.join(words[:-1]), words[-1])))}"
 
 
 def in_user_code(file: str) -> bool:

@@ -12,6 +12,7 @@ from ddpdoctor.finding import rank_list
 @pytest.mark.parametrize(
     ("ranks", "said"),
     [
+        ((), "no rank"),
         ((3,), "rank 3"),
         ((2, 0), "ranks 0 and 2"),
         (range(256), "ranks 0-255"),
