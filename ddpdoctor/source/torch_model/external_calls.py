@@ -19,6 +19,7 @@ from ddpdoctor.source.interpreter.values import (
     NONE,
     OPAQUE,
     SYNCHRONISED,
+    TRUE,
     UNIFORM,
     VARYING,
     BoundMethod,
@@ -56,6 +57,8 @@ from ddpdoctor.source.torch_model.buffers import note_buffer
 from ddpdoctor.source.torch_model.choices import MERGES, chosen_command, is_model, merge, note_commands
 from ddpdoctor.source.torch_model.ddp import backward, is_thin_wrap, wrap
 from ddpdoctor.source.torch_model.external_objects import (
+    GROUP,
+    STARTS,
     WORLD_GROUP,
     Handler,
     Named,
@@ -125,6 +128,8 @@ def call_external(
     if name in _MAKE_TEXT:
         positional = [text_of(machine, value) for value in positional]
     note_call(machine, node, name, positional, named, complete)
+    if name in STARTS:
+        machine.store.write(GROUP, TRUE)
     return _handler_of(name)(machine, node, positional, named, complete)
 
 

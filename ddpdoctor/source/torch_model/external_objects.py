@@ -19,6 +19,7 @@ from ddpdoctor.source.interpreter.attributes import (
     lacks,
     promised_by_name,
 )
+from ddpdoctor.source.interpreter.scopes import Cell
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     MAXIMUM_OPTIONS,
@@ -310,7 +311,7 @@ def note_device(
 
 
 # What makes the process group, itself or in a framework.
-_STARTS = frozenset(
+STARTS = frozenset(
     {
         "torch.distributed.init_process_group",
         "deepspeed.init_distributed",
@@ -318,7 +319,9 @@ _STARTS = frozenset(
         "accelerate.Accelerator",
     }
 )
-_STARTING = frozenset(name.rpartition(".")[2] for name in _STARTS)
+_STARTING = frozenset(name.rpartition(".")[2] for name in STARTS)
+GROUP: Cell = (-1, "process group")
+"""Where the store has that the process group was made: not by an arm that has been left for good."""
 Named = dict[str, Value]
 Handler = Callable[[Machine, ast.AST, list[Value], Named, bool], Value]
 """Makes a call: where it stands, the arguments by position and by name, and whether those are all."""
@@ -397,14 +400,14 @@ def _opened(machine: Machine, node: ast.AST, positional: list[Value], named: Nam
 
 
 def _is_initialized(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-    """Return true, except in code that makes the group itself if there is none, where none was made so far.
+    """Return true, except in code that makes the group itself if there is none, where none was made on the way to it.
 
     Elsewhere a false answer would be a guess: a framework, or a call that was not followed, may have made it.
     """
     owner = machine.frame.owner
     module = machine.frame.module
     makes = _names_a_start(module, module.tree if owner is None else owner.node)
-    return Const(not makes or any(event.name in _STARTS for event in machine.events.values()))
+    return Const(not makes or machine.store.get(*GROUP) is not None)
 
 
 def _initialized_by_apex(
@@ -427,7 +430,7 @@ def _names_a_start(module: Module, scope: ast.AST) -> bool:
     while waiting:
         node = waiting.pop()
         name = last_name(node)
-        if name in _STARTING and (name == "init_process_group" or module.resolve(node) in _STARTS):
+        if name in _STARTING and (name == "init_process_group" or module.resolve(node) in STARTS):
             return True
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             waiting.extend(ast.iter_child_nodes(node))
