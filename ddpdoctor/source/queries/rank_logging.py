@@ -27,7 +27,7 @@ from ddpdoctor.source.libraries.lightning import LOG, has_several
 from ddpdoctor.source.libraries.python_logging import Screen
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import is_distributed, is_of_one_process, left_in_mode, on_every_rank
-from ddpdoctor.source.queries.training_loops import division, feedings, takes_own_part
+from ddpdoctor.source.queries.training_loops import division, feedings, sampler_division, takes_own_part, where_there
 from ddpdoctor.source.ranks.ranks import FIRST_RANKS
 from ddpdoctor.source.script.module import Module, descend
 from ddpdoctor.source.torch_model.recorded_calls import PRINT_REPLACED
@@ -373,9 +373,9 @@ def _gives_all(projection: Projection, loader: Event | None) -> bool:
     if loader is None or not loader.complete or loader.ordinal in projection.machine.prepared:
         return False
     samplers = (loader.argument("sampler", 3), loader.argument("batch_sampler", 4))
-    data = loader.argument("dataset", 0)
-    whole = all(sampler is None or constant(sampler) is None for sampler in samplers)
-    return whole and data is not None and not is_varying(data) and not takes_own_part(projection.machine, data)
+    data = where_there(loader.argument("dataset", 0) or NONE)
+    whole = all(sampler is None or sampler_division(projection.machine, sampler) == "whole" for sampler in samplers)
+    return whole and data != NONE and not is_varying(data) and not takes_own_part(projection.machine, data)
 
 
 def _is_over_batches(loop: LoopAround) -> bool:

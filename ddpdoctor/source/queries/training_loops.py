@@ -22,6 +22,7 @@ from ddpdoctor.source.interpreter.values import (
     Function,
     Instance,
     OneOf,
+    PerRank,
     ProjectClass,
     SequenceValue,
     Unknown,
@@ -183,7 +184,7 @@ def _one_sampler(machine: Machine, option: Value) -> Division:
         return "unknown"
     if made.name == DISTRIBUTED_SAMPLER:
         return "whole" if constant(made.argument("num_replicas", 1) or NONE) == 1 else "sharded"
-    if any(is_varying(value) for value in (*made.positional, *made.named.values())):
+    if any(is_varying(where_there(value)) for value in (*made.positional, *made.named.values())):
         return "unknown"
     if made.name == "torch.utils.data.BatchSampler":
         return sampler_division(machine, made.argument("sampler", 0) or Unknown())
@@ -191,6 +192,12 @@ def _one_sampler(machine: Machine, option: Value) -> Division:
         dataset = made.argument("data_source", 0)
         return "unknown" if dataset is None or divided_by_rank(machine, dataset) else "whole"
     return "unknown"
+
+
+def where_there(value: Value) -> Value:
+    """Return what the ranks have of which some have nothing: ``test_set if rank == 0 else None``."""
+    lanes = [lane for lane in value.values if lane != NONE] if isinstance(value, PerRank) else []
+    return lanes[0] if lanes and all(lane == lanes[0] for lane in lanes) else value
 
 
 def _knows_no_ranks(machine: Machine, sampler: Instance) -> bool:
