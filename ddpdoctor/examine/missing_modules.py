@@ -40,9 +40,8 @@ _ASK_PACKAGES = (
     "print(json.dumps([name for name in sys.argv[1:] if plain(name) not in there]))"
 )
 _ASK_AT_MOST_S = 60.0
-_REQUIRED = regex(r"^([A-Za-z][\w.-]*)(?:\[[^\]\n]*\])?[ \t]*(?:[<>=!~][^;@\n]*)?$", re.MULTILINE)
-"""A package in ``requirements.txt`` that every machine needs: no address, no option, no condition."""
-_DEPENDENCIES = regex(r"^dependencies\s*=\s*\[(.*?)^\]", re.MULTILINE | re.DOTALL)
+_REQUIRED = regex(r"^([A-Za-z][\w.-]*)(?:\[[^\]\n]*\])?[ \t]*(?:[<>=!~][^;@\n]*)?$")
+"""A package that every machine needs: no address, no option, no condition."""
 
 
 def module_hint(module: str, root: str = ".", script: Script | None = None, python: str = "") -> str:
@@ -80,14 +79,23 @@ def module_hint(module: str, root: str = ".", script: Script | None = None, pyth
 
 def lacking_packages(root: str, python: str) -> tuple[str, ...]:
     """Return the packages that the project asks for and the ranks' Python lacks, but those that a rehearsal serves."""
-    named: dict[str, None] = {}
-    for name, inside in (("requirements.txt", None), ("pyproject.toml", _DEPENDENCIES)):
-        with contextlib.suppress(OSError):
-            text = read_start(Path(root, name), LARGEST_BYTES).decode("utf-8", "replace")
-            for part in (text,) if inside is None else inside.findall(text):
-                lines = (line.partition("#")[0].strip(" \t\r,\"'") for line in part.splitlines())
-                named.update(dict.fromkeys(_REQUIRED.findall("\n".join(lines))))
+    lines = (line.partition("#")[0].strip() for line in _requirements(Path(root)))
+    named = dict.fromkeys(found[1] for line in lines if (found := _REQUIRED.match(line)))
     return _lacking(_ASK_PACKAGES, [name for name in named if _plain(name) not in TRACKERS], python) if python else ()
+
+
+def _requirements(root: Path) -> Iterator[str]:
+    """Yield the lines of ``requirements.txt`` and the dependencies in ``pyproject.toml``, where these can be read."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    with contextlib.suppress(OSError):
+        yield from read_start(root / "requirements.txt", LARGEST_BYTES).decode("utf-8", "replace").splitlines()
+    # ValueError is of TOML and of UTF-8; the others are of a file that is something else than it should be.
+    with contextlib.suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
+        document = tomllib.loads(read_start(root / "pyproject.toml", LARGEST_BYTES).decode("utf-8"))
+        yield from (entry for entry in document["project"]["dependencies"] if isinstance(entry, str))
 
 
 def _is_there(module: Path) -> bool:

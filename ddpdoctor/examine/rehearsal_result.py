@@ -124,8 +124,7 @@ def _unexplained(script: Script | None, job: Job | None) -> str:
 
 def _reads_arguments(script: Script) -> bool:
     return any(
-        module.calls_by_name.get("add_argument")
-        or any(isinstance(node, ast.Attribute) and node.attr == "argv" for node in ast.walk(module.tree))
+        module.calls_by_name.get("add_argument") or any(node.attr == "argv" for node in module.index.of(ast.Attribute))
         for module in script.modules
     )
 

@@ -82,6 +82,13 @@ def test_the_dependencies_of_a_project_are_read(tmp_path: Path) -> None:
     text = '[project]\nname = "x"\ndependencies = [\n  "torch",\n  "nobodys-reader[all]~=2",\n]\nkeywords = ["a"]\n'
     (tmp_path / "pyproject.toml").write_text(text)
     assert lacking_packages(str(tmp_path), sys.executable) == ("nobodys-reader",)
+    for text in (
+        '[project]\ndependencies = ["torch", "nobodys-reader>1; extra == \'x\'", "nobodys-one"]',
+        "[project",
+        "project = 3",
+    ):
+        (tmp_path / "pyproject.toml").write_text(text)
+        assert lacking_packages(str(tmp_path), sys.executable) == (("nobodys-one",) if "nobodys" in text else ())
 
 
 def test_a_file_behind_another_exception_is_missing_data() -> None:
