@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.check import Check
 from ddpdoctor.finding import Finding, Severity
 from ddpdoctor.source.projection import whole_projection
-from ddpdoctor.source.queries.divergence import finding_of, partings_by, remedy_of
+from ddpdoctor.source.queries.divergence import SAME_ORDER, finding_of, partings_by, remedy_of
 from ddpdoctor.source.script.script import Script
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _remedy(divergence: Divergence) -> str:
     if divergence.form == "standstill" and len({turn.group for turn in divergence.turns}) > 1:
         return "Use the groups in the same order on every rank."
     if divergence.form == "standstill" and all(turn.row is not None for turn in divergence.turns):
-        return "Let the ranks make these calls in the same order."
+        return SAME_ORDER
     remedy = (
         f"Make every rank call {describe.disputed_call(divergence)}, or none: move it out of the branch that only some "
         "ranks take."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 from typing import Literal
@@ -17,6 +18,7 @@ from ddpdoctor.source.projection import Projection, Walk
 from ddpdoctor.source.ranks.ranks import numbers_in, ranks_text
 from ddpdoctor.source.script.module import Module, children_of, descend, dotted, last_name
 
+SAME_ORDER = "Let the ranks make these calls in the same order."
 SHOWN = 3
 """Collectives shown of what a rank runs."""
 
@@ -53,6 +55,8 @@ class SourceParting(msgspec.Struct, frozen=True, kw_only=True):
     chain: tuple[Frame, ...]
     turns: tuple[int, int] | None = None
     """Turns of the loop around it on the running and on the missing ranks, where that is the difference."""
+    instead: Event | None = None
+    """What the missing ranks run first, where they make the same calls in another order."""
 
 
 def partings(projection: Projection) -> tuple[SourceParting, ...]:
@@ -111,6 +115,9 @@ def finding_of(check: Check, parting: SourceParting, remedy: str, title: str = "
 
 def _evidence_of(parting: SourceParting) -> tuple[Fact, ...]:
     left = () if parting.exit_location is None else (_exit_of(parting, parting.exit_location),)
+    if parting.instead is not None:
+        text = f"{ranks_text(parting.missing)} {_verb(parting.missing, 'run')} {parting.instead.name} first"
+        left = (Fact(text=text, basis="source", location=parting.instead.location, stack=parting.instead.chain),)
     return (
         *left,
         Fact(text=f"`{parting.condition}` decides", basis="source", location=parting.condition_location),
@@ -135,6 +142,8 @@ def _places_of(parting: SourceParting) -> tuple[Location, ...]:
 
 def remedy_of(parting: SourceParting) -> str:
     """Return what to do where ranks part at a collective."""
+    if parting.instead is not None:
+        return SAME_ORDER
     if parting.turns is not None:
         return f"Give the loop the same number of turns on every rank, or move {parting.collective} out of it."
     if parting.exit_location is not None:
@@ -145,6 +154,12 @@ def remedy_of(parting: SourceParting) -> str:
 
 
 def _title(parting: SourceParting) -> str:
+    if parting.instead is not None:
+        one, other = parting.collective, parting.instead.name
+        return (
+            f"{ranks_text(parting.running)} {_verb(parting.running, 'run')} {one} before {other}, "
+            f"{_others(parting.missing, parting.running)} {other} before {one}"
+        )
     if parting.turns is not None:
         here, there = parting.turns
         return (
@@ -191,6 +206,7 @@ class _Found(msgspec.Struct, frozen=True, eq=False):
     guard: Guard
     left: Exit | None
     turns: tuple[int, int] | None = None
+    instead: Event | None = None
 
 
 def _in_walk(projection: Projection, walk: Walk) -> Iterator[_Found]:
@@ -255,6 +271,13 @@ def _compare(
                 yield left
                 yield from _behind_forward(left)
             return
+        swapped = _swapped(rest, other_rest)
+        if swapped:
+            first, instead = (found, match) if found is not None else (back, item)
+            if first is not None and isinstance(instead, Event):
+                yield msgspec.structs.replace(first, instead=instead)
+            here, there = here + swapped, there + swapped
+            continue
         if found is not None:
             yield found
             here += 1
@@ -263,6 +286,19 @@ def _compare(
         elif back is not None:
             yield back
             there += 1
+
+
+def _swapped(rest: Tree, other_rest: Tree) -> int:
+    """Return how many of the next calls are the same ones on both sides, in another order; 0 where they are not."""
+    ahead: Counter[str] = Counter()
+    for number, (item, match) in enumerate(zip(rest, other_rest, strict=False), 1):
+        if not isinstance(item, Event) or not isinstance(match, Event):
+            return 0
+        ahead[item.name] += 1
+        ahead[match.name] -= 1
+        if not any(ahead.values()):
+            return number
+    return 0
 
 
 def _extra(projection: Projection, ranks: int, other_ranks: int, rest: Tree, other_rest: Tree) -> _Found | None:
@@ -449,9 +485,9 @@ def _stands_in(node: ast.AST, around: ast.AST | None) -> bool:
 
 def _described(found: _Found) -> SourceParting:
     event, guard = found.event, found.guard
-    by_class = found.left is not None or found.turns is not None
+    by_class = found.left is not None or found.turns is not None or found.instead is not None
     return SourceParting(
-        cause=_cause(event),
+        cause="collective" if found.instead is not None else _cause(event),
         collective=event.name,
         location=event.location,
         running=found.running if by_class else event.ranks,
@@ -465,6 +501,7 @@ def _described(found: _Found) -> SourceParting:
         guessed=guard.guessed,
         chain=event.chain,
         turns=found.turns,
+        instead=found.instead,
     )
 
 
