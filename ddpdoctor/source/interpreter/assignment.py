@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 
 from ddpdoctor.source.interpreter.state import Machine
@@ -18,6 +18,7 @@ from ddpdoctor.source.interpreter.values import (
     Function,
     Instance,
     OneOf,
+    Partial,
     PerRank,
     ProjectClass,
     ProjectModule,
@@ -250,17 +251,15 @@ def settings_of(value: Value) -> dict[str, Value] | None:
 
 
 def one_of_callables(machine: Machine, registry: DictValue) -> Value | None:
-    """Return what a dict of classes, of ways to train or of functions that make optimizers gives for an unknown key.
+    """Return what a dict of classes, of functions that make optimizers, or of which some communicate gives for any key.
 
     None for a dict that holds anything else.
     """
     values = [value for _, value in registry.entries]
-    known = (
-        isinstance(value, (External, ProjectClass))
-        or (isinstance(value, Function) and (_trains(machine, value) or _makes_optimizers(value)))
-        for value in values
-    )
-    return reduce(join, values) if values and all(known) else None
+    functions = [value for value in values if isinstance(value, Function)]
+    followed = any(_trains(machine, value) for value in functions) or all(map(_makes_optimizers, functions))
+    known = (isinstance(value, (External, ProjectClass, Function)) for value in values)
+    return reduce(join, values) if values and followed and all(known) else None
 
 
 def _trains(machine: Machine, function: Function) -> bool:
@@ -293,14 +292,29 @@ def _mutated(machine: Machine, receiver: Value, name: str, arguments: list[Value
     return SequenceValue((item,), open=True)
 
 
+_OF_PROJECT = (Function, Instance, Partial, ProjectClass)
+
+
+def _kept_apart(items: Sequence[Value]) -> Value | None:
+    """Return one of some objects and functions of the project, or of pairs that hold them; None for other items."""
+    if any(isinstance(item, _OF_PROJECT) for item in items):
+        return reduce(join, items) if all(isinstance(item, (*_OF_PROJECT, External)) for item in items) else None
+    rows = [item.values for item in items if isinstance(item, SequenceValue) and not item.open]
+    if not rows or len(rows) < len(items) or len({len(row) for row in rows}) > 1:
+        return None
+    columns = list(zip(*rows, strict=True))
+    kept = [_kept_apart(column) for column in columns]
+    if not any(kept):
+        return None
+    return SequenceValue(tuple(one or derived(column) for one, column in zip(kept, columns, strict=True)))
+
+
 def item_of(entry: Value) -> Value:
     """Return one item that stands for every item of a rank's iterable."""
     if isinstance(entry, SequenceValue):
         if len(entry.values) == 1:
             return entry.values[0]
-        if entry.values and all(isinstance(value, Instance) for value in entry.values):
-            return reduce(join, entry.values)
-        return derived(entry.values)
+        return _kept_apart(entry.values) or derived(entry.values)
     if isinstance(entry, ExternalObject) and entry.name == DATA_LOADER:
         return Unknown(varying=True, tags=frozenset({("batch", entry.number)}), not_none=True)
     if isinstance(entry, OneOf):

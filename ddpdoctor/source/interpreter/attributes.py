@@ -105,9 +105,12 @@ def attribute_of(machine: Machine, value: Value, name: str) -> Value:
 
 def text_of(machine: Machine, value: Value) -> Value:
     """Return what a text holds that is made of a value: of an object of the project, what is in its attributes."""
-    kind = value.__class__
-    if kind is Instance:
-        store, number = machine.store, value.number  # type: ignore[union-attr]
+    if isinstance(value, Instance):
+        for name in ("__str__", "__repr__"):
+            method = class_attribute(machine, value.cls, name) if name in machine.mentions.synchronising else None
+            if isinstance(method, Function):
+                return machine.call_function(machine, method.node, bound_to(method, value), [], {})
+        store, number = machine.store, value.number
         held = (store.get(number, name) for name in store.names(number))
         return derived(part for part in held if part is not None)
     if isinstance(value, OneOf) and any(isinstance(option, Instance) for option in value.options):

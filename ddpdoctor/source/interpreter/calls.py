@@ -39,6 +39,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.libraries import sharding
 from ddpdoctor.source.ranks.rank_local_values import chooses_keys, drawn_apart, of_unread, reduced
+from ddpdoctor.source.ranks.launches import runs_given
 from ddpdoctor.source.ranks.ranks import FIRST, guessed_per_rank
 from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.torch_model.choices import call_option
@@ -57,6 +58,7 @@ from ddpdoctor.source.vocabulary import (
 )
 
 MAXIMUM_RECURSION = 1
+STARTING = SPAWNERS | PROCESSES
 _NAMED_TUPLE = "typing.NamedTuple"
 
 
@@ -112,7 +114,7 @@ def apply(
 ) -> Value:
     """Call a value."""
     if function.__class__ is External:
-        if function.name not in SPAWNERS and function.name not in PROCESSES:
+        if not runs_given(machine, node, function.name, positional, named) and function.name not in STARTING:
             machine.note_closures([*positional, *named.values()])
         result = call_external(machine, node, function.name, positional, named, complete)
         result = reduced(machine, node, function.name, None, positional, named, result)
@@ -120,6 +122,7 @@ def apply(
     if function.__class__ is BoundMethod:
         if function.name == "step":
             machine.note_closures(positional)
+        runs_given(machine, node, function.name, positional, named)
         result = call_method(machine, node, function, positional, named, complete)
         result = reduced(machine, node, function.name, function.receiver, positional, named, result)
         return drawn_apart(machine, node, function, function.name, positional, named, result)
@@ -437,9 +440,9 @@ def decorated(machine: Machine, decorator: ast.expr, value: Value) -> Value:
             return _with(value, gradients=False)
         if last in FIRST_RANK_DECORATORS and not isinstance(applied, (Function, ProjectClass)):
             return _with(value, first_rank_only=True)
-    if isinstance(applied, Function):
-        result = call_function(machine, decorator, applied, [value], {})
-        if isinstance(result, Function):
+    if isinstance(applied, (Function, ProjectClass, Instance)):
+        result = apply(machine, decorator, applied, [value], {})
+        if isinstance(result, (Function, Instance)):
             return result
         return (
             _with(value, first_rank_only=True)

@@ -26,6 +26,7 @@ from ddpdoctor.source.interpreter.values import (
     Function,
     OneOf,
     PerRank,
+    ProjectModule,
     SequenceValue,
     Unknown,
     Value,
@@ -53,6 +54,7 @@ from ddpdoctor.source.torch_model.recorded_calls import note_attribute
 from ddpdoctor.source.vocabulary import DISTRIBUTION_ATTRIBUTES, DISTRIBUTION_NAMES
 
 ENVIRONMENT = External("os.environ")
+MODULES = External("sys.modules")
 
 
 def evaluate(machine: Machine, node: ast.expr) -> Value:
@@ -348,6 +350,10 @@ def _subscript(machine: Machine, node: ast.Subscript) -> Value:
         return part
     if container == ENVIRONMENT:
         return by_rank(lambda name: variable(machine, constant(name)), key)
+    if container == MODULES and machine.script.module(name := str(constant(key))) is not None:
+        return ProjectModule(name)
+    if isinstance(container, ProjectModule) and isinstance(key, Const):
+        return attribute_of(machine, container, str(key.value))  # of globals()
     if isinstance(key, Const) and isinstance(key.value, (str, int)):
         item = item_at(container, key.value)
         if isinstance(node.value, ast.Attribute) and node.value.attr == "shape":

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from ddpdoctor.files import regex
 from ddpdoctor.source.events import ContextAround, Jump, LoopAround, OwnTest
 from ddpdoctor.source.interpreter.assignment import assign_to, forget
+from ddpdoctor.source.interpreter.attributes import bound_to, class_attribute
 from ddpdoctor.source.interpreter.calls import decorated, run_class_body
 from ddpdoctor.source.interpreter.expressions import evaluate, is_context_manager, truth_of
 from ddpdoctor.source.interpreter.imports import run_import
@@ -24,6 +25,7 @@ from ddpdoctor.source.interpreter.values import (
     Const,
     External,
     Function,
+    Instance,
     ProjectClass,
     Unknown,
     Value,
@@ -252,10 +254,7 @@ def _try(machine: Machine, statement: ast.Try) -> None:
     else:
         body()
     if statement.finalbody:
-        after = machine.mask
-        machine.mask = start & ~(machine.gone & ~gone)
-        execute(machine, statement.finalbody)
-        machine.mask &= after
+        _finally(machine, start, gone, lambda: execute(machine, statement.finalbody))
 
 
 def _handler(machine: Machine, handler: ast.ExceptHandler) -> None:
@@ -295,8 +294,11 @@ def _enter(machine: Machine, statement: ast.With | ast.AsyncWith, items: list[as
                 machine.mask &= ~(1 << rank)
         return
     value = evaluate(machine, item.context_expr)
+    enter, leave = (_method(machine, value, name) for name in ("enter", "exit"))
+    entered = _entered(value) if enter is None else machine.apply(machine, item.context_expr, enter, [], {})
     if item.optional_vars is not None:
-        assign_to(machine, item.optional_vars, _entered(value))
+        assign_to(machine, item.optional_vars, entered)
+    start, gone = machine.mask, machine.gone
     gradients, synchronising = machine.gradients, machine.synchronising
     if value == NO_GRADIENTS:
         machine.gradients = False
@@ -308,6 +310,26 @@ def _enter(machine: Machine, statement: ast.With | ast.AsyncWith, items: list[as
     finally:
         machine.contexts.pop()
     machine.gradients, machine.synchronising = gradients, synchronising
+    if leave is not None:
+        _finally(
+            machine, start, gone, lambda: machine.apply(machine, item.context_expr, leave, [UNIFORM, UNIFORM, UNIFORM], {})
+        )
+
+
+def _method(machine: Machine, value: Value, name: str) -> Function | None:
+    """Return a method of an object of the project by which a ``with`` statement begins or ends."""
+    if not isinstance(value, Instance):
+        return None
+    found = class_attribute(machine, value.cls, f"__{name}__") or class_attribute(machine, value.cls, f"__a{name}__")
+    return bound_to(found, value) if isinstance(found, Function) else None
+
+
+def _finally(machine: Machine, start: int, gone: int, run: Callable[[], object]) -> None:
+    """Run what every rank that came so far runs on its way out, also one that leaves by a jump."""
+    after = machine.mask
+    machine.mask = start & ~(machine.gone & ~gone)
+    run()
+    machine.mask &= after
 
 
 def _entered(value: Value) -> Value:

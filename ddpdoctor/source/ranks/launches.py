@@ -130,6 +130,28 @@ def run_callback(
     return OPAQUE
 
 
+_CALLING = frozenset({"filter", "map", "reduce", "starmap"} | {"Thread", "Timer", "submit", "apply_async", "to_thread"})
+"""Functions and methods that call what they are given, once or for each item, here or in a thread of the rank."""
+
+
+def runs_given(machine: Machine, node: ast.AST, name: str, positional: list[Value], named: dict[str, Value]) -> bool:
+    """Run the function of the project that a call hands on to be called, if it leads to a collective.
+
+    The rank goes on behind the call, whatever the function does: a thread may run for as long as the rank.
+    """
+    if name.rpartition(".")[2] not in _CALLING:
+        return False
+    given = next((one for one in (*positional, *named.values()) if isinstance(one, Function)), None)
+    if given is None or getattr(given.node, "name", "") not in machine.mentions.synchronising:
+        return False
+    arguments = named.get("args", NONE)
+    known = isinstance(arguments, SequenceValue) and not arguments.open
+    kept = machine.gone, machine.raised, machine.mask
+    machine.call_function(machine, node, given, list(arguments.values) if known else [], {}, known)  # type: ignore[union-attr]
+    machine.gone, machine.raised, machine.mask = kept
+    return True
+
+
 def _handed_over(value: Value) -> Value:
     """Return what ranks get from the process that starts them, which is the same for all of them."""
     return Unknown(value.varying, False, value.tags) if isinstance(value, Unknown) and value.opaque else value

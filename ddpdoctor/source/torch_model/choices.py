@@ -56,7 +56,7 @@ def call_option(
     here = machine.present(function)
     if not isinstance(here, (OneOf, PerRank)) and _is_of_an_object(here):
         return machine.apply(machine, node, here, positional, named, complete)  # A writer that only these ranks have.
-    if isinstance(here, PerRank) and _are_methods_of_objects(machine, here):
+    if isinstance(here, PerRank) and _is_each_its_own(machine, here):
         return _each_its_own(machine, node, here, positional, named, complete)
     options = list(options_of(function))
     if isinstance(function, OneOf) and (_is_of_each(machine, node, options) or _all_train(machine, options)):
@@ -134,17 +134,19 @@ def merge(machine: Machine, receiver: Value) -> Value:
     return UNIFORM
 
 
-def _are_methods_of_objects(machine: Machine, function: PerRank) -> bool:
-    """Return whether the present ranks call different methods, each of an object of the project that it has.
+def _is_each_its_own(machine: Machine, function: PerRank) -> bool:
+    """Return whether the present ranks call different code of the project, each its own.
 
-    As where the first rank has a manager, and the others something of the same form that does nothing, or the same with
-    a function of the project in the place of its method.
+    As where the first rank has a manager, and the others something of the same form that does nothing, where one of two
+    functions is chosen by the rank, or where only some ranks have one more callback in their list.
     """
-    here = [entry for rank, entry in enumerate(function.values) if machine.mask >> rank & 1]
-    code = {id(entry.node) if isinstance(entry, Function) else 0 for entry in here}
-    of_objects = [isinstance(entry, (Function, BoundMethod)) and isinstance(entry.receiver, Instance) for entry in here]
-    read = all(of or isinstance(entry, Function) for of, entry in zip(of_objects, here, strict=True))
-    return len(code) > 1 and read and any(of_objects)
+    here = [list(options_of(entry)) for rank, entry in enumerate(function.values) if machine.mask >> rank & 1]
+    code = {frozenset(id(one.node) for one in entry if isinstance(one, Function)) for entry in here}
+    return len(code) > 1 and all(_is_read(one) for entry in here for one in entry)
+
+
+def _is_read(one: Value) -> bool:
+    return isinstance(one, Function) or (isinstance(one, BoundMethod) and isinstance(one.receiver, Instance))
 
 
 def _each_its_own(
@@ -183,13 +185,16 @@ def _is_of_an_object(function: Value) -> bool:
 
 
 def _is_of_each(machine: Machine, node: ast.AST, options: list[Value]) -> bool:
-    """Return whether a loop calls a method of each of several objects of the project: the callbacks of a trainer."""
-    if not machine.loops or not isinstance(node, ast.Call) or not all(isinstance(one, Function) for one in options):
-        return False
-    target = getattr(machine.loops[-1].around.node, "target", None)
-    return isinstance(target, ast.Name) and any(
-        isinstance(inner, ast.Name) and inner.id == target.id for inner in descend(node.func)
+    """Return whether a loop calls each of several functions, or a method of each object: the callbacks of a trainer."""
+    read = all(isinstance(one, Function) for one in options) or (
+        all(isinstance(one, (Function, Instance, Partial)) for one in options)
+        and any(_may_synchronise(machine, one) for one in options)
     )
+    target = getattr(machine.loops[-1].around.node, "target", None) if machine.loops and read else None
+    if target is None or not isinstance(node, ast.Call):
+        return False
+    names = {inner.id for inner in descend(target) if isinstance(inner, ast.Name)}
+    return any(isinstance(inner, ast.Name) and inner.id in names for inner in descend(node.func))
 
 
 def _all_train(machine: Machine, options: list[Value]) -> bool:
