@@ -38,8 +38,8 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.libraries import sharding
-from ddpdoctor.source.ranks.rank_local_values import chooses_keys, drawn_apart, of_unread, reduced
 from ddpdoctor.source.ranks.launches import runs_given
+from ddpdoctor.source.ranks.rank_local_values import chooses_keys, drawn_apart, of_unread, reduced
 from ddpdoctor.source.ranks.ranks import FIRST, guessed_per_rank
 from ddpdoctor.source.script.module import Module, descend, last_name
 from ddpdoctor.source.torch_model.choices import call_option
