@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.source.marked import places, written
+from tests.source.marked import marks, places, written
 
 JOB = """
 import argparse
@@ -197,3 +197,16 @@ def test_a_thread_that_never_ends_hides_nothing_behind_it(tmp_path: Path) -> Non
         dist.all_reduce(torch.ones(1))  # DDP301
     """
     assert [code for code, _ in places(written(tmp_path, text), "DDP301")] == ["DDP301"]
+
+
+def test_what_only_the_first_rank_has_as_a_function_it_alone_runs(tmp_path: Path) -> None:
+    text = """
+    dist.init_process_group("gloo")
+    rank, model = dist.get_rank(), DDP(nn.Linear(4, 4))
+    save = torch.save if rank == 0 else (lambda *given: None)
+    save(model.state_dict(), "model.pt")
+    everywhere = torch.save if os.path.exists("old.pt") else (lambda *given: None)
+    everywhere(model.state_dict(), "again.pt")  # DDP601
+    """
+    path = written(tmp_path, text)
+    assert places(path, "DDP601") == marks(path, "DDP601")

@@ -27,6 +27,35 @@ UNDIVIDED = {
     "shuffled loader": "loader = DataLoader(data, batch_size=4, shuffle=True)  # DDP101",
     "loader in order": "loader = DataLoader(data, batch_size=4)  # DDP101",
     "random sampler": "loader = DataLoader(data, sampler=torch.utils.data.RandomSampler(data))  # DDP101",
+    "settings that are added by name": """
+options = dict(batch_size=4)
+options.update(shuffle=True)
+loader = DataLoader(data, **options)  # DDP101
+""",
+    "in an object whose iterator is the loader's": """
+class Batches:
+    def __init__(self):
+        self.loader = DataLoader(data, batch_size=4, shuffle=True)  # DDP101
+
+    def __iter__(self):
+        return iter(self.loader)
+
+loader = Batches()
+""",
+    "in an object that is its own iterator": """
+class Batches:
+    def __init__(self):
+        self.loader = DataLoader(data, batch_size=4, shuffle=True)  # DDP101
+
+    def __iter__(self):
+        self.source = iter(self.loader)
+        return self
+
+    def __next__(self):
+        return next(self.source)
+
+loader = Batches()
+""",
     "sampler=None": "loader = DataLoader(data, shuffle=True, sampler=None)  # DDP101",
     "data of unknown origin, shuffled": """
 from somewhere import build_dataset

@@ -211,9 +211,7 @@ def container_method(machine: Machine, node: ast.AST, function: BoundMethod, arg
         return next((entry for known, entry in receiver.entries if known == key), derived(arguments[1:]))
     if isinstance(receiver, (SequenceValue, DictValue)) and name in _MUTATORS and isinstance(node, ast.Call):
         if isinstance(node.func, ast.Attribute):
-            # What is given by name is none of the dicts or lists that a method takes.
-            given: list[Value] = [derived(arguments)] if node.keywords else arguments
-            mutated = _mutated(machine, receiver, name, given)
+            mutated = _mutated(machine, receiver, name, _given(node, arguments))
             by_rank = any(loop.skipped for loop in machine.loops)
             overwrite(machine, node.func.value, join(receiver, mutated, True) if by_rank else mutated)
         return UNIFORM
@@ -270,6 +268,17 @@ def _makes_optimizers(function: Function) -> bool:
     """Return whether a function returns what it makes of ``torch.optim``, or of classes of its own by such a name."""
     results = [node.value for node in descend(function.node) if isinstance(node, ast.Return) and node.value is not None]
     return bool(results) and all("optim." in ast.unparse(result) for result in results)
+
+
+def _given(node: ast.Call, arguments: list[Value]) -> list[Value]:
+    """Return what a method of a container takes: what stands by name is one dict, as ``update`` reads it."""
+    count = len(node.keywords)
+    if not count:
+        return arguments
+    names = [keyword.arg for keyword in node.keywords]
+    if len(arguments) != count or None in names:
+        return [derived(arguments)]
+    return [DictValue(tuple(zip(names, arguments, strict=True)))]
 
 
 def _mutated(machine: Machine, receiver: Value, name: str, arguments: list[Value]) -> Value:

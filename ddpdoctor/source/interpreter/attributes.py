@@ -250,7 +250,10 @@ def items_of(machine: Machine, node: ast.AST, value: Value) -> Value:
     if not isinstance(method, Function):
         return value
     items = machine.call_function(machine, node, bound_to(method, value), [], {})
-    return items if isinstance(items, SequenceValue) else value
+    following = class_attribute(machine, items.cls, "__next__") if isinstance(items, Instance) else None
+    if isinstance(following, Function):
+        return SequenceValue((machine.call_function(machine, node, bound_to(following, items), [], {}),), open=True)
+    return items if isinstance(items, (SequenceValue, ExternalObject)) or tags_of(items) else value
 
 
 def bound_to(function: Function, receiver: Value) -> Function:

@@ -142,11 +142,13 @@ def _is_each_its_own(machine: Machine, function: PerRank) -> bool:
     """
     here = [list(options_of(entry)) for rank, entry in enumerate(function.values) if machine.mask >> rank & 1]
     code = {frozenset(id(one.node) for one in entry if isinstance(one, Function)) for entry in here}
-    return len(code) > 1 and all(_is_read(one) for entry in here for one in entry)
+    return len(code) > 1 and all(_is_known(one) for entry in here for one in entry)
 
 
-def _is_read(one: Value) -> bool:
-    return isinstance(one, Function) or (isinstance(one, BoundMethod) and isinstance(one.receiver, Instance))
+def _is_known(one: Value) -> bool:
+    return isinstance(one, (Function, External)) or (
+        isinstance(one, BoundMethod) and isinstance(one.receiver, Instance)
+    )
 
 
 def _each_its_own(
