@@ -54,7 +54,8 @@ from ddpdoctor.source.ranks.rank_local_values import DRAWN, TAKES_SEED, is_own_s
 from ddpdoctor.source.ranks.ranks import rank_names
 from ddpdoctor.source.script.module import Module, descend, last_name, made_from, origins_of
 from ddpdoctor.source.script.script import Script
-from ddpdoctor.source.torch_model.recorded_calls import DATA_METHODS, ORDERING_METHODS, SEEDING
+from ddpdoctor.source.torch_model.recorded_calls import DATA_METHODS, ORDERING_METHODS
+from ddpdoctor.source.vocabulary import SEEDING
 
 CHECK = Check(
     code="DDP107",

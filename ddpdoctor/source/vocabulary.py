@@ -101,6 +101,8 @@ SEEDS_EVERYTHING = frozenset(
     | {f"{place}.seed_everything" for place in ("lightning.pytorch", "pytorch_lightning")}
 )
 """Functions that give torch, numpy and random one seed, the same on every rank."""
+SEEDING = regex(r"seed|(?<!use_)determinis|reproduc|(set|fix|init|same)_(all_)?rand", re.IGNORECASE)
+"""Names of functions that may fix random numbers."""
 ACCELERATE_STATES = frozenset({"accelerate.PartialState", "accelerate.state.PartialState"})
 METHODS: Mapping[str, frozenset[str]] = MappingProxyType(
     {

@@ -139,8 +139,8 @@ class Memory:
         self.gradients = True
         self.synchronising = True
         """False inside of ``no_sync``."""
-        self.draws_apart = False
-        """The ranks have seeded torch's random numbers differently."""
+        self.draws_apart: set[int] = set()
+        """The generators that the ranks have seeded differently."""
         self.events: dict[int, Event] = {}
         self.exits: list[Exit] = []
         self.counting: set[ast.AST] = set()

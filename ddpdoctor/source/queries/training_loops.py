@@ -34,9 +34,9 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.ranks.data_partitions import SHARE
-from ddpdoctor.source.ranks.rank_local_values import is_found_alike, lists_names
+from ddpdoctor.source.ranks.rank_local_values import TORCHS, is_found_alike, lists_names, seeded
 from ddpdoctor.source.script.module import descend, made_from
-from ddpdoctor.source.script.script import code_of, uses_part
+from ddpdoctor.source.script.script import code_of
 from ddpdoctor.source.torch_model.ddp import SHARDED_TAGS
 from ddpdoctor.source.torch_model.recorded_calls import UNWRAPPED_FORWARD
 from ddpdoctor.source.vocabulary import DATA_LOADER, DISTRIBUTED_SAMPLER, MAP_STYLE_DATASETS, text_hints_at_ranks
@@ -348,7 +348,7 @@ def _lists_by_itself(machine: Machine, cls: ProjectClass) -> bool:
 def is_drawn(machine: Machine, loader: Event) -> bool:
     """Return whether a loader's data are random numbers that nothing seeds: each rank has its own."""
     made = machine.object(loader.argument("dataset", 0) or NONE)
-    if made is None or made.name != "torch.utils.data.TensorDataset" or uses_part(machine.script, ("seed",)):
+    if made is None or made.name != "torch.utils.data.TensorDataset" or TORCHS in seeded(machine.script):
         return False
     parts = made_from(made.node, made.module.body_around(made.node))
     return any(isinstance(part, ast.Call) and made.module.resolve(part.func) in _DRAWS for part in parts)

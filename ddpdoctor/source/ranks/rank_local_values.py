@@ -6,7 +6,7 @@ The tags of a value are its origins; a value that was decided by such a conditio
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from ddpdoctor.files import regex
@@ -44,8 +44,8 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.ranks.data_partitions import PART
 from ddpdoctor.source.script.call_graph import adds_key
 from ddpdoctor.source.script.module import descend, last_name
-from ddpdoctor.source.script.script import uses_part
-from ddpdoctor.source.vocabulary import DATA_LOADER, RANK_VARYING_CALLS, text_hints_at_ranks
+from ddpdoctor.source.script.script import Script
+from ddpdoctor.source.vocabulary import DATA_LOADER, RANK_VARYING_CALLS, SEEDING, text_hints_at_ranks
 
 DECIDED: Tag = ("own", 0)
 """Of a value that depends on what a rank decided by itself."""
@@ -88,7 +88,9 @@ _CLOCK = regex(r"^(time|datetime)\.")
 # Functions that look at the disk; the rest of `os.path` works on names.
 _FILES = regex(r"^(os\.path\.(l?exists|is|get|samefile)|os\.(stat|access)$)")
 _LISTS = regex(r"^(os\.(listdir|scandir|walk)$|glob\.)")
-_RANDOM = regex(r"^(random|numpy\.random)\.")
+_RANDOM = regex(r"^(random|numpy\.random|torch)\.")
+PYTHONS, NUMPYS, TORCHS, OWN = range(4)
+"""The generators of ``random``, of ``numpy.random`` and of torch that a process has, and one that it makes."""
 _STORE = regex(r"^torch\.distributed\.(\w+\.)?\w*Store$")
 _FILE_METHODS = frozenset({"exists", "is_file", "is_dir"})
 FORM = frozenset({"dtype", "requires_grad", "is_leaf", "is_sparse", "layout"})
@@ -104,10 +106,17 @@ def origin_of(name: str) -> frozenset[Tag]:
     """Return the tag of a library function whose result differs between processes, by its full name."""
     if _LISTS.match(name):
         return frozenset({LISTED})
-    for kind, pattern in (("clock", _CLOCK), ("files", _FILES), ("random", _RANDOM)):
+    for kind, pattern in (("clock", _CLOCK), ("files", _FILES)):
         if pattern.match(name):
             return frozenset({(kind, 0)})
-    return frozenset()
+    generator = _generator_of(name)
+    return frozenset({("random", generator)}) if generator in (PYTHONS, NUMPYS) else frozenset()
+
+
+def _generator_of(name: str) -> int:
+    """Return whose random numbers a library function draws or seeds, by its full name; -1 where that is not known."""
+    match = _RANDOM.match(name)
+    return -1 if match is None else {"random": PYTHONS, "numpy.random": NUMPYS, "torch": TORCHS}[match[1]]
 
 
 def lists_names(name: str) -> bool:
@@ -245,7 +254,7 @@ def _kind(machine: Machine, tags: frozenset[Tag]) -> OwnKind | None:
     if "drawn" in kinds:
         return "random"
     if "random" in kinds:
-        return None if _seeds(machine) else "random"
+        return None if {number for kind, number in tags if kind == "random"} <= seeded(machine.script) else "random"
     return "state" if "own" in kinds else None
 
 
@@ -267,8 +276,24 @@ def is_own_loader(machine: Machine, number: int) -> bool:
     return dataset is not None and is_varying(dataset)
 
 
-def _seeds(machine: Machine) -> bool:
-    return uses_part(machine.script, ("seed",))
+def seeded(script: Script) -> frozenset[int]:
+    """Return the generators that a script gives a seed; a function of unknown code that may seed, by its name, all."""
+    known: frozenset[int] | None = script.__dict__.get("_seeded")
+    if known is None:
+        known = script.__dict__["_seeded"] = frozenset(_seeded(script))
+    return known
+
+
+def _seeded(script: Script) -> Iterator[int]:
+    own = {function.name for module in script.modules for function in module.index.of(ast.FunctionDef)}
+    for module in script.modules:
+        for name in filter(SEEDING.search, module.calls_by_name):
+            for call in module.calls_by_name[name]:
+                generator = _generator_of(module.resolve(call.func))
+                if generator >= 0:
+                    yield generator
+                elif name not in own and not name.startswith("manual_seed"):  # of one of torch's generators
+                    yield from (PYTHONS, NUMPYS, TORCHS)
 
 
 def _tags_of_names(machine: Machine, node: ast.AST) -> Iterable[Tag]:
@@ -428,7 +453,7 @@ def drawn_apart(
 
 def draws_by_rank(machine: Machine, name: str) -> bool:
     """Return whether a function draws from torch's generator after the ranks have seeded that differently."""
-    return machine.draws_apart and name in _DRAWS
+    return (_generator_of(name) in machine.draws_apart) and (name in _DRAWS or not name.startswith("torch."))
 
 
 def is_own_seed(seed: Value) -> bool:

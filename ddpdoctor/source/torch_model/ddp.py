@@ -23,7 +23,7 @@ from ddpdoctor.source.interpreter.values import (
     tagged,
     tags_of,
 )
-from ddpdoctor.source.ranks.rank_local_values import UNREAD_ITEM, chooses_keys
+from ddpdoctor.source.ranks.rank_local_values import TORCHS, UNREAD_ITEM, chooses_keys
 from ddpdoctor.source.torch_model.buffers import has_buffers
 from ddpdoctor.source.torch_model.recorded_calls import note_wrap
 from ddpdoctor.source.vocabulary import DDP, ENGINE
@@ -80,7 +80,9 @@ def call_wrapped(
         )
     result = derived(arguments, tags)
     # Of data that came from no loader nothing is known, but that it was drawn with the rank's own seed.
-    drawn = machine.draws_apart and result.tags == tags and any(isinstance(value, Unknown) for value in arguments)
+    drawn = (
+        TORCHS in machine.draws_apart and result.tags == tags and any(isinstance(value, Unknown) for value in arguments)
+    )
     unread = machine.gradients and UNREAD_ITEM in result.tags
     return Unknown(result.varying or drawn or unread, False, result.tags - {UNREAD_ITEM})
 

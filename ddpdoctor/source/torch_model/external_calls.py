@@ -46,6 +46,9 @@ from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR
 from ddpdoctor.source.ranks.data_partitions import PART, ranged, strided
 from ddpdoctor.source.ranks.launches import is_process, run_callback, spawn, start_method, start_process
 from ddpdoctor.source.ranks.rank_local_values import (
+    NUMPYS,
+    PYTHONS,
+    TORCHS,
     agrees_by_name,
     extent_of,
     makes_members,
@@ -97,6 +100,7 @@ from ddpdoctor.source.vocabulary import (
     PROCESSES,
     RANK_AND_SIZE,
     RUNNERS,
+    SEEDS_EVERYTHING,
     SPAWNERS,
     SYNCHRONISES,
     collective_methods,
@@ -485,11 +489,17 @@ def _islice(machine: Machine, node: ast.AST, positional: list[Value], named: Nam
     return strided(machine, node, positional, result)
 
 
-def _seed(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
-    values = [*positional, *named.values()]
-    if machine.mask == ALL_RANKS & ~machine.gone:
-        machine.draws_apart = any(is_varying(value) for value in values)
-    return derived(values)
+def _seed_of(*generators: int) -> Handler:
+    """Return what a function does that gives the generators of a process a seed."""
+
+    def seed(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
+        values = [*positional, *named.values()]
+        if machine.mask == ALL_RANKS & ~machine.gone:
+            apart = machine.draws_apart
+            (apart.update if any(map(is_varying, values)) else apart.difference_update)(generators)
+        return derived(values)
+
+    return seed
 
 
 def _infer(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
@@ -524,8 +534,10 @@ _SPECIAL: dict[str, Handler] = {
     "os.getenv": _environment,
     "os.environ.get": _environment,
     "os.environ.setdefault": _environment,
-    "torch.manual_seed": _seed,
-    "torch.random.manual_seed": _seed,
+    **dict.fromkeys(("torch.manual_seed", "torch.random.manual_seed"), _seed_of(TORCHS)),
+    "random.seed": _seed_of(PYTHONS),
+    "numpy.random.seed": _seed_of(NUMPYS),
+    **dict.fromkeys(SEEDS_EVERYTHING, _seed_of(PYTHONS, NUMPYS, TORCHS)),
     DATA_LOADER: make_loader,
     DISTRIBUTED_SAMPLER: make_sampler,
     DDP: make_ddp,

@@ -56,6 +56,7 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.ranks.rank_local_values import (
     COUNTED,
     LISTED,
+    OWN,
     OWN_KINDS,
     POLLED,
     UNREAD_ITEM,
@@ -384,7 +385,7 @@ def _fixed(
 def _generator(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:
     """Return a generator, which draws alike where its seed is alike; without a seed each process draws its own."""
     seeds = [value for value in (*positional, *named.values()) if value != NONE]
-    return derived(seeds) if seeds else Unknown(True, False, origin_of("random.random"))
+    return derived(seeds) if seeds else Unknown(True, False, frozenset({("random", OWN)}))
 
 
 def _listed(machine: Machine, node: ast.AST, positional: list[Value], named: Named, complete: bool) -> Value:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from ddpdoctor.files import regex
 from ddpdoctor.source.events import EventKind
 from ddpdoctor.source.interpreter.attributes import base_names
 from ddpdoctor.source.interpreter.state import Machine
@@ -22,7 +20,7 @@ from ddpdoctor.source.interpreter.values import (
     tags_of,
 )
 from ddpdoctor.source.torch_model.buffers import parts_of_module
-from ddpdoctor.source.vocabulary import DDP, ENGINE, MODULE
+from ddpdoctor.source.vocabulary import DDP, ENGINE, MODULE, SEEDING
 
 
 def note_call(
@@ -149,8 +147,6 @@ TRAINING_METHODS = frozenset(
     }
 )
 """Names of the methods whose calls are recorded as events of the kind ``training``."""
-SEEDING = regex(r"seed|(?<!use_)determinis|reproduc|(set|fix|init|same)_(all_)?rand", re.IGNORECASE)
-"""Names of functions that may fix random numbers."""
 
 
 # What a script does to the modules inside and outside of DDP objects, recorded for the checks of gradients.
