@@ -29,6 +29,7 @@ from ddpdoctor.source.interpreter.values import (
     ProjectClass,
     SequenceValue,
     Tag,
+    TensorSize,
     Unknown,
     Value,
     constant,
@@ -346,6 +347,8 @@ def _call_varies(machine: Machine, node: ast.Call) -> bool:
         inside.append(node.func.value)
     if any(_varies(machine, part) for part in inside):
         return True
+    if _draws_unseeded(machine, full):
+        return True
     return not full.startswith(("torch.", "math.", "numpy.")) and _runs_project_code(machine, node.func)
 
 
@@ -414,7 +417,7 @@ DRAWN: Tag = ("drawn", 0)
 """Tag of what comes from a generator that each rank has given a seed of its own."""
 TAKES_SEED = frozenset({"manual_seed", "seed", "Random", "RandomState", "default_rng"})
 """Functions and methods whose first argument is a seed; others have a keyword of that name."""
-# Draws from torch's own generator, whose seed is one constant on all ranks until the script sets another.
+# Draws from torch's own generator, which begins each process with a seed of its own.
 _DRAWS = frozenset(
     f"torch.{name}"
     for name in ("bernoulli", "multinomial", "normal", "poisson", "rand", "rand_like", "randint", "randn", "randn_like")
@@ -437,6 +440,8 @@ def drawn_apart(
     generator = named.get("generator")
     if generator is None and draws_by_rank(machine, name):
         return Unknown(True, False, frozenset({DRAWN}))
+    if generator is None and _is_one_number(result) and _draws_unseeded(machine, name):
+        return Unknown(True, False, frozenset({("random", TORCHS)}))
     if generator is not None and DRAWN in tags_of(generator) and not isinstance(result, ExternalObject):
         return Unknown(True, False, frozenset({DRAWN}))
     seed = named.get("seed")
@@ -449,6 +454,15 @@ def drawn_apart(
         if isinstance(receiver, (Unknown, BoundMethod)) or _is_own(receiver):
             overwrite(machine, node.func.value, Unknown(True, True, tags_of(receiver) | {DRAWN}))
     return Unknown(True, result.opaque, result.tags | {DRAWN})
+
+
+def _draws_unseeded(machine: Machine, name: str) -> bool:
+    return name in _DRAWS and TORCHS not in seeded(machine.script)
+
+
+def _is_one_number(value: Value) -> bool:
+    """Return whether a tensor may hold one number: what decides something, and not the data of an example."""
+    return isinstance(value, Unknown) or (isinstance(value, TensorSize) and value.elements == 1)
 
 
 def draws_by_rank(machine: Machine, name: str) -> bool:
