@@ -282,5 +282,7 @@ class LoopFrame:
     def __init__(self, around: LoopAround) -> None:
         self.around = around
         self.skipped = False
-        """Ranks may decide differently which turns they leave by ``break`` or ``continue``."""
+        """Ranks may decide differently which turns they leave by ``break`` or ``continue`` ..."""
+        self.own = False
+        """... by something of their own: their data, clock or random numbers."""
         self.left_behind: list[dict[Cell, Value]] = []

@@ -179,7 +179,7 @@ class Machine(Memory):
         living = [(written, reached) for written, reached, _ in outcomes if reached]
         for written, reached, sinks in outcomes:
             if not reached and living and not all_raise(sinks, start):
-                self._leave_behind(written, sinks, start, varying)
+                self._leave_behind(written, sinks, start, varying, own is not None)
         self.store.merge_arms(living or [(written, start) for written, _, _ in outcomes[:1]], varying)
         if own is not None and own.kind not in ("files", "polled"):
             self.mark_decided(self.store, {cell for written, _, _ in outcomes for cell in written})
@@ -187,7 +187,7 @@ class Machine(Memory):
         for _, reached, _ in outcomes:
             self.mask |= reached
 
-    def _leave_behind(self, written: dict[Cell, Value], sinks: Sinks, ranks: int, varying: bool) -> None:
+    def _leave_behind(self, written: dict[Cell, Value], sinks: Sinks, ranks: int, varying: bool, own: bool) -> None:
         in_turn = any(
             isinstance(sink[-1], Jump) and sink[-1].kind in ("break", "continue")
             for rank, sink in enumerate(sinks)
@@ -196,6 +196,7 @@ class Machine(Memory):
         if in_turn and self.loops:
             self.loops[-1].left_behind.append(written)
             self.loops[-1].skipped |= varying
+            self.loops[-1].own |= own
         else:
             self.frame.left_behind.append(written)
 
