@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.monitor.lobby import Lobby, source_of
 from ddpdoctor.monitor.nodes import front
-from ddpdoctor.monitor.nodes.front import FIRST_BYTES, GREETING
+from ddpdoctor.monitor.nodes.front import FIRST_BYTES, GREETING, Lobby, source_of
 from ddpdoctor.monitor.nodes.head import Head
 from ddpdoctor.monitor.nodes.meeting import listening_sockets
 from tests.intruders.attack import CLIENT_GREETING, first_words, held_back, many, with_keys
