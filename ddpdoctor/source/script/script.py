@@ -238,11 +238,6 @@ class Script(msgspec.Struct, frozen=True, dict=True, eq=False, kw_only=True):
         """The entry script's module."""
         return self.modules[0]
 
-    @property
-    def files(self) -> int:
-        """How many files were read."""
-        return len(self.modules)
-
     def module(self, name: str) -> Module | None:
         """Return the project module with a dotted name, if it was read."""
         return self._by_name.get(name)
