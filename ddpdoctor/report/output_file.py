@@ -25,7 +25,7 @@ READER_WITHIN_S = 5.0
 """How long someone is waited for who reads from a named pipe."""
 _CODE = frozenset({".py", ".pyw", ".pyi", ".ipynb"})
 _STREAMS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
-_SUMMARY_SUFFIXES = frozenset({".md", ".markdown"})
+_SUMMARY_SUFFIXES = frozenset({"", ".md", ".markdown"})
 _OF_A_RUNNER = "step_summary_"
 """How the runner of GitHub calls the file, which starts empty with each step."""
 
@@ -117,7 +117,7 @@ class OutputFile:
             return
         if status.st_size > LARGEST_BYTES or not is_own_report(_content(self._name)):
             raise UsageError(
-                f"cannot write {self._name}: it exists and is not a ddpdoctor report",
+                f"cannot write {self._name}: it exists and is not an unmodified ddpdoctor report",
                 "Choose another file, or overwrite it with `--force`.",
             )
 
@@ -131,6 +131,10 @@ def is_step_summary(name: str) -> bool:
 def refuse_step_summary(name: str, sources: Iterable[Path]) -> None:
     """Raise UsageError when Markdown must not, or cannot, be appended to ``name``, which the environment names."""
     try:
+        if _is_no_markdown(name):
+            raise UsageError(
+                f"{STEP_SUMMARY} names {name}, to which nothing is appended: {_NO_MARKDOWN}", _SUMMARY_HINT
+            )
         status = os.stat(name)
     except FileNotFoundError:
         parent = os.path.dirname(os.path.realpath(name))
@@ -159,6 +163,15 @@ def append_step_summary(name: str, content: bytes, sources: Iterable[Path]) -> N
 _SUMMARY_HINT = f"Unset {STEP_SUMMARY}, or point it to the file that the runner created."
 
 
+_NO_MARKDOWN = "its name is not that of a Markdown file"
+
+
+def _is_no_markdown(name: str) -> bool:
+    real = Path(os.path.realpath(name))
+    suffixes = {Path(name).suffix.lower(), real.suffix.lower()}
+    return not real.name.startswith(_OF_A_RUNNER) and not suffixes <= _SUMMARY_SUFFIXES and not real.is_char_device()
+
+
 def _is_no_summary(name: str, status: os.stat_result) -> str:
     """Why a file cannot be a summary; empty when it may be one."""
     if not stat.S_ISREG(status.st_mode):
@@ -166,8 +179,31 @@ def _is_no_summary(name: str, status: os.stat_result) -> str:
     if not os.access(name, os.W_OK):
         return "it is read-only"
     real = Path(os.path.realpath(name))
-    is_known = real.name.startswith(_OF_A_RUNNER) or real.suffix.lower() in _SUMMARY_SUFFIXES or not status.st_size
-    return "" if is_known else "it is neither empty nor named as a Markdown file"
+    if real.name.startswith(_OF_A_RUNNER) or not status.st_size:
+        return ""
+    content = _content(name) if status.st_size <= LARGEST_BYTES else b"\0"
+    if status.st_mode & 0o111 or content.startswith(b"#!") or b"\0" in content or _holds_code(content):
+        return "it holds a program or data, not Markdown"
+    return ""
+
+
+def _holds_code(content: bytes) -> bool:
+    """Return whether a text is an object of JSON, or statements to Python, for which it takes settings as well.
+
+    A line of Markdown may be an expression (``Done``, ``- item``) and a comment (``# Results``), but no statement.
+    """
+    import ast
+    import warnings
+
+    if content.lstrip().startswith(b"{"):
+        return True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            body = ast.parse(content).body
+        return any(not isinstance(line, ast.Expr) or isinstance(line.value, ast.Call) for line in body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
 
 
 def _is_code(name: str, status: os.stat_result, sources: Iterable[Path]) -> str:

@@ -2,12 +2,13 @@
 
 What has a place for its producer names it there (JSON, SARIF, JUnit, Code Quality, traces), and is parsed whole. Where
 each line has a form of its own (``concise``, ``github``), every line must have it. Prose, which people may continue
-writing, ends with a line that says what it is.
+writing in, ends with a seal: a line with the digest of all above it.
 """
 
 from __future__ import annotations
 
 import zlib
+from hashlib import sha256
 
 import msgspec
 
@@ -18,15 +19,14 @@ TOOL = "ddpdoctor"
 LARGEST_BYTES = 1 << 28
 """Of a file that is recognised, packed or not; a trace of 8 ranks has 20 MB."""
 SEALED = ("full", "html", "markdown", "text", "diff")
-"""Formats whose files end with that line."""
+"""Formats whose files end with a seal."""
 
-_SEAL = regex(rb"\n(?:<!-- |\[)" + TOOL.encode() + rb" \S+, report(?: -->|\])\n\Z")
+_SEAL = regex(rb"(?:<!-- |\[)" + TOOL.encode() + rb" \S+, report (?P<digest>[0-9a-f]{16})(?: -->|\])\n\Z")
 _LONGEST_SEAL = 120
 _FINDING = rb".+:\d+:\d+: (?:error|warning|advice) \w+ [\w-]+: .*"
 _DOUBT = rb".+: inconclusive: .*"
 _COMMAND = rb"::(?:error|warning|notice) title=ddpdoctor \(.*"
 _LINE = regex(rb"|".join((_FINDING, _DOUBT, _COMMAND)))
-_XML = regex(rb"<\?xml[^>]*\?>\s*<testsuites [^>]*\bname=[\"']ddpdoctor[\"']")
 _NOTHING = (b"", b"[]\n")
 """Contents that are overwritten without a loss; the second is a Code Quality report without a finding."""
 
@@ -66,8 +66,10 @@ def sealed(text: str, output_format: str) -> str:
     """Return the text of a file in ``output_format`` as it is to be written."""
     if output_format not in SEALED or not text:
         return text
-    head, tail = ("<!-- ", " -->") if output_format in ("html", "markdown") else ("[", "]")
-    return f"{text.rstrip(chr(10))}\n\n{head}{TOOL} {__version__}, report{tail}\n"
+    text = text if text.endswith("\n") else text + "\n"
+    head, tail = ("\n<!-- ", " -->") if output_format in ("html", "markdown") else ("\n[", "]")
+    body = text + head[0]
+    return f"{body}{head[1:]}{TOOL} {__version__}, report {_digest(encoded(body))}{tail}\n"
 
 
 def encoded(text: str) -> bytes:
@@ -84,7 +86,7 @@ def is_own_report(content: bytes) -> bool:
     if content[:1] in (b"{", b"["):
         return _is_own_json(content) or _is_sealed(content)
     if content.startswith(b"<?xml"):
-        return _XML.match(content) is not None and content.rstrip().endswith((b"</testsuites>", b"/>"))
+        return _is_own_xml(content)
     *lines, rest = content.split(b"\n")
     return _is_sealed(content) or (not rest and all(map(_LINE.fullmatch, lines)))
 
@@ -100,8 +102,25 @@ def _is_own_json(content: bytes) -> bool:
     return producers == {TOOL}
 
 
+def _is_own_xml(content: bytes) -> bool:
+    from xml.etree import ElementTree
+
+    if b"<!DOCTYPE" in content or b"<!ENTITY" in content:
+        return False  # ours has none, and entities can be made to explode
+    try:
+        root = ElementTree.fromstring(content)
+    except (ElementTree.ParseError, ValueError, LookupError):
+        return False
+    return root.tag == "testsuites" and root.get("name") == TOOL
+
+
 def _is_sealed(content: bytes) -> bool:
-    return _SEAL.search(content, max(0, len(content) - _LONGEST_SEAL)) is not None
+    match = _SEAL.search(content, max(0, len(content) - _LONGEST_SEAL))
+    return match is not None and match["digest"].decode() == _digest(content[: match.start()])
+
+
+def _digest(body: bytes) -> str:
+    return sha256(body).hexdigest()[:16]
 
 
 def _unpacked(content: bytes) -> bytes:

@@ -174,10 +174,10 @@ def test_a_report_that_must_not_be_written_is_refused_before_the_rehearsal(
     requests = examined()
     (project / "conf.yaml").write_text("lr: 1\n")
     assert main(["check", "train.py", "-o", "conf.yaml"]) == ExitCode.ERROR
-    assert "not a ddpdoctor report" in capsys.readouterr().err
+    assert "not an unmodified ddpdoctor report" in capsys.readouterr().err
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "train.py")
     assert main(["check", "train.py", "--output-format", "github"]) == ExitCode.ERROR
-    assert "to which nothing is appended: it is the script under examination" in capsys.readouterr().err
+    assert "its name is not that of a Markdown file" in capsys.readouterr().err
     assert requests == []
     assert main(["check", "train.py", "-o", "conf.yaml", "--force"]) == ExitCode.CLEAN
     assert len(requests) == 1

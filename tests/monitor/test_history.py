@@ -237,7 +237,9 @@ def test_what_another_monitor_shows_is_followed_until_it_falls_silent(
     writer.write(_snapshot(3 * SECOND_NS))
     assert followed.snapshot().now_ns == 3 * SECOND_NS
     monkeypatch.setattr(replay, "SILENT_AFTER_S", -1.0)
-    with pytest.raises(RecordError, match="its machine is down; the job may still be running"):
+    with pytest.raises(
+        RecordError, match="its machine is down; the job may still be running"
+    ):
         followed.snapshot()
     writer.write(msgspec.structs.replace(_snapshot(4 * SECOND_NS), state="ended"))
     assert followed.snapshot().state == followed.snapshot().state == "ended", "nothing more is awaited"
