@@ -60,8 +60,14 @@ if TYPE_CHECKING:
 @click.option(
     "--attach",
     "attached",
-    metavar="RUN",
-    help="Show what the monitor of a run shows, read-only, wherever its directory can be read.",
+    metavar="HOST:PORT",
+    help="Show the screen of another monitor, read-only: its address, one of your runs, or its key file.",
+)
+@click.option(
+    "--key",
+    "key_file",
+    metavar="FILE",
+    help="With --attach: a copy of `attach.key` from the run's directory on that machine.",
 )
 @click.option(
     "--metrics",
@@ -89,6 +95,7 @@ def profile(
     print_environment: bool,
     head: str | None,
     attached: str | None,
+    key_file: str | None,
     metrics: str | None,
     on_hang: str | None,
     wanted: RunOutput,
@@ -105,8 +112,8 @@ def profile(
     the job's.
 
     For a job on several nodes, start its part on each node this way: the node of rank 0 then reports all ranks, and the
-    others forward their data to it. `ddpdoctor profile --attach RUN` shows the same screen in another terminal of that
-    machine, or wherever its home directory is shared.
+    others forward their data to it. `ddpdoctor profile --attach` shows the same screen on another machine, read-only;
+    this works for a job on one node, too, if --head gives a port.
 
     Scaling is measured against a run on one rank: `ddpdoctor profile --nproc 1 train.py` prints at its end where it is
     recorded, and `ddpdoctor profile --one-rank RUN train.py` compares with it.
@@ -125,6 +132,8 @@ def profile(
         for option, value in others.items():
             if value is not None:
                 raise UsageError(f"{name} does not watch a job itself", f"Omit {option}.")
+    if key_file is not None and attached is None:
+        raise UsageError("--key requires --attach", "Give the monitor with `--attach HOST:PORT`.")
     if demo or replay is not None:
         screen.show_demo() if replay is None else screen.show_replay(replay)
         ctx.exit()
@@ -140,11 +149,13 @@ def profile(
     command = _command(ctx, module, nproc, python)
     on_screen = not no_tui and streams.screen_possible()
     if attached is not None:
+        from ddpdoctor.cli.live.elsewhere import look_on
+
         if run_dir is not None and ctx.get_parameter_source("run_dir") is ParameterSource.COMMANDLINE:
             raise UsageError("--attach writes no record", "Omit --run-dir.")
         if wanted.export is not None:
             raise UsageError("--attach has no record to export", "Omit --export.")
-        ctx.exit(watching.look_on(attached, wanted, on_screen=on_screen))
+        ctx.exit(look_on(attached, key_file, wanted, on_screen=on_screen))
     alone = _one_rank_samples_per_s(one_rank)
     head_at = None if head is None else host_and_port(head, "--head")
     outlets = Outlets(metrics, on_hang)

@@ -40,7 +40,8 @@ def find_run(named: str | None) -> tuple[Path, tuple[Path, ...]]:
         directory = Path(named).absolute()
         plan = read_plan(directory)
         if host := kept_elsewhere(plan.clock):
-            watch = f"`ddpdoctor profile --attach {named}` shows what its monitor shows"
+            listens = (directory / layout.ATTACH_FILE).is_file()
+            watch = f"`ddpdoctor profile --attach {named}` asks its monitor" if listens else f"Watch it on {host}"
             raise UsageError(
                 f"the run in {named} was started on {host}, and cannot be watched from here",
                 f"{watch}, if it goes on; `ddpdoctor report {named}` shows what was recorded.",
@@ -99,7 +100,7 @@ _PLACE = "Choose another one with `--run-dir`, or set XDG_STATE_HOME to a writab
 _PREFIX = "run-"
 _OUTPUT = "output"
 _WRITTEN = (
-    *("job.*", "head.*", "seeks.*", "clock.json", "history.*", "nodes.lock", "on-hang.log", "launcher.out"),
+    *("job.*", "head.*", "attach.*", "seeks.*", "clock.json", "history.*", "nodes.lock", "on-hang.log", "launcher.out"),
     *("events-*.jsonl", "*-*.ring", "indices-*.bin", "stacks-*.txt", "last-words-*.txt", "probe-*.log", "owner.json"),
 )
 """What ``layout`` names of a watched run."""

@@ -14,7 +14,6 @@ from typing import Literal
 import msgspec
 
 from ddpdoctor.diagnosis.performance.summary import RunSummary
-from ddpdoctor.errors import RecordError
 from ddpdoctor.files.untrusted import hold
 from ddpdoctor.monitor.history import NeverWatched, recorded_moments, recorded_snapshot
 from ddpdoctor.monitor.snapshot import History, OnlyShown, PlaybackState, Snapshot
@@ -142,38 +141,6 @@ def recorded_run(directory: Path) -> Replay:
     if not moments:
         raise NeverWatched(f"{directory} holds no snapshots: the run was never watched")
     return Replay(moments, partial(recorded_snapshot, directory))
-
-
-SILENT_AFTER_S = 10.0
-"""A monitor records what it shows every two seconds, and less often where looks take longer."""
-_LATEST_NS = 1 << 62
-
-
-class FollowedRun(OnlyShown):
-    """What another monitor shows of a run, by what it records: fulfils ``SnapshotSource``."""
-
-    def __init__(self, directory: Path) -> None:
-        """Raises RecordError when nothing was recorded, or it cannot be read."""
-        read_plan(directory)
-        self._directory = directory
-        self._news_s = time.monotonic()
-        self.newest = self._read()
-
-    def snapshot(self) -> Snapshot:
-        """Return the newest; raises RecordError where none comes any more of a job that may be running."""
-        before_ns, self.newest = self.newest.now_ns, self._read()
-        if self.newest.now_ns != before_ns or self.newest.state == "ended":
-            self._news_s = time.monotonic()
-        elif (silent_s := time.monotonic() - self._news_s) > SILENT_AFTER_S:
-            raise RecordError(
-                f"nothing new in {self._directory} for {silent_s:.0f} s: its monitor has ended, or its machine is "
-                "down; the job may still be running"
-            )
-        return self.newest
-
-    def _read(self) -> Snapshot:
-        newest = recorded_snapshot(self._directory, _LATEST_NS)
-        return msgspec.structs.replace(newest, source="attached", launched=False)
 
 
 class Replay(OnlyShown):

@@ -151,7 +151,7 @@ class Snapshot(JobFigures, frozen=True, kw_only=True):
 
     now_ns: int
     source: Literal["live", "attached", "replay", "demo", "autopsy"] = "live"
-    """``attached``: shown by another monitor, and only looked at here. Of an autopsy no duration is known: how long
+    """``attached``: shown by a monitor elsewhere, and only looked at here. Of an autopsy no duration is known: how long
     a job has stood, or has been dead, is in nothing that it reads."""
     name: str
     """Name of the run: the script's, or that of the run directory."""

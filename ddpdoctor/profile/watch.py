@@ -440,6 +440,7 @@ class RunSource:
         look = msgspec.structs.replace(look, verdict=self._verdict(look, waited, whole=whole))
         self._run.nodes.tell(look.verdict)
         snapshot = build_snapshot(look, self._series, self._plan.name, str(self._directory))
+        self._run.nodes.show(snapshot)
         if self._history is not None and (whole or now_ns - self._recorded_at_ns >= RECORD_EVERY_NS):
             self._recorded_at_ns = now_ns
             self._history.write(snapshot)

@@ -12,6 +12,7 @@
 ``created-files.log``        files that the ranks made
 ``head.txt``                 of a live run on several nodes: where the monitor that sees all ranks is
 ``head.key``                 of a live run on several nodes: its keys, for a monitor that takes the place of a dead one
+``attach.key``               of a live run whose monitor listens: what a screen elsewhere needs to be let in
 ``seeks.txt``                of a live run on several nodes: the rank that is to find out where that monitor is
 ``nodes.lock``               of a live run: locked by the monitor that talks to those of other nodes
 ``clock.json``               of a live run on several nodes: how this node's clock differs from that of the first one
@@ -206,6 +207,7 @@ CALLS = RingKind(b"DDPDCALL", CALL_FIELDS, LIVE_ROWS, "left_at_ns")
 JOB_FILE = "job.json"
 HEAD_FILE = "head.txt"
 HEAD_KEY_FILE = "head.key"
+ATTACH_FILE = "attach.key"
 PLACE_FILE = "nodes.lock"
 """Locked by the monitor that talks to those of other nodes."""
 SEEK_FILE = "seeks.txt"

@@ -31,6 +31,7 @@ _MORE_FILES = {
     "clock.json": b'{"offset_ns": 5, "low_ns": 1, "high_ns": 9}',
     "launcher.out": b"exitcode : -9 (pid: 4999999)\n",
     "probe-4999999.log": b"no torch\n",
+    "attach.key": b"x",
     "owner.json": b"{}",
 }
 

@@ -13,11 +13,14 @@ from typing import Any
 import msgspec
 import zmq
 
+from ddpdoctor.monitor.nodes import screens
+from ddpdoctor.monitor.nodes.attached import AttachedRun
 from ddpdoctor.monitor.nodes.messages import (
     MOST_BYTES,
     PROTOCOL,
     SENT,
     JobFacts,
+    Request,
     Update,
     pack,
     pack_field,
@@ -75,11 +78,11 @@ def _only(columns: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _says(*contents: Callable[[], bytes], count: int = 1, pause_s: float = 0.05) -> Attack:
+def _says(*contents: Callable[[], bytes], of: str = "meeting", count: int = 1, pause_s: float = 0.05) -> Attack:
     """Connections with a key that send these in turn for as long as it lasts, whatever they are answered."""
 
     def attack(job: Job) -> Iterator[None]:
-        with with_keys(job.keys.meeting, job.port, count) as held:
+        with with_keys(getattr(job.keys, of), job.port, count) as held:
             number = 0
 
             def say() -> None:
@@ -166,6 +169,35 @@ def _drawn(job: Job) -> Iterator[None]:
     yield from _says(content, count=2, pause_s=0.01)(job)
 
 
+def _screens(job: Job) -> Iterator[None]:
+    """So many as never are attached; who is one of the first sees the job all the same."""
+    run = AttachedRun(msgspec.structs.replace(job.keys.screens, addresses=("127.0.0.1",)))
+    try:
+        with with_keys(job.keys.screens, job.port, 30) as held:
+            numbers = iter(range(1, 1 << 40))
+
+            def ask() -> None:
+                for one in held:
+                    one.send(pack(Request(protocol=PROTOCOL, number=next(numbers), host="x")), zmq.NOBLOCK)
+
+            with again_and_again(ask):
+                yield
+                now_ns = run.last_snapshot().now_ns
+                until(lambda: run.snapshot().now_ns > now_ns, 5)
+    finally:
+        run.close()
+
+
+def _deaf_screens(job: Job) -> Iterator[None]:
+    with with_keys(job.keys.screens, job.port, screens.MOST_SCREENS) as held:
+        for number in range(1, 200):
+            for one in held:
+                with suppress(zmq.Again):
+                    one.send(pack(Request(protocol=PROTOCOL, number=number, host="x")), zmq.NOBLOCK)
+            time.sleep(0.005)
+        yield
+
+
 LIARS: Mapping[str, Attack] = {
     "rubbish with a key": _says(lambda: random.randbytes(300), count=8, pause_s=0.0),
     "a zip bomb with a key": _says(lambda: zlib.compress(bytes(64 << 20), 9), pause_s=0.2),
@@ -191,6 +223,12 @@ LIARS: Mapping[str, Attack] = {
     ),
     "a rank that there is not": _refused("are of rank 70000 of a job of 2", lambda: told(**of_ranks(70_000))),
     "a job of another size": _refused("are of a job of 9,999 ranks".replace(",", ""), lambda: told(world=9_999)),
+    "the screens' key sends updates": _says(lambda: told(**of_ranks(1)), of="screens", pause_s=0.01),
+    "the nodes' key asks for snapshots": _says(
+        lambda: pack(Request(protocol=PROTOCOL, number=1, host="x")), pause_s=0.01
+    ),
+    "30 screens that ask without a pause": _screens,
+    "16 screens that read nothing": _deaf_screens,
 }
 
 

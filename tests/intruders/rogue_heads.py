@@ -12,7 +12,9 @@ from pathlib import Path
 
 import zmq
 
+from ddpdoctor.errors import UsageError
 from ddpdoctor.monitor.nodes.agent import Agent
+from ddpdoctor.monitor.nodes.attached import AttachedRun
 from ddpdoctor.monitor.nodes.front import GREETING
 from ddpdoctor.monitor.nodes.meeting import Meeting
 from ddpdoctor.monitor.nodes.messages import PROTOCOL, Answer, pack_answer
@@ -110,6 +112,18 @@ def _agent(where: Callable[[], AbstractContextManager[Meeting]]) -> Meet:
     return meet
 
 
+def _screen(where: Callable[[], AbstractContextManager[Meeting]]) -> Meet:
+    def meet() -> str:
+        with where() as meeting:
+            try:
+                AttachedRun(meeting).close()
+            except UsageError as error:
+                return error.message
+            return "it was shown something"
+
+    return meet
+
+
 def _endless() -> list[bytes]:
     return [pack_answer(Answer(number=1, asks=tuple(range(64)), host="x" * 255, verdict="y" * 2_000))]
 
@@ -122,4 +136,8 @@ ROGUE_HEADS: Mapping[str, Meet] = {
     "an agent and answers that are none": _agent(lambda: _with_key(lambda: [b"\xc1" * 5_000] * 3)),
     "an agent and answers of 9 MiB": _agent(lambda: _with_key(lambda: [bytes(9 << 20)])),
     "an agent and answers that ask for ever more": _agent(lambda: _with_key(_endless)),
+    "a screen and rubbish": _screen(lambda: _raw(bytes(range(256)) * 40)),
+    "a screen and bytes without an end": _screen(lambda: _raw(GREETING, endless=True)),
+    "a screen and an unfinished frame of 64 MiB": _screen(lambda: _raw(_HUGE)),
+    "a screen and answers that are none": _screen(lambda: _with_key(lambda: [b"\xc1" * 5_000])),
 }

@@ -7,16 +7,15 @@ import sqlite3
 from itertools import pairwise
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from ddpdoctor.diagnosis.performance.summarise import summarise
 from ddpdoctor.diagnosis.performance.summary import RunSummary, RunVerdict
 from ddpdoctor.errors import RecordError
-from ddpdoctor.monitor import history, replay
+from ddpdoctor.monitor import history
 from ddpdoctor.monitor.build_snapshot import Look, build_snapshot
 from ddpdoctor.monitor.history import FILE, HistoryWriter, dropped, recorded_moments
-from ddpdoctor.monitor.replay import MOST_SLICES, FollowedRun, Series, final_snapshot, recorded_run
+from ddpdoctor.monitor.replay import MOST_SLICES, Series, final_snapshot, recorded_run
 from ddpdoctor.monitor.snapshot import Snapshot
 from ddpdoctor.record import layout
 from tests.diagnosis.measured_job import MeasuredJob
@@ -221,26 +220,4 @@ def test_what_takes_the_place_of_its_files_ends_the_writing_and_nothing_else(
         path.mkdir()
     writer.write(_snapshot(2 * SECOND_NS))
     assert writer.fault.startswith("the history is no longer written: ")
-    writer.close()
-
-
-def test_what_another_monitor_shows_is_followed_until_it_falls_silent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / layout.JOB_FILE).write_bytes(b'{"version": 1}')
-    with pytest.raises(RecordError, match="never watched"):
-        FollowedRun(tmp_path)
-    writer = HistoryWriter(tmp_path)
-    writer.write(_snapshot(SECOND_NS))
-    followed = FollowedRun(tmp_path)
-    assert (followed.snapshot().now_ns, followed.newest.source) == (SECOND_NS, "attached")
-    writer.write(_snapshot(3 * SECOND_NS))
-    assert followed.snapshot().now_ns == 3 * SECOND_NS
-    monkeypatch.setattr(replay, "SILENT_AFTER_S", -1.0)
-    with pytest.raises(
-        RecordError, match="its machine is down; the job may still be running"
-    ):
-        followed.snapshot()
-    writer.write(msgspec.structs.replace(_snapshot(4 * SECOND_NS), state="ended"))
-    assert followed.snapshot().state == followed.snapshot().state == "ended", "nothing more is awaited"
     writer.close()

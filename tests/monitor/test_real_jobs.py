@@ -105,26 +105,6 @@ def test_a_call_that_ends_its_process_at_once_is_named(tmp_path: Path, started: 
     assert "DDP703" not in {finding["code"] for finding in read["findings"]}
 
 
-def test_what_one_monitor_shows_is_seen_in_another_terminal(tmp_path: Path, started: Started) -> None:
-    told = ("profile", "--no-tui", "--output-format", "json")
-    script = (str(EXAMPLES / "straggler.py"), "--epochs", "5")
-    first = _start(started, tmp_path, *MAIN, *told, "--run-dir", "run", "-o", "first.json", *script)
-    _until(first.stderr, "steps/s")
-    looking = _start(started, tmp_path, *MAIN, *told, "--attach", "run", "-o", "leaving.json")
-    _until(looking.stderr, "steps/s")
-    looking.send_signal(signal.SIGINT)
-    _, err = looking.communicate(timeout=60)
-    assert b"detached; the job was not touched" in err and looking.returncode == 0
-    staying = _start(started, tmp_path, *MAIN, *told, "--attach", "run", "-o", "staying.json")
-    first.communicate(timeout=200)
-    _, err = staying.communicate(timeout=60)
-    assert (first.returncode, staying.returncode) == (0, 0), err.decode()
-    assert len(json.loads((tmp_path / "leaving.json").read_text())["ranks"]) == 2
-    seen, own = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("staying", "first"))
-    assert seen["verdict"] == own["verdict"] and seen["ranks"] == own["ranks"]
-    assert own["verdict"]["text"].startswith("rank 1 keeps rank 0 waiting")
-
-
 def test_a_second_terminal_attaches_to_a_job_of_plain_torchrun_and_leaves_it_alone(
     tmp_path: Path, started: Started
 ) -> None:

@@ -119,7 +119,7 @@ NOT_DONE: Mapping[str, str] = {
     "ddpdoctor profile": "attaches to a job that runs: tests/monitor",
     "ddpdoctor autopsy --live": "needs a job that hangs: tests/autopsy/test_live.py",
     "ddpdoctor autopsy --live PID": "needs a job that hangs: tests/autopsy/test_live.py",
-    "ddpdoctor profile --attach RUN": "needs a job that runs: tests/monitor",
+    "ddpdoctor profile --attach attach.key": "needs a second machine: tests/nodes",
     "ddpdoctor profile --head node0:29600 -- torchrun …": "needs two nodes: tests/nodes",
     "ddpdoctor profile --run-dir RUN": "takes the place of a head that died: tests/nodes",
     "ddpdoctor report RUN-OF-NODE0 RUN-OF-NODE1": "needs two nodes: tests/nodes",

@@ -16,7 +16,7 @@ import pytest
 import zmq
 
 from ddpdoctor.errors import UsageError
-from ddpdoctor.monitor.nodes import held_node, messages
+from ddpdoctor.monitor.nodes import attached, messages
 from ddpdoctor.monitor.nodes.agent import Agent
 from ddpdoctor.monitor.nodes.head import Head
 from ddpdoctor.monitor.nodes.meeting import Meeting, endpoint, reach
@@ -172,7 +172,7 @@ def test_the_end_of_a_node_is_waited_for() -> None:
         with head.lock:
             (node,) = head.nodes.values()
         assert node.state == "ended"
-        assert not node.is_lost(time.time_ns() + 10 * held_node.LOST_AFTER_NS)
+        assert not node.is_lost(time.time_ns() + 10 * attached.LOST_AFTER_NS)
 
 
 def test_a_node_that_is_silent_for_long_is_lost() -> None:
@@ -181,7 +181,7 @@ def test_a_node_that_is_silent_for_long_is_lost() -> None:
         with head.lock:
             (node,) = head.nodes.values()
             assert not node.is_lost(time.time_ns())
-            assert node.is_lost(time.time_ns() + 2 * held_node.LOST_AFTER_NS)
+            assert node.is_lost(time.time_ns() + 2 * attached.LOST_AFTER_NS)
 
 
 def test_agents_of_another_version_are_told_so_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +292,7 @@ def test_a_monitor_that_leaves_says_so_and_is_forgotten() -> None:
 
 
 def test_a_monitor_in_the_place_of_a_lost_one_replaces_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held_node, "LOST_AFTER_NS", 500_000_000)
+    monkeypatch.setattr(attached, "LOST_AFTER_NS", 500_000_000)
     monkeypatch.setattr("ddpdoctor.monitor.nodes.agent.EVERY_S", 0.0)
     with listening() as head, forwarding(head.meeting) as first:
         until(lambda: bool(first.answered_s))
@@ -369,7 +369,7 @@ def test_what_cannot_be_true_is_refused_and_told() -> None:
 
 
 def test_a_node_speaks_for_its_own_ranks_alone() -> None:
-    node = held_node.HeldNode("s", "b")
+    node = attached.HeldNode("s", "b")
     whole = {name: messages.pack_field(RECORD, name) for name in messages.SENT}
     one = msgspec.structs.replace(RECORD, ranks=RECORD.ranks[1:])
     update = Update(protocol=PROTOCOL, session="s", number=1, host="x", sent_at_ns=1)

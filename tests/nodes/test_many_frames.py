@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -15,6 +13,7 @@ from ddpdoctor.monitor.nodes import front
 from ddpdoctor.monitor.nodes.head import Head
 from ddpdoctor.monitor.nodes.meeting import Meeting, endpoint
 from ddpdoctor.monitor.nodes.messages import MOST_BYTES, connected, received
+from tests.nodes.test_attach_trouble import narrow
 from tests.nodes.test_head import RECORD, forwarding, listening, until
 
 
@@ -26,52 +25,6 @@ def friend(meeting: Meeting, port: int) -> Iterator[zmq.Socket[bytes]]:
         yield connected(context, meeting, endpoint("127.0.0.1", port), MOST_BYTES, immediate=False)
     finally:
         context.destroy(linger=0)
-
-
-@contextmanager
-def narrow(port: int, back: float, there: float) -> Iterator[int]:
-    """A port that leads to another one, and brings so many bytes a second there and back."""
-    over = threading.Event()
-
-    def carry(one: socket.socket, other: socket.socket, bytes_per_s: float) -> None:
-        with suppress(OSError):
-            while not over.is_set() and (content := one.recv(1_024)):
-                other.sendall(content)
-                over.wait(len(content) / bytes_per_s)
-        with suppress(OSError):
-            other.shutdown(socket.SHUT_WR)
-
-    def accept() -> None:
-        with suppress(OSError):
-            while True:
-                near, _ = listener.accept()
-                far = socket.socket()
-                sockets.extend((near, far))
-                # The system's buffers are not the link.
-                far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
-                far.connect(("127.0.0.1", port))
-                for ends in ((near, far, there), (far, near, back)):
-                    threads.append(threading.Thread(target=carry, args=ends, daemon=True))
-                    threads[-1].start()
-
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        sockets: list[socket.socket] = []
-        threads = [threading.Thread(target=accept, daemon=True)]
-        threads[0].start()
-        try:
-            yield listener.getsockname()[1]
-        finally:
-            over.set()
-            listener.shutdown(socket.SHUT_RDWR)
-            for end in sockets:
-                with suppress(OSError):
-                    end.shutdown(socket.SHUT_RDWR)
-            for thread in threads:
-                thread.join(60)
-            for end in sockets:
-                end.close()
 
 
 def test_of_a_message_of_many_frames_few_are_kept() -> None:
@@ -103,10 +56,12 @@ def is_heard(head: Head) -> None:
 
 def test_messages_of_many_frames_change_nothing() -> None:
     with listening() as head:
-        with friend(head.meeting, head.meeting.port) as own:
-            for _ in range(3):
-                own.send_multipart([b""] * 5_000)
-            until(partial(has_dropped, head, 3), 240)
+        for keys in (head.meeting, head.keys.screens):
+            with friend(keys, head.meeting.port) as own:
+                before = head.strange
+                for _ in range(3):
+                    own.send_multipart([b""] * 5_000)
+                until(partial(has_dropped, head, before + 3), 240)
         is_heard(head)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from ddpdoctor.errors import RecordError, UsageError
 from ddpdoctor.monitor.nodes import messages
-from ddpdoctor.monitor.nodes.held_node import HeldNode
+from ddpdoctor.monitor.nodes.attached import HeldNode
 from ddpdoctor.monitor.nodes.meeting import Meeting, host_and_port, read_meeting
 from ddpdoctor.monitor.nodes.messages import (
     PROTOCOL,
@@ -22,6 +22,7 @@ from ddpdoctor.monitor.nodes.messages import (
     unpack_field,
     unpack_rows,
 )
+from ddpdoctor.monitor.nodes.screens import unpack_request
 from ddpdoctor.record.joining import Clock
 from ddpdoctor.record.streams.measured import CallTrack, StepTrack
 from tests.diagnosis.measured_job import MeasuredJob
@@ -53,10 +54,11 @@ def test_a_message_of_another_version_is_told_from_nonsense() -> None:
         host: str = "node7"
         session: int = 3
 
-    with pytest.raises(messages.OtherVersion, match=r"it runs ddpdoctor 7\.1, and this machine ") as told:
-        messages.unpack_update(pack(Later()))
-    assert (told.value.host, told.value.number) == ("node7", 7)
-    assert told.value.reason.endswith("and this machine 7.1: install the same one on both")
+    for unpack in (messages.unpack_update, unpack_request):
+        with pytest.raises(messages.OtherVersion, match=r"it runs ddpdoctor 7\.1, and this machine ") as told:
+            unpack(pack(Later()))
+        assert (told.value.host, told.value.number) == ("node7", 7)
+        assert told.value.reason.endswith("and this machine 7.1: install the same one on both")
 
 
 def test_streams_and_rows_come_out_as_they_went_in() -> None:

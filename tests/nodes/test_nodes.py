@@ -14,7 +14,7 @@ import msgspec
 
 from ddpdoctor.diagnosis.divergence.matching import Matcher
 from ddpdoctor.diagnosis.performance.summary import RunVerdict
-from ddpdoctor.monitor.nodes.held_node import LOST_AFTER_NS
+from ddpdoctor.monitor.nodes.attached import LOST_AFTER_NS
 from ddpdoctor.monitor.nodes.nodes import RETRIED_AFTER_NS, SETTLED_AFTER_NS, UNHEARD_AFTER_NS, Nodes
 from ddpdoctor.record import layout
 from ddpdoctor.record.model import RunRecord
@@ -46,7 +46,7 @@ def test_a_rank_is_named_to_find_the_head_only_where_rank_0_is_elsewhere(tmp_pat
     with beside(tmp_path / "all", 0, 1, 2, 3), beside(tmp_path / "first", 0, 1), beside(tmp_path / "second", 2, 3):
         written = {path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("*/*")}
         assert (tmp_path / "second" / layout.SEEK_FILE).read_text() == "2\n"
-    first = (layout.PLACE_FILE, layout.HEAD_FILE, layout.HEAD_KEY_FILE)
+    first = (layout.PLACE_FILE, layout.HEAD_FILE, layout.HEAD_KEY_FILE, layout.ATTACH_FILE)
     second = (layout.PLACE_FILE, layout.SEEK_FILE)
     assert written == {*(f"first/{name}" for name in first), *(f"second/{name}" for name in second)}
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.cli.live import signals
 from ddpdoctor.cli.live.observed_job import NOWHERE
-from ddpdoctor.errors import DdpDoctorError, ExitCode, RecordError
+from ddpdoctor.errors import DdpDoctorError, ExitCode
 from ddpdoctor.report import streams
 from ddpdoctor.report.run.run_lines import RunLines
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from ddpdoctor.cli.live.hang_command import Outlets
     from ddpdoctor.cli.output import RunOutput
     from ddpdoctor.launch.job import LaunchedJob
-    from ddpdoctor.monitor.replay import FollowedRun
     from ddpdoctor.profile.watch import RunSource
 
 LOOK_EVERY_S = 0.25
@@ -99,46 +98,6 @@ def attach(
             if outlets is not None:
                 outlets.finish()
     return ExitCode.CLEAN
-
-
-def look_on(run: str, wanted: RunOutput, *, on_screen: bool) -> int:
-    """Look on until the job ends or the user leaves, and report what was shown last; the exit code.
-
-    Inconclusive where the monitor was lost. Raises RecordError where there is nothing to be seen.
-    """
-    from ddpdoctor.cli.live import screen
-    from ddpdoctor.launch.kept_runs import named_run
-    from ddpdoctor.monitor.replay import FollowedRun
-
-    source = FollowedRun(named_run(run))
-    with signals.kept(), signals.Relay(None) as relay:
-        streams.say(f"ddpdoctor: showing what the monitor of {run} shows; Ctrl-C detaches")
-        code = ExitCode.CLEAN
-        if on_screen:
-            with signals.taken(), relay.quietly():
-                screen.show(source)
-            streams.say("ddpdoctor: screen closed; the job was not touched")
-        else:
-            code = _in_lines(source)
-        wanted.write(source.newest)
-        return code
-
-
-def _in_lines(source: FollowedRun) -> ExitCode:
-    """Say what is new until there is nothing more."""
-    lines = RunLines(str(Path.cwd()))
-    try:
-        while True:
-            snapshot = source.snapshot()
-            streams.say_lines(lines.news(snapshot))
-            if snapshot.state == "ended":
-                return ExitCode.CLEAN
-            if signals.wait(LOOK_EVERY_S) is not None:
-                streams.say("ddpdoctor: detached; the job was not touched")
-                return ExitCode.CLEAN
-    except RecordError as error:
-        streams.say(f"ddpdoctor: {error.message}")
-        return ExitCode.INCONCLUSIVE
 
 
 class _Watcher:

@@ -1,7 +1,8 @@
 """The head: takes in what the agents of the other nodes send, by a thread of its own, and answers at once.
 
-No one is let in without a key that was drawn for this job (CURVE, which also keeps others from reading). With it one
-can do no more than send updates, which are bounded and decoded strictly.
+No one is let in without a key that was drawn for this job (CURVE, which also keeps others from reading). With that of
+the other nodes one can do no more than send updates, which are bounded and decoded strictly; with that of the screens
+no more than ask for what is shown here.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from contextlib import suppress
 
 import msgspec
@@ -20,8 +21,8 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from ddpdoctor.errors import RecordError, UsageError
+from ddpdoctor.monitor.nodes.attached import HeldNode
 from ddpdoctor.monitor.nodes.front import Front
-from ddpdoctor.monitor.nodes.held_node import HeldNode
 from ddpdoctor.monitor.nodes.meeting import HeadKeys, Meeting, endpoint, listening_sockets, own_addresses
 from ddpdoctor.monitor.nodes.messages import (
     MOST_BYTES,
@@ -36,6 +37,7 @@ from ddpdoctor.monitor.nodes.messages import (
     unpack_update,
     without_signals,
 )
+from ddpdoctor.monitor.nodes.screens import MOST_SCREENS, Screens
 from ddpdoctor.record import layout
 from ddpdoctor.record.writer import epoch_ns
 
@@ -45,6 +47,8 @@ FEWEST_ROWS = 256
 MOST_NODES = 4_096
 _POLL_MS = 100
 _LINGER_MS = 200
+LAST_MESSAGE_S = 10.0
+"""For so long a head that is over waits until those who look on have its last snapshot, which a slow link delays."""
 FULL_COLLECTIONS_EVERY = 1_000
 _FRAMES = 2
 """Of a message: who it is from, and what is said."""
@@ -58,7 +62,7 @@ UNPACKED_BYTES_OF_RANK = 4 << 20
 CLAIMED_NS = 3_000_000_000
 """A rank is a node's for so long after its newest update."""
 _OTHER_PEERS = 16
-"""Connections beside one of each node: those of one that comes back, and of one that was there before."""
+"""Connections beside one of each node and screen: those of one that comes back, and of one that was there before."""
 _MOST_LIARS = 64
 _TAKEN_AT_ONCE = 64
 SWITCH_S = 0.001
@@ -66,14 +70,15 @@ SWITCH_S = 0.001
 second, and for each it waits for its turn several times."""
 
 
-class _Allowed(msgspec.Struct, frozen=True):
-    """The key that is let in, in the form that pyzmq asks for."""
+class _Allowed:
+    """The keys that are let in, in the form that pyzmq asks for."""
 
-    key: bytes
+    def __init__(self, keys: Iterable[bytes]) -> None:
+        self._keys = frozenset(keys)
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Return whether a client's key is the job's."""
-        return secrets.compare_digest(bytes(key), self.key)
+        """Return whether a client's key is one of the job's."""
+        return any(secrets.compare_digest(bytes(key), known) for known in self._keys)
 
 
 class Head:
@@ -86,11 +91,12 @@ class Head:
         """
         self.keys = keys or _drawn()
         port = port or (0 if keys is None else keys.meeting.port)
+        nodes, screens = self.keys.meeting, self.keys.screens
         self._context = zmq.Context()
         self._guard = ThreadAuthenticator(self._context)
         with without_signals():
             self._guard.start()
-        allowed = _Allowed(self.keys.meeting.client_key.encode("ascii"))
+        allowed = _Allowed([nodes.client_key.encode("ascii"), screens.client_key.encode("ascii")])
         self._guard.configure_curve_callback(domain="*", credentials_provider=allowed)
         # A full collection of garbage goes through the rows of all ranks, which hold no cycle: 0.9 s with 4,096 ranks.
         gc.set_threshold(*gc.get_threshold()[:2], FULL_COLLECTIONS_EVERY)
@@ -100,7 +106,7 @@ class Head:
             self._prepare(self.keys.server_secret.encode("ascii"))
             listening, self.listens = listening_sockets(host, port)
             bound = int(listening[0].getsockname()[1])
-            self.front = Front(self._socket, listening, MOST_NODES)
+            self.front = Front(self._socket, listening, MOST_NODES + MOST_SCREENS)
         except (zmq.ZMQError, OSError) as error:
             for one in listening:
                 one.close()
@@ -113,9 +119,12 @@ class Head:
                 f"cannot listen on {where}: {reason}", "Give another one with `--head HOST:PORT`."
             ) from error
         placed = {"port": bound, "addresses": (host,) if host else own_addresses()}
-        self.meeting = msgspec.structs.replace(self.keys.meeting, protocol=PROTOCOL, **placed)
-        self.keys = HeadKeys(server_secret=self.keys.server_secret, meeting=self.meeting)
+        nodes, screens = (msgspec.structs.replace(one, protocol=PROTOCOL, **placed) for one in (nodes, screens))
+        self.keys = HeadKeys(server_secret=self.keys.server_secret, meeting=nodes, screens=screens)
+        self.meeting = nodes
         self._host = socket.gethostname()
+        self.screens = Screens(self._host)
+        """Those that are shown elsewhere."""
         self.verdict = ""
         """What the agents are reported of the verdict on all ranks."""
         self.lock = threading.Lock()
@@ -159,7 +168,7 @@ class Head:
 
         What others may report from now on is of the other ranks of a job of this size.
         """
-        self.front.limit(2 * max(0, world_size - len(own)) + _OTHER_PEERS)
+        self.front.limit(2 * max(0, world_size - len(own)) + MOST_SCREENS + _OTHER_PEERS)
         with self.lock:
             self._own, self._world_size = frozenset(own), world_size
             lost = [session for session, node in self.nodes.items() if node.is_lost(now_ns)]
@@ -176,7 +185,7 @@ class Head:
     def close(self) -> None:
         """Listen no longer."""
         self._over.set()
-        self._thread.join(timeout=5)
+        self._thread.join(timeout=LAST_MESSAGE_S + 5)
         sys.setswitchinterval(self._switch_s)
         self._guard.stop()
         self._context.destroy(linger=_LINGER_MS)
@@ -200,6 +209,7 @@ class Head:
                     with suppress(zmq.Again):
                         for _ in range(_TAKEN_AT_ONCE):
                             self._receive()
+                self._show(self.screens.due(time.monotonic()))
             except zmq.ContextTerminated:
                 return
             except zmq.ZMQError:
@@ -207,6 +217,8 @@ class Head:
             except Exception as error:  # Of ours: the user is told, and the other nodes are still received.
                 self.strange += 1
                 self.trouble = f"some messages of other machines could not be processed: {error!r}"[:500]
+        with suppress(Exception):  # The last word to who looks on; the watching is over anyway.
+            self._send_last_messages()
         self._socket.close(_LINGER_MS)
 
     def _receive(self) -> None:
@@ -216,9 +228,40 @@ class Head:
         identity, *parts = [frame.bytes for frame in frames]
         if self._is_flooded():
             self._over.wait(_FLOOD_PAUSE_S)
-        if (answer := self._answer(parts, received_ns, source)) is not None:
+        if frames[-1].get("User-Id") == self.keys.screens.client_key:
+            said = self._answered(identity, parts)
+        else:
+            answer = self._answer(parts, received_ns, source)
+            said = None if answer is None else pack_answer(answer)
+        if said is not None:
             # Who is gone by now gets nothing, and no one waits for it.
-            self._socket.send_multipart([identity, pack_answer(answer)], zmq.NOBLOCK)
+            self._socket.send_multipart([identity, said], zmq.NOBLOCK)
+
+    def _send_last_messages(self) -> None:
+        """Show the end; a connection that is closed loses what is still under way when the other side says more."""
+        self._show(self.screens.last_messages())
+        until_s = time.monotonic() + LAST_MESSAGE_S
+        while not self.screens.have_the_last and time.monotonic() < until_s:
+            if self._socket.poll(_POLL_MS):
+                frames, _ = received(self._socket, _FRAMES)
+                if frames[-1].get("User-Id") == self.keys.screens.client_key:
+                    identity, *parts = [frame.bytes for frame in frames]
+                    self._answered(identity, parts)
+
+    def _answered(self, screen: bytes, parts: list[bytes]) -> bytes | None:
+        """Take in what a screen asks for; what it is answered at once."""
+        now_s = time.monotonic()
+        if self.screens.is_flooded(now_s):
+            self._over.wait(_FLOOD_PAUSE_S)
+        try:
+            return self.screens.take(screen, parts, now_s)
+        except RecordError:
+            self.strange += 1
+            return None
+
+    def _show(self, answers: Iterable[tuple[bytes, list[bytes]]]) -> None:
+        for screen, answer in answers:
+            self._socket.send_multipart([screen, *answer], zmq.NOBLOCK)
 
     def _answer(self, parts: list[bytes], received_ns: int, source: str) -> Answer | None:
         """Take in one message; None where it was none of ours."""
@@ -334,10 +377,14 @@ class Head:
 
 def _drawn() -> HeadKeys:
     """New keys, of a head that does not listen yet."""
-    server_key, server_secret, client_key, client_secret = (
-        key.decode("ascii") for key in (*zmq.curve_keypair(), *zmq.curve_keypair())
-    )
-    meeting = Meeting(
-        port=0, server_key=server_key, client_key=client_key, client_secret=client_secret, protocol=PROTOCOL
-    )
-    return HeadKeys(server_secret=server_secret, meeting=meeting)
+    server_public, server_secret = zmq.curve_keypair()
+    meetings = []
+    for public, secret in (zmq.curve_keypair(), zmq.curve_keypair()):
+        texts = (key.decode("ascii") for key in (server_public, public, secret))
+        server_key, client_key, client_secret = texts
+        meetings.append(
+            Meeting(
+                port=0, server_key=server_key, client_key=client_key, client_secret=client_secret, protocol=PROTOCOL
+            )
+        )
+    return HeadKeys(server_secret=server_secret.decode("ascii"), meeting=meetings[0], screens=meetings[1])

@@ -2,7 +2,7 @@
 
 One line of ASCII: ``PROTOCOL PORT SERVER-KEY CLIENT-KEY CLIENT-SECRET ADDRESS…``, in every version. Who can read the
 job's store can join in the training itself, so no more is given away than was already; no one else has the keys, which
-are drawn anew for each job.
+are drawn anew for each job. The same line with another client's keys, in a file beside the record, lets screens in.
 """
 
 from __future__ import annotations
@@ -72,6 +72,8 @@ class HeadKeys(msgspec.Struct, frozen=True, kw_only=True):
 
     server_secret: str
     meeting: Meeting
+    screens: Meeting
+    """What a screen elsewhere needs."""
 
 
 def kept_keys(directory: Path) -> HeadKeys | None:
@@ -90,6 +92,11 @@ def keep_keys(directory: Path, keys: HeadKeys) -> None:
 def write_head_file(directory: Path, meeting: Meeting) -> None:
     """Tell rank 0 of this node where the head is; readable by this user alone. Raises OSError."""
     write_private(directory / layout.HEAD_FILE, meeting.text().encode("ascii") + b"\n")
+
+
+def write_attach_file(directory: Path, screens: Meeting) -> None:
+    """Keep what lets a screen in that is shown elsewhere; readable by this user alone. Raises OSError."""
+    write_private(directory / layout.ATTACH_FILE, screens.text().encode("ascii") + b"\n")
 
 
 def write_seek_file(directory: Path, rank: int) -> None:

@@ -22,6 +22,7 @@ import zmq
 from ddpdoctor import __version__
 from ddpdoctor.errors import RecordError
 from ddpdoctor.monitor.nodes.meeting import Meeting
+from ddpdoctor.monitor.snapshot import Snapshot
 from ddpdoctor.record import layout
 from ddpdoctor.record.model import RunRecord
 from ddpdoctor.record.streams.collectives import CollectiveTrack
@@ -203,6 +204,34 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks whose stacks are wanted."""
 
 
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What a screen asks the head for."""
+
+    protocol: ShortText
+    number: Number
+    host: ShortText
+    has_ns: Number = 0
+    """Time of the snapshot that it has; 0 for none."""
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """What the head says to that; a picture is a second part of the message."""
+
+    number: Number = 0
+    host: ShortText = ""
+    refused: Reason = ""
+    has_left: bool = False
+    """Nothing more is shown here, although the job may continue."""
+
+
+class Picture(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot for a screen elsewhere."""
+
+    snapshot: Snapshot
+    lines: dict[str, dict[int, str]] = {}
+    """The source lines that are shown with it, by file and number."""
+
+
 def differing(theirs: str, they: str, here: str, ours: str = "") -> str:
     """Why two monitors do not talk, as a sentence: the versions of ddpdoctor that they run, or that these are alike."""
     versions = [version.partition("+")[0] for version in (theirs, ours or PROTOCOL)]
@@ -216,7 +245,7 @@ def pack(message: msgspec.Struct) -> bytes:
     return zlib.compress(msgspec.msgpack.encode(message), 1)
 
 
-def pack_answer(answer: Answer) -> bytes:
+def pack_answer(answer: Answer | Shown) -> bytes:
     """Return an answer as it is sent: not compressed, for zlib releases the GIL, and getting it back takes long."""
     return msgspec.msgpack.encode(answer)
 
@@ -335,7 +364,7 @@ _FIELDS: Mapping[str, msgspec.msgpack.Decoder[Any]] = {
 
 def _protocol() -> str:
     """Version of ddpdoctor, and a digest of all that is sent, so that no change of it goes unnoticed."""
-    kinds = (Update, Answer, *(_HINTS[name] for name in SENT))
+    kinds = (Update, Answer, Request, Shown, Picture, *(_HINTS[name] for name in SENT))
     shape = repr((_without_words(msgspec.json.schema_components(kinds)), COLUMNS))
     return f"{__version__}+{zlib.crc32(shape.encode()):08x}"
 

@@ -22,6 +22,7 @@ from ddpdoctor.diagnosis.clocks import bounds_of_steps
 from ddpdoctor.diagnosis.performance.summary import RunVerdict
 from ddpdoctor.diagnosis.wording import rank_list
 from ddpdoctor.errors import ConfigurationError, UsageError
+from ddpdoctor.monitor.snapshot import Snapshot
 from ddpdoctor.record import layout
 from ddpdoctor.record.assembly.ranks import RankBook
 from ddpdoctor.record.joining import Clock, Joiner, NodePart
@@ -30,8 +31,8 @@ from ddpdoctor.record.writer import epoch_ns
 
 if TYPE_CHECKING:
     from ddpdoctor.monitor.nodes.agent import Agent
+    from ddpdoctor.monitor.nodes.attached import HeldNode
     from ddpdoctor.monitor.nodes.head import Head
-    from ddpdoctor.monitor.nodes.held_node import HeldNode
 
 FRESH_NS = 3_000_000_000
 """A standstill is believed where every node has reported within so long."""
@@ -192,6 +193,11 @@ class Nodes:
             for kept in (self._clocks, self._narrowed, self._was_lost):
                 kept.clear()
 
+    def show(self, snapshot: Snapshot) -> None:
+        """Have it shown to those who look on from elsewhere."""
+        if self._head is not None:
+            self._head.screens.offer(snapshot)
+
     def joined(self, own: RunRecord, window_ns: int, now_ns: int) -> RunRecord:
         """Return what is known of all ranks, by this node's clock; ``window_ns`` is how far back steps reach, 0 for
         all.
@@ -289,8 +295,7 @@ class Nodes:
             return self._notes_of_agent(self._agent)
         if self._is_second:
             return (
-                "another monitor on this machine watches this run, and only that one receives from the other nodes: "
-                "`ddpdoctor profile --attach RUN` shows what it shows",
+                "another monitor on this machine watches this run, and only that one receives from the other nodes",
             )
         if self._fault:
             return (self._fault,)
@@ -343,7 +348,7 @@ class Nodes:
     def _lead(self, is_settled: bool, now_ns: int) -> None:
         """Listen; once it is sure that there are other nodes, let them know where."""
         from ddpdoctor.monitor.nodes.head import Head
-        from ddpdoctor.monitor.nodes.meeting import keep_keys, kept_keys, write_head_file
+        from ddpdoctor.monitor.nodes.meeting import keep_keys, kept_keys, write_attach_file, write_head_file
 
         if not self._takes_place():
             return
@@ -353,6 +358,7 @@ class Nodes:
                 self._head = Head(host, port, kept_keys(self._directory))
                 self._led_since_ns = epoch_ns()
                 keep_keys(self._directory, self._head.keys)
+                write_attach_file(self._directory, self._head.keys.screens)
             if is_settled and not self._is_announced:
                 write_head_file(self._directory, self._head.meeting)
                 self._is_announced = True
@@ -408,6 +414,7 @@ class Nodes:
                 self._fault,
                 self._head.listens,
                 self._head.others,
+                self._head.screens.others,
                 self._head.trouble,
                 self._head.trouble_at_port,
                 *self._unusable,
