@@ -1,26 +1,29 @@
 """Serves the figures of the newest snapshot to Prometheus, from a thread that waits for nobody.
 
 A connection has a few seconds for all of its request and of the answer, however it is spread over them. The format is
-the work of ``prometheus_client``: OpenMetrics for who asks for it, else the older text of Prometheus.
+the work of ``prometheus_client`` (OpenMetrics for who asks for it, else the older text of Prometheus), HTTP that of the
+standard library.
 """
 
 from __future__ import annotations
 
 import errno
-import selectors
+import io
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any, Literal, get_args
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import msgspec
 
 from ddpdoctor import __version__
 from ddpdoctor.diagnosis.performance.summary import Phases, Traffic, VerdictState
 from ddpdoctor.errors import UsageError
-from ddpdoctor.monitor.lobby import Lobby, accepted
 from ddpdoctor.monitor.snapshot import RankView, RunState, Snapshot
 from ddpdoctor.record.streams.measured import Gpu, GpuSample
 
@@ -342,11 +345,9 @@ MOST_CLIENTS = 64
 YOUNGEST_S = 0.02
 """… but not of one that came just now, whose request is under way."""
 MOST_REQUEST_BYTES = 16 << 10
-_BACKLOG = 1_024
 _TICK_S = 0.2
 _END = b"\r\n\r\n"
 _OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
-_RESPONSE = "HTTP/1.1 {}\r\n{}Content-Length: {}\r\nConnection: close\r\n\r\n"
 _FORM = "Give a port, as in `--metrics 9464`, or an address of this machine and a port: `--metrics 0.0.0.0:9464`."
 
 
@@ -383,10 +384,17 @@ class MetricsServer:
         """Listen; raises UsageError where that is not possible."""
         self.note = ""
         self.newest: Snapshot | None = None
-        listening = _listening(wanted)
-        self.address = Address(wanted.host, int(listening.getsockname()[1]))
-        self._port = _Port(listening, self)
-        self._thread = threading.Thread(target=self._port.serve, name="ddpdoctor-metrics", daemon=True)
+        self._port = _listening(wanted)
+        self._port.set_app(self._answer)
+        self.address = Address(wanted.host, int(self._port.server_address[1]))
+        self._answers: dict[tuple[str, str, str, bool], tuple[str, list[tuple[str, str]], bytes]] = {}
+        """What of the newest snapshot was asked for already."""
+        self._answered_of: object = None
+        self._lock = threading.Lock()
+        self._application = _application(self)
+        self._thread = threading.Thread(
+            target=self._port.serve_forever, args=(_TICK_S,), name="ddpdoctor-metrics", daemon=True
+        )
         # A signal that is kept back in the main thread would end the process in one that does not keep it back.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
@@ -400,8 +408,8 @@ class MetricsServer:
 
     def close(self) -> None:
         """Listen no more."""
-        self._port.stop()
-        self._thread.join(timeout=LONGEST_S)
+        self._port.shutdown()
+        self._port.server_close()
 
     def collect(self) -> Iterator[Any]:
         """Yield the metrics of prometheus_client that a registry asks for; none before the first look."""
@@ -417,163 +425,117 @@ class MetricsServer:
                 metric.add_metric(labels, float(figure))
             yield metric
 
+    def _answer(self, asked: dict[str, Any], start: Callable[[str, list[tuple[str, str]]], Any]) -> Iterable[bytes]:
+        """Answer as a WSGI application, each form of a snapshot written out once however often it is asked for."""
+        accepts = _OPEN_METRICS if "application/openmetrics-text" in asked.get("HTTP_ACCEPT", "") else "text/plain"
+        method = asked["REQUEST_METHOD"] if asked["REQUEST_METHOD"] in ("GET", "OPTIONS") else "other"
+        path = "/favicon.ico" if asked["PATH_INFO"] == "/favicon.ico" else "/metrics"
+        form = method, path, accepts, "gzip" in asked.get("HTTP_ACCEPT_ENCODING", "")
+        with self._lock:
+            if self.newest is not self._answered_of:
+                self._answers.clear()
+                self._answered_of = self.newest
+            if form not in self._answers:
+                self._answers[form] = self._made(*form)
+            status, head, content = self._answers[form]
+        start(status, [*head, ("Content-Length", str(len(content)))])
+        return [content]
 
-class _Client(msgspec.Struct, eq=False):
-    """One connection: what it asks for, and then what of the answer is left to send."""
-
-    own: socket.socket
-    said: bytes = b""
-    answer: memoryview | None = None
-
-
-class _Port:
-    """Answers one request a connection, whatever others do with theirs; all by one thread, which waits for nobody."""
-
-    def __init__(self, listening: socket.socket, collector: MetricsServer) -> None:
-        from prometheus_client import CollectorRegistry, make_wsgi_app
-
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(collector)
-        self._application: Any = make_wsgi_app(registry)
-        self._collector = collector
-        self._answers: dict[tuple[str, str, str, bool], bytes] = {}
-        """What of the newest snapshot was asked for already."""
-        self._answered_of: object = None
-        self._listening = listening
-        self._clients: Lobby[_Client] = Lobby(MOST_CLIENTS, MOST_CLIENTS, LONGEST_S, YOUNGEST_S)
-        self._selector = selectors.DefaultSelector()
-        self._is_over = threading.Event()
-        self._accepts = False
-        listening.setblocking(False)
-
-    def serve(self) -> None:
-        """Serve until the end is asked for; a fault costs the connection that it is met in."""
-        while not self._is_over.is_set():
-            now_s = time.monotonic()
-            for late in self._clients.overdue(now_s):
-                self._drop(late)
-            if not self._accepts and self._clients.has_room(now_s):
-                self._selector.register(self._listening, selectors.EVENT_READ, None)
-                self._accepts = True
-            for key, events in self._selector.select(_TICK_S):
-                if key.data is None:
-                    self._accept()
-                else:
-                    self._attend(key.data, events)
-        for client in self._clients.all():
-            self._drop(client)
-        self._selector.close()
-        self._listening.close()
-
-    def stop(self) -> None:
-        """Have it end, soon."""
-        self._is_over.set()
-
-    def _accept(self) -> None:
-        now_s = time.monotonic()
-        try:
-            if self._clients.has_room(now_s):
-                for own, source in accepted(self._listening, 16):
-                    client = _Client(own)
-                    self._selector.register(own, selectors.EVENT_READ, client)
-                    gone = self._clients.add(client, source, now_s)
-                    if gone is not None:
-                        self._drop(gone)
-                return
-        except OSError:
-            pass  # There are no descriptors just now.
-        self._selector.unregister(self._listening)
-        self._accepts = False
-
-    def _attend(self, client: _Client, events: int) -> None:
-        try:
-            if client.answer is None:
-                content = client.own.recv(MOST_REQUEST_BYTES)
-                client.said += content
-                if not content:
-                    self._drop(client)
-                elif _END in client.said or len(client.said) > MOST_REQUEST_BYTES:
-                    client.answer = memoryview(self._answer(client.said))
-                    self._selector.modify(client.own, selectors.EVENT_WRITE, client)
-                    self._send(client, client.answer)
-            elif events & selectors.EVENT_WRITE:
-                self._send(client, client.answer)
-            else:
-                # What comes after a request is thrown away, so that the end of the answer is not lost by it.
-                self._discard(client)
-        except BlockingIOError:
-            return
-        except Exception:  # Who sends rubbish or hangs up is told nothing: the terminal is the job's.
-            self._drop(client)
-
-    def _send(self, client: _Client, answer: memoryview) -> None:
-        client.answer = answer[client.own.send(answer) :]
-        if not client.answer:
-            client.own.shutdown(socket.SHUT_WR)
-            self._selector.modify(client.own, selectors.EVENT_READ, client)
-
-    def _discard(self, client: _Client) -> None:
-        if not client.own.recv(MOST_REQUEST_BYTES):
-            self._drop(client)
-
-    def _drop(self, client: _Client) -> None:
-        self._clients.remove(client)
-        if client.own.fileno() >= 0:
-            self._selector.unregister(client.own)
-            client.own.close()
-
-    def _answer(self, said: bytes) -> bytes:
-        if _END not in said:
-            return _RESPONSE.format("431 Request Header Fields Too Large", "", 0).encode()
-        lines = said.partition(_END)[0].decode("latin-1").split("\r\n")
-        words = lines[0].split(" ")
-        if len(words) != 3 or not words[2].startswith("HTTP/1.") or not words[1].startswith("/"):
-            return _RESPONSE.format("400 Bad Request", "", 0).encode()
-        fields = {name.lower(): value for name, _, value in (line.partition(":") for line in lines[1:])}
-        method = words[0] if words[0] in ("GET", "OPTIONS") else "other"
-        path = "/favicon.ico" if words[1] == "/favicon.ico" else "/metrics"
-        # In one of a few forms each, so that a snapshot is written out a few times however often it is asked for.
-        accepts = _OPEN_METRICS if "application/openmetrics-text" in fields.get("accept", "") else "text/plain"
-        asked = method, path, accepts, "gzip" in fields.get("accept-encoding", "")
-        newest = self._collector.newest
-        if newest is not self._answered_of:
-            self._answers.clear()
-            self._answered_of = newest
-        if asked not in self._answers:
-            self._answers[asked] = self._made(*asked)
-        return self._answers[asked]
-
-    def _made(self, method: str, path: str, accepts: str, is_packed: bool) -> bytes:
-        status = ""
-        head: list[tuple[str, str]] = []
-
-        def start(given: str, fields: list[tuple[str, str]]) -> None:
-            nonlocal status
-            status = given
-            head.extend(fields)
-
+    def _made(self, method: str, path: str, accepts: str, packed: bool) -> tuple[str, list[tuple[str, str]], bytes]:
+        told: list[Any] = []
         asked = {"REQUEST_METHOD": method, "PATH_INFO": path, "QUERY_STRING": "", "HTTP_ACCEPT": accepts}
-        content = b"".join(self._application({**asked, "HTTP_ACCEPT_ENCODING": "gzip" if is_packed else ""}, start))
-        fields = "".join(f"{name}: {value}\r\n" for name, value in head)
-        return _RESPONSE.format(status, fields, len(content)).encode() + content
+        asked["HTTP_ACCEPT_ENCODING"] = "gzip" if packed else ""
+        content = b"".join(self._application(asked, lambda *given: told.extend(given)))
+        return told[0], told[1], content
 
 
-def _listening(wanted: Address) -> socket.socket:
-    own = None
+def _application(collector: MetricsServer) -> Any:
+    from prometheus_client import CollectorRegistry, make_wsgi_app
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+    return make_wsgi_app(registry)
+
+
+class _Request(WSGIRequestHandler):
+    """One request, of which no more than a few kilobytes are read; what is longer, or no request, is not answered."""
+
+    def setup(self) -> None:
+        """Read the head of the request."""
+        super().setup()
+        said = b""
+        while _END not in said and len(said) <= MOST_REQUEST_BYTES and (piece := self.connection.recv(4_096)):
+            said += piece
+        self.rfile = io.BytesIO(said if _END in said else b"")
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Say nothing: the terminal is the job's."""
+
+
+class _Port(ThreadingMixIn, WSGIServer):
+    """A thread for each connection, of which there are few, none for long."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 1_024
+
+    def __init__(self, family: int, address: Any) -> None:
+        self.address_family = family
+        self.held: dict[socket.socket, float] = {}
+        """Since when each connection is there, the oldest first."""
+        super().__init__(address, _Request)
+
+    def server_bind(self) -> None:
+        """Bind without a look-up of the machine's name, which may take seconds."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept a connection; where there are no descriptors just now it waits for a while."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(_TICK_S)
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve it, in the place of the oldest connection if there are many."""
+        if len(self.held) >= MOST_CLIENTS:
+            oldest, since_s = next(iter(self.held.items()))
+            time.sleep(max(0.0, since_s + YOUNGEST_S - time.monotonic()))
+            self._hang_up(oldest)
+        self.held[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        """Hang up on those whose time is over."""
+        for request, since_s in list(self.held.items()):
+            if time.monotonic() - since_s > LONGEST_S:
+                self._hang_up(request)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection that was served."""
+        self.held.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing to who sends rubbish or hangs up."""
+
+    def _hang_up(self, request: socket.socket) -> None:
+        self.held.pop(request, None)
+        with suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)
+
+
+def _listening(wanted: Address) -> _Port:
     try:
         family, _, _, _, address = socket.getaddrinfo(
             wanted.host, wanted.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        own = socket.socket(family, socket.SOCK_STREAM)
-        # A run that follows at once must not wait for old connections; a port on which someone listens stays taken.
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        own.bind(address)
-        own.listen(_BACKLOG)
+        return _Port(family, address)
     except OSError as error:
-        if own is not None:
-            own.close()
         raise UsageError(f"--metrics {wanted}: {_reason(error)}", _hint(error)) from error
-    return own
 
 
 def _reason(error: OSError) -> str:

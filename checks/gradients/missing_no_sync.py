@@ -59,7 +59,7 @@ from ddpdoctor.source.queries.wrapped_models import (
     training_forwards,
     wrap_numbers,
 )
-from ddpdoctor.source.script.module import Module, descend
+from ddpdoctor.source.script.module import Module, all_once, descend
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.vocabulary import DATA_LOADER
 
@@ -221,15 +221,9 @@ class Accumulation(msgspec.Struct, frozen=True, eq=False):
     """The backward passes are in a loop of their own before the step."""
 
 
+@all_once
 def accumulations(projection: Projection) -> Iterator[Accumulation]:
     """Backward passes that several times precede one step, each once."""
-    known: tuple[Accumulation, ...] | None = projection.__dict__.get("_accumulations")
-    if known is None:
-        known = projection.__dict__["_accumulations"] = tuple(_accumulations(projection))
-    return iter(known)
-
-
-def _accumulations(projection: Projection) -> Iterator[Accumulation]:
     moves = [step for step in _any_steps(projection) if loop_nodes(step)]
     seen: set[ast.AST] = set()
     for backward in projection.in_course("backward"):

@@ -33,7 +33,7 @@ from ddpdoctor.check import Check
 from ddpdoctor.finding import Finding, Location, Severity
 from ddpdoctor.fix import Fix, after
 from ddpdoctor.source.script.call_graph import mentions_of
-from ddpdoctor.source.script.module import Module, descend
+from ddpdoctor.source.script.module import Module, all_once, descend, once
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.vocabulary import COLLECTIVES, is_first_rank_name
 
@@ -162,14 +162,11 @@ _TRANSPARENT = frozenset({"lru_cache", "cache", "staticmethod", "classmethod"})
 _NO_LOCATION = Location(file="", line=0)
 
 
-def _tested(module: Module) -> tuple[tuple[ast.Name | ast.Attribute, bool], ...]:
+@all_once
+def _tested(module: Module) -> Iterator[tuple[ast.Name | ast.Attribute, bool]]:
     """Names and attributes in conditions that may be functions about ranks; whether each is compared with a number."""
-    kept: tuple[tuple[ast.Name | ast.Attribute, bool], ...] | None = module.__dict__.get("_tested")
-    if kept is None:
-        nodes = module.nodes
-        found = (pair for place in module.index.places(*_CONDITIONS) for pair in _operands(module, nodes[place]))
-        kept = module.__dict__["_tested"] = tuple(found)
-    return kept
+    for place in module.index.places(*_CONDITIONS):
+        yield from _operands(module, module.nodes[place])
 
 
 def _operands(module: Module, node: ast.AST) -> Iterator[tuple[ast.Name | ast.Attribute, bool]]:
@@ -189,14 +186,11 @@ def _operands(module: Module, node: ast.AST) -> Iterator[tuple[ast.Name | ast.At
                 yield operand, isinstance(node, ast.Compare)
 
 
+@once
 def _functions(module: Module) -> frozenset[str]:
     """Return the names of a module's own functions and methods, and of what it imports by name."""
-    kept: frozenset[str] | None = module.__dict__.get("_function_names")
-    if kept is None:
-        own = {function.name for function in module.index.of(ast.FunctionDef)}
-        taken = {entry.bound_as for entry in module.imports if entry.name}
-        kept = module.__dict__["_function_names"] = frozenset(own | taken)
-    return kept
+    own = {function.name for function in module.index.of(ast.FunctionDef)}
+    return frozenset(own | {entry.bound_as for entry in module.imports if entry.name})
 
 
 def _parts(condition: ast.expr) -> list[ast.expr]:
@@ -281,17 +275,11 @@ def _method(module: Module, node: ast.Attribute) -> Location | None:
     return None
 
 
-def _methods(module: Module) -> tuple[tuple[ast.ClassDef, ast.FunctionDef], ...]:
+@all_once
+def _methods(module: Module) -> Iterator[tuple[ast.ClassDef, ast.FunctionDef]]:
     """Methods that no decorator turns into a value, with their classes."""
-    kept: tuple[tuple[ast.ClassDef, ast.FunctionDef], ...] | None = module.__dict__.get("_rank_methods")
-    if kept is None:
-        kept = module.__dict__["_rank_methods"] = tuple(
-            (cls, method)
-            for cls in module.index.of(ast.ClassDef)
-            for method in cls.body
-            if isinstance(method, ast.FunctionDef) and _is_plain(method)
-        )
-    return kept
+    for cls in module.index.of(ast.ClassDef):
+        yield from ((cls, one) for one in cls.body if isinstance(one, ast.FunctionDef) and _is_plain(one))
 
 
 def _is_stored(cls: ast.ClassDef, name: str) -> bool:
@@ -305,22 +293,16 @@ def _is_rebound(module: Module, name: str) -> bool:
     """Return whether a name is also assigned or a parameter somewhere in a module, so that it may hold something
     else.
     """
-    kept: frozenset[str] | None = module.__dict__.get("_rebound")
-    if kept is None:
-        kept = module.__dict__["_rebound"] = frozenset(_rebound(module))
-    return name in kept
+    return name in _rebound(module)
 
 
-def _rebound(module: Module) -> Iterator[str]:
+@once
+def _rebound(module: Module) -> frozenset[str]:
     top = frozenset(map(id, module.tree.body))
-    for name in module.index.of(ast.Name):
-        if name.ctx.__class__ is not ast.Load:
-            yield name.id
-    for argument in module.index.of(ast.arg):
-        yield argument.arg
-    for function in module.index.of(ast.FunctionDef):
-        if id(function) not in top:
-            yield function.name
+    assigned = {name.id for name in module.index.of(ast.Name) if name.ctx.__class__ is not ast.Load}
+    taken = {argument.arg for argument in module.index.of(ast.arg)}
+    inner = {function.name for function in module.index.of(ast.FunctionDef) if id(function) not in top}
+    return frozenset(assigned | taken | inner)
 
 
 def _is_called(script: Script, full: str) -> bool:

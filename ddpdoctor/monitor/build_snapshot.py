@@ -196,13 +196,11 @@ def rank_views(
         step, stepped_at_ns = steps.get(number, (None, None))
         view = RankView(
             rank=number,
-            local_rank=rank.local_rank,
             node=rank.node,
             host=rank.host,
             pid=rank.pid or None,
             gpu_index=gpus.get(number),
             state=state_of(rank, beat, now_ns, told_to_end=told_to_end),
-            phase=beat.phase if beat is not None else "starting",
             state_since_ns=_since_ns(beat, stepped_at_ns, now_ns),
             where=record.site(site).innermost if site < len(record.sites) else None,
             alive=rank.end == "running",

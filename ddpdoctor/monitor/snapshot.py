@@ -13,7 +13,7 @@ import msgspec
 
 from ddpdoctor.diagnosis.performance.summary import DEFAULTS, JobFigures, Phases, RankFigures, RunVerdict, StepTimes
 from ddpdoctor.finding import Finding, Frame
-from ddpdoctor.record.streams.measured import Gauge, Gpu, Phase
+from ddpdoctor.record.streams.measured import Gauge, Gpu
 
 RunState = Literal["waiting", "running", "stalled", "ended"]
 """``waiting``: no rank has trained a step yet."""
@@ -23,14 +23,12 @@ class RankView(RankFigures, frozen=True, kw_only=True):
     """One rank."""
 
     rank: int
-    local_rank: int | None = None
     node: int | None = None
     host: str = ""
     pid: int | None = None
     gpu_index: int | None = None
     state: str
     """What it does now in words: ``computing (backward)``, ``waiting in all_reduce #412``, ``exited with code 1``."""
-    phase: Phase = "other"
     state_since_ns: int | None = None
     """Of an evaluation the end of the step before it."""
     where: Frame | None = None

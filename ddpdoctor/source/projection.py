@@ -20,7 +20,7 @@ from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.statements import execute
 from ddpdoctor.source.interpreter.values import ALL_RANKS, MAXIMUM_WEIGHT, Function, Instance, ProjectClass
 from ddpdoctor.source.ranks.rank_local_values import mark_decided, own_test
-from ddpdoctor.source.script.module import Module, deep_recursion
+from ddpdoctor.source.script.module import Module, deep_recursion, once
 from ddpdoctor.source.script.script import Script, note_gap
 
 _MAIN_NAMES = regex(r"_?(main|train|run|worker|demo|fit|finetune|pretrain)(_|$)")
@@ -108,15 +108,6 @@ class Projection(msgspec.Struct, frozen=True, dict=True, eq=False):
         return found
 
 
-def project(script: Script) -> Projection:
-    """Walk a script; the result is kept with the script. Never raises for what a script contains."""
-    kept: Projection | None = script.__dict__.get("_projection")
-    if kept is None:
-        kept = _project(script)
-        script.__dict__["_projection"] = kept
-    return kept
-
-
 def whole_projection(script: Script) -> Projection:
     """Walk a script for a check that has to know all of it; note what was not followed as a gap of its answer."""
     projection = project(script)
@@ -125,7 +116,9 @@ def whole_projection(script: Script) -> Projection:
     return projection
 
 
-def _project(script: Script) -> Projection:
+@once
+def project(script: Script) -> Projection:
+    """Walk a script; the result is kept with the script. Never raises for what a script contains."""
     machine = Machine(
         script,
         spawns=script.spawns_ranks is not None,

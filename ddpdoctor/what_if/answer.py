@@ -46,7 +46,7 @@ _CLEAR_WAIT = 0.01
 class Remedy(msgspec.Struct, frozen=True, kw_only=True):
     """A change in the user's words."""
 
-    settings: Settings
+    settings: Settings = Settings()
     title: str = ""
     memory: str = ""
     semantics: str = ""
@@ -89,7 +89,7 @@ def remedies(observed: Observed) -> Iterator[Remedy]:
 
 def remedy(observed: Observed, settings: Settings) -> Remedy:
     """Return a change, or several, in the user's words."""
-    parts = [_part(observed, name, settings) for name in settings.named() if name in _PARTS]
+    parts = [_PARTS[name](observed, settings) for name in settings.named() if name in _PARTS]
     names = settings.named()
     return Remedy(
         settings=settings,
@@ -118,14 +118,9 @@ def _total(*columns: Sequence[float]) -> float:
     return sum(map(sum, columns))
 
 
-def _part(observed: Observed, name: str, settings: Settings) -> Remedy:
-    return _PARTS[name](observed, settings)
-
-
 def _straggler(observed: Observed, settings: Settings) -> Remedy:
     late = late_ranks(observed)
     return Remedy(
-        settings=settings,
         title=f"{rank_list(late)} no slower than the others" if late else "no straggler",
         do=_what_is_late(observed, late) if late else "",
         note="the median rank represents all",
@@ -166,7 +161,6 @@ def _room_for_workers(observed: Observed, workers: int) -> str:
 def _workers(observed: Observed, settings: Settings) -> Remedy:
     loader = next((entry for entry in observed.record.loaders if entry.rank == observed.ranks[0].rank), None)
     return Remedy(
-        settings=settings,
         title=f"num_workers={settings.workers}",
         memory=f"{count(settings.workers or 0, 'process', 'processes')} per rank, plus the batches that they prefetch",
         do=f"DataLoader(..., num_workers={settings.workers}, persistent_workers=True)",
@@ -178,7 +172,6 @@ def _workers(observed: Observed, settings: Settings) -> Remedy:
 def _bucket_cap(observed: Observed, settings: Settings) -> Remedy:
     largest = min(observed.gradients.total_bytes, int((settings.bucket_cap_mb or 0) * (1 << 20)))
     return Remedy(
-        settings=settings,
         memory=f"a bucket of {bytes_text(largest)}",
         do=f"DistributedDataParallel(..., bucket_cap_mb={settings.bucket_cap_mb:g})",
         location=_wrap_line(observed),
@@ -190,7 +183,6 @@ def _accumulation(observed: Observed, settings: Settings) -> Remedy:
     same = settings.accumulation == round(observed.micro_batches)
     forwards = observed.record.forwards
     return Remedy(
-        settings=settings,
         title=f"accumulation={settings.accumulation}: micro-batches under no_sync",
         semantics=""
         if same
@@ -206,7 +198,6 @@ def _accumulation(observed: Observed, settings: Settings) -> Remedy:
 
 def _bucket_view(observed: Observed, settings: Settings) -> Remedy:
     return Remedy(
-        settings=settings,
         memory=f"saves {bytes_text(observed.gradients.total_bytes)}",
         semantics="gradients may not be detached in place",
         do="DistributedDataParallel(..., gradient_as_bucket_view=True)",
@@ -218,7 +209,6 @@ def _bucket_view(observed: Observed, settings: Settings) -> Remedy:
 def _buffers(observed: Observed, settings: Settings) -> Remedy:
     new = any("forward_sync_buffers" in wrap.options for wrap in observed.record.wraps)
     return Remedy(
-        settings=settings,
         title="buffers not broadcast",
         semantics="buffers (BatchNorm's running statistics) may differ between ranks",
         do=f"DistributedDataParallel(..., {'forward_sync_buffers' if new else 'broadcast_buffers'}=False)",
@@ -229,7 +219,6 @@ def _buffers(observed: Observed, settings: Settings) -> Remedy:
 def _unused(observed: Observed, settings: Settings) -> Remedy:
     static = bool(settings.static_graph)
     return Remedy(
-        settings=settings,
         semantics="the graph must be the same in every step" if static else "each step must use all parameters",
         do=f"DistributedDataParallel(..., {'static_graph=True' if static else 'find_unused_parameters=False'})",
         location=_wrap_line(observed),
@@ -239,7 +228,6 @@ def _unused(observed: Observed, settings: Settings) -> Remedy:
 
 def _hook(observed: Observed, settings: Settings) -> Remedy:
     return Remedy(
-        settings=settings,
         title="gradients sent as bfloat16",
         memory=f"{bytes_text(round(observed.gradients.total_bytes / 2))} while they are sent",
         semantics="gradients are rounded to 8 bits of mantissa before they are added up",
@@ -251,7 +239,6 @@ def _hook(observed: Observed, settings: Settings) -> Remedy:
 
 def _communication(observed: Observed, settings: Settings) -> Remedy:
     return Remedy(
-        settings=settings,
         title="all communication of gradients hidden",
         do="send less or less often, over faster links, or let backward hide it",
         location=_wrap_line(observed),
@@ -261,7 +248,6 @@ def _communication(observed: Observed, settings: Settings) -> Remedy:
 
 def _data(observed: Observed, settings: Settings) -> Remedy:
     return Remedy(
-        settings=settings,
         title="no waiting for data",
         do="more workers, a faster disk, less work for each sample",
         note="a bound: the most that any of these can bring",
@@ -273,7 +259,6 @@ def _collectives(observed: Observed, settings: Settings) -> Remedy:
     names = ", ".join(meeting.kind for meeting in own[:3])
     dropped = settings.collectives == "dropped"
     return Remedy(
-        settings=settings,
         title=f"{names} {'dropped' if dropped else 'as one call of each kind'}",
         semantics="what they compute is not there any more" if dropped else "",
         do="call it when something is logged, not in every step" if dropped else "put the values in one tensor",
@@ -284,7 +269,6 @@ def _collectives(observed: Observed, settings: Settings) -> Remedy:
 def _host_syncs(observed: Observed, settings: Settings) -> Remedy:
     reads = sorted(observed.record.host_reads, key=lambda read: -read.wait_ns)
     return Remedy(
-        settings=settings,
         title="no results read back in the loop",
         do="keep them on the GPU (loss.detach()) and read them when they are logged",
         location=_site(observed, reads[0].site) if reads else None,
@@ -295,7 +279,6 @@ def _host_syncs(observed: Observed, settings: Settings) -> Remedy:
 def _link(observed: Observed, settings: Settings) -> Remedy:
     speed = settings.link_speed
     return Remedy(
-        settings=settings,
         title=f"links {speed:g} times as fast" if speed else "",
         do="other hardware, or the link that is there already (see slow-link, DDP408)",
         note="latency stays",

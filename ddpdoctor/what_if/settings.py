@@ -177,15 +177,15 @@ def parse(words: Iterable[str]) -> Settings:
             meant = f"; did you mean {close[0]}?" if close else ""
             raise UsageError(f"--set {word}: there is no setting {name!r}{meant}", f"There are: {', '.join(_READERS)}.")
         if not equals or not value.strip():
-            raise UsageError(f"--set {word}: the value is missing", f"Write `--set {name}={_EXAMPLES[name]}`.")
+            raise UsageError(f"--set {word}: the value is missing", f"Write `--set {name}={_READERS[name][1]}`.")
         if name in found:
             raise UsageError(f"--set {name} is given twice")
         try:
-            found[name] = _READERS[name](value.strip().lower())
+            found[name] = _READERS[name][0](value.strip().lower())
         except ValueError as error:
             raise UsageError(
                 f"--set {word}: {error if str(error) else 'that is not possible'}",
-                f"Write `--set {name}={_EXAMPLES[name]}`.",
+                f"Write `--set {name}={_READERS[name][1]}`.",
             ) from error
     settings = Settings(**found)
     if settings.nodes is not None and settings.ranks is not None and settings.ranks % settings.nodes:
@@ -246,56 +246,34 @@ def _shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-_READERS: dict[str, Callable[[str], Any]] = {
-    "straggler": _word("none"),
-    "workers": _whole(1, 1_024),
-    "bucket_cap_mb": _number(0.001, 1e6),
-    "first_bucket": _flag,
-    "accumulation": _whole(1, 10_000),
-    "gradient_as_bucket_view": _flag,
-    "broadcast_buffers": _flag,
-    "static_graph": _flag,
-    "find_unused_parameters": _flag,
-    "hook": _word("bf16_compress"),
-    "communication": _word("hidden"),
-    "data": _word("ready"),
-    "collectives": _word("batched", "dropped"),
-    "host_syncs": _word("dropped"),
-    "link_gbit_per_s": _number(1e-3, 1e6),
-    "link_speed": _number(1e-3, 1e3),
-    "ranks": _whole(1, MOST_RANKS),
-    "nodes": _whole(1, MOST_RANKS),
-    "internode_gbit_per_s": _number(1e-3, 1e6),
-    "internode_latency_us": _number(0, 1e6),
-    "scaling": _word("weak", "strong"),
+_READERS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "straggler": (_word("none"), "none"),
+    "workers": (_whole(1, 1_024), "4"),
+    "bucket_cap_mb": (_number(0.001, 1e6), "100"),
+    "first_bucket": (_flag, "true"),
+    "accumulation": (_whole(1, 10_000), "4"),
+    "gradient_as_bucket_view": (_flag, "true"),
+    "broadcast_buffers": (_flag, "false"),
+    "static_graph": (_flag, "true"),
+    "find_unused_parameters": (_flag, "false"),
+    "hook": (_word("bf16_compress"), "bf16_compress"),
+    "communication": (_word("hidden"), "hidden"),
+    "data": (_word("ready"), "ready"),
+    "collectives": (_word("batched", "dropped"), "dropped"),
+    "host_syncs": (_word("dropped"), "dropped"),
+    "link_gbit_per_s": (_number(1e-3, 1e6), "100"),
+    "link_speed": (_number(1e-3, 1e3), "2"),
+    "ranks": (_whole(1, MOST_RANKS), "64"),
+    "nodes": (_whole(1, MOST_RANKS), "8"),
+    "internode_gbit_per_s": (_number(1e-3, 1e6), "100"),
+    "internode_latency_us": (_number(0, 1e6), "20"),
+    "scaling": (_word("weak", "strong"), "strong"),
 }
+"""How each is read, with an example."""
 _ALIASES = {
     "num_workers": "workers",
     "no_sync": "accumulation",
     "forward_sync_buffers": "broadcast_buffers",
     "find_unused": "find_unused_parameters",
     "comm_hook": "hook",
-}
-_EXAMPLES = {
-    "straggler": "none",
-    "workers": "4",
-    "bucket_cap_mb": "100",
-    "first_bucket": "true",
-    "accumulation": "4",
-    "gradient_as_bucket_view": "true",
-    "broadcast_buffers": "false",
-    "static_graph": "true",
-    "find_unused_parameters": "false",
-    "hook": "bf16_compress",
-    "communication": "hidden",
-    "data": "ready",
-    "collectives": "dropped",
-    "host_syncs": "dropped",
-    "link_gbit_per_s": "100",
-    "link_speed": "2",
-    "ranks": "64",
-    "nodes": "8",
-    "internode_gbit_per_s": "100",
-    "internode_latency_us": "20",
-    "scaling": "strong",
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 from ddpdoctor.diagnosis.performance.summary import Phases, StepTimes, Traffic
 from ddpdoctor.monitor.replay import SCRIPT
 from ddpdoctor.monitor.snapshot import BucketView, CallView, History, RankView, Snapshot
-from ddpdoctor.record.streams.measured import Phase
 from tests.demo.findings import BACKWARD_STACK, BARRIER_STACK, findings_at, stall_at, verdict_at
 from tests.demo.gpus import gpus_at
 from tests.demo.story import (
@@ -119,18 +118,16 @@ def _rank(rank: int, elapsed_s: float, started_at_ns: int, seed: int, culprit: b
     phases = _mean_phases((times,))
     now_ns = started_at_ns + int(elapsed_s * NS)
     hung = elapsed_s >= HANG_S
-    state, phase, since_ns = _now(rank, elapsed_s, started_at_ns, seed, times)
+    state, since_ns = _now(rank, elapsed_s, started_at_ns, seed, times)
     stack = BARRIER_STACK if hung and rank == SHORT_RANK else BACKWARD_STACK
     taken_at_ns = started_at_ns + int((HANG_S + 1) * NS) if elapsed_s >= HANG_S + NOTICED_S else asked.get(rank)
     return RankView(
         rank=rank,
-        local_rank=rank,
         node=0,
         host="node-a17",
         pid=21_840 + rank,
         gpu_index=rank,
         state=state,
-        phase=phase,
         state_since_ns=since_ns,
         where=stack[0],
         culprit=culprit,
@@ -148,27 +145,27 @@ def _rank(rank: int, elapsed_s: float, started_at_ns: int, seed: int, culprit: b
     )
 
 
-def _now(rank: int, elapsed_s: float, started_at_ns: int, seed: int, times: RankTimes) -> tuple[str, Phase, int]:
+def _now(rank: int, elapsed_s: float, started_at_ns: int, seed: int, times: RankTimes) -> tuple[str, int]:
     if elapsed_s >= HANG_S:
         since_ns = started_at_ns + int(HANG_S * NS)
         if rank == SHORT_RANK:
-            return "waiting in barrier #8,625", "explicit", since_ns
-        return "waiting in all_reduce #8,625 (gradients)", "backward", since_ns
+            return "waiting in barrier #8,625", since_ns
+        return "waiting in all_reduce #8,625 (gradients)", since_ns
     made = steps_at(elapsed_s, seed)
     at_ms = (made - int(made)) * times.step
-    acts: tuple[tuple[str, Phase, float], ...] = (
-        ("loading data", "data_wait", times.data),
-        ("computing (forward)", "forward", times.forward),
-        ("computing (backward)", "backward", times.backward),
-        ("waiting for the last rank's gradients", "backward", times.waiting),
-        ("reducing gradients", "backward", times.transfer),
-        ("computing (optimizer)", "optimizer", times.optimizer + times.explicit + times.other),
+    acts: tuple[tuple[str, float], ...] = (
+        ("loading data", times.data),
+        ("computing (forward)", times.forward),
+        ("computing (backward)", times.backward),
+        ("waiting for the last rank's gradients", times.waiting),
+        ("reducing gradients", times.transfer),
+        ("computing (optimizer)", times.optimizer + times.explicit + times.other),
     )
-    for state, phase, length in acts:
+    for state, length in acts:
         if at_ms < length:
-            return state, phase, started_at_ns + int((elapsed_s - at_ms / 1_000) * NS)
+            return state, started_at_ns + int((elapsed_s - at_ms / 1_000) * NS)
         at_ms -= length
-    return "computing (optimizer)", "optimizer", started_at_ns + int(elapsed_s * NS)
+    return "computing (optimizer)", started_at_ns + int(elapsed_s * NS)
 
 
 def _lateness(second: int, seed: int) -> tuple[float, ...]:

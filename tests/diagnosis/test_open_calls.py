@@ -41,7 +41,7 @@ def job(*calls: tuple[str, int], stands_ms: int = 4_000) -> RunRecord:
     beats = tuple(
         RankHeartbeat(
             rank=rank, beat_at_ns=5 * SECOND, phase="explicit", phase_since_ns=SECOND, step=3, collective=kind,
-            sequence=-1, enqueued=0, completed=0, site=rank, main_cpu_ns=0, unchanged_ms=stands_ms,
+            sequence=-1, enqueued=0, completed=0, site=rank, unchanged_ms=stands_ms,
         )
         for rank, (kind, _) in enumerate(calls)
     )  # fmt: skip

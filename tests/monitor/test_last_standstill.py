@@ -43,7 +43,7 @@ def record(*ranks: Rank, completed: int = 40, at_ns: int = 10**10, unchanged_ms:
     heartbeats = tuple(
         RankHeartbeat(
             rank=number, beat_at_ns=at_ns, phase="backward", phase_since_ns=1, step=40, collective="", sequence=-1,
-            enqueued=41, completed=completed, site=-1, main_cpu_ns=0, unchanged_ms=unchanged_ms,
+            enqueued=41, completed=completed, site=-1, unchanged_ms=unchanged_ms,
         )
         for number in (0, 1)
     )  # fmt: skip

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.monitor.lobby import Lobby, source_of
 from ddpdoctor.monitor.nodes import front
-from ddpdoctor.monitor.nodes.front import FIRST_BYTES, GREETING
+from ddpdoctor.monitor.nodes.front import FIRST_BYTES, GREETING, Lobby, source_of
 from ddpdoctor.monitor.nodes.head import Head
 from ddpdoctor.monitor.nodes.meeting import listening_sockets
 from tests.intruders.attack import CLIENT_GREETING, first_words, held_back, many, with_keys
@@ -104,7 +103,7 @@ def is_closed(own: socket.socket) -> bool:
 def test_what_is_no_handshake_of_ours_is_cut_off_at_once(said: bytes) -> None:
     with listening() as head, many(head.meeting.port, 1, said) as (own,):
         assert is_closed(own)
-        assert not head._front._peers
+        assert not head.front._peers
 
 
 def test_who_says_nothing_more_is_cut_off_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +120,7 @@ def test_many_strangers_hold_few_descriptors_and_agents_get_in() -> None:
     with listening() as head, many(head.meeting.port, 400, GREETING[:1]):
         with forwarding(head.meeting) as agent:
             until(lambda: bool(agent.answered_s))
-        assert len(head._front._strangers.all()) <= front.MOST_OF_ONE
+        assert len(head.front._strangers.all()) <= front.MOST_OF_ONE
 
 
 def test_who_was_refused_again_and_again_may_still_get_in() -> None:
@@ -138,11 +137,11 @@ def test_unfinished_messages_are_bounded_together_and_make_room(monkeypatch: pyt
     with listening() as head, held_back(head.meeting.port, 900_000) as port, with_keys(head.meeting, port, 6) as held:
         for one in held:
             one.send(bytes(1 << 20))
-        until(lambda: head._front._ahead >= 1 << 20)
+        until(lambda: head.front._ahead >= 1 << 20)
         with forwarding(head.meeting) as agent:  # A short message gets through all the same.
             until(lambda: bool(agent.answered_s))
-        until(lambda: head.turned_away > 0)
-        assert head._front._ahead < (1 << 20) + 7 * (64 << 10)
+        until(lambda: head.front.turned_away > 0)
+        assert head.front._ahead < (1 << 20) + 7 * (64 << 10)
 
 
 def test_a_fault_of_ours_costs_one_connection_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,12 +158,12 @@ def test_a_fault_of_ours_costs_one_connection_and_is_told(monkeypatch: pytest.Mo
 def test_a_job_of_a_few_ranks_lets_few_in_and_who_is_silent_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front, "SILENT_AFTER_S", 0.2)
     with listening() as head:
-        head._front.limit(3)
+        head.front.limit(3)
         with with_keys(head.meeting, head.meeting.port, 3):
-            until(lambda: head._front._let_in == 3)
+            until(lambda: head.front._let_in == 3)
             with forwarding(head.meeting) as agent:
                 until(lambda: bool(agent.answered_s))
-            assert head._front._let_in <= 3 and head.turned_away > 0
+            assert head.front._let_in <= 3 and head.front.turned_away > 0
 
 
 def test_no_one_but_the_front_gets_to_the_socket_inside() -> None:
@@ -175,7 +174,7 @@ def test_no_one_but_the_front_gets_to_the_socket_inside() -> None:
 
         code = "import socket, sys; own = socket.socket(socket.AF_UNIX); own.connect(bytes.fromhex(sys.argv[1]))"
         code += "; own.settimeout(20); print(own.recv(10))"
-        words = (sys.executable, "-c", code, head._front._name.encode().hex())
+        words = (sys.executable, "-c", code, head.front._name.encode().hex())
         assert subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout == "b''\n"
     finally:
         head.close()

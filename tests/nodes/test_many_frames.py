@@ -72,7 +72,7 @@ def test_who_sends_a_message_that_does_not_end_is_cut_off(monkeypatch: pytest.Mo
         own.send_multipart([bytes(10_000)] * 500)
         assert watch.poll(60_000)
         own.disable_monitor()
-        until(lambda: head.turned_away == 1)
+        until(lambda: head.front.turned_away == 1)
         assert not head.trouble
         is_heard(head)
 

@@ -67,7 +67,7 @@ def test_files_that_are_unusual_but_right(tmp_path: Path, raw: bytes) -> None:
     path = tmp_path / "train.py"
     path.write_bytes(raw)
     script = read_script(path)
-    assert script.files == 1
+    assert len(script.modules) == 1
     assert findings_of(script) == []
 
 
@@ -99,7 +99,7 @@ def test_imported_files_that_cannot_be_read_are_notes(tmp_path: Path) -> None:
     (tmp_path / "nul.py").write_bytes(b"\0")
     path = written(tmp_path, "import broken, nul\n")
     script = read_script(path)
-    assert script.files == 1
+    assert len(script.modules) == 1
     assert [note.removeprefix(str(tmp_path) + "/") for note in script.notes] == [
         "broken.py, line 2, does not parse: invalid syntax",
         "nul.py cannot be read: it contains NUL bytes",

@@ -93,13 +93,11 @@ def rank(number: int, *, step: Phases, late: float = 0.0, **changed: object) -> 
     """One rank of a run that goes on."""
     base = RankView(
         rank=number,
-        local_rank=number % 8,
         node=number // 8,
         host=f"node-{number // 8:02}",
         pid=4_000 + number,
         gpu_index=number % 8,
         state="computing (backward)",
-        phase="backward",
         state_since_ns=NOW - 40 * MS,
         where=STACK[0],
         step=1_234,
@@ -309,7 +307,7 @@ def input_bound() -> Snapshot:
         ("data wait is 33% of the step on all 8 ranks",),
         phases=step,
         step_times=StepTimes(p50_ns=step.step_ns, p95_ns=step.step_ns * 1.1),
-        ranks=tuple(rank(number, step=step, state="waiting for data", phase="data_wait") for number in range(8)),
+        ranks=tuple(rank(number, step=step, state="waiting for data") for number in range(8)),
         gpus=tuple(gpu(index, use=62.0) for index in range(8)),
         gpu_utilisation_percent=59.0,
         gpu_utilisation_corrected_percent=56.0,

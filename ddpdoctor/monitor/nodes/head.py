@@ -106,7 +106,7 @@ class Head:
             self._prepare(self.keys.server_secret.encode("ascii"))
             listening, self.listens = listening_sockets(host, port)
             bound = int(listening[0].getsockname()[1])
-            self._front = Front(self._socket, listening, MOST_NODES + MOST_SCREENS)
+            self.front = Front(self._socket, listening, MOST_NODES + MOST_SCREENS)
         except (zmq.ZMQError, OSError) as error:
             for one in listening:
                 one.close()
@@ -168,7 +168,7 @@ class Head:
 
         What others may report from now on is of the other ranks of a job of this size.
         """
-        self._front.limit(2 * max(0, world_size - len(own)) + MOST_SCREENS + _OTHER_PEERS)
+        self.front.limit(2 * max(0, world_size - len(own)) + MOST_SCREENS + _OTHER_PEERS)
         with self.lock:
             self._own, self._world_size = frozenset(own), world_size
             lost = [session for session, node in self.nodes.items() if node.is_lost(now_ns)]
@@ -180,12 +180,7 @@ class Head:
     @property
     def trouble_at_port(self) -> str:
         """What failed of ours where connections come in, as a sentence; empty while all is well."""
-        return self._front.trouble
-
-    @property
-    def turned_away(self) -> int:
-        """Peers with a key of the job that were cut off for what they sent, or found no room."""
-        return self._front.turned_away
+        return self.front.trouble
 
     def close(self) -> None:
         """Listen no longer."""
@@ -194,7 +189,7 @@ class Head:
         sys.setswitchinterval(self._switch_s)
         self._guard.stop()
         self._context.destroy(linger=_LINGER_MS)
-        self._front.close()
+        self.front.close()
 
     def _prepare(self, secret: bytes) -> None:
         own = self._socket
@@ -229,7 +224,7 @@ class Head:
     def _receive(self) -> None:
         frames, size = received(self._socket, _FRAMES)
         received_ns = epoch_ns()
-        source = self._front.taken(int(frames[-1].get("__fd")), size)
+        source = self.front.taken(int(frames[-1].get("__fd")), size)
         identity, *parts = [frame.bytes for frame in frames]
         if self._is_flooded():
             self._over.wait(_FLOOD_PAUSE_S)

@@ -86,7 +86,6 @@ class GroupConfig(msgspec.Struct):
     """What a dump says of a process group."""
 
     name: str = ""
-    desc: str = ""
     ranks: str | list[int] = ""
 
 
@@ -96,7 +95,6 @@ class Dump(msgspec.Struct, kw_only=True):
     version: str = ""
     rank: int | None = None
     pg_config: dict[str, GroupConfig] = {}
-    pg_status: dict[str, dict[str, int]] = {}
     entries: list[Entry] = []
 
 

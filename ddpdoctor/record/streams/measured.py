@@ -128,7 +128,6 @@ class RankHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
     completed: int = -1
     site: int = -1
     """Where the main thread is in the user's code; -1 when not known."""
-    main_cpu_ns: int = 0
     unchanged_ms: int = 0
     """For how long the main thread's stack has not changed."""
     forwards: int = 0

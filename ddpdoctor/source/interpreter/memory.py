@@ -39,7 +39,7 @@ from ddpdoctor.source.interpreter.values import (
     is_agreed,
 )
 from ddpdoctor.source.script.call_graph import Mentions, mentions_of
-from ddpdoctor.source.script.module import Module, descend, last_name
+from ddpdoctor.source.script.module import Module, descend, last_name, once
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.vocabulary import DDP, LOCAL_RANK_NAMES, RANK_NAMES
 
@@ -48,9 +48,10 @@ from ddpdoctor.source.vocabulary import DDP, LOCAL_RANK_NAMES, RANK_NAMES
 _JOINS = frozenset({"torch.distributed.init_process_group", DDP})
 
 
-def mode_flags(modules: Sequence[Module]) -> frozenset[str]:
+@once
+def mode_flags(script: Script) -> frozenset[str]:
     """Return the names and attributes that alone stand in the tests around what joins or wraps, in all modules."""
-    return frozenset(name for module in modules for name in _flags(module)) - RANK_NAMES - LOCAL_RANK_NAMES
+    return frozenset(name for module in script.modules for name in _flags(module)) - RANK_NAMES - LOCAL_RANK_NAMES
 
 
 def _flags(module: Module) -> Iterator[str]:
@@ -243,10 +244,7 @@ class Memory:
     @property
     def mode_flags(self) -> frozenset[str]:
         """The flags of the script that are true in a job with ranks."""
-        known: frozenset[str] | None = self.script.__dict__.get("_mode_flags")
-        if known is None:
-            known = self.script.__dict__["_mode_flags"] = mode_flags(self.script.modules)
-        return known
+        return mode_flags(self.script)
 
     @property
     def mentions(self) -> Mentions:

@@ -16,7 +16,7 @@ from ddpdoctor.source.events import Branch, Event, Exit, Guard, Item, Jump, Loop
 from ddpdoctor.source.interpreter.values import ALL_RANKS, RANKS, is_guessed
 from ddpdoctor.source.projection import Projection, Walk
 from ddpdoctor.source.ranks.ranks import numbers_in, ranks_text
-from ddpdoctor.source.script.module import Module, children_of, descend, dotted, last_name
+from ddpdoctor.source.script.module import Module, all_once, children_of, descend, dotted, last_name
 
 SAME_ORDER = "Let the ranks make these calls in the same order."
 SHOWN = 3
@@ -59,21 +59,14 @@ class SourceParting(msgspec.Struct, frozen=True, kw_only=True):
     """What the missing ranks run first, where they make the same calls in another order."""
 
 
-def partings(projection: Projection) -> tuple[SourceParting, ...]:
-    """Return every place where ranks part, one for each collective call; they are kept with the script."""
-    kept: tuple[SourceParting, ...] | None = projection.machine.script.__dict__.get("_partings")
-    if kept is None:
-        kept = tuple(_partings(projection))
-        projection.machine.script.__dict__["_partings"] = kept
-    return kept
-
-
 def partings_by(projection: Projection, cause: Cause) -> Iterator[SourceParting]:
     """Yield the places where ranks part by one cause: each check of divergences has its own."""
     return (parting for parting in partings(projection) if parting.cause == cause)
 
 
-def _partings(projection: Projection) -> Iterator[SourceParting]:
+@all_once
+def partings(projection: Projection) -> Iterator[SourceParting]:
+    """Yield every place where ranks part, one for each collective call."""
     seen: set[ast.AST] = set()
     left: set[tuple[ast.AST, bool]] = set()
     for walk in projection.walks:

@@ -14,7 +14,7 @@ from ddpdoctor.source.libraries.lightning import has_several
 from ddpdoctor.source.libraries.rank_attributes import TRAINERS
 from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.script.launch_facts import declared_options, launches, reads_launcher_rank, tests_for_gpu
-from ddpdoctor.source.script.module import Module, descend, dotted, last_name
+from ddpdoctor.source.script.module import Module, descend, dotted, last_name, once
 from ddpdoctor.source.script.script import Script, calls_any, uses_part
 from ddpdoctor.source.torch_model.recorded_calls import SET_VARIABLE
 from ddpdoctor.source.vocabulary import (
@@ -62,16 +62,14 @@ _WORD = regex(r"\w+")
 _CHOICES_OF_MODE = regex(r"distributed|ddp|world|multi|gpu|device|nproc|parallel|rank|cuda|backend", re.IGNORECASE)
 
 
+@once
 def framework(script: Script) -> str:
     """Return the training framework that starts ranks and places models for a script; empty when it does so itself.
 
     One that is imported, or used under a condition only, does nothing for the rest of the script.
     """
-    kept: str | None = script.__dict__.get("_framework")
-    if kept is None:
-        found = next(frameworks(project(script)), None)
-        kept = script.__dict__["_framework"] = "" if found is None else found.name.partition(".")[0]
-    return kept
+    found = next(frameworks(project(script)), None)
+    return "" if found is None else found.name.partition(".")[0]
 
 
 def frameworks(projection: Projection) -> Iterator[Event]:

@@ -26,7 +26,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.libraries.lightning import MODULES, has_several, searches_unused
 from ddpdoctor.source.projection import Projection, whole_projection
-from ddpdoctor.source.script.module import Module, descend, last_name
+from ddpdoctor.source.script.module import Module, descend, last_name, once
 from ddpdoctor.source.script.script import Script, uses_part
 from ddpdoctor.source.torch_model.buffers import parts_of_module
 from ddpdoctor.source.torch_model.recorded_calls import SET_REQUIRES_GRAD
@@ -318,14 +318,11 @@ def _reached_text(script: Script, own: Sequence[ProjectClass]) -> set[str] | Non
     return words
 
 
+@once
 def _all_loaded_words(script: Script) -> Counter[str]:
-    counted: Counter[str] | None = script.__dict__.get("_loaded_words")
-    if counted is None:
-        counted = script.__dict__["_loaded_words"] = Counter()
-        for module in script.modules:
-            for kind in (ast.Attribute, ast.Constant, ast.Name):
-                counted.update(word for node in module.index.of(kind) for word in _loaded_words(node))
-    return counted
+    kinds = (ast.Attribute, ast.Constant, ast.Name)
+    nodes = (node for module in script.modules for kind in kinds for node in module.index.of(kind))
+    return Counter(word for node in nodes for word in _loaded_words(node))
 
 
 def _loaded_words(node: ast.AST) -> Iterator[str]:

@@ -25,7 +25,7 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.projection import Projection, project
 from ddpdoctor.source.queries.job_kind import frameworks, is_distributed, speaks_of_devices
 from ddpdoctor.source.queries.training_loops import feedings, is_averaged, through_ddp, unread_loss
-from ddpdoctor.source.script.module import Module, last_name
+from ddpdoctor.source.script.module import Module, last_name, once
 from ddpdoctor.source.script.script import Script, says
 
 _OF_TRAINING: tuple[Subject, ...] = ("wrap", "model", "training", "loss", "training-loader", "sampler")
@@ -101,12 +101,10 @@ _FOUND: Mapping[Subject, Callable[[Projection], bool]] = {
 }
 
 
+@once
 def gaps(projection: Projection) -> tuple[Gap, ...]:
     """Return what of a script was not understood, each cause once; kept with the projection."""
-    known: tuple[Gap, ...] | None = projection.__dict__.get("_gaps")
-    if known is None:
-        known = projection.__dict__["_gaps"] = tuple(dict.fromkeys(_gaps(projection)))
-    return known
+    return tuple(dict.fromkeys(_gaps(projection)))
 
 
 def _gaps(projection: Projection) -> Iterator[Gap]:

@@ -35,7 +35,7 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.ranks.data_partitions import SHARE
 from ddpdoctor.source.ranks.rank_local_values import TORCHS, is_found_alike, lists_names, seeded
-from ddpdoctor.source.script.module import descend, made_from
+from ddpdoctor.source.script.module import all_once, descend, made_from
 from ddpdoctor.source.script.script import code_of
 from ddpdoctor.source.torch_model.ddp import SHARDED_TAGS
 from ddpdoctor.source.torch_model.recorded_calls import UNWRAPPED_FORWARD
@@ -71,15 +71,9 @@ class Feeding(msgspec.Struct, frozen=True, eq=False):
     """Nothing else than these loaders can stand there."""
 
 
+@all_once
 def feedings(projection: Projection) -> Iterator[Feeding]:
     """Yield every loader whose batches reach a backward whose gradients are averaged, once."""
-    known: tuple[Feeding, ...] | None = projection.__dict__.get("_feedings")
-    if known is None:
-        known = projection.__dict__["_feedings"] = tuple(_feedings(projection))
-    return iter(known)
-
-
-def _feedings(projection: Projection) -> Iterator[Feeding]:
     seen: set[int] = set()
     wrapped = any(projection.of_kind("wrap"))
     for backward in projection.in_course("backward"):

@@ -44,7 +44,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.ranks.data_partitions import PART
 from ddpdoctor.source.script.call_graph import adds_key
-from ddpdoctor.source.script.module import descend, last_name
+from ddpdoctor.source.script.module import descend, last_name, once
 from ddpdoctor.source.script.script import Script
 from ddpdoctor.source.vocabulary import DATA_LOADER, RANK_VARYING_CALLS, SEEDING, text_hints_at_ranks
 
@@ -277,12 +277,10 @@ def is_own_loader(machine: Machine, number: int) -> bool:
     return dataset is not None and is_varying(dataset)
 
 
+@once
 def seeded(script: Script) -> frozenset[int]:
     """Return the generators that a script gives a seed; a function of unknown code that may seed, by its name, all."""
-    known: frozenset[int] | None = script.__dict__.get("_seeded")
-    if known is None:
-        known = script.__dict__["_seeded"] = frozenset(_seeded(script))
-    return known
+    return frozenset(_seeded(script))
 
 
 def _seeded(script: Script) -> Iterator[int]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from ddpdoctor.source.script.module import Module, NodeIndex, descend, last_name
+from ddpdoctor.source.script.module import Module, NodeIndex, descend, last_name, once
 from ddpdoctor.source.vocabulary import COLLECTIVES, SAME, canonical, collective_methods
 
 _SYNCHRONISING = frozenset(name.rpartition(".")[2] for name in COLLECTIVES if ".checkpoint." not in name) | {
@@ -36,13 +36,11 @@ def mentions_of(modules: Sequence[Module]) -> Mentions:
     callers: dict[str, list[frozenset[str]]] = {}
     defined: set[str] = set()
     for module in modules:
-        known: _ModuleMentions | None = module.__dict__.get("_mentions")
-        if known is None:
-            known = module.__dict__["_mentions"] = _in_module(module)
+        known = _in_module(module)
         synchronising |= known.synchronising
         defined |= known.defined
     for module in modules:
-        found: Mapping[str, frozenset[str]] = module.__dict__["_mentions"].callers
+        found: Mapping[str, frozenset[str]] = _in_module(module).callers
         for name in found.keys() & defined:
             callers.setdefault(name, []).append(found[name])
     return Mentions(_with_callers(synchronising, callers))
@@ -141,6 +139,7 @@ class _ModuleMentions(msgspec.Struct, frozen=True):
     """Definitions that call a name or derive from it."""
 
 
+@once
 def _in_module(module: Module) -> _ModuleMentions:
     index = module.index
     places_found, calls = _synchronising_places(module), _calls_of(index)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.source.script.module import Module, descend
+from ddpdoctor.source.script.module import Module, descend, once
 from ddpdoctor.source.script.script import Script, imports_any, parse_bytes, uses_part
 
 FRAMEWORKS = (b"torch", b"accelerate", b"lightning", b"transformers", b"deepspeed", b"horovod")
@@ -38,14 +38,12 @@ def is_entry(script: Script) -> bool:
     return acts(script.entry) and (uses_part(script, _JOINS) or imports_any(script, ("deepspeed",)))
 
 
+@once
 def acts(module: Module) -> bool:
     """Return whether a file does something when it is run: below a test of ``__name__``, or by calls at top level."""
-    known: bool | None = module.__dict__.get("_acts")
-    if known is None:
-        body = module.tree.body
-        called = not _is_only_imported(module) and any(map(_statement_acts, body))
-        known = module.__dict__["_acts"] = called or any(map(_tests_how_it_is_run, body))
-    return known
+    body = module.tree.body
+    called = not _is_only_imported(module) and any(map(_statement_acts, body))
+    return called or any(map(_tests_how_it_is_run, body))
 
 
 def _is_only_imported(module: Module) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
@@ -280,6 +280,30 @@ class Import(msgspec.Struct, frozen=True):
     bound_as: str
     """Local name; empty for a star import."""
     line: int
+
+
+Held = TypeVar("Held")
+Found = TypeVar("Found")
+
+
+def once(function: Callable[[Held], Found]) -> Callable[[Held], Found]:
+    """Compute once for each script, module or projection that it is given, and keep it there."""
+    name = f"{function.__module__}.{function.__qualname__}"
+
+    @wraps(function)
+    def kept(owner: Held) -> Found:
+        held = owner.__dict__
+        if name not in held:
+            held[name] = function(owner)
+        found: Found = held[name]
+        return found
+
+    return kept
+
+
+def all_once(function: Callable[[Held], Iterable[Found]]) -> Callable[[Held], tuple[Found, ...]]:
+    """As ``once``, of all that a function yields."""
+    return once(wraps(function)(lambda owner: tuple(function(owner))))
 
 
 class Module(msgspec.Struct, frozen=True, dict=True, eq=False):

@@ -19,7 +19,7 @@ from ddpdoctor.files.patterns import home_directory
 from ddpdoctor.files.untrusted import decoded
 from ddpdoctor.finding import Location
 from ddpdoctor.source.script.launch_facts import cuda_demand, rank_launch
-from ddpdoctor.source.script.module import Module, Scope, children_of, deep_recursion, descend, dotted, last_name
+from ddpdoctor.source.script.module import Module, Scope, children_of, deep_recursion, descend, dotted, last_name, once
 from ddpdoctor.source.script.project import UNDERSTOOD, Finder, Surroundings, find_main
 
 # Directories that modules add to `sys.path`: `sys.path.append(os.path.join(os.path.dirname(__file__), "lib"))`.
@@ -77,21 +77,15 @@ def _given(module: Module, expression: ast.expr, function: ast.AST) -> Iterator[
             yield call.args[position]
 
 
+@once
 def _assigned(module: Module) -> Mapping[str, ast.expr]:
     """Return what variables of a module are set to, where that is one expression; also those of its functions."""
-    known: dict[str, ast.expr] | None = module.__dict__.get("_path_variables")
-    if known is None:
-        known = module.__dict__["_path_variables"] = {}
-        repeated: set[str] = set()
-        for node in module.index.of(ast.Assign):
-            for target in node.targets:
-                if isinstance(target, ast.Name):
-                    if target.id in known:
-                        repeated.add(target.id)
-                    known[target.id] = node.value
-        for name in repeated:
-            del known[name]
-    return known
+    values: dict[str, list[ast.expr]] = {}
+    for node in module.index.of(ast.Assign):
+        for target in node.targets:
+            if isinstance(target, ast.Name):
+                values.setdefault(target.id, []).append(node.value)
+    return {name: found[0] for name, found in values.items() if len(found) == 1}
 
 
 def _path(module: Module, node: ast.AST, variables: Mapping[str, ast.expr], depth: int) -> str:
@@ -243,11 +237,6 @@ class Script(msgspec.Struct, frozen=True, dict=True, eq=False, kw_only=True):
     def entry(self) -> Module:
         """The entry script's module."""
         return self.modules[0]
-
-    @property
-    def files(self) -> int:
-        """How many files were read."""
-        return len(self.modules)
 
     def module(self, name: str) -> Module | None:
         """Return the project module with a dotted name, if it was read."""
@@ -435,12 +424,10 @@ def _mentions_ranks(path: Path) -> bool:
     return any(word in content for word in _OF_RANKS)
 
 
+@once
 def _wanted(module: Module) -> tuple[str, ...]:
     """Return dotted names that a module's imports may mean, packages before what is in them; kept with the module."""
-    kept: tuple[str, ...] | None = module.__dict__.get("_wanted")
-    if kept is None:
-        kept = module.__dict__["_wanted"] = tuple(dict.fromkeys(_imported(module)))
-    return kept
+    return tuple(dict.fromkeys(_imported(module)))
 
 
 def _imported(module: Module) -> Iterator[str]:
@@ -507,12 +494,10 @@ def says(call: ast.Call) -> bool:
     return _SAYING.match(last_name(call.func)) is not None
 
 
+@once
 def words_of(module: Module) -> frozenset[str]:
     """Return the words of a module's code; kept with it."""
-    known: frozenset[str] | None = module.__dict__.get("_code_words")
-    if known is None:
-        known = module.__dict__["_code_words"] = frozenset(_words(module))
-    return known
+    return frozenset(_words(module))
 
 
 def code_of(node: ast.AST) -> str:
@@ -549,11 +534,13 @@ def _partly(module: Module, part: str) -> bool:
     known: dict[str, bool] = module.__dict__.setdefault("_code_parts", {})
     found = known.get(part)
     if found is None:
-        text: str | None = module.__dict__.get("_code_text")
-        if text is None:
-            text = module.__dict__["_code_text"] = "\n".join(words_of(module))
-        found = known[part] = part in module.text and part in text
+        found = known[part] = part in module.text and part in _code_text(module)
     return found
+
+
+@once
+def _code_text(module: Module) -> str:
+    return "\n".join(words_of(module))
 
 
 def _words(module: Module) -> Iterator[str]:
