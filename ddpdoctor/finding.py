@@ -208,6 +208,13 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         return self.remedy if self.gain is None else f"{self.remedy} Predicted: {self.gain.text}."
 
     @property
+    def urgency(self) -> tuple[int, bool, float]:
+        """What findings of a run are sorted by: the worst first, what is wrong before what is slow, and of that what
+        gains most when mended.
+        """
+        return self.severity.order, self.family == "speed", -(self.gain.speedup if self.gain is not None else 1.0)
+
+    @property
     def location(self) -> Location | None:
         """The primary location, if the finding has a place."""
         return self.locations[0] if self.locations else None

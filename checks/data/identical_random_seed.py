@@ -20,7 +20,8 @@ Remedy
     torch.manual_seed(seed + rank).
 
 When it is wrong
-    If ranks should augment identically. A common seed for initialisation alone is fine and is not reported.
+    If ranks should augment identically. A common seed for initialisation alone is fine and is not reported, and nor are
+    items that are seeded by their own number.
 
 References
     https://docs.pytorch.org/docs/stable/notes/randomness.html
@@ -30,6 +31,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
+from typing import get_args
 
 from ddpdoctor.check import Check
 from ddpdoctor.checks.data.unseeded_random_split import Library, seeds_of
@@ -52,8 +54,9 @@ from ddpdoctor.source.interpreter.values import (
 from ddpdoctor.source.projection import Projection, whole_projection
 from ddpdoctor.source.queries.shown_numbers import unsettled
 from ddpdoctor.source.queries.training_loops import division, feedings
-from ddpdoctor.source.script.module import descend
+from ddpdoctor.source.script.module import Module, descend, made_from
 from ddpdoctor.source.script.script import Script, uses_part
+from ddpdoctor.source.torch_model.recorded_calls import SEEDING
 from ddpdoctor.source.vocabulary import SEEDS_EVERYTHING
 
 CHECK = Check(
@@ -97,6 +100,7 @@ _DRAWS = regex(
     r"|(numpy\.random\.(rand|randn|randint|uniform|normal|choice|random|permutation|beta|shuffle))$"
     r"|(torch\.(rand|randn|randint|randperm|bernoulli|normal|rand_like|randn_like))$"
 )
+_LIBRARIES = get_args(Library)
 # Draws of a step that give each sample something of its own; one order for all ranks does no harm.
 _NOISE = frozenset(
     f"torch.{name}" for name in ("rand", "randn", "randint", "bernoulli", "normal", "rand_like", "randn_like")
@@ -195,20 +199,40 @@ def _draws_of_class(
     if module is None:
         return
     methods = {node.name: node for node in dataset.cls.node.body if isinstance(node, ast.FunctionDef)}
-    left, done = [method], set[str]()
+    left, done = [(method, frozenset[str]())], set[tuple[str, frozenset[str]]]()
     while left:
-        name = left.pop()
-        if name in done or name not in methods:
+        name, seeded = at = left.pop()
+        if at in done or name not in methods:
             continue
-        done.add(name)
+        done.add(at)
+        seeds = _seeds_of_items(module, methods[name])
         for node in descend(methods[name]):
             if not isinstance(node, ast.Call):
                 continue
+            own = seeded.union(*(libraries for line, libraries in seeds if line < node.lineno))
             if isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == "self":
-                left.append(node.func.attr)
+                left.append((node.func.attr, own))
             drawn = module.resolve(node.func)
-            if is_draw(drawn) and not any(keyword.arg == "generator" for keyword in node.keywords):
-                yield drawn.partition(".")[0], module.location(node)  # type: ignore[misc]
+            library = drawn.partition(".")[0]
+            if is_draw(drawn) and library not in own and not any(word.arg == "generator" for word in node.keywords):
+                yield library, module.location(node)  # type: ignore[misc]
+
+
+def _seeds_of_items(module: Module, method: ast.FunctionDef) -> list[tuple[int, frozenset[str]]]:
+    """Return where a method seeds libraries with what it is given, its item's number, say, on every way through it."""
+    given = {argument.arg for argument in method.args.args[1:]}
+    found: list[tuple[int, frozenset[str]]] = []
+    statements = [*method.body]
+    for statement in statements:
+        if isinstance(statement, ast.With):
+            statements += statement.body
+        elif isinstance(statement, ast.Expr) and isinstance(call := statement.value, ast.Call):
+            name = module.resolve(call.func)
+            made = (node for argument in call.args for node in made_from(argument, method))
+            if SEEDING.search(name.rpartition(".")[2]) and any(isinstance(n, ast.Name) and n.id in given for n in made):
+                everything = name in SEEDS_EVERYTHING
+                found.append((call.lineno, frozenset(_LIBRARIES if everything else {name.partition(".")[0]})))
+    return found
 
 
 def _common_seed(projection: Projection, library: Library) -> Event | None:

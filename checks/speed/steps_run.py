@@ -44,7 +44,7 @@ def data_wait(record: RunRecord) -> Iterator[Verdict]:
     # The line that makes the samples, where the ranks make them themselves.
     line = None if loader is None or loader.workers else standing(record, record.rank_numbers(), "data_wait")
     if line is not None:
-        text = f"the ranks stood at {line.place} in {line.looks} of {line.of} looks during that time"
+        text = f"the ranks stood at {line.place} in {line.looks} of {line.of} looks during that time{line.others}"
         because.append((text, line.location, {"looks": line.looks, "looks_in_phase": line.of}))
     mean_share = _middle(enough_steps(record))[0]
     if first_ns:

@@ -101,7 +101,9 @@ def in_run(record: RunRecord) -> Iterator[Finding | Refuted]:
         phase_numbers = {"phase_ns": late.phase_ns, "phase_ns_elsewhere": late.phase_elsewhere_ns}
         facts.append((text, None, phase_numbers, late.ranks[0]))
     if line is not None:
-        text = f"{rank_list(late.ranks)} stood at {where} in {line.looks} of {line.of} looks during that time"
+        text = (
+            f"{rank_list(late.ranks)} stood at {where} in {line.looks} of {line.of} looks during that time{line.others}"
+        )
         facts.append((text, line.location, {"looks": line.looks, "looks_in_phase": line.of}))
     part = f"{late.share:.0%} of the step ({milliseconds_text(late.waiting_ns)})"
     yield CHECK.finding(

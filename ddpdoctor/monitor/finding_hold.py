@@ -93,10 +93,10 @@ class FindingHold:
                     self._over.append(_over(known))
 
     def views(self) -> tuple[FindingView, ...]:
-        """Return what holds, from worst to mildest, then what is over, newest first."""
+        """Return what holds, the most urgent first, then what is over, newest first."""
         shown = [known for known in self._held.values() if known.shown]
         holding = [FindingView(finding=known.finding, since_ns=known.since_ns) for known in shown]
-        holding.sort(key=lambda view: (view.finding.severity.order, view.since_ns))
+        holding.sort(key=lambda view: (view.finding.urgency, view.since_ns))
         return (*holding, *reversed(self._over))
 
 

@@ -120,7 +120,7 @@ class LiveChecks:
         self._gains = Gains()
 
     def findings(self, record: RunRecord, *, stands: bool = False, whole: bool = False) -> tuple[Finding, ...]:
-        """Return what the checks find in a record, from worst to mildest; a check that fails costs its own finding
+        """Return what the checks find in a record, the most urgent first; a check that fails costs its own finding
         only.
 
         ``stands``: those are not asked that judge by measured steps how fast the job is, which takes seconds with
@@ -140,7 +140,10 @@ class LiveChecks:
                 self._comments[finding.location.file] = _comments_in(finding.location.file)
         kept = suppress(merge((), seen), self._comments, self._codes).kept
         named = self._gains.added_to(with_fingerprints(kept, self._root), record)
-        return tuple(msgspec.structs.replace(finding, title=placed(finding.title, record)) for finding in named)
+        return tuple(
+            msgspec.structs.replace(finding, title=placed(finding.title, record))
+            for finding in sorted(named, key=lambda finding: finding.urgency)
+        )
 
     def of_divergence(self, divergence: Divergence, record: RunRecord, holding: Sequence[Finding]) -> Finding:
         """Return the finding of a divergence among those that hold; made of it where no check reports it (yet).

@@ -221,6 +221,7 @@ class _Terminal:
         while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
             trace = trace.tb_next
         debugger.reset()
+        debugger.message("".join(traceback.format_exception_only(error)).rstrip())
         try:
             debugger.interaction(None, trace)
         finally:

@@ -107,6 +107,40 @@ def test_a_straggler_is_named_with_the_line_at_which_it_mostly_stood() -> None:
     assert finding.title.endswith(" at train.py:32 (step)")
 
 
+def below(phase: str, *chains: tuple[int, tuple[tuple[int, str], ...]], sites: tuple[Site, ...] = ()) -> dict[str, Any]:
+    """Call chains of rank 1, innermost first, each with how often it was met, beside sites of something else."""
+    own = tuple(Site(frames=tuple(Frame("/job/train.py", line, name) for line, name in frames)) for _, frames in chains)
+    rows = (Look(rank=1, site=number, phase=phase, looks=chains[number][0]) for number in range(len(own)))
+    return {"sites": own + sites, "looks": tuple(rows)}
+
+
+MAIN = ((54, "main"), (70, "<module>"))
+REPAIR = tuple((3, ((line, "repair"), (35, "__iter__"), *MAIN)) for line in (17, 19, 20, 23))
+LOOP = (Site(frames=tuple(Frame("/job/train.py", line, name) for line, name in MAIN)),)
+
+
+def test_a_line_that_called_what_the_looks_met_is_named_and_not_the_loop_around_it() -> None:
+    job = MeasuredJob(2).run(60, COMPUTE, {1: {"data_wait": 40.0}})
+    (finding,) = said(straggler, job, **below("data_wait", *REPAIR, sites=LOOP))
+    assert finding.title.endswith(" at train.py:35 (__iter__)")
+    assert finding.evidence[2].text.endswith("in 12 of 12 looks during that time")
+
+
+def test_the_loop_is_not_named_where_its_own_lines_are_met_by_turns() -> None:
+    job = MeasuredJob(2).run(60, COMPUTE, {1: {"data_wait": 40.0}})
+    lines = tuple((6, ((line, "main"), (70, "<module>"))) for line in (54, 55, 56, 57))
+    (finding,) = said(straggler, job, **below("data_wait", *lines, sites=LOOP))
+    assert finding.location is None
+
+
+def test_the_line_behind_a_loop_of_python_does_not_hide_it() -> None:
+    job = MeasuredJob(2).run(60, COMPUTE, {1: {"data_wait": 40.0}})
+    (finding,) = said(straggler, job, **below("data_wait", (14, ((36, "__iter__"), *MAIN)), *REPAIR, sites=LOOP))
+    assert finding.evidence[2].text == (
+        "rank 1 stood at train.py:36 (__iter__) in 14 of 26 looks during that time, and at train.py:35 (__iter__) in 12"
+    )
+
+
 @pytest.mark.parametrize(
     "seen",
     [

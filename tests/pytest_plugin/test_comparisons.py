@@ -47,6 +47,12 @@ def test_message(): assert 1 == 2, "my message"
 def test_none(): assert None is not None
 def test_conftest(size): assert size == type(size)(5)
 def test_helper(): helper(3)
+def test_chained(): assert 1 < torch.tensor(3).item() < 2
+def test_is(size): assert size is torch
+def test_in_list(): assert 7 in [len(word) for word in ("one", "three")]
+def test_no_instance(): assert isinstance(torch.ones(1), str)
+def test_all(): assert all([number > 0 for number in (1, -1)])
+def test_both(): assert len("ab") == 2 and not {"a": 1}.get("a")
 def test_raises():
     with pytest.raises(ValueError, match="x"):
         raise ValueError("y")

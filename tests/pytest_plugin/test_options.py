@@ -90,7 +90,8 @@ def test_is_not_run(): pass
         timeout=300,
     )
     assert "at the line 41" in done.stdout, done.stdout + done.stderr
-    assert f"at the end {at_the_end}" in done.stdout
+    before, asked, _ = done.stdout.partition(f"at the end {at_the_end}")
+    assert asked and f"AssertionError: assert {at_the_end // 100} == 2" in before, "what failed is said at the prompt"
     assert "1 failed" in done.stdout
     assert "test_is_not_run" not in done.stdout
 

