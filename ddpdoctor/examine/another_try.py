@@ -20,12 +20,13 @@ from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Trouble
 from ddpdoctor.launch.request import RehearsalRequest
+from ddpdoctor.probe.user_code import UserCode
 from ddpdoctor.record.joining import headline
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RankException, RunRecord
 
-TRIES = 4
+TRIES = 5
 """Rehearsals of one script at most: each leaves out one more thing that the job does otherwise."""
 
 MOST_GPUS = 8
@@ -85,12 +86,15 @@ class Shown(msgspec.Struct, frozen=True):
 
 
 def rehearse_until_shown(
-    request: RehearsalRequest, rehearse_once: Callable[[RehearsalRequest], tuple[RunRecord, RehearsalSection]]
+    request: RehearsalRequest,
+    rehearse_once: Callable[[RehearsalRequest], tuple[RunRecord, RehearsalSection]],
+    hint_of: Callable[[RunRecord], str] = lambda record: "",
 ) -> Shown:
     """Rehearse, and again where that may show more; the last rehearsal, with what has to be said of those before.
 
     A rehearsal without the weights of a checkpoint, or with an empty directory, that fails for lack of what is absent
-    says nothing of the script: then the one counts that found it missing.
+    says nothing of the script: then the one counts that found it missing, and ``hint_of`` says what to do about that
+    and all else that the others missed.
     """
     record, section = rehearse_once(request)
     notes: tuple[str, ...] = ()
@@ -114,8 +118,11 @@ def rehearse_until_shown(
             notes = (*notes[:-1], f"{found.why}, and this machine is too small for it")
             break
     if lacking is not None and _fails_without(record, section, lacking[1].steps):
-        why = _what_stopped(record, section)
+        why, pretended = _what_stopped(record, section), record.job.pretended
         record, section, notes = lacking
+        job = msgspec.structs.replace(record.job, pretended=pretended)
+        hint = hint_of(msgspec.structs.replace(record, job=job)) or section.hint
+        section = msgspec.structs.replace(section, hint=hint)
         notes = (*notes[:-1], f"{notes[-1]}: {why}" if why else notes[-1])
     if notes:
         section = msgspec.structs.replace(section, notes=(*section.notes, *notes))
@@ -159,6 +166,7 @@ def another_try(request: RehearsalRequest, record: RunRecord, section: Rehearsal
         or _with_the_jobs_ranks(request, record, section)
         or _with_the_jobs_gpus(request, record, section)
         or _with_apex_pretended(request, record)
+        or _with_packages_unseen(request, record)
         or _with_random_weights(request, record)
         or _with_empty_directories(request, record)
         or _with_listed_data(request, record)
@@ -260,6 +268,20 @@ def _with_apex_pretended(request: RehearsalRequest, record: RunRecord) -> Try | 
         return None
     why = f"{_APEX} is not installed; rehearsed again with torch's own classes in its place"
     return Try(msgspec.structs.replace(request, absent_packages=(*request.absent_packages, _APEX)), why)
+
+
+def _with_packages_unseen(request: RehearsalRequest, record: RunRecord) -> Try | None:
+    """Much that a script imports only takes: plots, logs, types, models that are not chosen. Whether the script looks at
+    what a package gives, only a try without it tells; it also tells what else is missing.
+    """
+    lacks = (lack_behind(raised) for raised in _exceptions(record))
+    missing = next((lack.name for lack in lacks if lack is not None and lack.kind == "package" and lack.name), "")
+    if not missing or "." in missing or not request.pretend or request.unseen_packages:
+        return None
+    if UserCode(str(request.script.parent)).has_module(missing):
+        return None
+    why = f"{missing} is not installed; rehearsed again without the packages that are missing"
+    return Try(msgspec.structs.replace(request, unseen_packages=True), why, "which does not work for this script")
 
 
 def _misses_apex(raised: RankException) -> bool:

@@ -143,6 +143,8 @@ class RehearsalRequest(RehearsalOptions, frozen=True, kw_only=True):
     """An earlier try ended for lack of data: what the script lists, and lists in text files, gets pretended names."""
     absent_packages: tuple[str, ...] = ()
     """Packages that an earlier try did not find, and that torch's own classes stand for in this one."""
+    unseen_packages: bool = False
+    """An earlier try did not find a package: what takes everything stands for those whose absence ends the script."""
     absent_directories: tuple[str, ...] = ()
     """Directories of data that an argument names and an earlier try did not find; empty ones stand for them."""
     equivalence: Mapping[str, object] | None = None

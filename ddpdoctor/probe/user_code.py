@@ -150,6 +150,11 @@ class UserCode:
         """Return whether the file is one of Python's own."""
         return filename.startswith(self._standard) and not any(part in filename for part in _INSTALLED)
 
+    def has_module(self, name: str) -> bool:
+        """Return whether the project has a module of this name, which its path may not lead to."""
+        places = [os.path.join(place, part) for place in (self._root, os.getcwd()) for part in ("", "src")]
+        return any(os.path.exists(os.path.join(place, file)) for place in places for file in (name, f"{name}.py"))
+
     def frames(self, frame: Optional[FrameType]) -> tuple[FrameTuple, ...]:
         """Return the user's lines from ``frame`` outwards, innermost first."""
         found: list[FrameTuple] = []

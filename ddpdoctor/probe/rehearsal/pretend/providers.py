@@ -61,7 +61,9 @@ class Pretence:
     def before_torch(self) -> None:
         """Serve what scripts may load before torch."""
         self.make_directories()
-        serve_imports(self._stand_ins(), self._journal.user_code.holds, self._note)
+        takes_all = StandIn(other_packages.unseen_module, other_packages.TAKES_ALL)
+        others = takes_all if self._journal.plan.get("unseen_packages") else None
+        serve_imports(self._stand_ins(), self._journal.user_code, self._note, others)
         if self._journal.plan.get("absent_data"):
             listed = listed_data.ListedData(self._journal.user_code, self._note)
             self._journal.guarded(listed.install, harms=())
