@@ -55,6 +55,11 @@ _WEIGHTS_FILE = regex(r"[\w./\\:~-]+\.(?:pth(?:\.tar)?|pt|ckpt|safetensors)(?![\
 """In the message of a script that has looked for its checkpoint before it loads it."""
 _OF_NO_WEIGHTS = "NoWeights"
 """The class that stands for an absent checkpoint, as the message of an exception names it."""
+_OF_LABELS = regex(
+    r"Target -?\d+ is out of bounds|Class values must be smaller than num_classes|index \d+ is out of bounds for dim"
+    r"|values in `(target|preds)`"
+)
+"""What torch says of a label that is no class: in cross entropy, in one_hot, as an index; and torchmetrics."""
 _OF_ANY_SIZE = regex(r"view size is not compatible.*", re.DOTALL)
 """What torch says of a tensor that is not contiguous, however large it is."""
 _OF_FEWER_SAMPLES = frozenset({"IndexError", "ZeroDivisionError", "AssertionError", "StopIteration"})
@@ -108,7 +113,8 @@ def rehearse_until_shown(
             lacking = record, section, (*notes, f"{found.why}, {found.in_vain}")
         if found.proved is not None:
             proofs = (*proofs, (found.proved, record))
-        spent_s = request.spent_s + section.seconds
+        # A script that has not trained has taken its time to start, and the next start takes it again.
+        spent_s = request.spent_s + (section.seconds if section.steps else 0.0)
         request, notes = msgspec.structs.replace(found.request, spent_s=spent_s), (*notes, found.why)
         before = record, section
         record, section = rehearse_once(request)
@@ -171,6 +177,7 @@ def another_try(request: RehearsalRequest, record: RunRecord, section: Rehearsal
         or _with_empty_directories(request, record)
         or _with_listed_data(request, record)
         or _with_slurms_variables(request, record)
+        or _with_few_labels(request, record)
         or _with_whole_batches(request, record, section)
     )
 
@@ -271,8 +278,9 @@ def _with_apex_pretended(request: RehearsalRequest, record: RunRecord) -> Try | 
 
 
 def _with_packages_unseen(request: RehearsalRequest, record: RunRecord) -> Try | None:
-    """Much that a script imports only takes: plots, logs, types, models that are not chosen. Whether the script looks at
-    what a package gives, only a try without it tells; it also tells what else is missing.
+    """Much that a script imports only takes: plots, logs, types, models that are not chosen.
+
+    Whether the script looks at what a package gives, only a try without it tells; it also tells what else is missing.
     """
     lacks = (lack_behind(raised) for raised in _exceptions(record))
     missing = next((lack.name for lack in lacks if lack is not None and lack.kind == "package" and lack.name), "")
@@ -332,21 +340,34 @@ def _with_empty_directories(request: RehearsalRequest, record: RunRecord) -> Try
 
 
 def _with_listed_data(request: RehearsalRequest, record: RunRecord) -> Try | None:
-    """A script that lists its pictures or sounds itself continues where it is given names for them."""
+    """A script that lists its pictures or sounds itself continues where it is given names for them, and one that has
+    looked for a file of numbers where it is told that this is there.
+    """
     lacks = ((raised, lack_behind(raised, record)) for raised in _exceptions(record))
-    missing = next((headline(raised) for raised, lack in lacks if lack is not None and lack.kind == "data"), "")
+    missed = next((raised for raised, lack in lacks if lack is not None and lack.kind == "data"), None)
+    missing = headline(missed) if missed is not None else ""
     if not missing and any(loader.dataset_length == 0 for loader in record.loaders):
         missing = "a data set has no samples"
     if not request.pretend or request.absent_data or not missing:
         return None
     why = f"data are missing ({missing}); rehearsed again with pretended names in what the script lists"
-    return Try(msgspec.structs.replace(request, absent_data=True), why, "which does not work for this script")
+    changed = msgspec.structs.replace(request, absent_data=missed.message if missed is not None else missing)
+    return Try(changed, why, "which does not work for this script")
 
 
 def _asks_for_data(raised: RankException) -> bool:
     """Return whether a script has looked whether its data are there; one that has opened them needs what is in them."""
     lack = lack_behind(raised)
     return lack is not None and lack.kind == "data" and "[Errno" not in raised.message
+
+
+def _with_few_labels(request: RehearsalRequest, record: RunRecord) -> Try | None:
+    """What has no name that tells the number of its classes gets more labels than some models have."""
+    beyond = next((found[0] for one in _exceptions(record) if (found := _OF_LABELS.search(one.message))), None)
+    if beyond is None or not record.job.pretended or request.few_labels:
+        return None
+    why = f"a pretended label is beyond the classes of the model ({beyond}); rehearsed again with two labels"
+    return Try(msgspec.structs.replace(request, few_labels=True), why)
 
 
 def _with_slurms_variables(request: RehearsalRequest, record: RunRecord) -> Try | None:

@@ -89,7 +89,7 @@ def module_hint(
 
 
 def _plugins(modules: Iterable[str], root: str, python: str) -> Iterator[str]:
-    """Yield what the project asks for beside missing modules and calls after them, as plugins are (``hydra-colorlog``)."""
+    """Yield what the project asks for beside missing modules and names after them: plugins (``hydra-colorlog``)."""
     for package in lacking_packages(root, python):
         if _plain(package).startswith(tuple(f"{_plain(module)}-" for module in modules)):
             yield package

@@ -255,16 +255,14 @@ def all_frames(frame: Optional[FrameType]) -> list[FrameTuple]:
 GENERATOR = 0x20 | 0x200
 """Flags of the code of a generator and of an asynchronous one."""
 _FOR_ITER = opcode.opmap["FOR_ITER"]
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _PASSED_OVER = frozenset({os.__file__, "<frozen os>", "<frozen _collections_abc>", os.path.__file__})
 
 
 def calling_frame() -> Optional[FrameType]:
     """Return the frame that called, through our own frames and those of ``os``; it may be a library's."""
     frame: Optional[FrameType] = sys._getframe(1)
-    while frame is not None and (
-        frame.f_code.co_filename.startswith(_OURS) or frame.f_code.co_filename in _PASSED_OVER
-    ):
+    while frame is not None and (frame.f_code.co_filename.startswith(OURS) or frame.f_code.co_filename in _PASSED_OVER):
         frame = frame.f_back
     return frame
 

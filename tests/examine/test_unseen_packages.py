@@ -58,8 +58,8 @@ def rehearsal(tmp_path: Path, files: dict[str, str] | None = None, **parts: str)
 
 ZOO = {
     "zoo/__init__.py": "from .large import *\nfrom . import small\n",
-    "zoo/large.py": "import nobodys_models\nclass Large(nobodys_models.Base):\n    size: nobodys_models.T | None = None\n",
-    "zoo/small.py": "from nobodys_layers.drop import Drop\n@Drop.register()\ndef small():\n    return 1\n",
+    "zoo/large.py": "import nobodys_models as m\nclass Large(m.Base):\n    size: m.T | None = None\n",
+    "zoo/small.py": "from nobodys_layers.drop import Drop\n@Drop.register(Drop.__name__)\ndef small():\n    pass\n",
     "helpers.py": "import nobodys_help\n",
 }
 DRAWS = """import nobodys_plots.figures as figures
@@ -114,7 +114,7 @@ package = unseen_module("nobodys_a")
         lambda loss: package.NAME == "small",
         lambda loss: torch.zeros(package.WIDTH),
         lambda loss: torch.nn.Sequential(package.Layer()),
-        lambda loss: open(package.path()),
+        lambda loss: Path(package.path()),
         lambda loss: list(package.parameters()),
         lambda loss: "a" in package.names,
         lambda loss: float(package.rate),

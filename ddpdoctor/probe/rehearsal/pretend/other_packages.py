@@ -181,7 +181,8 @@ for _look in _LOOKS:
 
 def unseen_module(name: str) -> ModuleType:
     """Return the module of a dotted name in such a package."""
-    made = type("Unseen", (Unseen,), {"package": name.partition(".")[0]})
+    package = name.partition(".")[0]
+    made = type("Unseen", (Unseen,), {"package": package, "__name__": package, "__qualname__": package})
     module = ModuleType(name)
     vars(module).update(__all__=[], __path__=[], __getattr__=lambda name: getattr(made(), name))
     return module
@@ -198,7 +199,7 @@ def _is_handled(user_code: UserCode) -> bool:
     return False
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _handled_lines(file: str) -> tuple[range, ...]:
     """Return the lines of a file below which a failed import does not end the script."""
     with open(file, "rb") as source:
