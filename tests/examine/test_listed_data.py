@@ -104,6 +104,7 @@ LOOKS_FIRST = """for part in ("train", "val"):
             file = f"{root}/{part}.bin"
             if not os.path.exists(file):
                 raise FileNotFoundError(f"tokens not found at {file}. Please run prepare.py")
+            assert not os.path.exists(f"{root}/{part}.idx")
             self.files = numpy.memmap(file, dtype=numpy.uint16, mode="r")"""
 ASSERTS = """file = Path(root) / "tokens_00.npy"
         assert file.is_file(), f"file {file} does not exist"

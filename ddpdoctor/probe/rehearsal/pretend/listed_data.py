@@ -46,8 +46,8 @@ class ListedData:
     def __init__(self, user_code: UserCode, note: Note, missed: str = "") -> None:
         self._user_code = user_code
         self._note = note
-        self._places = {_place(file) for file in _FILE.findall(missed)}
-        """Directories of the files that the script missed."""
+        self._missed = {_kind(file) for file in _FILE.findall(missed)}
+        """Directories and endings of the files that the script missed."""
 
     def install(self) -> None:
         """Serve listings, patterns, lists in text files, and questions whether what they name is there."""
@@ -111,8 +111,7 @@ class ListedData:
         if is_there(path, **options) or not isinstance(path, (str, os.PathLike)):
             return is_there(path, **options)
         name = str(path)
-        beside = name.endswith((*OF_NUMBERS, *_ENDINGS)) and _place(name) in self._places
-        return _NAME.search(name) is not None or (beside and self._user_file() is not None)
+        return _NAME.search(name) is not None or (_kind(name) in self._missed and self._user_file() is not None)
 
     def _kind_of_files(self) -> str:
         """Return the ending that fits what the code that lists a directory reads; empty where it reads neither."""
@@ -134,8 +133,8 @@ class ListedData:
         return None
 
 
-def _place(file: str) -> str:
-    return os.path.dirname(os.path.abspath(os.path.expanduser(file)))
+def _kind(file: str) -> tuple[str, str]:
+    return os.path.dirname(os.path.abspath(os.path.expanduser(file))), os.path.splitext(file)[1]
 
 
 def _stems() -> Iterator[str]:

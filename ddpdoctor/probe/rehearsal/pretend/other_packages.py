@@ -93,36 +93,18 @@ class SilentModule(ModuleType):
 # Any package: what is given to it is taken, and who looks at what it gives misses the package.
 
 TAKES_ALL = "takes everything and gives nothing"
-_LOOKS = (
-    *(
-        "bool",
-        "iter",
-        "next",
-        "len",
-        "contains",
-        "index",
-        "int",
-        "float",
-        "complex",
-        "fspath",
-        "array",
-        "bytes",
-        "await",
-    ),
-    *("eq", "ne", "lt", "le", "gt", "ge", "neg", "abs", "invert", "round", "torch_function"),
-    *(
-        f"{side}{name}"
-        for name in ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow")
-        for side in "r "
-    ),
-)
+_VALUES = "bool iter next len contains index int float complex fspath array bytes await torch_function"
+_COMPARED = "eq ne lt le gt ge neg abs invert round"
+_COMPUTED = "add sub mul matmul truediv floordiv mod pow"
+_LOOKS = f"{_VALUES} {_COMPARED} {_COMPUTED} r{_COMPUTED.replace(' ', ' r')}".split()
 """The special methods by which a value enters what a script computes, decides or opens."""
 
 
 class Unseen:
     """What a package gives: it takes calls, attributes, items and contexts, is a type like any, and has no value."""
 
-    package = ""
+    def __init__(self, name: str) -> None:
+        self.__name__ = self.__qualname__ = name
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:  # noqa: D102 - it has nothing to say
         if len(arguments) == 1 and not options and inspect.isroutine(arguments[0]):
@@ -132,15 +114,15 @@ class Unseen:
                 # Of a loss something comes back that is trained by.
                 if getattr(tensor, "grad_fn", None) is not None:
                     self._missed()
-        return type(self)()
+        return Unseen(f"{self.__name__}()")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return type(self)()
+        return Unseen(f"{self.__name__}.{name}")
 
     def __getitem__(self, key: object) -> Any:
-        return type(self)()
+        return Unseen(f"{self.__name__}[]")
 
     def __setitem__(self, key: object, value: object) -> None:
         pass
@@ -166,25 +148,24 @@ class Unseen:
     __hash__ = object.__hash__
 
     def __repr__(self) -> str:
-        return self.package
+        return self.__name__
 
     def __format__(self, form: str) -> str:
-        return self.package
+        return self.__name__
 
     def _missed(self, *arguments: Any, **options: Any) -> Any:
-        raise ModuleNotFoundError(f"No module named {self.package!r}", name=self.package)
+        package = self.__name__.partition(".")[0]
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
 
 for _look in _LOOKS:
-    setattr(Unseen, f"__{_look.strip()}__", Unseen._missed)
+    setattr(Unseen, f"__{_look}__", Unseen._missed)
 
 
 def unseen_module(name: str) -> ModuleType:
     """Return the module of a dotted name in such a package."""
-    package = name.partition(".")[0]
-    made = type("Unseen", (Unseen,), {"package": package, "__name__": package, "__qualname__": package})
     module = ModuleType(name)
-    vars(module).update(__all__=[], __path__=[], __getattr__=lambda name: getattr(made(), name))
+    vars(module).update(__all__=[], __path__=[], __getattr__=Unseen(name).__getattr__)
     return module
 
 
