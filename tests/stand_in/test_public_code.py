@@ -249,8 +249,7 @@ def test_only_what_speaks_of_gpus_asks_for_pretended_ones(kind: str, message: st
     )
     request = RehearsalRequest(script=Path("/gpu/train.py"), may_use_gpus=True)
     found = another_try(request, record, RehearsalSection(status="failed", reason="it failed"))
-    assert (found is not None) == again
-    assert found is None or found.request.device == "stand-in"
+    assert (found is not None and found.request.device == "stand-in") == again
 
 
 def test_a_rank_that_others_wait_for_fails_like_one_that_nobody_does() -> None:
