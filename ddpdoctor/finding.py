@@ -44,6 +44,7 @@ Trouble = Literal[
     "nccl-error",
     "gpu-fault",
     "no-rendezvous",
+    "no-rank-environment",
     "port-in-use",
     "no-backend",
     "local-rank-argument",

@@ -68,7 +68,7 @@ _TOGETHER = (
     "All-reduce or broadcast the condition and branch on the result, so that all ranks take the same path; or "
     "run the collective on every rank and ignore its result where it should not count."
 )
-_SKIP_TOGETHER = "Leave a batch out on all ranks together (all-reduce whether any rank wants to), or train on it with its loss times 0."
+_SKIP_TOGETHER = "Let the ranks leave a batch out together (all-reduce the test), or train on it with its loss times 0."
 _REMEDIES = {
     "raise": "All-reduce the check first, so that all ranks leave together, with a message.",
     "loop": "Iterate over something that is the same on every rank, such as a sorted, fixed list of names.",

@@ -46,6 +46,7 @@ CHECK = Check(
     needs=frozenset({"waits"}),
     subjects=("job",),
     triggers=("init_process_group",),
+    stands_for="no-rank-environment",
 )
 # What torch reads in this order; it names the first that is not there, and what comes after may be missing as well.
 _READ = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

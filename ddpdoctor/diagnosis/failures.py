@@ -191,6 +191,7 @@ def _never_came(record: RunRecord) -> Verdict | None:
 
 _PATTERNS: tuple[tuple[Trouble, re.Pattern[str]], ...] = (
     ("ready-twice", re.compile(r"Expected to mark a variable ready only once")),
+    ("no-rank-environment", re.compile(r"environment variable \w+ expected, but not set")),
     ("port-in-use", re.compile(r"EADDRINUSE|server socket has failed to (listen|bind)", re.IGNORECASE)),
     ("shared-memory", re.compile(r"insufficient shared memory|killed by signal: Bus error", re.IGNORECASE)),
     ("cuda-after-fork", re.compile(r"Cannot re-initialize CUDA in forked subprocess")),

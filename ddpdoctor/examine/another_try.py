@@ -20,12 +20,13 @@ from ddpdoctor.examination import RehearsalSection
 from ddpdoctor.files import regex
 from ddpdoctor.finding import Trouble
 from ddpdoctor.launch.request import RehearsalRequest
+from ddpdoctor.probe.user_code import UserCode
 from ddpdoctor.record.joining import headline
 
 if TYPE_CHECKING:
     from ddpdoctor.record.model import RankException, RunRecord
 
-TRIES = 4
+TRIES = 5
 """Rehearsals of one script at most: each leaves out one more thing that the job does otherwise."""
 
 MOST_GPUS = 8
@@ -54,6 +55,11 @@ _WEIGHTS_FILE = regex(r"[\w./\\:~-]+\.(?:pth(?:\.tar)?|pt|ckpt|safetensors)(?![\
 """In the message of a script that has looked for its checkpoint before it loads it."""
 _OF_NO_WEIGHTS = "NoWeights"
 """The class that stands for an absent checkpoint, as the message of an exception names it."""
+_OF_LABELS = regex(
+    r"Target -?\d+ is out of bounds|Class values must be smaller than num_classes|index \d+ is out of bounds for dim"
+    r"|values in `(target|preds)`"
+)
+"""What torch says of a label that is no class: in cross entropy, in one_hot, as an index; and torchmetrics."""
 _OF_ANY_SIZE = regex(r"view size is not compatible.*", re.DOTALL)
 """What torch says of a tensor that is not contiguous, however large it is."""
 _OF_FEWER_SAMPLES = frozenset({"IndexError", "ZeroDivisionError", "AssertionError", "StopIteration"})
@@ -85,12 +91,15 @@ class Shown(msgspec.Struct, frozen=True):
 
 
 def rehearse_until_shown(
-    request: RehearsalRequest, rehearse_once: Callable[[RehearsalRequest], tuple[RunRecord, RehearsalSection]]
+    request: RehearsalRequest,
+    rehearse_once: Callable[[RehearsalRequest], tuple[RunRecord, RehearsalSection]],
+    hint_of: Callable[[RunRecord], str] = lambda record: "",
 ) -> Shown:
     """Rehearse, and again where that may show more; the last rehearsal, with what has to be said of those before.
 
     A rehearsal without the weights of a checkpoint, or with an empty directory, that fails for lack of what is absent
-    says nothing of the script: then the one counts that found it missing.
+    says nothing of the script: then the one counts that found it missing, and ``hint_of`` says what to do about that
+    and all else that the others missed.
     """
     record, section = rehearse_once(request)
     notes: tuple[str, ...] = ()
@@ -104,7 +113,8 @@ def rehearse_until_shown(
             lacking = record, section, (*notes, f"{found.why}, {found.in_vain}")
         if found.proved is not None:
             proofs = (*proofs, (found.proved, record))
-        spent_s = request.spent_s + section.seconds
+        # A script that has not trained has taken its time to start, and the next start takes it again.
+        spent_s = request.spent_s + (section.seconds if section.steps else 0.0)
         request, notes = msgspec.structs.replace(found.request, spent_s=spent_s), (*notes, found.why)
         before = record, section
         record, section = rehearse_once(request)
@@ -114,8 +124,11 @@ def rehearse_until_shown(
             notes = (*notes[:-1], f"{found.why}, and this machine is too small for it")
             break
     if lacking is not None and _fails_without(record, section, lacking[1].steps):
-        why = _what_stopped(record, section)
+        why, pretended = _what_stopped(record, section), record.job.pretended
         record, section, notes = lacking
+        job = msgspec.structs.replace(record.job, pretended=pretended)
+        hint = hint_of(msgspec.structs.replace(record, job=job)) or section.hint
+        section = msgspec.structs.replace(section, hint=hint)
         notes = (*notes[:-1], f"{notes[-1]}: {why}" if why else notes[-1])
     if notes:
         section = msgspec.structs.replace(section, notes=(*section.notes, *notes))
@@ -159,10 +172,12 @@ def another_try(request: RehearsalRequest, record: RunRecord, section: Rehearsal
         or _with_the_jobs_ranks(request, record, section)
         or _with_the_jobs_gpus(request, record, section)
         or _with_apex_pretended(request, record)
+        or _with_packages_unseen(request, record)
         or _with_random_weights(request, record)
         or _with_empty_directories(request, record)
         or _with_listed_data(request, record)
         or _with_slurms_variables(request, record)
+        or _with_few_labels(request, record)
         or _with_whole_batches(request, record, section)
     )
 
@@ -262,6 +277,21 @@ def _with_apex_pretended(request: RehearsalRequest, record: RunRecord) -> Try | 
     return Try(msgspec.structs.replace(request, absent_packages=(*request.absent_packages, _APEX)), why)
 
 
+def _with_packages_unseen(request: RehearsalRequest, record: RunRecord) -> Try | None:
+    """Much that a script imports only takes: plots, logs, types, models that are not chosen.
+
+    Whether the script looks at what a package gives, only a try without it tells; it also tells what else is missing.
+    """
+    lacks = (lack_behind(raised) for raised in _exceptions(record))
+    missing = next((lack.name for lack in lacks if lack is not None and lack.kind == "package" and lack.name), "")
+    if not missing or "." in missing or not request.pretend or request.unseen_packages:
+        return None
+    if UserCode(str(request.script.parent)).has_module(missing):
+        return None
+    why = f"{missing} is not installed; rehearsed again without the packages that are missing"
+    return Try(msgspec.structs.replace(request, unseen_packages=True), why, "which does not work for this script")
+
+
 def _misses_apex(raised: RankException) -> bool:
     lack = lack_behind(raised)
     return lack is not None and lack.kind == "package" and lack.name.partition(".")[0] == _APEX
@@ -310,21 +340,34 @@ def _with_empty_directories(request: RehearsalRequest, record: RunRecord) -> Try
 
 
 def _with_listed_data(request: RehearsalRequest, record: RunRecord) -> Try | None:
-    """A script that lists its pictures or sounds itself continues where it is given names for them."""
+    """A script that lists its pictures or sounds itself continues where it is given names for them, and one that has
+    looked for a file of numbers where it is told that this is there.
+    """
     lacks = ((raised, lack_behind(raised, record)) for raised in _exceptions(record))
-    missing = next((headline(raised) for raised, lack in lacks if lack is not None and lack.kind == "data"), "")
+    missed = next((raised for raised, lack in lacks if lack is not None and lack.kind == "data"), None)
+    missing = headline(missed) if missed is not None else ""
     if not missing and any(loader.dataset_length == 0 for loader in record.loaders):
         missing = "a data set has no samples"
     if not request.pretend or request.absent_data or not missing:
         return None
     why = f"data are missing ({missing}); rehearsed again with pretended names in what the script lists"
-    return Try(msgspec.structs.replace(request, absent_data=True), why, "which does not work for this script")
+    changed = msgspec.structs.replace(request, absent_data=missed.message if missed is not None else missing)
+    return Try(changed, why, "which does not work for this script")
 
 
 def _asks_for_data(raised: RankException) -> bool:
     """Return whether a script has looked whether its data are there; one that has opened them needs what is in them."""
     lack = lack_behind(raised)
     return lack is not None and lack.kind == "data" and "[Errno" not in raised.message
+
+
+def _with_few_labels(request: RehearsalRequest, record: RunRecord) -> Try | None:
+    """What has no name that tells the number of its classes gets more labels than some models have."""
+    beyond = next((found[0] for one in _exceptions(record) if (found := _OF_LABELS.search(one.message))), None)
+    if beyond is None or not record.job.pretended or request.few_labels:
+        return None
+    why = f"a pretended label is beyond the classes of the model ({beyond}); rehearsed again with two labels"
+    return Try(msgspec.structs.replace(request, few_labels=True), why)
 
 
 def _with_slurms_variables(request: RehearsalRequest, record: RunRecord) -> Try | None:

@@ -9,7 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from ddpdoctor.diagnosis.failures import distribution_of
 from ddpdoctor.files import regex
 from ddpdoctor.files.untrusted import read_start
 from ddpdoctor.launch.launcher_options import BUILT_BY, LARGEST_BYTES
-from ddpdoctor.probe.rehearsal.pretend.other_packages import TRACKERS
+from ddpdoctor.probe.rehearsal.pretend.other_packages import TAKES_ALL, TRACKERS
 
 if TYPE_CHECKING:
     from ddpdoctor.source.script.module import Module
@@ -44,8 +44,17 @@ _REQUIRED = regex(r"^([A-Za-z][\w.-]*)(?:\[[^\]\n]*\])?[ \t]*(?:[<>=!~][^;@\n]*)
 """A package that every machine needs: no address, no option, no condition."""
 
 
-def module_hint(module: str, root: str = ".", script: Script | None = None, python: str = "") -> str:
-    """Return how a module is installed, or found where the project has it; with it the others that the script lacks."""
+def module_hint(
+    module: str,
+    root: str = ".",
+    script: Script | None = None,
+    python: str = "",
+    pretended: Sequence[str] = (),
+) -> str:
+    """Return how a module is installed, or found where the project has it; with it the others that the script lacks.
+
+    ``pretended``: what stood for missing things in a try without them, as it reports it.
+    """
     top = module.partition(".")[0]
     root = root if script is None else str(script.root)
     if (sources := _built_from(module)) is not None:
@@ -63,7 +72,8 @@ def module_hint(module: str, root: str = ".", script: Script | None = None, pyth
             )
         return f"{name} of this project has no submodule {module}: a file is missing from the project{meant}."
     own = next(iter(whole), None)
-    others = _others(top, script, python) if script is not None and python else ()
+    seen = [what.partition(" ")[0] for what in pretended if what.endswith(f" ({TAKES_ALL})")]
+    others = sorted({*seen, *(_others(top, script, python) if script is not None and python else ())} - {top})
     if own is not None or _is_named(module, Path(root)):
         return _of_the_project(top, Path(root), own, others)
     if module != top and distribution_of(module) == top and not others:
@@ -73,8 +83,16 @@ def module_hint(module: str, root: str = ".", script: Script | None = None, pyth
     wanted = {name: _declared(name, Path(root)) for name in (top, *others)}
     if not wanted[top]:
         return f"Build and install {top} for the Python of the ranks, {ELSEWHERE}; `--static` reads the source only."
-    line = f"pip install {shlex.join(package for package in dict.fromkeys(wanted.values()) if package)}"
+    plugins = _plugins(wanted, root, python)
+    line = f"pip install {shlex.join(package for package in dict.fromkeys((*wanted.values(), *plugins)) if package)}"
     return f"`{line}` for the Python of the ranks, {ELSEWHERE}; `--static` reads the source only."
+
+
+def _plugins(modules: Iterable[str], root: str, python: str) -> Iterator[str]:
+    """Yield what the project asks for beside missing modules and names after them: plugins (``hydra-colorlog``)."""
+    for package in lacking_packages(root, python):
+        if _plain(package).startswith(tuple(f"{_plain(module)}-" for module in modules)):
+            yield package
 
 
 def lacking_packages(root: str, python: str) -> tuple[str, ...]:
@@ -102,7 +120,7 @@ def _is_there(module: Path) -> bool:
     return module.is_dir() or module.with_suffix(".py").exists()
 
 
-def _of_the_project(top: str, root: Path, own: Path | None, others: tuple[str, ...]) -> str:
+def _of_the_project(top: str, root: Path, own: Path | None, others: Sequence[str]) -> str:
     """Return how the script finds a package of its own project: installed, as it asks for, or by the path."""
     ways = []
     if any((root / name).exists() for name in BUILT_BY):

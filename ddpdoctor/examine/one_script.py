@@ -490,7 +490,7 @@ def _rehearsed(
         return record, judge(record, str(root), script)
 
     try:
-        shown = rehearse_until_shown(rehearsal, once)
+        shown = rehearse_until_shown(rehearsal, once, lambda record: judge(record, str(root), script).hint)
     except (UsageError, ConfigurationError):
         raise
     except DdpDoctorError as error:

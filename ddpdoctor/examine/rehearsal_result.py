@@ -75,7 +75,9 @@ def hint_for(
     lack = lack_behind(raised)
     if lack is not None and lack.kind == "package":
         named = f"Install what it names for the Python of the ranks, or {ELSEWHERE}; `--static` reads the source only."
-        return module_hint(lack.name, root, script, python) if lack.name else named
+        return (
+            module_hint(lack.name, root, script, python, () if job is None else job.pretended) if lack.name else named
+        )
     if lack is not None and lack.kind == "version":
         wanted = f"Install the version of {lack.name} named in the script's README for the Python of the ranks"
         return f"{wanted}, or {ELSEWHERE}; `--static` reads the source only."

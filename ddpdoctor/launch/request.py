@@ -139,10 +139,15 @@ class RehearsalRequest(RehearsalOptions, frozen=True, kw_only=True):
     """Ranks to spawn where the script spawns one of a group's several, as an earlier try showed; 0 to leave it."""
     absent_weights: tuple[str, ...] = ()
     """Checkpoints that ``torch.load`` did not find in an earlier try, and that stand for nothing in this one."""
-    absent_data: bool = False
-    """An earlier try ended for lack of data: what the script lists, and lists in text files, gets pretended names."""
+    absent_data: str = ""
+    """What an earlier try said of data that it lacked: what the script lists, and lists in text files, gets pretended
+    names, and what it looks for beside a file that is named here is there."""
     absent_packages: tuple[str, ...] = ()
     """Packages that an earlier try did not find, and that torch's own classes stand for in this one."""
+    few_labels: bool = False
+    """The labels of pretended data were beyond the classes of the model: these have two."""
+    unseen_packages: bool = False
+    """An earlier try did not find a package: what takes everything stands for those whose absence ends the script."""
     absent_directories: tuple[str, ...] = ()
     """Directories of data that an argument names and an earlier try did not find; empty ones stand for them."""
     equivalence: Mapping[str, object] | None = None

@@ -376,6 +376,8 @@ class _Rehearsal:
             "absent_weights": self._request.absent_weights,
             "absent_data": self._request.absent_data,
             "absent_packages": self._request.absent_packages,
+            "few_labels": self._request.few_labels,
+            "unseen_packages": self._request.unseen_packages,
             "absent_directories": self._request.absent_directories,
             "shares_directories": self._request.shares_directories,
             "equivalence": self._request.equivalence,

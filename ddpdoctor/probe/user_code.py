@@ -150,6 +150,11 @@ class UserCode:
         """Return whether the file is one of Python's own."""
         return filename.startswith(self._standard) and not any(part in filename for part in _INSTALLED)
 
+    def has_module(self, name: str) -> bool:
+        """Return whether the project has a module of this name, which its path may not lead to."""
+        places = [os.path.join(place, part) for place in (self._root, os.getcwd()) for part in ("", "src")]
+        return any(os.path.exists(os.path.join(place, file)) for place in places for file in (name, f"{name}.py"))
+
     def frames(self, frame: Optional[FrameType]) -> tuple[FrameTuple, ...]:
         """Return the user's lines from ``frame`` outwards, innermost first."""
         found: list[FrameTuple] = []
@@ -250,16 +255,14 @@ def all_frames(frame: Optional[FrameType]) -> list[FrameTuple]:
 GENERATOR = 0x20 | 0x200
 """Flags of the code of a generator and of an asynchronous one."""
 _FOR_ITER = opcode.opmap["FOR_ITER"]
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _PASSED_OVER = frozenset({os.__file__, "<frozen os>", "<frozen _collections_abc>", os.path.__file__})
 
 
 def calling_frame() -> Optional[FrameType]:
     """Return the frame that called, through our own frames and those of ``os``; it may be a library's."""
     frame: Optional[FrameType] = sys._getframe(1)
-    while frame is not None and (
-        frame.f_code.co_filename.startswith(_OURS) or frame.f_code.co_filename in _PASSED_OVER
-    ):
+    while frame is not None and (frame.f_code.co_filename.startswith(OURS) or frame.f_code.co_filename in _PASSED_OVER):
         frame = frame.f_back
     return frame
 

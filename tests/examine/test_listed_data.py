@@ -93,3 +93,41 @@ def test_nothing_is_listed_where_nothing_may_be_pretended(tmp_path: Path) -> Non
     code, report = check("--no-pretend", "train.py", cwd=tmp_path)
     assert (code, report["rehearsal"]["status"]) == (3, "failed")
     assert "/data/street" in report["rehearsal"]["reason"]
+
+
+NUMBERS = TRAINING.replace("len(self.files)", "len(self.files) // 192").replace(
+    """picture = Image.open(self.files[index]).convert("RGB").resize((8, 8))
+        return torch.from_numpy(numpy.array(picture)).flatten().float()""",
+    "return torch.from_numpy(self.files[192 * index : 192 * index + 192].astype(numpy.float32)) / 64",
+)
+LOOKS_FIRST = """for part in ("train", "val"):
+            file = f"{root}/{part}.bin"
+            if not os.path.exists(file):
+                raise FileNotFoundError(f"tokens not found at {file}. Please run prepare.py")
+            assert not os.path.exists(f"{root}/{part}.idx")
+            self.files = numpy.memmap(file, dtype=numpy.uint16, mode="r")"""
+ASSERTS = """file = Path(root) / "tokens_00.npy"
+        assert file.is_file(), f"file {file} does not exist"
+        self.files = numpy.load(file)"""
+LOADS = """self.files = numpy.load(os.path.join(root, "x.npy"), mmap_mode="r")"""
+
+
+@pytest.mark.parametrize("find", [LOOKS_FIRST, ASSERTS, LOADS], ids=["raises", "asserts", "loads"])
+def test_a_file_of_numbers_that_is_looked_for_is_there_in_another_try(tmp_path: Path, find: str) -> None:
+    (tmp_path / "train.py").write_text(NUMBERS.replace("FIND", find))
+    code, report = check("--time-limit", "240", "train.py", cwd=tmp_path)
+    rehearsal = report["rehearsal"]
+    assert (code, rehearsal["status"]) == (0, "completed") and rehearsal["steps"] >= 2, rehearsal
+    assert any(note.endswith("(an array of numbers)") for note in rehearsal["notes"])
+
+
+def test_a_file_that_the_script_can_make_itself_is_not_pretended(tmp_path: Path) -> None:
+    made = """file = os.path.join(root, "cache.npy")
+        try:
+            self.files = numpy.load(file)
+        except FileNotFoundError:
+            self.files = numpy.zeros(192 * 40)
+        assert not os.path.exists(file) and self.files.max() == 0"""
+    (tmp_path / "train.py").write_text(NUMBERS.replace("FIND", made))
+    code, report = check("--time-limit", "240", "train.py", cwd=tmp_path)
+    assert (code, report["rehearsal"]["status"]) == (0, "completed"), report["rehearsal"]

@@ -16,9 +16,9 @@ import pytest
 import tokenizers
 
 from ddpdoctor.examination import RehearsalSection
-from ddpdoctor.examine.another_try import rehearse_until_shown
+from ddpdoctor.examine.another_try import another_try, rehearse_until_shown
 from ddpdoctor.launch.request import RehearsalRequest
-from ddpdoctor.probe.rehearsal.pretend import image_datasets, language_models, other_packages, tables
+from ddpdoctor.probe.rehearsal.pretend import absence, image_datasets, language_models, other_packages, tables
 from ddpdoctor.record.model import Job, Rank, RankException, RunRecord
 from tests.check_command import check
 
@@ -471,3 +471,25 @@ def test_of_tries_without_weights_only_one_counts_that_came_further(runs: list[A
     assert msgspec.structs.replace(section, notes=()) == made[counts][1]
     kind, why = runs[-1][0], ", which does not work for this script: "
     assert section.notes[0].endswith(f"{why}rank 0 raised {kind}: {made[-1][1].reason}") == (counts == 0)
+
+
+@pytest.mark.parametrize("message", ["Target 5 is out of bounds.", "Class values must be smaller than num_classes."])
+def test_labels_beyond_the_models_classes_are_rehearsed_again_as_two(message: str, tmp_path: Path) -> None:
+    raised = RankException(time_ns=1, type="IndexError", message=f"Process 0 failed:\n\n{message}")
+    record = RunRecord(job=Job(kind="rehearsal"), ranks=(Rank(rank=0, end="raised", exceptions=(raised,)),))
+    section, request = RehearsalSection(status="failed", reason=message), RehearsalRequest(script=tmp_path / "t.py")
+    assert another_try(request, record, section) is None
+    pretended = msgspec.structs.replace(record, job=msgspec.structs.replace(record.job, pretended=("the images",)))
+    found = another_try(request, pretended, section)
+    assert found is not None and found.request.few_labels and message.rstrip(".") in found.why
+    assert another_try(found.request, pretended, section) is None
+
+
+def test_few_labels_are_those_of_all_that_is_generated(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {name: number for number, name in enumerate(image_datasets.class_names("/data/pets"))}
+    assert {label for _, label in image_datasets.samples_of("/data/pets", names)} == set(range(10))
+    monkeypatch.setattr(absence.Labels, "are_few", True)
+    assert {label for _, label in image_datasets.samples_of("/data/pets", names)} == {0, 1}
+    draw = random.Random(0)
+    assert {tables._cell(1000, draw, row) for row in range(40)} == {0, 1}
+    assert {mark["category_id"] for mark in image_datasets.coco_annotations()["annotations"]} == {1, 2}

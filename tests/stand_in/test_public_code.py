@@ -249,8 +249,7 @@ def test_only_what_speaks_of_gpus_asks_for_pretended_ones(kind: str, message: st
     )
     request = RehearsalRequest(script=Path("/gpu/train.py"), may_use_gpus=True)
     found = another_try(request, record, RehearsalSection(status="failed", reason="it failed"))
-    assert (found is not None) == again
-    assert found is None or found.request.device == "stand-in"
+    assert (found is not None and found.request.device == "stand-in") == again
 
 
 def test_a_rank_that_others_wait_for_fails_like_one_that_nobody_does() -> None:
@@ -285,14 +284,20 @@ def test_whole_batches_that_a_cpu_cannot_train_leave_what_cut_ones_showed() -> N
     assert section.notes[0].endswith("rehearsed again with whole batches, and this machine is too small for it")
 
 
-@pytest.mark.parametrize(("first_s", "left_s"), [(10.0, 90.0), (80.0, 50.0)])
-def test_a_second_rehearsal_gets_what_the_first_left_of_the_time(first_s: float, left_s: float) -> None:
+@pytest.mark.parametrize(("first_s", "steps", "left_s"), [(10.0, 1, 90.0), (80.0, 1, 50.0), (80.0, 0, 100.0)])
+def test_a_second_rehearsal_gets_what_the_first_left_of_the_time_by_training(
+    first_s: float, steps: int, left_s: float
+) -> None:
     record, section = sized("shape '[8, -1]' is invalid for input of size 4")
     requests: list[RehearsalRequest] = []
 
     def once(request: RehearsalRequest) -> tuple[RunRecord, RehearsalSection]:
         requests.append(request)
-        return (record, msgspec.structs.replace(section, seconds=first_s)) if len(requests) == 1 else sized("", "slow")
+        return (
+            (record, msgspec.structs.replace(section, seconds=first_s, steps=steps))
+            if len(requests) == 1
+            else sized("", "slow")
+        )
 
     rehearse_until_shown(RehearsalRequest(script=Path("t.py"), time_limit_s=100.0), once)
     assert [time_limit_s(request, 2) for request in requests] == [100.0, left_s]

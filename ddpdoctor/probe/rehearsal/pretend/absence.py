@@ -8,27 +8,18 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-# Arrays in binary files that are not on the disk, as `numpy.memmap` and `numpy.fromfile` read them: tokens.
+# Arrays in binary files that are not on the disk, as `numpy.memmap`, `fromfile` and `load` read them: tokens.
 
 ITEMS = 1 << 20
 """Of a stream of unknown length: enough for some hundred batches of 1,024 tokens."""
 LARGEST = 64
 """Values are below it, so that the smallest vocabulary (characters of a text, 65) has them all."""
-_ENDINGS = (".bin", ".dat", ".npy", ".raw", ".idx", ".tokens", ".mmap")
+OF_NUMBERS = (".bin", ".dat", ".npy", ".raw", ".idx", ".tokens", ".mmap")
 
 
 def serve_numpy(numpy: Any, note: Callable[[str], None], directory: str) -> None:
     """Let ``memmap`` and ``fromfile`` read a generated file where a binary file that they read is missing."""
-
-    def stand_in(path: Any, dtype: Any, shape: Any) -> str:
-        items = int(numpy.prod(shape)) if shape is not None else ITEMS
-        made = os.path.join(directory, f"pretended-{os.getpid()}-{numpy.dtype(dtype).name}-{items}.bin")
-        if not os.path.exists(made):
-            numbers = numpy.random.Generator(numpy.random.PCG64(0)).integers(0, LARGEST, items)
-            numbers.astype(dtype).tofile(made)
-        note(f"{os.path.basename(os.fspath(path))} (an array of numbers)")
-        return made
-
+    stand_in = functools.partial(_array_file, numpy, note, directory)
     create = numpy.memmap.__new__
 
     @functools.wraps(create)
@@ -57,12 +48,49 @@ def serve_numpy(numpy: Any, note: Callable[[str], None], directory: str) -> None
     numpy.fromfile = fromfile
 
 
+def serve_arrays(numpy: Any, note: Callable[[str], None], directory: str) -> None:
+    """Let ``load`` read one, too: tokens, where nothing says what else."""
+    load, read = numpy.load, numpy.fromfile
+
+    @functools.wraps(load)
+    def load_or_pretend(file: Any, *arguments: Any, **options: Any) -> Any:
+        if _is_absent(file):
+            return read(file, numpy.uint16)
+        return load(file, *arguments, **options)
+
+    numpy.load = load_or_pretend
+
+
+def _array_file(numpy: Any, note: Callable[[str], None], directory: str, path: Any, dtype: Any, shape: Any) -> str:
+    """Make a file of numbers and return its name."""
+    items = int(numpy.prod(shape)) if shape is not None else ITEMS
+    made = os.path.join(directory, f"pretended-{os.getpid()}-{numpy.dtype(dtype).name}-{items}.bin")
+    if not os.path.exists(made):
+        numbers = numpy.random.Generator(numpy.random.PCG64(0)).integers(0, LARGEST, items)
+        numbers.astype(dtype).tofile(made)
+    note(f"{os.path.basename(os.fspath(path))} (an array of numbers)")
+    return made
+
+
 def _is_absent(path: Any) -> bool:
     """Return whether a binary file is named that is not there."""
     if not isinstance(path, (str, os.PathLike)):
         return False
     name = os.fspath(path)
-    return isinstance(name, str) and name.endswith(_ENDINGS) and not os.path.exists(name)
+    return isinstance(name, str) and name.endswith(OF_NUMBERS) and not os.path.lexists(name)
+
+
+class Labels:
+    """What generated samples are labelled with: as many classes as the data set has, or what any model has."""
+
+    FEWEST = 2
+    are_few = False
+    """An earlier try ended because the model has fewer classes than the data set whose place was taken."""
+
+    @classmethod
+    def below(cls, classes: int) -> int:
+        """Return the number that labels are below where a data set has so many classes."""
+        return min(classes, cls.FEWEST) if cls.are_few else classes
 
 
 Note = Callable[[str], None]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from stat import S_ISDIR
 from typing import Any, NamedTuple, Optional
 
-from .absence import Note
+from .absence import Labels, Note
 
 SIDE = 256
 """Of a generated picture of a folder, in pixels: what is cropped to 224 must be larger."""
@@ -158,7 +158,7 @@ def _fill(dataset: Any, kind: Kind, named: dict[str, Any]) -> None:
     count = kind.training if training else kind.test
     draw = numpy.random.Generator(numpy.random.PCG64(count))
     data = numpy.frombuffer(draw.bytes(count * int(numpy.prod(kind.shape))), numpy.uint8).reshape(count, *kind.shape)
-    labels = draw.integers(0, kind.classes, count)
+    labels = draw.integers(0, Labels.below(kind.classes), count)
     dataset.train, dataset.split = training, named.get("split", "train" if training else "test")
     names = getattr(type(dataset), "classes", None)
     if not isinstance(names, (list, tuple)) or not names:
@@ -286,7 +286,7 @@ def class_names(directory: str) -> list[str]:
 def samples_of(directory: str, class_to_idx: dict[str, int]) -> list[tuple[str, int]]:
     """Return paths of pictures that are not there, with their labels."""
     return [
-        (os.path.join(directory, name, f"{name}_{number}.JPEG"), label)
+        (os.path.join(directory, name, f"{name}_{number}.JPEG"), label % Labels.below(len(class_to_idx)))
         for name, label in class_to_idx.items()
         for number in range(IMAGES_OF_A_CLASS * (1 if len(class_to_idx) > 200 else 100))
     ]
@@ -391,7 +391,7 @@ def _label(dataset: Any, pictures: Pictures, named: dict[str, Any]) -> None:
     """Give an instance its labels, under the names that torchvision's classes have for them, and its classes."""
     split = str(named.get("split") or named.get("image_set") or "train")
     count = pictures.test if named.get("train") is False or split.startswith(_TESTS) else pictures.training
-    labels = random.Random(count).choices(range(pictures.classes), k=count)
+    labels = random.Random(count).choices(range(Labels.below(pictures.classes)), k=count)
     setattr(dataset, _MADE, labels)
     dataset._labels = dataset.y = dataset.targets = labels
     if not isinstance(getattr(type(dataset), "classes", None), (list, tuple)):
@@ -465,7 +465,7 @@ def coco_annotations() -> dict[str, Any]:
                 {
                     "id": 2 * number + part,
                     "image_id": number,
-                    "category_id": draw.randrange(1, COCO_CATEGORIES + 1),
+                    "category_id": draw.randrange(Labels.below(COCO_CATEGORIES)) + 1,
                     "bbox": [float(left), float(top), float(side), float(side)],
                     "area": float(side * side),
                     "iscrowd": 0,

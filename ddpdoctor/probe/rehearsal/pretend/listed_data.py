@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from ...user_code import UserCode
-from .absence import Note
+from ...user_code import OURS, UserCode
+from .absence import OF_NUMBERS, Note
 
 NAMES = 64
 """Enough for several batches on every rank, few enough that a first pass over all of them takes no time."""
@@ -36,14 +36,18 @@ _KINDS = (
 _ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".wav", ".flac", ".ogg", ".mp3")
 """What ``named_files`` can serve."""
 _MAGIC = re.compile(r"[*?\[]")
+_FILE = re.compile(rf"[\w./~-]+(?:{'|'.join(map(re.escape, (*OF_NUMBERS, *_ENDINGS)))})\b")
+"""In the sentence of a script that has looked for a file."""
 
 
 class ListedData:
     """Replacements of what lists and looks for files, for the user's code alone."""
 
-    def __init__(self, user_code: UserCode, note: Note) -> None:
+    def __init__(self, user_code: UserCode, note: Note, missed: str = "") -> None:
         self._user_code = user_code
         self._note = note
+        self._missed = {_kind(file) for file in _FILE.findall(missed)}
+        """Directories and endings of the files that the script missed."""
 
     def install(self) -> None:
         """Serve listings, patterns, lists in text files, and questions whether what they name is there."""
@@ -104,8 +108,10 @@ class ListedData:
             return io.StringIO("".join(f"{stem}\n" for stem in _stems()))
 
     def _there(self, is_there: Callable[..., bool], path: Any, **options: Any) -> bool:
-        named = isinstance(path, (str, os.PathLike)) and _NAME.search(str(path)) is not None
-        return named or is_there(path, **options)
+        if is_there(path, **options) or not isinstance(path, (str, os.PathLike)):
+            return is_there(path, **options)
+        name = str(path)
+        return _NAME.search(name) is not None or (_kind(name) in self._missed and self._user_file() is not None)
 
     def _kind_of_files(self) -> str:
         """Return the ending that fits what the code that lists a directory reads; empty where it reads neither."""
@@ -121,10 +127,14 @@ class ListedData:
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             file = frame.f_code.co_filename
-            if file != __file__ and not self._user_code.is_standard_library(file):
+            if not file.startswith(OURS) and not self._user_code.is_standard_library(file):
                 return file if self._user_code.holds(file) else None
             frame = frame.f_back
         return None
+
+
+def _kind(file: str) -> tuple[str, str]:
+    return os.path.dirname(os.path.abspath(os.path.expanduser(file))), os.path.splitext(file)[1]
 
 
 def _stems() -> Iterator[str]:

@@ -1,16 +1,18 @@
-"""Stand-ins for packages that a script imports and this machine lacks: apex, trackers, and plain imports."""
+"""Stand-ins for packages that a script imports and this machine lacks: trackers, apex, and those that only take."""
 
 from __future__ import annotations
 
+import ast
 import builtins
 import contextlib
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, NamedTuple, Optional
 
-from ...user_code import leave_no_frame
+from ...user_code import UserCode, leave_no_frame
 
 # Experiment trackers that are not installed: modules that take everything and do nothing.
 
@@ -86,6 +88,119 @@ class SilentModule(ModuleType):
         made = type(name, (Silent,), {}) if name[:1].isupper() else Silent()
         setattr(self, name, made)
         return made
+
+
+# Any package: what is given to it is taken, and who looks at what it gives misses the package.
+
+TAKES_ALL = "takes everything and gives nothing"
+_VALUES = "bool iter next len contains index int float complex fspath array bytes await torch_function"
+_COMPARED = "eq ne lt le gt ge neg abs invert round"
+_COMPUTED = "add sub mul matmul truediv floordiv mod pow"
+_LOOKS = f"{_VALUES} {_COMPARED} {_COMPUTED} r{_COMPUTED.replace(' ', ' r')}".split()
+"""The special methods by which a value enters what a script computes, decides or opens."""
+
+
+class Unseen:
+    """What a package gives: it takes calls, attributes, items and contexts, is a type like any, and has no value."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = self.__qualname__ = name
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:  # noqa: D102 - it has nothing to say
+        if len(arguments) == 1 and not options and inspect.isroutine(arguments[0]):
+            return arguments[0]  # a decorator's
+        for one in (*arguments, *options.values()):
+            for tensor in one if isinstance(one, (list, tuple)) else (one,):
+                # Of a loss something comes back that is trained by.
+                if getattr(tensor, "grad_fn", None) is not None:
+                    self._missed()
+        return Unseen(f"{self.__name__}()")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Unseen(f"{self.__name__}.{name}")
+
+    def __getitem__(self, key: object) -> Any:
+        return Unseen(f"{self.__name__}[]")
+
+    def __setitem__(self, key: object, value: object) -> None:
+        pass
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def __mro_entries__(self, bases: object) -> tuple[type, ...]:
+        return ()
+
+    def __instancecheck__(self, one: object) -> bool:
+        return False
+
+    __subclasscheck__ = __instancecheck__
+
+    def __or__(self, other: object) -> Any:
+        return self
+
+    __ror__ = __or__
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return self.__name__
+
+    def __format__(self, form: str) -> str:
+        return self.__name__
+
+    def _missed(self, *arguments: Any, **options: Any) -> Any:
+        package = self.__name__.partition(".")[0]
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+
+
+for _look in _LOOKS:
+    setattr(Unseen, f"__{_look}__", Unseen._missed)
+
+
+def unseen_module(name: str) -> ModuleType:
+    """Return the module of a dotted name in such a package."""
+    module = ModuleType(name)
+    vars(module).update(__all__=[], __path__=[], __getattr__=Unseen(name).__getattr__)
+    return module
+
+
+def _is_handled(user_code: UserCode) -> bool:
+    """Return whether a file of the user's goes on where the import fails that is at work now."""
+    frame: Optional[FrameType] = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if user_code.holds(file) and any(frame.f_lineno in lines for lines in _handled_lines(file)):
+            return True
+        frame = frame.f_back
+    return False
+
+
+@functools.cache
+def _handled_lines(file: str) -> tuple[range, ...]:
+    """Return the lines of a file below which a failed import does not end the script."""
+    with open(file, "rb") as source:
+        tree = ast.parse(source.read())
+    held = [
+        node
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Try) and any(map(_continues, node.handlers)))
+        or (isinstance(node, ast.With) and any("suppress" in ast.dump(item.context_expr) for item in node.items))
+    ]
+    return tuple(range(node.body[0].lineno, (node.body[-1].end_lineno or 0) + 1) for node in held)
+
+
+def _continues(handler: ast.ExceptHandler) -> bool:
+    """Return whether a handler takes the error of an import and raises none."""
+    named = {getattr(node, "id", "") for node in ast.walk(handler.type)} if handler.type is not None else _OF_IMPORTS
+    return not _OF_IMPORTS.isdisjoint(named) and not any(isinstance(node, ast.Raise) for node in handler.body)
+
+
+_OF_IMPORTS = frozenset({"ModuleNotFoundError", "ImportError", "Exception", "BaseException"})
 
 
 # NVIDIA's apex, which is built from its sources for one GPU's CUDA: torch's own classes stand for what scripts use.
@@ -193,15 +308,21 @@ class StandIn(NamedTuple):
 
 
 def serve_imports(
-    stand_ins: Mapping[str, StandIn], is_users: Callable[[str], bool], note: Callable[[str], None]
+    stand_ins: Mapping[str, StandIn],
+    user_code: UserCode,
+    note: Callable[[str], None],
+    others: Optional[StandIn] = None,
 ) -> None:
-    """Serve the import statements of the user's files; libraries, which test what is installed, see nothing of it."""
+    """Serve the import statements of the user's files; libraries, which test what is installed, see nothing of it.
+
+    ``others`` stands for every other package whose absence would end the script.
+    """
     load = builtins.__import__
     served: dict[str, ModuleType] = {}
 
-    def served_as(name: str, missing: str) -> ModuleType:
+    def served_as(name: str, stand_in: StandIn) -> ModuleType:
         if name not in served:
-            served[name] = stand_ins[missing].module(name)
+            served[name] = stand_in.module(name)
         return served[name]
 
     def import_or_pretend(
@@ -216,16 +337,20 @@ def serve_imports(
         except ModuleNotFoundError as error:
             missing = (error.name or "").partition(".")[0]
             asking = str((globals or {}).get("__file__") or "")
-            if level or missing not in stand_ins or not is_users(asking):
+            stand_in = stand_ins.get(missing)
+            if stand_in is None and error.name == missing == name.partition(".")[0]:
+                may_be = others is not None and not user_code.has_module(missing) and not _is_handled(user_code)
+                stand_in = others if may_be else None
+            if level or stand_in is None or not user_code.holds(asking):
                 leave_no_frame(error)
                 raise
             # A module of torch may be what lacks the package: torch.utils.tensorboard.
-            whole = served_as(name, missing)
-            note(f"{missing} ({stand_ins[missing].what})")
+            whole = served_as(name, stand_in)
+            note(f"{missing} ({stand_in.what})")
             top = name.partition(".")[0]
             if fromlist:
                 return whole
-            return sys.modules[top] if top in sys.modules else served_as(top, missing)
+            return sys.modules[top] if top in sys.modules else served_as(top, stand_in)
         except BaseException as error:
             leave_no_frame(error)
             raise

@@ -47,6 +47,8 @@ PROVIDERS: tuple[tuple[str, Provider], ...] = (
     ("torchaudio", tables.serve_torchaudio),
 )
 """The module that would serve the real thing, and its provider."""
+OF_LACKED: tuple[tuple[str, Provider], ...] = (("numpy", absence.serve_arrays),)
+"""Beside them where a script has ended for lack of data: many look for such a file and go on without it."""
 OF_TORCH: tuple[Provider, ...] = (language_models.serve_hub, language_models.serve_modules)
 """The same of torch itself, before other libraries take its functions."""
 
@@ -61,11 +63,14 @@ class Pretence:
     def before_torch(self) -> None:
         """Serve what scripts may load before torch."""
         self.make_directories()
-        serve_imports(self._stand_ins(), self._journal.user_code.holds, self._note)
-        if self._journal.plan.get("absent_data"):
-            listed = listed_data.ListedData(self._journal.user_code, self._note)
+        takes_all = StandIn(other_packages.unseen_module, other_packages.TAKES_ALL)
+        others = takes_all if self._journal.plan.get("unseen_packages") else None
+        serve_imports(self._stand_ins(), self._journal.user_code, self._note, others)
+        absence.Labels.are_few = bool(self._journal.plan.get("few_labels"))
+        if missed := self._journal.plan.get("absent_data"):
+            listed = listed_data.ListedData(self._journal.user_code, self._note, str(missed))
             self._journal.guarded(listed.install, harms=())
-        for name, provider in PROVIDERS:
+        for name, provider in (*PROVIDERS, *(OF_LACKED if missed else ())):
             after_import(name, functools.partial(self._guarded, provider))
 
     def _stand_ins(self) -> dict[str, StandIn]:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Callable, Optional
 
-from .absence import ABSENT, Note, on_this_machine, short_name
+from .absence import ABSENT, Labels, Note, on_this_machine, short_name
 from .image_datasets import SIDE, picture
 
 # Pictures and sounds that a script names one by one, as in a list of its repository, and that are not on the disk.
@@ -276,7 +276,7 @@ def _feature(datasets: Any, kind: Any) -> Any:
 
 def _cell(kind: Any, draw: random.Random, row: int) -> Any:
     if isinstance(kind, int):
-        return draw.randrange(kind)
+        return draw.randrange(Labels.below(kind))
     if isinstance(kind, tuple):
         return {language: sentence(draw) for language in kind}
     if kind == "image":
@@ -302,7 +302,7 @@ def _of_feature(key: str, kind: Any, draw: random.Random, row: int = 0) -> Any:
         # A text whose name is none of these may have to be JSON.
         return sentence(draw) if key in _OF_FILES or key in ("content", "question", "answer") else ""
     names = getattr(kind, "num_classes", None)
-    return draw.randrange(int(names)) if names else 0
+    return draw.randrange(Labels.below(int(names))) if names else 0
 
 
 def sentence(draw: random.Random) -> str:
