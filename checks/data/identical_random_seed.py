@@ -56,8 +56,7 @@ from ddpdoctor.source.queries.shown_numbers import unsettled
 from ddpdoctor.source.queries.training_loops import division, feedings
 from ddpdoctor.source.script.module import Module, descend, made_from
 from ddpdoctor.source.script.script import Script, uses_part
-from ddpdoctor.source.torch_model.recorded_calls import SEEDING
-from ddpdoctor.source.vocabulary import SEEDS_EVERYTHING
+from ddpdoctor.source.vocabulary import SEEDING, SEEDS_EVERYTHING
 
 CHECK = Check(
     code="DDP104",
