@@ -63,6 +63,42 @@ if rank == 0:
 if rank == 0:
     globals()["collect"](total)
 """,
+    "a name that is put together": """
+def run_sum():
+    if rank == 0:
+        collect()
+
+def run_change():
+    if rank == 0:
+        change()
+
+getattr(sys.modules[__name__], f"run_{sys.argv[1]}")()
+""",
+    "a method's name that is put together before": """
+class Engine:
+    def run_sum(self):
+        if rank == 0:
+            collect()
+    def run_change(self):
+        if rank == 0:
+            change()
+    def run(self, how):
+        name = "run_%s" % how
+        getattr(self, name)()
+
+Engine().run(sys.argv[1])
+""",
+    "names that a setting ends": """
+class Engine:
+    def run_sum(self):
+        if rank == 0:
+            collect()
+    def run_change(self):
+        pass
+
+method = getattr(Engine(), "run_" + os.environ.get("HOW", "sum"))
+method()
+""",
     "its name in the module's object": """
 if rank == 0:
     getattr(sys.modules[__name__], "collect")(total)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, reduce
 
+from ddpdoctor.files import regex
 from ddpdoctor.source.interpreter.state import Machine
 from ddpdoctor.source.interpreter.values import (
     MAXIMUM_OPTIONS,
@@ -35,7 +37,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.libraries import rank_attributes
 from ddpdoctor.source.ranks.ranks import FIRST, GLOBAL_RANK, LOCAL_RANK, WORLD_SIZE, guessed_per_rank
-from ddpdoctor.source.script.module import last_name
+from ddpdoctor.source.script.module import Module, last_name
 from ddpdoctor.source.vocabulary import (
     DATA_LOADER,
     DDP,
@@ -348,3 +350,50 @@ def _of_built(machine: Machine, value: ExternalObject, name: str) -> Value:
     if value.name == "torch.utils.data.BatchSampler" and name == "sampler":
         return made.argument("sampler", 0) or BoundMethod(value, name)
     return BoundMethod(value, name)
+
+
+_SHORTEST = 3
+"""Characters that must be known of a name that is put together: `step_` tells something, `_` does not."""
+_FIELD = regex(r"%[a-z]|\{[^{}]*\}")
+
+
+def named_like(machine: Machine, node: ast.AST, owner: Value) -> Value | None:
+    """Return the functions and classes among which ``getattr(owner, f"start_{how}")`` chooses; None without any."""
+    if not isinstance(node, ast.Call) or len(node.args) < 2:
+        return None
+    pattern = _pattern_of(machine.frame.module, node.args[1])
+    if len(pattern.replace(_ANY, "").replace("\\", "")) < _SHORTEST or _ANY not in pattern:
+        return None
+    scopes: list[int] = []
+    if isinstance(owner, ProjectModule):
+        scopes = [machine.scope_modules.get(owner.name, -1)]
+    elif isinstance(owner, Instance):
+        classes = (owner.cls, *(base for base in bases_of(machine, owner.cls) if isinstance(base, ProjectClass)))
+        scopes = [cls.scope for cls in classes]
+    names = dict.fromkeys(name for scope in scopes for name in machine.store.names(scope))
+    held = [attribute_of(machine, owner, name) for name in names if re.fullmatch(pattern, name)]
+    found: list[Value] = [one for one in held if isinstance(one, (Function, ProjectClass))]
+    return reduce(join, found) if 0 < len(found) <= MAXIMUM_OPTIONS else None
+
+
+_ANY = ".*"
+
+
+def _pattern_of(module: Module, node: ast.expr, depth: int = 0) -> str:
+    """Return a regular expression for a text that is put together; ``.*`` for a part that is not known."""
+    if isinstance(node, ast.Constant):
+        return re.escape(str(node.value))
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_pattern_of(module, part, depth) for part in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _pattern_of(module, node.left, depth) + _pattern_of(module, node.right, depth)
+    template = node.left if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) else None
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
+        template = node.func.value
+    if isinstance(template, ast.Constant) and isinstance(template.value, str):
+        return _ANY.join(map(re.escape, _FIELD.split(template.value)))
+    if isinstance(node, ast.Name) and not depth:
+        assigned = module.index.within(module.body_around(node), ast.Assign)
+        values = [one.value for one in assigned if any(last_name(target) == node.id for target in one.targets)]
+        return _pattern_of(module, values[0], depth + 1) if len(values) == 1 else _ANY
+    return _ANY

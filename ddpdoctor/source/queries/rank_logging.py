@@ -25,6 +25,7 @@ from ddpdoctor.source.interpreter.values import (
 )
 from ddpdoctor.source.libraries.lightning import LOG, has_several
 from ddpdoctor.source.libraries.python_logging import Screen
+from ddpdoctor.source.libraries.rank_attributes import ACCELERATOR
 from ddpdoctor.source.projection import Projection
 from ddpdoctor.source.queries.job_kind import is_distributed, is_of_one_process, left_in_mode, on_every_rank
 from ddpdoctor.source.queries.training_loops import division, feedings, sampler_division, takes_own_part, where_there
@@ -206,8 +207,9 @@ def local_metrics(projection: Projection) -> Iterator[Event]:
         if not said:
             continue
         in_pass = any(map(_is_over_batches, event.loops))
-        if event.ranks in FIRST_RANKS:
-            found = not (in_pass and reducing) or (_is_tracked(event) and not _shares_pass(event, reducing))
+        if event.ranks in FIRST_RANKS or _is_of_first_rank(event):
+            of_these = [one for one in reducing if _may_reduce(one, said)]
+            found = not (in_pass and reducing) or (_is_tracked(event) and not _shares_pass(event, of_these))
             found = found and any(in_pass or not is_of_whole_set(projection, one) for one in said)
         else:
             alone = (silenced and event.name == "builtins.print") or (quiet_loggers and _is_log_line(event))
@@ -219,6 +221,19 @@ def local_metrics(projection: Projection) -> Iterator[Event]:
         if found and not communicates(projection, event):
             seen.add(event.node)
             yield event
+
+
+def _is_of_first_rank(event: Event) -> bool:
+    """Return whether all ranks make a call that does something on the first one alone."""
+    receiver = event.receiver
+    accelerates = isinstance(receiver, ExternalObject) and receiver.name == ACCELERATOR
+    return accelerates and event.name in ("log", "print")
+
+
+def _may_reduce(collective: Event, values: Sequence[Value]) -> bool:
+    """Return whether a collective may reduce one of some values: unless what it reduces is of other batches."""
+    reduced = {number for value in collective.positional for kind, number in tags_of(value) if kind == "batch"}
+    return not reduced or any(("batch", number) in tags_of(value) for value in values for number in reduced)
 
 
 def own_choices(projection: Projection) -> Iterator[Event]:
@@ -299,7 +314,7 @@ def unreduced_logs(projection: Projection) -> Iterator[Event]:
 def _is_report(event: Event) -> bool:
     if event.name in _REPORTS or _REPORTING.search(event.name) is not None:
         return True
-    return event.name == "log" and event.receiver is not None
+    return event.name in ("log", "print") and event.receiver is not None
 
 
 def _warns(event: Event) -> bool:

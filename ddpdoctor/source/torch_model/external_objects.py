@@ -17,6 +17,7 @@ from ddpdoctor.source.interpreter.attributes import (
     guess_from_name,
     items_of,
     lacks,
+    named_like,
     promised_by_name,
 )
 from ddpdoctor.source.interpreter.scopes import Cell
@@ -548,6 +549,8 @@ def read_attribute(machine: Machine, node: ast.AST, positional: list[Value], nam
         return derived((value,)) if isinstance(value, BoundMethod) else value
     if len(positional) == 2 and positional[0] == External("torch.optim") and not is_varying(positional[1]):
         return External(OPTIMIZER)
+    if len(positional) >= 2 and (like := named_like(machine, node, positional[0])) is not None:
+        return like
     if len(positional) == 2 and isinstance(positional[0], ProjectModule) and not is_varying(positional[1]):
         return _class_of_module(machine, positional[0]) or derived(positional)
     return derived(positional)

@@ -112,6 +112,7 @@ TRACKING_METHODS = frozenset(
         "log",
         "info",
         "pprint",
+        "print",
         "set_description",
         "set_postfix",
     }
